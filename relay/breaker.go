@@ -18,25 +18,25 @@ type breakerKeeper struct {
 	looks bool // the claimer must look for what was held
 }
 
-// tend writes what the breakers of all lanes have decided, begins trials that are due, and returns when to do so again; zero:
+// writeDecisions writes what the breakers of all lanes have decided, begins trials that are due, and returns when to do so again; zero:
 // when a result changes something.
-func (k *breakerKeeper) tend(now time.Time, instance int32) (next time.Time, err error) {
+func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) (next time.Time, err error) {
 	plan := func(at time.Time) {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}
 	for _, l := range k.lanes.list() {
-		if now.Before(l.tend) {
-			plan(l.tend)
+		if now.Before(l.breakerLockedUntil) {
+			plan(l.breakerLockedUntil)
 			continue
 		}
 		at, look, err := k.Tend(k.settling, l, now, instance)
 		k.looks = k.looks || look
 		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
 			k.databaseError("breaker", err)
-			l.tend = time.Now().Add(lockedAgain)
-			at, err = l.tend, nil
+			l.breakerLockedUntil = time.Now().Add(lockedAgain)
+			at, err = l.breakerLockedUntil, nil
 		}
 		if err != nil {
 			return next, err
@@ -49,14 +49,13 @@ func (k *breakerKeeper) tend(now time.Time, instance int32) (next time.Time, err
 // View returns what the breaker's keeper needs to know of the lane.
 func (l *lane) View(now time.Time) breaker.View {
 	v := breaker.View{Destination: l.name}
-	v.Breaker, v.Hold, v.Turn = l.breakerAt(now)
+	v.Breaker, v.Hold, v.UntilTurn = l.breakerAt(now)
 	if v.Breaker.State == policy.BreakerHalfOpen {
-		v.Busy, v.Walked = l.busy(), l.walked(now)
+		v.Busy, v.Walked = l.busy(), l.hasWalkedAll(now)
 	}
 	return v
 }
 
-// Change calls change with the breaker.
 func (l *lane) Change(change func(*policy.Breaker)) { l.changeBreaker(change) }
 
 // Walk makes claims look at what was held.

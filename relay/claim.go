@@ -9,7 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
-// claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
+// claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields. A turn is one pass of its loop.
 type claimer struct {
 	*core
 	senders   *senders
@@ -34,7 +34,7 @@ func (c *claimer) run(taking context.Context) {
 	defer sleeper.Close()
 	for {
 		c.markTurn()
-		wait, err := c.turn(taking)
+		wait, err := c.claimIfDue(taking)
 		if err != nil {
 			wait = failing.NextBackOff()
 			c.databaseError("claim", err)
@@ -91,17 +91,17 @@ func (c *claimer) notified(sweep bool) {
 	}
 }
 
-// turn claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
-func (c *claimer) turn(taking context.Context) (time.Duration, error) {
+// claimIfDue is one turn: it claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
+func (c *claimer) claimIfDue(taking context.Context) (time.Duration, error) {
 	instance, alive := c.current()
 	if c.presence.WasLost() || !alive || taking.Err() != nil {
-		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
-		// failed over since.
+		// Without its session this relay's claims would look like a dead relay's. Floors and writers may be those of another server:
+		// the database may have failed over since.
 		c.floors, c.writers = policy.Floors{}, policy.Writers{}
 		return minPace, nil
 	}
 	now := time.Now()
-	c.pace.Deaf = !c.wake.hears.Load()
+	c.pace.Deaf = !c.wake.listening.Load()
 	if err := c.arm(taking, now); err != nil {
 		return 0, err
 	}
@@ -112,7 +112,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	looking := c.pace.Looking(now)
-	claims := c.claims(now)
+	claims := c.laneClaims(now)
 	if len(claims) == 0 {
 		if c.lanes.busy() {
 			c.pace.Full(now)
@@ -127,8 +127,8 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(result.at)
-	work, took := c.work(result.deliveries), time.Since(now)
-	found := c.advance(claims, result, took)
+	work, took := c.countWork(result.deliveries), time.Since(now)
+	ready := c.applyResult(claims, result, took)
 	c.handOut(claims, result)
 	switch {
 	case looking:
@@ -136,7 +136,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	case work > 0:
 		c.pace.Worked(time.Now())
 	}
-	if found {
+	if ready {
 		return 0, nil
 	}
 	return c.wait(time.Now()), nil
@@ -177,7 +177,7 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	if !next.IsZero() {
 		c.plan(next)
 	}
-	at, err := c.breakers.tend(now, instance)
+	at, err := c.breakers.writeDecisions(now, instance)
 	if c.breakers.looks {
 		c.breakers.looks = false
 		c.pace.Look()
@@ -197,107 +197,6 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	}
 	c.observeWriters(taking, now)
 	return nil
-}
-
-// A laneClaim is what a claim wants of one lane.
-type laneClaim struct {
-	lane    *lane
-	request claimRequest
-}
-
-// claims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
-// is ready or, when it is time to look for new work, if it has room.
-func (c *claimer) claims(now time.Time) []laneClaim {
-	lanes := c.lanes.list()
-	parts := c.lanes.divide(c.config().MaxInFlight, nil)
-	claims := make([]laneClaim, 0, len(lanes))
-	for _, l := range lanes {
-		if c.config().Hooks.LaneChanged != nil {
-			l.show(now, c.config().Hooks.LaneChanged)
-		}
-		l.takePart(parts, l.isActive())
-		if request := c.request(l, now, c.pace.Looking(now)); len(request.scans)+len(request.keys) > 0 {
-			claims = append(claims, laneClaim{l, request})
-			l.ask(now)
-		}
-	}
-	return claims
-}
-
-// request returns what to claim for one lane: without scans and keys, nothing.
-func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRequest) {
-	looking = looking || l.owed
-	if at := l.early(now, c.config().Lease); !at.IsZero() {
-		l.owed = looking
-		c.plan(at)
-		return claimRequest{}
-	}
-	free, worthwhile := l.room(now, c.config().Lease)
-	if !worthwhile && max(free[live], free[backlog], free[replays]) > 0 { // what is in flight may hang
-		c.plan(now.Add(minPace))
-	}
-	keys, crowded := l.takeReady(free)
-	for class := range free {
-		if crowded[class] {
-			free[class] = 0
-		}
-	}
-	l.owed = looking && free[live] <= 0
-	to := l.current().Destination
-	request = claimRequest{
-		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.NotAfter, reordered: l.reordered,
-	}
-	longest, followers := l.runBounds(c.config().Lease)
-	request.run = min(longest, 1+followers/max(1, len(keys)))
-	for i := range keys {
-		keys[i].floor = c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: keys[i].key}, l.reordered, request.skipFailed).Event
-	}
-	request.scans = c.scans(l, now, free, looking, worthwhile)
-	return request
-}
-
-// scans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
-// from the overlap before it; the backlog ends where they begin.
-func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, worthwhile bool) (scans []scan) {
-	window := keyset{at: c.clock.now().Add(-liveWindow)}
-	w := &l.walks[live]
-	after := w.position
-	if !w.more && after != (keyset{}) {
-		after = keyset{at: after.at.Add(-policy.Overlap)}
-	}
-	if after.compare(window) < 0 {
-		if after != (keyset{}) && w.more { // live deliveries that were not reached in time have become backlog
-			l.walks[backlog].due = time.Time{}
-		}
-		after = window
-	}
-	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
-	if free[live] > 0 && (looking || w.more && worthwhile) {
-		if now := c.clock.now(); policy.Passes(w.whole, after.at, now) {
-			l.lookBack(w.whole.Add(-policy.Overlap))
-			w.whole = now
-		}
-		scans = append(scans, w.scan(live, now, free[live], after, keyset{}))
-	}
-	if l.back != (keyset{}) && free[backlog] > 0 {
-		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
-		free[backlog] = 0 // the walk goes on with the next claim
-	}
-	for _, class := range []class{backlog, replays} {
-		w := &l.walks[class]
-		until := keyset{}
-		if class == backlog {
-			until = after
-		}
-		switch {
-		case free[class] <= 0 || !worthwhile:
-		case w.wanted(now):
-			scans = append(scans, w.scan(class, now, free[class], w.position, until))
-		case w.more || w.barren: // its last claim may have failed
-			c.plan(w.due)
-		}
-	}
-	return c.atFront(now, scans)
 }
 
 // claim gives back the rows of an earlier claim whose answer was lost, and then claims. The end of taking does not cancel it: a
@@ -328,8 +227,8 @@ func (c *claimer) claimFailed(claims []laneClaim) {
 	}
 }
 
-// work counts the claimed deliveries that are no probes. A probe does not end idleness.
-func (c *claimer) work(claimed []delivery) (n int) {
+// countWork counts the claimed deliveries that are no probes. A probe does not end idleness.
+func (c *claimer) countWork(claimed []delivery) (n int) {
 	var l *lane
 	probe := false
 	for i := range claimed {
@@ -344,69 +243,34 @@ func (c *claimer) work(claimed []delivery) (n int) {
 	return n
 }
 
-// advance moves the lanes past the deliveries that a claim has read, and makes the ordering keys ready that it found. It reports
-// whether any key can be claimed at once. Keys that are known to be blocked do not count as found, or a walk through them would
-// never rest.
-func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
+// applyResult moves the lanes past what a claim has read. It reports whether any ordering key can be claimed at once.
+func (c *claimer) applyResult(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
 	if result.frontTaken {
 		c.front.Record(time.Now(), true)
 		c.plan(c.front.Next)
-	}
-	found := make([]int, len(result.scans))
-	for i := range result.deliveries {
-		if d := &result.deliveries[i]; d.scan > 0 {
-			found[d.scan-1]++
-		}
 	}
 	for i, claim := range claims {
 		if reordered, changed := result.reordered[i]; changed {
 			claim.lane.reordered = reordered
 		}
 	}
-	c.rememberFloors(claims, result)
+	c.rememberFloors(claims, result) // before noteKeys: a key of which a scan saw an earlier event loses its floor again
+	brought := result.broughtByScan()
 	n := 0
-	// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
-	rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
 	for _, claim := range claims {
-		l := claim.lane
 		for _, s := range claim.request.scans {
 			read := result.scans[n]
-			tookAll := found[n] > 0 && found[n] == read.looked
-			metOthers := read.more && (read.passed > 0 || read.unkeyed > found[n])
-			for _, seen := range read.keys {
-				key := policy.OrderingKey{Destination: l.name, Key: seen.key}
-				if !c.floors.LookUp(key, l.reordered, claim.request.skipFailed).Blocked {
-					found[n]++
-				}
-				c.floors.Forget(key, seen.eventID)
-				l.makeReady(seen.key, seen.eventID, s.class)
-			}
-			if s.shared && !read.unread {
-				c.front.Record(time.Now(), false)
-			}
-			if s.back {
-				l.lookedBack(read)
-			} else if !read.unread {
-				l.walks[s.class].advance(s.class, read, found[n], result.at, took, rest)
-				l.walks[s.class].clear = tookAll
-				if metOthers {
-					l.walks[s.class].shared = time.Now().Add(policy.SharedFor)
-				}
-			}
-			// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
-			if pause := l.walks[s.class].pause; read.more || pause > 0 {
-				c.plan(time.Now().Add(max(took, pause)))
-			}
+			unblocked := c.noteKeys(claim, s.class, read.keys)
+			c.advanceWalk(claim.lane, s, read, brought[n], unblocked, result.at, took)
 			n++
 		}
-		ready = ready || l.hasReady()
+		ready = ready || claim.lane.hasReady()
 	}
 	return ready
 }
 
 // rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
-// or at the one that it found and could not claim. advance calls it before it looks at what the scans saw: a key of which a
-// scan saw an earlier event loses its floor again.
+// or at the one that it found and could not claim.
 func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	index := map[string]int{}
 	for i := range claims {
@@ -427,6 +291,55 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	}
 }
 
+// broughtByScan returns how many deliveries each scan brought.
+func (r *claimResult) broughtByScan() []int {
+	brought := make([]int, len(r.scans))
+	for i := range r.deliveries {
+		if d := &r.deliveries[i]; d.scan > 0 {
+			brought[d.scan-1]++
+		}
+	}
+	return brought
+}
+
+// noteKeys makes the ordering keys ready that a scan has seen, and counts those that are not known to be blocked.
+func (c *claimer) noteKeys(claim laneClaim, class class, keys []foundKey) (unblocked int) {
+	l := claim.lane
+	for _, found := range keys {
+		key := policy.OrderingKey{Destination: l.name, Key: found.key}
+		if !c.floors.LookUp(key, l.reordered, claim.request.skipFailed).Blocked {
+			unblocked++
+		}
+		c.floors.Forget(key, found.eventID)
+		l.makeReady(found.key, found.eventID, class)
+	}
+	return unblocked
+}
+
+// advanceWalk moves the walk of a lane past what its scan s has read, which brought so many deliveries. Blocked keys do not count as
+// found, or a walk through them would never rest.
+func (c *claimer) advanceWalk(l *lane, s scan, read scanResult, brought, unblocked int, at time.Time, took time.Duration) {
+	if s.shared && !read.unread {
+		c.front.Record(time.Now(), false)
+	}
+	w := &l.walks[s.class]
+	if s.back {
+		l.advanceLookBack(read)
+	} else if !read.unread {
+		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
+		rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
+		w.advance(s.class, read, brought+unblocked, at, took, rest)
+		w.clear = brought > 0 && brought == read.looked
+		if read.more && (read.passed > 0 || read.unkeyed > brought) { // other relays claim here
+			w.shared = time.Now().Add(policy.SharedFor)
+		}
+	}
+	// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
+	if read.more || w.pause > 0 {
+		c.plan(time.Now().Add(max(took, w.pause)))
+	}
+}
+
 // handOut gives each lane what was claimed for it, and starts senders for it.
 func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 	byLane := byDestination(result.deliveries)
@@ -435,7 +348,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 	for _, claim := range claims {
 		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
-			if claim.lane.tried(time.Now()) {
+			if claim.lane.endTrial(time.Now()) {
 				signal(c.wake.room)
 			}
 			continue
@@ -443,7 +356,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		if c.config().Hooks.Claimed != nil {
 			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
-		claim.lane.takePart(parts, true) // before it starts senders: all lanes together may have MaxInFlight
+		claim.lane.setShare(parts, true) // before it starts senders: all lanes together may have MaxInFlight
 		c.push(claim, deliveries, window)
 	}
 }
@@ -458,8 +371,8 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	}
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
-		l.took(d.class, 1)
-		l.claimedKey(*d.event.OrderingKey, 1, d.eventID)
+		l.countTaken(d.class, 1)
+		l.countClaimed(*d.event.OrderingKey, 1, d.eventID)
 		c.settler.settle(held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
@@ -469,7 +382,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			class = min(class, run[i].classAt(window))
 		}
 		if key := run[0].event.OrderingKey; key != nil {
-			l.claimedKey(*key, len(run), run[len(run)-1].eventID)
+			l.countClaimed(*key, len(run), run[len(run)-1].eventID)
 			if class == replays {
 				class = keyClass[*key]
 			}

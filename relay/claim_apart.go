@@ -10,7 +10,7 @@ import (
 const (
 	// claimApartFor is how long each part of a claim has a statement of its own after one of them met data that cannot be read.
 	claimApartFor = time.Minute
-	// damagedAgain is when to try a part again that met such data. What becomes due meanwhile must still be live then.
+	// damagedAgain is how long such a part is put off. It is shorter than liveWindow: what becomes due meanwhile must still be live then.
 	damagedAgain = liveWindow / 2
 )
 
@@ -20,8 +20,8 @@ type damaged struct {
 	again map[damagedPart]time.Time // not before
 }
 
-// A damagedPart is a class of a destination or, with none, its ordering keys. What looks back through a class is a part of its own:
-// it reads more than what looks for new deliveries.
+// A damagedPart is a class of a destination or, with noClass, its ordering keys. A scan that looks back is a part of its own, since it
+// reads more than the scan of the walk.
 type damagedPart struct {
 	destination string
 	class       class
@@ -30,8 +30,8 @@ type damagedPart struct {
 
 const noClass class = -1
 
-// claimAll claims for all requests in one statement. A damaged page fails the whole statement, so that each scan, and the keys of
-// each destination, then get one of their own for a while: the other destinations, and newer deliveries of the same one, go on.
+// claimAll claims for all requests in one statement. A damaged page fails the whole statement. Each scan, and the keys of each
+// destination, then get a statement of their own for a while, so that other destinations, and newer deliveries of the same one, go on.
 func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
 	now := time.Now()
 	if !now.Before(c.damaged.until) {
@@ -110,8 +110,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 	return result, err
 }
 
-// claimBehind claims the newer half of a part that met damaged data, or else a half of that, and so on: the damage may lie just
-// before what is new.
+// claimBehind claims the newer half of a part that met damaged data, or else the newer half of that, and so on.
 func (c *claimer) claimBehind(ctx context.Context, instance int32, part claimRequest) (result claimResult, err error) {
 	end := c.clock.now()
 	width := min(end.Sub(part.scans[0].after.at), liveWindow)

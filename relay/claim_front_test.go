@@ -112,10 +112,10 @@ func TestWalkSharesItsFront(t *testing.T) {
 	} {
 		l.walks[live], c.front, c.next = walk{}, policy.Front{}, time.Time{}
 		scans := func(after time.Duration) []scan {
-			return c.scans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
+			return c.newScans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
 		}
 		advance := func(read scanResult, taken bool, scans []scan) {
-			c.advance([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
+			c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
 				claimResult{at: c.clock.now(), scans: []scanResult{read}, frontTaken: taken}, time.Millisecond)
 		}
 		advance(read, false, []scan{{class: live}})
@@ -153,8 +153,8 @@ func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	for _, refused := range []time.Duration{policy.SharedFor, policy.SharedFor / 2} {
 		c.front.Record(now.Add(-refused), true)
 	}
-	scans := func() []scan { return c.scans(l, time.Now(), [classes]int{live: 4}, false, true) }
-	c.advance([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
+	scans := func() []scan { return c.newScans(l, time.Now(), [classes]int{live: 4}, false, true) }
+	c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
 		claimResult{at: now, scans: []scanResult{{unread: true}}, frontTaken: true}, time.Millisecond)
 	if next := scans(); len(next) != 1 || !next[0].alone {
 		t.Errorf("next %+v", next)

@@ -35,10 +35,10 @@ func (c *core) config() *Config { return c.effective.Load() }
 // current returns the number under which this relay claims, and whether it counts as alive.
 func (c *core) current() (instance int32, alive bool) { return c.presence.Current() }
 
-// databaseError tells of a failed statement that will be repeated.
+// databaseError logs a failed statement that will be repeated.
 func (c *core) databaseError(operation string, err error) {
 	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
-		return // the guard tells
+		return // the guard logs it
 	}
 	line := c.config().Log.Error().Err(err).Str("operation", operation)
 	if hint := pg.Hint(err); hint != "" {
@@ -57,7 +57,7 @@ func (c *core) databaseError(operation string, err error) {
 	}
 }
 
-// newBackoff paces the repetition of what only waiting can mend: it never gives up.
+// newBackoff returns the pauses between repetitions of a statement. It never gives up.
 func newBackoff() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond),

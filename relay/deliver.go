@@ -13,7 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// pastPromise tells operators why a delivery is not sent any more, and what is theirs to decide.
+// pastPromise is what operators read of a delivery whose promise has ended.
 const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.not_after), may have processed it unseen, " +
 	"and may forget it from then on; find out what became of it there, then discard it or, with a new promise, replay it: outbox-relay replay %d"
 
@@ -25,19 +25,17 @@ type senders struct {
 	running sync.WaitGroup
 }
 
-// start starts one sender of a lane.
 func (s *senders) start(l *lane) { s.running.Go(func() { s.send(l) }) }
 
-// wait waits for the end of all senders.
 func (s *senders) wait() { s.running.Wait() }
 
 // send empties a lane until there is nothing left for this sender.
 func (s *senders) send(l *lane) {
 	for {
-		run, wait := l.next(time.Now())
+		run, wait := l.nextRun(time.Now())
 		switch {
 		case run != nil:
-			if l.grow() { // the limit has grown since the queue was filled
+			if l.addSender() { // the limit has grown since the queue was filled
 				s.start(l)
 			}
 			s.sendRun(l, run)
@@ -62,7 +60,7 @@ func (s *senders) sendRun(l *lane, run []delivery) {
 		v := policy.Result{Reason: policy.ReasonLease}
 		ready := true
 		if i > 0 {
-			l.step(d.class, 1)
+			l.stepRun(d.class, 1)
 			ready = s.awaitToken(l, d)
 			started = time.Now()
 		}
@@ -85,7 +83,7 @@ func (s *senders) sendRun(l *lane, run []delivery) {
 		s.settler.settle(newSettlement(*d, decided, started, took))
 		d.event = post.Event{} // of a long run, only what is being sent is kept in memory
 		if decided.Blocks {
-			l.step(d.class, len(run)-i-1)
+			l.stepRun(d.class, len(run)-i-1)
 			for _, d := range run[i+1:] {
 				s.settler.settle(held(d, policy.ReasonOrder))
 			}
@@ -97,7 +95,7 @@ func (s *senders) sendRun(l *lane, run []delivery) {
 // awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would end first.
 func (s *senders) awaitToken(l *lane, d *delivery) (ready bool) {
 	for s.taking.Err() == nil {
-		wait, inTime := l.token(time.Now(), d)
+		wait, inTime := l.takeToken(time.Now(), d)
 		if wait == 0 || !inTime {
 			return inTime
 		}
@@ -106,11 +104,10 @@ func (s *senders) awaitToken(l *lane, d *delivery) (ready bool) {
 	return true
 }
 
-// longestNap is after which time a waiter for a turn sees whether one is still needed: the lane may have been held,
-// paused or removed, or its rate raised.
+// longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its rate raised.
 const longestNap = time.Second
 
-// awaitTurn waits, unless the relay is told to stop.
+// awaitTurn waits, at most longestNap, or until the relay stops.
 func (s *senders) awaitTurn(wait time.Duration) {
 	timer := time.NewTimer(min(wait, longestNap))
 	defer timer.Stop()
@@ -129,12 +126,12 @@ func (s *senders) giveBackUnsent() {
 }
 
 func (s *senders) giveBack(l *lane, reason policy.Reason) {
-	for _, d := range l.unsent() {
+	for _, d := range l.takeUnsent() {
 		s.settler.settle(held(d, reason))
 	}
 }
 
-// attempt makes the one POST of a claim, unless something speaks against it.
+// attempt makes the one POST of a claim, or returns why there is none.
 func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	to, now := l.current(), time.Now()
 	// One delivery that trips a defect must not take the relay, and all others, with it.
@@ -146,7 +143,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	if s.taking.Err() != nil {
 		return policy.Result{Reason: policy.ReasonShutdown}
 	}
-	if reason := l.stopped(); reason != "" {
+	if reason := l.stopReason(); reason != "" {
 		return policy.Result{Reason: reason}
 	}
 	if d.tooLate(to, now) {

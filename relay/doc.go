@@ -13,29 +13,31 @@
 //	maintain.go                    what is done now and then
 //	reload.go, difference.go       another configuration while it runs, and its routes
 //	session.go                     what the session makes the relay do
-//	claim.go, claim_apart.go       when to claim, for which lanes, and how around damaged data
-//	claim_front.go                 claiming beside other relays
+//	claim.go                       when to claim, and what follows from what was found
+//	claim_request.go               what to claim for which lane
+//	claim_apart.go                 claiming around damaged data
 //	writers.go                     transactions that may commit late
 //	breaker.go                     writing what the breakers decide
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
 //	settle.go, settle_aside.go     writing outcomes; those that cannot be written
 //	resettle.go                    outcomes that a crash of the server lost
-//	core.go, state.go              what the parts share; what the relay knows of itself
+//	state.go, core.go              what the relay knows of itself; what the parts share
 //	lane.go, position.go           a destination's lane, and how far the claimer has looked
 //	outgoing.go                    what a lane holds and may send
 //	order.go, queue.go             ordering keys; the queues of a lane
-//	wake.go                        what wakes whom
+//	wake.go                        signals between goroutines
 //	config.go, hooks.go            settings, observing
 //	store_*.go                     all SQL
 //	settlement.go, store.go        what is written of an attempt, and what is claimed
 //
-// Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
-// policy (what an attempt came to, when to try again, how much a receiver bears, when it is down, when to look for work), post
-// (one request: what it says, how it travels, what is kept of its answer), breaker (what the relays share about destinations
-// that are down), identity (keeping away from copies of the database), session (being connected, being alive, taking over from
-// the dead), routes (the stored routes, and what was parked before its route came), archive (moving and removing what is done
-// with), alert (telling people), watch (being a good neighbour), and ready (whether streams and topics are there). Beside it is
-// ops (what operators ask and do), which stands on the same rooms; the two never import each other.
+// Packages below it never import this package: pg (how statements reach the database, and what their errors mean), policy
+// (the outcome of an attempt, when to try again, how much a receiver bears, when it is down, when to look for work), post (one
+// request: what it says, how it travels, what is kept of its answer), natspost and kafkapost (the same over JetStream and
+// Kafka), spans (traces), breaker (what the relays share about destinations that are down), identity (keeping away from copies
+// of the database), session (connection, heartbeats, and the claims of dead relays), routes (the stored routes, and what was
+// parked before its route came), archive (moving and removing settled events), alert (alerts and their channels), and watch
+// (the state of the database around the relay). Package ops (what operators ask and do) uses the same packages; it and relay
+// never import each other.
 //
 // # Goroutines
 //
@@ -50,7 +52,7 @@
 //	alerter      sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
 //	maintenance  the safety tick that wakes the claimer, the archive, parked deliveries, and routes that others changed
 //	watcher      looks around the database every half minute, for alerts and for housekeeping
-//	ready        asks destinations of logs, until each was ready once, whether they can store events
+//	readiness    asks destinations of logs, until each was ready once, whether they can store events
 //
 // # Outcomes
 //

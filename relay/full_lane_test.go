@@ -26,7 +26,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 		c := r.newClaimer()
 		c.pace, c.writers.Next = p, time.Now().Add(time.Hour)
 		c.clock.set(time.Now())
-		wait, err := c.turn(t.Context())
+		wait, err := c.claimIfDue(t.Context())
 		if err != nil || wait >= 0 && wait < minPace {
 			t.Errorf("%s: next turn in %s, %v", name, wait, err)
 		}
@@ -40,19 +40,19 @@ func TestLittleRoomIsFilledSoon(t *testing.T) {
 		db := newDatabase(t)
 		r := prepared(t, db.config(to("http://receiver.test/")))
 		r.presence.Set(1, true)
-		r.wake.hears.Store(true)
+		r.wake.listening.Store(true)
 		l := r.lane("default")
 		for other := range class(classes) {
 			l.push(time.Now(), other, singly(make([]delivery, 2*post.DefaultLaneInFlight-1)))
 			l.walks[other].rest(time.Now().Add(time.Hour))
 		}
 		l.walks[c] = walk{more: true}
-		l.ask(time.Now().Add(time.Hour))
+		l.recordClaim(time.Now().Add(time.Hour))
 		claimer := r.newClaimer()
 		claimer.pace = policy.Pace{Poll: time.Second, Armed: true, Interval: 2 * time.Second, LastWork: time.Now().Add(time.Hour), NextLook: time.Now().Add(time.Hour)}
 		claimer.writers.Next = time.Now().Add(time.Hour)
 		claimer.clock.set(time.Now())
-		if wait, err := claimer.turn(t.Context()); err != nil || wait < 0 || wait > minPace {
+		if wait, err := claimer.claimIfDue(t.Context()); err != nil || wait < 0 || wait > minPace {
 			t.Errorf("class %d: next turn in %s, %v", c, wait, err)
 		}
 	}

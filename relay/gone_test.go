@@ -57,22 +57,22 @@ func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 		t.Error("the first 410 is not the only first")
 	}
 	now := time.Now()
-	l.asked = now
+	l.claimed = now
 	if free, _ := l.room(now, DefaultLease); free != [classes]int{} {
 		t.Errorf("room for %d while the pause is not written", free)
 	}
 	l.push(now, live, nil)
 	l.pauseWritten()
 	l.push(now, live, nil) // of the claim that was under way
-	if l.stopped() != policy.ReasonPaused {
+	if l.stopReason() != policy.ReasonPaused {
 		t.Error("an earlier claim resumed the lane")
 	}
 	if free, _ := l.room(now, DefaultLease); free[live] == 0 {
 		t.Error("no room to find out that the destination was resumed")
 	}
-	l.asked = time.Now().Add(time.Second)
+	l.claimed = time.Now().Add(time.Second)
 	l.push(now, live, nil)
-	if l.stopped() != "" {
+	if l.stopReason() != "" {
 		t.Error("a later claim did not resume the lane")
 	}
 }

@@ -15,17 +15,16 @@ type lane struct {
 	name string
 	outgoing
 
-	walks [classes]walk
-	back  keyset // from where to look once more; zero: nowhere
-	owed  bool   // a look was due when nothing could be claimed
+	walks    [classes]walk
+	back     keyset // from where to look once more; zero: nowhere
+	lookOwed bool   // a look for new work was due when this lane could claim nothing
 	// reordered is how often deliveries of earlier events had become pending again, as the last claim found it.
-	reordered int64
-	shown     LaneState // to the hook
-	seen      time.Time // when that was
-	tend      time.Time // when to look at the breaker again, after another session had locked its row
+	reordered          int64
+	reported           LaneState // to the hook
+	checkedAt          time.Time // when it was last compared with reported
+	breakerLockedUntil time.Time // when to write the breaker again, after another session had locked its row
 }
 
-// newLane returns the lane of an endpoint.
 func newLane(e *post.Endpoint) *lane {
 	d := e.Destination
 	return &lane{name: d.Name, outgoing: outgoing{
@@ -36,14 +35,14 @@ func newLane(e *post.Endpoint) *lane {
 // isActive reports whether the lane holds something, or its last claim has left something.
 func (l *lane) isActive() bool { return l.walks[live].more || l.walks[backlog].more || l.busy() }
 
-// show tells the hook when what the lane may have has changed.
-func (l *lane) show(now time.Time, hook func(LaneState)) {
-	if now.Sub(l.seen) < time.Second {
+// reportState calls the hook if the lane's state has changed, at most once a second.
+func (l *lane) reportState(now time.Time, hook func(LaneState)) {
+	if now.Sub(l.checkedAt) < time.Second {
 		return
 	}
-	l.seen = now
-	if s := l.state(); s != l.shown {
-		l.shown = s
+	l.checkedAt = now
+	if s := l.state(); s != l.reported {
+		l.reported = s
 		hook(s)
 	}
 }
@@ -67,23 +66,23 @@ func (l *lane) lookBack(since time.Time) {
 	}
 }
 
-// lookedBack moves past what a claim has looked at.
-func (l *lane) lookedBack(result scanResult) {
+// advanceLookBack moves past what a claim has looked at.
+func (l *lane) advanceLookBack(result scanResult) {
 	l.back = keyset{}
 	if result.more {
 		l.back = result.last
 	}
 }
 
-// walked reports whether all that is due has been looked at.
-func (l *lane) walked(now time.Time) bool {
+// hasWalkedAll reports whether all that is due has been looked at.
+func (l *lane) hasWalkedAll(now time.Time) bool {
 	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) && l.back == (keyset{}) &&
-		!l.walks[backlog].wanted(now) && !l.walks[replays].wanted(now) && !l.hasReady()
+		!l.walks[backlog].isDue(now) && !l.walks[replays].isDue(now) && !l.hasReady()
 }
 
-// tried ends the trial of a lane that has nothing more to send.
-func (l *lane) tried(now time.Time) (ended bool) {
-	if l.busy() || !l.walked(now) {
+// endTrial closes a breaker in trial whose lane has nothing more to send and of which something was accepted.
+func (l *lane) endTrial(now time.Time) (ended bool) {
+	if l.busy() || !l.hasWalkedAll(now) {
 		return false
 	}
 	l.changeBreaker(func(b *policy.Breaker) {

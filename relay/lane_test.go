@@ -47,7 +47,7 @@ func TestLaneStrandsNoDelivery(t *testing.T) {
 			running.Add(1)
 			defer running.Add(-1)
 			for {
-				run, _ := l.next(time.Now())
+				run, _ := l.nextRun(time.Now())
 				if run == nil {
 					return
 				}
@@ -89,7 +89,7 @@ func TestLaneStrandsNoDelivery(t *testing.T) {
 				t.Fatalf("delivery %d of %d was handed out %d times", i, pushed, n)
 			}
 		}
-		if _, waiting := l.turn(); l.senders != 0 || l.busy() || waiting {
+		if _, waiting := l.nextClass(); l.senders != 0 || l.busy() || waiting {
 			t.Fatalf("%d senders are left, busy %t, waiting %t", l.senders, l.busy(), waiting)
 		}
 		// One more than allowed can be seen while a sender that has left is still on its way out.
@@ -137,7 +137,7 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	l := laneOf(64)
-	l.asked = now
+	l.claimed = now
 	for c := range class(classes) {
 		l.push(now, c, singly(make([]delivery, 128)))
 	}

@@ -141,7 +141,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour, LastWork: time.Now()}
 	turn := func() (wait time.Duration) {
-		wait, err := c.turn(t.Context())
+		wait, err := c.claimIfDue(t.Context())
 		must(t, err)
 		r.senders.wait()
 		return wait
@@ -188,7 +188,7 @@ func TestLateCommitBesidesTheFirstClaim(t *testing.T) {
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
 	turn := func() (wait time.Duration) {
-		wait, err := c.turn(t.Context())
+		wait, err := c.claimIfDue(t.Context())
 		must(t, err)
 		r.senders.wait()
 		return wait
@@ -275,7 +275,7 @@ func TestLaneLooksAtWhatItHadNoRoomFor(t *testing.T) {
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
 	turn := func() {
-		_, err := c.turn(t.Context())
+		_, err := c.claimIfDue(t.Context())
 		must(t, err)
 		r.senders.wait()
 	}
@@ -301,14 +301,14 @@ func TestFailedSweepIsRepeated(t *testing.T) {
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
-	_, err := c.turn(t.Context())
+	_, err := c.claimIfDue(t.Context())
 	must(t, err)
 	for _, l := range c.lanes.list() {
 		l.walkNow()
 	}
-	c.claimFailed(c.claims(time.Now()))
+	c.claimFailed(c.laneClaims(time.Now()))
 	c.pace.Interval = 2 * time.Hour // so long has it been idle
-	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > DefaultPollInterval {
+	if wait, err := c.claimIfDue(t.Context()); err != nil || wait < 0 || wait > DefaultPollInterval {
 		t.Errorf("next turn in %s, %v", wait, err)
 	}
 }
@@ -355,7 +355,7 @@ func TestLostSessionEndsWhatIsKnown(t *testing.T) {
 	r.presence.Set(instance, false)
 	r.presence.Set(instance, true)
 	for range 2 {
-		_, err := c.turn(t.Context())
+		_, err := c.claimIfDue(t.Context())
 		must(t, err)
 	}
 	if c.writers.Closed == 1000 || c.writers.Next.IsZero() {

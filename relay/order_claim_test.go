@@ -175,7 +175,7 @@ func TestRunBounds(t *testing.T) {
 	}{{time.Millisecond, maxRun}, {time.Second, maxRun}, {2 * time.Second, 10}, {7 * time.Second, 2}, {time.Hour, 1}} {
 		l.perPost = 0
 		for range 3 {
-			l.posted(c.perPost)
+			l.measurePost(c.perPost)
 		}
 		if longest, _ := l.runBounds(lease); longest != c.want {
 			t.Errorf("%d at %s each, want %d", longest, c.perPost, c.want)
@@ -188,7 +188,7 @@ func TestRunBounds(t *testing.T) {
 	if free, _ := l.room(time.Now(), lease); free[backlog] != free[live]-3 {
 		t.Errorf("three runs leave room for %d of %d", free[backlog], free[live])
 	}
-	l.unsent()
+	l.takeUnsent()
 	if _, followers := l.runBounds(lease); followers != maxBehind {
 		t.Errorf("%d may follow beside none", followers)
 	}

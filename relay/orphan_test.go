@@ -110,7 +110,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	c := r.newClaimer()
 	c.pace, c.damaged.until = policy.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
 	for rc.total() < 2 {
-		if _, err := c.turn(t.Context()); err != nil {
+		if _, err := c.claimIfDue(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		r.senders.wait()

@@ -8,16 +8,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, the
-// session and reloads change what it may send. Senders exist only while there is something to send. It is safe for
-// concurrent use: mu guards all of it, and is taken in this file alone.
+// outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, and the
+// session and reloads change what it may send. It is safe for concurrent use: mu guards all of it, and is locked in this file alone.
 type outgoing struct {
 	mu sync.Mutex
 	*post.Endpoint
 	queues  [classes]queue
 	senders int
 	share   int       // of the relay's capacity
-	asked   time.Time // when the last claim was made
+	claimed time.Time // when the last claim was made
 	flow    policy.Flow
 	breaker policy.Breaker
 	keys    orderingKeys
@@ -30,7 +29,7 @@ type outgoing struct {
 	removed  bool      // from the configuration
 }
 
-// Bounds of how much a lane holds, in deliveries.
+// Bounds of what a lane claims and holds. Counts are deliveries.
 const (
 	maxTaken   = 2000
 	minPace    = 20 * time.Millisecond  // between two claims for less than a worthwhile batch
@@ -40,7 +39,7 @@ const (
 	maxBehind  = 2000                   // in runs, of all ordering keys
 )
 
-// limit is how many senders the lane may have.
+// limit returns how many senders the lane may have.
 func (o *outgoing) limit() int {
 	limit := min(o.share, o.flow.Concurrency())
 	if trying, allowed := o.breaker.Trying(); trying {
@@ -66,13 +65,13 @@ func (o *outgoing) room(now time.Time, lease time.Duration) (free [classes]int, 
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.removed || o.gone && o.pausedAt.IsZero() || o.breaker.Holding() {
-		return free, false // what a claim brought now would be given back, and claimed again
+		return free, false // the lane would give back what a claim brought
 	}
 	limit := o.limit()
 	target := limit
 	perSecond, known := o.rate.Measure(now, o.settled)
 	o.settled = 0
-	if !known && o.perPost > 0 && o.flow.Paced() == 0 { // at the start of a burst the first answers say how fast it can go
+	if !known && o.perPost > 0 && o.flow.Paced() == 0 { // at the start of a burst the first answers show the rate
 		perSecond, known = float64(limit)/o.perPost.Seconds(), true
 	}
 	trying, _ := o.breaker.Trying()
@@ -94,11 +93,11 @@ func (o *outgoing) room(now time.Time, lease time.Duration) (free [classes]int, 
 		free[c] = max(target-(o.queues[c].taken-o.queues[c].behind), 0)
 		most = max(most, free[c])
 	}
-	return free, most > 0 && (most >= target/4 || now.Sub(o.asked) >= minPace)
+	return free, most > 0 && (most >= target/4 || now.Sub(o.claimed) >= minPace)
 }
 
-// isRoomy reports whether the lane holds at most a quarter of what it may send at once, so that no claim waits for room.
-func (o *outgoing) isRoomy() bool {
+// hasMuchRoom reports whether the lane holds at most a quarter of what it may send at once, so that no claim waits for room.
+func (o *outgoing) hasMuchRoom() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	taken := 0
@@ -113,15 +112,15 @@ func (o *outgoing) ahead(lease time.Duration) time.Duration {
 	return (lease - o.Destination.Timeout - sendMargin) / 2
 }
 
-// early returns when the next claim makes sense: when the receiver has asked to wait until then, or when a claim made now
+// earliestClaim returns when the next claim makes sense: when the receiver has asked to wait until then, or when a claim made now
 // would wait away its lease for the lane's rate. Zero: now.
-func (o *outgoing) early(now time.Time, lease time.Duration) (until time.Time) {
+func (o *outgoing) earliestClaim(now time.Time, lease time.Duration) (until time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if now.Before(o.flow.Reopens) {
 		return o.flow.Reopens
 	}
-	if wait := o.flow.Turn(now) - o.ahead(lease); wait > 0 && !o.breaker.Holding() {
+	if wait := o.flow.UntilTurn(now) - o.ahead(lease); wait > 0 && !o.breaker.Holding() {
 		return now.Add(wait)
 	}
 	return time.Time{}
@@ -131,7 +130,7 @@ func (o *outgoing) early(now time.Time, lease time.Duration) (until time.Time) {
 func (o *outgoing) push(now time.Time, c class, runs [][]delivery) (start int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.pausedAt.IsZero() && o.asked.After(o.pausedAt) { // a claim that was under way before tells nothing
+	if !o.pausedAt.IsZero() && o.claimed.After(o.pausedAt) { // a claim that began before the pause proves nothing
 		o.gone, o.pausedAt = false, time.Time{}
 	}
 	for _, run := range runs {
@@ -149,16 +148,16 @@ func (o *outgoing) push(now time.Time, c class, runs [][]delivery) (start int) {
 	return start
 }
 
-// next hands one run to a sender, or tells it to wait for the destination's rate. Without either the sender ends.
-func (o *outgoing) next(now time.Time) (run []delivery, wait time.Duration) {
+// nextRun returns the run to send next, or how long the sender must wait for the destination's rate. Without either the sender ends.
+func (o *outgoing) nextRun(now time.Time) (run []delivery, wait time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	c, waits := o.turn()
+	c, waits := o.nextClass()
 	if !waits || o.senders > o.limit() && !o.breaker.Holding() {
 		o.senders--
 		return nil, 0
 	}
-	// What is not sent needs no turn.
+	// A run that will not be sent takes no token of the rate.
 	if head := &o.queues[c].runs[o.queues[c].head][0]; !o.breaker.Holding() && !o.gone && !o.removed && !head.tooLate(o.Endpoint, now) {
 		if wait := o.flow.Wait(now); wait > 0 {
 			return nil, wait
@@ -173,11 +172,11 @@ func (o *outgoing) next(now time.Time) (run []delivery, wait time.Duration) {
 	return o.queues[c].pop(), 0
 }
 
-// grow reports whether to start one more sender: the lane may have it, and something waits for one. The caller starts it.
-func (o *outgoing) grow() bool {
+// addSender reports whether the caller must start one more sender: the lane may have it, and something waits for one.
+func (o *outgoing) addSender() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if _, waiting := o.turn(); !waiting || o.breaker.Holding() || o.senders >= o.limit() {
+	if _, waiting := o.nextClass(); !waiting || o.breaker.Holding() || o.senders >= o.limit() {
 		return false
 	}
 	o.senders++
@@ -189,8 +188,8 @@ func (d *delivery) tooLate(to *post.Endpoint, at time.Time) bool {
 	return d.leaseEnds.Sub(at) < to.Destination.Timeout+sendMargin
 }
 
-// turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.
-func (o *outgoing) turn() (c class, waits bool) {
+// nextClass returns the class to send from next, by smooth weighted round robin over those that have something to send.
+func (o *outgoing) nextClass() (c class, waits bool) {
 	for i := range o.queues {
 		q := &o.queues[i]
 		if q.empty() {
@@ -204,8 +203,8 @@ func (o *outgoing) turn() (c class, waits bool) {
 	return c, waits
 }
 
-// unsent empties the queues.
-func (o *outgoing) unsent() (waiting []delivery) {
+// takeUnsent empties the queues.
+func (o *outgoing) takeUnsent() (waiting []delivery) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for i := range o.queues {
@@ -236,18 +235,17 @@ func (o *outgoing) sharer(active bool) policy.Sharer {
 	return policy.Sharer{State: o.breaker.State, Allowed: allowed, InFlight: o.senders, Active: active}
 }
 
-// takePart changes how many senders the lane may have at most; those beyond it end with their current run.
-func (o *outgoing) takePart(d policy.Division, active bool) {
+// setShare changes how many senders the lane may have at most; those beyond it end with their current run.
+func (o *outgoing) setShare(d policy.Division, active bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.share = min(o.Destination.MaxInFlight, d.Part(o.breaker.State, active))
 }
 
-// ask records that a claim is made.
-func (o *outgoing) ask(now time.Time) {
+func (o *outgoing) recordClaim(now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.asked = now
+	o.claimed = now
 }
 
 // busy reports whether the lane holds anything.
@@ -262,7 +260,7 @@ func (o *outgoing) busy() bool {
 	return false
 }
 
-// pause keeps what is queued from being sent. It returns false if something else has done so before.
+// pause keeps what is queued from being sent. It returns false if it was kept already.
 func (o *outgoing) pause() (first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -279,8 +277,8 @@ func (o *outgoing) pauseWritten() {
 	}
 }
 
-// stopped returns why nothing may be sent now; empty: it may.
-func (o *outgoing) stopped() policy.Reason {
+// stopReason returns why nothing may be sent now; empty: it may.
+func (o *outgoing) stopReason() policy.Reason {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -294,8 +292,8 @@ func (o *outgoing) stopped() policy.Reason {
 	return ""
 }
 
-// took counts deliveries that were claimed and are given back without having been queued.
-func (o *outgoing) took(c class, n int) {
+// countTaken counts deliveries that were claimed and are given back without having been queued.
+func (o *outgoing) countTaken(c class, n int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.queues[c].taken += n
@@ -336,22 +334,22 @@ func (o *outgoing) runBounds(lease time.Duration) (longest, followers int) {
 	return longest, max(followers, 0)
 }
 
-// step records that n deliveries of a run no longer wait for the one before them.
-func (o *outgoing) step(c class, n int) {
+// stepRun records that n deliveries of a run no longer wait for the one before them.
+func (o *outgoing) stepRun(c class, n int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.queues[c].behind -= n
 }
 
-// token returns how long the next delivery of a run that has begun must wait for the destination's rate. A delivery takes no
+// takeToken returns how long the next delivery of a run that has begun must wait for the destination's rate. A delivery takes no
 // token if it will not be sent: its lane is held, or its turn comes too late for its lease.
-func (o *outgoing) token(now time.Time, d *delivery) (wait time.Duration, inTime bool) {
+func (o *outgoing) takeToken(now time.Time, d *delivery) (wait time.Duration, inTime bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.breaker.Holding() || o.gone || o.removed {
 		return 0, true
 	}
-	if d.tooLate(o.Endpoint, now.Add(o.flow.Turn(now))) {
+	if d.tooLate(o.Endpoint, now.Add(o.flow.UntilTurn(now))) {
 		return 0, false
 	}
 	return o.flow.Wait(now), true
@@ -388,22 +386,21 @@ func (o *outgoing) takeReady(free [classes]int) (keys []readyKey, crowded [class
 	return o.keys.take(free)
 }
 
-// hasReady reports whether any key is ready.
 func (o *outgoing) hasReady() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.keys.ready) > 0
 }
 
-// claimedKey counts n deliveries of an ordering key that are on their way, up to the given event.
-func (o *outgoing) claimedKey(key string, n int, last int64) {
+// countClaimed counts n deliveries of an ordering key that are on their way, up to the given event.
+func (o *outgoing) countClaimed(key string, n int, last int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.keys.claimed(key, n, last)
 }
 
-// posted records how long a delivery held its sender. The caller holds mu.
-func (o *outgoing) posted(held time.Duration) {
+// measurePost records how long a delivery held its sender. The caller holds mu.
+func (o *outgoing) measurePost(held time.Duration) {
 	if o.perPost == 0 {
 		o.perPost = held
 	}
@@ -419,7 +416,7 @@ func (o *outgoing) recordResult(now time.Time, event int64, v *policy.Result, to
 	write, pending := o.breaker.Write, o.breaker.Pending()
 	atFault = o.breaker.RecordResult(now, event, v, min(o.share, o.flow.Concurrency()))
 	if v.Posted {
-		o.posted(held)
+		o.measurePost(held)
 		wait := min(v.RetryAfter, o.Destination.Retry.RetryAfterMax)
 		if v.Reason == policy.ReasonUnavailable && now.Sub(o.breaker.Answered) < policy.BreakerAfter {
 			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
@@ -430,13 +427,12 @@ func (o *outgoing) recordResult(now time.Time, event int64, v *policy.Result, to
 }
 
 // breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes the next request wait.
-func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, turn time.Duration) {
+func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.Turn(now)
+	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now)
 }
 
-// changeBreaker calls change with the breaker.
 func (o *outgoing) changeBreaker(change func(b *policy.Breaker)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -458,7 +454,7 @@ func (o *outgoing) configure(now time.Time, e *post.Endpoint) {
 	old.Retire()
 }
 
-// remove keeps a lane from sending anything that is not on its way.
+// remove keeps the lane from beginning another request.
 func (o *outgoing) remove() {
 	o.mu.Lock()
 	o.removed = true

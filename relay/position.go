@@ -28,8 +28,14 @@ const replayLook = 20 * time.Millisecond
 // restTimes is how many times as long as it spent on finding nothing a walk rests, and the watcher as long as it looked.
 const restTimes = 100
 
-// wanted reports whether it is time to claim.
-func (w *walk) wanted(now time.Time) bool { return !now.Before(w.due) }
+// isDue reports whether it is time to claim.
+func (w *walk) isDue(now time.Time) bool { return !now.Before(w.due) }
+
+// scan returns the next scan of a walk.
+func (w *walk) scan(class class, now time.Time, free int, after, until keyset) scan {
+	shared := w.more && now.Before(w.shared)
+	return scan{class: class, free: free, after: after, until: until, clear: w.more && w.clear, shared: shared}
+}
 
 // advance moves past what a claim has looked at, at the database's time at. found is how many deliveries and ordering keys
 // the scan brought, took how long the claim lasted, pause how long the walk rests at its end.

@@ -96,7 +96,7 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	for i := range 6 {
 		l.makeReady(strconv.Itoa(i%3), 1, backlog)
 	}
-	l.claimedKey("in flight", 2, 1)
+	l.countClaimed("in flight", 2, 1)
 	l.makeReady("in flight", 1, live)
 	if none, _ := l.takeReady([classes]int{live: 9}); len(none) != 0 {
 		t.Errorf("took %v without room for their class", none)

@@ -45,7 +45,6 @@ func (r *recentSettlements) add(now time.Time, settlements []settlement) {
 	}
 }
 
-// drop forgets the oldest batch.
 func (r *recentSettlements) drop() {
 	r.size -= len(r.batches[0].settlements)
 	r.batches[0] = recentBatch{}

@@ -17,7 +17,7 @@ func (r *Relay) newSession() *session.Session {
 			PollInterval: r.cfg.PollInterval, Lease: r.cfg.Lease, Log: r.cfg.Log,
 		},
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.store.producers,
-		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Hears: r.wake.hears.Store, Idle: r.wake.idle.Load,
+		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.wake.listening.Store, Idle: r.wake.idle.Load,
 		Rescued: func(instance int32) {
 			if hook := r.cfg.Hooks.Rescued; hook != nil {
 				hook(instance)

@@ -25,7 +25,7 @@ type settler struct {
 	collectedAt time.Time    // when the last batch was complete; run owns it
 }
 
-// settle passes a settlement on to run. At the end of a stop without a database run has given up; then the settlement is dropped, and
+// settle passes a settlement on to run. If run has given up, at the end of a stop without a database, settle drops the settlement, and
 // the delivery is claimed again when its lease ends.
 func (w *settler) settle(s settlement) {
 	if s.Posted {
@@ -94,16 +94,16 @@ func (w *settler) run() {
 		case <-due:
 			w.tryAside(time.Now())
 		case <-end:
-			w.gaveUp(len(w.aside))
+			w.logAbandoned(len(w.aside))
 			return
 		}
 	}
 	if len(w.aside) > 0 {
-		w.gaveUp(len(w.aside))
+		w.logAbandoned(len(w.aside))
 	}
 }
 
-// collect makes a batch of what comes until it is old or large enough.
+// collect returns a batch of first and the settlements after it, once the batch is old or large enough.
 func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
 	collected := append(make([]settlement, 0, min(max(w.collected, len(w.settlements))*5/4+1, settleBatch)), first)
 	defer func() { w.collected, w.collectedAt = len(collected), time.Now() }()
@@ -134,7 +134,7 @@ func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
 // isAwaited reports whether something waits until a settlement is written: the next delivery of an ordering key, a retry, an
 // operator, or a lane that needs the room.
 func (w *settler) isAwaited(s *settlement) bool {
-	return s.Outcome != policy.Delivered || s.event.OrderingKey != nil || !w.lanes.get(s.destination).isRoomy()
+	return s.Outcome != policy.Delivered || s.event.OrderingKey != nil || !w.lanes.get(s.destination).hasMuchRoom()
 }
 
 // write writes a batch, and returns the settlements that it could not write. It tries a failed batch in parts, so that one row
@@ -168,7 +168,7 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 	repeated, damaged := false, 0
 	for ; ; repeated = true {
 		if w.settling.Err() != nil {
-			w.gaveUp(len(b.settlements))
+			w.logAbandoned(len(b.settlements))
 			return nil, nil
 		}
 		instance, _ := w.current()
@@ -208,7 +208,7 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 	}
 }
 
-func (w *settler) gaveUp(deliveries int) {
+func (w *settler) logAbandoned(deliveries int) {
 	w.config().Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
 }
 

@@ -79,7 +79,7 @@ func TestBatchesWaitForMoreUnlessSomethingWaitsForThem(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &settler{core: &core{}, settlements: make(chan settlement, settleBatch), collectedAt: time.Now().Add(-c.rest)}
 				l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", MaxInFlight: 64}})
-				l.took(live, c.taken)
+				l.countTaken(live, c.taken)
 				w.lanes.add(l)
 				timer := time.NewTimer(time.Hour)
 				defer timer.Stop()

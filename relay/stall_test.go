@@ -48,7 +48,7 @@ func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 	queued[1].leaseEnds, queued[2].leaseEnds = now, now
 	l.push(now, live, singly(queued))
 	for i, waits := range []bool{false, false, false, true} {
-		if run, wait := l.next(now); waits == (run != nil) || waits != (wait > 0) {
+		if run, wait := l.nextRun(now); waits == (run != nil) || waits != (wait > 0) {
 			t.Errorf("delivery %d: has to wait for %s", i, wait)
 		}
 	}
@@ -149,7 +149,7 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	c.writers.Next, c.pace = now.Add(time.Hour), policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextLook: now.Add(time.Hour)}
 	c.clock.set(now)
 	r.lane("default").walks[replays].rest(now.Add(time.Hour))
-	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > time.Minute {
+	if wait, err := c.claimIfDue(t.Context()); err != nil || wait < 0 || wait > time.Minute {
 		t.Errorf("the next turn in %s, %v", wait, err)
 	}
 }
@@ -178,7 +178,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 		idle.writers.Next, idle.pace = far, policy.Pace{Poll: time.Hour, Armed: true, Idle: true, Interval: 3 * time.Hour}
 		turns := 0
 		for more := true; more; turns++ {
-			wait, err := idle.turn(t.Context())
+			wait, err := idle.claimIfDue(t.Context())
 			must(t, err)
 			more = l.walks[c.class].more || l.back != (keyset{})
 			if more && (wait < 0 || wait > time.Minute) {
@@ -186,7 +186,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 				break
 			}
 			idle.pace.NextLook = far
-			l.ask(time.Time{}) // that time has passed
+			l.recordClaim(time.Time{}) // that time has passed
 			if more {
 				l.walks[c.class].due = time.Time{}
 			}
@@ -209,11 +209,11 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 		t.Errorf("walks %+v", l.walks)
 	}
 	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
-	if w := l.walks[backlog]; w.position == position || !w.wanted(time.Now()) {
+	if w := l.walks[backlog]; w.position == position || !w.isDue(time.Now()) {
 		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
 	}
 	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
-	if w := l.walks[backlog]; w.wanted(time.Now()) {
+	if w := l.walks[backlog]; w.isDue(time.Now()) {
 		t.Errorf("walking never ends: %+v", w)
 	}
 }
@@ -230,15 +230,15 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 		l.walks[class].rest(now.Add(time.Hour))
 	}
 	l.push(now, live, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
-	if claims := c.claims(now); len(claims) != 0 {
+	if claims := c.laneClaims(now); len(claims) != 0 {
 		t.Fatalf("a full lane asks for %+v", claims)
 	}
 	c.pace.NextLook = now.Add(time.Hour) // others have been looked at
 	l.release(live, 2*post.DefaultLaneInFlight)
-	if claims := c.claims(now); len(claims) != 1 {
+	if claims := c.laneClaims(now); len(claims) != 1 {
 		t.Errorf("then: %+v", claims)
 	}
-	if claims := c.claims(now); len(claims) != 0 {
+	if claims := c.laneClaims(now); len(claims) != 0 {
 		t.Errorf("again and again: %+v", claims)
 	}
 }
@@ -252,16 +252,16 @@ func TestTrialEndsWhenNothingWaits(t *testing.T) {
 	l.breaker.Try(now, time.Minute)
 	l.breaker.Accepted = true
 	l.walks[backlog].due, l.walks[replays].due = now.Add(time.Minute), now
-	if l.tried(now) {
+	if l.endTrial(now) {
 		t.Error("ended before the replays were looked for")
 	}
 	l.walks[replays].rest(now.Add(time.Minute))
 	l.walks[backlog].more = true
-	if l.tried(now) {
+	if l.endTrial(now) {
 		t.Error("ended in the middle of the backlog")
 	}
 	l.walks[backlog].rest(now.Add(time.Minute))
-	if !l.tried(now) || l.breaker.Write != policy.WriteClosed {
+	if !l.endTrial(now) || l.breaker.Write != policy.WriteClosed {
 		t.Error("never ends")
 	}
 }
@@ -324,10 +324,10 @@ func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
 	a.walks[live].more = true
 	look := time.Now().Add(10 * time.Millisecond)
 	c.pace.NextLook = look
-	if _, err := c.turn(t.Context()); err != nil {
+	if _, err := c.claimIfDue(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if a.walks[live].more || c.pace.NextLook.After(look) && b.asked.IsZero() {
+	if a.walks[live].more || c.pace.NextLook.After(look) && b.claimed.IsZero() {
 		t.Errorf("the look at b is put off by %s", c.pace.NextLook.Sub(look))
 	}
 }
@@ -342,7 +342,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	for i := range 2 * post.DefaultLaneInFlight {
 		l.makeReady(fmt.Sprint(i), 1, live)
 	}
-	for _, of := range c.claims(time.Now()) {
+	for _, of := range c.laneClaims(time.Now()) {
 		if len(of.request.keys) == 0 || len(of.request.scans) == 0 || of.request.scans[0].free == 0 {
 			t.Errorf("%d keys go on, with %+v for others", len(of.request.keys), of.request.scans)
 		}
@@ -367,7 +367,7 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	l.mu.Lock()
 	l.breaker.Try(time.Now(), time.Minute)
 	l.mu.Unlock()
-	if _, err := c.turn(t.Context()); err != nil {
+	if _, err := c.claimIfDue(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	r.senders.wait()

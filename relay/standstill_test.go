@@ -72,7 +72,7 @@ func TestWalkThroughBlockedKeysRests(t *testing.T) {
 	found, vain := 0, 0
 	for {
 		before := w.position
-		_, err := c.turn(t.Context())
+		_, err := c.claimIfDue(t.Context())
 		must(t, err)
 		if w.position != before && w.more && w.barren {
 			vain++
@@ -98,14 +98,14 @@ func TestLookingBackLeavesTheWalksAlone(t *testing.T) {
 	l.walks[backlog] = before
 	l.lookBack(at(5).at)
 	l.lookBack(at(6).at)
-	if l.walks[backlog] != before || l.back != at(5) || l.walked(time.Now()) {
+	if l.walks[backlog] != before || l.back != at(5) || l.hasWalkedAll(time.Now()) {
 		t.Errorf("walk %+v, back to %v", l.walks[backlog], l.back)
 	}
-	l.lookedBack(scanResult{last: at(6), more: true})
+	l.advanceLookBack(scanResult{last: at(6), more: true})
 	if l.back != at(6) {
 		t.Errorf("goes on at %v", l.back)
 	}
-	l.lookedBack(scanResult{last: at(8)})
+	l.advanceLookBack(scanResult{last: at(8)})
 	if l.back != (keyset{}) {
 		t.Errorf("then at %v", l.back)
 	}
@@ -122,7 +122,7 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	key := "k"
 	d := delivery{eventID: 60, destination: l.name, event: post.Event{OrderingKey: &key}}
 	claims := []laneClaim{{l, claimRequest{destination: l.name, scans: []scan{{}}, keys: []readyKey{{key: key}}}}}
-	c.advance(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key, 5}}}}}, 0)
+	c.applyResult(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key, 5}}}}}, 0)
 	if floor := c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: key}, 0, false); floor.Event >= 5 {
 		t.Errorf("the next claim begins behind event %d", floor.Event)
 	}
@@ -133,7 +133,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
 	key := "k"
-	l.claimedKey(key, 3, 1)
+	l.countClaimed(key, 3, 1)
 	for i, frees := range []bool{false, true, false} { // the second is the last of the run
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)

@@ -140,7 +140,7 @@ func (d *delivery) classAt(window time.Time) class {
 	return live
 }
 
-// databaseClock tells what the database's clock shows, from what it showed last.
+// databaseClock estimates the database's time from when it was last read.
 type databaseClock struct{ shown, read time.Time }
 
 func (c *databaseClock) set(shown time.Time) { c.shown, c.read = shown, time.Now() }

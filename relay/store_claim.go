@@ -34,8 +34,8 @@ type scan struct {
 	back  bool   // it looks once at what the walk of its class has passed
 	clear bool   // the scan before it could take all that it looked at
 
-	// shared: other relays claim here, too. The scan passes what they have in flight, and, unless it is alone, reads nothing while
-	// another one makes such a claim.
+	// shared: other relays claim here, too. The scan passes what they have in flight. Unless alone is set, it reads nothing while
+	// another relay makes such a claim.
 	shared, alone bool
 }
 
@@ -81,11 +81,10 @@ type keyHead struct {
 	eventID int64
 }
 
-// scanExtra is how many deliveries a scan may look at beyond those that it may bring, since some have an ordering key or are in flight.
-const scanExtra = 100
-
-// scanPasses is how many deliveries in flight a scan may pass where other relays claim, too: what three others hold at most.
-const scanPasses = 3 * maxTaken
+const (
+	scanExtra  = 100          // deliveries that a scan may look at beyond its room, since some have an ordering key or are in flight
+	scanPasses = 3 * maxTaken // deliveries in flight that a shared scan may pass: what three other relays hold at most
+)
 
 // looks returns how many free deliveries a scan may look at. The one beyond its room shows whether there are more. A clear scan reads
 // no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
@@ -106,8 +105,8 @@ func (s *scan) reads() int32 {
 
 // A claim reads a bounded number of rows, whatever the history of a lane or of an ordering key.
 //
-// The rows are locked in a materialised step and then updated by where they lie. Locking inside "IN (SELECT … LIMIT …)"
-// may run again for each row and claim more than its limit; joining back by key can flip to a scan of the table. LIMIT
+// The rows are locked in a materialised step and then updated by their ctid. Locking inside "IN (SELECT … LIMIT …)" may
+// run again for each row and claim more than its limit; a join by key can become a scan of the table. LIMIT
 // keeps the lookup of each event a lookup: a plan that was made when outbox was small may otherwise read all of it.
 //
 // A claim keeps its relay's row from being deleted until it has committed, so that a rescue, which deletes the row
@@ -116,9 +115,8 @@ func (s *scan) reads() int32 {
 //
 // The fence grows with the clock: after a crash of the database that lost claims, no number is given out twice.
 //
-// The promise is made here and not by the settle: a relay that dies between request and settle would leave nothing of it,
-// and the next one, perhaps much later, would promise the receiver what it no longer remembers. A settle that knows that
-// the receiver was told nothing takes it back.
+// The claim writes the promise, before the request that makes it: otherwise a relay that dies between request and settle would
+// leave no trace of it, and the next one would make a later promise. A settle takes it back if no request reached the receiver.
 const (
 	claimant = `
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS fence FROM outbox_relay WHERE instance = $1`
@@ -126,15 +124,15 @@ const (
 	// isHeld is true of a destination s of which this relay may claim nothing now.
 	isHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_owner <> $1)`
 
-	// lockFound locks the deliveries d that the candidates c are, where they are still free. One node of the plan locks all of them:
-	// with one for each, PostgreSQL prepares anew (30 µs) for each row that another relay has claimed meanwhile. CASE leaves the place
-	// as the only way to a row. Conditions on d alone let a plan that was made on a small table read all of a large one.
+	// lockFound locks the deliveries d of the candidates c that are still free, all in one node of the plan: with one node for each,
+	// PostgreSQL prepares anew (30 µs) for each row that another relay has claimed meanwhile. CASE makes ctid the only way to a
+	// row. Conditions on d alone let a plan that was made on a small table read all of a large one.
 	lockFound = `, outbox_delivery d
     WHERE d.ctid = c.place AND CASE WHEN d.event_id = c.event_id
         THEN d.status NOT IN ('delivered', 'failed', 'discarded') AND d.next_attempt_at <= now() AND ` + pg.IsFree + ` END
     FOR UPDATE OF d SKIP LOCKED`
 
-	// claimLocked claims what is locked, and brings it with its events.
+	// claimLocked claims the locked rows and returns them with their events.
 	claimLocked = `
 ), claimed AS (
     UPDATE outbox_delivery d
@@ -264,7 +262,6 @@ WITH front AS MATERIALIZED (
        array_agg(taken > free), array_agg(CASE WHEN available THEN read ELSE -read END), true = ANY ($14) AND NOT (SELECT mine FROM front)
 FROM seen`
 
-// queueDue queues the scans of all requests.
 func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 	a := newDueArguments(c.requests)
 	if len(a.free) == 0 {

@@ -10,8 +10,8 @@ import (
 // one stands before it, together with those that follow it without a gap. LIMIT bounds both. The floor keeps dead index
 // entries from being read again and again while a long transaction blocks vacuum.
 //
-// The name of what is parked is no constant, and so keeps the index of what stands aside out of the plan: that is small, and looks cheap, until
-// each key reads all that is parked by it.
+// Parked deliveries have the destination ”. (SELECT ”) keeps the planner from seeing that constant: it would choose the small index of
+// parked deliveries, and read all of it for each key.
 //
 // A head that may have killed relays comes alone, or what follows would be suspected with it.
 const claimKeys = `
@@ -64,7 +64,6 @@ SELECT number, reordered_now, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NU
        NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM lane WHERE reordered_now <> reordered`
 
-// queueKeys queues the ordering keys of all requests.
 func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
 	a := newKeyArguments(c.requests)
 	if len(a.keys) == 0 {

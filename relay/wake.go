@@ -10,14 +10,14 @@ import (
 // says "look", not how often.
 type wakeup struct {
 	// For the claimer.
-	room     chan struct{}      // a lane that wants more has room again
-	tick     chan struct{}      // the safety tick
-	notified chan bool          // a producer committed while this relay was armed; true: look behind the positions too
-	commits  atomic.Int64       // notifications of producers since the claimer last took their number
-	lapsed   atomic.Bool        // producers did not notify although this relay was armed, and do so again
-	hears    atomic.Bool        // the session listens
-	idle     atomic.Bool        // as of the claimer's last turn
-	retries  *policy.RetryTimes // what this relay has put off is due again
+	room      chan struct{}      // a lane that wants more has room again
+	tick      chan struct{}      // the safety tick
+	notified  chan bool          // a producer committed while this relay was armed; true: look behind the positions too
+	commits   atomic.Int64       // notifications of producers since the claimer last took their number
+	lapsed    atomic.Bool        // producers had stopped to notify while this relay was armed, and notify again
+	listening atomic.Bool        // the session listens
+	idle      atomic.Bool        // as of the claimer's last turn
+	retries   *policy.RetryTimes // what this relay has put off is due again
 
 	alerts chan struct{} // there may be alerts to send
 
@@ -43,7 +43,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// notify wakes the claimer. A request to sweep is never lost to a token without one.
+// notify wakes the claimer. A token that asks for a sweep replaces one that does not, so that no sweep is lost.
 func (w *wakeup) notify(sweep bool) {
 	for {
 		select {

@@ -51,7 +51,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 	r := sessionOf(t, db.config(d))
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	turn := func(c *claimer) (wait time.Duration) {
-		wait, err := c.turn(t.Context())
+		wait, err := c.claimIfDue(t.Context())
 		must(t, err)
 		r.senders.wait()
 		return wait

@@ -90,7 +90,7 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		v := policy.Result{Reason: policy.ReasonOK, StatusCode: 204, Posted: true}
 		l.recordResult(now, 1, &v, time.Millisecond, time.Millisecond)
 		l.recordResult(now.Add(c.after), 2, &c.Result, time.Millisecond, time.Millisecond)
-		if closed := !l.early(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
+		if closed := !l.earliestClaim(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
 			t.Errorf("%s closes the lane: %t", name, closed)
 		}
 	}

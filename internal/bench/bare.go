@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"strconv"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -44,10 +43,5 @@ func (bareTable) start(context.Context, *rig, *database, load) ([]*process, erro
 func (bareTable) unsettled() string { return "" }
 
 func (bareTable) producer(pool *pgxpool.Pool, l load) (func(ctx context.Context, n int) error, error) {
-	pad := `,"pad":"` + padding(l.payload) + `"}`
-	return func(ctx context.Context, n int) error {
-		number := strconv.Itoa(n)
-		_, err := pool.Exec(ctx, insertBare, `{"n":`+number+pad, "k-"+number)
-		return err
-	}, nil
+	return insertBy(insertBare, pool, l), nil
 }

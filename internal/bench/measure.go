@@ -17,8 +17,8 @@ import (
 // A sample is what one measurement found, by the name of the metric.
 type sample map[string]float64
 
-// patience is how long a measurement may take before it has failed.
-const patience = 15 * time.Minute
+// measurementTimeout is how long a measurement may take before it has failed.
+const measurementTimeout = 15 * time.Minute
 
 // drain measures how fast a system delivers what waits already, from the first arrival to the last.
 func (r *rig) drain(ctx context.Context, s system, l load) (found sample, err error) {
@@ -48,11 +48,11 @@ func (r *rig) drain(ctx context.Context, s system, l load) (found sample, err er
 	}
 	defer func() { err = errors.Join(err, stopAll(processes)) }()
 	var a arrivals
-	if err := r.receiver.call("wait", waitArg{int64(l.events), patience}, &a); err != nil {
+	if err := r.receiver.call("wait", waitArg{int64(l.events), measurementTimeout}, &a); err != nil {
 		return nil, err
 	}
 	if s.unsettled() != "" && l.dead == 0 && l.slow == 0 {
-		if err := db.waitUntil(ctx, s.unsettled(), false, patience); err != nil {
+		if err := db.waitUntil(ctx, s.unsettled(), false, measurementTimeout); err != nil {
 			return nil, err
 		}
 	}
@@ -180,7 +180,7 @@ func (r *rig) latency(ctx context.Context, s system, l load, perSecond, burst in
 	if err := o.run(ctx); err != nil {
 		return nil, err
 	}
-	if err := r.receiver.call("wait", waitArg{int64(l.events), patience}, nil); err != nil {
+	if err := r.receiver.call("wait", waitArg{int64(l.events), measurementTimeout}, nil); err != nil {
 		return nil, err
 	}
 	after, err := r.read(ctx, db, processes)

@@ -22,7 +22,7 @@ INSERT INTO outbox_route (pattern, destination) SELECT 't' || i || '.*', 'd' || 
 
 	fillOutbox = `
 INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
-SELECT 't' || i % $3 || '.made', ('{"n":' || i || ',"pad":"' || $4 || '"}')::json, $6 || i, 'key-' || i % nullif($5, 0)
+SELECT 't' || i % $3 || '.made', ` + payloadSQL + `, $6 || i, 'key-' || i % nullif($5, 0)
 FROM generate_series($1::int, $2::int) i`
 
 	insertOutbox = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t0.made', $1, $2)`
@@ -81,12 +81,7 @@ func (ours) fill(ctx context.Context, db *database, l load, first, count int) er
 }
 
 func (ours) producer(pool *pgxpool.Pool, l load) (func(ctx context.Context, n int) error, error) {
-	pad := `,"pad":"` + padding(l.payload) + `"}`
-	return func(ctx context.Context, n int) error {
-		number := strconv.Itoa(n)
-		_, err := pool.Exec(ctx, insertOutbox, `{"n":`+number+pad, "k-"+number)
-		return err
-	}, nil
+	return insertBy(insertOutbox, pool, l), nil
 }
 
 func (ours) start(ctx context.Context, r *rig, db *database, l load) (all []*process, err error) {

@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -119,9 +118,6 @@ func (p *peer) post(ctx context.Context, e event) error {
 func eventType(destination int) string       { return "t" + strconv.Itoa(destination) + ".made" }
 func destinationName(destination int) string { return "d" + strconv.Itoa(destination) }
 
-// padding fills a payload {"n":1,"pad":"…"} up to about so many bytes.
-func padding(bytes int) string { return strings.Repeat("x", max(0, bytes-20)) }
-
 // playLoop sends the events without any database.
 func playLoop(ctx context.Context, commands *commander, p peer) error {
 	var sending sync.WaitGroup
@@ -140,15 +136,15 @@ func (p *peer) postAll(ctx context.Context) error {
 		}
 		defer p.close()
 	}
-	pad := `,"pad":"` + padding(p.Payload) + `"}`
+	pad := padding(p.Payload)
 	var next atomic.Int64
 	var workers sync.WaitGroup
 	failures := make(chan error, p.InFlight)
 	for range p.InFlight {
 		workers.Go(func() {
 			for n := next.Add(1) - 1; n < int64(p.Events); n = next.Add(1) - 1 {
-				number := strconv.FormatInt(n, 10)
-				if err := p.post(ctx, event{id: n, key: "k-" + number, body: []byte(`{"n":` + number + pad)}); err != nil {
+				key := "k-" + strconv.FormatInt(n, 10)
+				if err := p.post(ctx, event{id: n, key: key, body: []byte(payloadText(int(n), pad))}); err != nil {
 					failures <- err
 					return
 				}

@@ -257,23 +257,3 @@ func pathDelay(path []byte) time.Duration {
 	n, _ := strconv.Atoi(string(path)) // otherwise no delay
 	return time.Duration(n) * time.Microsecond
 }
-
-const numberField = `"n":`
-
-// eventNumber finds the number of an event in its payload, whatever order a database gave its fields; -1: it has none.
-func eventNumber(body []byte) int {
-	at := bytes.Index(body, []byte(numberField))
-	if at < 0 {
-		return -1
-	}
-	digits := bytes.TrimLeft(body[at+len(numberField):], " ")
-	end := 0
-	for end < len(digits) && digits[end] >= '0' && digits[end] <= '9' {
-		end++
-	}
-	n, err := strconv.Atoi(string(digits[:end]))
-	if err != nil {
-		return -1
-	}
-	return n
-}

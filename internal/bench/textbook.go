@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -31,7 +30,7 @@ CREATE TABLE textbook_outbox (
 
 	fillTextbook = `
 INSERT INTO textbook_outbox (destination, event_type, payload, idempotency_key)
-SELECT i % $3, 't0.made', ('{"n":' || i || ',"pad":"' || $4 || '"}')::json, 'k-' || i FROM generate_series($1::int, $2::int) i`
+SELECT i % $3, 't0.made', ` + payloadSQL + `, 'k-' || i FROM generate_series($1::int, $2::int) i`
 
 	insertTextbook = `INSERT INTO textbook_outbox (destination, event_type, payload, idempotency_key) VALUES (0, 't0.made', $1, $2)`
 
@@ -61,12 +60,7 @@ func (textbook) fill(ctx context.Context, db *database, l load, first, count int
 }
 
 func (textbook) producer(pool *pgxpool.Pool, l load) (func(ctx context.Context, n int) error, error) {
-	pad := `,"pad":"` + padding(l.payload) + `"}`
-	return func(ctx context.Context, n int) error {
-		number := strconv.Itoa(n)
-		_, err := pool.Exec(ctx, insertTextbook, `{"n":`+number+pad, "k-"+number)
-		return err
-	}, nil
+	return insertBy(insertTextbook, pool, l), nil
 }
 
 func (textbook) start(ctx context.Context, r *rig, db *database, l load) ([]*process, error) {

@@ -26,7 +26,7 @@ type View struct {
 	Destination string
 	Breaker     policy.Breaker // a copy
 	Hold        time.Duration  // how long a trial of the lane holds it
-	Turn        time.Duration  // how long the lane's rate makes the next request wait; 0: not at all
+	UntilTurn   time.Duration  // how long the lane's rate makes the next request wait; 0: not at all
 
 	// Of a lane whose breaker is half-open.
 
@@ -47,7 +47,7 @@ type Keeper struct {
 // for what was held. What an error has kept from being written is due again at once.
 func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32) (next time.Time, look bool, err error) {
 	v := l.View(now)
-	b, hold, turn := &v.Breaker, v.Hold, v.Turn
+	b, hold, untilTurn := &v.Breaker, v.Hold, v.UntilTurn
 	switch {
 	case b.Write == policy.WriteOpen:
 		next, err = k.writeOpen(ctx, l, v, instance)
@@ -57,14 +57,14 @@ func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32
 		return time.Time{}, look, err
 	case b.State == policy.BreakerOpen && now.Before(b.TryAt):
 		return b.TryAt, false, nil
-	case b.State == policy.BreakerOpen && turn > 0:
-		return now.Add(turn), false, nil // the lane's rate allows no request yet; another relay may try meanwhile
+	case b.State == policy.BreakerOpen && untilTurn > 0:
+		return now.Add(untilTurn), false, nil // the lane's rate allows no request yet; another relay may try meanwhile
 	case b.State == policy.BreakerOpen:
 		return k.beginTrial(ctx, l, v, now, instance)
 	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
 		look, err = k.renewTrial(ctx, l, v, now, instance)
 		return time.Time{}, look, err
-	case b.State == policy.BreakerHalfOpen && turn == 0 && !v.Busy && !v.Walked:
+	case b.State == policy.BreakerHalfOpen && untilTurn == 0 && !v.Busy && !v.Walked:
 		return now, false, nil
 	case b.State == policy.BreakerHalfOpen:
 		return b.Until.Add(-hold / 2), false, nil
@@ -131,7 +131,7 @@ func (k *Keeper) beginTrial(ctx context.Context, l Lane, v View, now time.Time, 
 // renewTrial prolongs this relay's trial of a lane, or closes the breaker when there was nothing to send: all that waited is
 // gone, or waits behind another delivery.
 func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, instance int32) (look bool, err error) {
-	vain := !v.Busy && v.Turn == 0
+	vain := !v.Busy && v.UntilTurn == 0
 	l.Change(func(b *policy.Breaker) {
 		if vain = vain && b.State == policy.BreakerHalfOpen && !b.Accepted; vain {
 			b.Close(now)

@@ -83,8 +83,8 @@ func (f *Flow) Paced() float64 {
 	return min(f.found, f.configured)
 }
 
-// Turn returns how long it is until a request can have its turn; 0: it can now.
-func (f *Flow) Turn(now time.Time) time.Duration {
+// UntilTurn returns how long Wait would return, and takes nothing of the rate.
+func (f *Flow) UntilTurn(now time.Time) time.Duration {
 	closed := max(0, f.Reopens.Sub(now))
 	if f.bucket == nil {
 		return closed

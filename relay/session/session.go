@@ -34,8 +34,8 @@ type Session struct {
 	Beaten func(began time.Time, instance int32, found News)
 	// Wake says what to look for, as notifications and rescues ask.
 	Wake func(Requests)
-	// Hears says whether the session listens for notifications from now on.
-	Hears func(bool)
+	// Listening says whether the session listens for notifications from now on.
+	Listening func(bool)
 	// Idle reports whether the relay has nothing to do: then the session beats a little less often.
 	Idle func() bool
 	// Rescued follows the end of a dead relay's claims.
@@ -181,7 +181,7 @@ func (s *Session) startListening(ctx context.Context, on *standing) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	on.listening = true
-	s.Hears(true)
+	s.Listening(true)
 	return nil
 }
 
@@ -193,7 +193,7 @@ func (s *Session) keep(ctx context.Context) (connected bool, err error) {
 	}
 	if on.conn != nil {
 		defer func() {
-			s.Hears(false)
+			s.Listening(false)
 			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
 			_ = on.conn.Close(closing)

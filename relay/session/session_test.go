@@ -28,7 +28,7 @@ func alone(t testing.TB, db *relaytest.Database) *Session {
 		Config: Config{Pool: pool, Name: "test", Lease: time.Minute}, Guard: identity.NewGuard(identity.Config{Failed: failed}),
 		Presence: &Presence{}, Producers: &Producers{}, Failed: failed,
 		Enter:  func(_ context.Context, _ pg.Pool, _ int32, alive func()) error { alive(); return nil },
-		Beaten: func(time.Time, int32, News) {}, Wake: func(Requests) {}, Hears: func(bool) {},
+		Beaten: func(time.Time, int32, News) {}, Wake: func(Requests) {}, Listening: func(bool) {},
 		Idle: func() bool { return false }, Rescued: func(int32) {},
 	}
 }

@@ -3,9 +3,11 @@ package bench
 import (
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// limits is what is known of a drain when the question is what limited it.
+// limits holds the figures of a drain that show what limited it.
 type limits struct {
 	window      time.Duration // how long the drain was observed
 	inFlight    float64       // requests under way, on average
@@ -14,7 +16,7 @@ type limits struct {
 	roundTrip   float64 // to the database, in milliseconds
 	rate        float64
 	rateLimit   float64 // 0: none
-	refusals    int
+	failures    int
 	busy        float64 // share of the processors of this machine; 0: not counted
 	relay       float64 // processors that the relay kept busy
 	server      float64 // that PostgreSQL kept busy; 0: it is elsewhere, or not counted
@@ -36,10 +38,10 @@ const (
 // refuses makes the relay slow down, a rate limit leaves the processors idle, and so on.
 func (l limits) String() string {
 	switch {
-	case l.refusals > 0:
-		return fmt.Sprintf("the receiver, which refused or lost %d requests: the relay retries after 5 s or more, and sends it less meanwhile", l.refusals)
+	case l.failures > 0:
+		return fmt.Sprintf("the receiver, which refused or lost %s: the relay retries after 5 s or more, and sends it less meanwhile", plain.Plural(l.failures, "request", "requests"))
 	case l.window < shortest:
-		return fmt.Sprintf("unknown, as %d ms are too short to say; repeat it with more --events", l.window.Milliseconds())
+		return fmt.Sprintf("unknown, since %d ms are too short to say; repeat it with more --events", l.window.Milliseconds())
 	case l.rateLimit > 0 && l.rate >= mostlyInUse*l.rateLimit:
 		return fmt.Sprintf("rate_limit: %.0f requests/s", l.rateLimit)
 	case l.busy >= usedUp:
@@ -49,7 +51,7 @@ func (l limits) String() string {
 		return fmt.Sprintf("the receiver's answers: %.0f of %d requests were under way all the time, for %.1f ms each; a higher max_in_flight or a faster receiver helps",
 			l.inFlight, l.maxInFlight, l.answer)
 	case l.roundTrip >= 2:
-		return fmt.Sprintf("the way to the database: a round trip takes %.1f ms, while %.0f of %d requests were under way", l.roundTrip, l.inFlight, l.maxInFlight)
+		return fmt.Sprintf("the network to the database: a round trip takes %.1f ms, while %.0f of %d requests were under way", l.roundTrip, l.inFlight, l.maxInFlight)
 	}
 	return fmt.Sprintf("the database's answers to claims and settles, as neither processors (%.0f %% busy) nor requests (%.0f of %d under way) were used up",
 		100*l.busy, l.inFlight, l.maxInFlight)

@@ -15,16 +15,16 @@ func TestLimits(t *testing.T) {
 		return changed
 	}
 	for want, limits := range map[string]limits{
-		"the database's answers":                             l,
-		"the way to the database: a round trip takes 5.0 ms": with(func(l *limits) { l.roundTrip = 5 }),
-		"the receiver's answers: 60 of 64 requests":          with(func(l *limits) { l.inFlight = 60 }),
-		"the processors of this machine: 95 % of 2":          with(func(l *limits) { l.busy, l.inFlight = 0.95, 60 }),
+		"the database's answers":                                 l,
+		"the network to the database: a round trip takes 5.0 ms": with(func(l *limits) { l.roundTrip = 5 }),
+		"the receiver's answers: 60 of 64 requests":              with(func(l *limits) { l.inFlight = 60 }),
+		"the processors of this machine: 95 % of 2":              with(func(l *limits) { l.busy, l.inFlight = 0.95, 60 }),
 		"relay used 0.3 processors, this command's producers and receiver 0.1, PostgreSQL 0.1, other programs 1.4: repeat": with(func(l *limits) { l.busy = 0.95 }),
 		"PostgreSQL 1.4, other programs 0.1":             with(func(l *limits) { l.busy, l.server = 0.95, 1.4 }),
 		"PostgreSQL and other programs 1.5":              with(func(l *limits) { l.busy, l.server = 0.95, 0 }),
 		"rate_limit: 1000 requests/s":                    with(func(l *limits) { l.rateLimit = 1000 }),
-		"the receiver, which refused or lost 3 requests": with(func(l *limits) { l.refusals, l.busy = 3, 1 }),
-		"unknown, as 90 ms are too short":                with(func(l *limits) { l.window, l.busy = 90*time.Millisecond, 1 }),
+		"the receiver, which refused or lost 3 requests": with(func(l *limits) { l.failures, l.busy = 3, 1 }),
+		"unknown, since 90 ms are too short":             with(func(l *limits) { l.window, l.busy = 90*time.Millisecond, 1 }),
 	} {
 		if got := limits.String(); !strings.Contains(got, want) {
 			t.Errorf("%+v: %q does not contain %q", limits, got, want)

@@ -28,7 +28,7 @@ import (
 // started by bench alone, reads commands from standard input, and ends with it.
 type LoadCommand struct{}
 
-// loadOrder is one command to that process.
+// loadOrder is one command to the process of LoadCommand.
 type loadOrder struct {
 	// The first one says where the events go.
 	DSN     string `json:"dsn,omitempty"`
@@ -42,7 +42,7 @@ type loadOrder struct {
 	For time.Duration `json:"for,omitempty"`
 }
 
-// loadAnswer is what it answers.
+// loadAnswer is the answer to a loadOrder.
 type loadAnswer struct {
 	Error string `json:"error,omitempty"`
 	URL   string `json:"url,omitempty"` // of its receiver
@@ -80,7 +80,7 @@ func (LoadCommand) Run(inv *cli.Invocation) error {
 	encoder := json.NewEncoder(inv.Stdout)
 	for order := range orders {
 		answer := loadAnswer{URL: "http://" + listener.Addr().String() + "/"}
-		if err := p.obey(ctx, order, &answer); err != nil {
+		if err := p.execute(ctx, order, &answer); err != nil {
 			answer.Error = cli.OneLine(err.Error())
 		}
 		_ = encoder.Encode(answer) // without a reader the input ends as well
@@ -109,7 +109,7 @@ func (p *producers) close() {
 	}
 }
 
-func (p *producers) obey(ctx context.Context, order loadOrder, answer *loadAnswer) (err error) {
+func (p *producers) execute(ctx context.Context, order loadOrder, answer *loadAnswer) (err error) {
 	switch {
 	case order.DSN != "":
 		// The name of the table is written out, because a pooler takes no search_path.
@@ -221,7 +221,7 @@ func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed
 	return ids, committed, nil
 }
 
-// A load is that process as bench sees it.
+// A load is the process of LoadCommand, as its parent sees it.
 type load struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -265,7 +265,7 @@ func (l *load) call(order loadOrder) (answer loadAnswer, err error) {
 	return answer, nil
 }
 
-// stop ends the process. It was told to by the end of its input, so how it ended says nothing.
+// stop ends the process by closing its input. How it ends then does not matter.
 func (l *load) stop() {
 	l.in.Close()
 	_ = l.cmd.Wait()

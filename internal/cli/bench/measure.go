@@ -20,7 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// measure runs the drain and the steady rate.
+// measure runs the drain, the steady rate and the inserts.
 func (b *bench) measure(ctx context.Context) (report Report, err error) {
 	if b.load, err = startLoad(ctx, b.inv); err != nil {
 		return report, err
@@ -30,14 +30,14 @@ func (b *bench) measure(ctx context.Context) (report Report, err error) {
 	if err != nil {
 		return report, b.cause(ctx, err)
 	}
-	if err := b.choose(ready.URL); err != nil {
+	if err := b.setDestination(ready.URL); err != nil {
 		return report, err
 	}
 	report = Report{Database: b.config.DatabaseName(), Receiver: config.WithoutQuery(b.destination.URL), Payload: b.cmd.Payload}
 	if b.cmd.URL == "" {
 		report.Receiver = "this command's own, which answers 200"
 	}
-	if report.RoundTripMS, err = b.meet(ctx); err != nil {
+	if report.RoundTripMS, err = b.prepareDatabase(ctx); err != nil {
 		return report, err
 	}
 	b.progress("inserting %s", plain.Plural(b.cmd.Events, "event", "events"))
@@ -64,7 +64,7 @@ func (b *bench) measure(ctx context.Context) (report Report, err error) {
 	return report, err
 }
 
-// cause returns why the run ended: what the other process says of an interrupt is noise.
+// cause returns why the run ended. After an interrupt the errors of the other process are noise.
 func (b *bench) cause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -72,8 +72,8 @@ func (b *bench) cause(ctx context.Context, err error) error {
 	return err
 }
 
-// choose says where events go: to the URL that was given, as the configuration has it, or to the receiver of the load.
-func (b *bench) choose(own string) error {
+// setDestination sets where events go: the URL that was given, as the configuration has it, or the receiver of the load's process.
+func (b *bench) setDestination(own string) error {
 	if b.cmd.URL == "" {
 		b.destination = post.Destination{Name: config.DefaultDestination, URL: own}
 		return nil
@@ -94,9 +94,9 @@ const (
 	routeBench    = `INSERT INTO %s (pattern, destination) VALUES ('*', $1)`
 )
 
-// meet prepares the database, finds its process if it is on this machine, and returns the median of its round trips in
-// milliseconds.
-func (b *bench) meet(ctx context.Context) (roundTrip float64, err error) {
+// prepareDatabase routes the events, finds the server's process if it is on this machine, and returns the median of its round trips
+// in milliseconds.
+func (b *bench) prepareDatabase(ctx context.Context) (roundTrip float64, err error) {
 	if _, err := b.pool.Exec(ctx, fmt.Sprintf(routeBench, pgx.Identifier{b.schema, "outbox_route"}.Sanitize()), config.DefaultDestination); err != nil {
 		return 0, fmt.Errorf("route the events: %w", err)
 	}
@@ -124,7 +124,7 @@ func isLocal(host string) bool {
 	return len(host) > 0 && host[0] == '/' || slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 }
 
-// usage is what has been used up to a moment.
+// usage is the processor time and the WAL that were used up to a moment.
 type usage struct {
 	at             time.Time
 	relay, server  time.Duration
@@ -164,17 +164,17 @@ type runningRelay struct {
 	ended  chan struct{}
 	err    error // once ended is closed
 
-	mu        sync.Mutex // guards what follows
-	attempts  int
-	inPosts   time.Duration
-	first     time.Time
-	last      time.Time
-	refusals  int
-	refusal   string              // the last one
-	answered  map[int64]time.Time // by event, delivered ones
-	delivered int                 // deliveries that the database knows to be delivered
-	failed    int                 // deliveries that the relay never attempts again
-	settled   chan struct{}       // of 1: one of the two has grown
+	mu          sync.Mutex // guards what follows
+	attempts    int
+	inPosts     time.Duration
+	first       time.Time
+	last        time.Time
+	failures    int                 // requests that did not deliver
+	lastFailure string              // how the last of them failed
+	answered    map[int64]time.Time // by event, delivered ones
+	delivered   int                 // deliveries that the database knows to be delivered
+	failed      int                 // deliveries that the relay never attempts again
+	settled     chan struct{}       // of 1: one of the two has grown
 }
 
 func (b *bench) start(ctx context.Context) (*runningRelay, error) {
@@ -215,11 +215,8 @@ func (r *runningRelay) attempted(a relay.Attempt) {
 	}
 	r.last = now
 	if a.Outcome != policy.Delivered {
-		r.refusals++
-		r.refusal = "the reason " + string(a.Reason)
-		if a.StatusCode > 0 {
-			r.refusal = fmt.Sprintf("status %d", a.StatusCode)
-		}
+		r.failures++
+		r.lastFailure = describeFailure(a)
 		return
 	}
 	r.answered[a.EventID] = now
@@ -241,47 +238,47 @@ func (r *runningRelay) settle(_ string, outcome policy.Outcome, _ policy.Reason,
 	}
 }
 
-// state returns how many deliveries are delivered and failed so far. refusals says how many requests failed, and how the last one did;
+// state returns how many deliveries are delivered and failed so far. failures says how many requests failed, and how the last one did;
 // it is empty if none has.
-func (r *runningRelay) state() (delivered, failed int, refusals string) {
+func (r *runningRelay) state() (delivered, failed int, failures string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.refusals > 0 {
-		refusals = fmt.Sprintf("%s failed, the last one with %s", plain.Plural(r.refusals, "request", "requests"), r.refusal)
+	if r.failures > 0 {
+		failures = fmt.Sprintf("%s failed, the last one %s", plain.Plural(r.failures, "request", "requests"), r.lastFailure)
 	}
-	return r.delivered, r.failed, refusals
+	return r.delivered, r.failed, failures
 }
 
-// patience is how long bench waits for the next delivery before it gives up.
-const patience = 30 * time.Second
+// deliveryTimeout is how long bench waits for the next delivery before it gives up.
+const deliveryTimeout = 30 * time.Second
 
-// wait returns when so many events have been delivered. It fails at once if the receiver refuses one for good: that one never arrives.
+// wait returns when so many events have been delivered. It fails at once if the receiver refuses one for good, which then never arrives.
 func (b *bench) wait(ctx context.Context, running *runningRelay, count int, phase string) error {
 	report := time.NewTicker(time.Second)
 	defer report.Stop()
 	seen, since := 0, time.Now()
 	for {
-		n, failed, refusals := running.state()
+		n, failed, failures := running.state()
 		if n >= count {
 			return nil
 		}
 		if failed > 0 {
-			return fmt.Errorf("the receiver refuses the events of this command for good: %s; let it accept the type bench.event with payloads like {\"pad\":\"xxx\"}", refusals)
+			return fmt.Errorf("the receiver refuses the events of this command for good: %s; let it accept the type bench.event with payloads like {\"pad\":\"xxx\"}", failures)
 		}
 		if n > seen {
 			seen, since = n, time.Now()
 		}
-		if refusals != "" {
-			refusals = "; " + refusals
+		if failures != "" {
+			failures = "; " + failures
 		}
-		if time.Since(since) > patience {
-			return fmt.Errorf("nothing was delivered for %s: %d of %s were%s; check the receiver: %s", patience, n, plain.Plural(count, "event", "events"),
-				refusals, config.WithoutQuery(b.destination.URL))
+		if time.Since(since) > deliveryTimeout {
+			return fmt.Errorf("nothing was delivered for %s: %d of %s so far%s; check the receiver at %s", deliveryTimeout, n, plain.Plural(count, "event", "events"),
+				failures, config.WithoutQuery(b.destination.URL))
 		}
 		select {
 		case <-running.settled:
 		case <-report.C:
-			b.progress("%s: %d of %d delivered%s", phase, n, count, refusals)
+			b.progress("%s: %d of %d delivered%s", phase, n, count, failures)
 		case <-running.ended:
 			return b.cause(ctx, errors.Join(errors.New("the relay ended"), running.err))
 		case <-ctx.Done():
@@ -317,7 +314,7 @@ func (b *bench) drain(ctx context.Context, running *runningRelay, roundTrip floa
 	whole := b.destination.WithDefaults(post.Egress{})
 	d.Limit = limits{
 		window: window, inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
-		rate: d.PerSecond, rateLimit: whole.RateLimit, refusals: running.refusals,
+		rate: d.PerSecond, rateLimit: whole.RateLimit, failures: running.failures,
 		busy: share(after.busy-before.busy, after.capacity-before.capacity), relay: share(after.relay-before.relay, window),
 		server: share(after.server-before.server, window), load: share(after.load-before.load, window), processors: runtime.NumCPU(),
 	}.String()
@@ -360,7 +357,7 @@ func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, err
 	}, nil
 }
 
-// inserts measures what the database bears of producers: beside the relay, and once stopRelay has ended it.
+// inserts measures how fast producers can commit: beside the relay, and once stopRelay has ended it.
 func (b *bench) inserts(ctx context.Context, stopRelay func() error) (*Inserts, error) {
 	report := &Inserts{Clients: connections, Seconds: b.cmd.Inserts.Seconds()}
 	first := maxEvents + maxRate*int(maxDuration.Seconds()) // beyond all numbers before
