@@ -84,6 +84,9 @@ func (c *claimer) notified(sweep bool) {
 		for _, l := range c.lanes.list() {
 			l.walkNow()
 		}
+		if c.wake.rescued.Swap(false) { // the walk may have a large backlog before it
+			c.lookBack(c.clock.now().Add(-rescuedWindow))
+		}
 	} else if wasIdle {
 		if since := c.writers.Woken(time.Now()); !since.IsZero() {
 			c.lookBack(since.Add(-policy.Overlap))

@@ -73,6 +73,7 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	r.effective.Store(next)
 	r.lanes.replace(time.Now(), next.Destinations, endpoints)
 	signal(r.wake.reloaded)
+	signal(r.wake.routes)
 	signal(r.wake.alerts)
 	r.wake.notify(true) // for a lane that is new, or may hold more
 	if len(changes) > 0 {

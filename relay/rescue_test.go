@@ -370,3 +370,43 @@ func (db *database) connectAs(conn pg.DB, instance int32) {
 	}
 	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour' WHERE instance = $1`, instance)
 }
+
+// What a dead relay had in flight is sent at once, although a walk through a large backlog of blocked ordering keys goes on: it is not
+// behind that backlog, as it was not before.
+func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
+	t.Parallel()
+	const dead = 1000
+	db := newDatabase(t)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '1', 'blocked-' || i, 'key' FROM generate_series(1, 5000) i`)
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour', status = CASE WHEN event_id = (SELECT min(id) FROM outbox) THEN 'failed' ELSE 'pending' END`)
+	rc := newReceiver(t, nil)
+	rescued := make(chan struct{}, 1)
+	cfg := db.config(to(rc.URL))
+	cfg.Hooks.Rescued = func(int32) { rescued <- struct{}{} }
+	r := sessionOf(t, cfg)
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := r.newClaimer()
+	c.pace = policy.Pace{Poll: time.Hour}
+	turns := func(n int) {
+		for range n {
+			_, err := c.claimIfDue(t.Context())
+			must(t, err)
+			r.senders.wait()
+		}
+	}
+	db.insert(1, "in-flight")
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '5 seconds', claim = 1, claimed_by = $1, lease_expires_at = now() + interval '50 seconds'
+		WHERE event_id = (SELECT max(id) FROM outbox)`, dead)
+	c.notified(wakeUp(t, r))
+	turns(3)
+	if walk := &r.lane("default").walks[backlog]; !walk.more || rc.total() > 0 {
+		t.Fatalf("not in a walk through the backlog, or %d were sent", rc.total())
+	}
+	db.exec(`INSERT INTO outbox_relay (instance, name, version, session_pid) OVERRIDING SYSTEM VALUE VALUES ($1, 'dead', '', 0)`, dead)
+	<-rescued
+	c.notified(wakeUp(t, r))
+	turns(3)
+	if rc.total() != 1 {
+		t.Error("what the dead relay had in flight waits for the walk")
+	}
+}

@@ -19,6 +19,7 @@ func (r *Relay) newSession() *session.Session {
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.store.producers,
 		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.wake.listening.Store, Idle: r.wake.idle.Load,
 		Rescued: func(instance int32) {
+			r.wake.rescued.Store(true)
 			if hook := r.cfg.Hooks.Rescued; hook != nil {
 				hook(instance)
 			}

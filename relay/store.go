@@ -38,6 +38,10 @@ const (
 // liveWindow is how long after it became due a delivery goes before the backlog.
 const liveWindow = 10 * time.Second
 
+// rescuedWindow is how long ago a delivery became due that is looked for at once when its relay has died. It covers what was live
+// when the relay claimed it, and the request.
+const rescuedWindow = 2 * liveWindow
+
 // keyset is a place in the order in which a lane is claimed.
 type keyset struct {
 	at time.Time

@@ -15,6 +15,7 @@ type wakeup struct {
 	notified  chan bool          // a producer committed while this relay was armed; true: look behind the positions too
 	commits   atomic.Int64       // notifications of producers since the claimer last took their number
 	lapsed    atomic.Bool        // producers had stopped to notify while this relay was armed, and notify again
+	rescued   atomic.Bool        // the claims of a dead relay have ended since the claimer last looked
 	listening atomic.Bool        // the session listens
 	idle      atomic.Bool        // as of the claimer's last turn
 	retries   *policy.RetryTimes // what this relay has put off is due again

@@ -24,6 +24,9 @@ type Keeper struct {
 
 	// known are the stored routes as this relay saw them last; nil: it has not looked.
 	known map[Row]bool
+	// applied is true until Follow has looked for unserved deliveries. A relay starts without that look: where a session blocks
+	// vacuum, it reads an entry of every delivery that was ever pending.
+	applied bool
 }
 
 // Apply records the destinations and routes of a configuration for the relay that is registered as instance, and makes the
@@ -35,7 +38,7 @@ func (k *Keeper) Apply(ctx context.Context, instance int32, destinations []strin
 		return Change{}, err
 	}
 	k.Added()
-	k.warnUnserved(ctx)
+	k.applied = true
 	return change, nil
 }
 
@@ -46,8 +49,13 @@ func (k *Keeper) Withdraw(ctx context.Context, instance int32) error {
 	return err
 }
 
-// Follow notices what others have changed about the routes, and removes those that only dead relays had.
+// Follow notices what others have changed about the routes, and removes those that only dead relays had. After an Apply it also logs
+// which deliveries wait for a destination that no relay serves.
 func (k *Keeper) Follow(ctx context.Context, instance int32) error {
+	if k.applied {
+		k.applied = false
+		k.warnUnserved(ctx)
+	}
 	change, err := k.sync(ctx, instance, nil)
 	if err == nil && len(change.Added) > 0 {
 		k.Added()
