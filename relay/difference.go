@@ -2,7 +2,6 @@ package relay
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -45,18 +44,7 @@ func (c Config) fixed() (f Config) {
 // differences describes what changes from one configuration to the next, but for what needs a restart. It holds no
 // secret.
 func (c *Config) differences(next *Config) (all []string) {
-	for _, d := range next.Destinations {
-		i := slices.IndexFunc(c.Destinations, func(old post.Destination) bool { return old.Name == d.Name })
-		if i < 0 {
-			all = append(all, "destinations."+d.Name+" added")
-		} else if names := c.Destinations[i].Differences(d); len(names) > 0 {
-			all = append(all, "destinations."+d.Name+" changed: "+strings.Join(names, ", "))
-		}
-	}
-	for _, name := range missing(c.Destinations, next.Destinations) {
-		all = append(all, "destinations."+name+" removed")
-	}
-	all = append(all, routes.Differences(c.Routes, next.Routes)...)
+	all = append(post.Differences(c.Destinations, next.Destinations), routes.Differences(c.Routes, next.Routes)...)
 	var v check.Differences
 	v.Compare("egress.allow_private", (c.Egress.AllowPrivate == nil) == (next.Egress.AllowPrivate == nil) && slices.Equal(c.Egress.AllowPrivate, next.Egress.AllowPrivate))
 	v.Compare("egress.proxy", c.Egress.Proxy == next.Egress.Proxy)
@@ -86,14 +74,4 @@ func samePool(a, b *pgxpool.Config) bool {
 		return a == b
 	}
 	return a.ConnString() == b.ConnString() && a.MaxConns == b.MaxConns
-}
-
-// missing returns the names of the destinations that others do not have.
-func missing(destinations, others []post.Destination) (names []string) {
-	for _, d := range destinations {
-		if !slices.ContainsFunc(others, func(o post.Destination) bool { return o.Name == d.Name }) {
-			names = append(names, d.Name)
-		}
-	}
-	return names
 }

@@ -246,8 +246,10 @@ func TestLateCommitFromBeforeTheRelay(t *testing.T) {
 func TestCommitBehindABurst(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
+	every := time.NewTicker(10 * time.Millisecond) // so that the burst lasts for longer than claims look back
+	defer every.Stop()
 	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
-		time.Sleep(10 * time.Millisecond) // so that the burst lasts for longer than claims look back
+		<-every.C
 		w.WriteHeader(http.StatusNoContent)
 	})
 	d := to(rc.URL)

@@ -6,10 +6,31 @@ import (
 	"crypto/x509"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
+
+// Differences describes what changes from one list of destinations to the next. It holds no secret.
+func Differences(list, next []Destination) (all []string) {
+	named := func(list []Destination, name string) int {
+		return slices.IndexFunc(list, func(d Destination) bool { return d.Name == name })
+	}
+	for _, d := range next {
+		if i := named(list, d.Name); i < 0 {
+			all = append(all, "destinations."+d.Name+" added")
+		} else if names := list[i].Differences(d); len(names) > 0 {
+			all = append(all, "destinations."+d.Name+" changed: "+strings.Join(names, ", "))
+		}
+	}
+	for _, d := range list {
+		if named(next, d.Name) < 0 {
+			all = append(all, "destinations."+d.Name+" removed")
+		}
+	}
+	return all
+}
 
 // Differences returns the names of the settings in which the next configuration of a destination is another one.
 func (d Destination) Differences(next Destination) []string {
