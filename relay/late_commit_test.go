@@ -247,7 +247,7 @@ func TestCommitBehindABurst(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	every := time.NewTicker(10 * time.Millisecond) // so that the burst lasts for longer than claims look back
-	defer every.Stop()
+	t.Cleanup(every.Stop)
 	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
 		<-every.C
 		w.WriteHeader(http.StatusNoContent)
