@@ -143,6 +143,19 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// Nothing is left of a client that is let go right after an answer; TestMain looks for it.
+func TestClientIsLetGoRightAfterAnAnswer(t *testing.T) {
+	t.Parallel()
+	address, _ := start(t, "")
+	for range 300 {
+		client := kafkapost.New(config(address))
+		if got := client.Publish(t.Context(), topic, kafkapost.Message{Payload: []byte("1")}); got.Reason != policy.ReasonOK {
+			t.Fatalf("result is %+v", got)
+		}
+		client.CloseIdleConnections()
+	}
+}
+
 // A broker that was away costs the attempts of that time, and no later one.
 func TestAnOutage(t *testing.T) {
 	t.Parallel()

@@ -46,6 +46,7 @@ type Client struct {
 
 	mu      sync.Mutex
 	current [2]*kgo.Client // by whether records are alone in their batch
+	users   int            // calls that use one of them
 	links   links
 
 	alone chan struct{} // holds something while a record is written alone
@@ -65,8 +66,9 @@ const (
 // attempt ends with the broker's answer, which an operator understands; at the end of its time it would say only that time ran out.
 const brokerRetries = 4
 
-// client returns the producer, and makes it if there is none. That of records which are written alone has a connection of its own.
-func (c *Client) client(alone bool) (*kgo.Client, error) {
+// use returns the producer, and makes it if there is none. That of records which are written alone has a connection of its own. The
+// caller calls unuse after it.
+func (c *Client) use(alone bool) (*kgo.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	which, limit := 0, int32(maxBatch)
@@ -74,6 +76,7 @@ func (c *Client) client(alone bool) (*kgo.Client, error) {
 		which, limit = 1, maxRecord
 	}
 	if c.current[which] != nil {
+		c.users++
 		return c.current[which], nil
 	}
 	options := []kgo.Opt{
@@ -96,7 +99,14 @@ func (c *Client) client(alone bool) (*kgo.Client, error) {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
 	c.current[which] = client
+	c.users++
 	return client, nil
+}
+
+func (c *Client) unuse() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users--
 }
 
 // dial opens a connection, with TLS where the destination asks for it.
@@ -155,12 +165,17 @@ func (c *Client) password() (user, pass string) {
 	return user, pass
 }
 
-// CloseIdleConnections lets the client go, with its connections, unless records are on their way. A later attempt makes another one.
+// CloseIdleConnections lets the client go, with its connections, unless an attempt is under way. A later attempt makes another one.
+//
+// The library's own count of records is of no use here: it falls a moment after the attempt has its answer.
 func (c *Client) CloseIdleConnections() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.users > 0 {
+		return
+	}
 	for i, client := range c.current {
-		if client != nil && client.BufferedProduceRecords() == 0 {
+		if client != nil {
 			client.Close()
 			c.current[i] = nil
 		}

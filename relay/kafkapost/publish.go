@@ -59,10 +59,11 @@ func (c *Client) produceAlone(ctx context.Context, topic string, m Message) erro
 
 // produce writes a record: alone in its batch, which is for one goroutine at a time, or together with those of other attempts.
 func (c *Client) produce(ctx context.Context, topic string, m Message, alone bool) error {
-	client, err := c.client(alone)
+	client, err := c.use(alone)
 	if err != nil {
 		return err
 	}
+	defer c.unuse()
 	record := &kgo.Record{Topic: topic, Value: m.Payload, Headers: make([]kgo.RecordHeader, 0, len(m.Header))}
 	switch {
 	case c.cfg.Key == KeyIdempotency:

@@ -16,10 +16,11 @@ import (
 // Reach connects, and asks whether the topic exists and the user may write to it, as far as the user may ask. It writes nothing. The warnings are
 // what the topic stores, and not as well as it could.
 func (c *Client) Reach(ctx context.Context) (warnings []string, err error) {
-	client, err := c.client(false)
+	client, err := c.use(false)
 	if err != nil {
 		return nil, err
 	}
+	defer c.unuse()
 	request := kmsg.NewPtrMetadataRequest()
 	request.AllowAutoTopicCreation, request.IncludeTopicAuthorizedOperations = false, true
 	request.Topics = []kmsg.MetadataRequestTopic{}
