@@ -130,22 +130,42 @@ func TestLateCommitIsFoundWhenItsTransactionEnds(t *testing.T) {
 	}
 }
 
+// turning returns the claimer of a relay with a session, and what takes a turn of it and waits for what that sends.
+func turning(t *testing.T, cfg Config) (c *claimer, turn func() (wait time.Duration)) {
+	t.Helper()
+	r := sessionOf(t, cfg)
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c = r.newClaimer()
+	return c, func() time.Duration {
+		t.Helper()
+		wait, err := c.claimIfDue(t.Context())
+		must(t, err)
+		r.senders.wait()
+		return wait
+	}
+}
+
+// openLate returns an open transaction that has inserted an event so long ago.
+func openLate(t *testing.T, db *database, ago time.Duration) pgx.Tx {
+	t.Helper()
+	late, err := db.pool.Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = late.Rollback(context.WithoutCancel(t.Context())) })
+	_, err = late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
+	must(t, err)
+	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - $1::interval`, ago)
+	must(t, err)
+	return late
+}
+
 // A producer that writes between the last look at open transactions and the declaration of idleness was told not to notify.
 // The relay, which will not look again for an hour, finds its event when it commits.
 func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
-	r := sessionOf(t, db.config(to(rc.URL)))
-	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	c := r.newClaimer()
+	c, turn := turning(t, db.config(to(rc.URL)))
 	c.pace = policy.Pace{Poll: time.Hour, LastWork: time.Now()}
-	turn := func() (wait time.Duration) {
-		wait, err := c.claimIfDue(t.Context())
-		must(t, err)
-		r.senders.wait()
-		return wait
-	}
 	turn()
 	far := time.Now().Add(time.Hour)
 	if c.pace.Idle || c.writers.Next.IsZero() {
@@ -155,13 +175,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	c.writers.Observe(time.Now(), row[time.Time](db, `SELECT now() - interval '4 seconds'`), 0, nil, false)
 	c.writers.Next = far
 
-	late, err := db.pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = late.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
-	must(t, err)
-	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '4 seconds'`) // beyond the overlap
-	must(t, err)
+	late := openLate(t, db, 2*policy.Overlap)
 	c.pace.LastWork = time.Time{} // which makes it idle
 	turn()
 	if !c.pace.Idle {
@@ -183,16 +197,8 @@ func TestLateCommitBesidesTheFirstClaim(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
-	r := sessionOf(t, db.config(to(rc.URL)))
-	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	c := r.newClaimer()
+	c, turn := turning(t, db.config(to(rc.URL)))
 	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
-	turn := func() (wait time.Duration) {
-		wait, err := c.claimIfDue(t.Context())
-		must(t, err)
-		r.senders.wait()
-		return wait
-	}
 	turn()
 	if !c.pace.Idle {
 		t.Fatal("not idle")
@@ -200,13 +206,7 @@ func TestLateCommitBesidesTheFirstClaim(t *testing.T) {
 	c.writers = policy.Writers{}
 	c.writers.Observe(time.Now(), row[time.Time](db, `SELECT now() - interval '4 seconds'`), 0, nil, true)
 
-	late, err := db.pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = late.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
-	must(t, err)
-	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '3 seconds'`) // beyond the overlap
-	must(t, err)
+	late := openLate(t, db, policy.Overlap+time.Second)
 	db.insert(1, "first")
 	c.notified(false)
 	turn()
@@ -272,15 +272,8 @@ func TestLaneLooksAtWhatItHadNoRoomFor(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
-	r := sessionOf(t, db.config(to(rc.URL)))
-	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	c := r.newClaimer()
+	c, turn := turning(t, db.config(to(rc.URL)))
 	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
-	turn := func() {
-		_, err := c.claimIfDue(t.Context())
-		must(t, err)
-		r.senders.wait()
-	}
 	turn()
 	c.lanes.get("default").walks[backlog].rest(time.Now().Add(time.Hour))
 	db.insert(1, "waited")
