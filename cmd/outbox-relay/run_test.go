@@ -65,11 +65,14 @@ func (a *awaited) wait(t testing.TB, text string, code <-chan int) {
 // waitBehind returns once text was written behind a position.
 func (a *awaited) waitBehind(t testing.TB, position int, text string, code <-chan int) {
 	t.Helper()
+	late := time.After(5 * time.Minute) // long before the tests' own timeout, which would not say what was written instead
 	for !strings.Contains(a.String()[position:], text) {
 		select {
 		case <-a.written:
 		case got := <-code:
 			t.Fatalf("exit code %d without %q:\n%s", got, text, a)
+		case <-late:
+			t.Fatalf("%q is not written, but:\n%s", text, a.String()[position:])
 		}
 	}
 }
