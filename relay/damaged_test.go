@@ -50,8 +50,7 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 				<-g.arrived
 			}
 			path := filepath.Join(server.Dir(), "data", row[string](db, `SELECT pg_relation_filepath($1)`, relation))
-			db.exec(`CHECKPOINT`) // or the log would mend the page
-			must(t, server.StopImmediate(t.Context()))
+			must(t, server.Shutdown(t.Context())) // in order: after a crash, the log would mend the page or stumble over it
 			spoil(t, path, block)
 			must(t, server.StartAgain(t.Context()))
 			db.pool.Reset()
