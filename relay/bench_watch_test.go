@@ -1,10 +1,6 @@
 package relay
 
 import (
-	"context"
-	"regexp"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -35,11 +31,7 @@ func BenchmarkLook(b *testing.B) {
 			db := newDatabase(b)
 			db.exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
 			if c.status == "delivered" { // their index entries stay as long as a snapshot may need them
-				holder, err := db.pool.Acquire(b.Context())
-				must(b, err)
-				b.Cleanup(func() { _, _ = holder.Exec(context.Background(), `ROLLBACK`); holder.Release() })
-				_, err = holder.Exec(b.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_delivery`)
-				must(b, err)
+				db.blockVacuum()
 			}
 			db.exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, next_attempt_at)
 				SELECT 1 + i, 'default', 'key-' || `+c.key+`, `+c.due+` FROM generate_series(0, $1::int - 1) i`, n)
@@ -48,26 +40,20 @@ func BenchmarkLook(b *testing.B) {
 			}
 			db.exec(`ANALYZE outbox_delivery`)
 			conn := engineConn(b, db)
-			var buffers int
-			var took float64
+			var e explained
 			for b.Loop() {
-				rows, err := conn.Query(b.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) `+watch.TakeWatch, 0., []string{}, time.Minute.Seconds(), alert.DefaultLagOver.Seconds())
-				must(b, err)
-				lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-				must(b, err)
-				buffers = 0
-				for _, found := range regexp.MustCompile(`(?:hit|read)=(\d+)`).FindAllStringSubmatch(lines[1], -1) {
-					count, _ := strconv.Atoi(found[1])
-					buffers += count
-				}
-				found := regexp.MustCompile(`Execution Time: ([0-9.]+) ms`).FindStringSubmatch(strings.Join(lines, "\n"))
-				took, err = strconv.ParseFloat(found[1], 64)
-				must(b, err)
+				e = look(b, conn)
 			}
 			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(float64(buffers), "buffers")
-			b.ReportMetric(took, "ms")
+			b.ReportMetric(float64(e.buffers), "buffers")
+			b.ReportMetric(float64(e.took.Microseconds())/1000, "ms")
 			b.ReportMetric(float64(row[int](db, `SELECT (sample -> 'lanes' -> 0 ->> 'waiting')::int FROM outbox_watch`)), "waiting")
 		})
 	}
+}
+
+// look looks around the database once.
+func look(tb testing.TB, conn *pgx.Conn) explained {
+	tb.Helper()
+	return explain(tb, conn, watch.TakeWatch, 0., []string{}, time.Minute.Seconds(), alert.DefaultLagOver.Seconds())
 }

@@ -25,11 +25,7 @@ var histories = map[string]func(db *database, n int) (floor int64){
 	},
 	"delivered while vacuum is blocked": func(db *database, n int) int64 {
 		db.keyed("hot", 1, n)
-		blocker, err := pgx.Connect(db.Context(), db.dsn)
-		must(db, err)
-		db.Cleanup(func() { _ = blocker.Close(db.Context()) })
-		_, err = blocker.Exec(db.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_delivery`)
-		must(db, err)
+		db.blockVacuum()
 		db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now()`)
 		return row[int64](db, `SELECT max(event_id) FROM outbox_delivery`)
 	},
@@ -122,19 +118,10 @@ func (db *database) claimAfter(history func(*database, int) int64, n, keys, park
 		var all time.Duration
 		buffers, claimed = 0, 0
 		for _, query := range queries.QueuedQueries {
-			rows, err := tx.Query(db.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) `+query.SQL, query.Arguments...)
-			must(db, err)
-			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			must(db, err)
-			plan := strings.Join(lines, "\n")
-			for _, n := range regexp.MustCompile(`(?:hit|read)=(\d+)`).FindAllStringSubmatch(lines[1], -1) {
-				count, _ := strconv.Atoi(n[1])
-				buffers += count
-			}
-			ms, err := strconv.ParseFloat(regexp.MustCompile(`Execution Time: ([0-9.]+) ms`).FindStringSubmatch(plan)[1], 64)
-			must(db, err)
-			all += time.Duration(ms * float64(time.Millisecond))
-			if updated := regexp.MustCompile(`CTE Scan on claimed c .*actual rows=(\d+)`).FindStringSubmatch(plan); updated != nil {
+			e := explain(db, tx, query.SQL, query.Arguments...)
+			buffers += e.buffers
+			all += e.took
+			if updated := regexp.MustCompile(`CTE Scan on claimed c .*actual rows=(\d+)`).FindStringSubmatch(e.plan); updated != nil {
 				count, _ := strconv.Atoi(updated[1])
 				claimed += count
 			}

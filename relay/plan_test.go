@@ -1,6 +1,9 @@
 package relay
 
 import (
+	"context"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +25,44 @@ func engineConn(t testing.TB, db *database) *pgx.Conn {
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(t.Context()) })
 	return conn
+}
+
+// explained is what the server did for a statement.
+type explained struct {
+	plan    string
+	buffers int // pages that were read, wherever they were
+	took    time.Duration
+}
+
+// explain executes a statement, and returns what it took.
+func explain(tb testing.TB, conn interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}, statement string, arguments ...any,
+) (e explained) {
+	tb.Helper()
+	rows, err := conn.Query(tb.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) `+statement, arguments...)
+	must(tb, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(tb, err)
+	e.plan = strings.Join(lines, "\n")
+	for _, found := range regexp.MustCompile(`(?:hit|read)=(\d+)`).FindAllStringSubmatch(lines[1], -1) {
+		pages, err := strconv.Atoi(found[1])
+		must(tb, err)
+		e.buffers += pages
+	}
+	e.took, err = time.ParseDuration(regexp.MustCompile(`Execution Time: ([0-9.]+) ms`).FindStringSubmatch(e.plan)[1] + "ms")
+	must(tb, err)
+	return e
+}
+
+// blockVacuum opens a snapshot for as long as the test lasts.
+func (db *database) blockVacuum() {
+	db.Helper()
+	blocker, err := pgx.Connect(db.Context(), db.dsn)
+	must(db, err)
+	db.Cleanup(func() { _ = blocker.Close(context.Background()) })
+	_, err = blocker.Exec(db.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_delivery`)
+	must(db, err)
 }
 
 func (db *database) fill(n, delivered int) {

@@ -287,6 +287,28 @@ func TestLookIsBounded(t *testing.T) {
 	}
 }
 
+// While vacuum is blocked, the index entries of what was delivered stand before the first that is pending. A look goes through
+// them once, whatever it asks about a destination.
+func TestLookPassesWhatWasDeliveredOnce(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
+	sessionOf(t, db.config(to("http://receiver.test/"))) // a destination that is served
+	conn := engineConn(t, db)
+	const firstPending = `SELECT destination, replay, next_attempt_at, event_id FROM outbox_delivery
+		WHERE status = 'pending' AND destination >= '' ORDER BY destination, replay, next_attempt_at, event_id LIMIT 1`
+	db.exec(`INSERT INTO outbox_delivery (event_id, destination) SELECT i, 'default' FROM generate_series(1, 20001) i; ANALYZE outbox_delivery`)
+	look(t, conn)
+	before := look(t, conn)
+	db.blockVacuum()
+	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id <= 20000`)
+	once, after := explain(t, conn, firstPending), look(t, conn)
+	if passed := after.buffers - before.buffers; once.buffers < 500 || passed > once.buffers*3/2 {
+		t.Errorf("%d pages for one pass, %d for a look", once.buffers, passed)
+	}
+}
+
 // Only one of many relays looks; the others know what it saw, and all stand down for the same reason.
 func TestOneRelayLooksForAll(t *testing.T) {
 	t.Parallel()

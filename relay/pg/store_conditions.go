@@ -44,7 +44,10 @@ const Pending = `pending (destination) AS (
 
 // Unserved selects the destinations with pending deliveries that no registered relay serves.
 const Unserved = `
-WITH RECURSIVE ` + Pending + `
+WITH RECURSIVE ` + Pending + UnservedOf
+
+// UnservedOf does so in a statement whose WITH has found the destinations of pending deliveries, as [Pending].
+const UnservedOf = `
 SELECT p.destination,
        (SELECT count(*) FROM (SELECT FROM outbox_delivery d
                               WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending

@@ -14,16 +14,16 @@ import (
 const watchedTables = `ARRAY['outbox', 'outbox_delivery', 'outbox_attempt', 'outbox_destination', 'outbox_relay', 'outbox_alert']`
 
 // The first pending delivery of every destination, found by skipping through the hot index: live deliveries stand before
-// replays there, and parked ones, whose destination is empty, first of all.
-const firstOfLanes = `
-WITH RECURSIVE first AS (
+// replays there, and parked ones, whose destination is empty, first of all. A statement finds them once, and nothing in it looks in
+// front of them again: while vacuum is blocked, what was delivered still stands there, entry by entry.
+const firstPending = `pending AS (
     (SELECT d.destination, d.replay, d.next_attempt_at, d.event_id FROM outbox_delivery d
      WHERE d.status = 'pending' AND d.destination >= ''
      ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1)
     UNION ALL
-    SELECT following.* FROM first CROSS JOIN LATERAL (
+    SELECT following.* FROM pending CROSS JOIN LATERAL (
         SELECT d.destination, d.replay, d.next_attempt_at, d.event_id FROM outbox_delivery d
-        WHERE d.status = 'pending' AND d.destination > first.destination
+        WHERE d.status = 'pending' AND d.destination > pending.destination
         ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1) following
 )`
 
@@ -35,14 +35,14 @@ WITH RECURSIVE first AS (
 // Heads that are not due are found from the deliveries that have waited for too long behind them. Those come first among what is due,
 // however much is scheduled, and a lane that keeps up has none. The walk from such a delivery to its head goes downwards and is
 // short: nothing between them was sent. Upwards it would read an index entry of everything that the key sent while vacuum is blocked.
-const watchLanes = firstOfLanes + `
+const watchLanes = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
     'held', coalesce(s.paused OR s.breaker <> 'closed', false),
     'seconds', coalesce(extract(epoch FROM now() - coalesce(due.next_attempt_at, beyond.next_attempt_at)), 0),
     'event', coalesce(due.event_id, beyond.event_id, 0),
     'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', b.key, 'blocked_event', b.event,
     'waiting', w.keys, 'waiting_seconds', w.seconds, 'waiting_key', w.key, 'waiting_event', w.event, 'waiting_until', w.until))
-FROM first l
+FROM pending l
 LEFT JOIN outbox_destination s ON s.destination = l.destination
 CROSS JOIN LATERAL (
     SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(x.next_attempt_at)), 0) AS seconds,
@@ -54,7 +54,7 @@ CROSS JOIN LATERAL (
     FROM (SELECT DISTINCT ON (d.ordering_key) d.* FROM (
               SELECT d.ordering_key, d.event_id, d.next_attempt_at FROM outbox_delivery d
               WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
-                AND d.next_attempt_at <= now() - make_interval(secs => $4)
+                AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now() - make_interval(secs => $4)
               ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) d
           WHERE d.ordering_key IS NOT NULL ORDER BY d.ordering_key, d.event_id) x
     CROSS JOIN LATERAL (
@@ -66,7 +66,8 @@ CROSS JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT x.next_attempt_at, x.event_id FROM (
         SELECT d.next_attempt_at, d.event_id, d.ordering_key FROM outbox_delivery d
-        WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
+        WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
+          AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
         ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) x
     WHERE x.ordering_key IS NULL
        OR x.ordering_key <> ALL (w.all_keys) AND (l.destination = ANY ($2::text[]) OR NOT EXISTS (
@@ -77,7 +78,8 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT d.next_attempt_at, d.event_id FROM outbox_delivery d
     WHERE due.event_id IS NULL AND NOT l.replay
-      AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
+      AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
+      AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
     ORDER BY d.next_attempt_at, d.event_id OFFSET 1000 LIMIT 1
 ) beyond ON true
 CROSS JOIN LATERAL (
@@ -105,17 +107,18 @@ WHERE l.destination <> ''`
 // Destinations that have accepted nothing yet, with two failures or more that only a person mends. What is retried stands first among
 // what is not due, or first among what is due. Whether anything was delivered is asked of the neighbouring events alone: no index
 // leads to what was delivered. A destination that is held has an alert of its own.
-const watchNeverDelivered = firstOfLanes + `
+const watchNeverDelivered = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, '')))
-FROM first l
+FROM pending l
 CROSS JOIN LATERAL (
     SELECT sum(x.attempts) AS attempts, min(x.event_id) AS event, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
     FROM ((SELECT * FROM outbox_delivery d
-           WHERE d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at > now()
+           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at > now()
            ORDER BY d.next_attempt_at, d.event_id LIMIT 100)
           UNION ALL
           (SELECT * FROM outbox_delivery d
-           WHERE d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
+           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
+             AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
            ORDER BY d.next_attempt_at, d.event_id LIMIT 100)) x
     WHERE x.last_reason IN ('unauthorized', 'not_found', 'redirect', 'dns', 'tls', 'egress')
 ) r
@@ -189,7 +192,7 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
 // One relay looks, the others read what it saw. The subselects run only where the row is updated. The lock of the row keeps
 // two from looking at once: unlike an advisory lock, no login without rights on the table can take it.
 const TakeWatch = `
-WITH due AS MATERIALIZED (
+WITH RECURSIVE ` + firstPending + `, due AS MATERIALIZED (
     SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) FOR NO KEY UPDATE SKIP LOCKED
 ), watched AS (
     UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
@@ -205,7 +208,7 @@ WITH due AS MATERIALIZED (
                    WHERE a.datname = current_database() AND a.query = '<insufficient privilege>'),
         'dead', (SELECT jsonb_object_agg(t, pg_stat_get_dead_tuples(t::regclass)) FROM unnest(` + watchedTables + `) t),
         'lock_waits', (` + watchLockWaits + `),
-        'unserved', (SELECT jsonb_agg(u) FROM (` + pg.Unserved + `) u),
+        'unserved', (SELECT jsonb_agg(u) FROM (` + pg.UnservedOf + `) u),
         'rescues', (SELECT jsonb_build_object('relays', count(*))
                     FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
         'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
