@@ -31,7 +31,7 @@ type outgoing struct {
 
 // Bounds of what a lane claims and holds. Counts are deliveries.
 const (
-	maxTaken   = 2000
+	maxTaken   = 4000                   // of each class, until they are settled
 	minPace    = 20 * time.Millisecond  // between two claims for less than a worthwhile batch
 	fillAhead  = 200 * time.Millisecond // of sending at the measured rate
 	sendMargin = 2 * time.Second        // of the lease, to settle in after a POST that took its whole timeout

@@ -109,12 +109,12 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 var hotStatements = map[string]struct{ types, sql, args string }{
 	"claim": {
 		"int, float8, int, int[], text[], bool[], int[], timestamptz[], bigint[], timestamptz[], bigint[], float8[], int[], bool[]", claimDue,
-		`1, 60, 16384, ARRAY[200,200], ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[],
+		`1, 60, 8192, ARRAY[200,200], ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[],
 			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY[2592000,2592000], ARRAY[200,200], ARRAY[false,true]`,
 	},
 	"claim keys": {
 		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[]", claimKeys,
-		`1, 60, 16384, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[]`,
+		`1, 60, 8192, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[]`,
 	},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {

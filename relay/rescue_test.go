@@ -282,11 +282,12 @@ func TestRelayFrozenInItsClaimIsRescued(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
+	const events = 100 // with payloads of more than the connection holds
 	l := newLink(t, db.dsn)
 	frozen, _ := startProcess(t, l.dsn, rc.URL)
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay`)
 	insert := func() {
-		db.exec(`INSERT INTO outbox (event_type, idempotency_key, payload) SELECT 't', i, to_json(repeat('x', 16000)) FROM generate_series(1, 100) i`)
+		db.exec(`INSERT INTO outbox (event_type, idempotency_key, payload) SELECT 't', i, to_json(repeat('x', $1)) FROM generate_series(1, $2) i`, inlinePayload-100, events)
 	}
 	within(t, "a claim", l.holdAfter(insert, claimDue))
 	becomes(db, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'ClientWrite'`)
@@ -295,7 +296,7 @@ func TestRelayFrozenInItsClaimIsRescued(t *testing.T) {
 	survivor := prepared(t, db.config(to(rc.URL)))
 	survivor.session.WatchFor = time.Nanosecond
 	survivor.begin()
-	survivor.settles(t, policy.Delivered, 100)
+	survivor.settles(t, policy.Delivered, events)
 	must(t, frozen.Process.Signal(syscall.SIGCONT))
 }
 

@@ -75,8 +75,8 @@ type delivery struct {
 }
 
 // inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:
-// 128 MiB, with maxTaken deliveries of each class and maxBehind in runs.
-const inlinePayload = 16 << 10
+// 110 MiB, with maxTaken deliveries of each class and maxBehind in runs.
+const inlinePayload = 8 << 10
 
 // message returns what a request for the delivery says.
 func (d *delivery) message() post.Message {
