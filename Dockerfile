@@ -15,7 +15,7 @@ ENV CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH
 RUN go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$VERSION -X main.commit=$COMMIT" -o /out/outbox-relay ./cmd/outbox-relay
 RUN go build -trimpath -buildvcs=false -ldflags "-s -w" -o /out/demo ./cmd/demo
 # The authorities come from a module in go.sum, and not from the base image: those of a release are the same. This program runs here, so for this platform.
-RUN GOOS= GOARCH= go run -C cmd/release ./roots >/out/ca-certificates.crt
+RUN GOOS= GOARCH= go run -C cmd/roots . >/out/ca-certificates.crt
 
 FROM scratch AS demo
 COPY --from=build /out/demo /demo

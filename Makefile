@@ -16,6 +16,9 @@ ARCHIVE_CALM   ?= 60s
 
 GOOSE_VERSION    := v3.29.0
 GOLANGCI_VERSION := v2.15.0
+GORELEASER_VERSION := v2.15.1
+CYCLONEDX_VERSION  := v1.10.0
+ORAS_VERSION       := v1.3.6
 # Versions and hashes of what comes from npm stand in .ci/npm.
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
@@ -24,11 +27,19 @@ NATS_VERSION     := v2.15.2
 nats             := bin/nats-server-$(NATS_VERSION)
 elsewhere        := bin/elsewhere-node/installed
 grafana          := bin/grafana/installed
+goreleaser       := bin/goreleaser-$(GORELEASER_VERSION)
+cyclonedx        := bin/cyclonedx-gomod-$(CYCLONEDX_VERSION)
+oras             := bin/oras-$(ORAS_VERSION)
+# Its version and hashes stand in .ci/go-licenses.
+licences         := bin/go-licenses
 server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
-# Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
+# The other modules. A program that imports consumer alone does not inherit their dependencies, and ./... does not enter them.
 modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod))
+
+# go.work is for editors. What is built and tested here has the versions of each module's own go.mod.
+export GOWORK := off
 
 # git refuses a checkout that belongs to another account, as root's often does, and go fails with it.
 ifneq ($(shell git rev-parse HEAD >/dev/null 2>&1 && echo ok),ok)
@@ -37,15 +48,17 @@ endif
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 .PHONY: help
-help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: #: List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  --- what CI and releases are made of'
+	@awk -F ':.*#: ' '/^[a-z-]+:.*#: / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: build ## Deliver events through crashes and lost answers, and show the result (KEEP=1 leaves it running)
 	@PG= $(server) $(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
 
 .PHONY: demo-cluster
-demo-cluster: build $(nats) ## Carry events through a JetStream cluster whose leader is killed, as are relay and consumers (DEMOFLAGS='--events 50000', '--log kafka')
+demo-cluster: build $(nats) #: Carry events through a JetStream cluster whose leader is killed, as are relay and consumers (DEMOFLAGS='--events 50000', '--log kafka')
 	@cd cmd/demo-cluster && PG= MAKE='$(MAKE)' sh ../../.ci/with-postgres.sh $(GO) run . --root ../.. --relay ../../bin/outbox-relay $(DEMOFLAGS)
 
 # The race detector needs a C compiler with its headers. Without one the tests run all the same, but say so.
@@ -58,6 +71,8 @@ endef
 
 # make test leaves out what takes long, in about two minutes instead of seven. SHORT= runs everything.
 SHORT         ?= -short
+# Then each room must be covered by its own tests, unless TESTFLAGS choose among them.
+cover         = $(if $(SHORT)$(TESTFLAGS),,-cover)
 # Of the packages that take long, relay would begin last and leave a processor idle at the end. go test takes a package once.
 # A program with the race detector waits a second before it ends, in case goroutines are left. goleak looks for these already.
 
@@ -70,7 +85,7 @@ db: ## Start an empty throwaway PostgreSQL, print its URL, and keep it until Ctr
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
 	echo 'compiling; on a new machine that takes a minute or two'; $(GO) list -export -v $$race ./... >/dev/null && \
-	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(withpg) -data $(GO) test $$race $(SHORT) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./relay ./...
+	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(if $(cover),sh .ci/coverage.sh env) $(withpg) -data $(GO) test $$race $(SHORT) $(cover) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./relay ./...
 
 .PHONY: test-all
 test-all: ## Run all tests, as CI does
@@ -78,17 +93,17 @@ test-all: ## Run all tests, as CI does
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
 core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index|Security
-packages := ./outbox ./relay/... ./consumer ./consumer/inbox ./consumer/internal/memory ./migrations
+packages := ./outbox ./relay/... ./consumer ./consumer/inbox ./consumer/sqlconsumer ./consumer/internal/memory ./migrations
 
 .PHONY: test-postgres
-test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
+test-postgres: #: Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
 	@[ -n '$(PG)' ] || { echo 'name a version: make test-postgres PG=14, 16, 17 or 18' >&2; exit 1; }
 	@echo 'note: tests that need pg_dump or pg_basebackup are skipped here, make test runs them'
 	PG=$(PG) $(server) $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) $(packages)
 
 .PHONY: test-security
 test-security: packages += ./cmd/outbox-relay ./internal/cli/... ./internal/settings ./internal/notify ./internal/webhook
-test-security: ## Run the tests that attack, on the installed PostgreSQL and on 14, where all roles may create in public
+test-security: #: Run the tests that attack, on the installed PostgreSQL and on 14, where all roles may create in public
 	@attacks=$$($(GO) test -list Security $(packages)) || { echo "$$attacks" >&2; exit 1; }; \
 		n=$$(echo "$$attacks" | grep -c '^Test'); echo "$$n attacks"; [ "$$n" -gt 0 ]
 	@$(withpg) postgres --version
@@ -96,7 +111,7 @@ test-security: ## Run the tests that attack, on the installed PostgreSQL and on 
 	@$(MAKE) --no-print-directory test-postgres PG=14 TESTFLAGS='-run Security $(TESTFLAGS)' packages='$(packages)'
 
 .PHONY: test-receivers
-test-receivers: $(nats) ## Vet and test what is for receivers and a module of its own: the Prometheus adapter, the examples
+test-receivers: $(nats) #: Vet and test the modules for receivers: the Prometheus adapter, the examples
 	@$(find_race); \
 	for module in consumer/promobserver consumer/examples; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
@@ -104,28 +119,28 @@ test-receivers: $(nats) ## Vet and test what is for receivers and a module of it
 	done
 
 .PHONY: test-rules
-test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
+test-rules: #: Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
 	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
 
 .PHONY: test-dashboard
-test-dashboard: $(grafana) ## Check the fields and values of the dashboard by Grafana's own types
+test-dashboard: $(grafana) #: Check the fields and values of the dashboard by Grafana's own types
 	cd docs/deploy/rulestest && $(GO) test -count 1 -run GrafanasTypes . -grafana '$(CURDIR)/$(dir $(grafana))'
 
 .PHONY: test-chart
-test-chart: ## Check the Helm chart and the manifests for Kubernetes by the programs that read them (a minute of compiling on a new machine)
+test-chart: #: Check the Helm chart and the manifests for Kubernetes by the programs that read them (a minute of compiling on a new machine)
 	cd docs/deploy/charttest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
 
 .PHONY: test-page
-test-page: ## Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
+test-page: #: Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
 	@command -v chromium >/dev/null || { echo 'install a browser first: apt-get install chromium' >&2; exit 1; }
 	cd internal/admin/browser && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: pictures
-pictures: ## Make the pictures of the page in docs/pictures anew
+pictures: #: Make the pictures of the page in docs/pictures again
 	$(MAKE) --no-print-directory test-page OUTBOX_SCREENSHOTS='$(CURDIR)/docs/pictures' TESTFLAGS='-run TestPictures -count=1'
 
 .PHONY: test-stores
-test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
+test-stores: $(dynalite) #: Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
 	@command -v redis-server >/dev/null || { echo 'install a Redis server first: apt-get install redis-server' >&2; exit 1; }
 	@$(find_race); \
 	for module in consumer/redisstore consumer/dynamostore; do \
@@ -134,31 +149,31 @@ test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect i
 	done
 
 .PHONY: test-logs
-test-logs: $(nats) build ## Vet and test what writes to NATS and Kafka and reads from them, with real servers and imitations
+test-logs: $(nats) build #: Vet and test what writes to NATS and Kafka and reads from them, with real servers and imitations
 	@$(find_race); \
-	for module in internal/natstest internal/kafkatest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
+	for module in internal/natstest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
 .PHONY: nats-server
-nats-server: $(nats) ## Build a NATS server into bin, for tests and demonstrations
+nats-server: $(nats) #: Build a NATS server into bin, for tests and demonstrations
 
 .PHONY: test-elsewhere
-test-elsewhere: ## Test the receivers in other languages that are installed: Node.js, Python, Java (REQUIRE=1: fail without one)
+test-elsewhere: #: Test the receivers in other languages that are installed: Node.js, Python, Java (REQUIRE=1: fail without one)
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(elsewhere); fi
 	$(GO) test -count 1 -v -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./consumer/elsewhere \
 		-elsewhere '$(CURDIR)/$(dir $(elsewhere))node_modules' $(if $(REQUIRE),-require)
 
 .PHONY: check-systems
-check-systems: ## Vet everything for macOS, what asks the system for FreeBSD, and build binary and libraries for Windows
+check-systems: #: Vet everything for macOS, what asks the system for FreeBSD, and build binary and libraries for Windows
 	GOOS=darwin GOARCH=arm64 $(GO) vet ./...
 	GOOS=freebsd $(GO) vet ./relay/post ./internal/cli/output
 	GOOS=windows $(GO) build -o /dev/null ./cmd/outbox-relay
 	GOOS=windows $(GO) build ./outbox ./relay/... ./consumer/...
 
 .PHONY: check-bare
-check-bare: ## Run the demo and a test as on a machine without PostgreSQL (root on Linux, with npm)
+check-bare: #: Run the demo and a test as on a machine without PostgreSQL (root on Linux, with npm)
 	unshare --mount sh -c 'mount -t tmpfs none /usr/lib/postgresql && $(MAKE) demo && $(MAKE) test TESTFLAGS="-run RoutesFanOut"'
 
 .PHONY: bench
@@ -166,40 +181,37 @@ bench: bin/bench ## Measure beside River, a textbook outbox and bare HTTP, for h
 	bin/bench -relay bin/outbox-relay -run '$(RUN)' -rounds $(ROUNDS) $(if $(PUBLISH),-docs docs) $(BENCHFLAGS)
 
 .PHONY: bench-go
-bench-go: ## Measure by Go's benchmarks: deliveries, enqueue, and what the receiver's middleware and inbox cost
+bench-go: #: Measure by Go's benchmarks: deliveries, enqueue, and what the receiver's middleware and inbox cost
 	$(GO) test ./relay -run '^$$' -bench 'Drain|Ordered' -benchtime $(BENCH_ROUNDS)x
-	$(GO) test ./outbox ./consumer -run '^$$' -bench . -skip InboxLatency
-	$(GO) test ./consumer -run '^$$' -bench InboxLatency -benchtime 5000x
+	$(GO) test ./outbox ./consumer ./consumer/inbox -run '^$$' -bench . -skip InboxLatency
+	$(GO) test ./consumer/inbox -run '^$$' -bench InboxLatency -benchtime 5000x
 
 .PHONY: load-archive
-load-archive: ## Archive ARCHIVE_EVENTS (a million) through two kills under 1,000 deliveries a second, beside the calm before and after
+load-archive: #: Archive ARCHIVE_EVENTS (a million) through two kills under 1,000 deliveries a second, beside the calm before and after
 	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ArchiveUnderLoad -benchtime 1x -timeout 2h \
 		-archive-load $(ARCHIVE_EVENTS) -archive-calm $(ARCHIVE_CALM)
 
 .PHONY: load-replay
-load-replay: ## Replay 100,000 failed events, by a command and on the page, killed and made to go on, beside live events: each sent once, and their p99
+load-replay: #: Replay 100,000 failed events, by a command and on the page, killed and continued, beside live events: each sent once, and their p99
 	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ReplayUnderLoad -benchtime 1x -timeout 1h
 
 .PHONY: load-status
-load-status: ## Ask status, overview, lists and a metrics sample beside 5,000,000 settled and 300,000 due deliveries: inserted, analysed, vacuumed
+load-status: #: Ask status, overview, lists and a metrics sample beside 5,000,000 settled and 300,000 due deliveries: inserted, analysed, vacuumed
 	$(GO) test ./internal/metrics -run '^$$' -bench LargeTables -benchtime 10x -timeout 1h
 
 .PHONY: load-readers
-load-readers: $(nats) build ## Measure the effects per second of 1, 2, 3 and 6 reader processes over 16 partitions, of JetStream and of Kafka's imitation
+load-readers: $(nats) build #: Measure the effects per second of 1, 2, 3 and 6 reader processes over 16 partitions, of JetStream and of Kafka's imitation
 	cd cmd/demo-cluster && $(GO) test -run '^$$' -bench Readers -benchtime 1x -timeout 1h
 
 .PHONY: bench-once
-bench-once: ## Run every benchmark for one iteration, to see that it works
-	@# Those of relay wait most of the time, and go test runs benchmarks of one package after the other.
-	@set -x; code=0; $(GO) test -short ./relay -run '^$$' -bench . -benchtime 1x & relay=$$!; \
-	$(GO) test -short $$($(GO) list ./... | grep -v '/relay$$') -run '^$$' -bench . -benchtime 1x || code=1; \
-	wait $$relay || code=1; exit $$code
+bench-once: #: Run every benchmark for one iteration, to see that it works
+	$(GO) test -short ./... -run '^$$' -bench . -benchtime 1x
 	@# The race detector, with which all tests run, empties pools at random: what a delivery allocates is counted without it.
 	$(GO) test ./relay/post -count 1 -run TestAllocationsOfADelivery
 	@$(MAKE) --no-print-directory test-bench
 
 .PHONY: test-bench
-test-bench: ## Vet and test the program of make bench
+test-bench: #: Vet and test the program of make bench
 	cd internal/bench && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: bin/bench
@@ -220,51 +232,68 @@ lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
 	$(GO) vet ./...
 	$(golangci) run
 	$(GO) mod tidy -diff
-	@# Here an exception that nothing needs is no mistake, and examples are programs. The benchmark and the release run others, on files of their own.
+	@# Here an exception that nothing needs is no mistake, and examples are programs. The benchmark runs others, on its own files.
 	@sed 's/warn-unused: true/warn-unused: false/' .golangci.yml >bin/golangci-modules.yml
 	@for module in $(modules); do \
-		case $$module in */bench | */release) programs='--disable forbidigo,gosec';; */examples | */sbom | */demo-cluster) programs='--disable forbidigo';; *) programs=;; esac; \
+		case $$module in */bench) programs='--disable forbidigo,gosec';; */examples | */roots | */demo-cluster) programs='--disable forbidigo';; *) programs=;; esac; \
 		(set -ex; cd "$$module"; '$(CURDIR)/$(golangci)' run --config '$(CURDIR)/bin/golangci-modules.yml' $$programs) || exit 1; \
 	done
 
+release test-release: export GORELEASER = $(CURDIR)/$(goreleaser)
+release test-release: export ORAS = $(CURDIR)/$(oras)
+release sbom check-supply-chain: export GO_LICENSES = $(CURDIR)/$(licences)
+release sbom: export CYCLONEDX = $(CURDIR)/$(cyclonedx)
+
 .PHONY: release
-release: ## Build archives, chart, image, module lists, notes and checksums of VERSION=v1.2.3 into bin/release; publishes nothing
-	$(GO) run -C cmd/release . -root '$(CURDIR)' -version '$(VERSION)' -out '$(CURDIR)/bin/release/$(VERSION)'
+release: $(goreleaser) $(cyclonedx) $(licences) $(oras) #: Build archives, chart, image, module lists, notes and checksums of the tag VERSION=v1.2.3 into bin/release; publishes nothing
+	sh .ci/release.sh '$(VERSION)'
 
 .PHONY: test-release
-test-release: ## Release a copy of this tree twice, compare the bytes, and read archives and image back
-	cd cmd/release && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+test-release: $(goreleaser) $(cyclonedx) $(licences) $(oras) #: Release a copy of this tree twice, compare the bytes, and read archives and image back
+	$(goreleaser) check
+	sh .ci/test-release.sh $^
 
 .PHONY: sbom
-sbom: build ## Check licences, and describe bin/outbox-relay with its modules and their hashes in bin/outbox-relay.cdx.json (CycloneDX)
-	$(GO) build -C cmd/sbom -o '$(CURDIR)/bin/sbom' .
-	bin/sbom -binary bin/outbox-relay -version '$(VERSION)' . $(modules) >bin/outbox-relay.cdx.json
+sbom: build $(cyclonedx) $(licences) #: Describe bin/outbox-relay with its modules, their hashes and licences in bin/outbox-relay.cdx.json (CycloneDX)
+	sh .ci/sbom.sh bin/outbox-relay '$(VERSION)' bin/outbox-relay.cdx.json
+
+.PHONY: check-vulnerabilities
+check-vulnerabilities: #: Look for known vulnerabilities in what the binaries call (asks vuln.go.dev, and the module proxy once)
+	GOFLAGS= $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 .PHONY: check-supply-chain
-check-supply-chain: sbom ## Compare every module with go.sum, and check licences, lockfiles and the description of the binary
-	printf '%s\n' . $(modules) | xargs -P 2 -I DIR $(GO) -C DIR mod verify
-	cd cmd/sbom && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) test ./...
+check-supply-chain: sbom #: Compare every module with go.sum, and check licences and lockfiles
+	sh .ci/licences.sh check . $(modules)
+	printf '%s\n' . $(modules) .ci/go-licenses | xargs -P 2 -I DIR $(GO) -C DIR mod verify
+	cd cmd/roots && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./...
+	$(GO) test ./internal/archtest -run Lockfiles
 
 .PHONY: check-migrations
-check-migrations: build $(goose) ## Apply, revert and apply both sets with the stock goose CLI
+check-migrations: build $(goose) #: Apply, revert and apply both sets with the stock goose CLI; compare docs/schema.sql
 	GOOSE=$(goose) $(withpg) sh .ci/migrations.sh
+	$(withpg) sh .ci/schema.sh check
+
+.PHONY: schema
+schema: build #: Write docs/schema.sql, the schema that the migrations make
+	$(withpg) sh .ci/schema.sh >bin/schema.sql
+	mv bin/schema.sql docs/schema.sql
 
 .PHONY: smoke
-smoke: build ## Try the command line, expected failures included
+smoke: build #: Try the command line, expected failures included
 	$(withpg) sh .ci/smoke.sh
 
 .PHONY: check-quickstart
-check-quickstart: build ## Run the README's quick start and look for its effect
+check-quickstart: build #: Run the README's quick start and check its effect
 	$(withpg) sh .ci/quickstart.sh
 
 .PHONY: test-pooler
-test-pooler: ## Run the tests that need PgBouncer, and the engine's core through it
+test-pooler: #: Run the tests that need PgBouncer, and the engine's core through it
 	@command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || { echo 'install PgBouncer first: apt-get install pgbouncer' >&2; exit 1; }
 	$(GO) vet -tags pgbouncer ./relay
 	$(GO) test -tags pgbouncer -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) -run 'Pooler|Lease$$' ./relay
 
 .PHONY: footprint
-footprint: build ## Measure what an idle relay costs: first claim, queries, memory (about a minute; WINDOW=60)
+footprint: build #: Measure what an idle relay costs: first claim, queries, memory (about a minute; WINDOW=60)
 	$(withpg) sh .ci/footprint.sh
 
 .PHONY: chaos
@@ -272,15 +301,15 @@ chaos: ## Run the chaos test for CHAOS_TIME (20s) instead of a few seconds
 	$(GO) test ./cmd/demo -run Chaos -count 1 -v -timeout $(TEST_TIMEOUT) -chaos $(CHAOS_TIME)
 
 .PHONY: chaos-order
-chaos-order: ## Kill relays while 200 events of each of 200 ordering keys are delivered, and check the order of each key
+chaos-order: #: Kill relays while 200 events of each of 200 ordering keys are delivered, and check the order of each key
 	$(GO) test ./cmd/demo -run 'ChaosOrder|Check' -count 1 -v -timeout $(TEST_TIMEOUT) -chaos-order
 
 .PHONY: chaos-inbox
-chaos-inbox: ## Kill a process of an inbox every second for a minute, under 100,000 events, and check every effect
-	$(GO) test ./consumer -run 'InboxChaos|ChaosCheck' -count 1 -v -timeout 30m -chaos-inbox
+chaos-inbox: #: Kill a process of an inbox every second for a minute, under 100,000 events, and check every effect
+	$(GO) test ./consumer/inbox -run 'InboxChaos|ChaosCheck' -count 1 -v -timeout 30m -chaos-inbox
 
 .PHONY: fuzz
-fuzz: ## Fuzz every target for FUZZ_TIME (20s)
+fuzz: #: Fuzz every target for FUZZ_TIME (20s)
 	@grep -roE --include='*_test.go' '^func Fuzz\w+' . | while IFS=: read -r file target; do \
 		target=$${target#func }; set -x; \
 		(cd "$$(dirname "$$file")" && $(GO) test . -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZ_TIME) -fuzzminimizetime 1s) || exit 1; \
@@ -292,7 +321,7 @@ ci: ## Run everything that CI runs; installs PostgreSQL if it is missing
 	bash .ci/run
 
 .PHONY: clean
-clean: ## Remove what was built
+clean: #: Remove what was built
 	rm -rf bin
 
 # The CLI knows many databases; the drivers of the others double its size and need C compilers and proprietary modules.
@@ -304,6 +333,21 @@ $(goose):
 $(golangci):
 	GOBIN='$(CURDIR)/bin' $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv bin/golangci-lint $@
+
+$(goreleaser):
+	GOBIN='$(CURDIR)/bin' $(GO) install github.com/goreleaser/goreleaser/v2@$(GORELEASER_VERSION)
+	mv bin/goreleaser $@
+
+$(cyclonedx):
+	GOBIN='$(CURDIR)/bin' $(GO) install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX_VERSION)
+	mv bin/cyclonedx-gomod $@
+
+$(oras):
+	GOBIN='$(CURDIR)/bin' $(GO) install oras.land/oras/cmd/oras@$(ORAS_VERSION)
+	mv bin/oras $@
+
+$(licences): .ci/go-licenses/go.mod
+	$(GO) build -C .ci/go-licenses -o '$(CURDIR)/$@' github.com/google/go-licenses/v2
 
 # The packages that a lockfile names, with the hashes that it has. None of their parts runs a script at installation.
 define install_npm

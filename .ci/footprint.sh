@@ -37,7 +37,7 @@ until_is 1 'SELECT count(*) FROM outbox_delivery WHERE claim > 0'
 claimed=$(sql 'SELECT claim * 1000 FROM outbox_delivery')
 # Nothing listens at the destination, so it is held: not so an idle one.
 until_is 1 "SELECT count(*) FROM outbox_destination WHERE breaker = 'open'"
-sql 'DELETE FROM outbox_delivery; DELETE FROM outbox_destination'
+sql 'DELETE FROM outbox_delivery; DELETE FROM outbox_destination; DELETE FROM outbox; DELETE FROM outbox_alert'
 sleep 5
 
 # Every statement that reaches the server, by whatever connection of the relay.

@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"reflect"
@@ -8,35 +9,35 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestFirstThenDuplicate(t *testing.T) {
-	eachFlavourAlways(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect)
-		wantFirst(t, e.post("k1", `{"n":1}`), http.StatusCreated, `{"done":"k1"}`)
-		e.wantResult(consumer.ResultProcessed)
+	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
+		receivertest.WantFirst(t, e.Post("k1", `{"n":1}`), http.StatusCreated, `{"done":"k1"}`)
+		e.WantResult(consumer.ResultProcessed)
 
-		again := e.post("k1", `{"n":1}`)
-		wantReplayed(t, again, http.StatusCreated, "")
+		again := e.Post("k1", `{"n":1}`)
+		receivertest.WantReplayed(t, again, http.StatusCreated, "")
 		for _, name := range []string{"Content-Type", "X-Handler"} {
-			if got := again.header.Get(name); got != "" {
+			if got := again.Header.Get(name); got != "" {
 				t.Errorf("%s of the first answer comes again: %q", name, got)
 			}
 		}
-		report := e.wantResult(consumer.ResultDuplicate)
+		report := e.WantResult(consumer.ResultDuplicate)
 		if report.Event.Key != "k1" || report.Status != http.StatusCreated || report.Err != nil {
 			t.Errorf("report %+v", report)
 		}
-		e.wantRows("k1", 1, 1)
+		e.WantRows("k1", 1, 1)
 	})
 }
 
@@ -58,14 +59,14 @@ func TestEveryStatusIsReplayed(t *testing.T) {
 			io.WriteString(w, "short")
 		}, 200, "short"},
 	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				testsize.OneIn(t, 2)
 				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, func(*env) http.HandlerFunc { return c.handler })
-				wantFirst(t, e.post("k", "{}"), c.status, c.body)
-				wantReplayed(t, e.post("k", "{}"), c.status, "")
+				e := receivertest.NewEnv(t, f, consumer.Config{}, func(*receivertest.Env) http.HandlerFunc { return c.handler })
+				receivertest.WantFirst(t, e.Post("k", "{}"), c.status, c.body)
+				receivertest.WantReplayed(t, e.Post("k", "{}"), c.status, "")
 			})
 		}
 	})
@@ -73,8 +74,8 @@ func TestEveryStatusIsReplayed(t *testing.T) {
 
 // The first answer has the handler's headers as they were when it wrote the status.
 func TestHeadersOfTheHandlerAreSent(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(*env) http.HandlerFunc {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(*receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Set-Cookie", "session=secret")
 				w.Header().Add("Vary", "Accept")
@@ -83,7 +84,7 @@ func TestHeadersOfTheHandlerAreSent(t *testing.T) {
 				w.Header().Set("X-Late", "after WriteHeader")
 			}
 		})
-		if h := e.post("k", "{}").header; h.Get("Set-Cookie") == "" || len(h.Values("Vary")) != 2 || h.Get("X-Late") != "" {
+		if h := e.Post("k", "{}").Header; h.Get("Set-Cookie") == "" || len(h.Values("Vary")) != 2 || h.Get("X-Late") != "" {
 			t.Errorf("answered %v", h)
 		}
 	})
@@ -91,61 +92,63 @@ func TestHeadersOfTheHandlerAreSent(t *testing.T) {
 
 // The status that admission anticipates is not written again.
 func TestNoContentIsWrittenOnce(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(discardWriter{}, r)
+				receivertest.Effect(e)(receivertest.DiscardWriter{}, r)
 				w.Header().Set("X-Kind", "express")
 				w.WriteHeader(http.StatusNoContent)
 			}
 		})
-		wantFirst(t, e.post("k", "{}"), 204, "")
-		wantReplayed(t, e.post("k", "{}"), 204, "")
-		e.wantRows("k", 1, 1)
+		receivertest.WantFirst(t, e.Post("k", "{}"), 204, "")
+		receivertest.WantReplayed(t, e.Post("k", "{}"), 204, "")
+		e.WantRows("k", 1, 1)
 		// What is never written twice has been written by one statement of its transaction; an UPDATE is a later one.
-		if n := e.count("SELECT count(*) FROM processed_events WHERE cmin = '0'::cid"); n != 1 {
+		if n := e.Count("SELECT count(*) FROM processed_events WHERE cmin = '0'::cid"); n != 1 {
 			t.Errorf("%d rows were written once, want 1", n)
 		}
 	})
 }
 
 func TestReusedKeyIsRefused(t *testing.T) {
-	eachFlavourAlways(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect)
-		e.post("k", `{"amount":1}`)
-		e.wantResult(consumer.ResultProcessed)
-		wantProblem(t, e.post("k", `{"amount":2}`), 422, "key-reused")
-		e.wantResult(consumer.ResultKeyReused)
-		wantReplayed(t, e.post("k", `{"amount":1}`), http.StatusCreated, "")
-		e.wantRows("k", 1, 1)
+	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
+		e.Post("k", `{"amount":1}`)
+		e.WantResult(consumer.ResultProcessed)
+		for _, body := range []string{`{"amount":2}`, ``, `{"amount":1} `} {
+			receivertest.WantProblem(t, e.Post("k", body), 422, "key-reused")
+			e.WantResult(consumer.ResultKeyReused)
+		}
+		receivertest.WantReplayed(t, e.Post("k", `{"amount":1}`), http.StatusCreated, "")
+		e.WantRows("k", 1, 1)
 	})
 }
 
 func TestOtherThan2xxRollsBackAndPasses(t *testing.T) {
-	eachFlavourAlways(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				status, err := strconv.Atoi(r.Header.Get("Test-Status"))
 				mustNot(e, err)
-				effect(e)(&statusOverride{w, status}, r)
+				receivertest.Effect(e)(&statusOverride{w, status}, r)
 			}
 		})
 		for _, code := range []int{300, 302, 304, 307, 400, 404, 409, 410, 422, 429, 500, 503, 599, 999} {
 			key := "k" + strconv.Itoa(code)
-			got := e.do(e.newRequest(key, "{}", with("Test-Status", strconv.Itoa(code))))
-			if got.status != code || got.header.Get("X-Handler") != "ran" {
-				t.Errorf("status %d %v, want %d", got.status, got.header, code)
+			got := e.Do(e.NewRequest(key, "{}", receivertest.With("Test-Status", strconv.Itoa(code))))
+			if got.Status != code || got.Header.Get("X-Handler") != "ran" {
+				t.Errorf("status %d %v, want %d", got.Status, got.Header, code)
 			}
-			if body := `{"done":"` + key + `"}`; code != 304 && got.body != body {
-				t.Errorf("%d: body %q, want %q", code, got.body, body)
+			if body := `{"done":"` + key + `"}`; code != 304 && got.Body != body {
+				t.Errorf("%d: body %q, want %q", code, got.Body, body)
 			}
-			e.wantResult(consumer.ResultFailed)
-			e.wantRows(key, 0, 0)
+			e.WantResult(consumer.ResultFailed)
+			e.WantRows(key, 0, 0)
 
 			// The retry runs it: nothing remembers the failure.
-			wantFirst(t, e.do(e.newRequest(key, "{}", with("Test-Status", "200"))), 200, `{"done":"`+key+`"}`)
-			e.wantRows(key, 1, 1)
-			e.wantResult(consumer.ResultProcessed)
+			receivertest.WantFirst(t, e.Do(e.NewRequest(key, "{}", receivertest.With("Test-Status", "200"))), 200, `{"done":"`+key+`"}`)
+			e.WantRows(key, 1, 1)
+			e.WantResult(consumer.ResultProcessed)
 		}
 	})
 }
@@ -159,80 +162,81 @@ type statusOverride struct {
 func (w *statusOverride) WriteHeader(int) { w.ResponseWriter.WriteHeader(w.status) }
 
 func TestDatabaseDownIs503(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect)
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
 		// Without a connection nothing runs: failing open would process events twice.
-		e.mustExec("ALTER TABLE processed_events RENAME TO elsewhere")
-		wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
-		if report := e.wantResult(consumer.ResultUnavailable); report.Err == nil {
+		e.MustExec("ALTER TABLE processed_events RENAME TO elsewhere")
+		receivertest.WantProblem(t, e.Post("k", "{}"), 503, "database-unavailable")
+		if report := e.WantResult(consumer.ResultUnavailable); report.Err == nil {
 			t.Error("the report has no error")
 		}
-		if !strings.Contains(e.logged.String(), "level=ERROR") {
-			t.Errorf("logged %s", e.logged)
+		// Without the migrations the answer says so.
+		if log := e.Logged.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, "outbox-relay migrate up --set inbox") {
+			t.Errorf("logged %s", log)
 		}
-		e.mustExec("ALTER TABLE elsewhere RENAME TO processed_events")
-		wantFirst(t, e.post("k", "{}"), http.StatusCreated, `{"done":"k"}`)
+		e.MustExec("ALTER TABLE elsewhere RENAME TO processed_events")
+		receivertest.WantFirst(t, e.Post("k", "{}"), http.StatusCreated, `{"done":"k"}`)
 
-		wantProblem(t, unreachable(t, f, consumer.Config{}).post("k2", "{}"), 503, "database-unavailable")
+		receivertest.WantProblem(t, unreachable(t, f, consumer.Config{}).Post("k2", "{}"), 503, "database-unavailable")
 	})
 }
 
 // Connections that a restart broke must not make the receiver give up: it refuses while the database is away, and works
 // as soon as it is back.
 func TestDatabaseStopsAndComesBack(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
 		dsn := server.DSN("postgres")
 		pgtest.Migrate(t, dsn, migrations.Inbox)
-		e := newEnvAt(t, f, dsn, consumer.Config{}, effect)
-		e.mustExec(schema)
-		wantFirst(t, e.post("before", "{}"), 201, `{"done":"before"}`)
+		e := receivertest.NewEnvAt(t, f, dsn, consumer.Config{}, receivertest.Effect)
+		e.MustExec(receivertest.Schema)
+		receivertest.WantFirst(t, e.Post("before", "{}"), 201, `{"done":"before"}`)
 		if err := server.StopImmediate(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // once on a broken connection, once on none
-			wantProblem(t, e.post("after", "{}"), 503, "database-unavailable")
+			receivertest.WantProblem(t, e.Post("after", "{}"), 503, "database-unavailable")
 		}
 		if err := server.StartAgain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		wantReplayed(t, e.post("before", "{}"), 201, "")
-		wantFirst(t, e.post("after", "{}"), 201, `{"done":"after"}`)
+		receivertest.WantReplayed(t, e.Post("before", "{}"), 201, "")
+		receivertest.WantFirst(t, e.Post("after", "{}"), 201, `{"done":"after"}`)
 	})
 }
 
 // Behind a connection pooler pgx runs in another mode, with other rules for parameter types.
 func TestEveryQueryExecMode(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
 			t.Run(mode, func(t *testing.T) {
 				testsize.OneIn(t, 3)
 				t.Parallel()
-				dsn := withSetting(pgtest.New(t, migrations.Inbox), "default_query_exec_mode", mode)
-				e := newEnvAt(t, f, dsn, consumer.Config{}, effect)
-				for statement := range strings.SplitSeq(schema, ";") {
-					e.mustExec(statement)
+				dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "default_query_exec_mode", mode)
+				e := receivertest.NewEnvAt(t, f, dsn, consumer.Config{}, receivertest.Effect)
+				for statement := range strings.SplitSeq(receivertest.Schema, ";") {
+					e.MustExec(statement)
 				}
-				wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-				wantReplayed(t, e.post("k", "{}"), 201, "")
-				wantProblem(t, e.post("k", "[]"), 422, "key-reused")
+				receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
+				receivertest.WantReplayed(t, e.Post("k", "{}"), 201, "")
+				receivertest.WantProblem(t, e.Post("k", "[]"), 422, "key-reused")
 			})
 		}
 	})
 }
 
 // unreachable is a receiver whose database refuses connections. What it answers other than 503, it answers without one.
-func unreachable(t *testing.T, f flavour, cfg consumer.Config) *env {
-	e := newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none?sslmode=disable", cfg, func(*env) http.HandlerFunc {
+func unreachable(t *testing.T, f receivertest.Flavour, cfg consumer.Config) *receivertest.Env {
+	e := receivertest.NewEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none?sslmode=disable", cfg, func(*receivertest.Env) http.HandlerFunc {
 		return func(http.ResponseWriter, *http.Request) { t.Error("the handler ran without a database") }
 	})
 	return e
 }
 
 func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		seen := make(chan consumer.Event, 1)
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				seen <- consumer.EventFrom(r.Context())
 				body, err := io.ReadAll(r.Body)
@@ -243,7 +247,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 			}
 		})
 		body := `{"big":"` + strings.Repeat("x", 300<<10) + `"}`
-		got := e.do(e.newRequest("invoice/1.created v2", body, func(h http.Header) {
+		got := e.Do(e.NewRequest("invoice/1.created v2", body, func(h http.Header) {
 			h.Set(webhook.EventVersion, "3")
 			h.Set(webhook.EventID, "9007199254740993")
 			h.Set(webhook.CreatedAt, "2026-01-02T03:04:05.678901Z")
@@ -257,7 +261,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 			h.Set(webhook.TraceParent, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 			h.Set(webhook.TraceState, "vendor=1")
 		}))
-		wantFirst(t, got, 200, body)
+		receivertest.WantFirst(t, got, 200, body)
 		event := <-seen
 		created, until := event.CreatedAt, event.NotAfter
 		event.CreatedAt, event.NotAfter = event.CreatedAt.UTC(), event.NotAfter.UTC()
@@ -271,7 +275,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 		if !reflect.DeepEqual(event, want) || created.UnixMicro() != 1767323045678901 || until.Unix() != 4925675045 {
 			t.Errorf("event %+v\nwant  %+v", event, want)
 		}
-		if n := e.count(`SELECT count(*) FROM processed_events WHERE source = 'outbox' AND event_type = 'invoice.created'
+		if n := e.Count(`SELECT count(*) FROM processed_events WHERE source = 'outbox' AND event_type = 'invoice.created'
 			AND event_version = 3 AND related_reference = 'INV-1' AND processing_state = 'succeeded' AND processed_at >= received_at`); n != 1 {
 			t.Error("the inbox row does not describe the event")
 		}
@@ -279,53 +283,68 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 }
 
 func TestSourcesKeepTheirKeysApart(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		finance := newEnv(t, f, consumer.Config{Receiver: "test", Source: "finance"}, effect)
-		stock := newEnvAt(t, f, finance.dsn, consumer.Config{Receiver: "test", Source: "stock"}, effect)
-		wantFirst(t, finance.post("k", "1"), 201, `{"done":"k"}`)
-		wantFirst(t, stock.post("k", "2"), 201, `{"done":"k"}`)
-		finance.wantRows("k", 2, 2)
+	var all strings.Builder
+	for c := byte(' ') + 1; c < '~'; c++ {
+		all.WriteByte(c)
+	}
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		finance := receivertest.NewEnv(t, f, consumer.Config{Receiver: "test", Source: "finance"}, answer204)
+		stock := receivertest.NewEnvAt(t, f, finance.DSN, consumer.Config{Receiver: "test", Source: "finance:stock"}, answer204)
+		keys := []string{all.String(), strings.Repeat("k", 255), strings.Repeat("k", 254), "a b", "a  b", "A B", "%00", `\n`, "*", "'; --", "null", "0", "00", "a:b", "stock:a"}
+		for _, send := range []func(*receivertest.Env, string){
+			func(e *receivertest.Env, key string) { receivertest.WantFirst(t, e.Post(key, "{}"), 204, "") },
+			func(e *receivertest.Env, key string) { receivertest.WantReplayed(t, e.Post(key, "{}"), 204, "") },
+		} {
+			for _, key := range keys {
+				send(finance, key)
+				send(stock, key)
+			}
+		}
 	})
 }
 
-func TestInvalidConfigPanics(t *testing.T) {
+func answer204(*receivertest.Env) http.HandlerFunc { return answers["204"] }
+
+func TestMistakesOfConstructors(t *testing.T) {
 	t.Parallel()
-	good := consumer.Config{Receiver: "test", Secrets: []string{secretText}}
+	good := consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}}
 	with := func(change func(*consumer.Config)) consumer.Config {
 		c := good
 		change(&c)
 		return c
 	}
-	cases := map[string]consumer.Config{
-		"Config.Secrets is empty":     {},
-		"both Secrets and":            with(func(c *consumer.Config) { c.AllowUnsigned = true }),
-		"Verify beside":               with(func(c *consumer.Config) { c.Verify = timedScheme }),
-		"Verify alone":                {Verify: timedScheme, AllowUnsigned: true},
-		"AcceptForeign: they would":   {Verify: timedScheme, AcceptForeign: true},
-		"Config.Secrets[1]":           with(func(c *consumer.Config) { c.Secrets = []string{secretText, "hunter2"} }),
-		"Config.Source":               with(func(c *consumer.Config) { c.Source = "naïve" }),
-		"Config.Tolerance":            with(func(c *consumer.Config) { c.Tolerance = -1 }),
-		"Config.MaxBodyBytes":         with(func(c *consumer.Config) { c.MaxBodyBytes = -1 }),
-		"Config.CommitTimeout":        with(func(c *consumer.Config) { c.CommitTimeout = -1 }),
-		"Config.Isolation":            with(func(c *consumer.Config) { c.Isolation = 42 }),
-		"Config.SenderNotAfter":       with(func(c *consumer.Config) { c.SenderNotAfter = -1 }),
-		"Middleware needs a pool":     good,
-		"sqlconsumer: Middleware nee": good,
+	pool := pgtest.Pool(t, "postgres://stranger@127.0.0.1:1/none")
+	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
+	want := func(text string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: failed with %v", text, err)
+		}
 	}
-	for want, cfg := range cases {
-		t.Run(want, func(t *testing.T) {
-			t.Parallel()
-			defer func() {
-				message, _ := recover().(string)
-				if !strings.Contains(message, want) || strings.Contains(message, "hunter2") {
-					t.Errorf("panic %q, want one with %q", message, want)
-				}
-			}()
-			if strings.HasPrefix(want, "sqlconsumer") {
-				consumer.Must(sqlconsumer.Middleware(nil, cfg))
-			}
-			var pool *pgxpool.Pool
-			consumer.Must(consumer.Middleware(pool, cfg))
-		})
+	for text, cfg := range map[string]consumer.Config{
+		"consumer: Config.Secrets is empty":  {},
+		"both Secrets and Verify":            with(func(c *consumer.Config) { c.Verify.AllowUnsigned = true }),
+		"Verify.Custom beside":               with(func(c *consumer.Config) { c.Verify.Custom = timedScheme }),
+		"Verify.Custom alone":                {Verify: consumer.Verify{Custom: timedScheme, AllowUnsigned: true}},
+		"AcceptForeign: they would":          {Verify: consumer.Verify{Custom: timedScheme, AcceptForeign: true}},
+		"Config.Secrets[1]":                  with(func(c *consumer.Config) { c.Secrets = []string{receivertest.SecretText, "hunter2"} }),
+		"consumer: Config.Receiver is empty": with(func(c *consumer.Config) { c.Receiver = "" }),
+		"Config.Receiver: \"naïve\"":         with(func(c *consumer.Config) { c.Receiver = "naïve" }),
+		"Config.Source":                      with(func(c *consumer.Config) { c.Source = "naïve" }),
+		"Config.Verify.Tolerance":            with(func(c *consumer.Config) { c.Verify.Tolerance = -1 }),
+		"Config.Limits.MaxBodyBytes":         with(func(c *consumer.Config) { c.Limits.MaxBodyBytes = -1 }),
+		"less than MaxBodyBytes (2)":         with(func(c *consumer.Config) { c.Limits = consumer.Limits{MaxBodyBytes: 2, MaxUnverifiedBytes: 1} }),
+		"Config.Limits.CommitTimeout":        with(func(c *consumer.Config) { c.Limits.CommitTimeout = -1 }),
+		"Config.Isolation":                   with(func(c *consumer.Config) { c.Isolation = 42 }),
+		"Config.SenderNotAfter":              with(func(c *consumer.Config) { c.SenderNotAfter = -1 }),
+	} {
+		_, err := consumer.New(pool, cfg, handle)
+		want(text, err)
 	}
+	_, err := consumer.New(nil, good, handle)
+	want("consumer: New needs a pool", err)
+	_, err = consumer.New(pool, good, nil)
+	want("consumer: New needs a handler", err)
+	_, err = consumer.Middleware(nil, good)
+	want("consumer: Middleware needs a pool", err)
 }

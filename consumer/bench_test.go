@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -24,25 +25,25 @@ import (
 // inside-times-bare leaves HTTP out, the same for both. Where the middleware needs more round trips to the database,
 // trips-times-bare is what the bare transaction takes with as many that ask nothing.
 func BenchmarkOverhead(b *testing.B) {
-	for _, f := range flavours {
-		b.Run(f.name, func(b *testing.B) {
+	for _, f := range receivertest.Flavours() {
+		b.Run(f.Name, func(b *testing.B) {
 			server := pgtest.Start(b, localpg.Options{Durable: true}) // a commit that costs what it costs in production
 			dsn := server.DSN("postgres")
 			pgtest.Migrate(b, dsn, migrations.Inbox)
 			pool := pgtest.Pool(b, dsn)
-			if _, err := pool.Exec(b.Context(), schema); err != nil {
+			if _, err := pool.Exec(b.Context(), receivertest.Schema); err != nil {
 				b.Fatal(err)
 			}
-			guarded := f.wrap(b, dsn, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.HandlerFunc(
+			guarded := f.Wrap(b, dsn, consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}})(http.HandlerFunc(
 				func(w http.ResponseWriter, r *http.Request) {
-					if err := f.exec(r.Context(), "INSERT INTO effect VALUES ($1)", "k"); err != nil {
+					if err := f.Exec(r.Context(), "INSERT INTO effect VALUES ($1)", "k"); err != nil {
 						b.Error(err)
 					}
 					w.WriteHeader(http.StatusNoContent)
 				}))
 			contenders := []*served{serve(b, bareTransaction(b, f, dsn, "")), serve(b, guarded)}
 			bare, with := contenders[0], contenders[1]
-			if f.name == "database/sql" {
+			if f.Name == "database/sql" {
 				contenders = append(contenders, serve(b, bareTransaction(b, f, dsn, "SELECT 1")))
 			}
 			for i := 0; b.Loop(); i++ {
@@ -103,7 +104,7 @@ func (s *served) ask(b *testing.B, i int) {
 	r.Header.Set(webhook.CreatedAt, time.Now().Format(time.RFC3339Nano))
 	r.Header.Set(webhook.NotAfter, time.Now().AddDate(0, 0, 30).Format(time.RFC3339Nano))
 	r.Header.Set(webhook.Attempt, "1")
-	webhook.Sign(r.Header, body, time.Now(), secret)
+	webhook.Sign(r.Header, body, time.Now(), receivertest.Secret())
 	start := time.Now()
 	response, err := s.client.Do(r)
 	if err != nil {
@@ -120,11 +121,11 @@ func (s *served) ask(b *testing.B, i int) {
 
 // bareTransaction is the handler as its author would write it without this package. more, if any, is what database/sql asks
 // before and after its work.
-func bareTransaction(b *testing.B, f flavour, dsn, more string) http.Handler {
-	pool, db := pgtest.Pool(b, dsn), openSQL(b, dsn)
+func bareTransaction(b *testing.B, f receivertest.Flavour, dsn, more string) http.Handler {
+	pool, db := pgtest.Pool(b, dsn), receivertest.OpenSQL(b, dsn)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.ReadAll(r.Body)
-		if err == nil && f.name == "pgx" {
+		if err == nil && f.Name == "pgx" {
 			tx, begun := pool.Begin(r.Context())
 			if begun != nil {
 				b.Fatal(begun)

@@ -1,62 +1,78 @@
 package consumer
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 )
 
-// freeBytes of every body do not count against the budget: most events are smaller, so a full budget does not delay them.
+// A body that announces no more than freeBytes needs no room of the budget: most events are smaller, so a full budget does not delay
+// them.
 const freeBytes = 4 << 10
 
-// readBody reads the body within Config.BodyTimeout, and returns how much of the budget for unverified bodies it has taken.
-func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte, held int64, refusal *problem) {
-	deadline := time.Now().Add(s.BodyTimeout)
+// readBody reads the body within Config.Limits.BodyTimeout. It returns the body's room in the budget for unverified bodies, nil for
+// a small body, for the caller to give back.
+func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte, room *share, refusal *problem) {
+	deadline := time.Now().Add(s.Limits.BodyTimeout)
 	// A ResponseWriter without read deadlines is that of a test, or it is hidden by what a middleware has put around it.
-	bounded := http.NewResponseController(w).SetReadDeadline(deadline) == nil
+	connection := http.NewResponseController(w)
+	bounded := connection.SetReadDeadline(deadline) == nil
 	if !bounded && r.Context().Value(http.ServerContextKey) != nil {
 		s.unverified.unbounded.Do(func() { s.warnUnbounded(w, r) })
 	}
-	if r.ContentLength > s.MaxBodyBytes {
-		leaveUnread(w, r)
-		return nil, 0, s.bodyTooLarge()
-	}
-	from := http.MaxBytesReader(w, r.Body, s.MaxBodyBytes)
+	length := r.ContentLength
 	switch {
-	case r.ContentLength < 0:
-		body = make([]byte, 0, freeBytes)
-	case r.ContentLength <= freeBytes:
-		body = make([]byte, 0, r.ContentLength+1) // and room to find the end
-	} // a larger one waits for the budget without a buffer
+	case length > s.Limits.MaxBodyBytes:
+		leaveUnread(w, r)
+		return nil, nil, s.bodyTooLarge()
+	case length < 0:
+		length, body = s.Limits.MaxBodyBytes, make([]byte, 0, freeBytes)
+	case length <= freeBytes:
+		body = make([]byte, 0, length+1) // and room to find the end
+	} // a larger one waits for its room without a buffer
+	from := http.MaxBytesReader(w, r.Body, s.Limits.MaxBodyBytes)
 	for {
 		if len(body) == cap(body) {
-			more := max(cap(body), freeBytes)
-			if !s.unverified.take(r.Context(), deadline, int64(more)) {
-				return nil, held, receiverBusy()
+			if room == nil {
+				room = &share{bytes: length}
+				if bounded {
+					room.end = func() { _ = connection.SetReadDeadline(time.Unix(1, 0)) }
+				}
+				if !s.unverified.take(r.Context(), deadline, room) {
+					leaveUnread(w, r)
+					return nil, nil, receiverBusy()
+				}
 			}
-			held += int64(more)
-			body = append(make([]byte, 0, cap(body)+more), body...) // no more than was taken, as slices.Grow might
+			grown := length + 1
+			if r.ContentLength < 0 {
+				grown = min(grown, 2*int64(cap(body)))
+			}
+			body = append(make([]byte, 0, grown), body...)
 		}
 		n, err := from.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
+		if room != nil {
+			room.arrived.Add(int64(n))
+		}
 		switch _, large := errors.AsType[*http.MaxBytesError](err); {
 		case err == nil:
 		case large:
-			return nil, held, s.bodyTooLarge()
+			return nil, room, s.bodyTooLarge()
+		case !s.unverified.keep(room):
+			leaveUnread(w, r)
+			return nil, room, receiverBusy()
 		case err == io.EOF:
 			if bounded { // or it would end the wait for the client to go. After an error it stays, lest the server waits for the rest
-				_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+				_ = connection.SetReadDeadline(time.Time{})
 			}
-			return body, held, nil
+			return body, room, nil
 		default:
 			// 408 and not 400, on which a relay gives the event up: the request broke on its way and may be whole next time.
-			return nil, held, newProblem(http.StatusRequestTimeout, "body-unreadable", "The body did not arrive whole",
-				fmt.Sprintf("The connection broke before the body's end, or that took longer than %v. Send the request again.", s.BodyTimeout))
+			return nil, room, newProblem(http.StatusRequestTimeout, "body-unreadable", "The body did not arrive whole",
+				fmt.Sprintf("The connection broke before the body's end, or that took longer than %v. Send the request again.", s.Limits.BodyTimeout))
 		}
 	}
 }
@@ -88,64 +104,10 @@ func leaveUnread(w http.ResponseWriter, r *http.Request) {
 
 func (s *settings) bodyTooLarge() *problem {
 	return newProblem(http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large",
-		fmt.Sprintf("This receiver takes at most %d bytes (Config.MaxBodyBytes).", s.MaxBodyBytes))
+		fmt.Sprintf("This receiver takes at most %d bytes (Config.Limits.MaxBodyBytes).", s.Limits.MaxBodyBytes))
 }
 
 func receiverBusy() *problem {
 	return newProblem(http.StatusServiceUnavailable, "receiver-busy", "The receiver reads too many requests at once",
 		"Nothing was tried and nothing was changed. Send the request again later.")
-}
-
-// A budget is what many requests may hold of memory together. It is safe for concurrent use.
-type budget struct {
-	unbounded sync.Once // said that BodyTimeout has no effect
-
-	mu    sync.Mutex
-	free  int64
-	freed chan struct{} // closed when something is given back; nil while no request waits for that
-}
-
-func newBudget(bytes int64) *budget { return &budget{free: bytes} }
-
-// take waits until n bytes are free. It reports false when ctx or the time ends first.
-func (b *budget) take(ctx context.Context, until time.Time, n int64) bool {
-	var timeout <-chan time.Time // without a timer until there is something to wait for
-	for {
-		b.mu.Lock()
-		if b.free >= n {
-			b.free -= n
-			b.mu.Unlock()
-			return true
-		}
-		if b.freed == nil {
-			b.freed = make(chan struct{})
-		}
-		freed := b.freed
-		b.mu.Unlock()
-		if timeout == nil {
-			timer := time.NewTimer(time.Until(until))
-			defer timer.Stop()
-			timeout = timer.C
-		}
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return false
-		case <-timeout:
-			return false
-		}
-	}
-}
-
-func (b *budget) give(n int64) {
-	if n == 0 {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.free += n
-	if b.freed != nil {
-		close(b.freed)
-		b.freed = nil
-	}
 }

@@ -2,9 +2,9 @@ package consumer_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"net/http"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,244 +13,164 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/breaker"
-	"github.com/outbox-relay/outbox-relay/consumer/inbox"
-	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// discardWriter takes the answer of a handler that is called for its effect.
-type discardWriter struct{}
-
-func (discardWriter) Header() http.Header         { return http.Header{} }
-func (discardWriter) WriteHeader(int)             {}
-func (discardWriter) Write(p []byte) (int, error) { return len(p), nil }
-
 // unseen is put before what Tx would refuse if it stood first: so it is sent, by both drivers, and must show at the end.
 const unseen = "/* */ "
 
-func TestCommitFailuresOfNormalLife(t *testing.T) {
-	cases := map[string]struct {
-		cfg     consumer.Config
-		spoil   func(e *env, r *http.Request) // what dooms the transaction before the handler answers 200
-		status  int
-		problem string
-		log     string
-	}{
-		"deferred constraint": {
-			spoil: func(e *env, r *http.Request) {
-				mustNot(e, e.exec(r.Context(), "INSERT INTO child VALUES (1)"))
-			},
-			status: 500, problem: "commit-failed", log: "23503",
-		},
-		"serialization failure": {
-			cfg:    consumer.Config{Isolation: sql.LevelSerializable},
-			spoil:  skewWrites,
-			status: 503, problem: "serialization-failure", log: "40001",
-		},
-		"swallowed error": {
-			spoil: func(e *env, r *http.Request) {
-				if e.exec(r.Context(), "SELECT 1/0") == nil {
-					e.t.Error("division by zero went well")
-				}
-			},
-			status: 500, problem: "commit-failed", log: "a statement of the handler failed",
-		},
-		"killed backend": {
-			spoil: func(e *env, r *http.Request) {
-				mustNot(e, e.exec(r.Context(), "SET LOCAL application_name = 'doomed'"))
-				e.mustExec("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'doomed' AND datname = current_database()")
-			},
-			status: 500, problem: "commit-failed", log: "commit",
-		},
-		"rolls back with SQL": {
-			spoil:  func(e *env, r *http.Request) { mustNot(e, e.exec(r.Context(), unseen+"ROLLBACK")) },
-			status: 500, problem: "handler-ended-transaction", log: "itself",
-		},
-		"rolls back and begins again": {
-			spoil:  func(e *env, r *http.Request) { mustNot(e, e.exec(r.Context(), unseen+"ROLLBACK AND CHAIN")) },
-			status: 500, problem: "handler-ended-transaction", log: "itself",
-		},
-	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		for name, c := range cases {
-			t.Run(name, func(t *testing.T) {
-				testsize.OneIn(t, 2)
-				t.Parallel()
-				e := newEnv(t, f, c.cfg, func(e *env) http.HandlerFunc {
-					return func(w http.ResponseWriter, r *http.Request) {
-						effect(e)(w, r)
-						if r.Header.Get("Test-Spoil") != "" {
-							c.spoil(e, r)
-						}
-					}
-				})
-				wantProblem(t, e.do(e.newRequest("k", "{}", with("Test-Spoil", "yes"))), c.status, c.problem)
-				if report := e.wantResult(consumer.ResultCommitFailed); report.Err == nil || report.Status != c.status {
-					t.Errorf("report %+v", report)
-				}
-				if log := e.logged.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, c.log) {
-					t.Errorf("logged %s", log)
-				}
-				e.wantRows("k", 0, 0)
-
-				wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-				e.wantRows("k", 1, 1)
-			})
-		}
-	})
-}
-
-func mustNot(e *env, err error) {
+func mustNot(e *receivertest.Env, err error) {
 	if err != nil {
-		e.t.Error(err)
+		e.T.Error(err)
 	}
 }
 
 // skewWrites commits a transaction that, with the handler's, has no serial order: each reads what the other writes.
-func skewWrites(e *env, r *http.Request) {
+func skewWrites(e *receivertest.Env, r *http.Request) {
 	ctx := context.WithoutCancel(r.Context())
-	mustNot(e, e.exec(ctx, "INSERT INTO parent SELECT 100 + count(*) FROM parent"))
-	mustNot(e, pgx.BeginTxFunc(ctx, e.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+	mustNot(e, e.Exec(ctx, "INSERT INTO parent SELECT 100 + count(*) FROM parent"))
+	mustNot(e, pgx.BeginTxFunc(ctx, e.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "INSERT INTO parent SELECT 200 + count(*) FROM parent")
 		return err
 	}))
 }
 
-// A pgx.Tx is lent under guard; a *sql.Tx cannot be, so what the handler ends is found out.
-func TestHandlerCannotEndTheTransaction(t *testing.T) {
-	t.Run("pgx commit is refused and does no harm", func(t *testing.T) {
-		t.Parallel()
-		e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(w, r)
-				if err := consumer.Tx(r.Context()).Commit(r.Context()); !errors.Is(err, consumer.ErrMiddlewareCommits) {
-					t.Errorf("commit: %v", err)
-				}
+// A pgx.Tx is lent under guard: it refuses Commit, which does no harm, and remembers Rollback.
+func TestTxRefusesToEnd(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			receivertest.Effect(e)(w, r)
+			end := consumer.Tx(r.Context()).Commit
+			if consumer.EventFrom(r.Context()).Key == "rollback" {
+				end = consumer.Tx(r.Context()).Rollback
 			}
-		})
-		wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-		e.wantRows("k", 1, 1)
-	})
-	t.Run("pgx rollback is remembered", func(t *testing.T) {
-		t.Parallel()
-		e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(w, r)
-				if err := consumer.Tx(r.Context()).Rollback(r.Context()); !errors.Is(err, consumer.ErrMiddlewareCommits) {
-					t.Errorf("rollback: %v", err)
-				}
+			if err := end(r.Context()); !errors.Is(err, consumer.ErrMiddlewareCommits) {
+				t.Errorf("ended with %v", err)
 			}
-		})
-		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
-		e.wantRows("k", 0, 0)
+		}
 	})
-	for _, f := range flavours {
-		for _, statement := range []string{"COMMIT", "COMMIT AND CHAIN"} {
-			t.Run(f.name+" "+statement+" takes effect once", func(t *testing.T) {
-				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-					return func(w http.ResponseWriter, r *http.Request) {
-						effect(e)(w, r)
-						mustNot(e, e.exec(r.Context(), unseen+statement))
-					}
-				})
-				wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
-				wantReplayed(t, e.post("k", "{}"), 204, "") // done, but never answered
-				e.wantRows("k", 1, 1)
-			})
+	receivertest.WantFirst(t, e.Post("commit", "{}"), 201, `{"done":"commit"}`)
+	e.WantRows("commit", 1, 1)
+	receivertest.WantProblem(t, e.Post("rollback", "{}"), 500, "handler-ended-transaction")
+	e.WantRows("rollback", 0, 0)
+}
+
+// A handler that ends the transaction by a statement is found out, whatever it answers. What it
+// writes into a transaction that it put in the place of the middleware's has no row of the event
+// beside it: if that were committed, every request would write it again.
+func TestHandlerThatEndsTheTransaction(t *testing.T) {
+	ending := func(answer http.HandlerFunc) func(e *receivertest.Env) http.HandlerFunc {
+		return func(e *receivertest.Env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				for _, statement := range r.Header["Test-Statement"] {
+					mustNot(e, e.Exec(r.Context(), unseen+statement))
+				}
+				answer(w, r)
+			}
 		}
 	}
-	t.Run("sql rollback", func(t *testing.T) {
-		t.Parallel()
-		e := newEnv(t, flavours[1], consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(w, r)
-				mustNot(e, sqlconsumer.Tx(r.Context()).Rollback())
-			}
-		})
-		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
-		e.wantRows("k", 0, 0)
-	})
-	t.Run("sql commit takes effect once", func(t *testing.T) {
-		t.Parallel()
-		e := newEnv(t, flavours[1], consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(w, r)
-				mustNot(e, sqlconsumer.Tx(r.Context()).Commit())
-			}
-		})
-		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
-		wantReplayed(t, e.post("k", "{}"), 204, "") // done, but never answered
-		e.wantRows("k", 1, 1)
-	})
-}
-
-// The answer that is stored at admission needs no statement that meets its row: what the handler ended shows all the same.
-func TestHandlerThatEndsTheTransactionAndAnswers204(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(discardWriter{}, r)
-				mustNot(e, e.exec(r.Context(), unseen+r.Header.Get("Test-Statement")))
-				w.WriteHeader(http.StatusNoContent)
-			}
-		})
-		for statement, rows := range map[string]int{"COMMIT": 1, "COMMIT AND CHAIN": 1, "ROLLBACK": 0, "ROLLBACK AND CHAIN": 0} {
-			got := e.do(e.newRequest(statement, "{}", with("Test-Statement", statement)))
-			wantProblem(t, got, 500, "handler-ended-transaction")
-			e.wantResult(consumer.ResultCommitFailed)
-			e.wantRows(statement, rows, rows)
-		}
-	})
-}
-
-// What a handler writes into a transaction that it put in the place of the middleware's has no row of the event beside it:
-// if it were committed, every request would write it again.
-func TestWritesAfterTheTransactionWasExchanged(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		exchanging := func(answer http.HandlerFunc) func(e *env) http.HandlerFunc {
-			return func(e *env) http.HandlerFunc {
-				return func(w http.ResponseWriter, r *http.Request) {
-					mustNot(e, e.exec(r.Context(), unseen+r.Header.Get("Test-Statement")))
-					effect(e)(discardWriter{}, r)
-					answer(w, r)
+	const effect = "INSERT INTO effect VALUES ('k')"
+	cases := []struct {
+		statements      []string
+		effects, events int
+	}{
+		{[]string{effect, "ROLLBACK"}, 0, 0},
+		{[]string{effect, "ROLLBACK AND CHAIN"}, 0, 0},
+		{[]string{"ROLLBACK AND CHAIN", effect}, 0, 0},
+		{[]string{"COMMIT AND CHAIN", effect}, 0, 1},
+		{[]string{effect, "COMMIT"}, 1, 1},
+		{[]string{effect, "COMMIT AND CHAIN"}, 1, 1},
+	}
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		for name, answer := range answers {
+			e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, ending)
+			for _, c := range cases {
+				receivertest.WantProblem(t, e.Do(e.NewRequest("k", "{}", running(c.statements...))), 500, "handler-ended-transaction")
+				e.WantResult(consumer.ResultCommitFailed)
+				e.WantRows("k", c.effects, c.events)
+				if c.events > 0 {
+					wantNoted(e)
+				}
+				if e.MustExec("TRUNCATE effect, processed_events"); t.Failed() {
+					t.Fatalf("%s: %q", name, c.statements)
 				}
 			}
 		}
-		for name, answer := range answers {
-			e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, exchanging)
-			for statement, rows := range map[string]int{"ROLLBACK AND CHAIN": 0, "COMMIT AND CHAIN": 1} {
-				key := statement + name
-				wantProblem(t, e.do(e.newRequest(key, "{}", with("Test-Statement", statement))), 500, "handler-ended-transaction")
-				e.wantResult(consumer.ResultCommitFailed)
-				e.wantRows(key, 0, rows)
-			}
+	})
+}
+
+// wantNoted asserts that the row of k says that its handler has committed by itself, and the answer to a duplicate and the log, too.
+func wantNoted(e *receivertest.Env) {
+	e.T.Helper()
+	if n := e.Count(`SELECT count(*) FROM processed_events WHERE processing_state = 'failed' AND last_error = 'the handler committed or rolled back the transaction itself'`); n != 1 {
+		e.T.Error("the row does not say what the handler did")
+	}
+	receivertest.WantReplayed(e.T, e.Post("k", "{}"), 422, "")
+	e.WantResult(consumer.ResultDuplicate)
+	if !strings.Contains(e.Logged.String(), `level=ERROR msg="consumer: request commit_failed" result=commit_failed`) {
+		e.T.Errorf("not logged: %s", e.Logged)
+	}
+}
+
+// A handler that commits by itself and fails, or panics, would have its event count as succeeded when the event is sent again.
+func TestHandlerThatCommitsAndFails(t *testing.T) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		for name, answer := range map[string]http.HandlerFunc{
+			"503":    func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) },
+			"nobody": func(http.ResponseWriter, *http.Request) { runtime.Goexit() },
+			"panic":  func(http.ResponseWriter, *http.Request) { panic("mistake") },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, func(answer http.HandlerFunc) func(e *receivertest.Env) http.HandlerFunc {
+					return func(e *receivertest.Env) http.HandlerFunc {
+						return func(w http.ResponseWriter, r *http.Request) {
+							mustNot(e, e.Exec(r.Context(), "INSERT INTO effect VALUES ('k')"))
+							for _, statement := range r.Header["Test-Statement"] {
+								mustNot(e, e.Exec(r.Context(), unseen+statement))
+							}
+							answer(w, r)
+						}
+					}
+				})
+				for _, end := range []string{"COMMIT", "COMMIT AND CHAIN"} {
+					_, _ = e.Try(e.NewRequest("k", "{}", running(end))) // may be cut off
+					e.WantResult(consumer.ResultCommitFailed)
+					e.WantRows("k", 1, 1)
+					wantNoted(e)
+					e.MustExec("TRUNCATE effect, processed_events")
+				}
+				_, _ = e.Try(e.NewRequest("k", "{}"))
+				e.WantResult(consumer.ResultFailed)
+				e.WantRows("k", 0, 0)
+			})
 		}
 	})
 }
 
 func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		working, gone := make(chan struct{}), make(chan struct{})
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Test-Hang-Up") == "" {
 					return
 				}
-				effect(e)(w, r)
+				receivertest.Effect(e)(w, r)
 				close(working)
 				<-r.Context().Done() // the server has noticed
 				close(gone)
 			}
 		})
 		ctx, hangUp := context.WithCancel(t.Context())
-		request := e.newRequest("k", "{}", with("Test-Hang-Up", "yes")).WithContext(ctx)
+		request := e.NewRequest("k", "{}", receivertest.With("Test-Hang-Up", "yes")).WithContext(ctx)
 		sent := make(chan error, 1)
 		go func() {
-			_, err := e.try(request)
+			_, err := e.Try(request)
 			sent <- err
 		}()
 		<-working
@@ -259,109 +179,67 @@ func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 			t.Fatalf("the client got %v", err)
 		}
 		<-gone
-		e.wantResult(consumer.ResultProcessed)
-		e.wantRows("k", 1, 1)
-		wantReplayed(t, e.post("k", "{}"), 201, "")
+		e.WantResult(consumer.ResultProcessed)
+		e.WantRows("k", 1, 1)
+		receivertest.WantReplayed(t, e.Post("k", "{}"), 201, "")
 	})
 }
 
 // A COMMIT that hangs must not hold the request for ever; its outcome is then unknown, and the row decides.
 func TestCommitTimeout(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{CommitTimeout: 2 * time.Second}, effect)
-		e.mustExec(`
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{Limits: consumer.Limits{CommitTimeout: 2 * time.Second}}, receivertest.Effect)
+		e.MustExec(`
 			CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
 			CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()`)
-		release := e.hold(func(tx pgx.Tx) error {
+		release := e.Hold(func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(42)")
 			return err
 		})
-		wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
+		receivertest.WantProblem(t, e.Post("k", "{}"), 500, "commit-failed")
 		release()
-		e.await("SELECT NOT EXISTS (" + advisoryLocks + ")") // the abandoned backend has ended
-		if got := e.post("k", "{}"); got.status != 201 {
-			t.Errorf("the retry got %d %s", got.status, got.body)
+		e.Await("SELECT NOT EXISTS (" + receivertest.AdvisoryLocks + ")") // the abandoned backend has ended
+		if got := e.Post("k", "{}"); got.Status != 201 {
+			t.Errorf("the retry got %d %s", got.Status, got.Body)
 		}
-		e.wantRows("k", 1, 1)
+		e.WantRows("k", 1, 1)
 	})
 }
 
 // Nor must a ROLLBACK: a handler that has failed is answered for, whatever has become of the database since.
 func TestRollbackTimeout(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{CommitTimeout: 100 * time.Millisecond}, func(e *env) http.HandlerFunc {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{Limits: consumer.Limits{CommitTimeout: 100 * time.Millisecond}}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
-				pid := e.count("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'")
+				pid := e.Count("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'")
 				mustNot(e, syscall.Kill(pid, syscall.SIGSTOP))
 				t.Cleanup(func() { mustNot(e, syscall.Kill(pid, syscall.SIGCONT)) })
 				w.WriteHeader(http.StatusTeapot)
 			}
 		})
-		if got := e.post("k", "{}"); got.status != http.StatusTeapot {
-			t.Errorf("answered %d %s", got.status, got.body)
+		if got := e.Post("k", "{}"); got.Status != http.StatusTeapot {
+			t.Errorf("answered %d %s", got.Status, got.Body)
 		}
-		e.wantResult(consumer.ResultFailed)
+		e.WantResult(consumer.ResultFailed)
 	})
 }
-
-// samplesCommit tells at COMMIT how the transaction of an event is going to be written to the disk.
-const samplesCommit = `
-CREATE TABLE sampled (synchronous_commit text);
-CREATE FUNCTION sample() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-	INSERT INTO sampled SELECT current_setting('synchronous_commit'); RETURN NULL;
-END $$;
-CREATE CONSTRAINT TRIGGER sample AFTER INSERT ON processed_events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sample()`
 
 // The sender forgets what it was answered 2xx for. So the commit waits for the disk where the database is told not to wait,
 // and as long as it is told where it says more.
 func TestAnswerWaitsForTheDisk(t *testing.T) {
 	t.Parallel()
 	for set, want := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {
-		for _, f := range flavours {
-			t.Run(f.name+"/"+set, func(t *testing.T) {
+		for _, f := range receivertest.Flavours() {
+			t.Run(f.Name+"/"+set, func(t *testing.T) {
 				testsize.OneIn(t, 2)
 				t.Parallel()
-				dsn := withSetting(pgtest.New(t, migrations.Inbox), "synchronous_commit", set)
-				e := newEnvAt(t, f, dsn, consumer.Config{}, effect)
-				e.mustExec(schema + samplesCommit)
-				wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-				if n := e.count("SELECT count(*) FROM sampled WHERE synchronous_commit = $1", want); n != 1 {
-					t.Errorf("the commit was not %s", want)
-				}
+				dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "synchronous_commit", set)
+				e := receivertest.NewEnvAt(t, f, dsn, consumer.Config{}, receivertest.Effect)
+				e.MustExec(receivertest.Schema)
+				e.SampleCommits("processed_events")
+				receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
+				e.WantCommit(want)
 			})
 		}
-		t.Run("inbox/"+set, func(t *testing.T) {
-			t.Parallel()
-			p := newInbox(t, inbox.Config{})
-			p.mustExec(samplesCommit)
-			p.mustExec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = ` + set + `', current_database()); END $$`)
-			p.again(inbox.Config{}).record("k")
-			if n := p.count("SELECT count(*) FROM sampled WHERE synchronous_commit = $1", want); n != 1 {
-				t.Errorf("the commit was not %s", want)
-			}
-		})
 	}
-}
-
-// Rows that a handler forgot to close are its own mistake: no other request is kept away for it.
-func TestRowsLeftOpenOpenNoBreaker(t *testing.T) {
-	t.Parallel()
-	b := breaker.MustNew(breaker.Config{Failures: 1})
-	e := newEnv(t, flavours[0], consumer.Config{Breaker: b}, func(*env) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			rows, err := consumer.Tx(r.Context()).Query(r.Context(), "SELECT generate_series(1, 1000)")
-			if err != nil || !rows.Next() {
-				t.Errorf("no rows: %v", err)
-			}
-			w.WriteHeader(http.StatusNoContent)
-		}
-	})
-	wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
-	if report := e.wantResult(consumer.ResultCommitFailed); report.Err == nil || !strings.Contains(report.Err.Error(), "left rows of a query open") {
-		t.Errorf("reported %v", report.Err)
-	}
-	if state := b.State(); state != breaker.Closed {
-		t.Errorf("the breaker is %s", state)
-	}
-	e.wantRows("k", 0, 0)
 }

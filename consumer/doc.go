@@ -4,14 +4,18 @@
 // in the same transaction as your handler's own writes. "outbox-relay migrate up --set inbox", or migrations.Up with
 // migrations.Inbox, creates the table. docs/receiving.md is the guide, with chi, echo, gin, sqlx and GORM.
 //
-//	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{os.Getenv("FINANCE_SECRET")}, Source: "finance"}
+//	cfg := consumer.Config{Receiver: "logistics", Source: "finance", Secrets: []string{os.Getenv("FINANCE_SECRET")}}
 //	receive, err := consumer.New(pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 //		_, err := tx.Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference) // through tx, and only tx
 //		return err // nil commits; an error rolls back, and the relay retries
 //	})
 //	mux.Handle("POST /webhooks/finance", receive)
 //
-// [Middleware] is for handlers of net/http that write the answer themselves. Beside this package, all with the same [Config] and [Event]:
+// This is the way for nearly all receivers: the transaction is the handler's parameter tx, and what
+// the handler returns decides. Only a handler of net/http that must write the answer itself needs
+// [Middleware], and finds its transaction by [Tx].
+//
+// Beside this package, all with the same [Config] and [Event]:
 //
 //   - consumer/sqlconsumer is the same for database/sql.
 //   - consumer/inbox records events and answers at once; workers call the handler later, with retries.
@@ -64,9 +68,10 @@
 // arrives later than its sender said it would. The receiver refuses it, and the sender's operator decides. A known event is a
 // duplicate, however old it is. Prune never removes an event that its relay may still send.
 //
-// An event without a creation time ([Once], [Config].AcceptForeign) cannot be refused that way. Its row must be kept for longer
-// than its sender may repeat it: [Config].SenderNotAfter does so for foreign senders, and PruneConfig.Retention alone for Once.
-// Never remove rows of processed_events in any other way.
+// An event without a creation time ([Once], [Verify].AcceptForeign) cannot be refused that way. Its
+// row must be kept for longer than its sender may repeat it: [Config].SenderNotAfter does so for
+// foreign senders, and PruneConfig.Retention alone for Once. Never remove rows of processed_events
+// in any other way.
 //
 // # What the handler owes
 //
@@ -74,8 +79,8 @@
 //     to an outbox, in the same transaction.
 //   - It does not commit or roll back: what it returns does. It may use savepoints.
 //   - It does not delete the event's row from processed_events: that statement fails. It may set personal columns of it to NULL.
-//   - It may set search_path, or a role that it resets. No other event inherits these, or a session lock or temporary table that
-//     it leaves behind. Other settings stay on the connection: use SET LOCAL.
+//   - It may set what it likes, and a role that it resets. No other event inherits a setting, or a session lock or temporary
+//     table that it leaves behind.
 //   - It returns the error of a failed statement. PostgreSQL commits nothing after one, so nil becomes a 500. For a
 //     statement that may fail, use a savepoint: [pgx.BeginFunc] on the transaction.
 //   - It expects its context to end when the client hangs up. A handler that is past its last statement commits all the
@@ -106,13 +111,15 @@
 // succeeds. A relay then holds the events of this destination at no cost in attempts. [DependencyDown] and the statuses 502,
 // 503 and 504 are how a handler reports that.
 //
-//	cfg := consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker.MustNew(breaker.Config{})}
+//	b, err := breaker.New(breaker.Config{})
+//	cfg := consumer.Config{Receiver: "logistics", Source: "finance", Secrets: secrets, Breaker: b}
 //
 // # Who is trusted
 //
-// A request must carry outbox-relay's own signature (x1), which binds the key and every X-Outbox header to the body: a
-// captured request cannot be sent again under another key or type. [Config].AcceptForeign also takes plain Standard
-// Webhooks senders, whose webhook-id is then the key. [Config].Verify takes a sender that signs in a way of its own.
+// A request must carry outbox-relay's own signature (x1), which binds the key and every X-Outbox
+// header to the body: a captured request cannot be sent again under another key or type.
+// [Verify].AcceptForeign also takes plain Standard Webhooks senders, whose webhook-id is then the
+// key. [Verify].Custom takes a sender that signs in its own way.
 //
 // [Once] is the bare memory, for events that come by another transport than HTTP.
 package consumer

@@ -33,7 +33,12 @@ func ExampleRouter() {
 		return consumer.Ignore("no shipment depends on " + event.Type) // commits, for a person to review
 	})
 
-	server := httptest.NewServer(consumer.Must(consumer.New(pool, consumer.Config{Receiver: "logistics", Secrets: []string{exampleSecret}}, router.Dispatch)))
+	receive, err := consumer.New(pool, consumer.Config{Receiver: "logistics", Secrets: []string{exampleSecret}}, router.Dispatch)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server := httptest.NewServer(receive)
 	defer server.Close()
 	fmt.Println(exampleDelivery(server.URL, "invoice-7/created", `{"number":"INV-7","total":"19.90"}`).Status)
 	fmt.Println(exampleDelivery(server.URL, "invoice-8/created", `{"total":"19.90"}`).Status)

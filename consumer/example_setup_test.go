@@ -10,10 +10,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-const exampleSecret = secretText
+const exampleSecret = receivertest.SecretText
 
 // exampleDatabase starts a migrated database with a table of the application's own. An example has no testing.T to report
 // to: it panics.

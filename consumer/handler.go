@@ -8,20 +8,27 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 )
 
-// A Handler works one event in tx, a pgx.Tx ([New], inbox.Config) or a *sql.Tx (sqlconsumer.New). What it writes through tx commits
-// together with the memory that the event was processed when it returns nil, and is rolled back when it returns an error. A
-// write through another connection commits on its own. The error decides what happens next: the
-// event fails after one of [Permanent], is tried again not before the time of one of [RetryAfter], and on the usual schedule
-// after any other ([DependencyDown] among them); an error of [Ignore] commits. The outermost of these marks counts.
+// A Handler works one event in tx, a pgx.Tx ([New], inbox.Config) or a *sql.Tx (sqlconsumer.New).
+// It is called concurrently. tx is as [Tx] describes it, or sqlconsumer.Tx.
 //
-// tx is as [Tx] describes it, or sqlconsumer.Tx. A handler is called concurrently.
+// When it returns nil, what it wrote through tx commits together with the memory that the event was
+// processed. When it returns an error, both are rolled back. A write through another connection
+// commits by itself.
+//
+// The error decides what happens next. After one of [Permanent] the event fails. After one of
+// [RetryAfter] it is tried again, not before its time. After any other, [DependencyDown] among
+// them, it is tried again on the usual schedule. An error of [Ignore] commits. The outermost of
+// these marks counts.
 type Handler[Tx any] func(ctx context.Context, tx Tx, event Event) error
 
-// Tx returns the transaction in which a handler works behind [Middleware]; that of a [Handler] is its parameter, and the same.
-// Whatever it writes commits or rolls back together with the memory that the event was processed; what it writes by any other
-// connection does not. Begin makes savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements
-// that would do the same. Like every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a
-// call of LargeObjects or Conn the connection is closed with it, and another one opened for the next event.
+// Tx returns the transaction of a handler behind [Middleware]. A [Handler] has the same as its
+// parameter. What is written through it commits or rolls back together with the memory that the
+// event was processed. What is written through another connection does not.
+//
+// Begin makes savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do
+// statements that would do the same. Like every pgx.Tx it is for one goroutine at a time. It is
+// closed when the handler returns. After a call of LargeObjects or Conn the connection is closed
+// with it, and another one is opened for the next event.
 //
 // It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {

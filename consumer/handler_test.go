@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"reflect"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -15,66 +14,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
-	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
-func TestHandlerThatDoesNotReturn(t *testing.T) {
-	cases := map[string]struct {
-		end      func(w http.ResponseWriter)
-		answered bool
-		log      string
-	}{
-		"panics":              {func(http.ResponseWriter) { panic("boom") }, true, "boom"},
-		"panics with nil":     {func(http.ResponseWriter) { panic(any(nil)) }, true, "nil"},
-		"panics with error":   {func(http.ResponseWriter) { panic(io.ErrUnexpectedEOF) }, true, "unexpected EOF"},
-		"aborts":              {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, false, ""},
-		"exits its goroutine": {func(http.ResponseWriter) { runtime.Goexit() }, false, "goroutine"},
-		"status 0":            {func(w http.ResponseWriter) { w.WriteHeader(0) }, true, "invalid WriteHeader code 0"},
-		"status 1000":         {func(w http.ResponseWriter) { w.WriteHeader(1000) }, true, "invalid WriteHeader code"},
-		"switches protocols":  {func(w http.ResponseWriter) { w.WriteHeader(101) }, true, "switch protocols"},
-	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		for name, c := range cases {
-			t.Run(name, func(t *testing.T) {
-				testsize.OneIn(t, 3)
-				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-					return func(w http.ResponseWriter, r *http.Request) {
-						effect(e)(discardWriter{}, r)
-						if r.Header.Get("Test-Fail") != "" {
-							c.end(w)
-						}
-						w.WriteHeader(http.StatusNoContent)
-					}
-				})
-				got, err := e.try(e.newRequest("k", "{}", with("Test-Fail", "yes")))
-				switch {
-				case c.answered && err != nil:
-					t.Fatal(err)
-				case c.answered:
-					wantProblem(t, got, 500, "handler-panicked")
-				case err == nil:
-					t.Errorf("the client got %d", got.status)
-				}
-				if report := e.wantResult(consumer.ResultFailed); report.Err == nil {
-					t.Error("the report has no error")
-				}
-				if log := e.logged.String(); !strings.Contains(log, c.log) {
-					t.Errorf("logged %s", log)
-				}
-				e.wantRows("k", 0, 0)
-				// Nothing of it lingers: no lock, no transaction, no connection lost.
-				wantFirst(t, e.post("k", "{}"), 204, "")
-				e.wantRows("k", 1, 1)
-			})
-		}
-	})
-}
-
 func TestResponseWriterOffersNoWayAround(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				c := http.NewResponseController(w)
 				_, _, hijack := c.Hijack()
@@ -98,13 +44,13 @@ func TestResponseWriterOffersNoWayAround(t *testing.T) {
 				}
 			}
 		})
-		wantFirst(t, e.post("k", "{}"), 204, "")
+		receivertest.WantFirst(t, e.Post("k", "{}"), 204, "")
 	})
 }
 
 func TestSavepointsWork(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			ctx, tx := r.Context(), consumer.Tx(r.Context())
 			err := pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
@@ -120,15 +66,15 @@ func TestSavepointsWork(t *testing.T) {
 			}))
 		}
 	})
-	wantFirst(t, e.post("k", "{}"), 200, "")
-	e.wantRows("k", 1, 1)
+	receivertest.WantFirst(t, e.Post("k", "{}"), 200, "")
+	e.WantRows("k", 1, 1)
 }
 
 // What a handler leaves behind must not reach the transaction of the connection's next user.
 func TestTxIsClosedWhenTheHandlerReturns(t *testing.T) {
 	t.Parallel()
 	leaked := make(chan pgx.Tx, 2)
-	e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			tx := consumer.Tx(r.Context())
 			nested, err := tx.Begin(r.Context())
@@ -137,7 +83,7 @@ func TestTxIsClosedWhenTheHandlerReturns(t *testing.T) {
 			leaked <- nested
 		}
 	})
-	wantFirst(t, e.post("k", "{}"), 200, "")
+	receivertest.WantFirst(t, e.Post("k", "{}"), 200, "")
 	for range 2 {
 		tx, ctx, one := <-leaked, t.Context(), 0
 		_, exec := tx.Exec(ctx, "INSERT INTO effect VALUES ('late')")
@@ -157,41 +103,51 @@ func TestTxIsClosedWhenTheHandlerReturns(t *testing.T) {
 			}
 		}
 	}
-	e.wantRows("late", 0, 0)
+	e.WantRows("late", 0, 0)
 }
 
-// A result set that is left open blocks the connection: the commit cannot be sent.
+// A result set that is left open blocks the connection: the commit cannot be sent. That is the
+// handler's own mistake, and keeps no other request away.
 func TestOpenRowsFailTheCommit(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
+	b := receivertest.Must(breaker.New(breaker.Config{Failures: 1}))
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Breaker: b}, func(e *receivertest.Env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			effect(e)(w, r)
+			receivertest.Effect(e)(w, r)
 			if r.Header.Get("Test-Leave-Open") != "" {
-				_, err := consumer.Tx(r.Context()).Query(r.Context(), "SELECT generate_series(1, 100000)")
-				mustNot(e, err)
+				rows, err := consumer.Tx(r.Context()).Query(r.Context(), "SELECT generate_series(1, 100000)")
+				if err != nil || !rows.Next() {
+					t.Errorf("no rows: %v", err)
+				}
 			}
 		}
 	})
-	wantProblem(t, e.do(e.newRequest("k", "{}", with("Test-Leave-Open", "yes"))), 500, "commit-failed")
-	e.await("SELECT NOT EXISTS (" + advisoryLocks + ")") // until the backend has noticed
-	wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-	e.wantRows("k", 1, 1)
+	receivertest.WantProblem(t, e.Do(e.NewRequest("k", "{}", receivertest.With("Test-Leave-Open", "yes"))), 500, "commit-failed")
+	if report := e.WantResult(consumer.ResultCommitFailed); report.Err == nil || !strings.Contains(report.Err.Error(), "left rows of a query open") {
+		t.Errorf("reported %v", report.Err)
+	}
+	if state := b.State(); state != breaker.Closed {
+		t.Errorf("the breaker is %s", state)
+	}
+	e.Await("SELECT NOT EXISTS (" + receivertest.AdvisoryLocks + ")") // until the backend has noticed
+	receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
+	e.WantRows("k", 1, 1)
 }
 
 func TestIsolationReachesTheDatabase(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for level, want := range map[sql.IsolationLevel]string{
 			sql.LevelDefault: "read committed", sql.LevelReadCommitted: "read committed",
 			sql.LevelRepeatableRead: "repeatable read", sql.LevelSerializable: "serializable",
 		} {
-			e := newEnv(t, f, consumer.Config{Isolation: level}, func(e *env) http.HandlerFunc {
+			e := receivertest.NewEnv(t, f, consumer.Config{Isolation: level}, func(e *receivertest.Env) http.HandlerFunc {
 				return func(w http.ResponseWriter, r *http.Request) {
-					mustNot(e, e.exec(r.Context(), "INSERT INTO effect SELECT current_setting('transaction_isolation')"))
+					mustNot(e, e.Exec(r.Context(), "INSERT INTO effect SELECT current_setting('transaction_isolation')"))
 				}
 			})
-			wantFirst(t, e.post("k", "{}"), 200, "")
-			wantReplayed(t, e.post("k", "{}"), 200, "")
-			e.wantRows(want, 1, 0)
+			receivertest.WantFirst(t, e.Post("k", "{}"), 200, "")
+			receivertest.WantReplayed(t, e.Post("k", "{}"), 200, "")
+			e.WantRows(want, 1, 0)
 		}
 	})
 }
@@ -211,19 +167,10 @@ func TestTxOutsideTheMiddlewarePanics(t *testing.T) {
 		call()
 	}
 	wantPanic("came through Middleware", func() { consumer.Tx(context.Background()) })
-	wantPanic("sqlconsumer: Tx needs the context of a request that came through Middleware", func() { sqlconsumer.Tx(context.Background()) })
-	for i, want := range []string{"is consumer.Tx's", "is sqlconsumer.Tx's"} {
-		e := newEnv(t, flavours[i], consumer.Config{}, func(*env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				wantPanic(want, func() {
-					if i == 0 {
-						sqlconsumer.Tx(r.Context())
-					} else {
-						consumer.Tx(r.Context())
-					}
-				})
-			}
-		})
-		wantFirst(t, e.post("k", "{}"), 200, "")
-	}
+	e := receivertest.NewEnv(t, receivertest.SQL(), consumer.Config{}, func(*receivertest.Env) http.HandlerFunc {
+		return func(_ http.ResponseWriter, r *http.Request) {
+			wantPanic("is sqlconsumer.Tx's", func() { consumer.Tx(r.Context()) })
+		}
+	})
+	receivertest.WantFirst(t, e.Post("k", "{}"), 200, "")
 }

@@ -3,13 +3,10 @@ package consumer_test
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,18 +15,19 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // receiveAndDie is a receiver that kills itself at one of its operations.
-func receiveAndDie(p *player) {
-	f := newFate()
-	cfg := p.doomedConfig(f)
+func receiveAndDie(p *receivertest.Player) {
+	f := receivertest.NewFate()
+	cfg := p.DoomedConfig(f)
 	var middleware func(http.Handler) http.Handler
-	flavour := flavours[0]
-	switch os.Getenv(dieFlavour) {
-	case flavours[0].name:
+	flavour := receivertest.PGX()
+	switch os.Getenv(receivertest.DieFlavour) {
+	case receivertest.PGX().Name:
 		pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 		if err == nil {
 			err = pool.Ping(context.Background())
@@ -37,35 +35,19 @@ func receiveAndDie(p *player) {
 		if err != nil {
 			panic(err)
 		}
-		middleware = consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}}))
+		middleware = receivertest.Must(consumer.Middleware(pool, consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}}))
 	default:
-		flavour = flavours[1]
+		flavour = receivertest.SQL()
 		db := stdlib.OpenDB(*cfg.ConnConfig)
 		if err := db.Ping(); err != nil {
 			panic(err)
 		}
-		middleware = consumer.Must(sqlconsumer.Middleware(db, consumer.Config{Receiver: "test", Secrets: []string{secretText}}))
+		middleware = receivertest.Must(sqlconsumer.Middleware(db, consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}}))
 	}
-	go f.answerAlive(p)
-	listener, url := p.listen()
+	go f.AnswerAlive(p)
+	listener, url := p.Listen()
 	fmt.Println(url)
-	panic(http.Serve(&doomedListener{Listener: listener, fate: f}, middleware(effect(&env{flavour: flavour}))))
-}
-
-// fates are the moments at which processes died or froze, by what they wrote then.
-type fates map[string]int
-
-// want asserts that a process met its fate at each of the moments. A test that has failed was given up half-way.
-func (f fates) want(t *testing.T, fate string, moments ...string) {
-	t.Helper()
-	if t.Failed() {
-		return
-	}
-	for _, moment := range moments {
-		if f[fate+" "+moment] == 0 {
-			t.Errorf("nothing was %s %s, only %q", fate, moment, slices.Sorted(maps.Keys(f)))
-		}
-	}
+	panic(http.Serve(&receivertest.DoomedListener{Listener: listener, Fate: f}, middleware(receivertest.Effect(&receivertest.Env{Flavour: flavour}))))
 }
 
 // receiverMoments are those at which a receiver must have met its fate, for a test of all its operations to be one.
@@ -78,134 +60,108 @@ func receiverMoments() []string {
 	}
 }
 
-// unheard lets no report pile up: a sender that comes again until a key is free makes any number of them.
-func unheard(context.Context, consumer.Report) {}
-
-// operationsOf returns the operations that a process has seen which met no fate.
-func operationsOf(t *testing.T, line string) []string {
-	t.Helper()
-	list, ok := strings.CutPrefix(line, alive)
-	if !ok {
-		t.Fatalf("the process that has no fate said %q", line)
-	}
-	return strings.Split(list, separator)
-}
-
 // eachOperation starts a receiver for every operation that one sees while it processes an event; the receiver is to meet
 // its fate there.
-func eachOperation(t *testing.T, e *env, f flavour, meet func(p *process, url, key string), settings ...string) {
-	start := func(operation string) (p *process, url string) {
-		p = launchFor(t, "die", e.dsn, append(settings, dieFlavour+"="+f.name, dieAt+"="+operation)...)
-		return p, p.wantLine(t)
+func eachOperation(t *testing.T, e *receivertest.Env, f receivertest.Flavour, meet func(p *receivertest.Process, url, key string), settings ...string) {
+	start := func(operation string) (p *receivertest.Process, url string) {
+		p = receivertest.LaunchFor(t, "die", e.DSN, append(settings, receivertest.DieFlavour+"="+f.Name, receivertest.DieAt+"="+operation)...)
+		return p, p.WantLine(t)
 	}
 	unharmed, url := start("")
-	wantFirst(t, e.do(e.newRequestTo(url, "k", "{}")), 201, `{"done":"k"}`)
-	unharmed.order("alive?")
-	for i, operation := range operationsOf(t, unharmed.wantLine(t)) {
+	receivertest.WantFirst(t, e.Do(e.NewRequestTo(url, "k", "{}")), 201, `{"done":"k"}`)
+	unharmed.Order("alive?")
+	for i, operation := range receivertest.OperationsOf(t, unharmed.WantLine(t)) {
 		p, url := start(operation)
 		meet(p, url, "k"+strconv.Itoa(i))
-		p.kill()
+		p.Kill()
 	}
 }
 
 // A receiver is killed at every single operation on its connections, one after the other. Whatever the client has heard,
 // it comes again as a relay does, and finds the effect made, or makes it: once.
 func TestKilledAtEveryOperation(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the receiver that comes after the crash
-		seen, deaths, replayed := fates{}, 0, 0
-		eachOperation(t, e, f, func(doomed *process, url, key string) {
-			first, err := e.try(e.newRequestTo(url, key, "{}"))
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{Observe: receivertest.Unheard}, receivertest.Effect) // the receiver that comes after the crash
+		seen, deaths, replayed := receivertest.Fates{}, 0, 0
+		eachOperation(t, e, f, func(doomed *receivertest.Process, url, key string) {
+			first, err := e.Try(e.NewRequestTo(url, key, "{}"))
 			if err == nil {
-				wantFirst(t, first, 201, `{"done":"`+key+`"}`)
+				receivertest.WantFirst(t, first, 201, `{"done":"`+key+`"}`)
 			}
-			doomed.order("alive?")
-			moment := doomed.wantLine(t)
+			doomed.Order("alive?")
+			moment := doomed.WantLine(t)
 			if seen[moment]++; strings.HasPrefix(moment, "dying ") {
 				deaths++
-				if <-doomed.ended; !doomed.killed() {
-					t.Errorf("%s: the process ended with %v", moment, doomed.cmd.ProcessState)
+				if <-doomed.Ended; !doomed.Killed() {
+					t.Errorf("%s: the process ended with %v", moment, doomed.Cmd.ProcessState)
 				}
 			}
-			again := e.post(key, "{}")
-			for tick := time.NewTicker(5 * time.Millisecond); again.status == http.StatusConflict; <-tick.C {
-				again = e.post(key, "{}") // until the server has noticed the death
+			again := e.Post(key, "{}")
+			for tick := time.NewTicker(5 * time.Millisecond); again.Status == http.StatusConflict; <-tick.C {
+				again = e.Post(key, "{}") // until the server has noticed the death
 			}
 			switch {
-			case again.header.Get(webhook.Replayed) != "":
-				wantReplayed(t, again, 201, "")
+			case again.Header.Get(webhook.Replayed) != "":
+				receivertest.WantReplayed(t, again, 201, "")
 				replayed++
 			case err == nil:
 				t.Errorf("%s: the client was answered, and the handler ran again", moment)
 			default:
-				wantFirst(t, again, 201, `{"done":"`+key+`"}`)
+				receivertest.WantFirst(t, again, 201, `{"done":"`+key+`"}`)
 			}
-			e.wantRows(key, 1, 1)
+			e.WantRows(key, 1, 1)
 		})
-		seen.want(t, "dying", receiverMoments()...)
+		seen.Want(t, "dying", receiverMoments()...)
 		t.Logf("%d deaths, each at another operation; after %d of them the effect was there", deaths, replayed)
 	})
 }
 
-// thaw lets a frozen process go on until it has done something. Once is not enough: it says that it stops before it does.
-func thaw[T any](p *process, done <-chan T) T {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		p.signal(syscall.SIGCONT)
-		select {
-		case result := <-done:
-			return result
-		case <-tick.C:
-		}
-	}
-}
-
 // answersOnce reports whether an answer is the handler's, or that of a duplicate.
-func answersOnce(got response, key string) bool {
+func answersOnce(got receivertest.Response, key string) bool {
 	want := `{"done":"` + key + `"}`
-	if got.header.Get(webhook.Replayed) != "" {
+	if got.Header.Get(webhook.Replayed) != "" {
 		want = ""
 	}
-	return got.status == 201 && got.body == want
+	return got.Status == 201 && got.Body == want
 }
 
 // A receiver is stopped at every single operation on its connections, and goes on when the sender has come again to
 // another process. The effect is made once, by either process, and no request waits for the process that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
 	testsize.Long(t)
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the other process
-		seen, frozen, busy := fates{}, 0, 0
-		eachOperation(t, e, f, func(p *process, url, key string) {
-			request, answered := e.newRequestTo(url, key, "{}"), make(chan response, 1)
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{Observe: receivertest.Unheard}, receivertest.Effect) // the other process
+		seen, frozen, busy := receivertest.Fates{}, 0, 0
+		eachOperation(t, e, f, func(p *receivertest.Process, url, key string) {
+			request, answered := e.NewRequestTo(url, key, "{}"), make(chan receivertest.Response, 1)
 			go func() {
-				got, err := e.try(request)
+				got, err := e.Try(request)
 				if err != nil {
 					t.Error(err)
 				}
-				p.order("alive?")
+				p.Order("alive?")
 				answered <- got
 			}()
-			moment := p.wantLine(t)
+			moment := p.WantLine(t)
 			if seen[moment]++; strings.HasPrefix(moment, "frozen ") {
 				frozen++
 			}
-			switch other := e.post(key, "{}"); other.status { // while the process stands still
+			switch other := e.Post(key, "{}"); other.Status { // while the process stands still
 			case http.StatusConflict:
-				wantProblem(t, other, 409, "in-flight")
+				receivertest.WantProblem(t, other, 409, "in-flight")
 				busy++
 			default:
 				if !answersOnce(other, key) {
-					t.Errorf("%s: the other process answered %d %s", moment, other.status, other.body)
+					t.Errorf("%s: the other process answered %d %s", moment, other.Status, other.Body)
 				}
 			}
-			if first := thaw(p, answered); !answersOnce(first, key) {
-				t.Errorf("%s: it answered %d %s", moment, first.status, first.body)
+			p.Thaw()
+			if first := <-answered; !answersOnce(first, key) {
+				t.Errorf("%s: it answered %d %s", moment, first.Status, first.Body)
 			}
-			e.wantRows(key, 1, 1)
-		}, freezeOnly+"=yes")
-		seen.want(t, "frozen", receiverMoments()...)
+			e.WantRows(key, 1, 1)
+		}, receivertest.FreezeOnly+"=yes")
+		seen.Want(t, "frozen", receiverMoments()...)
 		t.Logf("frozen at %d operations, in %d of them holding the key", frozen, busy)
 	})
 }

@@ -1,16 +1,14 @@
 package consumer_test
 
 import (
-	"os"
 	"testing"
 
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
 func TestMain(m *testing.M) {
-	if name := os.Getenv(roleName); name != "" {
-		play(name) // this process is one that a test has started, and may kill
-		return
-	}
-	pgtest.RunTests(m)
+	receivertest.RunTests(m, map[string]func(p *receivertest.Player){
+		"die":   receiveAndDie,
+		"stall": stallOnOrder,
+	})
 }

@@ -23,10 +23,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// New returns the http.Handler that receives events by handle, and lets each take effect once: it verifies the request, begins a
-// transaction on pool, records the event in processed_events, calls handle, commits, and only then answers. Requests are
-// processed concurrently, each on one connection of pool, for which it waits as long as its client does. It fails when pool or
-// handle is nil or cfg cannot work.
+// New returns an http.Handler that calls handle for each event, and lets each take effect once. It
+// verifies the request, begins a transaction on pool, records the event in processed_events, calls
+// handle, commits, and only then answers. It may be called concurrently: each request takes one
+// connection of pool, and waits for it as long as its client does. New fails when pool or handle is
+// nil or cfg cannot work.
 //
 // What handle returns decides about the transaction and the answer:
 //
@@ -38,12 +39,13 @@ import (
 //	a conflict of transactions        503, serialization-failure, with Retry-After: 1
 //	any other                         500, handler-failed
 //
-// The refusals are problems whose detail is the error's text, redacted (see [Config].Redact), for requests that a relay has signed. The error itself is in the
-// Report for [Config].Observe.
+// A refusal of a relay's signed request is a problem whose detail is the error's text, redacted
+// (see [Config].Redact). [Config].Observe gets the error itself, in the Report.
 //
-// Of the names that the pool's AfterConnect gives prepared statements, none may begin with a keyword of SQL: pgx takes a
-// text for a name wherever it can. One called commit fails every request; one called "select again" that ends the handler's
-// transaction passes for a SELECT. What a handler prepares is not trusted, and needs no such care.
+// No name that the pool's AfterConnect gives to a prepared statement may begin with a keyword of
+// SQL, because pgx takes a text for a name wherever it can. A statement named commit fails every
+// request. One named "select again" that ends the handler's transaction passes for a SELECT. What a
+// handler prepares is not trusted, and needs no such care.
 func New(pool *pgxpool.Pool, cfg Config, handle Handler[pgx.Tx]) (http.Handler, error) {
 	receive, err := cfg.onPool("New", pool)
 	switch {
@@ -55,14 +57,17 @@ func New(pool *pgxpool.Pool, cfg Config, handle Handler[pgx.Tx]) (http.Handler, 
 	return receive.Handler(func(ctx context.Context) error { return handle(ctx, Tx(ctx), EventFrom(ctx)) }), nil
 }
 
-// Middleware is [New] for handlers of net/http, which find their transaction by [Tx] and their event by [EventFrom]. A response
-// with a status of 2xx commits, and is sent afterwards; any other is sent after the rollback.
+// Middleware is [New] for handlers of net/http that write the answer themselves. They find their
+// transaction by [Tx] and their event by [EventFrom]. A response with a status of 2xx commits, and
+// is sent afterwards. Any other is sent after the rollback. Middleware fails when pool is nil or
+// cfg cannot work.
 //
-// Only what the handler writes to the ResponseWriter that it is given, before it returns, counts. Without that the answer is
-// 500 (no-answer), after a rollback: frameworks whose handlers return errors, such as echo, write the answer to an error only
-// when the middleware has returned. A gin.HandlerFunc writes past that ResponseWriter: its 2xx would reach the sender although
-// the transaction was rolled back, and the event would be lost. Put the whole gin.Engine behind Middleware, or a handler of
-// net/http (gin.WrapH).
+// Only what the handler writes to its ResponseWriter before it returns counts. Without that the
+// transaction is rolled back and the answer is 500 (no-answer). Two kinds of frameworks need care.
+// Where handlers return errors, as in echo, the framework writes the answer to an error only after
+// the middleware has returned. A gin.HandlerFunc writes past the ResponseWriter: the sender would
+// get its 2xx although the transaction was rolled back, and the event would be lost. Put the whole
+// gin.Engine behind Middleware, or a handler of net/http (gin.WrapH).
 func Middleware(pool *pgxpool.Pool, cfg Config) (func(http.Handler) http.Handler, error) {
 	receive, err := cfg.onPool("Middleware", pool)
 	if err != nil {
@@ -71,18 +76,9 @@ func Middleware(pool *pgxpool.Pool, cfg Config) (func(http.Handler) http.Handler
 	return receive.Middleware, nil
 }
 
-// Must returns value, such as the http.Handler of [New] or the Inbox of inbox.New. It panics with the text of err unless that is
-// nil: for the start of a program, and for tests.
-func Must[T any](value T, err error) T {
-	if err != nil {
-		panic(err.Error())
-	}
-	return value
-}
-
 // onPool returns the receiver of the constructor that is named.
 func (c Config) onPool(constructor string, pool *pgxpool.Pool) (memory.Receiver, error) {
-	return NewReceiver(c, func(s memory.Settings) (memory.Memory, error) {
+	return newReceiver(c, func(s memory.Settings) (memory.Memory, error) {
 		if pool == nil {
 			return nil, fmt.Errorf("consumer: %s needs a pool", constructor)
 		}
@@ -90,9 +86,14 @@ func (c Config) onPool(constructor string, pool *pgxpool.Pool) (memory.Receiver,
 	})
 }
 
-// NewReceiver is for the packages sqlconsumer, store and inbox, which take requests as this one does and remember them
-// differently: open returns how, for cfg with its defaults. No other package can name the types.
-func NewReceiver(cfg Config, open func(memory.Settings) (memory.Memory, error)) (memory.Receiver, error) {
+// Packages sqlconsumer, store and inbox take requests as this one does, and remember them
+// elsewhere.
+var _ = memory.Provide(func(cfg any, open func(memory.Settings) (memory.Memory, error)) (memory.Receiver, error) {
+	return newReceiver(cfg.(Config), open)
+})
+
+// newReceiver returns the receiver whose memory open returns, for cfg with its defaults.
+func newReceiver(cfg Config, open func(memory.Settings) (memory.Memory, error)) (memory.Receiver, error) {
 	s, err := cfg.complete()
 	if err != nil {
 		return nil, err
@@ -188,7 +189,7 @@ func (rc *receiver) answerFound(rq *request, found memory.Found, report *Report)
 // diverted says what to set when an event comes from a second destination of its sender.
 func (s *settings) diverted(event *headers.Event) error {
 	return fmt.Errorf("the event was received before, as another destination than %q, by a receiver that has the same Config.Receiver (%q) and "+
-		"Source (%q): give the receiver of each destination a Receiver of its own, or name both in Config.Destinations if they are one", event.Destination(), s.Receiver, s.Source)
+		"Source (%q): give the receiver of each destination its own Receiver, or name both in Config.Destinations if they are one", event.Destination(), s.Receiver, s.Source)
 }
 
 // run lets the handler work on an event, and has it remembered or given up before it answers.
@@ -201,7 +202,7 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Hel
 			rc.unwind(w, r, taken, rq, recover())
 		}
 	}()
-	ctx, cancel := context.WithTimeoutCause(r.Context(), rc.HandlerTimeout, memory.ErrTimeout)
+	ctx, cancel := context.WithTimeoutCause(r.Context(), rc.Limits.HandlerTimeout, memory.ErrTimeout)
 	defer cancel()
 	event := rq.Event
 	event.Payload = rq.Body
@@ -212,8 +213,10 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Hel
 
 	report := Report{Result: ResultProcessed, Event: Event(rq.Event), Err: answer.cause, Final: answer.final}
 	if !answer.success() {
-		taken.Rollback()
 		report.Result = ResultFailed
+		if !report.rollBack(taken) {
+			answer = transactionEnded().answer()
+		}
 		rc.finish(w, r, rq, report, answer)
 		return
 	}
@@ -221,7 +224,7 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Hel
 		report.Result = ResultIgnored
 	}
 	// Not under the request's context: when the client has gone by now, the work is done all the same.
-	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
+	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.Limits.CommitTimeout)
 	defer cancel()
 	if err := taken.Remember(lasting, answer.status, answer.ignored); err != nil {
 		report.Result, report.Err = ResultCommitFailed, err
@@ -230,21 +233,33 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Hel
 	rc.finish(w, r, rq, report, answer)
 }
 
+// rollBack gives the event up. It reports false, and the report says so, when the handler has committed by itself.
+func (report *Report) rollBack(taken memory.Held) bool {
+	if taken.Rollback() {
+		return true
+	}
+	report.Result, report.Final = ResultCommitFailed, false
+	report.Err = errors.Join(memory.ErrEnded, report.Err)
+	return false
+}
+
 // unwind gives the event up after a handler that did not return. cause is nil when it called runtime.Goexit, as t.FailNow does:
 // net/http then closes the connection, and the client sees no answer.
 func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken memory.Held, rq *request, cause any) {
-	taken.Rollback()
 	report := Report{Result: ResultFailed, Event: Event(rq.Event)}
 	switch cause {
 	case nil:
 		report.Err = errors.New("the handler ended its goroutine")
+		report.rollBack(taken)
 		rc.finish(w, r, rq, report, nil)
 	case http.ErrAbortHandler:
 		report.Err = http.ErrAbortHandler
+		report.rollBack(taken)
 		rc.finish(w, r, rq, report, nil)
 		panic(cause)
 	default:
 		report.Err = &verdict.Panic{Cause: cause, Stack: debug.Stack()}
+		report.rollBack(taken)
 		rc.finish(w, r, rq, report, handlerPanicked().answer())
 	}
 }
@@ -281,7 +296,7 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 	}
 }
 
-// log tells an operator what only an operator can mend. What a handler answers is its own to log.
+// log reports what only an operator can fix. What a handler answers is its own to log.
 func (rc *receiver) log(ctx context.Context, report Report) {
 	level := slog.LevelDebug
 	switch report.Result {

@@ -19,26 +19,26 @@ func (s *settings) answerTo(event *headers.Event, err error) *answer {
 	}
 	verdict.Examine(err)
 	why := s.shared.Redacted(err)
-	told := why
-	if event.Foreign || s.AllowUnsigned { // a third party: internals such as a table's name are none of its business
-		told = "The receiver's log says why."
+	detail := why
+	if event.Foreign || s.Verify.AllowUnsigned { // a third party: internals such as a table's name are none of its business
+		detail = "The receiver's log says why."
 	}
 	var refusal *problem
 	final := false
 	switch v := verdict.Of(err); {
 	case !verdict.IsMarked(err) && errors.Is(err, ErrUnknownEvent):
-		refusal, final = eventUnknown(told), true
+		refusal, final = eventUnknown(detail), true
 	case v.Action == verdict.Ignore:
 		return &answer{status: http.StatusNoContent, header: http.Header{}, ignored: reason(why), cause: err}
 	case v.Action == verdict.Fail:
-		refusal, final = permanentFailure(told), true
+		refusal, final = permanentFailure(detail), true
 	case v.Timed, v.Down:
-		refusal = retryLater(told)
+		refusal = retryLater(detail)
 		refusal.wait = v.After
 	case sqlstate.IsConflict(err):
 		refusal = conflict()
 	default:
-		refusal = handlerFailed(told)
+		refusal = handlerFailed(detail)
 	}
 	answer := refusal.answer()
 	answer.cause, answer.final = err, final

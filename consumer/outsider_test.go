@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -30,23 +30,23 @@ func TestRowThatTheTriggerDoesNotKeep(t *testing.T) {
 		"while it commits":        {"INSERT INTO last VALUES (1)"}, // a deferred trigger, behind the last look
 		"by a MERGE of savepoint": {"SELECT anonymise()", "MERGE INTO processed_events p USING (SELECT 1) x ON true WHEN MATCHED THEN DELETE"},
 	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, statements := range cases {
 			t.Run(name, func(t *testing.T) {
 				testsize.OneIn(t, 3)
 				t.Parallel()
 				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answers["204"], sending)
-				e.mustExec(`CREATE FUNCTION anonymise() RETURNS void LANGUAGE plpgsql AS $$
+				e.MustExec(`CREATE FUNCTION anonymise() RETURNS void LANGUAGE plpgsql AS $$
 					BEGIN UPDATE processed_events SET related_reference = NULL; EXCEPTION WHEN division_by_zero THEN NULL; END $$;
 					CREATE TABLE last (n int);
 					CREATE FUNCTION at_last() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN DELETE FROM processed_events; RETURN NULL; END $$;
 					CREATE CONSTRAINT TRIGGER at_last AFTER INSERT ON last DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION at_last()`)
 				for range 2 {
-					if got := e.do(e.newRequest("k", "{}", running(statements...))); got.status != http.StatusInternalServerError {
-						t.Errorf("answered %d %s", got.status, got.body)
+					if got := e.Do(e.NewRequest("k", "{}", running(statements...))); got.Status != http.StatusInternalServerError {
+						t.Errorf("answered %d %s", got.Status, got.Body)
 					}
 				}
-				e.wantRows("k", 0, 0)
+				e.WantRows("k", 0, 0)
 			})
 		}
 	})
@@ -56,107 +56,55 @@ func TestRowThatTheTriggerDoesNotKeep(t *testing.T) {
 // event, and the effect would be lost.
 func TestOnceForTheHandlersOwnEvent(t *testing.T) {
 	t.Parallel()
-	onceThenEffect := func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		first, err := consumer.Once(ctx, tx, event.Receiver, event.Source, event.Key)
-		if err != nil || !first {
-			return err
-		}
-		return effectOf(ctx, event.Key)
-	}
-	e := newHandlerEnv(t, flavours[0], consumer.Config{}, func(*env) handlerFunc {
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
-			return onceThenEffect(ctx, consumer.Tx(ctx), event)
+			return receivertest.OnceThenEffect(ctx, consumer.Tx(ctx), event)
 		}
 	})
-	if got := e.post("k", "{}"); got.status != http.StatusInternalServerError || !strings.Contains(got.body, "recorded already") {
-		t.Errorf("answered %d %s", got.status, got.body)
+	if got := e.Post("k", "{}"); got.Status != http.StatusInternalServerError || !strings.Contains(got.Body, "recorded already") {
+		t.Errorf("answered %d %s", got.Status, got.Body)
 	}
-	e.wantRows("k", 0, 0)
-
-	p := newInbox(t, inbox.Config{MaxAttempts: 1, Handle: onceThenEffect})
-	p.run()
-	p.record("k")
-	p.wantWorked("k", consumer.ResultFailed)
-	p.wantState("k", inbox.StateFailed, 1)
+	e.WantRows("k", 0, 0)
 }
-
-// seesCommit notes what synchronous_commit is when a transaction commits: a deferred trigger runs then.
-const seesCommit = `
-CREATE TABLE noting (n int);
-CREATE TABLE noted (setting text);
-CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO noted SELECT current_setting('synchronous_commit'); RETURN NULL; END $$;
-CREATE CONSTRAINT TRIGGER note AFTER INSERT ON noting DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()`
 
 // A handler that turns the wait for the disk off for itself must not turn it off for the event, which its sender never sends again.
 func TestCommitWaitsForTheDiskAfterAnyHandler(t *testing.T) {
-	statements := []string{"INSERT INTO noting VALUES (1)", "SET LOCAL synchronous_commit = off"}
-	wantOn := func(t *testing.T, e *env) {
-		t.Helper()
-		if n := e.count("SELECT count(*) FROM noted WHERE setting = 'on'"); n != 1 {
-			t.Errorf("%d commits waited for the disk, want 1", n)
-		}
-	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, answer := range answers {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, sending)
-				e.mustExec(seesCommit)
-				e.do(e.newRequest("k", "{}", running(statements...)))
-				wantOn(t, e)
+				e.SampleCommits("effect")
+				e.Do(e.NewRequest("k", "{}", running("SET LOCAL synchronous_commit = off")))
+				e.WantCommit("on")
 			})
 		}
-	})
-	t.Run("inbox", func(t *testing.T) {
-		t.Parallel()
-		p := newInbox(t, inbox.Config{Handle: func(ctx context.Context, tx pgx.Tx, _ consumer.Event) (err error) {
-			for _, statement := range statements {
-				_, failed := tx.Exec(ctx, statement)
-				err = errors.Join(err, failed)
-			}
-			return err
-		}})
-		p.mustExec(seesCommit)
-		p.run()
-		p.record("k")
-		p.wantWorked("k", consumer.ResultProcessed)
-		wantOn(t, p.env)
 	})
 }
 
 // A handler that waits for a statement under a context of its own must not keep its event, its connection and its worker for ever.
 func TestStatementUnderAnotherContextEnds(t *testing.T) {
 	const forever = "SELECT pg_sleep(1e6)"
-	cfg := consumer.Config{HandlerTimeout: 50 * time.Millisecond, CommitTimeout: time.Second}
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, cfg, func(e *env) http.HandlerFunc {
+	cfg := consumer.Config{Limits: consumer.Limits{HandlerTimeout: 50 * time.Millisecond, CommitTimeout: time.Second}}
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, cfg, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
-				if err := e.exec(context.WithoutCancel(r.Context()), forever); err == nil {
+				if err := e.Exec(context.WithoutCancel(r.Context()), forever); err == nil {
 					t.Error("it slept for days")
 				}
 				w.WriteHeader(http.StatusNoContent)
 			}
 		})
-		if got := e.post("k", "{}"); got.status != http.StatusInternalServerError {
-			t.Errorf("answered %d %s", got.status, got.body)
+		if got := e.Post("k", "{}"); got.Status != http.StatusInternalServerError {
+			t.Errorf("answered %d %s", got.Status, got.Body)
 		}
-		e.wantRows("k", 0, 0)
-	})
-	t.Run("inbox", func(t *testing.T) {
-		t.Parallel()
-		p := newInbox(t, inbox.Config{Config: cfg, MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, _ consumer.Event) error {
-			_, err := tx.Exec(context.WithoutCancel(ctx), forever)
-			return err
-		}})
-		p.run()
-		p.record("k")
-		p.wantWorked("k", consumer.ResultFailed)
+		e.WantRows("k", 0, 0)
 	})
 }
 
 // What a handler leaves on the connection must not keep the next events away, or have them remembered where nothing lasts.
 func TestConnectionsThatCannotBeUsedAreClosed(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, statement := range map[string]string{
 			"read only":     "SET default_transaction_read_only = on", // as after a failover, on connections to the former primary
 			"memory hidden": "CREATE TEMP TABLE processed_events (LIKE public.processed_events INCLUDING ALL)",
@@ -165,15 +113,15 @@ func TestConnectionsThatCannotBeUsedAreClosed(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				dsn := pgtest.New(t, migrations.Inbox)
-				if f.name == "pgx" {
-					dsn = withSetting(dsn, "pool_max_conns", "1")
+				if f.Name == "pgx" {
+					dsn = receivertest.WithSetting(dsn, "pool_max_conns", "1")
 				}
 				e := newAnswering(t, f, dsn, answers["204"], sending)
-				e.do(e.newRequest("first", "{}", running(statement)))
+				e.Do(e.NewRequest("first", "{}", running(statement)))
 				for range 3 {
-					e.post("k", "{}")
+					e.Post("k", "{}")
 				}
-				e.wantRows("k", 1, 1)
+				e.WantRows("k", 1, 1)
 			})
 		}
 	})
@@ -186,8 +134,8 @@ func TestPreparedStatementsNamedAsTheEndOfATransaction(t *testing.T) {
 	for _, name := range []string{"begin", "commit", "rollback", "begin isolation level serializable"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dsn := withSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
-			e := newHandlerEnvAt(t, flavours[0], dsn, consumer.Config{}, func(e *env) handlerFunc {
+			dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
+			e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
 				return func(ctx context.Context, event consumer.Event) error {
 					if event.Key == "first" {
 						_, err := consumer.Tx(ctx).Prepare(ctx, name, "SELECT 1")
@@ -196,13 +144,13 @@ func TestPreparedStatementsNamedAsTheEndOfATransaction(t *testing.T) {
 						}
 						return nil
 					}
-					return errHandler
+					return receivertest.ErrHandler
 				}
 			})
-			e.mustExec(schema)
-			e.post("first", "{}")
-			e.post("k", "{}")
-			e.wantRows("k", 0, 0)
+			e.MustExec(receivertest.Schema)
+			e.Post("first", "{}")
+			e.Post("k", "{}")
+			e.WantRows("k", 0, 0)
 		})
 	}
 }
@@ -211,8 +159,8 @@ func TestPreparedStatementsNamedAsTheEndOfATransaction(t *testing.T) {
 func TestConnectionEndsWithItsTransaction(t *testing.T) {
 	t.Parallel()
 	kept := make(chan *pgx.Conn, 1)
-	dsn := withSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
-	e := newHandlerEnvAt(t, flavours[0], dsn, consumer.Config{}, func(*env) handlerFunc {
+	dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
+	e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
 			if event.Key == "first" {
 				kept <- consumer.Tx(ctx).Conn()
@@ -222,11 +170,11 @@ func TestConnectionEndsWithItsTransaction(t *testing.T) {
 			return nil
 		}
 	})
-	e.mustExec(schema)
-	e.post("first", "{}")
-	e.post("second", "{}")
-	e.wantRows("late", 0, 0)
-	e.wantRows("second", 0, 1)
+	e.MustExec(receivertest.Schema)
+	e.Post("first", "{}")
+	e.Post("second", "{}")
+	e.WantRows("late", 0, 0)
+	e.WantRows("second", 0, 1)
 }
 
 // A ResponseWriter that hides the connection, as some middlewares for logs have it, takes BodyTimeout's effect. The log must say so.
@@ -239,7 +187,7 @@ func TestHiddenDeadlinesAreReported(t *testing.T) {
 	}
 	for name, wrap := range map[string]func(http.Handler) http.Handler{"hidden": hides, "plain": func(next http.Handler) http.Handler { return next }} {
 		dsn := pgtest.New(t, migrations.Inbox)
-		e := startEnv(t, flavours[0], dsn, consumer.Config{}, func(_ *env, cfg consumer.Config) http.Handler {
+		e := receivertest.StartEnv(t, receivertest.PGX(), dsn, consumer.Config{}, func(_ *receivertest.Env, cfg consumer.Config) http.Handler {
 			handler, err := consumer.New(pgtest.Pool(t, dsn), cfg, func(context.Context, pgx.Tx, consumer.Event) error { return nil })
 			if err != nil {
 				t.Fatal(err)
@@ -247,12 +195,12 @@ func TestHiddenDeadlinesAreReported(t *testing.T) {
 			return wrap(handler)
 		})
 		for _, key := range []string{"a", "b"} {
-			if got := e.post(key, "{}"); got.status != http.StatusNoContent {
-				t.Errorf("answered %d %s", got.status, got.body)
+			if got := e.Post(key, "{}"); got.Status != http.StatusNoContent {
+				t.Errorf("answered %d %s", got.Status, got.Body)
 			}
 		}
 		want := map[string]int{"hidden": 1}[name]
-		if n := strings.Count(e.logged.String(), "BodyTimeout has no effect"); n != want {
+		if n := strings.Count(e.Logged.String(), "BodyTimeout has no effect"); n != want {
 			t.Errorf("%s: reported %d times, want %d", name, n, want)
 		}
 	}
@@ -263,25 +211,25 @@ func TestHiddenDeadlinesAreReported(t *testing.T) {
 func TestConnectionThatRemembersElsewhere(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Inbox)
-	pool := pgtest.Pool(t, withSetting(dsn, "pool_max_conns", "1"))
-	e := startEnv(t, flavours[0], dsn, consumer.Config{}, func(e *env, cfg consumer.Config) http.Handler {
-		return consumer.Must(consumer.Middleware(pool, cfg))(effect(e))
+	pool := pgtest.Pool(t, receivertest.WithSetting(dsn, "pool_max_conns", "1"))
+	e := receivertest.StartEnv(t, receivertest.PGX(), dsn, consumer.Config{}, func(e *receivertest.Env, cfg consumer.Config) http.Handler {
+		return receivertest.Must(consumer.Middleware(pool, cfg))(receivertest.Effect(e))
 	})
-	e.mustExec(schema)
-	e.mustExec(`CREATE SCHEMA tenant; CREATE TABLE tenant.processed_events (LIKE processed_events INCLUDING ALL)`)
-	if got := e.post("k", "{}"); got.status != http.StatusCreated {
-		t.Fatalf("answered %d %s", got.status, got.body)
+	e.MustExec(receivertest.Schema)
+	e.MustExec(`CREATE SCHEMA tenant; CREATE TABLE tenant.processed_events (LIKE processed_events INCLUDING ALL)`)
+	if got := e.Post("k", "{}"); got.Status != http.StatusCreated {
+		t.Fatalf("answered %d %s", got.Status, got.Body)
 	}
 	if _, err := pool.Exec(t.Context(), `SELECT set_config('search_path', 'tenant, public', false)`); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []int{http.StatusServiceUnavailable, http.StatusCreated} { // the second on a new connection
-		if got := e.post("k", "{}"); got.status != want {
-			t.Errorf("a duplicate is answered %d %s, want %d", got.status, got.body, want)
+		if got := e.Post("k", "{}"); got.Status != want {
+			t.Errorf("a duplicate is answered %d %s, want %d", got.Status, got.Body, want)
 		}
 	}
-	e.wantRows("k", 1, 1)
-	if !strings.Contains(e.logged.String(), "give the receiver a pool of its own") {
+	e.WantRows("k", 1, 1)
+	if !strings.Contains(e.Logged.String(), "give the receiver its own pool") {
 		t.Error("the log does not say what to do")
 	}
 }

@@ -1,17 +1,13 @@
 package consumer_test
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -23,26 +19,26 @@ var answers = map[string]http.HandlerFunc{
 	"ignore": nil, // the event is ignored: see newAnswering
 }
 
-// newAnswering is newEnv for a handler that ends with one of the answers.
-func newAnswering(t testing.TB, f flavour, dsn string, answer http.HandlerFunc, handler func(answer http.HandlerFunc) func(e *env) http.HandlerFunc) (e *env) {
+// newAnswering is NewEnv for a handler that ends with one of the answers.
+func newAnswering(t testing.TB, f receivertest.Flavour, dsn string, answer http.HandlerFunc, handler func(answer http.HandlerFunc) func(e *receivertest.Env) http.HandlerFunc) (e *receivertest.Env) {
 	t.Helper()
 	if answer == nil {
-		e = newHandlerEnvAt(t, f, dsn, consumer.Config{}, ignoring(handler(func(http.ResponseWriter, *http.Request) {})))
+		e = receivertest.NewHandlerEnvAt(t, f, dsn, consumer.Config{}, receivertest.Ignoring(handler(func(http.ResponseWriter, *http.Request) {})))
 	} else {
-		e = newEnvAt(t, f, dsn, consumer.Config{}, handler(answer))
+		e = receivertest.NewEnvAt(t, f, dsn, consumer.Config{}, handler(answer))
 	}
-	e.mustExec(schema)
+	e.MustExec(receivertest.Schema)
 	return e
 }
 
 // sending is a handler that runs those of the request's Test-Statement headers after its effect.
-func sending(answer http.HandlerFunc) func(e *env) http.HandlerFunc {
-	return func(e *env) http.HandlerFunc {
+func sending(answer http.HandlerFunc) func(e *receivertest.Env) http.HandlerFunc {
+	return func(e *receivertest.Env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			effect(e)(discardWriter{}, r)
+			receivertest.Effect(e)(receivertest.DiscardWriter{}, r)
 			for _, statement := range r.Header["Test-Statement"] {
-				if err := e.exec(r.Context(), statement); err != nil && !strings.Contains(err.Error(), "keeps its row") {
-					e.t.Error(err)
+				if err := e.Exec(r.Context(), statement); err != nil && !strings.Contains(err.Error(), "keeps its row") {
+					e.T.Error(err)
 				}
 			}
 			answer(w, r)
@@ -59,12 +55,15 @@ func running(all ...string) func(http.Header) {
 
 // An effect whose event is not remembered would come again with every request.
 func TestHandlerThatRemovesItsOwnMemory(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, answer := range answers {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, sending)
+				e.MustExec(`CREATE FUNCTION erase(key text) RETURNS void LANGUAGE sql AS 'DELETE FROM processed_events WHERE idempotency_key = key'`)
 				for _, statement := range []string{
+					"SELECT erase('k')",
+					"UPDATE processed_events SET receiver = 'another' WHERE idempotency_key = 'k'",
 					"DELETE FROM processed_events WHERE related_reference = 'customer 42'",
 					"WITH gone AS (DELETE FROM public.\"processed_events\" RETURNING 1) SELECT count(*) FROM gone",
 					"UPDATE Processed_Events SET idempotency_key = 'anonymous'",
@@ -72,21 +71,22 @@ func TestHandlerThatRemovesItsOwnMemory(t *testing.T) {
 				} {
 					for range 2 {
 						// The handler minds no errors.
-						wantProblem(t, e.do(e.newRequest("k", "{}", running(statement))), 500, "commit-failed")
-						report := e.wantResult(consumer.ResultCommitFailed)
+						receivertest.WantProblem(t, e.Do(e.NewRequest("k", "{}", running(statement))), 500, "commit-failed")
+						report := e.WantResult(consumer.ResultCommitFailed)
 						if report.Err == nil || !strings.Contains(report.Err.Error(), "a statement of the handler failed and the handler answered 2xx all the same") {
 							t.Errorf("%s: reported %v", statement, report.Err)
 						}
-						e.wantRows("k", 0, 0)
+						e.WantRows("k", 0, 0)
 					}
 				}
 				// What is personal in the row may go: it is the same row.
-				got := e.do(e.newRequest("k", "{}", running("UPDATE processed_events SET related_reference = NULL WHERE related_reference = 'customer 42'")))
-				if got.status/100 != 2 || got.header.Get(webhook.Replayed) != "" {
-					t.Errorf("answered %d %s", got.status, got.body)
+				got := e.Do(e.NewRequest("k", "{}", running("UPDATE processed_events SET related_reference = NULL WHERE related_reference = 'customer 42'")))
+				if got.Status/100 != 2 || got.Header.Get(webhook.Replayed) != "" {
+					t.Errorf("answered %d %s", got.Status, got.Body)
 				}
-				wantReplayed(t, e.post("k", "{}"), got.status, "")
-				e.wantRows("k", 1, 1)
+				receivertest.WantReplayed(t, e.Post("k", "{}"), got.Status, "")
+				e.WantRows("k", 1, 1)
+				e.MustExec("DELETE FROM processed_events; TRUNCATE processed_events") // in another transaction than the event's
 			})
 		}
 	})
@@ -108,76 +108,32 @@ func TestHandlerThatLeavesMemoryOutOfReach(t *testing.T) {
 		"another role, put back":                     {[]string{"SET LOCAL ROLE pg_monitor", "RESET ROLE"}, ""},
 		"another schema for the time of a savepoint": {[]string{"SAVEPOINT s", away, "ROLLBACK TO s"}, ""},
 	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, answer := range answers {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, sending)
-				e.mustExec("CREATE SCHEMA tenant")
+				e.MustExec("CREATE SCHEMA tenant")
 				for key, test := range cases {
 					key = strings.ReplaceAll(key, " ", "-")
 					for range 2 {
-						got := e.do(e.newRequest(key, "{}", running(test.statements...)))
-						report := <-e.reports
+						got := e.Do(e.NewRequest(key, "{}", running(test.statements...)))
+						report := <-e.Reports
 						if test.problem == "" {
-							if got.status/100 != 2 {
-								t.Errorf("%s: answered %d %s (%v)", key, got.status, got.body, report.Err)
+							if got.Status/100 != 2 {
+								t.Errorf("%s: answered %d %s (%v)", key, got.Status, got.Body, report.Err)
 							}
-							e.wantRows(key, 1, 1)
+							e.WantRows(key, 1, 1)
 							continue
 						}
-						wantProblem(t, got, 500, test.problem)
+						receivertest.WantProblem(t, got, 500, test.problem)
 						if report.Result != consumer.ResultCommitFailed || !strings.Contains(report.Err.Error(), "role") {
 							t.Errorf("%s: reported %+v", key, report)
 						}
-						e.wantRows(key, 0, 0)
+						e.WantRows(key, 0, 0)
 					}
 				}
 			})
 		}
 	})
-}
-
-// The inbox says the same.
-func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
-	t.Parallel()
-	p := newInbox(t, inbox.Config{MaxAttempts: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		if err := effectOf(ctx, event.Key); err != nil {
-			return err
-		}
-		return execute(ctx, consumer.Tx(ctx), "SET LOCAL search_path = pg_catalog; SET LOCAL ROLE pg_monitor")
-	}})
-	p.run()
-	p.record("k")
-	report := p.wantWorked("k", consumer.ResultCommitFailed)
-	if !strings.Contains(report.Err.Error(), "role") {
-		t.Errorf("reported %v", report.Err)
-	}
-	p.wantRows("k", 0, 1)
-}
-
-// Where something else runs in the place of COMMIT, no event counts as recorded.
-func TestInboxWhoseCommitIsAName(t *testing.T) {
-	t.Parallel()
-	p := newInbox(t, inbox.Config{})
-	for _, stands := range []string{"SELECT 1", "ROLLBACK", chain} {
-		cfg, err := pgxpool.ParseConfig(withSetting(p.dsn, "pool_max_conns", "2"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Prepare(ctx, "commit", stands)
-			return err
-		}
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(pool.Close)
-		p.openOn(pool, inbox.Config{})
-		for range 2 {
-			wantProblem(t, p.post("k", "{}"), 503, "database-unavailable")
-			p.wantRows("k", 0, 0)
-		}
-	}
 }

@@ -64,7 +64,7 @@ func keyReused() *problem {
 func otherDestination() *problem {
 	return newProblem(http.StatusMisdirectedRequest, "other-destination", "The event is known from another destination",
 		"This receiver has had the event already, as another of its sender's destinations, and nothing was changed now. "+
-			"Two destinations need two receivers with names of their own: see the receiver's log.")
+			"Two destinations need two receivers with their own names: see the receiver's log.")
 }
 
 func inFlight() *problem {

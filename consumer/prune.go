@@ -11,22 +11,24 @@ import (
 
 // PruneConfig says what [Prune] forgets. Receiver and Retention are required.
 type PruneConfig struct {
-	// Receiver is whose events are forgotten, of all its senders, as in [Config].
+	// Receiver is the receiver whose events are forgotten, from all its senders, as in [Config].
+	// Required.
 	Receiver string
 
-	// Retention is how long an event is remembered after it was received and processed, whichever was later. At least 24
-	// hours, because less is a mistake: what a sender delivers later than that, after an outage of its own or by hand, is
-	// refused when it is not known. Longer than the sender may send an event again (a relay: 30 days) by the longest outage
-	// that events should survive without an operator.
+	// Retention is how long an event is remembered after it was received and processed, whichever
+	// was later. Required. At least 24 hours. An unknown event from before that time is refused, so
+	// choose the time for which the sender may send an event again (a relay: 30 days), and add the
+	// longest outage that events should survive without an operator.
 	Retention time.Duration
 
-	// BatchPages is how many of the table's pages one transaction looks at, each of 8 KiB and some ten to seventy rows.
-	// 1 to 32, because it holds a lock for each row that it removes, and PostgreSQL has room for some 6,400 (max_locks_per_transaction
-	// times max_connections) in all: without room everybody's transactions fail. Default 16.
+	// BatchPages is how many of the table's pages one transaction reads, each of 8 KiB and ten to
+	// seventy rows. 1 to 32. Default 16. A transaction holds a lock for each row that it removes,
+	// and PostgreSQL has room for about 6,400 in all (max_locks_per_transaction times
+	// max_connections): without room all transactions fail.
 	BatchPages int
 
-	// Pause is the shortest rest between two transactions; it is four times as long as the one before took if that is
-	// longer. Default 10 milliseconds.
+	// Pause is the shortest pause between two transactions. It is four times as long as the last
+	// transaction took, if that is longer. Default 10 milliseconds.
 	Pause time.Duration
 }
 
@@ -42,18 +44,19 @@ type Pruned struct {
 	RemembersSince time.Time
 }
 
-// Prune forgets the events of one receiver that were received and finished longer ago than cfg.Retention, in short transactions
-// with pauses in between. It never forgets an event that is pending, being processed or failed, one whose sender
-// may still send it by itself, or one that a request is just asking about.
+// Prune forgets the events of one receiver that were received and finished longer ago than
+// cfg.Retention, in short transactions with pauses in between. It removes what an inbox has
+// recorded from both of its tables. It never forgets an event that is pending, being processed or
+// failed, one whose sender may still send it by itself, or one that a request asks about at that
+// moment.
 //
-// What an inbox has recorded is removed from both of its tables.
+// An event is forgotten in two runs. One announces, in the table inbox_forgotten, from when on
+// everything is known. A later one removes what was announced. Thus no request can miss both the
+// event and the announcement. Run it daily; the first time it removes nothing.
 //
-// An event is forgotten in two runs: one announces, in the table inbox_forgotten, from when on everything is known, and a later
-// one removes what was announced. Thus no request can miss both the event and the announcement. Run it daily:
-// the first time it removes nothing.
-//
-// Several processes may prune at once, and a run may be ended at any moment: the next one goes on. When ctx ends, Prune
-// returns its error, beside what it did until then.
+// Several processes may prune at once, and a run may be ended at any moment: the next one
+// continues. When ctx ends, Prune returns its error, and what it did until then. It fails at once
+// when cfg cannot work.
 func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (Pruned, error) {
 	done, err := memory.Prune(cfg).Run(ctx, pool.QueryRow)
 	return Pruned(done), err

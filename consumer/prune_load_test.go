@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -22,7 +23,7 @@ import (
 // processed, grew old, were announced, removed and refused. No effect happens twice, and nothing is refused without an
 // announcement.
 func TestPruneUnderDuplicates(t *testing.T) {
-	underDuplicates := func(t *testing.T, f flavour) {
+	underDuplicates := func(t *testing.T, f receivertest.Flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			t.Run(isolation.String(), func(t *testing.T) {
 				if isolation != sql.LevelReadCommitted {
@@ -37,16 +38,18 @@ func TestPruneUnderDuplicates(t *testing.T) {
 		t.Parallel()
 		underDuplicates(t, recording)
 	})
-	eachFlavour(t, underDuplicates)
+	receivertest.EachFlavour(t, underDuplicates)
 }
 
 // recording is a receiver that records events, and works them in the same process.
-var recording = flavour{
-	name: "inbox",
-	wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
-		in := consumer.Must(inbox.New(poolOf(t, dsn, 12), inbox.Config{
+var recording = receivertest.Flavour{
+	Name: "inbox",
+	Wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
+		in := receivertest.Must(inbox.New(receivertest.PoolOf(t, dsn, 12), inbox.Config{
 			Config: cfg,
-			Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return effectOf(ctx, event.Key) },
+			Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+				return receivertest.EffectOf(ctx, event.Key)
+			},
 		}))
 		ctx, stop := context.WithCancel(context.Background())
 		var working sync.WaitGroup
@@ -59,42 +62,42 @@ var recording = flavour{
 		t.Cleanup(stop)
 		return func(http.Handler) http.Handler { return in.Handler() }
 	},
-	prune: flavours[0].prune,
+	Prune: receivertest.PGX().Prune,
 }
 
-func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel) {
+func pruneUnderDuplicates(t *testing.T, f receivertest.Flavour, isolation sql.IsolationLevel) {
 	const senders, keys, enough = 30, 30, 6
 	var done atomic.Bool
 	ignore := func(_ context.Context, _ consumer.Report) {}
-	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observe: ignore}, effect)
-	e.mustExec(`CREATE TABLE refused (key text NOT NULL)`)
-	old := longAgo()
+	e := receivertest.NewEnv(t, f, consumer.Config{Isolation: isolation, Observe: ignore}, receivertest.Effect)
+	e.MustExec(`CREATE TABLE refused (key text NOT NULL)`)
+	old := receivertest.LongAgo()
 
 	send := func() error {
-		key, change := fmt.Sprint("new", rand.IntN(keys)), created(time.Now())
+		key, change := fmt.Sprint("new", rand.IntN(keys)), receivertest.Created(time.Now())
 		isOld := rand.IntN(2) == 0
 		if isOld {
 			key, change = fmt.Sprint("old", rand.IntN(keys)), old
 		}
-		got, err := e.try(e.newRequest(key, "{}", change))
+		got, err := e.Try(e.NewRequest(key, "{}", change))
 		switch {
 		case err != nil:
 			return err
-		case got.status == http.StatusUnprocessableEntity:
+		case got.Status == http.StatusUnprocessableEntity:
 			var announced bool
-			err := e.pool.QueryRow(t.Context(), `SELECT coalesce(bool_or(received_before > now() - interval '91 days'), false) FROM inbox_forgotten`).Scan(&announced)
+			err := e.Pool.QueryRow(t.Context(), `SELECT coalesce(bool_or(received_before > now() - interval '91 days'), false) FROM inbox_forgotten`).Scan(&announced)
 			if err != nil {
 				return err
 			}
 			if !announced || !isOld {
 				return fmt.Errorf("%s was refused, announced: %v", key, announced)
 			}
-			_, err = e.pool.Exec(t.Context(), `INSERT INTO refused VALUES ($1)`, key)
+			_, err = e.Pool.Exec(t.Context(), `INSERT INTO refused VALUES ($1)`, key)
 			return err
-		case got.status == http.StatusOK, got.status == http.StatusCreated, got.status == http.StatusAccepted, got.status == http.StatusConflict, got.status == http.StatusServiceUnavailable:
+		case got.Status == http.StatusOK, got.Status == http.StatusCreated, got.Status == http.StatusAccepted, got.Status == http.StatusConflict, got.Status == http.StatusServiceUnavailable:
 			return nil
 		}
-		return fmt.Errorf("%s: %d %s", key, got.status, got.body)
+		return fmt.Errorf("%s: %d %s", key, got.Status, got.Body)
 	}
 	var wg sync.WaitGroup
 	for range senders {
@@ -110,13 +113,13 @@ func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel)
 	defer wg.Wait()
 	defer done.Store(true)
 
-	cfg := ninety
+	cfg := receivertest.Ninety()
 	cfg.BatchPages, cfg.Pause = 1, time.Microsecond
 	refused := 0
-	e.await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
+	e.Await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
 	for removed := int64(0); (removed < enough || refused < enough) && !t.Failed(); {
 		// Half of what was processed, and is done, is suddenly old: from here on a request for it may meet its removal.
-		e.mustExec(`WITH aged AS (
+		e.MustExec(`WITH aged AS (
 				UPDATE processed_events p SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
 				WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5 AND NOT EXISTS (
 					SELECT FROM inbox_events e WHERE e.idempotency_key = p.idempotency_key AND e.processing_state <> 'succeeded')
@@ -124,20 +127,20 @@ func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel)
 			)
 			UPDATE inbox_events SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
 			WHERE idempotency_key IN (SELECT idempotency_key FROM aged)`)
-		removed += e.mustPrune(cfg).Removed
-		e.settle()
-		refused = e.count(`SELECT count(DISTINCT key) FROM refused`)
-		if n := e.count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) > 1) twice`); n != 0 {
+		removed += e.MustPrune(cfg).Removed
+		e.Settle()
+		refused = e.Count(`SELECT count(DISTINCT key) FROM refused`)
+		if n := e.Count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) > 1) twice`); n != 0 {
 			t.Errorf("%d effects happened twice", n)
 		}
 	}
 	done.Store(true)
 	wg.Wait()
-	e.await(`SELECT NOT EXISTS (SELECT FROM inbox_events WHERE processing_state IN ('pending', 'processing'))`)
-	if n := e.count(`SELECT count(*) FROM processed_events p WHERE (SELECT count(*) FROM effect WHERE key = p.idempotency_key) <> 1`); n != 0 {
+	e.Await(`SELECT NOT EXISTS (SELECT FROM inbox_events WHERE processing_state IN ('pending', 'processing'))`)
+	if n := e.Count(`SELECT count(*) FROM processed_events p WHERE (SELECT count(*) FROM effect WHERE key = p.idempotency_key) <> 1`); n != 0 {
 		t.Errorf("%d events are known without their effect", n)
 	}
-	if n := e.count(`SELECT count(DISTINCT key) FROM effect WHERE key LIKE 'new%'`); n == 0 || n != e.count(`SELECT count(*) FROM processed_events WHERE idempotency_key LIKE 'new%'`) {
+	if n := e.Count(`SELECT count(DISTINCT key) FROM effect WHERE key LIKE 'new%'`); n == 0 || n != e.Count(`SELECT count(*) FROM processed_events WHERE idempotency_key LIKE 'new%'`) {
 		t.Errorf("%d new events took effect, which is not what is known", n)
 	}
 }

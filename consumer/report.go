@@ -18,7 +18,7 @@ const (
 	ResultBreakerOpen      Result = "breaker_open"      // 503: what the handler depends on is down; the handler did not run
 	ResultUnavailable      Result = "unavailable"       // 503: the database did not let the transaction begin, or the store did not answer
 	ResultFailed           Result = "failed"            // the handler did not succeed; its transaction is rolled back, its claim released
-	ResultCommitFailed     Result = "commit_failed"     // the handler succeeded, but did not commit, or its store may not remember it
+	ResultCommitFailed     Result = "commit_failed"     // the handler succeeded, but did not commit, or its store may not remember it; or it ended the transaction itself
 )
 
 // Report is what became of one request, or of one attempt of an inbox's worker.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -12,12 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/inbox"
-	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
-	"github.com/outbox-relay/outbox-relay/internal/inboxops"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
-	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestRouterFindsTheMostSpecificHandler(t *testing.T) {
@@ -249,125 +242,5 @@ func TestHandleJSON(t *testing.T) {
 	}
 	if err := others.Dispatch(t.Context(), nil, consumer.Event{Type: "pointer", Payload: []byte(`null`)}); err != nil {
 		t.Error(err)
-	}
-}
-
-// routed registers what the receiver of TestRouterReceives handles before and after a deploy.
-func routed[Tx any](router *consumer.Router[Tx], e *env, deployed bool) *consumer.Router[Tx] {
-	consumer.HandleJSON(router, "invoice.created", 1, func(ctx context.Context, _ Tx, event consumer.Event, payload struct{ Fail string }) error {
-		if err := e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key); err != nil {
-			return err
-		}
-		if payload.Fail != "" {
-			return errors.New(payload.Fail)
-		}
-		return nil
-	})
-	if deployed {
-		router.Handle("invoice.*", 2, func(ctx context.Context, _ Tx, event consumer.Event) error {
-			return e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
-		})
-	}
-	return router
-}
-
-func TestRouterReceives(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		dsn := pgtest.New(t, migrations.Inbox)
-		start := func(deployed bool) *env {
-			return startEnv(t, f, dsn, consumer.Config{}, func(e *env, cfg consumer.Config) http.Handler {
-				if f.name == "pgx" {
-					return consumer.Must(consumer.New(pgtest.Pool(t, dsn), cfg, routed(consumer.NewRouter(), e, deployed).Dispatch))
-				}
-				return consumer.Must(sqlconsumer.New(openSQL(t, dsn), cfg, routed(sqlconsumer.NewRouter(), e, deployed).Dispatch))
-			})
-		}
-		e := start(false)
-		e.mustExec(schema)
-		send := func(key, body string, change ...func(http.Header)) response {
-			return e.do(e.newRequest(key, body, change...))
-		}
-		wantFirst(t, send("k", "{}"), 204, "")
-		wantReplayed(t, send("k", "{}"), 204, "")
-		e.wantRows("k", 1, 1)
-		e.wantResult(consumer.ResultProcessed)
-		e.wantResult(consumer.ResultDuplicate)
-
-		wantProblem(t, send("f", `{"fail":"no stock"}`), 500, "handler-failed")
-		e.wantRows("f", 0, 0)
-		e.wantResult(consumer.ResultFailed)
-
-		wantProblem(t, send("j", `{"fail":4711}`), 422, "permanent-failure")
-		if report := e.wantResult(consumer.ResultFailed); !report.Final || report.Err == nil || strings.Contains(report.Err.Error(), "4711") {
-			t.Errorf("report %+v", report)
-		}
-
-		// A newer version than this receiver knows: visibly failed, and processed when it is sent again after the deploy.
-		got := send("v", "{}", with(webhook.EventVersion, "2"))
-		wantProblem(t, got, 422, "event-unknown")
-		if !strings.Contains(got.body, "no handler for invoice.created version 2") {
-			t.Errorf("body %s", got.body)
-		}
-		if report := e.wantResult(consumer.ResultFailed); !report.Final || !errors.Is(report.Err, consumer.ErrUnknownEvent) {
-			t.Errorf("report %+v", report)
-		}
-		e.wantRows("v", 0, 0)
-		deployed := start(true)
-		wantFirst(t, deployed.do(deployed.newRequest("v", "{}", with(webhook.EventVersion, "2"))), 204, "")
-		e.wantRows("v", 1, 1)
-	})
-}
-
-// In an inbox, an event that is newer than the receiver waits for the deploy, and holds up no other.
-func TestRouterInAnInbox(t *testing.T) {
-	t.Parallel()
-	effects := func(ctx context.Context, _ pgx.Tx, event consumer.Event, _ struct{ Key string }) error {
-		return effectOf(ctx, event.Key)
-	}
-	before := consumer.NewRouter()
-	consumer.HandleJSON(before, "invoice.created", 1, effects)
-	old := newInbox(t, inbox.Config{Handle: before.Dispatch, PollInterval: never})
-	old.run()
-
-	old.record("known")
-	old.wantWorked("known", consumer.ResultProcessed)
-	old.record("newer", with(webhook.EventVersion, "2"), ordered("a", 1))
-	if report := old.wantWorked("newer", consumer.ResultIgnored); !errors.Is(report.Err, consumer.ErrUnknownEvent) {
-		t.Errorf("report %+v", report)
-	}
-	old.record("other", with(webhook.EventType, "invoice.deleted"))
-	old.wantWorked("other", consumer.ResultIgnored)
-	old.record("next", ordered("a", 2))
-	old.wantWorked("next", consumer.ResultProcessed)
-	old.wantState("newer", inbox.StateIgnored, 1)
-	if n := old.count("SELECT count(*) FROM inbox_events WHERE last_error = 'no handler for invoice.created version 2'"); n != 1 {
-		t.Error("the reason is not there")
-	}
-	got := old.do(old.newRequest("malformed", `{"key":4711}`))
-	if got.status != http.StatusAccepted {
-		t.Fatalf("status %d", got.status)
-	}
-	if report := old.wantWorked("malformed", consumer.ResultFailed); !report.Final || strings.Contains(report.Err.Error(), "4711") {
-		t.Errorf("report %+v", report)
-	}
-	old.wantState("malformed", inbox.StateFailed, 1)
-	if err := old.stop(); err != nil {
-		t.Fatal(err)
-	}
-
-	after := consumer.NewRouter()
-	consumer.HandleJSON(after, "invoice.*", 0, effects)
-	deployed := old.again(inbox.Config{Handle: after.Dispatch, PollInterval: never})
-	deployed.run()
-	if n, err := deployed.replay(inboxops.Selection{Type: "invoice.*", States: []string{inboxops.Ignored}}); n != 2 || err != nil {
-		t.Errorf("replayed %d, %v", n, err)
-	}
-	for range 2 {
-		if report := deployed.worked(); report.Result != consumer.ResultProcessed {
-			t.Errorf("report %+v", report)
-		}
-	}
-	for _, key := range []string{"known", "newer", "other", "next"} {
-		deployed.wantRows(key, 1, 1)
 	}
 }

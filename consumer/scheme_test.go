@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
 const schemeSecret = "sk_scheme_canary"
@@ -61,105 +61,83 @@ func timedSignature(at, body string) string {
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-func (e *env) payment(body string, at time.Time) *http.Request {
-	r := e.newRequest("not this", body)
+func payment(e *receivertest.Env, body string, at time.Time) *http.Request {
+	r := e.NewRequest("not this", body)
 	t := strconv.FormatInt(at.Unix(), 10)
 	r.Header.Set("Payment-Signature", "t="+t+",v1=00,v1="+timedSignature(t, body))
 	return r
 }
 
 func TestSchemeOfTheSendersOwn(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		seen := make(chan consumer.Event, 1)
-		e := newEnv(t, f, consumer.Config{Receiver: "test", Source: "bank", Verify: timedScheme}, func(e *env) http.HandlerFunc {
+		e := receivertest.NewEnv(t, f, consumer.Config{Receiver: "test", Source: "bank", Verify: consumer.Verify{Custom: timedScheme}}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				seen <- consumer.EventFrom(r.Context())
-				effect(e)(w, r)
+				receivertest.Effect(e)(w, r)
 			}
 		})
 		created := time.Now().Truncate(time.Second).UTC()
 		body := func(amount int) string {
 			return fmt.Sprintf(`{"id":"evt_1","type":"charge.paid","created":%d,"amount":%d}`, created.Unix(), amount)
 		}
-		wantFirst(t, e.do(e.payment(body(1), time.Now())), 201, `{"done":"evt_1"}`)
+		receivertest.WantFirst(t, e.Do(payment(e, body(1), time.Now())), 201, `{"done":"evt_1"}`)
 		// None of the headers is believed that a relay would send: this scheme covers none of them.
 		want := consumer.Event{Receiver: "test", Source: "bank", Key: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true, Payload: []byte(body(1))}
 		if got := <-seen; !reflect.DeepEqual(got, want) {
 			t.Errorf("event %+v, want %+v", got, want)
 		}
-		if report := e.wantResult(consumer.ResultProcessed); report.Event.Key != "evt_1" || report.Event.Payload != nil {
+		if report := e.WantResult(consumer.ResultProcessed); report.Event.Key != "evt_1" || report.Event.Payload != nil {
 			t.Errorf("report %+v", report)
 		}
-		wantReplayed(t, e.do(e.payment(body(1), time.Now())), 201, "")
-		wantProblem(t, e.do(e.payment(body(2), time.Now())), 422, "key-reused")
-		e.wantRows("evt_1", 1, 1)
+		receivertest.WantReplayed(t, e.Do(payment(e, body(1), time.Now())), 201, "")
+		receivertest.WantProblem(t, e.Do(payment(e, body(2), time.Now())), 422, "key-reused")
+		e.WantRows("evt_1", 1, 1)
 	})
 }
 
 func TestSchemeThatDoesNotVerify(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := unreachable(t, f, consumer.Config{Verify: timedScheme})
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := unreachable(t, f, consumer.Config{Verify: consumer.Verify{Custom: timedScheme}})
 		for name, change := range map[string]func(r *http.Request){
 			"relay's signature": func(r *http.Request) { r.Header.Del("Payment-Signature") },
 			"other time":        func(r *http.Request) { r.Header.Set("Payment-Signature", "t=1,v1="+timedSignature("2", "{}")) },
 			"old":               func(r *http.Request) { r.Header.Set("Payment-Signature", "t=1,v1="+timedSignature("1", "{}")) },
 		} {
-			r := e.payment("{}", time.Now())
+			r := payment(e, "{}", time.Now())
 			change(r)
-			got := e.do(r)
-			wantProblem(t, got, 401, "signature-invalid")
-			report := e.wantResult(consumer.ResultRejected)
+			got := e.Do(r)
+			receivertest.WantProblem(t, got, 401, "signature-invalid")
+			report := e.WantResult(consumer.ResultRejected)
 			if !errors.Is(report.Err, errScheme) || !reflect.DeepEqual(report.Event, consumer.Event{}) {
 				t.Errorf("%s: report %+v", name, report)
 			}
-			log := e.logged.String()
-			if strings.Contains(got.body, "matches") || strings.Contains(log, "canary") || !strings.Contains(log, "no signature matches") {
-				t.Errorf("%s: answered %s, logged %s", name, got.body, log)
+			log := e.Logged.String()
+			if strings.Contains(got.Body, "matches") || strings.Contains(log, "canary") || !strings.Contains(log, "no signature matches") {
+				t.Errorf("%s: answered %s, logged %s", name, got.Body, log)
 			}
 		}
 	})
 }
 
+// Package headers tests the rules.
 func TestSchemeWhoseEventIsInvalid(t *testing.T) {
-	long := strings.Repeat("x", 256)
-	cases := map[string]struct {
-		event consumer.Event
-		field string
-	}{
-		"no key":         {consumer.Event{}, "Key"},
-		"long key":       {consumer.Event{Key: long}, "Key"},
-		"key on 2 lines": {consumer.Event{Key: "a\nb"}, "Key"},
-		"type":           {consumer.Event{Key: "k", Type: "größe"}, "Type"},
-		"reference":      {consumer.Event{Key: "k", RelatedReference: long}, "RelatedReference"},
-		"ordering key":   {consumer.Event{Key: "k", OrderingKey: "\x00"}, "OrderingKey"},
-		"delivery":       {consumer.Event{Key: "k", DeliveryID: "\x7f"}, "DeliveryID"},
-		"trace parent":   {consumer.Event{Key: "k", TraceParent: "\x00"}, "TraceParent"},
-		"trace state":    {consumer.Event{Key: "k", TraceState: strings.Repeat("x", 513)}, "TraceState"},
-		"version":        {consumer.Event{Key: "k", Version: -1}, "Version"},
-		"large version":  {consumer.Event{Key: "k", Version: 1 << 31}, "Version"},
-		"attempt":        {consumer.Event{Key: "k", Attempt: -1}, "Attempt"},
-		"id":             {consumer.Event{Key: "k", ID: -1}, "ID"},
-		"sequence":       {consumer.Event{Key: "k", Sequence: -1}, "Sequence"},
-		"created":        {consumer.Event{Key: "k", CreatedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "CreatedAt"},
-		"not after":      {consumer.Event{Key: "k", NotAfter: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC)}, "NotAfter"},
-		"valid":          {consumer.Event{Key: "k", Type: "t", Version: 1<<31 - 1, ID: 1, TraceState: strings.Repeat("x", 512)}, ""},
+	cases := map[string]consumer.Event{
+		"Key": {}, "Type": {Key: "k", Type: "größe"}, "Version": {Key: "k", Version: 1 << 31},
+		"": {Key: "k", Type: "t", Version: 1<<31 - 1, ID: 1, TraceState: strings.Repeat("x", 512)},
 	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		for name, c := range cases {
-			t.Run(name, func(t *testing.T) {
-				testsize.OneIn(t, 4)
-				t.Parallel()
-				e := unreachable(t, f, consumer.Config{Verify: func(http.Header, []byte, time.Time) (consumer.Event, error) { return c.event, nil }})
-				got := e.post("k", "{}")
-				if c.field == "" {
-					wantProblem(t, got, 503, "database-unavailable")
-					return
-				}
-				wantProblem(t, got, 400, "event-invalid")
-				if report := e.wantResult(consumer.ResultRejected); !strings.Contains(got.body, c.field) || !reflect.DeepEqual(report.Event, consumer.Event{}) {
-					t.Errorf("%s does not name %s; report %+v", got.body, c.field, report)
-				}
-			})
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		for field, event := range cases {
+			e := unreachable(t, f, consumer.Config{Verify: consumer.Verify{Custom: func(http.Header, []byte, time.Time) (consumer.Event, error) { return event, nil }}})
+			got := e.Post("k", "{}")
+			if field == "" {
+				receivertest.WantProblem(t, got, 503, "database-unavailable")
+				continue
+			}
+			receivertest.WantProblem(t, got, 400, "event-invalid")
+			if report := e.WantResult(consumer.ResultRejected); !strings.Contains(got.Body, field) || !reflect.DeepEqual(report.Event, consumer.Event{}) {
+				t.Errorf("%s does not name %s; report %+v", got.Body, field, report)
+			}
 		}
 	})
 }

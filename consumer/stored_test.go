@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -20,7 +21,7 @@ import (
 func TestMessagesOfALog(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
-	secret := mustSecret(secretText)
+	secret := receivertest.Secret()
 	sent := time.Now().Add(-20 * time.Hour)
 	for name, c := range map[string]struct {
 		stored time.Time
@@ -47,7 +48,7 @@ func TestMessagesOfALog(t *testing.T) {
 				header["x-idempotency-key"] = header[webhook.IdempotencyKey]
 				delete(header, webhook.IdempotencyKey)
 			}
-			receive := consumer.Must(consumer.New(pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}}, func(context.Context, pgx.Tx, consumer.Event) error {
+			receive := receivertest.Must(consumer.New(pool, consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}}, func(context.Context, pgx.Tx, consumer.Event) error {
 				if c.abort {
 					panic(http.ErrAbortHandler)
 				}

@@ -11,14 +11,13 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -35,14 +34,14 @@ func (u unread) Read([]byte) (int, error) {
 // What no body can make valid is refused before the body is read.
 func TestSecurityUnsignedBodiesAreNotRead(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, flavours[0], consumer.Config{}, effect)
-	handler := e.wrap(t, e.dsn, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.NotFoundHandler())
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
+	handler := e.Wrap(t, e.DSN, consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}})(http.NotFoundHandler())
 	for name, change := range map[string]func(http.Header){
 		"unsigned":      func(h http.Header) { h.Del(webhook.Signature) },
 		"of yesterday":  func(h http.Header) { h.Set(webhook.Timestamp, fmt.Sprint(time.Now().Add(-24*time.Hour).Unix())) },
 		"without a key": func(h http.Header) { h.Del(webhook.IdempotencyKey) },
 	} {
-		r := e.newRequest("k", "{}")
+		r := e.NewRequest("k", "{}")
 		change(r.Header)
 		r.Body = http.NoBody
 		signed := httptest.NewRequest(http.MethodPost, "/", unread{t})
@@ -56,18 +55,18 @@ func TestSecurityUnsignedBodiesAreNotRead(t *testing.T) {
 }
 
 // stall opens a connection, sends the head of a request that looks signed and size bytes of its body, and no more.
-func stall(e *env, size int) net.Conn {
-	r := e.newRequest("stalled", strings.Repeat("x", 1<<20))
+func stall(e *receivertest.Env, size int) net.Conn {
+	r := e.NewRequest("stalled", strings.Repeat("x", 1<<20))
 	conn, err := net.Dial("tcp", r.URL.Host)
 	if err != nil {
-		e.t.Fatal(err)
+		e.T.Fatal(err)
 	}
-	e.t.Cleanup(func() { _ = conn.Close() })
+	e.T.Cleanup(func() { _ = conn.Close() })
 	var head strings.Builder
 	fmt.Fprintf(&head, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n", 1<<20)
 	_ = r.Header.Write(&head)
 	if _, err := conn.Write([]byte(head.String() + "\r\n" + strings.Repeat("x", size))); err != nil {
-		e.t.Fatal(err)
+		e.T.Fatal(err)
 	}
 	return conn
 }
@@ -77,7 +76,7 @@ func stall(e *env, size int) net.Conn {
 func TestSecurityStalledBodiesAreBounded(t *testing.T) {
 	testsize.Long(t)
 	const budget = 4 << 20
-	e := newEnv(t, flavours[0], consumer.Config{BodyTimeout: 2 * time.Second, MaxUnverifiedBytes: budget}, effect)
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{BodyTimeout: 2 * time.Second, MaxUnverifiedBytes: budget}}, receivertest.Effect)
 	var before, during runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -88,7 +87,7 @@ func TestSecurityStalledBodiesAreBounded(t *testing.T) {
 	}
 	dialling.Wait()
 	for i := range 20 {
-		wantFirst(t, e.post(fmt.Sprint("small ", i), "{}"), 201, fmt.Sprintf(`{"done":"small %d"}`, i))
+		receivertest.WantFirst(t, e.Post(fmt.Sprint("small ", i), "{}"), 201, fmt.Sprintf(`{"done":"small %d"}`, i))
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&during)
@@ -97,35 +96,137 @@ func TestSecurityStalledBodiesAreBounded(t *testing.T) {
 		t.Errorf("%d bytes are held, of a budget of %d", held, budget)
 	}
 	for _, conn := range conns { // each is answered and closed, whatever it waits for
-		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		_ = conn.SetReadDeadline(time.Now().Add(receivertest.Patience))
 		answer := make([]byte, 64)
 		n, err := conn.Read(answer)
 		if text := string(answer[:n]); err != nil && n == 0 && errors.Is(err, context.DeadlineExceeded) || n > 0 && !strings.Contains(text, " 408 ") && !strings.Contains(text, " 503 ") {
 			t.Errorf("a stalled request got %q, %v", text, err)
 		}
 	}
-	wantFirst(t, e.post("large", strings.Repeat(" ", 1<<20-2)+"{}"), 201, `{"done":"large"}`)
+	receivertest.WantFirst(t, e.Post("large", strings.Repeat(" ", 1<<20-2)+"{}"), 201, `{"done":"large"}`)
+}
+
+// besiege keeps n connections of strangers busy, each with a request that looks signed, of length bytes: it sends part of them, and
+// then what more sends, which returns when the connection is closed. Then the stranger comes again.
+func besiege(e *receivertest.Env, n, length, part int, more func(net.Conn)) {
+	r := e.NewRequest("forged", "another body")
+	var head strings.Builder
+	fmt.Fprintf(&head, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n", length)
+	_ = r.Header.Write(&head)
+	request := []byte(head.String() + "\r\n" + strings.Repeat("x", part))
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", r.URL.Host)
+				if err != nil {
+					continue
+				}
+				stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+				if _, err := conn.Write(request); err == nil {
+					more(conn)
+				}
+				stop()
+				_ = conn.Close()
+			}
+		})
+	}
+	e.T.Cleanup(func() { cancel(); all.Wait() })
+}
+
+func silence(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
+
+// drip sends one byte after the other, slowly.
+func drip(conn net.Conn) {
+	pause := time.NewTicker(20 * time.Millisecond)
+	defer pause.Stop()
+	for range pause.C {
+		if _, err := conn.Write([]byte("x")); err != nil {
+			return
+		}
+	}
+}
+
+// Strangers hold the whole budget with bodies that do not end, and come again whenever one of them loses its room. Signed events
+// are answered all the same, although nobody's time runs out.
+func TestSecurityEndlessBodiesKeepNoEvent(t *testing.T) {
+	t.Parallel()
+	const strangers, length = 600, 256 << 10
+	for name, more := range map[string]func(net.Conn){"silent": silence, "slow": drip} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var came atomic.Int64
+			beset := make(chan struct{})
+			dsn := pgtest.New(t, migrations.Inbox)
+			cfg := consumer.Config{Limits: consumer.Limits{BodyTimeout: time.Hour, MaxBodyBytes: length, MaxUnverifiedBytes: 2 * length}}
+			e := receivertest.StartEnv(t, receivertest.PGX(), dsn, cfg, func(e *receivertest.Env, cfg consumer.Config) http.Handler {
+				receive := e.Wrap(t, dsn, cfg)(receivertest.Effect(e))
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.ContentLength == length && came.Add(1) == strangers {
+						close(beset)
+					}
+					receive.ServeHTTP(w, r)
+				})
+			})
+			e.MustExec(receivertest.Schema)
+			besiege(e, strangers, length, 100<<10, more)
+			<-beset
+			for i := range 12 {
+				key := fmt.Sprint("signed ", i)
+				receivertest.WantFirst(t, e.Post(key, strings.Repeat(" ", 20<<10)+"{}"), 201, `{"done":"`+key+`"}`)
+			}
+		})
+	}
+}
+
+// Bodies that together are many times the budget are all read: none waits for another that waits. One that lost its room to them, on a
+// slow machine, comes again.
+func TestManyLargeBodiesAreAllRead(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
+	large := strings.Repeat(" ", 1<<20-2) + "{}"
+	var all sync.WaitGroup
+	for i := range 40 {
+		all.Go(func() {
+			for {
+				r := e.NewRequest(fmt.Sprint("large ", i), large)
+				if i%2 == 0 {
+					r.ContentLength = -1 // its length is not announced
+				}
+				got, err := e.Try(r)
+				if err == nil && got.Status == 503 && t.Context().Err() == nil {
+					continue
+				}
+				if err != nil || got.Status != 201 {
+					t.Errorf("answered %d %s, %v", got.Status, got.Body, err)
+				}
+				return
+			}
+		})
+	}
+	all.Wait()
 }
 
 // A request that is refused before its body is read ends, too, when the rest of the body never comes.
 func TestSecurityRefusedRequestsEnd(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, flavours[0], consumer.Config{BodyTimeout: 300 * time.Millisecond, MaxBodyBytes: 1 << 16}, effect)
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{BodyTimeout: 300 * time.Millisecond, MaxBodyBytes: 1 << 16}}, receivertest.Effect)
 	for name, head := range map[string]string{"unsigned": "", "too large": ""} {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(e.url, "http://"))
+		conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
 		if name == "too large" {
 			var signed strings.Builder
-			_ = e.newRequest("k", "{}").Header.Write(&signed)
+			_ = e.NewRequest("k", "{}").Header.Write(&signed)
 			head = signed.String()
 		}
 		if _, err := fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n%s\r\n", head); err != nil {
 			t.Fatal(err)
 		}
-		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		_ = conn.SetReadDeadline(time.Now().Add(receivertest.Patience))
 		if answer, err := io.ReadAll(conn); err != nil {
 			t.Errorf("%s: %v after %q", name, err, answer)
 		}
@@ -135,11 +236,11 @@ func TestSecurityRefusedRequestsEnd(t *testing.T) {
 // What is left of a refused body is not read: the connection is closed instead, once the client can have read the answer.
 func TestSecurityRefusedBodiesAreNotDrained(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, flavours[0], consumer.Config{MaxBodyBytes: 1 << 16}, effect)
-	unsigned := e.newRequest("k", strings.Repeat("x", 200_000))
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{MaxBodyBytes: 1 << 16}}, receivertest.Effect)
+	unsigned := e.NewRequest("k", strings.Repeat("x", 200_000))
 	unsigned.Header.Del(webhook.Signature)
-	for status, r := range map[int]*http.Request{401: unsigned, 413: e.newRequest("k", strings.Repeat("x", 200_000))} {
-		answer, err := e.client.Do(r)
+	for status, r := range map[int]*http.Request{401: unsigned, 413: e.NewRequest("k", strings.Repeat("x", 200_000))} {
+		answer, err := e.Client.Do(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,70 +254,73 @@ func TestSecurityRefusedBodiesAreNotDrained(t *testing.T) {
 
 // A handler that hangs loses its transaction, so that the event can be tried again.
 func TestHungHandlerLosesItsTransaction(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		hung := make(chan struct{})
 		var once sync.Once
 		release := func() { once.Do(func() { close(hung) }) }
 		defer release()
 		ended := make(chan error, 1)
-		e := newEnv(t, f, consumer.Config{HandlerTimeout: 200 * time.Millisecond, CommitTimeout: 300 * time.Millisecond}, func(e *env) http.HandlerFunc {
+		e := receivertest.NewEnv(t, f, consumer.Config{Limits: consumer.Limits{HandlerTimeout: 2 * time.Second, CommitTimeout: 2 * time.Second}}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Test-Hang") != "" {
-					mustNot(e, e.exec(r.Context(), "INSERT INTO effect VALUES ('hung')"))
+					mustNot(e, e.Exec(r.Context(), "INSERT INTO effect VALUES ('hung')"))
 					<-r.Context().Done()
 					ended <- context.Cause(r.Context())
 					<-hung
 				}
-				effect(e)(w, r)
+				receivertest.Effect(e)(w, r)
 			}
 		})
-		first := make(chan response, 1)
+		first := make(chan receivertest.Response, 1)
 		go func() {
-			answer, _ := e.try(e.newRequest("k", "{}", with("Test-Hang", "yes")))
+			answer, _ := e.Try(e.NewRequest("k", "{}", receivertest.With("Test-Hang", "yes")))
 			first <- answer
 		}()
 		if err := <-ended; err == nil || !strings.Contains(err.Error(), "HandlerTimeout") {
 			t.Errorf("the handler's context ended with %v", err)
 		}
-		e.await(`SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%')`)
-		wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+		e.Await(`SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%')`)
+		receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
 		release()
-		if answer := <-first; answer.status != 500 {
-			t.Errorf("the hung handler's request got %d %s", answer.status, answer.body)
+		if answer := <-first; answer.Status != 500 {
+			t.Errorf("the hung handler's request got %d %s", answer.Status, answer.Body)
 		}
-		e.wantRows("k", 1, 1)
-		e.wantRows("hung", 0, 0)
+		e.WantRows("k", 1, 1)
+		e.WantRows("hung", 0, 0)
 	})
 }
 
 // A duplicate that says that the event may come later than was said before is remembered for so long.
 func TestLaterNotAfterIsRemembered(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect)
-		notAfter := func(at time.Time) func(http.Header) { return with(webhook.NotAfter, at.UTC().Format(time.RFC3339)) }
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
+		notAfter := func(at time.Time) func(http.Header) {
+			return receivertest.With(webhook.NotAfter, at.UTC().Format(time.RFC3339))
+		}
 		soon := time.Now().Add(time.Hour).Truncate(time.Second)
 		for _, step := range []struct{ said, kept time.Duration }{{0, 0}, {24 * time.Hour, 24 * time.Hour}, {time.Minute, 24 * time.Hour}} {
-			if got := e.do(e.newRequest("k", "{}", notAfter(soon.Add(step.said)))); got.status != 201 {
-				t.Errorf("answered %d %s", got.status, got.body)
+			if got := e.Do(e.NewRequest("k", "{}", notAfter(soon.Add(step.said)))); got.Status != 201 {
+				t.Errorf("answered %d %s", got.Status, got.Body)
 			}
 			var kept time.Time
-			if err := e.pool.QueryRow(t.Context(), `SELECT not_after FROM processed_events`).Scan(&kept); err != nil || !kept.Equal(soon.Add(step.kept)) {
+			if err := e.Pool.QueryRow(t.Context(), `SELECT not_after FROM processed_events`).Scan(&kept); err != nil || !kept.Equal(soon.Add(step.kept)) {
 				t.Errorf("after %v: %v, %v, want %v", step.said, kept, err, soon.Add(step.kept))
 			}
 		}
-		e.wantRows("k", 1, 1)
+		e.WantRows("k", 1, 1)
 	})
 }
 
-// What a handler's error says is for relays and the log, not for third parties; and what of a relay's headers a foreign
-// signature does not cover does not reach the handler.
+// What a handler's error says is for relays and the log, not for third parties, nor for those who
+// need not sign. And what of a relay's headers a foreign signature does not cover does not reach
+// the handler.
 func TestSecurityForeignSendersLearnNothing(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		const internals = `relation "shipments_internal" does not exist`
 		verify := func(header http.Header, _ []byte, _ time.Time) (consumer.Event, error) {
 			return consumer.Event{Key: header.Get("Their-Id")}, nil
 		}
-		seen := newEnv(t, f, consumer.Config{Verify: verify}, func(*env) http.HandlerFunc {
+		seen := receivertest.NewEnv(t, f, consumer.Config{Verify: consumer.Verify{Custom: verify}}, func(*receivertest.Env) http.HandlerFunc {
 			return func(_ http.ResponseWriter, r *http.Request) {
 				for _, name := range []string{webhook.IdempotencyKey, webhook.EventType, webhook.OrderingKey} {
 					if got := r.Header.Get(name); got != "" {
@@ -225,8 +329,8 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 				}
 			}
 		})
-		wantFirst(t, seen.do(seen.newRequest("forged", "{}", with("Their-Id", "k"), with(webhook.OrderingKey, "forged"))), 200, "")
-		e := newHandlerEnv(t, f, consumer.Config{Verify: verify}, func(*env) handlerFunc {
+		receivertest.WantFirst(t, seen.Do(seen.NewRequest("forged", "{}", receivertest.With("Their-Id", "k"), receivertest.With(webhook.OrderingKey, "forged"))), 200, "")
+		failing := func(*receivertest.Env) receivertest.HandlerFunc {
 			return func(_ context.Context, event consumer.Event) error {
 				switch event.Key {
 				case "permanent":
@@ -236,132 +340,70 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 				}
 				return errors.New(internals)
 			}
-		})
+		}
+		e := receivertest.NewHandlerEnv(t, f, consumer.Config{Verify: consumer.Verify{Custom: verify}}, failing)
+		unsigned := receivertest.NewHandlerEnvAt(t, f, e.DSN, consumer.Config{Verify: consumer.Verify{AllowUnsigned: true}}, failing)
 		for key, status := range map[string]int{"permanent": 422, "later": 503, "failed": 500} {
-			r := e.newRequest("forged", "{}", with("Their-Id", key), with(webhook.OrderingKey, "forged"))
-			if got := e.do(r); got.status != status || strings.Contains(got.body, "shipments_internal") {
-				t.Errorf("%s: %d %s", key, got.status, got.body)
+			r := e.NewRequest("forged", "{}", receivertest.With("Their-Id", key), receivertest.With(webhook.OrderingKey, "forged"))
+			if got := e.Do(r); got.Status != status || strings.Contains(got.Body, "shipments_internal") {
+				t.Errorf("%s: %d %s", key, got.Status, got.Body)
+			}
+			if got := unsigned.Post(key, "{}"); got.Status != status || strings.Contains(got.Body, "shipments_internal") {
+				t.Errorf("%s, unsigned: %d %s", key, got.Status, got.Body)
 			}
 		}
-		if !strings.Contains(e.logged.String(), "shipments_internal") {
-			t.Errorf("the log says %s", e.logged)
+		if !strings.Contains(e.Logged.String(), "shipments_internal") {
+			t.Errorf("the log says %s", e.Logged)
 		}
 	})
-}
-
-// The same for those who need not sign.
-func TestSecurityUnsignedSendersLearnNothing(t *testing.T) {
-	t.Parallel()
-	e := newHandlerEnv(t, flavours[0], consumer.Config{AllowUnsigned: true}, func(*env) handlerFunc {
-		return func(context.Context, consumer.Event) error {
-			return errors.New(`relation "shipments_internal" does not exist`)
-		}
-	})
-	if got := e.do(e.newRequest("k", "{}")); got.status != http.StatusInternalServerError || strings.Contains(got.body, "shipments_internal") {
-		t.Errorf("%d %s", got.status, got.body)
-	}
-	if !strings.Contains(e.logged.String(), "shipments_internal") {
-		t.Errorf("the log says %s", e.logged)
-	}
 }
 
 // Secrets stay in a form that cannot be printed.
 func TestSecuritySecretsAreNotPrinted(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, inbox.Config{})
-	in := consumer.Must(inbox.New(p.pool, inbox.Config{
-		Config: consumer.Config{Receiver: "test", Secrets: []string{secretText}},
-		Handle: func(context.Context, pgx.Tx, consumer.Event) error { return nil },
-	}))
-	middleware := consumer.Must(consumer.Middleware(p.pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}}))(http.NotFoundHandler())
-	for _, verb := range []string{"%v", "%+v", "%#v"} {
-		for _, value := range []any{in, middleware, in.Handler()} {
-			if text := fmt.Sprintf(verb, value); strings.Contains(text, strings.TrimPrefix(secretText, "whsec_")) || strings.Contains(text, "b3V0Ym94") {
-				t.Errorf("%s of %T prints a secret", verb, value)
-			}
-		}
-	}
-}
-
-// Who forgot the migrations is told so.
-func TestMissingTablesAreExplained(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect)
-		e.mustExec(`DROP TABLE processed_events CASCADE`)
-		wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
-		if !strings.Contains(e.logged.String(), "outbox-relay migrate up --set inbox") {
-			t.Errorf("logged %s", e.logged)
-		}
-	})
+	pool := pgtest.Pool(t, "postgres://stranger@127.0.0.1:1/none")
+	middleware := receivertest.Must(consumer.Middleware(pool, consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}}))
+	receivertest.WantNoSecret(t, middleware(http.NotFoundHandler()))
 }
 
 // Any login may take the advisory lock of a key that it knows. No event waits for it.
 func TestSecurityStrangersLockKeepsNoEvent(t *testing.T) {
-	lock := func(e *env) {
-		login := "stranger_" + row[string](e, `SELECT current_database()`)
-		e.mustExec(`CREATE ROLE ` + login + ` LOGIN`)
-		stranger, err := pgx.Connect(e.t.Context(), withSetting(e.dsn, "user", login))
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		e.t.Cleanup(func() {
-			_ = stranger.Close(context.Background())
-			_, _ = e.pool.Exec(context.Background(), `DROP ROLE `+login)
-		})
-		oid := row[int64](e, `SELECT 'processed_events'::regclass::oid::bigint`)
-		if _, err := stranger.Exec(e.t.Context(), `SELECT pg_advisory_lock(hashtextextended(E'test\noutbox\nk', 122550254464888 # $1::bigint))`, oid); err != nil {
-			e.t.Fatal(err)
-		}
-	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect)
-		lock(e)
-		wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-		wantReplayed(t, e.post("k", "{}"), 201, "")
-		e.wantRows("k", 1, 1)
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
+		e.StrangerLocksKey()
+		receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
+		receivertest.WantReplayed(t, e.Post("k", "{}"), 201, "")
+		e.WantRows("k", 1, 1)
 	})
-	p := newInbox(t, inbox.Config{})
-	lock(p.env)
-	if got := p.post("k", "{}"); got.status != http.StatusAccepted {
-		t.Errorf("the inbox answered %d %s", got.status, got.body)
-	}
-}
-
-// row returns the only value of a query.
-func row[T any](e *env, query string) (value T) {
-	e.t.Helper()
-	if err := e.pool.QueryRow(e.t.Context(), query).Scan(&value); err != nil {
-		e.t.Fatalf("%s: %v", query, err)
-	}
-	return value
 }
 
 // Receivers in two schemas of one database know nothing of each other, also while both work on events of one key.
 func TestReceiversInTwoSchemas(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		dsn := pgtest.New(t, migrations.Inbox)
-		one := newEnvAt(t, f, dsn, consumer.Config{}, effect)
-		one.mustExec(schema)
-		one.mustExec(`CREATE SCHEMA two; CREATE TABLE two.processed_events (LIKE processed_events INCLUDING ALL); CREATE TABLE two.effect (key text);
-			CREATE TABLE two.inbox_forgotten (LIKE inbox_forgotten INCLUDING ALL)`)
+		one := receivertest.NewEnvAt(t, f, dsn, consumer.Config{}, receivertest.Effect)
+		one.MustExec(receivertest.Schema)
+		one.MustExec(`CREATE SCHEMA two; CREATE TABLE two.processed_events (LIKE processed_events INCLUDING ALL); CREATE TABLE two.effect (key text);
+			CREATE TABLE two.inbox_forgotten (LIKE inbox_forgotten INCLUDING ALL);
+			CREATE FUNCTION two.inbox_reset() RETURNS boolean LANGUAGE sql AS 'SELECT public.inbox_reset()'`)
 		entered, leave := make(chan struct{}), make(chan struct{})
-		two := newEnvAt(t, f, withSetting(dsn, "search_path", "two"), consumer.Config{}, func(e *env) http.HandlerFunc {
+		two := receivertest.NewEnvAt(t, f, receivertest.WithSetting(dsn, "search_path", "two"), consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				close(entered)
 				<-leave
-				effect(e)(w, r)
+				receivertest.Effect(e)(w, r)
 			}
 		})
-		slow := make(chan response, 1)
+		slow := make(chan receivertest.Response, 1)
 		go func() {
-			got, _ := two.try(two.newRequest("k", "{}"))
+			got, _ := two.Try(two.NewRequest("k", "{}"))
 			slow <- got
 		}()
 		<-entered
-		wantFirst(t, one.post("k", "{}"), 201, `{"done":"k"}`)
+		receivertest.WantFirst(t, one.Post("k", "{}"), 201, `{"done":"k"}`)
 		close(leave)
-		wantFirst(t, <-slow, 201, `{"done":"k"}`)
-		one.wantRows("k", 1, 1)
-		two.wantRows("k", 1, 1)
+		receivertest.WantFirst(t, <-slow, 201, `{"done":"k"}`)
+		one.WantRows("k", 1, 1)
+		two.WantRows("k", 1, 1)
 	})
 }

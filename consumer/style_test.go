@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -104,15 +105,17 @@ func hijack(w http.ResponseWriter) {
 // failures make the COMMIT fail of a transaction whose statements have all gone well.
 var failures = map[string]struct {
 	cfg     consumer.Config
-	prepare func(e *env)
-	spoil   func(e *env, r *http.Request) // in the transaction that is to fail
-	mend    func(e *env)                  // so that it works the next time
+	prepare func(e *receivertest.Env)
+	spoil   func(e *receivertest.Env, r *http.Request) // in the transaction that is to fail
+	mend    func(e *receivertest.Env)                  // so that it works the next time
 	status  int
 	problem string
 	log     string
 }{
 	"deferred foreign key": {
-		spoil:  func(e *env, r *http.Request) { mustNot(e, e.exec(r.Context(), "INSERT INTO child VALUES (1)")) },
+		spoil: func(e *receivertest.Env, r *http.Request) {
+			mustNot(e, e.Exec(r.Context(), "INSERT INTO child VALUES (1)"))
+		},
 		status: 500, problem: "commit-failed", log: "23503",
 	},
 	"serialization": {
@@ -121,28 +124,40 @@ var failures = map[string]struct {
 		status: 503, problem: "serialization-failure", log: "40001",
 	},
 	"killed backend": {
-		spoil: func(e *env, r *http.Request) {
-			mustNot(e, e.exec(r.Context(), "SET LOCAL application_name = 'doomed'"))
-			e.mustExec("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'doomed' AND datname = current_database()")
+		spoil: func(e *receivertest.Env, r *http.Request) {
+			mustNot(e, e.Exec(r.Context(), "SET LOCAL application_name = 'doomed'"))
+			e.MustExec("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'doomed' AND datname = current_database()")
 		},
 		status: 500, problem: "commit-failed", log: "commit",
 	},
+	"swallowed error": {
+		spoil: func(e *receivertest.Env, r *http.Request) {
+			if e.Exec(r.Context(), "SELECT 1/0") == nil {
+				e.T.Error("division by zero went well")
+			}
+		},
+		status: 500, problem: "commit-failed", log: "a statement of the handler failed",
+	},
+	"rolls back with SQL": {
+		spoil:  func(e *receivertest.Env, r *http.Request) { mustNot(e, e.Exec(r.Context(), unseen+"ROLLBACK")) },
+		status: 500, problem: "handler-ended-transaction", log: "itself",
+	},
 	"full disk": {
 		prepare: fillDisk,
-		spoil:   func(*env, *http.Request) {},
-		mend:    func(e *env) { e.mustExec("TRUNCATE ledger") }, // into a new file, on the disk
+		spoil:   func(*receivertest.Env, *http.Request) {},
+		mend:    func(e *receivertest.Env) { e.MustExec("TRUNCATE ledger") }, // into a new file, on the disk
 		status:  500, problem: "commit-failed", log: "53100",
 	},
 }
 
 // fillDisk lets every COMMIT after an effect write to a table whose file is on a device that is always full.
-func fillDisk(e *env) {
-	e.mustExec(`
+func fillDisk(e *receivertest.Env) {
+	e.MustExec(`
 		CREATE TABLE ledger (key text);
 		CREATE FUNCTION enter() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO ledger VALUES (NEW.key); RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER enters AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION enter()`)
 	var dir, file string
-	err := e.pool.QueryRow(e.t.Context(), "SELECT current_setting('data_directory'), pg_relation_filepath('ledger')").Scan(&dir, &file)
+	err := e.Pool.QueryRow(e.T.Context(), "SELECT current_setting('data_directory'), pg_relation_filepath('ledger')").Scan(&dir, &file)
 	if err == nil {
 		err = os.Remove(filepath.Join(dir, file))
 	}
@@ -150,21 +165,21 @@ func fillDisk(e *env) {
 		err = os.Symlink("/dev/full", filepath.Join(dir, file))
 	}
 	if err != nil {
-		e.t.Fatal(err)
+		e.T.Fatal(err)
 	}
 }
 
 func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
-	eachFlavourAlways(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, failure := range failures {
 			t.Run(name, func(t *testing.T) {
 				testsize.OneIn(t, 2)
 				t.Parallel()
 				var runs atomic.Int64
-				e := newEnv(t, f, failure.cfg, func(e *env) http.HandlerFunc {
+				e := receivertest.NewEnv(t, f, failure.cfg, func(e *receivertest.Env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
 						runs.Add(1)
-						effect(e)(discardWriter{}, r)
+						receivertest.Effect(e)(receivertest.DiscardWriter{}, r)
 						if r.Header.Get("Test-Spoil") != "" {
 							failure.spoil(e, r)
 						}
@@ -176,76 +191,97 @@ func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
 				}
 				styles := slices.Sorted(maps.Keys(handlerStyles))
 				for _, style := range styles {
-					got := e.do(e.newRequest(style, "{}", with("Test-Style", style), with("Test-Spoil", "yes")))
-					wantProblem(t, got, failure.status, failure.problem)
-					e.wantResult(consumer.ResultCommitFailed)
-					e.wantRows(style, 0, 0)
+					got := e.Do(e.NewRequest(style, "{}", receivertest.With("Test-Style", style), receivertest.With("Test-Spoil", "yes")))
+					receivertest.WantProblem(t, got, failure.status, failure.problem)
+					if report := e.WantResult(consumer.ResultCommitFailed); report.Err == nil || report.Status != failure.status {
+						t.Errorf("report %+v", report)
+					}
+					e.WantRows(style, 0, 0)
 				}
 				if n := int(runs.Load()); n != len(styles) {
 					t.Errorf("%d requests ran the handler %d times", len(styles), n)
 				}
-				if log := e.logged.String(); strings.Count(log, failure.log) < len(styles) {
+				if log := e.Logged.String(); strings.Count(log, failure.log) < len(styles) || !strings.Contains(log, "level=ERROR") {
 					t.Errorf("logged %s", log)
 				}
 				if failure.mend != nil {
 					failure.mend(e)
 				}
 				for _, style := range styles {
-					retry := func() response { return e.do(e.newRequest(style, "{}", with("Test-Style", style))) }
+					retry := func() receivertest.Response {
+						return e.Do(e.NewRequest(style, "{}", receivertest.With("Test-Style", style)))
+					}
 					first := retry()
-					wantFirst(t, first, first.status, first.body)
-					if first.status/100 != 2 {
-						t.Errorf("%s: the retry got %d %s", style, first.status, first.body)
+					receivertest.WantFirst(t, first, first.Status, first.Body)
+					if first.Status/100 != 2 {
+						t.Errorf("%s: the retry got %d %s", style, first.Status, first.Body)
 					}
-					if again := retry(); again.status != first.status || again.header.Get(webhook.Replayed) != "true" {
-						t.Errorf("%s: the duplicate got %d %v", style, again.status, again.header)
+					if again := retry(); again.Status != first.Status || again.Header.Get(webhook.Replayed) != "true" {
+						t.Errorf("%s: the duplicate got %d %v", style, again.Status, again.Header)
 					}
-					e.wantRows(style, 1, 1)
+					e.WantRows(style, 1, 1)
 				}
 			})
 		}
 	})
 }
 
-// A handler may write an answer and then end as no handler should.
-func TestAnswerOfAHandlerThatEndsBadly(t *testing.T) {
+// A handler may write an answer and then end as no handler should. Nothing of it lingers: no lock,
+// no transaction, no connection lost.
+func TestHandlerThatEndsBadly(t *testing.T) {
 	ends := map[string]struct {
-		end    func(w http.ResponseWriter, r *http.Request)
-		status int // 0: none
+		end      func(w http.ResponseWriter)
+		answered bool
+		log      string
 	}{
-		"panics":             {func(http.ResponseWriter, *http.Request) { panic("boom") }, 500},
-		"aborts":             {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 0},
-		"ends its goroutine": {func(http.ResponseWriter, *http.Request) { runtime.Goexit() }, 0},
+		"panics":              {func(http.ResponseWriter) { panic("boom") }, true, "boom"},
+		"panics with nil":     {func(http.ResponseWriter) { panic(any(nil)) }, true, "nil"},
+		"panics with error":   {func(http.ResponseWriter) { panic(io.ErrUnexpectedEOF) }, true, "unexpected EOF"},
+		"aborts":              {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, false, ""},
+		"exits its goroutine": {func(http.ResponseWriter) { runtime.Goexit() }, false, "goroutine"},
+		"status 0":            {func(w http.ResponseWriter) { w.WriteHeader(0) }, true, "invalid WriteHeader code 0"},
+		"status 1000":         {func(w http.ResponseWriter) { w.WriteHeader(1000) }, true, "invalid WriteHeader code"},
+		"switches protocols":  {func(w http.ResponseWriter) { w.WriteHeader(101) }, true, "switch protocols"},
 	}
 	answers := map[string]func(w http.ResponseWriter, r *http.Request){"redirects": func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "/elsewhere", http.StatusSeeOther)
 	}}
 	maps.Copy(answers, handlerStyles)
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, c := range ends {
 			t.Run(name, func(t *testing.T) {
-				testsize.OneIn(t, 2)
+				testsize.OneIn(t, 3)
 				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+				e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
-						effect(e)(discardWriter{}, r)
-						answers[r.Header.Get("Test-Style")](w, r)
-						c.end(w, r)
+						receivertest.Effect(e)(receivertest.DiscardWriter{}, r)
+						if style := r.Header.Get("Test-Style"); style != "" {
+							answers[style](w, r)
+							c.end(w)
+						}
+						w.WriteHeader(http.StatusNoContent)
 					}
 				})
 				for style := range answers {
-					got, err := e.try(e.newRequest(style, "{}", with("Test-Style", style)))
+					got, err := e.Try(e.NewRequest(style, "{}", receivertest.With("Test-Style", style)))
 					switch {
-					case c.status == 0 && err == nil:
-						t.Errorf("%s: the client got %d", style, got.status)
-					case c.status != 0 && err != nil:
+					case !c.answered && err == nil:
+						t.Errorf("%s: the client got %d", style, got.Status)
+					case c.answered && err != nil:
 						t.Errorf("%s: %v", style, err)
-					case c.status != 0:
-						wantProblem(t, got, c.status, "handler-panicked")
+					case c.answered:
+						receivertest.WantProblem(t, got, 500, "handler-panicked")
 					}
-					e.wantResult(consumer.ResultFailed)
-					e.wantRows(style, 0, 0)
+					if report := e.WantResult(consumer.ResultFailed); report.Err == nil {
+						t.Error("the report has no error")
+					}
+					e.WantRows(style, 0, 0)
 				}
+				if log := e.Logged.String(); !strings.Contains(log, c.log) {
+					t.Errorf("logged %s", log)
+				}
+				receivertest.WantFirst(t, e.Post("writes nothing", "{}"), 204, "")
+				e.WantRows("writes nothing", 1, 1)
 			})
 		}
 	})
@@ -253,55 +289,55 @@ func TestAnswerOfAHandlerThatEndsBadly(t *testing.T) {
 
 // http.TimeoutHandler answers for a handler that goes on: what that one does afterwards must have no effect.
 func TestHandlerWorksPastItsTime(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		answered, late := make(chan struct{}), make(chan error, 1)
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Test-Dawdle") == "" {
-					effect(e)(w, r)
+					receivertest.Effect(e)(w, r)
 					return
 				}
-				effect(e)(discardWriter{}, r)
+				receivertest.Effect(e)(receivertest.DiscardWriter{}, r)
 				dawdle := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					<-answered
-					late <- e.exec(context.WithoutCancel(r.Context()), "INSERT INTO effect VALUES ('k')")
+					late <- e.Exec(context.WithoutCancel(r.Context()), "INSERT INTO effect VALUES ('k')")
 					io.WriteString(w, "ok")
 				})
 				http.TimeoutHandler(dawdle, time.Millisecond, "").ServeHTTP(w, r)
 			}
 		})
-		if got := e.do(e.newRequest("k", "{}", with("Test-Dawdle", "yes"))); got.status != http.StatusServiceUnavailable {
-			t.Errorf("got %d %s", got.status, got.body)
+		if got := e.Do(e.NewRequest("k", "{}", receivertest.With("Test-Dawdle", "yes"))); got.Status != http.StatusServiceUnavailable {
+			t.Errorf("got %d %s", got.Status, got.Body)
 		}
-		e.wantResult(consumer.ResultFailed)
+		e.WantResult(consumer.ResultFailed)
 		close(answered)
 		if err := <-late; !errors.Is(err, pgx.ErrTxClosed) && !errors.Is(err, sql.ErrTxDone) {
 			t.Errorf("the late statement: %v", err)
 		}
-		e.wantRows("k", 0, 0)
-		wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-		e.wantRows("k", 1, 1)
+		e.WantRows("k", 0, 0)
+		receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
+		e.WantRows("k", 1, 1)
 	})
 }
 
 func TestClientGoneBeforeAFailedCommit(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		working := make(chan struct{})
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(w, r)
+				receivertest.Effect(e)(w, r)
 				if r.Header.Get("Test-Hang-Up") != "" {
-					mustNot(e, e.exec(r.Context(), "INSERT INTO child VALUES (1)"))
+					mustNot(e, e.Exec(r.Context(), "INSERT INTO child VALUES (1)"))
 					close(working)
 					<-r.Context().Done() // the server has noticed
 				}
 			}
 		})
 		ctx, hangUp := context.WithCancel(t.Context())
-		request := e.newRequest("k", "{}", with("Test-Hang-Up", "yes")).WithContext(ctx)
+		request := e.NewRequest("k", "{}", receivertest.With("Test-Hang-Up", "yes")).WithContext(ctx)
 		sent := make(chan error, 1)
 		go func() {
-			_, err := e.try(request)
+			_, err := e.Try(request)
 			sent <- err
 		}()
 		<-working
@@ -309,9 +345,9 @@ func TestClientGoneBeforeAFailedCommit(t *testing.T) {
 		if err := <-sent; !errors.Is(err, context.Canceled) {
 			t.Errorf("the client got %v", err)
 		}
-		e.wantResult(consumer.ResultCommitFailed)
-		e.wantRows("k", 0, 0)
-		wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
-		e.wantRows("k", 1, 1)
+		e.WantResult(consumer.ResultCommitFailed)
+		e.WantRows("k", 0, 0)
+		receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
+		e.WantRows("k", 1, 1)
 	})
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// Event is what the sender says about the event of a request. With a relay's signature all of it is proven, except the
-// two trace fields, which no signature covers. From a foreign sender only Key is known (see [Config].AcceptForeign), or what
-// [Config].Verify says.
+// Event is what the sender says about the event of a request. With a relay's signature all of it is
+// proven, except the two trace fields, which no signature covers. From a foreign sender only Key is
+// known (see [Verify].AcceptForeign), or what [Verify].Custom says.
 type Event struct {
 	Receiver         string    // whose event this is, [Config].Receiver
 	Source           string    // the receiver's name for the sender, [Config].Source
@@ -33,12 +33,12 @@ type Event struct {
 	DeliveryID       string    // of that POST
 	NotAfter         time.Time // when the relay stops sending the event by itself; zero: unknown
 	Replay           bool      // an operator sent it again
-	Foreign          bool      // not of a relay: a plain Standard Webhooks sender, or proven by Config.Verify
+	Foreign          bool      // not of a relay: a plain Standard Webhooks sender, or proven by Verify.Custom
 	TraceParent      string    // W3C trace context as captured at enqueue; not signed
 	TraceState       string
 
-	// Payload is the request's body, byte for byte. It must not be changed. Nil in a [Report]: what is logged and measured gets no
-	// payloads.
+	// Payload is the request's body, byte for byte. It must not be changed. It is nil in a
+	// [Report], because what is logged and measured gets no payloads.
 	Payload []byte
 }
 
@@ -62,8 +62,8 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 		leaveUnread(w, r)
 		return rq, p
 	}
-	body, held, p := s.readBody(w, r)
-	defer s.unverified.give(held)
+	body, room, p := s.readBody(w, r)
+	defer s.unverified.give(room)
 	if p != nil {
 		return rq, p
 	}
@@ -81,13 +81,13 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 }
 
 func (s *settings) checkHeaders(header http.Header, arrived time.Time) *problem {
-	if s.Verify != nil {
+	if s.Verify.Custom != nil {
 		return nil
 	}
-	if p := s.checkKeyHeaders(header); p != nil || s.AllowUnsigned {
+	if p := s.checkKeyHeaders(header); p != nil || s.Verify.AllowUnsigned {
 		return p
 	}
-	if err := webhook.Precheck(header, arrived, s.Tolerance); err != nil {
+	if err := webhook.Precheck(header, arrived, s.Verify.Tolerance); err != nil {
 		return s.unproven(err)
 	}
 	return nil
@@ -99,7 +99,7 @@ func (s *settings) checkKeyHeaders(header http.Header) *problem {
 	case len(header[webhook.IdempotencyKey]) > 1 || len(header[webhook.ID]) > 1:
 		return newProblem(http.StatusBadRequest, "key-repeated", "The request names its key more than once",
 			"Send "+webhook.IdempotencyKey+" and webhook-id once each: the receiver must not guess which one counts.")
-	case key == "" && !s.AcceptForeign:
+	case key == "" && !s.Verify.AcceptForeign:
 		return newProblem(http.StatusBadRequest, "key-missing", "The request has no idempotency key",
 			"Send the event's key as "+webhook.IdempotencyKey+", the same on every attempt.")
 	case key == "" && id == "":
@@ -112,20 +112,20 @@ func (s *settings) checkKeyHeaders(header http.Header) *problem {
 // verify returns the event that header and body prove.
 func (s *settings) verify(header http.Header, body []byte, arrived time.Time) (headers.Event, *problem) {
 	switch {
-	case s.Verify != nil:
+	case s.Verify.Custom != nil:
 		return s.verifyOwn(header, body, arrived)
-	case s.AllowUnsigned:
+	case s.Verify.AllowUnsigned:
 		return unsignedEvent(header)
 	}
-	verified, err := webhook.Verify(header, body, arrived, s.Tolerance, s.secrets...)
+	verified, err := webhook.Verify(header, body, arrived, s.Verify.Tolerance, s.secrets...)
 	switch {
 	case err != nil:
 		return headers.Event{}, s.unproven(err)
 	case verified == webhook.VerifiedX1:
 		return eventOf(header, header.Get(webhook.IdempotencyKey))
-	case !s.AcceptForeign:
+	case !s.Verify.AcceptForeign:
 		return headers.Event{}, signatureInvalid("Only the plain Standard Webhooks signature (v1) matches: either headers were changed " +
-			"on the way, or the sender is no outbox-relay and Config.AcceptForeign is needed.")
+			"on the way, or the sender is no outbox-relay and Config.Verify.AcceptForeign is needed.")
 	}
 	id := header.Get(webhook.ID)
 	if webhook.IsDerivedID(id) {
@@ -142,7 +142,7 @@ func (s *settings) verify(header http.Header, body []byte, arrived time.Time) (h
 func (s *settings) unproven(err error) *problem {
 	if errors.Is(err, webhook.ErrTooOld) || errors.Is(err, webhook.ErrTooNew) {
 		return newProblem(http.StatusUnauthorized, "timestamp-out-of-tolerance", "The request is not recent",
-			fmt.Sprintf("%v: compare the clocks of both machines; this receiver tolerates %v.", err, s.Tolerance))
+			fmt.Sprintf("%v: compare the clocks of both machines; this receiver tolerates %v.", err, s.Verify.Tolerance))
 	}
 	return signatureInvalid(err.Error() + ".")
 }

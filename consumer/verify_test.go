@@ -4,14 +4,12 @@ import (
 	"io"
 	"net/http"
 	"reflect"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
-
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -25,10 +23,10 @@ func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
 		return func(r *http.Request) { webhook.Sign(r.Header, []byte("{}"), time.Now().Add(d), s) }
 	}
 	plain := func(id string) func(*http.Request) {
-		return func(r *http.Request) { signPlain(t, r, id, "{}") }
+		return func(r *http.Request) { receivertest.SignPlain(t, r, id, "{}") }
 	}
-	strict, foreign := consumer.Config{}, consumer.Config{AcceptForeign: true}
-	unsigned, both := consumer.Config{Receiver: "test", AllowUnsigned: true}, consumer.Config{Receiver: "logistics", AllowUnsigned: true, AcceptForeign: true}
+	strict, foreign := consumer.Config{}, consumer.Config{Verify: consumer.Verify{AcceptForeign: true}}
+	unsigned, both := consumer.Config{Receiver: "test", Verify: consumer.Verify{AllowUnsigned: true}}, consumer.Config{Receiver: "logistics", Verify: consumer.Verify{AllowUnsigned: true, AcceptForeign: true}}
 	cases := map[string]struct {
 		cfg     consumer.Config
 		change  func(*http.Request)
@@ -60,19 +58,19 @@ func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
 		"unsigned, id only":       {both, replace(webhook.IdempotencyKey), 503, "database-unavailable"},
 		"signed long key": {strict, func(r *http.Request) {
 			replace(webhook.IdempotencyKey, strings.Repeat("k", 256))(r)
-			signedAt(0, secret)(r)
+			signedAt(0, receivertest.Secret())(r)
 		}, 400, "key-invalid"},
 
 		"no signature":              {strict, replace(webhook.Signature), 401, "signature-invalid"},
 		"two signature headers":     {strict, replace(webhook.Signature, "v1,AAAA", "v1,AAAA"), 401, "signature-invalid"},
 		"no timestamp":              {strict, replace(webhook.Timestamp), 401, "signature-invalid"},
-		"other secret":              {strict, signedAt(0, otherSecret), 401, "signature-invalid"},
+		"other secret":              {strict, signedAt(0, receivertest.OtherSecret()), 401, "signature-invalid"},
 		"ten thousand signatures":   {strict, replace(webhook.Signature, strings.Repeat("v1,AAAA ", 10_000)), 401, "signature-invalid"},
 		"other body":                {strict, func(r *http.Request) { r.Body, r.ContentLength = io.NopCloser(strings.NewReader("[]")), 2 }, 401, "signature-invalid"},
-		"stale":                     {strict, signedAt(-6*time.Minute, secret), 401, "timestamp-out-of-tolerance"},
-		"from the future":           {strict, signedAt(6*time.Minute, secret), 401, "timestamp-out-of-tolerance"},
-		"stale for a short memory":  {consumer.Config{Tolerance: time.Minute}, signedAt(-2*time.Minute, secret), 401, "timestamp-out-of-tolerance"},
-		"late for a long tolerance": {consumer.Config{Tolerance: time.Hour}, signedAt(-30*time.Minute, secret), 503, "database-unavailable"},
+		"stale":                     {strict, signedAt(-6*time.Minute, receivertest.Secret()), 401, "timestamp-out-of-tolerance"},
+		"from the future":           {strict, signedAt(6*time.Minute, receivertest.Secret()), 401, "timestamp-out-of-tolerance"},
+		"stale for a short memory":  {consumer.Config{Verify: consumer.Verify{Tolerance: time.Minute}}, signedAt(-2*time.Minute, receivertest.Secret()), 401, "timestamp-out-of-tolerance"},
+		"late for a long tolerance": {consumer.Config{Verify: consumer.Verify{Tolerance: time.Hour}}, signedAt(-30*time.Minute, receivertest.Secret()), 503, "database-unavailable"},
 		"timestamp is no number":    {strict, replace(webhook.Timestamp, "1.5e9"), 401, "signature-invalid"},
 		"timestamp overflows":       {strict, replace(webhook.Timestamp, "9223372036854775808"), 401, "signature-invalid"},
 		"timestamp at the end":      {strict, replace(webhook.Timestamp, "-9223372036854775808"), 401, "timestamp-out-of-tolerance"},
@@ -103,24 +101,26 @@ func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
 		"type twice":           {strict, resigned(webhook.EventType, "a", "b"), 400, "header-invalid"},
 		"type is empty":        {strict, resigned(webhook.EventType, ""), 503, "database-unavailable"},
 
-		"too large":          {consumer.Config{MaxBodyBytes: 1}, func(*http.Request) {}, 413, "body-too-large"},
-		"too large, chunked": {consumer.Config{MaxBodyBytes: 1}, func(r *http.Request) { r.ContentLength = -1 }, 413, "body-too-large"},
-		"just small enough":  {consumer.Config{MaxBodyBytes: 2}, func(*http.Request) {}, 503, "database-unavailable"},
+		"too large":          {consumer.Config{Limits: consumer.Limits{MaxBodyBytes: 1}}, func(*http.Request) {}, 413, "body-too-large"},
+		"too large, chunked": {consumer.Config{Limits: consumer.Limits{MaxBodyBytes: 1}}, func(r *http.Request) { r.ContentLength = -1 }, 413, "body-too-large"},
+		"just small enough":  {consumer.Config{Limits: consumer.Limits{MaxBodyBytes: 2}}, func(*http.Request) {}, 503, "database-unavailable"},
 		"GET":                {strict, func(r *http.Request) { r.Method = http.MethodGet; replace(webhook.IdempotencyKey)(r) }, 400, "key-missing"},
 	}
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, c := range cases {
+			// Its server ends with the outer test: net/http keeps the connection of a refused request for half a second.
+			e := *unreachable(t, f, c.cfg)
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				e := unreachable(t, f, c.cfg)
-				r := e.newRequest(key, "{}")
+				e.T = t
+				r := e.NewRequest(key, "{}")
 				c.change(r)
-				wantProblem(t, e.do(r), c.status, c.problem)
+				receivertest.WantProblem(t, e.Do(r), c.status, c.problem)
 				want := consumer.ResultRejected
 				if c.status == 503 {
 					want = consumer.ResultUnavailable
 				}
-				if report := e.wantResult(want); reflect.DeepEqual(report.Event, consumer.Event{}) != (want == consumer.ResultRejected) || report.Err == nil {
+				if report := e.WantResult(want); reflect.DeepEqual(report.Event, consumer.Event{}) != (want == consumer.ResultRejected) || report.Err == nil {
 					t.Errorf("report %+v", report)
 				}
 			})
@@ -142,69 +142,52 @@ func stripX1(r *http.Request) {
 func resigned(name string, values ...string) func(*http.Request) {
 	return func(r *http.Request) {
 		r.Header[http.CanonicalHeaderKey(name)] = values
-		webhook.Sign(r.Header, []byte("{}"), time.Now(), secret)
+		webhook.Sign(r.Header, []byte("{}"), time.Now(), receivertest.Secret())
 	}
-}
-
-// signPlain signs as any Standard Webhooks sender does, with that project's own library.
-func signPlain(t testing.TB, r *http.Request, id, body string) {
-	t.Helper()
-	sender, err := standardwebhooks.NewWebhook(secretText)
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := time.Now()
-	signature, err := sender.Sign(id, now, []byte(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set(webhook.ID, id)
-	r.Header.Set(webhook.Timestamp, strconv.FormatInt(now.Unix(), 10))
-	r.Header.Set(webhook.Signature, signature)
 }
 
 func TestForeignSenderIsKnownByItsIDOnly(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		seen := make(chan consumer.Event, 1)
-		e := newEnv(t, f, consumer.Config{AcceptForeign: true}, func(e *env) http.HandlerFunc {
+		e := receivertest.NewEnv(t, f, consumer.Config{Verify: consumer.Verify{AcceptForeign: true}}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				seen <- consumer.EventFrom(r.Context())
-				effect(e)(w, r)
+				receivertest.Effect(e)(w, r)
 			}
 		})
-		send := func(key string) response {
-			r := e.newRequest(key, "{}") // its X-Idempotency-Key and X-Outbox headers are not covered by what follows
-			signPlain(t, r, "msg_1", "{}")
-			return e.do(r)
+		send := func(key string) receivertest.Response {
+			r := e.NewRequest(key, "{}") // its X-Idempotency-Key and X-Outbox headers are not covered by what follows
+			receivertest.SignPlain(t, r, "msg_1", "{}")
+			return e.Do(r)
 		}
-		wantFirst(t, send("a"), 201, `{"done":"msg_1"}`)
+		receivertest.WantFirst(t, send("a"), 201, `{"done":"msg_1"}`)
 		if got, want := <-seen, (consumer.Event{Receiver: "test", Source: "outbox", Key: "msg_1", Version: 1, Foreign: true, Payload: []byte("{}")}); !reflect.DeepEqual(got, want) {
 			t.Errorf("event %+v, want %+v", got, want)
 		}
-		wantReplayed(t, send("b"), 201, "")
-		e.wantRows("msg_1", 1, 1)
+		receivertest.WantReplayed(t, send("b"), 201, "")
+		e.WantRows("msg_1", 1, 1)
 	})
 }
 
 func TestRotationRefusesNothing(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Receiver: "test", Secrets: []string{otherText, secretText}}, effect)
-		for key, secrets := range map[string][]webhook.Secret{"old": {secret}, "new": {otherSecret}, "both": {otherSecret, secret}} {
-			r := e.newRequest(key, "{}")
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		e := receivertest.NewEnv(t, f, consumer.Config{Receiver: "test", Secrets: []string{receivertest.OtherText, receivertest.SecretText}}, receivertest.Effect)
+		for key, secrets := range map[string][]webhook.Secret{"old": {receivertest.Secret()}, "new": {receivertest.OtherSecret()}, "both": {receivertest.OtherSecret(), receivertest.Secret()}} {
+			r := e.NewRequest(key, "{}")
 			webhook.Sign(r.Header, []byte("{}"), time.Now(), secrets...)
-			wantFirst(t, e.do(r), 201, `{"done":"`+key+`"}`)
+			receivertest.WantFirst(t, e.Do(r), 201, `{"done":"`+key+`"}`)
 		}
 	})
 }
 
 // A body that breaks off must not be answered with a status on which the relay gives the event up.
 func TestBrokenBodyMayComeAgain(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := unreachable(t, f, consumer.Config{})
-		r := e.newRequest("k", "{}")
+		r := e.NewRequest("k", "{}")
 		r.Body, r.ContentLength = io.NopCloser(io.MultiReader(strings.NewReader("{"), failingReader{})), 2
-		_, _ = e.try(r) // the client's own transport reports that the body failed
-		if report := e.wantResult(consumer.ResultRejected); report.Status != http.StatusRequestTimeout {
+		_, _ = e.Try(r) // the client's own transport reports that the body failed
+		if report := e.WantResult(consumer.ResultRejected); report.Status != http.StatusRequestTimeout {
 			t.Errorf("report %+v", report)
 		}
 	})
@@ -216,14 +199,14 @@ func (failingReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
 // No secret and no payload may reach a log, whatever goes wrong.
 func TestLogsHoldNoSecrets(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := unreachable(t, f, consumer.Config{})
-		e.post("k", `{"canary":"payload"}`)
-		bad := e.newRequest("k", `{"canary":"payload"}`)
+		e.Post("k", `{"canary":"payload"}`)
+		bad := e.NewRequest("k", `{"canary":"payload"}`)
 		bad.Header.Set(webhook.Signature, "v1,Y2FuYXJ5")
-		e.do(bad)
-		log := e.logged.String()
-		for _, canary := range []string{"canary", "Y2FuYXJ5", strings.TrimPrefix(secretText, "whsec_"), "outbox-relay-test-secret"} {
+		e.Do(bad)
+		log := e.Logged.String()
+		for _, canary := range []string{"canary", "Y2FuYXJ5", strings.TrimPrefix(receivertest.SecretText, "whsec_"), "outbox-relay-test-secret"} {
 			if strings.Contains(log, canary) {
 				t.Errorf("the log holds %q: %s", canary, log)
 			}

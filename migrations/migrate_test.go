@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // registers the driver "pgx"
 
@@ -81,6 +82,9 @@ func TestDownAndUpAgain(t *testing.T) {
 			if n := tables(t, db, "public"); n != 1 {
 				t.Errorf("%d tables are left, want the version table alone", n)
 			}
+			if n := scan[int](t, db, "SELECT count(*) FROM pg_type WHERE typnamespace = 'public'::regnamespace AND typtype = 'd'"); n != 0 {
+				t.Errorf("%d domains are left", n)
+			}
 			if err := migrations.Up(t.Context(), db, set); err != nil {
 				t.Fatal(err)
 			}
@@ -88,6 +92,47 @@ func TestDownAndUpAgain(t *testing.T) {
 				t.Errorf("%d tables after down and up, %d before", after, before)
 			}
 		})
+	}
+}
+
+// Down restores what Up has dropped, as the files before have made it: with its body, its settings, its owner's rights and those of others.
+func TestDownRestoresFunctions(t *testing.T) {
+	t.Parallel()
+	const functions = `SELECT string_agg(concat_ws(E'\n', pg_get_functiondef(oid), proacl::text), E'\n' ORDER BY oid::regprocedure::text)
+		FROM pg_proc WHERE pronamespace = 'public'::regnamespace`
+	files := fstest.MapFS{}
+	names, err := fs.Glob(migrations.Outbox.FS(), "*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names[:len(names)-1] {
+		text, err := fs.ReadFile(migrations.Outbox.FS(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = &fstest.MapFile{Data: text}
+	}
+	db := open(t, pgtest.New(t))
+	before, err := migrations.NewOver(db, migrations.Outbox, files, migrations.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := before.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := scan[string](t, db, functions)
+	if err := migrations.Up(t.Context(), db, migrations.Outbox); err != nil {
+		t.Fatal(err)
+	}
+	all, err := migrations.New(db, migrations.Outbox, migrations.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := all.DownTo(t.Context(), migrations.Outbox.Latest()-1); err != nil {
+		t.Fatal(err)
+	}
+	if got := scan[string](t, db, functions); got != want {
+		t.Errorf("after Down the functions are\n%s\nand were\n%s", got, want)
 	}
 }
 

@@ -31,12 +31,14 @@ type Object struct {
 
 var (
 	statementEnd = regexp.MustCompile(`;\s*(?:--[^\n]*)?\n`)
-	made         = regexp.MustCompile(`(?m)^(?:CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|SEQUENCE|DOMAIN|INDEX|TRIGGER|FUNCTION)|ALTER TABLE \w+ (DROP) CONSTRAINT|\s+(CONSTRAINT)) (?:\{schema\}\.)?(\w+)`)
-	onTable      = regexp.MustCompile(`\sON (\w+)`)
-	calls        = regexp.MustCompile(`EXECUTE FUNCTION (\w+)`)
-	setting      = regexp.MustCompile(`\bSET (\w+) = '?(pg_catalog, pg_temp|\w+)`)
-	alteration   = regexp.MustCompile(`(?m)^ALTER FUNCTION (\w+)\([^)]*\) SET (\w+) = (\w+);`)
-	primaryKey   = regexp.MustCompile(`(?m)^\s+.*\bPRIMARY KEY\b`)
+	made         = regexp.MustCompile(`(?m)^(?: *CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|SEQUENCE|DOMAIN|INDEX|TRIGGER|FUNCTION)(?: CONCURRENTLY)?|` +
+		`(?:ALTER TABLE \w+ )?DROP (CONSTRAINT|TRIGGER|FUNCTION)|(?:ALTER DOMAIN \w+ ADD| ) *(CONSTRAINT)) (?:\{schema\}\.)?(\w+)`)
+	onTable     = regexp.MustCompile(`\sON (\w+)`)
+	calls       = regexp.MustCompile(`EXECUTE FUNCTION (\w+)`)
+	setting     = regexp.MustCompile(`\bSET (\w+) = '?(pg_catalog, pg_temp|\w+)`)
+	alteration  = regexp.MustCompile(`(?m)^ALTER FUNCTION (\w+)\([^)]*\) SET (\w+) = (\w+);`)
+	replacement = regexp.MustCompile(`\('(outbox_\w+)', '([^']+)',\s+'([^']+)'\)`)
+	primaryKey  = regexp.MustCompile(`(?m)^\s+.*\bPRIMARY KEY\b`)
 )
 
 // Objects returns what [Outbox] leaves in a database, in the order of the files. It reads the files, so that what examines a database
@@ -60,9 +62,9 @@ func Objects() (all []Object) {
 				}
 				return up[at[2*n]:at[2*n+1]]
 			}
-			o := Object{Kind: strings.ToLower(group(1) + group(3)), Name: group(4), File: name}
-			all = slices.DeleteFunc(all, func(old Object) bool { // replaced, or dropped
-				return old.Name == o.Name && (old.Kind == o.Kind || group(2) != "" && old.Kind == "constraint")
+			o := Object{Kind: strings.ToLower(group(1) + group(2) + group(3)), Name: group(4), File: name}
+			all = slices.DeleteFunc(all, func(old Object) bool { // replaced, or dropped; a file drops the overload of what it makes
+				return old.Name == o.Name && old.Kind == o.Kind && (group(2) == "" || old.File != name)
 			})
 			if group(2) != "" {
 				continue
@@ -73,8 +75,17 @@ func Objects() (all []Object) {
 			i := slices.IndexFunc(all, func(o Object) bool { return o.Kind == "function" && o.Name == m[1] })
 			all[i].Settings = append(all[i].Settings, m[2]+"="+m[3])
 		}
+		for _, m := range replacement.FindAllStringSubmatch(up, -1) { // of a part of a function's body
+			i := slices.IndexFunc(all, func(o Object) bool { return o.Kind == "function" && o.Name == m[1] })
+			all[i].Body, all[i].File = strings.Replace(all[i].Body, inSchema(m[2]), inSchema(m[3]), 1), name
+		}
 	}
 	return all
+}
+
+// inSchema writes a placeholder where the argument of format has the schema.
+func inSchema(text string) string {
+	return strings.NewReplacer("%1$s", "{schema}", "%s", "{schema}").Replace(text)
 }
 
 // read completes an object with what its statement says, and returns it with what the statement makes beside it.

@@ -19,6 +19,7 @@ DECLARE
     tables   record;
     others   text;
     role     text;
+    part     text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF schema IS NULL THEN
@@ -57,7 +58,7 @@ BEGIN
             USING HINT = format('Run this, as %s or a superuser: GRANT CREATE ON SCHEMA %I TO %s;', tables.schema_owner, schema, tables.owner);
     END IF;
 
-    FOREACH role IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver', 'inbox_support'] LOOP
+    FOREACH role IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'outbox_support', 'inbox_receiver', 'inbox_support'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
             IF NOT (SELECT rolcreaterole OR rolsuper FROM pg_roles WHERE rolname = current_user) THEN
                 RAISE EXCEPTION '% may not create the role %', current_user, role
@@ -73,36 +74,63 @@ BEGIN
         END IF;
     END LOOP;
 
+    -- The login of a receiver with inbox_receiver reaches the rows of all receivers here. Receivers that do not trust each other have a
+    -- login each, with a role inbox_receiver_NAME instead, where NAME is the receiver's (Config.Receiver, at most 48 bytes). Create
+    -- these roles before you run this script: each is then held to the rows of its own receiver.
+    IF inbox IS NOT NULL AND EXISTS (SELECT FROM pg_roles WHERE starts_with(rolname::text, 'inbox_receiver_')) THEN
+        FOREACH part IN ARRAY ARRAY ['processed_events', 'inbox_events', 'inbox_freshness', 'inbox_forgotten'] LOOP
+            EXECUTE format('ALTER TABLE %I.%I ENABLE ROW LEVEL SECURITY', schema, part);
+            FOR role IN SELECT rolname FROM pg_roles WHERE starts_with(rolname::text, 'inbox_receiver') OR rolname = 'inbox_support' LOOP
+                EXECUTE format('DROP POLICY IF EXISTS %I ON %I.%I', role, schema, part);
+                IF role IN ('inbox_receiver', 'inbox_support') THEN
+                    EXECUTE format('CREATE POLICY %I ON %I.%I TO %1$I USING (true)', role, schema, part);
+                ELSE
+                    EXECUTE format('CREATE POLICY %I ON %I.%I TO %1$I USING (receiver = %4$L)', role, schema, part, substr(role, 16));
+                    EXECUTE format('GRANT SELECT, INSERT, UPDATE%s ON %I.%I TO %I', CASE WHEN part <> 'inbox_forgotten' THEN ', DELETE' END, schema, part, role);
+                    EXECUTE format('GRANT USAGE ON SEQUENCE %I.inbox_id_seq TO %I', schema, role);
+                    EXECUTE format('GRANT SELECT ON %I.inbox_schema_version TO %I', schema, role);
+                    IF pg_has_role(tables.nspowner, 'USAGE') THEN
+                        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', schema, role);
+                    END IF;
+                END IF;
+            END LOOP;
+        END LOOP;
+    END IF;
+
     -- From here on there are no expressions, only names of tables and signatures of functions.
     PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', schema), true);
     IF outbox IS NOT NULL THEN
-        -- A producer may insert events, nothing else, and chooses neither their ids nor when they were created. The Go
-        -- package's Enqueue also distinguishes duplicates from reused keys, for which it reads the event that holds the key: grant
-        -- outbox_reader beside this one for that.
+        -- A producer may insert events, nothing else, and chooses neither their ids nor when they were created. By the function the Go
+        -- package's Enqueue distinguishes duplicates from reused keys.
         REVOKE INSERT ON outbox FROM outbox_producer; -- of all columns, if it was ever granted
         GRANT INSERT (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)
             ON outbox TO outbox_producer;
-        GRANT EXECUTE ON FUNCTION outbox_headers_are_fit(jsonb) TO outbox_producer; -- which the trigger of outbox calls
+        GRANT EXECUTE ON FUNCTION outbox_compare_events(text[], integer[], json[], text[], text[], text[], jsonb[]) TO outbox_producer;
 
-        -- A relay reads events but can neither write nor alter one; state lives in the other tables. It changes the state of a
-        -- delivery, and nothing else of it: which deliveries there are is left to functions, and so is removing anything that
-        -- says what happened to an event.
+        -- A relay reads events but can neither write nor alter one; state lives in the other tables. It makes deliveries and changes
+        -- their state. Removing anything that says what happened to an event is left to functions.
         REVOKE ALL ON outbox_delivery, outbox_attempt, outbox_route, outbox_destination FROM outbox_relay; -- whatever was ever granted
         GRANT SELECT ON outbox, outbox_schema_version, outbox_delivery TO outbox_relay;
         GRANT UPDATE (status, attempts, claim, claimed_by, lease_expires_at, next_attempt_at, last_attempt_at, delivered_at,
-                      last_status, last_reason, last_error, rescues, replay, not_after)
+                      last_status, last_reason, last_error, rescues, replay, not_after, blocked_by)
             ON outbox_delivery TO outbox_relay;
+        GRANT INSERT (event_id, claim, next_attempt_at, lease_expires_at, last_attempt_at, delivered_at, not_after, claimed_by, attempts,
+                      payload_bytes, last_status, destination, status, ordering_key, last_reason, last_error, blocked_by, rescues)
+            ON outbox_delivery TO outbox_relay;
+        GRANT SELECT, INSERT, DELETE, UPDATE (relay, fence, ended_at) ON outbox_range TO outbox_relay;
+        GRANT SELECT, UPDATE (system_identifier, timeline, recorded_at) ON outbox_intake TO outbox_relay;
+        GRANT SELECT ON outbox_range, outbox_intake TO outbox_reader;
         GRANT SELECT, INSERT ON outbox_attempt TO outbox_relay;
         GRANT SELECT, INSERT, DELETE ON outbox_route TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE ON outbox_destination, outbox_identity TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay, outbox_alert TO outbox_relay;
         GRANT SELECT ON outbox_identity TO outbox_reader;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue, outbox_void TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_alert_silence, outbox_rescue, outbox_void TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay_destination, outbox_relay_route TO outbox_relay;
         GRANT SELECT ON outbox_relay_destination, outbox_relay_route TO outbox_reader;
         GRANT SELECT, UPDATE ON SEQUENCE outbox_armed TO outbox_relay;
         GRANT SELECT, UPDATE ON outbox_watch, outbox_undelivered TO outbox_relay;
-        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_void, outbox_watch, outbox_undelivered TO outbox_reader;
+        GRANT SELECT ON outbox_alert_notice, outbox_alert_silence, outbox_rescue, outbox_void, outbox_watch, outbox_undelivered TO outbox_reader;
         -- Operators work with the rights of a relay. They add to the audit and carry a bulk operation on; they rewrite nothing else.
         REVOKE ALL ON outbox_audit FROM outbox_relay;
         -- When an entry was written is not theirs to say.
@@ -113,17 +141,26 @@ BEGIN
         -- roles. Only a superuser can allow that, and it shows the text of their statements, too; hence it is left to you:
         --     GRANT pg_read_all_stats TO outbox_relay;
 
+        -- Readers see neither payloads nor headers, which may hold what concerns people, or secrets.
+        REVOKE SELECT ON outbox, outbox_archive FROM outbox_reader; -- of all columns, if it was ever granted
+        GRANT SELECT (id, event_type, event_version, idempotency_key, ordering_key, related_reference, available_at, created_at, xid)
+            ON outbox TO outbox_reader;
+        GRANT SELECT (id, event_type, event_version, idempotency_key, ordering_key, related_reference, available_at, created_at, archived_at, deliveries)
+            ON outbox_archive TO outbox_reader;
         GRANT SELECT
-            ON outbox, outbox_schema_version, outbox_delivery, outbox_route, outbox_destination, outbox_attempt,
-               outbox_relay, outbox_alert
+            ON outbox_schema_version, outbox_delivery, outbox_route, outbox_destination, outbox_attempt, outbox_relay, outbox_alert
             TO outbox_reader;
+        GRANT EXECUTE ON FUNCTION outbox_outline(bigint) TO outbox_relay, outbox_reader;
+        -- Support also reveals the content of single events; each is in the audit before. Grant outbox_reader beside it.
+        GRANT EXECUTE ON FUNCTION outbox_order_reveal(bigint, text, text), outbox_reveal(bigint) TO outbox_relay, outbox_support;
         -- Removing events is left to functions that see for themselves what is settled, or old enough.
-        GRANT SELECT ON outbox_archive TO outbox_relay, outbox_reader;
+        GRANT SELECT ON outbox_archive TO outbox_relay;
         GRANT EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean),
             outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
             outbox_prune_processed_events(bigint, integer, interval, boolean), outbox_create_deliveries(bigint, integer),
-            outbox_release_parked(bigint, bigint)
+            outbox_release_parked(bigint, bigint), outbox_cover_events(bigint, integer, pg_snapshot)
             TO outbox_relay;
+        GRANT EXECUTE ON FUNCTION outbox_is_routed(bigint) TO outbox_relay, outbox_reader;
     END IF;
 
     IF inbox IS NOT NULL THEN

@@ -16,7 +16,7 @@ SET search_path = pg_catalog; -- or the decoys would divert this block
 DO $do$
 DECLARE
     types CONSTANT text[] := ARRAY ['text', 'name', 'bigint', 'integer', 'numeric', 'boolean', 'timestamptz', 'interval', 'oid', 'regclass', 'tid',
-        'jsonb', 'text[]', 'bigint[]'];
+        'jsonb', 'text[]', 'bigint[]', 'xid8', 'pg_snapshot'];
     -- Three arguments and more occur with these alone.
     few CONSTANT text[] := ARRAY ['text', 'name', 'bigint', 'timestamptz'];
     body CONSTANT text := 'LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION ''hijacked: %s runs as %%'', current_user; END $$';
@@ -101,7 +101,6 @@ BEGIN
     FOREACH word IN ARRAY ARRAY ['text', 'int8', 'int4', 'tid', 'interval', 'timestamptz', 'regclass', 'bool', 'record', 'name'] LOOP
         EXECUTE pg_catalog.format('CREATE DOMAIN pg_temp.%I AS pg_catalog.text', word);
     END LOOP;
-    CREATE TEMPORARY TABLE new_event (decoy pg_catalog.int4);
     CREATE TEMPORARY TABLE new_route (decoy pg_catalog.int4);
 END
 $do$`
@@ -115,9 +114,11 @@ func TestSecurityNoFunctionIsHijacked(t *testing.T) {
 	owner.exec(`
 		INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES
 			('t', '1', 'settled', now() - interval '70 days', now() - interval '70 days'), ('t', '1', 'without deliveries', now(), now());
+		` + cover + `;
 		UPDATE outbox_delivery SET status = 'delivered', attempts = 1, delivered_at = now() - interval '60 days', next_attempt_at = now() - interval '70 days';
 		DELETE FROM outbox_delivery WHERE event_id = 2;
 		INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('later', '1', 'parked', 'k');
+		INSERT INTO outbox_delivery (event_id, destination, ordering_key) VALUES (3, '', 'k');
 		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
 			VALUES (1, 1, now() - interval '70 days', 1, 1, 1, 'logistics', 'retry', 'x');
 		INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'logistics');
@@ -140,6 +141,10 @@ func TestSecurityNoFunctionIsHijacked(t *testing.T) {
 	}
 	relay.exec(`INSERT INTO public.outbox_route (pattern, destination) VALUES ('*', 'logistics')`)
 	producer.exec(`INSERT INTO public.outbox (event_type, payload, idempotency_key, headers) VALUES ('t', '1', 'new', '{"a": "b"}')`)
+	relay.wants("1", `SELECT deliveries FROM public.outbox_cover_events(3::bigint, 100, '3:3:')`)
+	relay.wants("true", `SELECT public.outbox_is_routed(1::bigint)::text`)
+	relay.exec(`INSERT INTO public.outbox_destination (destination, paused, paused_at) VALUES ('paused', true, now())`)
+	relay.wants("1 1", `SELECT routes || ' ' || destinations FROM public.outbox_intake`)
 	relay.wants("1", `SELECT settled FROM public.outbox_archive_batch(0::bigint, 100, interval '1 day', false)`)
 	relay.wants("old", `SELECT public.outbox_drop_archive(interval '365 days', true, ''::text)`)
 	relay.wants("old", `SELECT public.outbox_drop_archive(interval '365 days', false, ''::text)`)

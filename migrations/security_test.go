@@ -47,6 +47,7 @@ func newShop(t *testing.T, sets ...migrations.Set) *shop {
 		CREATE ROLE other_producer LOGIN IN ROLE outbox_producer;
 		CREATE ROLE relay LOGIN IN ROLE outbox_relay;
 		CREATE ROLE reader LOGIN IN ROLE outbox_reader;
+		CREATE ROLE support LOGIN IN ROLE outbox_support;
 		CREATE ROLE stranger LOGIN`)
 	return s
 }
@@ -93,6 +94,9 @@ func (s *shop) applyRoles(login string) error {
 	_, err = s.as(login).conn.Exec(s.Context(), string(script))
 	return err
 }
+
+// cover makes the pending deliveries of all events, as when relays have taken the events and set them aside. No relay takes them again.
+const cover = `SELECT outbox_cover_events(0, 100, '3:3:')` // no transaction is visible in this snapshot
 
 // A session belongs to one login.
 type session struct {

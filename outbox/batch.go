@@ -17,15 +17,15 @@ type batch struct {
 	duplicate []bool   // of all the caller's events: nothing was written for it
 }
 
-// newBatch refuses invalid events, and a key that the call itself gives to two different events.
-func newBatch(events []Event) (*batch, error) {
+// newBatch refuses invalid events, those with headers that are not among the given ones too, and a key that the call itself gives to two different events.
+func newBatch(events []Event, headers []string) (*batch, error) {
 	b := &batch{duplicate: make([]bool, len(events))}
 	first := make(map[string]*Event, len(events))
 	var invalid, reused []error
 	now := time.Now()
 	for i := range events {
 		event := &events[i]
-		if err := event.validate(i, now); err != nil {
+		if err := event.validate(i, now, headers); err != nil {
 			invalid = append(invalid, err)
 			continue
 		}

@@ -36,13 +36,14 @@
 //	VALUES ('invoice.issued', '{"invoice": 4711}', 'invoice-4711-issued')
 //	ON CONFLICT DO NOTHING;
 //
-// All other columns have defaults. A trigger on the table creates the deliveries, and constraints, named after their
-// rules, refuse what could not be delivered: the ones that Event documents. Leave ON CONFLICT out to get an error for a key that exists.
+// All other columns have defaults. Constraints, named after their rules, refuse a type or a key that could not be delivered. An event that
+// breaks any other limit of [Event] is inserted, and fails under the rule's name when a relay routes it. Leave ON CONFLICT out to get an
+// error for a key that exists. Never write the column xid: relays find an event by it.
 //
 // # Rights
 //
-// A producer needs INSERT on outbox and no more (role outbox_producer in migrations/roles.sql). Then a key that exists
-// is a permission error, because telling a duplicate from a reused key takes SELECT (role outbox_reader).
+// A producer needs the role outbox_producer of migrations/roles.sql: INSERT on outbox, and EXECUTE on the function that tells a
+// duplicate from a reused key. It reads no event.
 //
 // The tables are found through search_path: each schema can hold an outbox of its own.
 package outbox

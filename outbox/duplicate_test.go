@@ -24,7 +24,7 @@ func TestDuplicatesAreReportedAndWriteNothing(t *testing.T) {
 		must(t, err)
 		equal(t, "third call", all, outbox.Result{Duplicates: []string{"d", "a", "a"}})
 
-		equal(t, "deliveries", db.deliveries(), []string{"a>", "b>", "c>", "d>"})
+		equal(t, "events", db.keys(), []string{"a", "b", "c", "d"})
 	})
 }
 
@@ -60,7 +60,7 @@ func TestKeyReused(t *testing.T) {
 	t.Parallel()
 	original := outbox.Event{
 		Type: "invoice.issued", Version: 1, IdempotencyKey: "some key", Payload: json.RawMessage(`{"a":1}`),
-		OrderingKey: "customer-1", RelatedReference: "INV-1", Headers: map[string]string{"X-Tenant": "x", "traceparent": "00-1-2-01"},
+		OrderingKey: "customer-1", RelatedReference: "INV-1", Headers: map[string]string{"X-Event-Tenant": "x", "traceparent": "00-1-2-01"},
 	}
 	cases := []struct {
 		name   string
@@ -71,17 +71,17 @@ func TestKeyReused(t *testing.T) {
 		{"version zero is one", func(e *outbox.Event) { e.Version = 0 }, nil},
 		{"another moment", func(e *outbox.Event) { e.AvailableAt = in(300) }, nil},
 		{"another trace", func(e *outbox.Event) {
-			e.Headers = map[string]string{"X-Tenant": "x", "TraceParent": "00-8-9-01", "tracestate": "a=b", "baggage": "c"}
+			e.Headers = map[string]string{"X-Event-Tenant": "x", "TraceParent": "00-8-9-01", "tracestate": "a=b", "baggage": "c"}
 		}, nil},
 		{"type", func(e *outbox.Event) { e.Type = "invoice.paid" }, []string{"Type"}},
 		{"version", func(e *outbox.Event) { e.Version = 2 }, []string{"Version"}},
 		{"payload, only a blank", func(e *outbox.Event) { e.Payload = json.RawMessage(`{"a": 1}`) }, []string{"Payload"}},
 		{"no ordering key", func(e *outbox.Event) { e.OrderingKey = "" }, []string{"OrderingKey"}},
 		{"reference", func(e *outbox.Event) { e.RelatedReference = "INV-2" }, []string{"RelatedReference"}},
-		{"header value", func(e *outbox.Event) { e.Headers = map[string]string{"X-Tenant": "y"} }, []string{"Headers"}},
+		{"header value", func(e *outbox.Event) { e.Headers = map[string]string{"X-Event-Tenant": "y"} }, []string{"Headers"}},
 		{"no headers", func(e *outbox.Event) { e.Headers = nil }, []string{"Headers"}},
 		{"everything", func(e *outbox.Event) {
-			*e = outbox.Event{Type: "t", Version: 9, IdempotencyKey: e.IdempotencyKey, Payload: json.RawMessage(`1`), Headers: map[string]string{"a": "b"}}
+			*e = outbox.Event{Type: "t", Version: 9, IdempotencyKey: e.IdempotencyKey, Payload: json.RawMessage(`1`), Headers: map[string]string{"ce-a": "b"}}
 		}, []string{"Type", "Version", "Payload", "OrderingKey", "RelatedReference", "Headers"}},
 	}
 	withBothAPIs(t, func(t *testing.T, db *database) {

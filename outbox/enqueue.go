@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // ErrKeyReused reports that an idempotency key already names another event. Roll the transaction back: the other
@@ -43,6 +45,10 @@ type Result struct {
 // A Producer is [Enqueue] and [EnqueueSQL] with options. The zero value is what those functions use. It is safe for
 // concurrent use if its hook is.
 type Producer struct {
+	// EventHeaders are headers that events may have beside the usual ones (content-*, traceparent, tracestate, baggage, ce-*,
+	// x-event-*): names, and prefixes that end with a star, as event_headers of the destinations has them. Others are refused.
+	EventHeaders []string
+
 	// TraceHeaders returns the trace context of ctx: traceparent, tracestate and baggage, the headers of the W3C. They
 	// are added to every event of the call, unless the event brings any of the three itself, and do not count as
 	// content when a repeated event is compared. Tracing never fails a business operation: other names, values that are
@@ -68,7 +74,7 @@ type Producer struct {
 // are wrapped; in a transaction above READ COMMITTED a key that was committed meanwhile is SQLSTATE 40001, and the
 // whole transaction can be tried again.
 //
-// INSERT on outbox is the only right needed, except that duplicates can be told from reused keys only with SELECT too.
+// The role outbox_producer is enough: INSERT on outbox, and the function outbox_compare_events for duplicates.
 func Enqueue(ctx context.Context, tx pgx.Tx, events ...Event) (Result, error) {
 	return Producer{}.Enqueue(ctx, tx, events...)
 }
@@ -89,7 +95,7 @@ func (p Producer) EnqueueSQL(ctx context.Context, tx *sql.Tx, events ...Event) (
 }
 
 func (p Producer) enqueue(ctx context.Context, tx transaction, events []Event) (Result, error) {
-	b, err := newBatch(events)
+	b, err := newBatch(events, append(webhook.DefaultEventHeaders(), p.EventHeaders...))
 	if err != nil || len(b.events) == 0 {
 		return Result{}, err
 	}
@@ -134,28 +140,10 @@ func insertEvents(ctx context.Context, tx transaction, arguments []any) (int, er
 	return int(inserted), nil
 }
 
-// It tells rows apart by their writer: those of this transaction (whose ids, those of its savepoints included, it holds
-// locked), the newest of them written by its last command, and those of others.
+// The function reads the events that hold the keys, which a producer may not. It is that of the schema that holds the table.
 const compareEventsSQL = `
-SELECT e.position - 1, o.id IS NOT NULL,
-       CASE WHEN o.xmin IN (SELECT transactionid FROM pg_locks
-                            WHERE locktype = 'transactionid' AND pid = pg_backend_pid())
-            THEN o.cmin::text::bigint ELSE -1 END,
-       concat_ws(',', CASE WHEN o.event_type <> e.event_type THEN 'Type' END,
-                      CASE WHEN o.event_version <> e.event_version THEN 'Version' END,
-                      CASE WHEN o.payload::text <> e.payload::text THEN 'Payload' END,
-                      CASE WHEN o.ordering_key IS DISTINCT FROM e.ordering_key THEN 'OrderingKey' END,
-                      CASE WHEN o.related_reference IS DISTINCT FROM e.related_reference THEN 'RelatedReference' END,
-                      CASE WHEN (SELECT jsonb_object_agg(key, value) FROM jsonb_each(o.headers)
-                                 WHERE lower(key) NOT IN ('traceparent', 'tracestate', 'baggage'))
-                                IS DISTINCT FROM
-                                (SELECT jsonb_object_agg(key, value) FROM jsonb_each(e.headers)
-                                 WHERE lower(key) NOT IN ('traceparent', 'tracestate', 'baggage'))
-                           THEN 'Headers' END)
-FROM unnest($1::text[], $2::integer[], $3::json[], $4::text[], $5::text[], $6::text[], $7::jsonb[]) WITH ORDINALITY
-     AS e (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, position)
-LEFT JOIN outbox o ON o.idempotency_key = e.idempotency_key
-ORDER BY e.position`
+SELECT number, found, written_by, differs
+FROM outbox_compare_events($1::text[], $2::integer[], $3::json[], $4::text[], $5::text[], $6::text[], $7::jsonb[])`
 
 // compareEvents returns what is stored under the keys of the events. In READ COMMITTED it sees a row that was committed
 // after insertEvents had begun.
@@ -175,7 +163,7 @@ func compareEvents(ctx context.Context, tx transaction, arguments []any) ([]stor
 	})
 	if err != nil {
 		return nil, fmt.Errorf("outbox: compare events whose keys exist: %w%s", err,
-			hint(err, "grant outbox_reader beside outbox_producer to tell duplicates from reused keys, see migrations/roles.sql"))
+			hint(err, "grant outbox_producer to the role, see migrations/roles.sql"))
 	}
 	return rows, nil
 }
@@ -185,7 +173,7 @@ func hint(err error, onDenied string) string {
 	var state interface{ SQLState() string }
 	if errors.As(err, &state) {
 		switch state.SQLState() {
-		case "42P01": // undefined_table
+		case "42P01", "42883": // undefined_table, undefined_function
 			return "; run outbox-relay migrate up, or put the schema of the outbox on the search_path"
 		case "42501": // insufficient_privilege
 			return "; " + onDenied

@@ -15,13 +15,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// Limits of an event. The table's CHECK constraints hold the same ones for rows that arrive by plain SQL.
+// Limits of an event. For rows that arrive by plain SQL, the table refuses a type and a key beyond them, and relays check the others.
 const (
 	maxTextBytes    = 255     // Type, IdempotencyKey, OrderingKey, RelatedReference
 	maxPayloadBytes = 1 << 20 // Payload
 	maxHeadersBytes = 8192    // Headers, as PostgreSQL prints them
 
-	// maxDelay bounds AvailableAt by this process's clock. The table's bound, by the database's clock, is a day longer, so
+	// maxDelay bounds AvailableAt by this process's clock. Relays allow a day more after created_at, by the database's clock, so
 	// that what Enqueue accepts does not fail there because the clocks differ.
 	maxDelay = 365 * 24 * time.Hour
 )
@@ -55,7 +55,8 @@ type Event struct {
 	// RelatedReference names the business object for the people who search for it ("INV-4711"). Empty: none.
 	RelatedReference string
 
-	// Headers are further HTTP headers of the POST. Values are printable ASCII; all together take at most 8192 bytes as
+	// Headers are further HTTP headers of the POST: content-*, traceparent, tracestate, baggage, ce-*, x-event-*, and what
+	// [Producer.EventHeaders] adds. Values are printable ASCII; all together take at most 8192 bytes as
 	// the JSON object that the table stores. Names that belong to HTTP (Content-Type), to the relay (X-Outbox-…,
 	// Webhook-…), to a destination's credentials (Authorization, Cookie) or to proxies (X-Forwarded-…) are refused in every
 	// spelling (x_real_ip), since the relay would not send them.
@@ -103,7 +104,7 @@ func (e *ValidationError) Error() string {
 }
 
 // validate returns everything that is wrong with the event, joined, or nil.
-func (e *Event) validate(index int, now time.Time) error {
+func (e *Event) validate(index int, now time.Time, headers []string) error {
 	var problems []error
 	check := func(field, problem string) {
 		if problem != "" {
@@ -125,7 +126,7 @@ func (e *Event) validate(index int, now time.Time) error {
 	if e.RelatedReference != "" {
 		check("RelatedReference", textProblem(e.RelatedReference))
 	}
-	for _, problem := range headerProblems(e.Headers) {
+	for _, problem := range headerProblems(e.Headers, headers) {
 		check("Headers", problem)
 	}
 	check("AvailableAt", momentProblem(e.AvailableAt, now))
@@ -173,7 +174,7 @@ func payloadProblem(payload json.RawMessage) string {
 	return ""
 }
 
-func headerProblems(headers map[string]string) []string {
+func headerProblems(headers map[string]string, allowed []string) []string {
 	var problems []string
 	seen := make(map[string]bool, len(headers))
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
@@ -183,6 +184,8 @@ func headerProblems(headers map[string]string) []string {
 			problems = append(problems, fmt.Sprintf("name %s is not an HTTP token", quote(name)))
 		case webhook.ReservedForEvents(name):
 			problems = append(problems, fmt.Sprintf("name %s is reserved", quote(name)))
+		case !webhook.EventMaySet(allowed, name):
+			problems = append(problems, fmt.Sprintf("name %s is not one of %s; destinations drop it unless their event_headers name it, as Producer.EventHeaders must", quote(name), strings.Join(allowed, ", ")))
 		case seen[folded]:
 			problems = append(problems, fmt.Sprintf("name %s occurs twice, differing only in case", quote(folded)))
 		default:
@@ -203,7 +206,7 @@ func notToken(r rune) bool {
 	return !alphanumeric && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
 }
 
-// headersText returns the headers as jsonb prints them, {"a": "1", "b": "2"}: the table's constraint measures that.
+// headersText returns the headers as jsonb prints them, {"a": "1", "b": "2"}: relays measure that.
 func headersText(headers map[string]string) string {
 	text := []byte{'{'}
 	for i, name := range slices.Sorted(maps.Keys(headers)) {

@@ -78,18 +78,22 @@ func TestValidationErrorNamesEventFieldRuleAndLimit(t *testing.T) {
 			with(func(e *outbox.Event) { e.AvailableAt = time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC) }),
 			`("inv-7"): AvailableAt: year -1, at least 1`,
 		},
+		{
+			with(func(e *outbox.Event) { e.Headers = map[string]string{"X-Api-Key": "x"} }),
+			`("inv-7"): Headers: name "X-Api-Key" is not one of content-*, traceparent, tracestate, baggage, ce-*, x-event-*; destinations drop it unless their event_headers name it, as Producer.EventHeaders must`,
+		},
 		{with(func(e *outbox.Event) { e.Headers = map[string]string{"a b": "x"} }), `("inv-7"): Headers: name "a b" is not an HTTP token`},
 		{
-			with(func(e *outbox.Event) { e.Headers = map[string]string{"A": "1", "a": "2"} }),
-			`("inv-7"): Headers: name "a" occurs twice, differing only in case`,
+			with(func(e *outbox.Event) { e.Headers = map[string]string{"X-Event-A": "1", "x-event-a": "2"} }),
+			`("inv-7"): Headers: name "x-event-a" occurs twice, differing only in case`,
 		},
 		{
-			with(func(e *outbox.Event) { e.Headers = map[string]string{"a": "1\n"} }),
-			`("inv-7"): Headers: value of "a": byte 0x0a at 1, only printable ASCII`,
+			with(func(e *outbox.Event) { e.Headers = map[string]string{"ce-a": "1\n"} }),
+			`("inv-7"): Headers: value of "ce-a": byte 0x0a at 1, only printable ASCII`,
 		},
 		{
-			with(func(e *outbox.Event) { e.Headers = map[string]string{"a": strings.Repeat("x", 8192)} }),
-			`("inv-7"): Headers: 8201 bytes as JSON, at most 8192`,
+			with(func(e *outbox.Event) { e.Headers = map[string]string{"ce-a": strings.Repeat("x", 8192)} }),
+			`("inv-7"): Headers: 8204 bytes as JSON, at most 8192`,
 		},
 	} {
 		// A nil transaction: nothing may reach the database.
@@ -129,7 +133,7 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 		"Authorization", "Cookie", "X-Forwarded-For", "X_Forwarded_For",
 	} {
 		e := event("inv-7")
-		e.Headers = map[string]string{name: "x", "X-Tenant": "fine"}
+		e.Headers = map[string]string{name: "x", "X-Event-Tenant": "fine"}
 		_, err := outbox.Enqueue(t.Context(), nil, e)
 		if err == nil {
 			t.Errorf("%s was accepted", name)
@@ -146,7 +150,7 @@ func TestHeadersTheRelayRefusesAreRefused(t *testing.T) {
 		"Accept", "Accept-Encoding", "Authorization", "Cache-Control", "Connection", "Content-Length", "Content-Type", "Cookie",
 		"Date", "Expect", "expect", "Host", "Idempotency-Key", "If-Match", "Keep-Alive", "Max-Forwards", "Origin", "Prefer",
 		"Proxy-Authorization", "Range", "TE", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "User-Agent", "Via",
-		"Webhook-Id", "webhook-future", "X-Idempotency-Key", "X-Outbox-Future", "X-Tenant", "x_tenant", "x!#$%&'*+.^_`|~", "a b",
+		"Webhook-Id", "webhook-future", "X-Idempotency-Key", "X-Outbox-Future", "X-Event-Tenant", "x_tenant", "x!#$%&'*+.^_`|~", "a b",
 		"ä", "",
 	} {
 		config := relay.Config{Destinations: []post.Destination{

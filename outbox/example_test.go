@@ -159,14 +159,14 @@ func Example_plainSQL() {
 		log.Fatal(err)
 	}
 
-	var status string
-	if err := pool.QueryRow(ctx, `SELECT status FROM outbox_delivery`).Scan(&status); err != nil {
+	var event string
+	if err := pool.QueryRow(ctx, `SELECT concat_ws(' ', id, event_type, event_version, payload, idempotency_key) FROM outbox`).Scan(&event); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(status)
+	fmt.Println(event)
 
 	// Output:
-	// pending
+	// 1 invoice.issued 1 {"number": 4711} invoice-4711-issued
 }
 
 // exampleServer ends with the test process.

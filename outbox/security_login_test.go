@@ -14,7 +14,7 @@ import (
 // logins are what an attacker may have taken over, each with the role of migrations/roles.sql that it was granted. The
 // stranger may connect to the database, and that is all.
 var logins = map[string]string{
-	"producer": "outbox_producer", "neighbour": "outbox_producer", "relay": "outbox_relay", "reader": "outbox_reader",
+	"producer": "outbox_producer", "neighbour": "outbox_producer", "relay": "outbox_relay", "reader": "outbox_reader", "support": "outbox_support",
 	"receiver": "inbox_receiver", "stranger": "",
 }
 

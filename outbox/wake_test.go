@@ -23,7 +23,7 @@ func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
 		"an idle relay":                   {armed, insert, []string{"public"}},
 		"a dead idle relay":               {`SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint)`, insert, nil},
 		"many statements":                 {armed, insert + `;` + insert, []string{"public"}},
-		"a duplicate":                     {armed, duplicate, nil},
+		"a duplicate":                     {armed, duplicate, []string{"public"}}, // PostgreSQL computes defaults before it finds the conflict
 		"a rolled back insert":            {armed, `BEGIN;` + insert + `;ROLLBACK`, nil},
 		"a producer that must not notify": {armed, `SET LOCAL outbox.notify = off; ` + insert, nil},
 		"an event in the future": {

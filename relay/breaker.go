@@ -1,9 +1,10 @@
 package relay
 
 import (
+	"context"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/breaker"
+	"github.com/outbox-relay/outbox-relay/relay/internal/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -13,37 +14,36 @@ const lockedAgain = 2 * time.Second
 
 // A breakerKeeper writes what the breakers of all lanes decide, until the database takes it. It is the claimer's.
 type breakerKeeper struct {
-	*core
 	breaker.Keeper
-	looks bool // the claimer must look for what was held
+	lanes         *lanes
+	settling      context.Context
+	databaseError func(operation string, err error)
 }
 
-// writeDecisions writes what the breakers of all lanes have decided, begins trials that are due, and returns when to do so again; zero:
-// when a result changes something.
-func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) (next time.Time, err error) {
-	plan := func(at time.Time) {
-		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
-			next = at
-		}
-	}
+// writeDecisions writes what the breakers of all lanes have decided, and begins trials that are due. It registers when to do so again.
+func (k *breakerKeeper) writeDecisions(agenda *policy.Agenda, now time.Time, instance int32) error {
 	for _, l := range k.lanes.list() {
 		if now.Before(l.breakerLockedUntil) {
-			plan(l.breakerLockedUntil)
+			agenda.At(policy.CauseBreaker, l.breakerLockedUntil)
 			continue
 		}
-		at, look, err := k.Tend(k.settling, l, now, instance)
-		k.looks = k.looks || look
+		next, scan, err := k.Tend(k.settling, l, now, instance)
+		if scan {
+			agenda.At(policy.CauseScan, now)
+		}
 		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
 			k.databaseError("breaker", err)
 			l.breakerLockedUntil = time.Now().Add(lockedAgain)
-			at, err = l.breakerLockedUntil, nil
+			next, err = l.breakerLockedUntil, nil
 		}
 		if err != nil {
-			return next, err
+			return err
 		}
-		plan(at)
+		if !next.IsZero() {
+			agenda.At(policy.CauseBreaker, now.Add(max(next.Sub(now), policy.TurnGap))) // not in this turn again
+		}
 	}
-	return next, nil
+	return nil
 }
 
 // View returns what the breaker's keeper needs to know of the lane.
@@ -51,21 +51,21 @@ func (l *lane) View(now time.Time) breaker.View {
 	v := breaker.View{Destination: l.name}
 	v.Breaker, v.Hold, v.UntilTurn = l.breakerAt(now)
 	if v.Breaker.State == policy.BreakerHalfOpen {
-		v.Busy, v.Walked = l.busy(), l.hasWalkedAll(now)
+		v.Busy, v.Scanned = l.busy(), l.hasScannedAll(now)
 	}
 	return v
 }
 
 func (l *lane) Change(change func(*policy.Breaker)) { l.changeBreaker(change) }
 
-// Walk makes claims look at what was held.
-func (l *lane) Walk(probe bool) {
+// Rescan makes claims read what was held.
+func (l *lane) Rescan(probe bool) {
 	if !probe {
-		l.walkNow()
+		l.restartScans()
 		return
 	}
-	for i := range l.walks { // each probe goes on behind the one before it, then at the front: another delivery may pass
-		w := &l.walks[i]
-		w.due, w.again = time.Time{}, w.position != (keyset{})
+	for i := range l.cursors { // each probe continues behind the one before it, then at the front: another delivery may pass
+		w := &l.cursors[i]
+		w.due, w.restarts = time.Time{}, w.position != (keyset{})
 	}
 }

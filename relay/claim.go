@@ -5,153 +5,225 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/shortsleep"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
+	"github.com/outbox-relay/outbox-relay/relay/internal/waiting"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
-// claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields. A turn is one pass of its loop.
+// claimer takes new events and claims rows that are due, when its agenda says so. It is one goroutine and owns all its fields.
 type claimer struct {
-	*core
-	senders   *senders
-	settler   *settler
-	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
+	*progress
+	presence      *session.Presence
+	lanes         *lanes
+	store         *store
+	wake          *wakeup
+	hands         *hands
+	config        func() *Config // in effect
+	databaseError func(operation string, err error)
 
-	breakers breakerKeeper
-	pace     policy.Pace
-	clock    databaseClock
-	writers  policy.Writers
-	floors   policy.Floors
-	damaged  damaged
-	lost     session.Unacknowledged
-	front    policy.Front
-	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
+	senders    *senders
+	settler    *settle.Settler
+	waiting    *waiting.Keeper
+	restFactor int // see the constant; less in tests, where a busy machine would make the rests last for minutes
+
+	agenda     policy.Agenda
+	pace       policy.Pace
+	breakers   breakerKeeper
+	clock      databaseClock
+	floors     policy.Floors
+	damaged    damaged
+	lost       session.Unacknowledged
+	contention policy.Contention
+	taker      taker
 }
 
-// run claims until taking is done.
-func (c *claimer) run(taking context.Context) {
+// run takes one turn after the other until ctx is done.
+func (c *claimer) run(ctx context.Context) {
 	failing := newBackoff()
 	sleeper := shortsleep.New()
 	defer sleeper.Close()
-	for {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
 		c.markTurn()
-		wait, err := c.claimIfDue(taking)
+		due, err := c.turn(ctx)
+		wait, next := c.agenda.Next(time.Now())
 		if err != nil {
 			wait = failing.NextBackOff()
 			c.databaseError("claim", err)
 		} else {
 			failing.Reset()
 		}
-		if wait > 0 && wait < shortsleep.Longest { // what comes meanwhile is met right after it
+		if line := c.config().Log.Debug(); line.Enabled() {
+			line.Stringer("due", due).Stringer("next", next).Float64("in_ms", wait.Seconds()*1000).Msg("claimer: turn")
+		}
+		switch {
+		case wait >= shortsleep.Longest:
+			timer.Reset(wait)
+			select {
+			case <-ctx.Done():
+			case <-timer.C:
+			case <-c.wake.token:
+			}
+		case wait > 0: // what is posted meanwhile is met right after it
 			sleeper.Sleep(wait)
-			wait = 0
 		}
-		// A nil channel waits for ever: then only a wake-up ends the wait.
-		var timeout <-chan time.Time
-		var timer *time.Timer
-		if wait >= 0 {
-			timer = time.NewTimer(wait)
-			timeout = timer.C
-		}
-		select {
-		case <-taking.Done():
-			return
-		case <-c.wake.room:
-			c.woken(WakeRoom)
-		case <-timeout:
-			c.woken(WakePoll)
-		case <-c.wake.tick:
-			c.woken(WakePoll)
-			c.pace.Look()
-		case sweep := <-c.wake.notified:
-			c.notified(sweep)
-		}
-		if timer != nil {
-			timer.Stop()
-		}
+		c.readMailbox(time.Now())
 	}
 }
 
-// notified makes the next turn look, and behind the positions if that is asked.
-func (c *claimer) notified(sweep bool) {
-	c.woken(WakeNotify)
-	wasIdle := c.pace.Idle
-	c.pace.Notified(time.Now(), int(c.wake.commits.Swap(0)))
-	if c.wake.lapsed.Swap(false) {
-		c.pace.Lapsed(time.Now())
-	}
-	if sweep {
-		c.pace.Look()
-		for _, l := range c.lanes.list() {
-			l.walkNow()
-		}
-		if c.wake.rescued.Swap(false) { // the walk may have a large backlog before it
-			c.lookBack(c.clock.now().Add(-rescuedWindow))
-		}
-	} else if wasIdle {
-		if since := c.writers.Woken(time.Now()); !since.IsZero() {
-			c.lookBack(since.Add(-policy.Overlap))
-		}
-	}
-}
-
-// claimIfDue is one turn: it claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
-func (c *claimer) claimIfDue(taking context.Context) (time.Duration, error) {
-	instance, alive := c.current()
-	if c.presence.WasLost() || !alive || taking.Err() != nil {
-		// Without its session this relay's claims would look like a dead relay's. Floors and writers may be those of another server:
-		// the database may have failed over since.
-		c.floors, c.writers = policy.Floors{}, policy.Writers{}
-		return minPace, nil
-	}
+// turn does once what is due. After an error all of it is due again.
+func (c *claimer) turn(ctx context.Context) (due policy.Cause, err error) {
 	now := time.Now()
-	c.pace.Deaf = !c.wake.listening.Load()
-	if err := c.arm(taking, now); err != nil {
+	instance, alive := c.presence.Current()
+	if c.presence.WasLost() || !alive || ctx.Err() != nil {
+		// Without its session this relay's claims would look like a dead relay's. What it knows may be of another server: the
+		// database may have failed over since.
+		c.floors = policy.Floors{}
+		c.taker = taker{awaiting: c.taker.awaiting}
+		c.agenda.At(policy.CauseEntry, now)
+		return 0, nil
+	}
+	if err := c.prepare(ctx, now, instance); err != nil {
 		return 0, err
 	}
 	if hook := c.config().Hooks.Idle; c.becomeIdle(now) && hook != nil {
-		defer hook() // after the look that idleness begins with
+		defer hook() // after the poll that idleness begins with
 	}
-	if err := c.prepare(taking, now, instance); err != nil {
-		return 0, err
+	c.plan(now)
+	due = c.agenda.Take(now)
+	if err = c.act(ctx, now, instance, due); err != nil {
+		c.agenda.At(due, now)
 	}
-	looking := c.pace.Looking(now)
-	claims := c.laneClaims(now)
-	if len(claims) == 0 {
-		if c.lanes.busy() {
-			c.pace.Full(now)
-		} else if looking { // every destination is held or paused: nothing can be found
-			c.pace.Claimed(now, 0, 0)
+	c.plan(time.Now())
+	return due, err
+}
+
+// prepare writes whether producers notify and what the breakers have decided, and learns the database's time.
+func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) error {
+	if err := c.arm(ctx, now); err != nil {
+		return err
+	}
+	if err := c.breakers.writeDecisions(&c.agenda, now, instance); err != nil {
+		return err
+	}
+	if !c.clock.read.IsZero() {
+		return nil
+	}
+	at, err := c.store.now(ctx)
+	if err == nil {
+		c.clock.set(at)
+	}
+	return err
+}
+
+// act does what is due. What this relay takes over, and what waits for other relays, precedes what it takes.
+func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due policy.Cause) error {
+	if due.Has(policy.CauseEntry | policy.CauseTick) {
+		c.agenda.At(policy.CauseTick, now.Add(c.config().PollInterval))
+	}
+	if due.Has(policy.CauseEntry) {
+		if err := c.checkOrigin(ctx); err != nil {
+			return err
 		}
-		return c.wait(now), nil
 	}
-	result, err := c.claim(taking, instance, claims)
+	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would wait until its lease ends.
+	ctx = context.WithoutCancel(ctx)
+	if due.Has(policy.CauseEntry | policy.CauseRescue) {
+		if err := c.rescueRanges(ctx, now, instance); err != nil {
+			return err
+		}
+	}
+	if due.Has(policy.CauseAwaitedKeys) {
+		if err := c.recheckAwaiting(ctx, instance); err != nil {
+			return err
+		}
+	}
+	polling := due.Has(policy.CausePoll | policy.CauseTick)
+	if polling || due.Has(policy.CauseCutRange|policy.CauseTakeAgain) {
+		if err := c.takeEvents(ctx, instance, polling); err != nil {
+			return err
+		}
+		if err := c.passCut(ctx, instance); err != nil {
+			return err
+		}
+	}
+	scanning := due.Has(policy.CauseEntry | policy.CauseTick | policy.CauseSweep | policy.CauseRetry | policy.CauseScan)
+	return c.claimRows(ctx, instance, scanning)
+}
+
+// plan registers what the pace and the retries of this relay ask for.
+func (c *claimer) plan(now time.Time) {
+	c.pace.Plan(&c.agenda, now)
+	c.wake.retries.Plan(&c.agenda, now)
+}
+
+// readMailbox makes due what other goroutines have posted.
+func (c *claimer) readMailbox(now time.Time) {
+	posted, commits := c.wake.read()
+	c.agenda.At(posted, now)
+	by := WakePoll
+	switch {
+	case posted.Has(policy.CauseNotified | policy.CauseNotifyGap | policy.CauseSweep):
+		by = WakeNotify
+		c.pace.Notified(now, commits)
+	case posted.Has(policy.CauseRoom | policy.CauseBreaker):
+		by = WakeRoom
+	}
+	if posted.Has(policy.CauseNotifyGap) {
+		c.pace.NotifyGap(now)
+	}
+	if posted.Has(policy.CauseSweep) { // a relay that stops may leave open ranges
+		c.agenda.At(policy.CauseRescue, now)
+	}
+	if hook := c.config().Hooks.Woken; hook != nil {
+		hook(by)
+	}
+	for _, l := range c.lanes.list() {
+		if posted.Has(policy.CauseSweep) {
+			l.restartScans()
+		}
+		if posted.Has(policy.CauseRescue) { // a cursor may have a large backlog before it
+			l.rescanSince(c.clock.now().Add(-rescuedWindow))
+		}
+	}
+}
+
+// claimRows claims what the lanes ask for, if they do. scan makes those with room read what is due.
+func (c *claimer) claimRows(ctx context.Context, instance int32, scan bool) error {
+	now := time.Now()
+	claims := c.laneClaims(now, scan)
+	if len(claims) == 0 {
+		return nil
+	}
+	result, err := c.claim(ctx, instance, claims)
 	if err != nil {
+		c.agenda.At(policy.CauseScan, now)
 		c.claimFailed(claims)
-		return 0, err
+		return err
 	}
 	c.clock.set(result.at)
 	work, took := c.countWork(result.deliveries), time.Since(now)
 	ready := c.applyResult(claims, result, took)
 	c.handOut(claims, result)
-	switch {
-	case looking:
-		c.pace.Claimed(time.Now(), work, took)
-	case work > 0:
+	if ready { // the next claim brings the deliveries of the keys that this one found
+		c.agenda.At(policy.CauseReadyKeys, now)
+	}
+	if work > 0 || ready {
 		c.pace.Worked(time.Now())
 	}
-	if ready {
-		return 0, nil
-	}
-	return c.wait(time.Now()), nil
+	return nil
 }
 
 // arm declares in the database whether producers notify: they do while the load is low.
-func (c *claimer) arm(taking context.Context, now time.Time) error {
+func (c *claimer) arm(ctx context.Context, now time.Time) error {
+	c.pace.CannotListen = !c.wake.listening.Load()
 	armed, changed := c.pace.Declaration(now)
 	if !changed {
 		return nil
 	}
-	if err := c.store.arm(taking, armed); err != nil {
+	if err := c.store.arm(ctx, armed); err != nil {
 		return err
 	}
 	c.pace.Declared(now, armed)
@@ -162,69 +234,30 @@ func (c *claimer) arm(taking context.Context, now time.Time) error {
 func (c *claimer) becomeIdle(now time.Time) bool {
 	became := c.pace.BecomeIdle(now)
 	c.wake.idle.Store(c.pace.Idle)
-	if !became {
-		return false
-	}
-	c.writers.BecameIdle()
-	return true
+	return became
 }
 
-// prepare does what a claim depends on: it plans the retries of this relay, writes what the breakers decided, learns the
-// database's time and looks at open transactions.
-func (c *claimer) prepare(taking context.Context, now time.Time, instance int32) error {
-	c.next = time.Time{}
-	due, next := c.wake.retries.Take(now)
-	if due {
-		c.pace.Look()
-	}
-	if !next.IsZero() {
-		c.plan(next)
-	}
-	at, err := c.breakers.writeDecisions(now, instance)
-	if c.breakers.looks {
-		c.breakers.looks = false
-		c.pace.Look()
-	}
-	if err != nil {
-		return err
-	}
-	if !at.IsZero() {
-		c.plan(at)
-	}
-	if c.clock.read.IsZero() {
-		at, err := c.store.now(taking)
-		if err != nil {
-			return err
-		}
-		c.clock.set(at)
-	}
-	c.observeWriters(taking, now)
-	return nil
-}
-
-// claim gives back the rows of an earlier claim whose answer was lost, and then claims. The end of taking does not cancel it: a
-// cancelled claim may have committed, and its rows would wait until their lease ends.
-func (c *claimer) claim(taking context.Context, instance int32, claims []laneClaim) (claimResult, error) {
+// claim gives back the rows of an earlier claim whose answer was lost, and then claims.
+func (c *claimer) claim(ctx context.Context, instance int32, claims []laneClaim) (claimResult, error) {
 	requests := make([]claimRequest, len(claims))
 	for i, claim := range claims {
 		requests[i] = claim.request
 	}
-	ctx := context.WithoutCancel(taking)
 	if err := c.lost.GiveBack(ctx, c.store.pool, instance); err != nil {
 		return claimResult{}, err
 	}
 	return c.claimAll(ctx, instance, requests)
 }
 
-// claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
+// claimFailed makes the keys of a failed claim ready again and puts its cursors off, so that the next claim costs less.
 func (c *claimer) claimFailed(claims []laneClaim) {
 	for _, claim := range claims {
 		for _, key := range claim.request.keys {
 			claim.lane.makeReady(key.key, 0, key.class)
 		}
 		for _, s := range claim.request.scans {
-			if s.class != live && !s.back {
-				claim.lane.walks[s.class].failed(time.Now(), min(c.config().PollInterval, DefaultPollInterval))
+			if s.class != live && !s.rescan {
+				claim.lane.cursors[s.class].failed(time.Now(), min(c.config().PollInterval, DefaultPollInterval))
 			}
 		}
 	}
@@ -246,11 +279,11 @@ func (c *claimer) countWork(claimed []delivery) (n int) {
 	return n
 }
 
-// applyResult moves the lanes past what a claim has read. It reports whether any ordering key can be claimed at once.
+// applyResult moves the cursors past what a claim has read. It reports whether any ordering key can be claimed at once.
 func (c *claimer) applyResult(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
-	if result.frontTaken {
-		c.front.Record(time.Now(), true)
-		c.plan(c.front.Next)
+	if result.contended {
+		c.contention.Record(time.Now(), true)
+		c.agenda.At(policy.CauseContention, c.contention.Next)
 	}
 	for i, claim := range claims {
 		if reordered, changed := result.reordered[i]; changed {
@@ -258,13 +291,14 @@ func (c *claimer) applyResult(claims []laneClaim, result claimResult, took time.
 		}
 	}
 	c.rememberFloors(claims, result) // before noteKeys: a key of which a scan saw an earlier event loses its floor again
+	c.noteWaiting(claims, result.heads)
 	brought := result.broughtByScan()
 	n := 0
 	for _, claim := range claims {
 		for _, s := range claim.request.scans {
 			read := result.scans[n]
-			unblocked := c.noteKeys(claim, s.class, read.keys)
-			c.advanceWalk(claim.lane, s, read, brought[n], unblocked, result.at, took)
+			c.noteKeys(claim.lane, s.class, read.keys)
+			c.advanceCursor(claim.lane, s, read, brought[n], result.at, took)
 			n++
 		}
 		ready = ready || claim.lane.hasReady()
@@ -279,17 +313,17 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	for i := range claims {
 		index[claims[i].lane.name] = i
 	}
-	remember := func(request int, key string, head int64, blocked bool) {
+	remember := func(request int, key string, head int64) {
 		claim := claims[request]
 		c.floors.Set(policy.OrderingKey{Destination: claim.lane.name, Key: key},
-			policy.Floor{Event: min(head-1, c.writers.Closed), Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed, Blocked: blocked})
+			policy.Floor{Event: head - 1, Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed})
 	}
 	for _, head := range result.heads {
-		remember(head.request, head.key, head.eventID, true)
+		remember(head.request, head.key, head.eventID)
 	}
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.OrderingKey != nil {
-			remember(index[d.destination], *d.event.OrderingKey, d.eventID, false)
+			remember(index[d.destination], *d.event.OrderingKey, d.eventID)
 		}
 	}
 }
@@ -305,41 +339,59 @@ func (r *claimResult) broughtByScan() []int {
 	return brought
 }
 
-// noteKeys makes the ordering keys ready that a scan has seen, and counts those that are not known to be blocked.
-func (c *claimer) noteKeys(claim laneClaim, class class, keys []foundKey) (unblocked int) {
-	l := claim.lane
-	for _, found := range keys {
-		key := policy.OrderingKey{Destination: l.name, Key: found.key}
-		if !c.floors.LookUp(key, l.reordered, claim.request.skipFailed).Blocked {
-			unblocked++
-		}
-		c.floors.Forget(key, found.eventID)
-		l.makeReady(found.key, found.eventID, class)
+// noteWaiting reports what was found behind heads that hold it, so that no claim reads it again.
+func (c *claimer) noteWaiting(claims []laneClaim, heads []keyHead) {
+	type askedKey struct {
+		request int
+		key     string
 	}
-	return unblocked
+	held := map[askedKey]int64{} // the event of each head: a claim may ask for thousands of keys
+	for _, head := range heads {
+		if head.holds {
+			held[askedKey{head.request, head.key}] = head.eventID
+		}
+	}
+	for i := range claims {
+		if len(held) == 0 {
+			return
+		}
+		request := &claims[i].request
+		for _, k := range request.keys {
+			if head, is := held[askedKey{i, k.key}]; is && k.found > head {
+				c.waiting.Found(waiting.Behind{Destination: request.destination, Key: k.key, Head: head, First: k.found})
+			}
+		}
+	}
 }
 
-// advanceWalk moves the walk of a lane past what its scan s has read, which brought so many deliveries. Blocked keys do not count as
-// found, or a walk through them would never rest.
-func (c *claimer) advanceWalk(l *lane, s scan, read scanResult, brought, unblocked int, at time.Time, took time.Duration) {
-	if s.shared && !read.unread {
-		c.front.Record(time.Now(), false)
+// noteKeys makes the ordering keys ready that a scan has seen.
+func (c *claimer) noteKeys(l *lane, class class, keys []foundKey) {
+	for _, found := range keys {
+		c.floors.Forget(policy.OrderingKey{Destination: l.name, Key: found.key}, found.eventID)
+		l.makeReady(found.key, found.eventID, class)
 	}
-	w := &l.walks[s.class]
-	if s.back {
-		l.advanceLookBack(read)
+}
+
+// advanceCursor moves the cursor of a lane past what its scan s has read, which brought so many deliveries.
+func (c *claimer) advanceCursor(l *lane, s scan, read scanResult, brought int, at time.Time, took time.Duration) {
+	if s.shared && !read.unread {
+		c.contention.Record(time.Now(), false)
+	}
+	w := &l.cursors[s.class]
+	if s.rescan {
+		l.advanceRescan(read)
 	} else if !read.unread {
-		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
-		rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
-		w.advance(s.class, read, brought+unblocked, at, took, rest)
-		w.clear = brought > 0 && brought == read.looked
+		// A little less than the poll interval, so that a scan that comes with each safety tick does not miss every other one.
+		rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restFactor}
+		w.advance(s.class, read, brought+len(read.keys), at, took, rest)
+		w.clear = brought > 0 && brought == read.candidates
 		if read.more && (read.passed > 0 || read.unkeyed > brought) { // other relays claim here
 			w.shared = time.Now().Add(policy.SharedFor)
 		}
 	}
 	// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
 	if read.more || w.pause > 0 {
-		c.plan(time.Now().Add(max(took, w.pause)))
+		c.agenda.At(policy.CauseCursor, time.Now().Add(max(took, w.pause)))
 	}
 }
 
@@ -352,7 +404,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
 			if claim.lane.endTrial(time.Now()) {
-				signal(c.wake.room)
+				c.wake.post(policy.CauseBreaker)
 			}
 			continue
 		}
@@ -376,7 +428,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.countTaken(d.class, 1)
 		l.countClaimed(*d.event.OrderingKey, 1, d.eventID)
-		c.settler.settle(held(d, policy.ReasonOrder))
+		c.settler.Settle(held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
 	for _, run := range all {
@@ -400,24 +452,4 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			c.senders.start(l)
 		}
 	}
-}
-
-// plan makes the next turn come at the given time at the latest.
-func (c *claimer) plan(at time.Time) {
-	if c.next.IsZero() || at.Before(c.next) {
-		c.next = at
-	}
-}
-
-// wait returns how long to wait for the next turn, by the pace and by what is planned; negative: until woken.
-func (c *claimer) wait(now time.Time) time.Duration {
-	wait := c.pace.Wait(now)
-	if c.next.IsZero() {
-		return wait
-	}
-	untilNext := max(c.next.Sub(now), minPace)
-	if wait < 0 {
-		return untilNext
-	}
-	return min(wait, untilNext)
 }

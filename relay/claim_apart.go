@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 const (
@@ -20,12 +21,12 @@ type damaged struct {
 	again map[damagedPart]time.Time // not before
 }
 
-// A damagedPart is a class of a destination or, with noClass, its ordering keys. A scan that looks back is a part of its own, since it
-// reads more than the scan of the walk.
+// A damagedPart is a class of a destination or, with noClass, its ordering keys. A rescan is a part of its own, since it reads
+// more than the scan behind the cursor.
 type damagedPart struct {
 	destination string
 	class       class
-	back        bool
+	rescan      bool
 }
 
 const noClass class = -1
@@ -83,11 +84,11 @@ func (r claimRequest) parts() (parts []claimRequest) {
 func (c *claimer) claimPart(ctx context.Context, instance int32, part claimRequest, now time.Time) (claimResult, error) {
 	which := damagedPart{destination: part.destination, class: noClass}
 	if len(part.scans) > 0 {
-		which.class, which.back = part.scans[0].class, part.scans[0].back
+		which.class, which.rescan = part.scans[0].class, part.scans[0].rescan
 	}
-	forNew := which.class == live && !which.back
+	forNew := which.class == live && !which.rescan
 	if again := c.damaged.again[which]; now.Before(again) {
-		c.plan(again)
+		c.agenda.At(policy.CauseDamage, again)
 		return claimResult{scans: []scanResult{{unread: forNew}}[:len(part.scans)]}, nil
 	}
 	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
@@ -100,7 +101,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 			}
 		}
 		c.damaged.again[which] = now.Add(damagedAgain)
-		c.plan(c.damaged.again[which])
+		c.agenda.At(policy.CauseDamage, c.damaged.again[which])
 		result = claimResult{scans: make([]scanResult, len(part.scans))}
 		if forNew { // go on behind what cannot be read, with what becomes due from now on
 			result.scans[0] = scanResult{last: keyset{at: c.clock.now()}, more: true}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -17,11 +18,11 @@ const takeFront = `SELECT pg_try_advisory_xact_lock(427020085613 # 'outbox_deliv
 const heldLocks = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
 // holdFront returns a session of a stranger who holds the lock of the front until it ends.
-func (db *database) holdFront() *pgx.Conn {
+func holdFront(db *relaytest.Database) *pgx.Conn {
 	db.Helper()
-	stranger := db.locker(`SELECT`)
+	stranger := locker(db, `SELECT`)
 	var got bool
-	must(db, stranger.QueryRow(db.Context(), takeFront).Scan(&got))
+	relaytest.Must(db, stranger.QueryRow(db.Context(), takeFront).Scan(&got))
 	if !got {
 		db.Fatal("the lock of the front is taken")
 	}
@@ -32,14 +33,14 @@ func (db *database) holdFront() *pgx.Conn {
 func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	const inFlight, free = 3 * scanExtra, 20
-	db := newDatabase(t)
-	db.insert(inFlight+10*free, "key")
-	s, other := db.registered()
-	_, own := db.registered()
+	db := relaytest.Covered(t)
+	db.Insert(inFlight+10*free, "key")
+	s, other := registered(db)
+	_, own := registered(db)
 	claim := func(instance int32, one scan) (scanResult, []delivery) {
 		t.Helper()
 		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", scans: []scan{one}}})
-		must(t, err)
+		relaytest.Must(t, err)
 		return result.scans[0], result.deliveries
 	}
 	if _, claimed := claim(other, scan{free: inFlight}); len(claimed) != inFlight {
@@ -47,11 +48,11 @@ func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
 	}
 
 	alone, claimed := claim(own, scan{free: free})
-	if len(claimed) != 0 || !alone.more || alone.passed != free+scanExtra || alone.looked != 0 || alone.last.id != free+scanExtra {
+	if len(claimed) != 0 || !alone.more || alone.passed != free+scanExtra || alone.candidates != 0 || alone.last.id != free+scanExtra {
 		t.Errorf("without others: claimed %d, %+v", len(claimed), alone)
 	}
 	shared, claimed := claim(own, scan{free: free, clear: true, shared: true})
-	if len(claimed) != free || !shared.more || shared.passed != inFlight || shared.looked != free || shared.unkeyed != free ||
+	if len(claimed) != free || !shared.more || shared.passed != inFlight || shared.candidates != free || shared.unkeyed != free ||
 		shared.last.id != inFlight+free {
 		t.Errorf("beside others: claimed %d, %+v", len(claimed), shared)
 	}
@@ -64,33 +65,33 @@ func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
 // Only one claim at a time reads what shared scans ask for. Other scans go on beside it.
 func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t, "a", "b")
-	db.insert(40, "key")
-	s, instance := db.registered()
+	db := relaytest.Covered(t, "a", "b")
+	db.Insert(40, "key")
+	s, instance := registered(db)
 	claim := func(alone bool) claimResult {
 		t.Helper()
 		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{
 			{destination: "a", scans: []scan{{free: 10, shared: true, alone: alone}}}, {destination: "b", scans: []scan{{free: 10}}},
 		})
-		must(t, err)
+		relaytest.Must(t, err)
 		return result
 	}
-	stranger := db.holdFront()
+	stranger := holdFront(db)
 	for range 2 {
 		result := claim(false)
-		if !result.frontTaken || !result.scans[0].unread || result.scans[1].unread || len(result.deliveries) != 10 || result.deliveries[0].destination != "b" {
+		if !result.contended || !result.scans[0].unread || result.scans[1].unread || len(result.deliveries) != 10 || result.deliveries[0].destination != "b" {
 			t.Errorf("while another one claims: %+v", result)
 		}
 	}
-	if result := claim(true); result.frontTaken || result.scans[0].unread || len(result.deliveries) != 20 {
+	if result := claim(true); result.contended || result.scans[0].unread || len(result.deliveries) != 20 {
 		t.Errorf("alone: %+v", result)
 	}
-	must(t, stranger.Close(t.Context()))
-	becomes(db, 0, heldLocks)
-	if result := claim(false); result.frontTaken || result.scans[0].unread || len(result.deliveries) != 20 {
+	relaytest.Must(t, stranger.Close(t.Context()))
+	relaytest.Becomes(db, 0, heldLocks)
+	if result := claim(false); result.contended || result.scans[0].unread || len(result.deliveries) != 20 {
 		t.Errorf("afterwards: %+v", result)
 	}
-	if n := row[int](db, heldLocks); n != 0 {
+	if n := relaytest.Row[int](db, heldLocks); n != 0 {
 		t.Errorf("%d locks are left", n)
 	}
 }
@@ -99,24 +100,24 @@ func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 // refused leaves the walk where it is, and is repeated.
 func TestWalkSharesItsFront(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, newDatabase(t).config(to("http://receiver.test/")))
+	r := prepared(t, config(relaytest.Covered(t), to("http://receiver.test/")))
 	c, l := r.newClaimer(), r.lane("default")
 	c.clock.set(time.Now())
 	first, second := keyset{at: c.clock.now(), id: 1}, keyset{at: c.clock.now(), id: 2}
 	for name, read := range map[string]scanResult{
 		"passed":        {last: first, more: true, passed: 1},
-		"locked":        {last: first, more: true, looked: 5, unkeyed: 5},
+		"locked":        {last: first, more: true, candidates: 5, unkeyed: 5},
 		"alone":         {last: first, more: true},
-		"ordering keys": {last: first, more: true, looked: 5},
+		"ordering keys": {last: first, more: true, candidates: 5},
 		"the end":       {last: first, passed: 1},
 	} {
-		l.walks[live], c.front, c.next = walk{}, policy.Front{}, time.Time{}
+		l.cursors[live], c.contention, c.agenda = cursor{}, policy.Contention{}, policy.Agenda{}
 		scans := func(after time.Duration) []scan {
 			return c.newScans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
 		}
 		advance := func(read scanResult, taken bool, scans []scan) {
 			c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
-				claimResult{at: c.clock.now(), scans: []scanResult{read}, frontTaken: taken}, time.Millisecond)
+				claimResult{at: c.clock.now(), scans: []scanResult{read}, contended: taken}, time.Millisecond)
 		}
 		advance(read, false, []scan{{class: live}})
 		shared := name == "passed" || name == "locked"
@@ -128,13 +129,13 @@ func TestWalkSharesItsFront(t *testing.T) {
 			continue
 		}
 		advance(scanResult{unread: true}, true, next)
-		if again := scans(0); len(again) != 0 || c.next.IsZero() || c.next.After(time.Now().Add(time.Second)) || l.walks[live].position != first {
-			t.Errorf("%s, refused: next %+v at %s, position %+v", name, again, c.next, l.walks[live].position)
+		if again := scans(0); len(again) != 0 || nextOf(c) < 0 || nextOf(c) > time.Second || l.cursors[live].position != first {
+			t.Errorf("%s, refused: next %+v in %s, position %+v", name, again, nextOf(c), l.cursors[live].position)
 		}
 		if later := scans(policy.SharedFor); len(later) != 1 || later[0].shared {
 			t.Errorf("%s, refused for long: next %+v", name, later)
 		}
-		c.front.Next = time.Now()
+		c.contention.Next = time.Now()
 		advance(scanResult{last: second, more: true}, false, scans(0))
 		if again := scans(0); len(again) != 1 || again[0].after != second || !again[0].shared {
 			t.Errorf("%s, after its turn: next %+v", name, again)
@@ -145,22 +146,22 @@ func TestWalkSharesItsFront(t *testing.T) {
 // A relay that has had no turn for long claims without the lock at once. Nothing else would wake it: it has sent all that it had.
 func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, newDatabase(t).config(to("http://receiver.test/")))
+	r := prepared(t, config(relaytest.Covered(t), to("http://receiver.test/")))
 	c, l := r.newClaimer(), r.lane("default")
 	now := time.Now()
 	c.clock.set(now)
-	l.walks[live] = walk{position: keyset{at: now}, more: true, shared: now.Add(time.Hour)}
+	l.cursors[live] = cursor{position: keyset{at: now}, more: true, shared: now.Add(time.Hour)}
 	for _, refused := range []time.Duration{policy.SharedFor, policy.SharedFor / 2} {
-		c.front.Record(now.Add(-refused), true)
+		c.contention.Record(now.Add(-refused), true)
 	}
 	scans := func() []scan { return c.newScans(l, time.Now(), [classes]int{live: 4}, false, true) }
 	c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
-		claimResult{at: now, scans: []scanResult{{unread: true}}, frontTaken: true}, time.Millisecond)
+		claimResult{at: now, scans: []scanResult{{unread: true}}, contended: true}, time.Millisecond)
 	if next := scans(); len(next) != 1 || !next[0].alone {
 		t.Errorf("next %+v", next)
 	}
-	if c.next.IsZero() || c.next.After(time.Now()) {
-		t.Errorf("the next turn is planned for %s", c.next)
+	if wait := nextOf(c); wait < 0 || wait > policy.TurnGap {
+		t.Errorf("the next turn is planned in %s", wait)
 	}
 }
 
@@ -168,25 +169,25 @@ func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 func TestStrangerHoldsTheFront(t *testing.T) {
 	t.Parallel()
 	const events, inFlight = 3000, 100
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	db.holdFront()
-	db.insert(events, "key")
-	s, other := db.registered()
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	holdFront(db)
+	db.Insert(events, "key")
+	s, other := registered(db)
 	result, err := s.claim(t.Context(), other, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: inFlight}}}})
-	must(t, err)
+	relaytest.Must(t, err)
 	if len(result.deliveries) != inFlight {
 		t.Fatalf("the other relay claimed %d", len(result.deliveries))
 	}
-	start(t, db.config(to(rc.URL)))
-	becomes(db, true, `SELECT count(*) >= $1 FROM outbox_delivery WHERE status = 'delivered'`, events-inFlight)
+	start(t, config(db, to(rc.URL)))
+	relaytest.Becomes(db, true, `SELECT count(*) >= $1 FROM outbox_delivery WHERE status = 'delivered'`, events-inFlight)
 }
 
 // All candidates are locked by one node: one for each would prepare anew for each row that another relay has claimed meanwhile.
 func TestClaimLocksInOneNode(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	plan := planned(t, engineConn(t, db))
+	db := relaytest.Covered(t)
+	plan := planned(t, engineConn(db))
 	for _, name := range []string{"claim", "claim keys"} {
 		text := plan(name)
 		_, locked, _ := strings.Cut(text, "CTE locked")

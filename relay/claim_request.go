@@ -14,8 +14,8 @@ type laneClaim struct {
 }
 
 // laneClaims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
-// is ready or, when it is time to look for new work, if it has room.
-func (c *claimer) laneClaims(now time.Time) []laneClaim {
+// is ready or, when it is time to scan, if it has room.
+func (c *claimer) laneClaims(now time.Time, scan bool) []laneClaim {
 	lanes := c.lanes.list()
 	parts := c.lanes.divide(c.config().MaxInFlight, nil)
 	claims := make([]laneClaim, 0, len(lanes))
@@ -24,7 +24,7 @@ func (c *claimer) laneClaims(now time.Time) []laneClaim {
 			l.reportState(now, c.config().Hooks.LaneChanged)
 		}
 		l.setShare(parts, l.isActive())
-		if request := c.newRequest(l, now, c.pace.Looking(now)); len(request.scans)+len(request.keys) > 0 {
+		if request := c.newRequest(l, now, scan); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.recordClaim(now)
 		}
@@ -33,16 +33,20 @@ func (c *claimer) laneClaims(now time.Time) []laneClaim {
 }
 
 // newRequest returns what to claim for one lane: without scans and keys, nothing.
-func (c *claimer) newRequest(l *lane, now time.Time, looking bool) (request claimRequest) {
-	looking = looking || l.lookOwed
+func (c *claimer) newRequest(l *lane, now time.Time, scan bool) (request claimRequest) {
+	since, due := l.takeDue()
+	if due {
+		l.rescanSince(since.Add(-time.Millisecond))
+	}
+	scan = scan || due || l.scanOverdue
 	if at := l.earliestClaim(now, c.config().Lease); !at.IsZero() {
-		l.lookOwed = looking
-		c.plan(at)
+		l.scanOverdue = scan
+		c.agenda.At(policy.CauseRate, at)
 		return claimRequest{}
 	}
 	free, worthwhile := l.room(now, c.config().Lease)
 	if !worthwhile && max(free[live], free[backlog], free[replays]) > 0 { // what is in flight may hang
-		c.plan(now.Add(minPace))
+		c.agenda.At(policy.CauseLittleRoom, now.Add(minPace))
 	}
 	keys, crowded := l.takeReady(free)
 	for class := range free {
@@ -50,7 +54,7 @@ func (c *claimer) newRequest(l *lane, now time.Time, looking bool) (request clai
 			free[class] = 0
 		}
 	}
-	l.lookOwed = looking && free[live] <= 0
+	l.scanOverdue = scan && free[live] <= 0
 	to := l.current().Destination
 	request = claimRequest{
 		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.NotAfter, reordered: l.reordered,
@@ -60,39 +64,35 @@ func (c *claimer) newRequest(l *lane, now time.Time, looking bool) (request clai
 	for i := range keys {
 		keys[i].floor = c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: keys[i].key}, l.reordered, request.skipFailed).Event
 	}
-	request.scans = c.newScans(l, now, free, looking, worthwhile)
+	request.scans = c.newScans(l, now, free, scan, worthwhile)
 	return request
 }
 
 // newScans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
 // from the overlap before it; the backlog ends where they begin.
-func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, looking, worthwhile bool) (scans []scan) {
+func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, scanLive, worthwhile bool) (scans []scan) {
 	window := keyset{at: c.clock.now().Add(-liveWindow)}
-	w := &l.walks[live]
+	w := &l.cursors[live]
 	after := w.position
 	if !w.more && after != (keyset{}) {
-		after = keyset{at: after.at.Add(-policy.Overlap)}
+		after = keyset{at: after.at.Add(-overlap)}
 	}
 	if after.compare(window) < 0 {
 		if after != (keyset{}) && w.more { // live deliveries that were not reached in time have become backlog
-			l.walks[backlog].due = time.Time{}
+			l.cursors[backlog].due = time.Time{}
 		}
 		after = window
 	}
 	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
-	if free[live] > 0 && (looking || w.more && worthwhile) {
-		if now := c.clock.now(); policy.Passes(w.whole, after.at, now) {
-			l.lookBack(w.whole.Add(-policy.Overlap))
-			w.whole = now
-		}
+	if free[live] > 0 && (scanLive || w.more && worthwhile) {
 		scans = append(scans, w.scan(live, now, free[live], after, keyset{}))
 	}
-	if l.back != (keyset{}) && free[backlog] > 0 {
-		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
-		free[backlog] = 0 // the walk goes on with the next claim
+	if l.rescanFrom != (keyset{}) && free[backlog] > 0 {
+		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.rescanFrom, until: after, rescan: true})
+		free[backlog] = 0 // the cursor continues with the next claim
 	}
 	for _, class := range []class{backlog, replays} {
-		w := &l.walks[class]
+		w := &l.cursors[class]
 		until := keyset{}
 		if class == backlog {
 			until = after
@@ -101,26 +101,26 @@ func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, looking, w
 		case free[class] <= 0 || !worthwhile:
 		case w.isDue(now):
 			scans = append(scans, w.scan(class, now, free[class], w.position, until))
-		case w.more || w.barren: // its last claim may have failed
-			c.plan(w.due)
+		case w.more || w.foundNothing: // its last claim may have failed
+			c.agenda.At(policy.CauseCursor, w.due)
 		}
 	}
-	return c.shareFront(now, scans)
+	return c.deferShared(now, scans)
 }
 
-// shareFront leaves out shared scans until it is time to try again. A relay that claims without the lock keeps them.
+// deferShared leaves out shared scans until it is time to try again. A relay that claims without the lock keeps them.
 // See docs/decisions/0065-one-claim-at-the-front.md.
-func (c *claimer) shareFront(now time.Time, scans []scan) []scan {
-	if c.front.Alone(now) {
+func (c *claimer) deferShared(now time.Time, scans []scan) []scan {
+	if c.contention.Alone(now) {
 		for i := range scans {
 			scans[i].alone = true
 		}
 		return scans
 	}
 	return slices.DeleteFunc(scans, func(s scan) bool {
-		early := s.shared && now.Before(c.front.Next)
+		early := s.shared && now.Before(c.contention.Next)
 		if early {
-			c.plan(c.front.Next)
+			c.agenda.At(policy.CauseContention, c.contention.Next)
 		}
 		return early
 	})

@@ -17,9 +17,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/outbox-relay/outbox-relay/relay/routes"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 	"github.com/outbox-relay/outbox-relay/relay/spans"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
@@ -44,6 +44,9 @@ type Config struct {
 	Pooler Pooler
 	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and database.
 	Schema string
+	// RefuseSuperuser makes Run end with [pg.ErrSuperuser] if its login is a superuser's and other logins may connect to the
+	// database. The program sets it unless database.allow_superuser is true.
+	RefuseSuperuser bool
 
 	// Name under which operators see this relay. Empty: the host's name.
 	Name string

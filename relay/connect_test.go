@@ -3,56 +3,26 @@ package relay
 import (
 	"context"
 	"net/url"
-	"sync/atomic"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// Passwords that are fetched for every connection come in BeforeConnect: the session's connection needs them too.
-func TestSessionConnectsAsThePoolDoes(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	db.insert(1, "key")
-	cfg := db.config(to(rc.URL))
-	right := cfg.Pool.ConnConfig.Database
-	cfg.Pool.ConnConfig.Database = "nowhere"
-	cfg.Pool.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
-		conn.Database = right
-		return nil
-	}
-	var connected atomic.Int32
-	cfg.Pool.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		connected.Add(1)
-		_, err := conn.Exec(ctx, `SET application_name = 'prepared'`)
-		return err
-	}
-	r := start(t, cfg)
-	r.settles(t, policy.Delivered, 1)
-	// All of the relay's connections, one of which listens, went through both, or are about to: the pool may be opening one.
-	becomes(db, 0, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox-relay'`)
-	if n := connected.Load(); n < 2 {
-		t.Errorf("%d connections with AfterConnect", n)
-	}
-}
-
 // The body is UTF-8 whatever the database's own encoding is.
 func TestPayloadIsUTF8FromADatabaseInLatin1(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	server := newDatabase(t)
-	u, err := url.Parse(server.dsn)
-	must(t, err)
-	name := row[string](server, `SELECT current_database() || '_latin1'`)
-	server.exec(`CREATE DATABASE ` + name + ` ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`)
+	server := relaytest.Covered(t)
+	u, err := url.Parse(server.DSN)
+	relaytest.Must(t, err)
+	name := relaytest.Row[string](server, `SELECT current_database() || '_latin1'`)
+	server.Exec(`CREATE DATABASE ` + name + ` ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`)
 	t.Cleanup(func() {
-		_, _ = server.pool.Exec(context.WithoutCancel(t.Context()), `DROP DATABASE `+name+` WITH (FORCE)`)
+		_, _ = server.Pool.Exec(context.WithoutCancel(t.Context()), `DROP DATABASE `+name+` WITH (FORCE)`)
 	})
 	u.Path = "/" + name
 	plain := u.String()
@@ -60,13 +30,14 @@ func TestPayloadIsUTF8FromADatabaseInLatin1(t *testing.T) {
 	query.Set("client_encoding", "UTF8")
 	u.RawQuery = query.Encode()
 	pgtest.Migrate(t, plain, migrations.Outbox)
-	db := &database{TB: t, dsn: plain, pool: pgtest.Pool(t, u.String())}
-	db.route()
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"name": "Müller"}', 'key')`)
-	rc := newReceiver(t, nil)
-	r := start(t, db.config(to(rc.URL)))
+	db := relaytest.At(t, u.String())
+	db.DSN = plain
+	db.Route()
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"name": "Müller"}', 'key')`)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, 1)
-	if got := string(rc.all()[0].body); got != `{"name": "Müller"}` {
+	if got := string(rc.All()[0].Body); got != `{"name": "Müller"}` {
 		t.Errorf("body %q", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -28,17 +29,17 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 			t.Parallel()
 			server := pgtest.StartCopy(t, localpg.Options{})
 			pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
-			db := &database{TB: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
-			db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('bad', 'a'), ('good', 'b')`)
+			db := relaytest.At(t, server.DSN(""))
+			db.Cover()
+			db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('bad', 'a'), ('good', 'b')`)
 			insert := func(n int, kind string) {
-				db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT $1, '{}', gen_random_uuid() FROM generate_series(1, $2)`, kind, n)
+				db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT $1, '{}', gen_random_uuid() FROM generate_series(1, $2)`, kind, n)
 			}
-			g := newGate(t)
-			a, b := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) }), newReceiver(t, nil)
-			toA, toB := to(a.URL), to(b.URL)
-			toA.Name, toB.Name = "a", "b"
-			toA.Timeout = patience
-			cfg := db.config(toA, toB)
+			g := relaytest.NewGate(t)
+			a, b := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { g.Pass(r) }), relaytest.NewReceiver(t, nil)
+			toA, toB := named("a", to(a.URL)), named("b", to(b.URL))
+			toA.Timeout = relaytest.Patience
+			cfg := config(db, toA, toB)
 			cfg.Routes = []Route{{Event: "bad", To: []string{"a"}}, {Event: "good", To: []string{"b"}}}
 			cfg.Lease = time.Hour
 			const bad, good = 5, 2000
@@ -47,25 +48,25 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 			r := start(t, cfg)
 			r.settles(t, policy.Delivered, good)
 			for range bad {
-				<-g.arrived
+				<-g.Arrived
 			}
-			path := filepath.Join(server.Dir(), "data", row[string](db, `SELECT pg_relation_filepath($1)`, relation))
-			must(t, server.Shutdown(t.Context())) // in order: after a crash, the log would mend the page or stumble over it
+			path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath($1)`, relation))
+			relaytest.Must(t, server.Shutdown(t.Context())) // in order: after a crash, the log would mend the page or stumble over it
 			spoil(t, path, block)
-			must(t, server.StartAgain(t.Context()))
-			db.pool.Reset()
-			g.open()
+			relaytest.Must(t, server.StartAgain(t.Context()))
+			db.Pool.Reset()
+			g.Open()
 			r.await(t, "the refusals", func(o *observer) bool { return o.failures["settle"] > bad })
 			for round := 1; round <= 3; round++ {
 				insert(100, "good")
 				r.settles(t, policy.Delivered, good+100*round)
 			}
 			if relation == "outbox_delivery_pkey" {
-				db.exec(`REINDEX TABLE outbox_delivery`)
+				db.Exec(`REINDEX TABLE outbox_delivery`)
 				r.settles(t, policy.Delivered, good+300+bad)
 			}
-			if a.total() != bad || b.total() != good+300 {
-				t.Errorf("%d and %d requests", a.total(), b.total())
+			if a.Total() != bad || b.Total() != good+300 {
+				t.Errorf("%d and %d requests", a.Total(), b.Total())
 			}
 		})
 	}
@@ -76,8 +77,32 @@ func spoil(t *testing.T, path string, block int64) {
 	t.Helper()
 	const page = 8192
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
+	relaytest.Must(t, err)
 	_, err = f.WriteAt(bytes.Repeat([]byte{0xab}, page), block*page)
-	must(t, err)
-	must(t, f.Close())
+	relaytest.Must(t, err)
+	relaytest.Must(t, f.Close())
+}
+
+// A payload that cannot be read keeps no other event from being taken.
+func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	server := pgtest.StartCopy(t, localpg.Options{})
+	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
+	db := relaytest.At(t, server.DSN(""))
+	db.Route()
+	db.Exec(`ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), 'damaged')`)
+	path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath(reltoastrelid) FROM pg_class WHERE oid = 'outbox'::regclass`))
+	relaytest.Must(t, server.Shutdown(t.Context()))
+	spoil(t, path, 0)
+	relaytest.Must(t, server.StartAgain(t.Context()))
+	db.Pool.Reset()
+	rc := relaytest.NewReceiver(t, nil)
+	db.Insert(3, "whole")
+	r := start(t, config(db, to(rc.URL)))
+	r.settles(t, policy.Delivered, 3)
+	db.Insert(3, "later")
+	r.settles(t, policy.Delivered, 6)
+	r.await(t, "the attempt to load it", func(o *observer) bool { return o.failures["load payload"] > 0 })
 }

@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A link stands between a relay and its database, and can be cut, lead elsewhere, or swallow what the database answers.
@@ -30,13 +33,13 @@ type link struct {
 func newLink(t testing.TB, dsn string) *link {
 	t.Helper()
 	u, err := url.Parse(dsn)
-	must(t, err)
+	relaytest.Must(t, err)
 	query := u.Query()
 	name := ".s.PGSQL." + query.Get("port")
 	dir, err := os.MkdirTemp("/tmp", "relay-link-") // t.TempDir is too long a path for a socket
-	must(t, err)
+	relaytest.Must(t, err)
 	listener, err := net.Listen("unix", filepath.Join(dir, name))
-	must(t, err)
+	relaytest.Must(t, err)
 	query.Set("host", dir)
 	u.RawQuery = query.Encode()
 	l := &link{dsn: u.String(), conns: map[net.Conn]bool{}, holding: passing}
@@ -71,7 +74,7 @@ func newLink(t testing.TB, dsn string) *link {
 // lead makes new connections lead to the server of dsn.
 func (l *link) lead(t testing.TB, dsn string) {
 	u, err := url.Parse(dsn)
-	must(t, err)
+	relaytest.Must(t, err)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.target = filepath.Join(u.Query().Get("host"), ".s.PGSQL."+u.Query().Get("port"))
@@ -149,7 +152,7 @@ func (l *link) holdAfter(before func(), statement string) <-chan struct{} {
 	defer l.mu.Unlock()
 	l.before = before
 	// The name under which pgx prepares the statement, as a Bind message has it: behind the empty name of the portal.
-	digest := sha256.Sum256([]byte(statement))
+	digest := sha256.Sum256([]byte(pg.NewNames("public", "").In(statement)))
 	l.trigger = []byte("\x00stmtcache_" + hex.EncodeToString(digest[:24]) + "\x00")
 	l.held = make(chan struct{})
 	return l.held

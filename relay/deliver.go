@@ -4,13 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
 // pastPromise is what operators read of a delivery whose promise has ended.
@@ -19,8 +23,14 @@ const pastPromise = "not sent again: its receiver was promised that nothing come
 
 // senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
 type senders struct {
-	*core
-	settler *settler
+	*phases
+	lanes         *lanes
+	store         *store
+	wake          *wakeup
+	config        func() *Config // in effect
+	databaseError func(operation string, err error)
+	settle        func(settle.Settlement)
+
 	alone   policy.Solitude
 	running sync.WaitGroup
 }
@@ -38,7 +48,12 @@ func (s *senders) send(l *lane) {
 			if l.addSender() { // the limit has grown since the queue was filled
 				s.start(l)
 			}
-			s.sendRun(l, run)
+			for next := false; len(run) > 0; next = true {
+				if !s.sendRun(l, run, next) || run[0].event.OrderingKey == nil {
+					break
+				}
+				run = l.nextOfKey(*run[0].event.OrderingKey)
+			}
 		case wait > 0:
 			s.awaitTurn(wait)
 			if s.taking.Err() != nil {
@@ -50,9 +65,10 @@ func (s *senders) send(l *lane) {
 	}
 }
 
-// sendRun sends the deliveries of a run in sequence. Those behind one that was not delivered are given back: their turn
-// comes after its next attempt.
-func (s *senders) sendRun(l *lane, run []delivery) {
+// sendRun sends the deliveries of a run in sequence; next says that it follows another one. Those behind one that was not delivered are
+// given back: their turn comes after its next attempt. It reports whether what follows may be sent.
+func (s *senders) sendRun(l *lane, run []delivery, next bool) (free bool) {
+	key := run[0].event.OrderingKey
 	for i := range run {
 		d := &run[i]
 		begun := time.Now()
@@ -61,6 +77,8 @@ func (s *senders) sendRun(l *lane, run []delivery) {
 		ready := true
 		if i > 0 {
 			l.stepRun(d.class, 1)
+		}
+		if i > 0 || next {
 			ready = s.awaitToken(l, d)
 			started = time.Now()
 		}
@@ -73,23 +91,73 @@ func (s *senders) sendRun(l *lane, run []delivery) {
 		about := policy.Circumstances{
 			Attempt: d.attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
 			OnFailure: to.Destination.OnFailure, Ordered: d.event.OrderingKey != nil, LastOfRun: d.lastOfRun,
-			Paused: v.Reason == policy.ReasonGone && !l.pause(), LogDelivered: s.config().LogDelivered,
+			Paused: v.Gone() && !l.pause(), LogDelivered: s.config().LogDelivered,
 		}
 		var changed bool
 		if about.AtFault, changed = l.recordResult(ended, d.eventID, &v, took, ended.Sub(begun)); changed {
-			signal(s.wake.room)
+			s.wake.post(policy.CauseBreaker)
 		}
 		decided := policy.Decide(v, about)
-		s.settler.settle(newSettlement(*d, decided, started, took))
-		d.event = post.Event{} // of a long run, only what is being sent is kept in memory
+		var behind []delivery
+		if decided.Blocks && key != nil { // before the settlement, which ends that
+			behind = l.stopKey(*key)
+		}
+		if decided.Posted {
+			s.recordAttempt(d, &decided, started, took)
+		}
+		s.settle(newSettlement(d, decided, started, took))
+		d.event.Payload = nil // of a long run, only what is being sent is kept in memory
 		if decided.Blocks {
 			l.stepRun(d.class, len(run)-i-1)
-			for _, d := range run[i+1:] {
-				s.settler.settle(held(d, policy.ReasonOrder))
+			for _, d := range slices.Concat(run[i+1:], behind) {
+				s.settle(held(d, policy.ReasonOrder))
 			}
-			return
+			return false
 		}
 	}
+	return true
+}
+
+// recordAttempt ends the trace of an attempt, logs it, and calls the hook.
+func (s *senders) recordAttempt(d *delivery, decided *policy.Decision, started time.Time, took time.Duration) {
+	level := zerolog.InfoLevel
+	switch decided.Outcome {
+	case policy.Delivered: // too many
+		level = zerolog.DebugLevel
+	case policy.Fail:
+		level = zerolog.WarnLevel
+	}
+	line := s.config().Log.WithLevel(level).Int64("event_id", d.eventID).Str("destination", d.destination).Int("attempt", d.attempts+1).
+		Str("outcome", string(decided.Outcome)).Str("reason", string(decided.Reason)).Int("status", decided.StatusCode).
+		Int64("duration_ms", took.Milliseconds())
+	if decided.Outcome == policy.Retry {
+		line = line.Int64("next_attempt_in_ms", decided.Delay.Milliseconds())
+	}
+	if decided.Message != "" {
+		line = line.Str("error", decided.Message)
+	}
+	line.Msg("attempt")
+	ended := started.Add(took)
+	if d.span != nil {
+		spans.End(d.span, *decided, ended)
+	}
+	if hook := s.config().Hooks.Attempted; hook != nil {
+		hook(Attempt{
+			EventID: d.eventID, Destination: d.destination, Number: d.attempts + 1, StatusCode: decided.StatusCode, Outcome: decided.Outcome,
+			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders,
+			Class:        classNames[d.class],
+			SinceCreated: d.since(d.event.CreatedAt, ended), SinceDue: d.since(d.nextAttemptAt, ended),
+		})
+	}
+}
+
+// since returns the time from at, by the database's clock, to now, by this process's; 0 if at is unknown. The claim dated the
+// promise by both clocks, which shows how they differ.
+func (d *delivery) since(at pgtype.Timestamptz, now time.Time) time.Duration {
+	if !at.Valid || at.InfinityModifier != pgtype.Finite {
+		return 0
+	}
+	return max(0, now.Sub(d.promiseEnds.Add(at.Time.Sub(d.notAfter))))
 }
 
 // awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would end first.
@@ -127,7 +195,7 @@ func (s *senders) giveBackUnsent() {
 
 func (s *senders) giveBack(l *lane, reason policy.Reason) {
 	for _, d := range l.takeUnsent() {
-		s.settler.settle(held(d, reason))
+		s.settle(held(d, reason))
 	}
 }
 
@@ -177,21 +245,18 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		d.event.Payload = payload
 	}
 	message := d.message()
-	if spans := s.config().Spans; spans != nil {
-		d.span, message.Trace = spans.Start(message, d.promised, to.URL)
+	if traces := s.config().Spans; traces != nil {
+		d.span, message.Trace = traces.Start(message, d.promised, to.URL)
 	}
 	var ready func() *policy.Result
 	if d.alone { // if the relay dies of it, nothing can be written afterwards
-		ready = func() *policy.Result { return s.countAlone(d) }
+		ready = func() *policy.Result {
+			if err := s.store.countAlone(s.settling, d); err != nil {
+				s.databaseError("count suspect", err)
+				return &policy.Result{Reason: policy.ReasonDatabase}
+			}
+			return nil
+		}
 	}
 	return to.Deliver(s.doing, message, ready)
-}
-
-// countAlone records that a suspect is about to be sent. If that fails it returns a result, and the suspect must not be sent.
-func (s *senders) countAlone(d *delivery) (instead *policy.Result) {
-	if err := s.store.countAlone(s.settling, d); err != nil {
-		s.databaseError("count suspect", err)
-		return &policy.Result{Reason: policy.ReasonDatabase}
-	}
-	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -15,65 +16,74 @@ import (
 // payload holds what jsonb would have changed: order, duplicates, number spelling, blanks, and \u0000, which it refuses.
 const payload = "{\"b\": 1e3, \"a\" : 1,\n \"a\":2.50, \"nul\":\"\\u0000\", \"big\": 123456789012345678901234567890, \"lone\":\"\\ud800\", \"ü\":\"日本\"}"
 
+const testSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+func secret(t testing.TB, text string) webhook.Secret {
+	t.Helper()
+	s, err := webhook.ParseSecret(text)
+	relaytest.Must(t, err)
+	return s
+}
+
 func TestOneEventsWay(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	db.exec(`INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, created_at)
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	db.Exec(`INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, created_at)
 		VALUES ('invoice.paid', 2, $1, 'inv-1.paid', 'customer 7', 'INV/1', '{"traceparent": "00-ab-cd-01"}', '2026-03-01 13:00:00.5+01')`, payload)
 	destination := to(rc.URL + "/hooks?from=finance")
 	destination.Headers = map[string]string{"Authorization": "Bearer b"}
 	old, current := secret(t, testSecret), secret(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
 	destination.SigningSecrets = []webhook.Secret{old, current}
-	cfg := db.config(destination)
+	cfg := config(db, destination)
 	cfg.Version = "9.9"
 	r := start(t, cfg)
 	r.settles(t, policy.Delivered, 1)
 
-	requests := rc.all()
+	requests := rc.All()
 	if len(requests) != 1 {
 		t.Fatalf("%d requests", len(requests))
 	}
 	got := requests[0]
-	if got.method != http.MethodPost || got.target != "/hooks?from=finance" || "http://"+got.host != rc.URL {
-		t.Errorf("%s %s at %s", got.method, got.target, got.host)
+	if got.Method != http.MethodPost || got.RequestURI != "/hooks?from=finance" || "http://"+got.Host != rc.URL {
+		t.Errorf("%s %s at %s", got.Method, got.RequestURI, got.Host)
 	}
-	if string(got.body) != payload {
-		t.Errorf("body %q, want %q", got.body, payload)
+	if string(got.Body) != payload {
+		t.Errorf("body %q, want %q", got.Body, payload)
 	}
 	want := map[string]string{
 		"Content-Type": "application/json", "User-Agent": "outbox-relay/9.9", "Authorization": "Bearer b", "Traceparent": "00-ab-cd-01",
 		webhook.IdempotencyKey: "inv-1.paid", webhook.EventType: "invoice.paid", webhook.EventVersion: "2", webhook.EventID: "1",
 		webhook.CreatedAt: "2026-03-01T12:00:00.500000Z", webhook.RelatedReference: "INV/1", webhook.OrderingKey: "customer 7",
-		webhook.Sequence: "1", webhook.Attempt: "1", webhook.DeliveryID: "1-default-" + row[string](db, `SELECT claim::text FROM outbox_delivery`), webhook.ID: webhook.DeriveID("inv-1.paid"),
-		webhook.NotAfter: got.header.Get(webhook.NotAfter), // see TestPromiseIsKept
+		webhook.Sequence: "1", webhook.Attempt: "1", webhook.DeliveryID: "1-default-" + relaytest.Row[string](db, `SELECT claim::text FROM outbox_delivery`), webhook.ID: webhook.DeriveID("inv-1.paid"),
+		webhook.NotAfter: got.Header.Get(webhook.NotAfter), // see TestPromiseIsKept
 	}
 	for name, value := range want {
-		if values := got.header.Values(name); len(values) != 1 || values[0] != value {
+		if values := got.Header.Values(name); len(values) != 1 || values[0] != value {
 			t.Errorf("%s: %q, want %q", name, values, value)
 		}
 	}
-	for name := range got.header {
+	for name := range got.Header {
 		if _, known := want[name]; !known && name != webhook.Timestamp && name != webhook.Signature && name != "Content-Length" {
-			t.Errorf("%s: %q was not asked for", name, got.header[name])
+			t.Errorf("%s: %q was not asked for", name, got.Header[name])
 		}
 	}
 	for _, s := range []webhook.Secret{old, current} {
-		if by, err := webhook.Verify(got.header, got.body, time.Now(), time.Minute, s); err != nil || by != webhook.VerifiedX1 {
+		if by, err := webhook.Verify(got.Header, got.Body, time.Now(), time.Minute, s); err != nil || by != webhook.VerifiedX1 {
 			t.Errorf("signature: %d, %v", by, err)
 		}
 	}
-	if n := strings.Count(got.header.Get(webhook.Signature), ","); n != 4 {
+	if n := strings.Count(got.Header.Get(webhook.Signature), ","); n != 4 {
 		t.Errorf("%d signatures", n)
 	}
 
-	ok := row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim > 0 AND rescues = 0 AND claimed_by IS NULL
+	ok := relaytest.Row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim > 0 AND rescues = 0 AND claimed_by IS NULL
 		AND lease_expires_at IS NULL AND last_status = 204 AND last_error IS NULL AND last_reason IS NULL
 		AND last_attempt_at <= delivered_at AND delivered_at <= now() FROM outbox_delivery`)
 	if !ok {
 		t.Error("the delivery is not settled as it should")
 	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_attempt`); n != 0 {
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt`); n != 0 {
 		t.Errorf("%d attempts in the log of those that did not deliver", n)
 	}
 	if a := sees(r.observer, func(o *observer) []Attempt { return o.attempts }); len(a) != 1 || a[0].Number != 1 || a[0].StatusCode != 204 || a[0].Outcome != policy.Delivered {
@@ -83,33 +93,33 @@ func TestOneEventsWay(t *testing.T) {
 
 func TestRetryThenSuccess(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-		if r.number < 3 {
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Number < 3 {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			_, _ = w.Write([]byte("try\x00 later \xff"))
 		}
 	})
-	db.insert(1, "key")
+	db.Insert(1, "key")
 	d := to(rc.URL)
 	d.Wire.Excerpts = post.ExcerptsText
-	cfg := db.config(d)
+	cfg := config(db, d)
 	cfg.LogDelivered = true
 	r := start(t, cfg)
 	r.settles(t, policy.Delivered, 1)
 
-	requests := rc.all()
-	claims := rows[string](db, `SELECT claim::text FROM outbox_attempt ORDER BY claim`)
+	requests := rc.All()
+	claims := relaytest.Rows[string](db, `SELECT claim::text FROM outbox_attempt ORDER BY claim`)
 	for i, want := range []string{"1", "2", "3"} {
-		if i >= len(requests) || requests[i].header.Get(webhook.Attempt) != want || requests[i].key != "key-1" ||
-			requests[i].header.Get(webhook.DeliveryID) != "1-default-"+claims[i] || !bytes.Equal(requests[i].body, requests[0].body) {
+		if i >= len(requests) || requests[i].Header.Get(webhook.Attempt) != want || requests[i].Key != "key-1" ||
+			requests[i].Header.Get(webhook.DeliveryID) != "1-default-"+claims[i] || !bytes.Equal(requests[i].Body, requests[0].Body) {
 			t.Fatalf("%d requests, the one at %d is not attempt %s", len(requests), i, want)
 		}
 	}
-	if len(requests) != 3 || row[int](db, `SELECT attempts FROM outbox_delivery WHERE status = 'delivered'`) != 3 {
+	if len(requests) != 3 || relaytest.Row[int](db, `SELECT attempts FROM outbox_delivery WHERE status = 'delivered'`) != 3 {
 		t.Errorf("%d requests", len(requests))
 	}
-	log := rows[string](db, `SELECT concat_ws(' ', attempt, outcome, reason, status, error) FROM outbox_attempt ORDER BY id`)
+	log := relaytest.Rows[string](db, `SELECT concat_ws(' ', attempt, outcome, reason, status, error) FROM outbox_attempt ORDER BY id`)
 	want := []string{
 		"1 retry unavailable 503 503 Service Unavailable: try\ufffd later \ufffd",
 		"2 retry unavailable 503 503 Service Unavailable: try\ufffd later \ufffd",
@@ -123,20 +133,20 @@ func TestRetryThenSuccess(t *testing.T) {
 // Larger payloads do not come with the claim; they are loaded one by one.
 func TestLargePayloadsArriveByteForByte(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
 	sizes := []int{2, inlinePayload - 1, inlinePayload, inlinePayload + 1, 100_000, 1 << 20}
 	want := map[string]int{}
 	for _, size := range sizes {
 		// Multi-byte characters: the column counts bytes, and so must everything else.
 		text := `"` + strings.Repeat("é", (size-2)/2) + strings.Repeat("x", size%2) + `"`
-		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', $1::text::json, md5($1::text))`, text)
+		db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', $1::text::json, md5($1::text))`, text)
 		want[text] = 1
 	}
-	r := start(t, db.config(to(rc.URL)))
+	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, len(sizes))
-	for _, got := range rc.all() {
-		want[string(got.body)]--
+	for _, got := range rc.All() {
+		want[string(got.Body)]--
 	}
 	for text, missing := range want {
 		if missing != 0 {
@@ -148,62 +158,36 @@ func TestLargePayloadsArriveByteForByte(t *testing.T) {
 // A future available_at is a delivery that is not due yet; a later one of another event is not held up by it.
 func TestEventsOfTheFutureWait(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'future', now() + interval '1 hour')`)
-	db.insert(1, "now")
-	r := start(t, db.config(to(rc.URL)))
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'future', now() + interval '1 hour')`)
+	db.Insert(1, "now")
+	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, 1)
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
-	if keys := rc.keys(); len(keys) != 1 || keys[0] != "now-1" {
+	if keys := rc.Keys(); len(keys) != 1 || keys[0] != "now-1" {
 		t.Errorf("%v", keys)
 	}
-	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending'`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending'`)
 	r.settles(t, policy.Delivered, 2)
 }
 
 // One event to two destinations is two deliveries, and what one answers does not concern the other.
 func TestDestinationsAreIndependent(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t, "bad", "good")
-	bad, good := newReceiver(t, status(422)), newReceiver(t, nil)
-	db.insert(20, "key")
-	a, b := to(bad.URL), to(good.URL)
-	a.Name, b.Name = "bad", "good"
-	r := start(t, db.config(a, b))
+	db := relaytest.Covered(t, "bad", "good")
+	bad, good := relaytest.NewReceiver(t, relaytest.Status(422)), relaytest.NewReceiver(t, nil)
+	db.Insert(20, "key")
+	a, b := named("bad", to(bad.URL)), named("good", to(good.URL))
+	r := start(t, config(db, a, b))
 	r.settles(t, policy.Delivered, 20)
 	r.settles(t, policy.Fail, 20)
-	if bad.total() != 20 || good.total() != 20 {
-		t.Errorf("%d and %d requests", bad.total(), good.total())
+	if bad.Total() != 20 || good.Total() != 20 {
+		t.Errorf("%d and %d requests", bad.Total(), good.Total())
 	}
-	got := rows[string](db, `SELECT concat_ws(' ', destination, status, attempts, last_status, last_reason, count(*)) FROM outbox_delivery
+	got := relaytest.Rows[string](db, `SELECT concat_ws(' ', destination, status, attempts, last_status, last_reason, count(*)) FROM outbox_delivery
 		GROUP BY destination, status, attempts, last_status, last_reason ORDER BY destination`)
 	if strings.Join(got, ", ") != "bad failed 1 422 rejected 20, good delivered 1 204 20" {
 		t.Errorf("%q", got)
 	}
-}
-
-// 410 says: stop. The delivery fails, the destination is paused, nothing is claimed for it until an operator resumes it.
-func TestGonePausesTheDestination(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-		if r.key == "first-1" {
-			w.WriteHeader(http.StatusGone)
-		}
-	})
-	db.insert(1, "first")
-	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, policy.Fail, 1)
-	db.insert(3, "second")
-	idle := sees(r.observer, func(o *observer) int { return o.idle })
-	r.await(t, "a look while paused", func(o *observer) bool { return o.idle > idle })
-	if rc.total() != 1 {
-		t.Errorf("%d requests to a destination that is paused", rc.total())
-	}
-	if !row[bool](db, `SELECT paused AND paused_reason LIKE '%410%' AND paused_at <= now() FROM outbox_destination WHERE destination = 'default'`) {
-		t.Error("not paused")
-	}
-	db.exec(`UPDATE outbox_destination SET paused = false, paused_at = NULL`)
-	r.settles(t, policy.Delivered, 3)
 }

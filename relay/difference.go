@@ -1,14 +1,15 @@
 package relay
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // restarts returns which settings differ that a running relay cannot change.
@@ -18,6 +19,7 @@ func (c *Config) restarts(next *Config) []string {
 	v.Compare("database.pooler", c.Pooler.Mode == next.Pooler.Mode)
 	v.Compare("database.listen_url", samePool(c.Pooler.Session, next.Pooler.Session))
 	v.Compare("database.schema", c.Schema == next.Schema)
+	v.Compare("database.allow_superuser", c.RefuseSuperuser == next.RefuseSuperuser)
 	v.Compare("environment", c.Environment == next.Environment)
 	v.Compare("relay.name", c.Name == next.Name)
 	v.Compare("relay.poll_interval", c.PollInterval == next.PollInterval)
@@ -29,7 +31,7 @@ func (c *Config) restarts(next *Config) []string {
 // stay gives a configuration what the one at the start decided for good.
 func (c *Config) stay(start *Config) {
 	c.Pool, c.Pooler, c.Schema, c.Environment = start.Pool, start.Pooler, start.Schema, start.Environment
-	c.Name, c.Version = start.Name, start.Version
+	c.RefuseSuperuser, c.Name, c.Version = start.RefuseSuperuser, start.Name, start.Version
 	c.PollInterval, c.Lease, c.Watching = start.PollInterval, start.Lease, start.Watching
 	c.Log, c.Hooks, c.Spans = start.Log, start.Hooks, start.Spans
 }
@@ -49,7 +51,10 @@ func (c *Config) differences(next *Config) (all []string) {
 	v.Compare("egress.allow_private", (c.Egress.AllowPrivate == nil) == (next.Egress.AllowPrivate == nil) && slices.Equal(c.Egress.AllowPrivate, next.Egress.AllowPrivate))
 	v.Compare("egress.proxy", c.Egress.Proxy == next.Egress.Proxy)
 	v.Compare("alerts.channels", slices.Equal(channelNames(c.Alerts), channelNames(next.Alerts)))
-	v.Compare("alerts.window", c.Alerts.Window == next.Alerts.Window)
+	v.Compare("alerts.after", c.Alerts.After == next.Alerts.After)
+	v.Compare("alerts.after_by_rule", maps.Equal(c.Alerts.AfterByRule, next.Alerts.AfterByRule))
+	v.Compare("alerts.repeat", c.Alerts.Repeat == next.Alerts.Repeat)
+	v.Compare("admin.public_url", c.Alerts.PageURL == next.Alerts.PageURL)
 	v.Compare("alerts.lag_over", c.Alerts.LagOver == next.Alerts.LagOver)
 	v.Compare("alerts.vacuum_blocked_over", c.Alerts.VacuumBlockedOver == next.Alerts.VacuumBlockedOver)
 	v.Compare("retention", c.Retention == next.Retention)

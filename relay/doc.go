@@ -1,81 +1,110 @@
-// Package relay moves committed events to their destinations: it claims due deliveries, POSTs them, and settles what
-// became of them.
+// Package relay moves committed events to their destinations. It takes new events from the outbox, sends each delivery, and
+// settles what became of it. Deliveries that wait are rows of outbox_delivery, which it claims when they are due.
 //
-//	                      ┌──────── retry: pending again, later ────────┐
-//	                      ▼                                             │
-//	enqueue ──▶ pending ──claim──▶ pending, leased ──POST──▶ outcome ───┼──▶ delivered
-//	               ▲                   │      │                         │
-//	               └── rescue, hold ───┘      └── not to blame: hold    └──▶ failed ──▶ alert
+//	         take, route                                       settle
+//	outbox ──────────────▶ in hand ──┬──────────▶ POST ──▶ outcome ──▶ delivered | failed ──▶ alert
+//	                                 │             ▲           │
+//	            set aside, 1 s old   │             │           │ retry, hold
+//	                                 ▼             │           ▼
+//	                              pending ──claim──┘◀──────────┘
 //
-// The files, from the top down: a file uses names of those after it, and hardly any of those before it.
+// A delivery in hand has no row. It gets one with its outcome, or after about a second, or when it must wait: its destination is
+// paused or down, another delivery of its ordering key comes first, or its lane is full. From then on it is claimed as any
+// pending delivery.
 //
-//	relay.go                       what runs, and how it stops
-//	maintain.go                    what is done now and then
+// The files, from the top down:
+//
+//	relay.go                       what each part gets; what runs, and how it stops
+//	maintain.go                    periodic work
 //	reload.go, difference.go       another configuration while it runs, and its routes
 //	session.go                     what the session makes the relay do
-//	claim.go                       when to claim, and what follows from what was found
+//	claim.go                       the claimer: its turns, and what follows from what a claim found
+//	take.go, take_await.go         new events: take a range, route it, hand it out; ordering keys that another relay has
+//	take_rescue.go                 ranges that no relay has in hand
+//	take_beyond.go                 events that came after a difference that is taken in pieces
 //	claim_request.go               what to claim for which lane
 //	claim_apart.go                 claiming around damaged data
-//	writers.go                     transactions that may commit late
 //	breaker.go                     writing what the breakers decide
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
-//	settle.go, settle_aside.go     writing outcomes; those that cannot be written
-//	resettle.go                    outcomes that a crash of the server lost
-//	state.go, core.go              what the relay knows of itself; what the parts share
-//	lane.go, position.go           a destination's lane, and how far the claimer has looked
-//	outgoing.go                    what a lane holds and may send
+//	settled.go                     what written outcomes change in the lanes
+//	state.go                       what the relay knows of itself
+//	lane.go, cursor.go             a destination's lane, and how far the claimer has scanned
+//	outgoing.go, outgoing_ranges.go  what a lane holds and may send
+//	hands.go                       which ranges are in hand
 //	order.go, queue.go             ordering keys; the queues of a lane
-//	wake.go                        signals between goroutines
+//	wake.go                        signals between goroutines; the claimer's mailbox
 //	config.go, hooks.go            settings, observing
 //	store_*.go                     all SQL
-//	settlement.go, store.go        what is written of an attempt, and what is claimed
+//	store.go                       what is claimed
 //
-// Packages below it never import this package: pg (how statements reach the database, and what their errors mean), policy
-// (the outcome of an attempt, when to try again, how much a receiver bears, when it is down, when to look for work), post (one
-// request: what it says, how it travels, what is kept of its answer), natspost and kafkapost (the same over JetStream and
-// Kafka), spans (traces), breaker (what the relays share about destinations that are down), identity (keeping away from copies
-// of the database), session (connection, heartbeats, and the claims of dead relays), routes (the stored routes, and what was
-// parked before its route came), archive (moving and removing settled events), alert (alerts and their channels), and watch
-// (the state of the database around the relay). Package ops (what operators ask and do) uses the same packages; it and relay
-// never import each other.
+// Packages below it never import this package: intake (new events by the difference of two snapshots), pg (how statements
+// reach the database, and what their errors mean), policy (the outcome of an attempt, when to try again, how much a receiver
+// bears, when it is down, when the claimer acts), post (one request), natspost and kafkapost (the same over JetStream and
+// Kafka), spans (traces), breaker (what relays share about destinations that are down), identity (keeping away from copies of
+// the database), session (connection, heartbeats, and the claims of dead relays), waiting (what waits behind the head of its
+// ordering key), routes (the stored routes, and what was parked before its route came), settle (writing outcomes), archive, alert,
+// and watch (the state of the database). Package ops (what operators ask and do) uses the same packages; it and relay never import each other.
+//
+// # Who may import what
+//
+// This package is what a program imports to run a relay, with policy, post, natspost, kafkapost, alert and archive for its
+// configuration. The other packages beside it (ops, pg, identity, watch, intake and spans) serve the command line, the page and the
+// metrics of this repository, and promise no compatibility. What stands in relay/internal is the engine's alone.
+//
+// # When the claimer acts
+//
+// The claimer does what its [policy.Agenda] says is due, one turn after the other. All that wants a turn registers a cause there: the
+// pace of takes, retries, breakers, what a take or a claim has left, and other goroutines through the mailbox. docs/architecture.md
+// lists the causes. At debug level each turn logs its own, and the next one.
 //
 // # Goroutines
 //
 // Run starts, and awaits, one of each of these, and one sender per POST in flight:
 //
-//	claimer      owns the lanes' positions: waits for a wake-up, claims for every lane with room, hands out, watches for
-//	             transactions that commit late, and writes what the breakers decide
+//	claimer      takes, claims, hands out, and writes what the breakers decide; it owns the lanes' positions
 //	senders      take a run from their lane, POST it, pass the outcomes on; they end when the lane is empty
-//	settler      collects outcomes and writes them in batches; only then is a lane's room free again
+//	settler      collects outcomes and writes them in batches, and makes rows of what was in hand for too long; it owns the ranges
 //	session      one connection: shows by its presence that this relay lives, beats, listens, finds and rescues the dead, and
 //	             reads what the relays have decided about destinations; after a loss it writes the last outcomes again
 //	alerter      sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
-//	maintenance  the safety tick that wakes the claimer, the archive, parked deliveries, and routes that others changed
-//	watcher      looks around the database every half minute, for alerts and for housekeeping
+//	maintenance  the archive, parked deliveries, and routes that others changed
+//	keeper       marks what waits behind the head of its ordering key, and releases it when that has ended
+//	watcher      checks the database every half minute, for alerts and for housekeeping
 //	readiness    asks destinations of logs, until each was ready once, whether they can store events
 //
 // # Outcomes
 //
-// A claim ends in one of these, which policy.Decide chooses. Each is written by a statement of its own in store_settle.go.
+// A delivery in hand or claimed ends in one of these, which policy.Decide chooses. Each is written by a statement of its own in
+// package settle, or as a new row by package intake.
 //
 //	delivered  2xx
 //	retry      pending again, later, by the schedule; an attempt is spent
-//	hold       pending again, as it was before the claim; no attempt is spent: nothing was sent, or the destination is down
+//	hold       pending again, as it was before; no attempt is spent: nothing was sent, or the destination is down
 //	fail       failed for good, with an alert; a 410 also pauses the destination
+//
+// # Ordering keys
+//
+// The deliveries of a key are sent one after the other. What is in hand goes first, in the order of its events; what comes
+// later waits behind it in the lane. When one is not delivered, all that follow become pending in or after the transaction that
+// writes it, and before they can be claimed everything of the key in hand has a row. Before a range with keys is handed out, the
+// relay asks which keys have rows or are in another relay's hand ([intake.FindBlockedKeys]). A delivery that waits for another relay's
+// event of its key gets no row meanwhile, so that no relay claims it first if this one dies.
 //
 // # Stopping
 //
-// What ends Run also ends claiming. What a lane has queued is held. Each POST in flight may end until DrainTimeout, and is
-// settled as usual; then it is cut off, which is a retry even after the last attempt. The session leaves last: what could not
-// be written by then is given back by a row of outbox_void.
+// What ends Run also ends taking and claiming. What a lane has queued is held. Each POST in flight may end until DrainTimeout,
+// and is settled as usual; then it is cut off, which is a retry even after the last attempt. The session leaves last: what could
+// not be written by then is given back by a row of outbox_void, and ranges that are still open are taken over.
 //
 // # Tables and their writers
 //
 //	outbox                the producer inserts; archive removes
-//	outbox_delivery       the trigger outbox_fan_out inserts; claims, settles and ops update; archive removes
+//	outbox_range          takes insert; settles end; rescues change the owner; watch removes
+//	outbox_delivery       settles insert; claims, settles, waiting and ops update; archive removes
 //	outbox_attempt        settles insert
 //	outbox_destination    breaker, a settle (410), the end of a relay (trials), the search of what is parked, ops
 //	outbox_route          routes, at the start, at a reload and at the stop
+//	outbox_intake         triggers of the last two count changes, so that a take knows whether to read them again
 //	outbox_relay          session
 //	outbox_void           rescues, leaving, lost acknowledgements
 //	outbox_alert          settles, breaker, routes, identity, watch; alert marks what is sent
@@ -84,13 +113,13 @@
 //
 // # Guarantees
 //
-// A delivery is POSTed at least once after its event commits. Between claim and settle it is leased. The lease ends early
-// when a row of outbox_void says so: then the relay has died or left, or never learned of the claim.
+// A delivery is POSTed at least once after its event commits. A range belongs to one relay until it ends or that relay is dead. A
+// claimed row is leased. The lease ends early when a row of outbox_void says so: then the relay has died or left, or never
+// learned of the claim.
 //
-// The fence is a number that grows with every claim, at least as fast as the database's clock. It stands in the WHERE of
+// The fence is a number that grows with every take and claim, at least as fast as the database's clock. It stands in the WHERE of
 // every settle, so that a relay that was thought dead cannot overwrite what its successor wrote.
 //
-// What the first claim promises the receiver, X-Outbox-Not-After, holds for every later request. A delivery that is still
-// pending when the promise ends is failed instead of sent. Times in the database are the database's; the relay's clock only
-// measures.
+// What the first request promises the receiver, X-Outbox-Not-After, holds for every later one. A delivery that is still pending
+// when the promise ends is failed instead of sent. Times in the database are the database's; the relay's clock only measures.
 package relay

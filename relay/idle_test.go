@@ -9,10 +9,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // armed is true while relays want to be notified.
@@ -22,61 +22,44 @@ const armed = `SELECT last_value > extract(epoch FROM now()) * 1000 FROM outbox_
 // comes in, and armed again when that has ended.
 func TestRelayIsArmedAtALowLoad(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	cfg := db.config(to(rc.URL))
-	cfg.PollInterval = time.Hour
-	r := start(t, cfg)
-	becomes(db, true, armed)
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, rarely(config(db, to(rc.URL))))
+	relaytest.Becomes(db, true, armed)
 	for round := 1; round <= 3; round++ {
-		db.insert(1, fmt.Sprint("round", round))
+		db.Insert(1, fmt.Sprint("round", round))
 		r.settles(t, policy.Delivered, round)
-		if !row[bool](db, armed) {
+		if !relaytest.Row[bool](db, armed) {
 			t.Errorf("round %d: disarmed by one event", round)
 		}
 	}
-	eventually(db, "disarmed while much comes in", func() bool {
+	relaytest.Eventually(db, "disarmed while much comes in", func() bool {
 		r.wake.commits.Add(1000) // as from as many producers at once
-		r.wake.notify(false)
-		return !row[bool](db, armed)
+		r.wake.post(policy.CauseNotified)
+		return !relaytest.Row[bool](db, armed)
 	})
-	db.insert(1, "found by polling")
+	db.Insert(1, "found by polling")
 	r.settles(t, policy.Delivered, 4)
-	becomes(db, true, armed)
+	relaytest.Becomes(db, true, armed)
 }
 
-// What arms a relay costs producers nothing that lasts: no row that they read gets a new version.
-func TestArmingLeavesNoRowVersions(t *testing.T) {
-	testsize.Long(t)
+// A relay whose connections last for a transaction alone, as behind a pooler, asks producers for no notification, which it would not
+// hear, and finds events by polling.
+func TestRelayWithoutASessionIsNotArmed(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	s := &store{pool: db.pool}
-	size := row[int64](db, `SELECT pg_relation_size('outbox_armed') + pg_relation_size('outbox_relay')`)
-	for i := range 1000 {
-		must(t, s.arm(t.Context(), i%2 == 0))
+	db := relaytest.Covered(t)
+	cfg := config(db, to(relaytest.NewReceiver(t, nil).URL))
+	cfg.Pooler.Mode = PoolerTransaction
+	r := start(t, cfg)
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	if relaytest.Row[bool](db, armed) {
+		t.Error("a relay that nothing can notify is armed")
 	}
-	if n := row[int64](db, `SELECT pg_relation_size('outbox_armed') + pg_relation_size('outbox_relay')`); n != size {
-		t.Errorf("%d bytes became %d", size, n)
-	}
-	if row[bool](db, armed) {
-		t.Error("armed by a relay that said it is busy")
-	}
+	db.Insert(10, "key")
+	r.settles(t, policy.Delivered, 10)
 }
 
-// Producers go on notifying a relay that stays idle, also when another one that is busy has stopped them.
-func TestIdleRelayStaysArmed(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	r := sessionOf(t, db.config(to("http://receiver.test/")))
-	wakeUp(t, r) // as every new session
-	must(t, r.store.arm(t.Context(), true))
-	wakeUp(t, r) // as every relay
-	must(t, (&store{pool: db.pool}).arm(t.Context(), false))
-	wakeUp(t, r) // for what was committed meanwhile, which no producer announced
-	becomes(db, true, armed)
-}
-
-// sessionOf runs nothing of a relay but its session: what wakes up stays in the channel.
+// sessionOf runs nothing of a relay but its session: what wakes up stays in the channel, and claimers of the test may take turns.
 func sessionOf(t testing.TB, cfg Config) *Relay {
 	t.Helper()
 	return sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool { return pool })
@@ -86,9 +69,10 @@ func sessionOf(t testing.TB, cfg Config) *Relay {
 func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Relay {
 	t.Helper()
 	r, err := New(cfg)
-	must(t, err)
+	relaytest.Must(t, err)
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.session.Config.PoolConfig())
-	must(t, err)
+	relaytest.Must(t, err)
 	r.setDatabase(session.Database{Direct: pool, Pool: through(pool)})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -98,69 +82,30 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 		running.Wait()
 		pool.Close()
 	})
-	eventually(t, "the registration", func() bool { _, alive := r.current(); return alive })
+	relaytest.Eventually(t, "the registration", func() bool { _, alive := r.current(); return alive })
 	return r
 }
 
-// wakeUp waits for a token and returns whether it asks for a sweep.
-func wakeUp(t testing.TB, r *Relay) bool {
+// awaitPost waits until something was posted for a claimer of the test.
+func awaitPost(t testing.TB, r *Relay, cause policy.Cause) {
 	t.Helper()
-	select {
-	case sweep := <-r.wake.notified:
-		return sweep
-	case <-time.After(patience):
-		t.Fatal("never came: a wake-up")
-		return false
-	}
+	relaytest.Eventually(t, "what is posted: "+cause.String(), func() bool {
+		return policy.Cause(r.wake.posted.Load()).Has(cause)
+	})
 }
 
-// Without any polling: a producer's commit wakes an idle relay, and a busy one is left alone.
-func TestNotificationsReachTheRelay(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	r := sessionOf(t, db.config(to("http://receiver.test/")))
-	if !wakeUp(t, r) {
-		t.Error("a new session has to look at everything: it may have missed notifications")
-	}
-	db.insert(1, "busy")
-	must(t, r.store.arm(t.Context(), true))
-	if wakeUp(t, r) { // every relay hears that producers notify now
-		t.Error("to be armed asks for a sweep")
-	}
-	db.insert(1, "idle")
-	if wakeUp(t, r) {
-		t.Error("a new event asks for a sweep")
-	}
-	db.exec(`NOTIFY outbox_wake, 'sweep public'`)
-	if !wakeUp(t, r) {
-		t.Error("another relay's goodbye asks for no sweep")
-	}
-	for _, other := range []string{`elsewhere`, `sweep elsewhere`, ``, ` `, `public2`, `sweep`} {
-		db.exec(`SELECT pg_notify('outbox_wake', $1)`, other)
-	}
-	db.exec(`NOTIFY outbox_wake, 'public'`) // arrives after those
-	if wakeUp(t, r) {
-		t.Error("a notification of another schema was heard")
-	}
-	select {
-	case <-r.wake.notified:
-		t.Error("a notification too many")
-	default:
-	}
+// turnOf takes a turn, and returns how long the claimer waits then; negative: until something is posted.
+func turnOf(t testing.TB, c *claimer) time.Duration {
+	t.Helper()
+	_, err := c.turn(t.Context())
+	relaytest.Must(t, err)
+	return nextOf(c)
 }
 
-// A declaration fails, and by the next turn there is nothing to declare any more. Beats go on as the claimer does: a relay that
-// believes that producers notify keeps them notifying.
-func TestFailedDeclarationChangesNothing(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	failed, cancel := context.WithCancel(t.Context())
-	cancel()
-	for _, before := range []bool{true, false} {
-		s := &store{pool: db.pool}
-		must(t, s.arm(t.Context(), before))
-		if err := s.arm(failed, !before); err == nil || s.producers.Armed() != before {
-			t.Errorf("armed: %t, then not declared: %v; beats say %t", before, err, s.producers.Armed())
-		}
+func nextOf(c *claimer) time.Duration {
+	wait, next := c.agenda.Next(time.Now())
+	if next == 0 {
+		return -1
 	}
+	return wait
 }

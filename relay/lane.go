@@ -15,9 +15,9 @@ type lane struct {
 	name string
 	outgoing
 
-	walks    [classes]walk
-	back     keyset // from where to look once more; zero: nowhere
-	lookOwed bool   // a look for new work was due when this lane could claim nothing
+	cursors     [classes]cursor
+	rescanFrom  keyset // from where to read once more; zero: nowhere
+	scanOverdue bool   // a scan was due when this lane could claim nothing
 	// reordered is how often deliveries of earlier events had become pending again, as the last claim found it.
 	reordered          int64
 	reported           LaneState // to the hook
@@ -33,7 +33,7 @@ func newLane(e *post.Endpoint) *lane {
 }
 
 // isActive reports whether the lane holds something, or its last claim has left something.
-func (l *lane) isActive() bool { return l.walks[live].more || l.walks[backlog].more || l.busy() }
+func (l *lane) isActive() bool { return l.cursors[live].more || l.cursors[backlog].more || l.busy() }
 
 // reportState calls the hook if the lane's state has changed, at most once a second.
 func (l *lane) reportState(now time.Time, hook func(LaneState)) {
@@ -47,42 +47,42 @@ func (l *lane) reportState(now time.Time, hook func(LaneState)) {
 	}
 }
 
-// walkNow makes the next claim begin at the front of backlog and replays. A walk that has found nothing to send so far goes on
-// to its end first, and then begins again: if each call began it anew, it would never come to its end.
-func (l *lane) walkNow() {
+// restartScans makes the next claim begin at the front of backlog and replays. A cursor that has found nothing to send so far goes
+// on to its end first, and then begins again: if each call began it again, it would never come to its end.
+func (l *lane) restartScans() {
 	for _, c := range []class{backlog, replays} {
-		if w := &l.walks[c]; w.barren && w.more {
-			w.again = true
+		if w := &l.cursors[c]; w.foundNothing && w.more {
+			w.restarts = true
 		} else {
 			w.rest(time.Time{})
 		}
 	}
 }
 
-// lookBack makes the next claim look once at everything that became due since the given time of the database, beside the walks.
-func (l *lane) lookBack(since time.Time) {
-	if l.back == (keyset{}) || since.Before(l.back.at) {
-		l.back = keyset{at: since}
+// rescanSince makes the next claim read once more what became due since the given time of the database, beside the cursors.
+func (l *lane) rescanSince(since time.Time) {
+	if l.rescanFrom == (keyset{}) || since.Before(l.rescanFrom.at) {
+		l.rescanFrom = keyset{at: since}
 	}
 }
 
-// advanceLookBack moves past what a claim has looked at.
-func (l *lane) advanceLookBack(result scanResult) {
-	l.back = keyset{}
+// advanceRescan moves past what a claim has read.
+func (l *lane) advanceRescan(result scanResult) {
+	l.rescanFrom = keyset{}
 	if result.more {
-		l.back = result.last
+		l.rescanFrom = result.last
 	}
 }
 
-// hasWalkedAll reports whether all that is due has been looked at.
-func (l *lane) hasWalkedAll(now time.Time) bool {
-	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) && l.back == (keyset{}) &&
-		!l.walks[backlog].isDue(now) && !l.walks[replays].isDue(now) && !l.hasReady()
+// hasScannedAll reports whether all that is due has been read.
+func (l *lane) hasScannedAll(now time.Time) bool {
+	return !slices.ContainsFunc(l.cursors[:], func(w cursor) bool { return w.more }) && l.rescanFrom == (keyset{}) &&
+		!l.cursors[backlog].isDue(now) && !l.cursors[replays].isDue(now) && !l.hasReady()
 }
 
 // endTrial closes a breaker in trial whose lane has nothing more to send and of which something was accepted.
 func (l *lane) endTrial(now time.Time) (ended bool) {
-	if l.busy() || !l.hasWalkedAll(now) {
+	if l.busy() || !l.hasScannedAll(now) {
 		return false
 	}
 	l.changeBreaker(func(b *policy.Breaker) {
@@ -132,9 +132,15 @@ func (ls *lanes) endpoints() (all []*post.Endpoint) {
 	return all
 }
 
-// busy reports whether any lane holds anything.
-func (ls *lanes) busy() bool {
-	return slices.ContainsFunc(ls.list(), func(l *lane) bool { return l.busy() })
+// rangeSize returns how many events to take: as many as each lane that sends quickly has room for.
+func (ls *lanes) rangeSize(now time.Time, lease time.Duration) int {
+	size := takeEvents
+	for _, l := range ls.list() {
+		if room, fast := l.fastRoom(now, lease); fast {
+			size = min(size, room)
+		}
+	}
+	return size
 }
 
 // applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not

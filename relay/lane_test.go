@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
 	"pgregory.net/rapid"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -181,40 +182,24 @@ func TestFirstAnswersSayHowMuchToClaim(t *testing.T) {
 	}
 }
 
-func TestRate(t *testing.T) {
-	t.Parallel()
-	start := time.Unix(1_000_000, 0)
-	var r policy.Throughput
-	if _, known := r.Measure(start, 50); known {
-		t.Error("known at once")
-	}
-	if _, known := r.Measure(start.Add(policy.RateWindow-1), 50); known {
-		t.Error("known before the first window")
-	}
-	if got, known := r.Measure(start.Add(100*time.Millisecond), 50); !known || got != 1000 {
-		t.Errorf("100 in 100 ms: %g (%t)", got, known)
-	}
-	if got, _ := r.Measure(start.Add(200*time.Millisecond), 200); got != 1250 {
-		t.Errorf("a quarter of the way from 1000 to 2000: %g", got)
-	}
-	if got, _ := r.Measure(start.Add(time.Hour), 0); got != 1250 {
-		t.Errorf("a pause changes it to %g", got)
-	}
-	if got, _ := r.Measure(start.Add(time.Hour+100*time.Millisecond), 125); got != 1250 {
-		t.Errorf("the pause counts: %g", got)
-	}
-	// A clock that stands still or jumps back yields no infinity and no negative rate.
-	for _, now := range []time.Time{start.Add(time.Hour), start.Add(-time.Hour), start.Add(2 * time.Hour)} {
-		if got, _ := r.Measure(now, 1000); got < 0 || got > 1e12 {
-			t.Errorf("%g", got)
-		}
-	}
-}
-
 // What is written about memory (decision 6, the runbook) is what a lane may hold.
 func TestPayloadsOfALaneAreBounded(t *testing.T) {
 	t.Parallel()
 	if most := (classes*maxTaken + maxBehind) * inlinePayload; most > 110<<20 {
 		t.Errorf("a lane may hold %d MiB of payloads, and 110 are documented", most>>20)
+	}
+}
+
+// order is a delivery for tests to change.
+func order() delivery {
+	version := 3
+	eventType, key, ordering, reference := "invoice.paid", "inv-1.paid", "customer-7", "INV/2026/1"
+	return delivery{
+		eventID: 42, destination: "default", fence: 9, attempts: 2,
+		event: post.Event{
+			EventType: &eventType, Version: &version, Key: &key, OrderingKey: &ordering, RelatedReference: &reference,
+			CreatedAt: pgtype.Timestamptz{Time: time.Date(2026, 3, 1, 13, 0, 0, 123456000, time.FixedZone("", 3600)), Valid: true},
+			Payload:   []byte(`{"a":1e3}`),
+		},
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -24,14 +25,14 @@ import (
 func newBlackhole(tb testing.TB) string {
 	tb.Helper()
 	v := newVacant(tb)
-	must(tb, syscall.Listen(int(v.file.Fd()), 0))
+	relaytest.Must(tb, syscall.Listen(int(v.file.Fd()), 0))
 	address := strings.TrimPrefix(v.url, "http://")
 	for range 10 {
 		conn, err := net.DialTimeout("tcp", address, 200*time.Millisecond)
 		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 			return v.url
 		}
-		must(tb, err)
+		relaytest.Must(tb, err)
 		tb.Cleanup(func() { _ = conn.Close() })
 	}
 	tb.Fatal("the queue of a listener is never full")
@@ -63,36 +64,36 @@ func TestOutageOfALoneEvent(t *testing.T) {
 		for _, relays := range []int{1, 2, 4} {
 			t.Run(fmt.Sprintf("%s, %d relays", reason, relays), func(t *testing.T) {
 				t.Parallel()
-				db := newDatabase(t)
+				db := relaytest.Covered(t)
 				d := post.Destination{Name: "default", URL: url}
 				if reason == policy.ReasonTimeout {
 					d.Timeout = 200 * time.Millisecond
 				}
 				d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
-				db.insert(1, "lone")
+				db.Insert(1, "lone")
 				var running []*running
 				for range relays {
-					running = append(running, start(t, db.config(d)))
+					running = append(running, start(t, config(db, d)))
 				}
 				const tried = `SELECT count(*) >= $1 OR EXISTS (SELECT FROM outbox_delivery WHERE status <> 'pending') FROM outbox_attempt`
-				becomes(db, true, tried, 1)
+				relaytest.Becomes(db, true, tried, 1)
 				for round := range rounds {
 					if round%3 == 0 { // all of them, since the next attempt may be any one's
 						for i := range running {
 							running[i].stop()
-							running[i] = start(t, db.config(d))
+							running[i] = start(t, config(db, d))
 						}
 					}
-					attempts := row[int](db, `SELECT count(*) FROM outbox_attempt`)
-					db.letPass(length)
-					becomes(db, true, tried, attempts+1)
+					attempts := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt`)
+					letPass(db, length)
+					relaytest.Becomes(db, true, tried, attempts+1)
 				}
-				got := row[string](db, `SELECT concat_ws(' ', d.status, d.attempts, breaker, s.reasons) FROM outbox_delivery d, outbox_destination,
+				got := relaytest.Row[string](db, `SELECT concat_ws(' ', d.status, d.attempts, breaker, s.reasons) FROM outbox_delivery d, outbox_destination,
 					(SELECT string_agg(DISTINCT concat_ws(' ', outcome, reason), ', ') AS reasons FROM outbox_attempt) s`)
 				if want := "pending 0"; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, " hold "+string(reason)) {
 					t.Errorf("%s, want %s and only attempts that were held for %s", got, want, reason)
 				}
-				if n := row[int](db, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`); n != 1 {
+				if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`); n != 1 {
 					t.Errorf("%d alerts are open", n)
 				}
 			})
@@ -107,9 +108,6 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]http.HandlerFunc{
 		"500": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
-		"502": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
-		"503": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
-		"404": http.NotFound,
 		"no answer": func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = r.Body.Read(make([]byte, 1<<10)) // or the server does not notice that the relay hangs up
 			<-r.Context().Done()
@@ -121,111 +119,43 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 					testsize.Long(t)
 				}
 				t.Parallel()
-				db := newDatabase(t)
+				db := relaytest.Covered(t)
 				place := newVacant(t)
 				if !unreachedFirst {
 					place.open(t, answer)
 				}
-				d := post.Destination{Name: "default", URL: place.url, Timeout: time.Second}
+				d := post.Destination{Name: "default", URL: place.url}
+				if name == "no answer" {
+					d.Timeout = 300 * time.Millisecond
+				}
 				d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
-				db.insert(1, "lone")
-				db.exec(`CREATE TABLE settled (attempts int, delay interval);
-					CREATE FUNCTION note_settle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+				db.Insert(1, "lone")
+				db.Exec(`CREATE TABLE settled (attempts int, delay interval);
+					CREATE FUNCTION note_settle() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$ BEGIN
 						IF NEW.attempts > OLD.attempts AND NEW.status = 'pending' THEN INSERT INTO settled VALUES (NEW.attempts, NEW.next_attempt_at - now()); END IF;
 						RETURN NULL; END $$;
 					CREATE TRIGGER note_settle AFTER UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION note_settle()`)
-				start(t, db.config(d))
-				start(t, db.config(d))
+				start(t, config(db, d))
+				start(t, config(db, d))
 				if unreachedFirst {
-					becomes(db, true, `SELECT count(*) > 3 FROM outbox_attempt`)
+					relaytest.Becomes(db, true, `SELECT count(*) > 3 FROM outbox_attempt`)
 					place.open(t, answer)
 				}
 				for attempt := 1; attempt < 8; attempt++ {
-					becomes(db, attempt, `SELECT attempts FROM outbox_delivery WHERE claimed_by IS NULL UNION ALL SELECT -1 LIMIT 1`)
-					db.exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
+					relaytest.Becomes(db, attempt, `SELECT attempts FROM outbox_delivery WHERE claimed_by IS NULL UNION ALL SELECT -1 LIMIT 1`)
+					db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
 				}
-				becomes(db, "failed 8", `SELECT concat_ws(' ', status, attempts) FROM outbox_delivery`)
-				if !row[bool](db, `SELECT array_agg(attempts ORDER BY attempts) = '{1,2,3,4,5,6,7}' AND bool_and(
+				relaytest.Becomes(db, "failed 8", `SELECT concat_ws(' ', status, attempts) FROM outbox_delivery`)
+				if !relaytest.Row[bool](db, `SELECT array_agg(attempts ORDER BY attempts) = '{1,2,3,4,5,6,7}' AND bool_and(
 						delay >= want AND delay <= 1.1 * want)
 					FROM settled JOIN unnest('{5s,30s,5m,30m,4h,4h,4h}'::interval[]) WITH ORDINALITY w (want, attempt) ON attempt = attempts`) {
-					t.Errorf("delays %v", rows[string](db, `SELECT concat_ws(' ', attempts, delay) FROM settled ORDER BY attempts`))
+					t.Errorf("delays %v", relaytest.Rows[string](db, `SELECT concat_ws(' ', attempts, delay) FROM settled ORDER BY attempts`))
 				}
-				becomes(db, true, `SELECT coalesce(bool_and(breaker = 'closed'), true) FROM outbox_destination`)
-				becomes(db, 0, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
+				relaytest.Becomes(db, true, `SELECT array_agg(attempt ORDER BY id) = '{1,2,3,4,5,6,7,8}' AND array_agg(outcome ORDER BY id) =
+					'{retry,retry,retry,retry,retry,retry,retry,fail}' AND count(DISTINCT claim) = 8 FROM outbox_attempt WHERE outcome <> 'hold'`)
+				relaytest.Becomes(db, true, `SELECT coalesce(bool_and(breaker = 'closed'), true) FROM outbox_destination`)
+				relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
 			})
 		}
 	}
-}
-
-// Three lone events that are answered 500, each by another relay: what one relay alone never sees is evidence all the same.
-func TestOutageIsSeenByAllRelaysTogether(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, status(http.StatusInternalServerError))
-	d := post.Destination{Name: "default", URL: rc.URL}
-	for round := 1; round <= policy.DefaultBreakerFailures; round++ {
-		r := start(t, db.config(d)) // which has seen nothing yet
-		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour'`)
-		db.insert(1, fmt.Sprint("round-", round))
-		r.await(t, "an attempt", func(o *observer) bool { return len(o.attempts) == 1 })
-		if round < policy.DefaultBreakerFailures {
-			becomes(db, round, `SELECT coalesce((SELECT breaker_failures FROM outbox_destination), 0)`)
-			r.stop()
-		}
-	}
-	becomes(db, policy.DefaultBreakerFailures, `SELECT breaker_failures FROM outbox_destination`)
-	db.insert(1, "last")
-	becomes(db, "open", `SELECT breaker FROM outbox_destination`)
-	if n := row[int](db, `SELECT sum(attempts)::int FROM outbox_delivery`); n != policy.DefaultBreakerFailures {
-		t.Errorf("%d attempts are spent", n)
-	}
-}
-
-// One answer after failures takes the evidence back, whichever relay gets it. A destination that only answers is never
-// written about.
-func TestEvidenceIsTakenBack(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-		if strings.HasPrefix(r.key, "bad") {
-			w.WriteHeader(http.StatusInternalServerError)
-		}
-	})
-	d := post.Destination{Name: "default", URL: rc.URL}
-	db.exec(`CREATE TABLE written (at timestamptz);
-		CREATE FUNCTION note_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO written VALUES (now()); RETURN NULL; END $$;
-		CREATE TRIGGER note_write AFTER INSERT OR UPDATE ON outbox_destination FOR EACH ROW EXECUTE FUNCTION note_write()`)
-	r := start(t, db.config(d))
-	db.insert(500, "good")
-	r.settles(t, policy.Delivered, 500)
-	db.insert(2, "bad")
-	becomes(db, 2, `SELECT coalesce((SELECT breaker_failures FROM outbox_destination), 0)`)
-	r.stop()
-	if n := row[int](db, `SELECT count(*) FROM written`); n > 2 {
-		t.Errorf("%d writes for two failures among 500 answers", n)
-	}
-	other := start(t, db.config(d))
-	eventually(t, "that the other relay knows", func() bool {
-		l := other.lane("default")
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.breaker.Recorded == 2
-	})
-	db.insert(1, "again")
-	becomes(db, "0 {}", `SELECT concat_ws(' ', breaker_failures, breaker_events::text) FROM outbox_destination`)
-}
-
-// A destination for which nothing waits any more is not held for ever, and its alert is resolved.
-func TestOutageEndsWithNothingToSend(t *testing.T) {
-	testsize.Long(t)
-	t.Parallel()
-	db := newDatabase(t)
-	d := post.Destination{Name: "default", URL: newVacant(t).url, Timeout: 50 * time.Millisecond}
-	d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
-	db.insert(1, "lone")
-	start(t, db.config(d))
-	becomes(db, 1, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
-	becomes(db, 1, `WITH discarded AS (UPDATE outbox_delivery SET status = 'discarded' WHERE claimed_by IS NULL RETURNING 1) SELECT count(*) FROM discarded`)
-	becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
-	becomes(db, 0, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
 }

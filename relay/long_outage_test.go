@@ -7,17 +7,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // letPass lets time pass in the database: everything that it remembers happened so much earlier.
-func (db *database) letPass(d time.Duration) {
+func letPass(db *relaytest.Database, d time.Duration) {
 	db.Helper()
-	db.exec(`UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - $1::interval,
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - $1::interval,
 		last_attempt_at = last_attempt_at - $1::interval WHERE status = 'pending' AND claimed_by IS NULL`, d)
-	db.exec(`UPDATE outbox_destination SET breaker_opened_at = breaker_opened_at - $1::interval,
+	db.Exec(`UPDATE outbox_destination SET breaker_opened_at = breaker_opened_at - $1::interval,
 		breaker_until = breaker_until - $1::interval WHERE breaker = 'open'`, d)
 }
 
@@ -34,15 +35,15 @@ func TestOutageOfDays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const waiting, fresh = 200, 20
-			db := newDatabase(t)
-			rc := newReceiver(t, nil)
+			db := relaytest.Covered(t)
+			rc := relaytest.NewReceiver(t, nil)
 			var up atomic.Pointer[lane]
 			front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if l := up.Load(); l != nil {
 					// What is live is waited for, as far as the lane has room: else what counts is how fast it is claimed.
-					eventually(t, "live deliveries", func() bool {
-						db.exec(keepLive)
-						return l.fullOfLive() || row[bool](db, `SELECT coalesce(bool_and(claimed_by IS NOT NULL), true) FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
+					relaytest.Eventually(t, "live deliveries", func() bool {
+						db.Exec(keepLive)
+						return l.fullOfLive() || relaytest.Row[bool](db, `SELECT coalesce(bool_and(claimed_by IS NOT NULL), true) FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
 							WHERE d.status = 'pending' AND e.idempotency_key LIKE 'fresh%'`)
 					})
 					rc.Config.Handler.ServeHTTP(w, r)
@@ -57,37 +58,37 @@ func TestOutageOfDays(t *testing.T) {
 
 			d := post.Destination{Name: "default", URL: place.url, MaxInFlight: 8, Timeout: DefaultLease / 2} // which a slow machine does not reach
 			d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
-			db.insert(waiting, "waiting")
-			r := start(t, db.config(d))
-			becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination), '')`)
+			db.Insert(waiting, "waiting")
+			r := start(t, config(db, d))
+			relaytest.Becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination), '')`)
 			for range 21 {
 				before := sees(r.observer, func(o *observer) int { return len(o.attempts) })
-				db.letPass(3 * time.Hour)
+				letPass(db, 3*time.Hour)
 				r.await(t, "a probe", func(o *observer) bool { return len(o.attempts) > before })
 			}
-			if !row[bool](db, `SELECT count(*) = $1 AND bool_and(status = 'pending') AND count(*) FILTER (WHERE attempts > 0) <= $2 AND max(attempts) <= $2
+			if !relaytest.Row[bool](db, `SELECT count(*) = $1 AND bool_and(status = 'pending') AND count(*) FILTER (WHERE attempts > 0) <= $2 AND max(attempts) <= $2
 				FROM outbox_delivery`, waiting, policy.DefaultBreakerFailures) {
-				t.Error(row[string](db, `SELECT string_agg(DISTINCT concat_ws(' ', status, attempts), ', ') FROM outbox_delivery`))
+				t.Error(relaytest.Row[string](db, `SELECT string_agg(DISTINCT concat_ws(' ', status, attempts), ', ') FROM outbox_delivery`))
 			}
-			becomes(db, true, `SELECT count(*) >= 21 FROM outbox_attempt WHERE outcome = 'hold'`) // the hook reports an attempt before it is logged
+			relaytest.Becomes(db, true, `SELECT count(*) >= 21 FROM outbox_attempt WHERE outcome = 'hold'`) // the hook reports an attempt before it is logged
 
-			db.insert(fresh, "fresh")
+			db.Insert(fresh, "fresh")
 			up.Store(r.lane("default"))
 			if down == nil {
 				place.open(t, front)
 			}
-			becomes(db, waiting+fresh, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+			relaytest.Becomes(db, waiting+fresh, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 			last := 0
-			for i, key := range rc.keys() {
+			for i, key := range rc.Keys() {
 				if strings.HasPrefix(key, "fresh") {
 					last = i
 				}
 			}
 			// Eight of eleven are live while both wait, and what the first probes took stands before them.
 			if last > 3*fresh {
-				t.Errorf("the last fresh event came as number %d of %d", last+1, rc.total())
+				t.Errorf("the last fresh event came as number %d of %d", last+1, rc.Total())
 			}
-			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
+			relaytest.Becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
 		})
 	}
 }

@@ -11,32 +11,37 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
-	"github.com/outbox-relay/outbox-relay/relay/routes"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // parkedEvery is how often everything parked is looked through for a route, although none was added.
 const parkedEvery = time.Hour
 
-// maintain runs the safety tick and what has to be done now and then, until ctx is done.
+// maintain runs what has to be done now and then, until ctx is done.
 func (r *Relay) maintain(ctx context.Context) {
 	jobs := newJobs(r.cfg.Log)
-	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
-	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
+	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(r.waiting.Tick))
+	searchParked := func() {
 		if err := routes.BeginParkedSearch(ctx, r.chores); err != nil && ctx.Err() == nil {
 			r.databaseError("begin parked search", err)
 		}
-	}))
-	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.notify(true) }}
+	}
+	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(searchParked))
+	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.post(policy.CauseSweep) }}
 	archiving := archive.Schedule{Jobs: jobs, Run: r.archive}
 	archiving.Follow(ctx, r.config().Retention)
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
 		case <-r.wake.parked:
-			if err := parked.Round(ctx); err != nil && ctx.Err() == nil {
+			if err := parked.Run(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
+		case <-r.wake.reparked:
+			searchParked()
+			signal(r.wake.parked)
 		case <-r.wake.routes:
 			if err := r.followRoutes(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("follow routes", err)

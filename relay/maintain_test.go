@@ -1,9 +1,7 @@
 package relay
 
 import (
-	"bytes"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,8 +10,8 @@ import (
 	"github.com/robfig/cron/v3"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // fakeClock is the clock of a backoff: it moves by what the backoff says to wait.
@@ -45,9 +43,9 @@ func TestBackoffNeverGivesUp(t *testing.T) {
 // Cron neither recovers panics by itself nor keeps a slow job from piling up.
 func TestJobThatPanicsOrHangsHurtsNobody(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	var log safeBuffer
-	cfg := db.config(to("http://receiver.test/"))
+	db := relaytest.Covered(t)
+	var log relaytest.Buffer
+	cfg := config(db, to("http://receiver.test/"))
 	cfg.Log = zerolog.New(&log)
 	r := prepared(t, cfg)
 	var panics, others atomic.Int64
@@ -87,69 +85,13 @@ type everyMoment struct{}
 
 func (everyMoment) Next(now time.Time) time.Time { return now.Add(time.Millisecond) }
 
-// safeBuffer is a buffer that several goroutines may write to.
-type safeBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *safeBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *safeBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
-}
-
-// Parked deliveries are those of events without a route; a route that comes later releases them.
-func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t, "default")
-	db.exec(`DELETE FROM outbox_route`)
-	const parked = 3001 // more than three steps of the search
-	db.insert(parked, "early")
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other')`)
-	rc := newReceiver(t, nil)
-	cfg := db.config(to(rc.URL))
-	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
-	r := start(t, cfg)
-	r.settles(t, policy.Delivered, parked)
-	if got := row[string](db, `SELECT string_agg(destination || '/' || status, ',') FROM outbox_delivery WHERE status = 'pending'`); got != "/pending" {
-		t.Errorf("left are %q, want one parked", got)
-	}
-}
-
-// A producer's transaction that began before a route was added parks its event; what is parked is looked through long before
-// it commits, up to later events.
-func TestLateCommitOfAParkedEventIsReleased(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.exec(`DELETE FROM outbox_route`)
-	late := db.plain().Begin()
-	_, err := late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'late')`)
-	must(t, err)
-	db.insert(3, "parked")
-	rc := newReceiver(t, nil)
-	r := start(t, db.config(to(rc.URL))) // which adds the route
-	r.settles(t, policy.Delivered, 3)
-	latest := row[int64](db, `SELECT max(id) FROM outbox`)
-	becomes(db, latest, `SELECT parked_after FROM outbox_destination`)
-	must(t, late.Commit(t.Context()))
-	r.settles(t, policy.Delivered, 4)
-	becomes(db, 0, `SELECT count(parked_after) FROM outbox_destination`)
-}
-
 // A relay archives by its schedule, and says so.
 func TestRelayArchives(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.plain().InsertOld(3, "key")
+	db := relaytest.Covered(t)
+	db.InsertOld(3, "key")
 	archived := make(chan archive.Result, 100)
-	cfg := db.config(to("http://receiver.test/"))
+	cfg := config(db, to("http://receiver.test/"))
 	cfg.Retention = archive.Retention{ArchiveAfter: 30 * days}
 	cfg.Hooks.Archived = func(batch archive.Result) { archived <- batch }
 	r := prepared(t, cfg)
@@ -163,7 +105,7 @@ func TestRelayArchives(t *testing.T) {
 		if batch.Events != 3 {
 			t.Errorf("archived %+v", batch)
 		}
-	case <-time.After(patience):
+	case <-time.After(relaytest.Patience):
 		t.Error("nothing was archived")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -22,6 +23,7 @@ type observer struct {
 	idle     int
 	notices  []notice
 	failures map[string]int // failed statements, by operation
+	errors   []error        // theirs
 }
 
 type notice struct {
@@ -68,16 +70,18 @@ func (o *observer) hooks(next Hooks) Hooks {
 		Notified: func(channel string, alert alert.Alert, err error) {
 			o.note(func() { o.notices = append(o.notices, notice{channel, alert, err}) })
 		},
-		Quarantined:   next.Quarantined,
-		Reloaded:      next.Reloaded,
-		DatabaseError: func(operation string, _ error) { o.note(func() { o.failures[operation]++ }) },
+		Quarantined: next.Quarantined,
+		Reloaded:    next.Reloaded,
+		DatabaseError: func(operation string, err error) {
+			o.note(func() { o.failures[operation]++; o.errors = append(o.errors, err) })
+		},
 	}
 }
 
 // await waits until what the hooks said so far makes done true.
 func (o *observer) await(t testing.TB, what string, done func(*observer) bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(relaytest.Patience)
 	for {
 		o.mu.Lock()
 		ok, changed := done(o), o.changed
@@ -94,6 +98,16 @@ func (o *observer) await(t testing.TB, what string, done func(*observer) bool) {
 				what, o.outcomes, o.reasons, o.stale, o.rescued, o.failures)
 		}
 	}
+}
+
+// told returns what of an alert under one rule was sent, firing or resolved, in that order.
+func (o *observer) told(rule string) (states []string) {
+	for _, n := range o.notices {
+		if n.alert.Rule == rule {
+			states = append(states, n.alert.State())
+		}
+	}
+	return states
 }
 
 // settles waits until n deliveries have had an outcome in total.

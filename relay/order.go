@@ -66,7 +66,9 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 
 // orderingKeys are the keys of a lane that have work in this relay.
 type orderingKeys struct {
-	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
+	spilling map[string]int  // deliveries of each that are about to become pending
+	blocked  map[string]bool // of which one has become pending since the claimer last asked about rows
+	ready    []readyKey      // the next delivery of each may be claimed; in the order in which they were found
 	isReady  map[string]bool
 	inFlight map[string]keyInFlight
 }
@@ -77,12 +79,17 @@ type keyInFlight struct {
 	replayed   bool  // its run is one of replays
 	freed      bool  // by one that was settled, or that commits before the last: the key is ready once the rest is settled, too
 	last       int64 // the greatest event of them
+
+	ranged  bool       // they came with a range
+	active  bool       // a sender has some of them, or will have
+	stopped bool       // one of them was not delivered: nothing of the key may be sent until it is settled
+	behind  []delivery // of ranges: the sender takes them after its run
 }
 
 // makeReady notes a key of which the given event was found, so that its next delivery may be claimed. A key in flight becomes ready when that is
 // settled: if the settlement frees it, or if the event is earlier than the last one in flight, for whose retry it must not wait.
 func (k *orderingKeys) makeReady(key string, eventID int64, c class) {
-	if inFlight, is := k.inFlight[key]; is && eventID < inFlight.last {
+	if inFlight, is := k.inFlight[key]; is && (eventID < inFlight.last || inFlight.ranged) {
 		inFlight.freed = true
 		k.inFlight[key] = inFlight
 	}
@@ -93,7 +100,15 @@ func (k *orderingKeys) makeReady(key string, eventID int64, c class) {
 		k.isReady = map[string]bool{}
 	}
 	k.isReady[key] = true
-	k.ready = append(k.ready, readyKey{key: key, class: c})
+	k.ready = append(k.ready, readyKey{key: key, class: c, found: eventID})
+}
+
+// activate notes that a run of a key is queued.
+func (k *orderingKeys) activate(key string, replayed bool) {
+	if inFlight, known := k.inFlight[key]; known {
+		inFlight.active, inFlight.replayed = true, inFlight.replayed || replayed
+		k.inFlight[key] = inFlight
+	}
 }
 
 // markReplayed notes that the run of a key in flight is one of replays, or was one.
@@ -134,12 +149,76 @@ func (k *orderingKeys) claimed(key string, n int, last int64) {
 	if k.inFlight == nil {
 		k.inFlight = map[string]keyInFlight{}
 	}
-	k.inFlight[key] = keyInFlight{deliveries: k.inFlight[key].deliveries + n, last: max(k.inFlight[key].last, last)}
+	inFlight := k.inFlight[key]
+	inFlight.deliveries += n
+	inFlight.last = max(inFlight.last, last)
+	k.inFlight[key] = inFlight
+}
+
+// give counts a delivery of a range, and reports whether a run begins with it. refused: it must become pending, since one before it is, or
+// is about to be.
+func (k *orderingKeys) give(d delivery) (begins, refused bool) {
+	key := *d.event.OrderingKey
+	if inFlight := k.inFlight[key]; inFlight.stopped || k.blocked[key] || k.spilling[key] > 0 {
+		return false, true
+	}
+	k.claimed(key, 1, d.eventID)
+	inFlight := k.inFlight[key]
+	begins = !inFlight.active
+	inFlight.ranged, inFlight.active = true, true
+	if !begins {
+		inFlight.behind = append(inFlight.behind, d)
+	}
+	k.inFlight[key] = inFlight
+	return begins, false
+}
+
+// next returns what a sender sends after a run of a key that was delivered; nothing: the key is free.
+func (k *orderingKeys) next(key string) []delivery {
+	inFlight, is := k.inFlight[key]
+	if !is {
+		return nil
+	}
+	n := min(len(inFlight.behind), maxRun)
+	run := inFlight.behind[:n:n]
+	inFlight.behind = inFlight.behind[n:]
+	inFlight.active = n > 0
+	k.inFlight[key] = inFlight
+	return run
+}
+
+// stop keeps anything of a key from being sent until one that was not delivered is settled, and returns what waits behind it.
+func (k *orderingKeys) stop(key string) (behind []delivery) {
+	if inFlight, is := k.inFlight[key]; is {
+		behind = inFlight.behind
+		inFlight.behind, inFlight.active, inFlight.stopped = nil, false, true
+		k.inFlight[key] = inFlight
+	}
+	return behind
+}
+
+func (k *orderingKeys) block(key string) {
+	if k.blocked == nil {
+		k.blocked = map[string]bool{}
+	}
+	k.blocked[key] = true
+}
+
+func (k *orderingKeys) spill(key string, n int) {
+	if k.spilling == nil {
+		k.spilling = map[string]int{}
+	}
+	if k.spilling[key] += n; k.spilling[key] <= 0 {
+		delete(k.spilling, key)
+	}
 }
 
 // settled counts a delivery of a key that was settled, and makes the key ready if that, or one settled before, frees it:
 // settlements that had to be set aside are written later than those behind them.
-func (k *orderingKeys) settled(key string, c class, frees bool) {
+func (k *orderingKeys) settled(key string, c class, frees, blocks bool) {
+	if blocks {
+		k.block(key)
+	}
 	rest := k.inFlight[key]
 	rest.deliveries--
 	rest.freed = rest.freed || frees

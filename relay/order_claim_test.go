@@ -8,40 +8,42 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/outbox-relay/outbox-relay/relay/routes"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // registered returns a relay that claims nothing by itself, and its store.
-func (db *database) registered() (*store, int32) {
+func registered(db *relaytest.Database) (*store, int32) {
 	db.Helper()
-	return &store{pool: db.pool}, row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING instance`)
+	return &store{pool: db.Pool}, relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING instance`)
 }
 
 // claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.
-func (db *database) claimAll(s *store, instance int32, free, run int) []delivery {
+func claimAll(db *relaytest.Database, s *store, instance int32, free, run int) []delivery {
 	db.Helper()
 	request := claimRequest{destination: "default", run: run, promise: policy.DefaultNotAfter, scans: []scan{{free: free}}}
 	first, err := s.claim(db.Context(), instance, time.Minute, []claimRequest{request})
-	must(db, err)
+	relaytest.Must(db, err)
 	request.scans = nil
 	for _, found := range first.scans[0].keys {
 		request.keys = append(request.keys, readyKey{key: found.key, floor: math.MinInt64})
 	}
 	then, err := s.claim(db.Context(), instance, time.Minute, []claimRequest{request})
-	must(db, err)
+	relaytest.Must(db, err)
 	return append(first.deliveries, then.deliveries...)
 }
 
 // claimRuns claims for one lane and returns the events of each run, by ordering key.
-func (db *database) claimRuns(free, run int) map[string][]int64 {
+func claimRuns(db *relaytest.Database, free, run int) map[string][]int64 {
 	db.Helper()
-	s, instance := db.registered()
-	all, broken := runs(db.claimAll(s, instance, free, run))
+	s, instance := registered(db)
+	all, broken := runs(claimAll(db, s, instance, free, run))
 	if len(broken) > 0 {
 		db.Errorf("broken: %v", broken)
 	}
@@ -69,12 +71,12 @@ func TestClaimBoundsRuns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
+			db := relaytest.Covered(t)
 			for key := range 10 {
-				db.keyed(string(rune('a'+key)), 1, 50)
+				keyed(db, string(rune('a'+key)), 1, 50)
 			}
-			db.insert(5, "free")
-			of := db.claimRuns(600, c.run)
+			db.Insert(5, "free")
+			of := claimRuns(db, 600, c.run)
 			if len(of) != 11 || len(of["none"]) != 5 {
 				t.Errorf("%d keys, and %d without one; want all", len(of)-1, len(of["none"]))
 			}
@@ -91,11 +93,11 @@ func TestClaimBoundsRuns(t *testing.T) {
 // A head that may have killed relays comes alone, or its followers would be suspected with it and fail for it.
 func TestSuspectedHeadComesAlone(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.keyed("suspect", 1, 10)
-	db.keyed("unlucky", 1, 10)
-	db.exec(`UPDATE outbox_delivery SET rescues = CASE ordering_key WHEN 'suspect' THEN 3 ELSE 2 END WHERE event_id IN (1, 11)`)
-	of := db.claimRuns(10, 16)
+	db := relaytest.Covered(t)
+	keyed(db, "suspect", 1, 10)
+	keyed(db, "unlucky", 1, 10)
+	db.Exec(`UPDATE outbox_delivery SET rescues = CASE ordering_key WHEN 'suspect' THEN 3 ELSE 2 END WHERE event_id IN (1, 11)`)
+	of := claimRuns(db, 10, 16)
 	if len(of["suspect"]) != 1 || len(of["unlucky"]) != 10 {
 		t.Errorf("claimed %v", of)
 	}
@@ -105,51 +107,51 @@ func TestSuspectedHeadComesAlone(t *testing.T) {
 func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := newDatabase(t)
-	db.keyed("k", 1, 10)
+	db := relaytest.Covered(t)
+	keyed(db, "k", 1, 10)
 	for range policy.AloneFrom {
-		s, instance := db.registered()
-		db.claimAll(s, instance, 10, 16)
-		db.exec(session.RescueRelay, instance)
+		s, instance := registered(db)
+		claimAll(db, s, instance, 10, 16)
+		db.Exec(session.RescueRelay, instance)
 	}
-	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, policy.CrashLoop)
-	rc := newReceiver(t, nil)
-	r := start(t, db.config(to(rc.URL)))
+	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, policy.CrashLoop)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Fail, 1)
-	_, err := ops.New(db.pool).Discard(t.Context(), ops.Selection{EventIDs: []int64{1}}, nil)
-	must(t, err)
+	_, err := ops.New(db.Pool).Discard(t.Context(), ops.Selection{EventIDs: []int64{1}}, nil)
+	relaytest.Must(t, err)
 	r.settles(t, policy.Delivered, 9)
-	rc.wantSent(t, "k", numbers(2, 10))
+	wantSent(t, rc, "k", numbers(2, 10))
 }
 
 // A key whose deliveries take long takes no room from others: what stands in its run waits for the one before it, and
 // for no sender.
 func TestRunsTakeNoRoomFromOthers(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
-		if strings.HasSuffix(r.key, "slow-1") {
-			g.pass(r)
+	db := relaytest.Covered(t)
+	g := relaytest.NewGate(t)
+	rc := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) {
+		if strings.HasSuffix(r.Key, "slow-1") {
+			g.Pass(r)
 		}
 	})
 	for _, key := range []string{"a-slow", "b-slow", "c-slow"} {
-		db.keyed(key, 1, 40)
+		keyed(db, key, 1, 40)
 	}
 	d := to(rc.URL)
 	d.MaxInFlight = 4
-	r := start(t, db.config(d))
+	r := start(t, config(db, d))
 	for range 3 {
-		<-g.arrived
+		<-g.Arrived
 	}
-	db.insert(200, "free")
-	db.keyed("quick", 1, 40)
+	db.Insert(200, "free")
+	keyed(db, "quick", 1, 40)
 	r.settles(t, policy.Delivered, 240)
-	rc.wantSent(t, "quick", numbers(1, 40))
-	g.open()
+	wantSent(t, rc, "quick", numbers(1, 40))
+	g.Open()
 	r.settles(t, policy.Delivered, 360)
 	for _, key := range []string{"a-slow", "b-slow", "c-slow"} {
-		rc.wantSent(t, key, numbers(1, 40))
+		wantSent(t, rc, key, numbers(1, 40))
 	}
 	l := r.lane("default")
 	l.mu.Lock()
@@ -197,8 +199,8 @@ func TestRunBounds(t *testing.T) {
 // Of a run only what is being sent is kept in memory.
 func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 	t.Parallel()
-	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-		if r.number == 3 {
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Number == 3 {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
@@ -213,11 +215,9 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 		d.promiseEnds = d.leaseEnds
 		run = append(run, d)
 	}
-	r.senders.sendRun(l, run)
 	var outcomes []policy.Outcome
-	for range run {
-		outcomes = append(outcomes, (<-r.settler.settlements).Outcome)
-	}
+	r.senders.settle = func(s settle.Settlement) { outcomes = append(outcomes, s.Outcome) }
+	r.senders.sendRun(l, run, false)
 	if want := []policy.Outcome{policy.Delivered, policy.Delivered, policy.Retry, policy.Hold}; !slices.Equal(outcomes, want) {
 		t.Errorf("%v, want %v", outcomes, want)
 	}
@@ -231,34 +231,34 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 // What was parked before a route was added goes before what the route sends on at once.
 func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.exec(`DELETE FROM outbox_route; UPDATE outbox_destination SET parked_after = NULL`)
-	db.keyed("k", 1, 3)     // parked
-	db.keyed("other", 1, 1) // parked too
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('unrouted', '{}', 'never', 'k')`)
-	db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default')`)
-	db.keyed("k", 4, 20)
-	db.keyed("free", 1, 20)
-	of := db.claimRuns(10, 16)
+	db := relaytest.Covered(t)
+	db.Exec(`DELETE FROM outbox_route; UPDATE outbox_destination SET parked_after = NULL`)
+	keyed(db, "k", 1, 3)     // parked
+	keyed(db, "other", 1, 1) // parked too
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('unrouted', '{}', 'never', 'k')`)
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default')`)
+	keyed(db, "k", 4, 20)
+	keyed(db, "free", 1, 20)
+	of := claimRuns(db, 10, 16)
 	if len(of["k"]) != 0 || len(of["free"]) != 16 {
 		t.Errorf("claimed %v while earlier ones are parked", of)
 	}
-	latest := row[int64](db, `SELECT max(id) FROM outbox`)
-	passed, err := routes.ReleaseParked(t.Context(), db.pool, 2, latest, nil)
-	must(t, err)
+	latest := relaytest.Row[int64](db, `SELECT max(id) FROM outbox`)
+	passed, err := routes.ReleaseParked(t.Context(), db.Pool, 2, latest)
+	relaytest.Must(t, err)
 	if passed != (routes.ParkedRange{After: 0, Reached: 2, Released: 2}) {
 		t.Errorf("the first step: %+v", passed)
 	}
-	if of = db.claimRuns(10, 16); len(of["k"]) != 2 {
+	if of = claimRuns(db, 10, 16); len(of["k"]) != 2 {
 		t.Errorf("claimed %v while the third is parked", of)
 	}
 	for passed.Reached < latest {
-		passed, err = routes.ReleaseParked(t.Context(), db.pool, 2, latest, nil)
-		must(t, err)
+		passed, err = routes.ReleaseParked(t.Context(), db.Pool, 2, latest)
+		relaytest.Must(t, err)
 	}
 	// One that has no route is parked still, and holds up no other.
-	if of = db.claimRuns(10, 16); len(of["other"]) != 1 {
+	if of = claimRuns(db, 10, 16); len(of["other"]) != 1 {
 		t.Errorf("claimed %v after the release", of)
 	}
-	becomes(db, "4 unrouted", `SELECT count(*) FILTER (WHERE reordered > 0) * 4 || ' ' || (SELECT event_type FROM outbox_delivery JOIN outbox ON id = event_id WHERE destination = '') FROM outbox_destination`)
+	relaytest.Becomes(db, "4 unrouted", `SELECT count(*) FILTER (WHERE reordered > 0) * 4 || ' ' || (SELECT event_type FROM outbox_delivery JOIN outbox ON id = event_id WHERE destination = '') FROM outbox_destination`)
 }

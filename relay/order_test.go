@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -18,21 +19,21 @@ import (
 func TestOrderWithinAKey(t *testing.T) {
 	t.Parallel()
 	const keys, each = 12, 15
-	db := newDatabase(t)
+	db := relaytest.Covered(t)
 	var mu sync.Mutex
 	inFlight := map[string]bool{}
 	var taken []string
 	random := rand.New(rand.NewPCG(1, 2))
-	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-		ordering := r.header.Get(webhook.OrderingKey)
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		ordering := r.Header.Get(webhook.OrderingKey)
 		mu.Lock()
 		if inFlight[ordering] {
-			t.Errorf("%s comes while an earlier event of its key is in flight", r.key)
+			t.Errorf("%s comes while an earlier event of its key is in flight", r.Key)
 		}
 		inFlight[ordering] = true
 		fail := random.IntN(4) == 0
 		if !fail {
-			taken = append(taken, r.key)
+			taken = append(taken, r.Key)
 		}
 		mu.Unlock()
 		defer func() {
@@ -46,14 +47,14 @@ func TestOrderWithinAKey(t *testing.T) {
 	})
 	d := to(rc.URL)
 	d.Retry.MaxAttempts, d.Retry.RetryAfterMax = 100, time.Minute
-	cfg := db.config(d)
+	cfg := config(db, d)
 	start(t, cfg)
 	start(t, cfg)
 	for n := range each { // in several transactions, some of many keys, while the relays work
-		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
+		db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
 			SELECT 't', '{}', 'key-' || k || '-' || lpad($1::text, 3, '0'), 'key-' || k FROM generate_series(1, $2) k`, fmt.Sprint(n), keys)
 	}
-	becomes(db, keys*each, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	relaytest.Becomes(db, keys*each, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 	last := map[string]string{}
 	for _, key := range taken {
 		ordering := key[:strings.LastIndex(key, "-")]
@@ -71,67 +72,33 @@ func TestOrderWithinAKey(t *testing.T) {
 // wait, event by event, for the next routine sweep, which here is an hour away.
 func TestOrderedKeysGoOnBehindThePosition(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, 30) i`)
-	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)
-	db.insert(10, "free")
-	cfg := db.config(to(rc.URL))
-	cfg.PollInterval = time.Hour
-	r := start(t, cfg)
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, 30) i`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)
+	db.Insert(10, "free")
+	r := start(t, rarely(config(db, to(rc.URL))))
 	r.settles(t, policy.Delivered, 40)
-}
-
-// A failed head blocks its key until an operator decides, and nothing else: other keys, and events without one, flow.
-func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-		if r.key == "a-1" {
-			w.WriteHeader(http.StatusUnprocessableEntity)
-		}
-	})
-	for _, key := range []string{"a", "b"} {
-		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
-			SELECT 't', '{}', $1 || '-' || i, $1 FROM generate_series(1, 5) i`, key)
-	}
-	db.insert(5, "free")
-	cfg := db.config(to(rc.URL))
-	r := start(t, cfg)
-	r.settles(t, policy.Fail, 1)
-	r.settles(t, policy.Delivered, 10)
-	idle := sees(r.observer, func(o *observer) int { return o.idle })
-	db.insert(1, "then") // it may have been idle already
-	r.settles(t, policy.Delivered, 11)
-	r.await(t, "a look at the blocked ones", func(o *observer) bool { return o.idle > idle })
-	for _, key := range rc.keys() {
-		if strings.HasPrefix(key, "a-") && key != "a-1" {
-			t.Errorf("%s was sent behind the failed head", key)
-		}
-	}
-	db.exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE status = 'failed'`)
-	r.settles(t, policy.Delivered, 15)
 }
 
 // The same key of another destination, and a head whose retry is hours away: only the one lane waits.
 func TestOrderIsPerDestination(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t, "slow", "fast")
-	slow, fast := newReceiver(t, status(http.StatusServiceUnavailable)), newReceiver(t, nil)
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, 20) i`)
-	a, b := to(slow.URL), to(fast.URL)
-	a.Name, b.Name = "slow", "fast"
+	db := relaytest.Covered(t, "slow", "fast")
+	slow, fast := relaytest.NewReceiver(t, relaytest.Status(http.StatusServiceUnavailable)), relaytest.NewReceiver(t, nil)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, 20) i`)
+	a, b := named("slow", to(slow.URL)), named("fast", to(fast.URL))
 	a.Retry.Schedule = []time.Duration{time.Hour}
-	r := start(t, db.config(a, b))
+	r := start(t, config(db, a, b))
 	r.settles(t, policy.Delivered, 20)
-	if slow.total() != 1 {
-		t.Errorf("%d requests behind a head that waits", slow.total())
+	if slow.Total() != 1 {
+		t.Errorf("%d requests behind a head that waits", slow.Total())
 	}
 	want := make([]string, 20)
 	for i := range want {
 		want[i] = fmt.Sprint(i + 1)
 	}
-	if got := fast.keys(); strings.Join(got, " ") != strings.Join(want, " ") {
+	if got := fast.Keys(); strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Errorf("%v", got)
 	}
 }

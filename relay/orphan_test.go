@@ -5,122 +5,71 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // The answers to claims are lost, again and again, and the session resumes. What those claims took is sent at once
 // instead of when its lease ends, and what was claimed before keeps its claim.
 func TestClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	l := newLink(t, db.dsn)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
-		if r.key == "held-1" {
-			g.pass(r)
-		}
-	})
-	cfg := db.config(to(rc.URL))
+	db := relaytest.Covered(t)
+	l := newLink(t, db.DSN)
+	g, rc := relaytest.NewGated(t, "held-1")
+	cfg := config(db, to(rc.URL))
 	cfg.Pool, cfg.Lease, cfg.PollInterval = settings(t, l.dsn), time.Hour, time.Second
-	cfg.Destinations[0].Timeout = patience
-	r := start(t, cfg)
-	db.insert(1, "held")
-	<-g.arrived
+	cfg.Destinations[0].Timeout = relaytest.Patience
+	r := prepared(t, cfg)
+	r.restFactor = 1_000_000 // or a cursor that has rested would be claimed for alone, and find nothing new
+	r.begin()
+	db.Insert(1, "held")
+	<-g.Arrived
 	for round := 1; round <= 3; round++ {
-		within(t, "a claim", l.holdAfter(func() { db.insert(10, fmt.Sprint("round-", round)) }, claimDue))
-		becomes(db, 11, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+		within(t, "a claim", l.holdAfter(func() { db.Insert(10, fmt.Sprint("round-", round)) }, claimDue))
+		relaytest.Becomes(db, 11, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 		l.cut()
 		l.pass()
 		r.settles(t, policy.Delivered, 10*round)
 	}
-	g.open()
+	g.Open()
 	r.settles(t, policy.Delivered, 31)
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 31 || rc.total() != 31 {
-		t.Errorf("%d of 31 were sent once, with %d requests", n, rc.total())
-	}
-}
-
-// A claim that the database still executes when its connection is lost is waited for.
-func TestGiveBackWaitsForARunningClaim(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.insert(1, "key")
-	s, instance := db.registered()
-	claiming, err := db.pool.Begin(t.Context())
-	must(t, err)
-	_, err = claiming.Exec(t.Context(), `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE`, instance)
-	must(t, err)
-	given := make(chan error, 1)
-	go func() { given <- session.GiveBackUnacknowledged(t.Context(), db.pool, instance, time.Time{}) }()
-	becomes(db, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
-	_, err = claiming.Exec(t.Context(), `UPDATE outbox_delivery SET claimed_by = $1, lease_expires_at = clock_timestamp() + interval '60 seconds'`, instance)
-	must(t, err)
-	must(t, claiming.Commit(t.Context()))
-	must(t, <-given)
-	requests := []claimRequest{{destination: "default", scans: []scan{{free: 10}}}}
-	first, err := s.claim(t.Context(), instance, time.Minute, requests)
-	if err != nil || len(first.deliveries) != 1 {
-		t.Fatalf("%d claimed, %v", len(first.deliveries), err)
-	}
-	// The new claim stands, also when a later one is lost.
-	must(t, session.GiveBackUnacknowledged(t.Context(), db.pool, instance, first.at.Add(time.Minute)))
-	if again, err := s.claim(t.Context(), instance, time.Minute, requests); err != nil || len(again.deliveries) != 0 {
-		t.Errorf("%d claimed again, %v", len(again.deliveries), err)
-	}
-}
-
-// A relay that lives loses acknowledgements for days: what is over does not pile up.
-func TestVoidClaimsAreForgotten(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	_, instance := db.registered()
-	for range 3 {
-		must(t, session.GiveBackUnacknowledged(t.Context(), db.pool, instance, time.Time{}))
-		db.exec(`UPDATE outbox_void SET until = until - interval '1 hour' WHERE until > now()`)
-	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_void`); n != 1 {
-		t.Errorf("%d rows", n)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 31 || rc.Total() != 31 {
+		t.Errorf("%d of 31 were sent once, with %d requests", n, rc.Total())
 	}
 }
 
 // While claims are made in parts, around damaged data, the answer to one part is lost after another has brought something.
 func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t, "a", "b")
-	rc := newReceiver(t, nil)
-	toA, toB := to(rc.URL), to(rc.URL)
-	toA.Name, toB.Name = "a", "b"
-	cfg := db.config(toA, toB)
+	db := relaytest.Covered(t, "a", "b")
+	rc := relaytest.NewReceiver(t, nil)
+	toA, toB := named("a", to(rc.URL)), named("b", to(rc.URL))
+	cfg := config(db, toA, toB)
 	cfg.Lease = time.Hour
 	lossy := &lossyExecutor{destination: "b"}
 	r := sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool {
 		lossy.Pool = pool
 		return lossy
 	})
-	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	db.insert(1, "key")
+	db.Insert(1, "key")
 	c := r.newClaimer()
 	c.pace, c.damaged.until = policy.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
-	for rc.total() < 2 {
-		if _, err := c.claimIfDue(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+	for rc.Total() < 2 {
+		turnOf(t, c)
 		r.senders.wait()
 		if t.Context().Err() != nil || lossy.claims > 100 {
-			t.Fatalf("%d of 2 were sent", rc.total())
+			t.Fatalf("%d of 2 were sent", rc.Total())
 		}
 		for _, l := range r.laneList() {
-			l.walkNow()
+			l.restartScans()
 		}
-		c.pace.Look()
+		c.agenda.At(policy.CauseScan, time.Now())
 	}
 }
 
@@ -152,13 +101,13 @@ func (l lostAnswer) Close() error { return errors.Join(l.BatchResults.Close(), i
 // as long as it lasted before it looked again.
 func TestClaimOfARemovedRelayMovesNowhere(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.insert(3, "key")
-	s, instance := db.registered()
+	db := relaytest.Covered(t)
+	db.Insert(3, "key")
+	s, instance := registered(db)
 	request := claimRequest{destination: "default", scans: []scan{{free: 1}, {class: backlog, free: 10}}}
-	db.exec(`DELETE FROM outbox_relay WHERE instance = $1`, instance)
+	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, instance)
 	result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{request})
-	must(t, err)
+	relaytest.Must(t, err)
 	for i, read := range result.scans {
 		if read.last != (keyset{}) || read.more || len(read.keys) > 0 {
 			t.Errorf("scan %d: %+v", i, read)

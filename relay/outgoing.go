@@ -24,19 +24,23 @@ type outgoing struct {
 	settled int           // since the rate was last measured
 	rate    policy.Throughput
 	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
-	gone     bool
-	pausedAt time.Time // when the pause was in the database; zero: it is not
-	removed  bool      // from the configuration
+	gone       bool
+	pausedAt   time.Time // when the pause was in the database; zero: it is not
+	removed    bool      // from the configuration
+	releasedAt time.Time // when outcomes were last written
+	dueSince   time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
 }
 
 // Bounds of what a lane claims and holds. Counts are deliveries.
 const (
-	maxTaken   = 4000                   // of each class, until they are settled
-	minPace    = 20 * time.Millisecond  // between two claims for less than a worthwhile batch
-	fillAhead  = 200 * time.Millisecond // of sending at the measured rate
-	sendMargin = 2 * time.Second        // of the lease, to settle in after a POST that took its whole timeout
-	maxRun     = 16                     // of one ordering key, sent in sequence
-	maxBehind  = 2000                   // in runs, of all ordering keys
+	maxTaken     = 4000                   // of each class, until they are settled
+	minPace      = 20 * time.Millisecond  // between two claims for less than a worthwhile batch
+	fillAhead    = 200 * time.Millisecond // of sending at the measured rate
+	sendMargin   = 2 * time.Second        // of the lease, to settle in after a POST that took its whole timeout
+	maxRun       = 16                     // of one ordering key, sent in sequence
+	maxBehind    = 2000                   // in runs, of all ordering keys
+	fastLane     = 8000                   // deliveries a second, from which on takes wait for the room of a lane
+	stillSending = 100 * time.Millisecond // since its last outcome was written
 )
 
 // limit returns how many senders the lane may have.
@@ -135,10 +139,15 @@ func (o *outgoing) push(now time.Time, c class, runs [][]delivery) (start int) {
 	}
 	for _, run := range runs {
 		o.queues[c].push(run)
-		if key := run[0].event.OrderingKey; key != nil && c == replays {
-			o.keys.markReplayed(*key, true)
+		if key := run[0].event.OrderingKey; key != nil {
+			o.keys.activate(*key, c == replays)
 		}
 	}
+	return o.startSenders()
+}
+
+// startSenders returns how many senders to start for what is queued. The caller holds mu.
+func (o *outgoing) startSenders() (start int) {
 	waiting := 0
 	for i := range o.queues {
 		waiting += len(o.queues[i].runs) - o.queues[i].head
@@ -212,6 +221,13 @@ func (o *outgoing) takeUnsent() (waiting []delivery) {
 			run := q.pop()
 			q.behind -= len(run) - 1
 			waiting = append(waiting, run...)
+			if key := run[0].event.OrderingKey; key != nil {
+				behind := o.keys.stop(*key)
+				for j := range behind {
+					o.queues[behind[j].class].behind--
+				}
+				waiting = append(waiting, behind...)
+			}
 		}
 	}
 	return waiting
@@ -305,6 +321,7 @@ func (o *outgoing) release(c class, n int) {
 	defer o.mu.Unlock()
 	o.queues[c].taken -= n
 	o.settled += n
+	o.releasedAt = time.Now()
 }
 
 // current returns the endpoint that the next request goes to.
@@ -373,10 +390,10 @@ func (o *outgoing) makeReady(key string, eventID int64, c class) {
 }
 
 // keySettled counts a delivery with an ordering key that was settled.
-func (o *outgoing) keySettled(key string, c class, frees bool) {
+func (o *outgoing) keySettled(key string, c class, frees, blocks bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.keys.settled(key, c, frees)
+	o.keys.settled(key, c, frees, blocks)
 }
 
 // takeReady returns ready keys for which their class has room, each once, and of which classes there are too many others.
@@ -417,11 +434,7 @@ func (o *outgoing) recordResult(now time.Time, event int64, v *policy.Result, to
 	atFault = o.breaker.RecordResult(now, event, v, min(o.share, o.flow.Concurrency()))
 	if v.Posted {
 		o.measurePost(held)
-		wait := min(v.RetryAfter, o.Destination.Retry.RetryAfterMax)
-		if v.Reason == policy.ReasonUnavailable && now.Sub(o.breaker.Answered) < policy.BreakerAfter {
-			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
-		}
-		o.flow.Answered(now, v.Reason, took, wait)
+		o.flow.Answered(now, v.Reason, took, min(v.RetryAfter, o.Destination.Retry.RetryAfterMax))
 	}
 	return atFault, o.breaker.Write != write || o.breaker.Pending() != pending
 }

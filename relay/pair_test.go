@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -14,31 +15,31 @@ import (
 // the other one has looked, so there are more events until both have had some.
 func TestTwoRelaysShareTheWork(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	cfg := db.config(to(rc.URL))
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	cfg := config(db, to(rc.URL))
 	both := []*running{start(t, cfg), start(t, cfg)}
 	both[0].instance()
 	both[1].instance()
 	events := 0
 	insert := func() {
 		events += 500
-		db.insert(500, "part-"+strconv.Itoa(events))
+		db.Insert(500, "part-"+strconv.Itoa(events))
 	}
 	for range testsize.Of(10, 3) {
 		insert()
 	}
 	const isPending = `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`
-	becomes(db, 0, isPending)
-	for until := time.Now().Add(patience); time.Now().Before(until) && slices.ContainsFunc(both, deliveredNone); {
+	relaytest.Becomes(db, 0, isPending)
+	for until := time.Now().Add(relaytest.Patience); time.Now().Before(until) && slices.ContainsFunc(both, deliveredNone); {
 		insert()
-		becomes(db, 0, isPending)
+		relaytest.Becomes(db, 0, isPending)
 	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1 AND rescues = 0`); n != events {
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1 AND rescues = 0`); n != events {
 		t.Errorf("%d of %d were claimed once and delivered at the first attempt", n, events)
 	}
-	if n := len(counted(rc.keys())); rc.total() != events || n != events {
-		t.Errorf("%d requests for %d keys", rc.total(), n)
+	if n := len(counted(rc.Keys())); rc.Total() != events || n != events {
+		t.Errorf("%d requests for %d keys", rc.Total(), n)
 	}
 	for _, r := range both {
 		if deliveredNone(r) {

@@ -1,9 +1,6 @@
 package relay
 
 import (
-	"context"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -13,61 +10,19 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
-	"github.com/outbox-relay/outbox-relay/relay/session"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 )
 
 // engineConn returns a connection with the settings of the relay's own.
-func engineConn(t testing.TB, db *database) *pgx.Conn {
-	t.Helper()
-	r, err := New(db.config(to("http://receiver.test/")))
-	must(t, err)
-	conn, err := pgx.ConnectConfig(t.Context(), r.session.Config.PoolConfig().ConnConfig)
-	must(t, err)
-	t.Cleanup(func() { _ = conn.Close(t.Context()) })
+func engineConn(db *relaytest.Database) *pgx.Conn {
+	db.Helper()
+	r, err := New(config(db, to("http://receiver.test/")))
+	relaytest.Must(db, err)
+	conn, err := pgx.ConnectConfig(db.Context(), r.session.Config.PoolConfig().ConnConfig)
+	relaytest.Must(db, err)
+	db.Cleanup(func() { _ = conn.Close(db.Context()) })
 	return conn
-}
-
-// explained is what the server did for a statement.
-type explained struct {
-	plan    string
-	buffers int // pages that were read, wherever they were
-	took    time.Duration
-}
-
-// explain executes a statement, and returns what it took.
-func explain(tb testing.TB, conn interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}, statement string, arguments ...any,
-) (e explained) {
-	tb.Helper()
-	rows, err := conn.Query(tb.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) `+statement, arguments...)
-	must(tb, err)
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	must(tb, err)
-	e.plan = strings.Join(lines, "\n")
-	for _, found := range regexp.MustCompile(`(?:hit|read)=(\d+)`).FindAllStringSubmatch(lines[1], -1) {
-		pages, err := strconv.Atoi(found[1])
-		must(tb, err)
-		e.buffers += pages
-	}
-	e.took, err = time.ParseDuration(regexp.MustCompile(`Execution Time: ([0-9.]+) ms`).FindStringSubmatch(e.plan)[1] + "ms")
-	must(tb, err)
-	return e
-}
-
-// blockVacuum opens a snapshot for as long as the test lasts.
-func (db *database) blockVacuum() {
-	db.Helper()
-	blocker, err := pgx.Connect(db.Context(), db.dsn)
-	must(db, err)
-	db.Cleanup(func() { _ = blocker.Close(context.Background()) })
-	_, err = blocker.Exec(db.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_delivery`)
-	must(db, err)
-}
-
-func (db *database) fill(n, delivered int) {
-	db.Helper()
-	db.plain().Fill(n, delivered)
 }
 
 // A plan is made once and kept: on an empty table, where any scan looks cheap, or when nearly everything was delivered
@@ -76,24 +31,24 @@ func (db *database) fill(n, delivered int) {
 func TestPlansStayRightAsTheTableGrows(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	for name, before := range map[string]func(*database){
-		"planned on an empty table":           func(*database) {},
-		"planned on one row":                  func(db *database) { db.fill(1, 0); db.exec(`VACUUM ANALYZE`) },
-		"planned when all was delivered":      func(db *database) { db.fill(20_000, 100); db.exec(`VACUUM ANALYZE`) },
-		"planned on an empty, analysed table": func(db *database) { db.exec(`VACUUM ANALYZE`) },
+	for name, before := range map[string]func(*relaytest.Database){
+		"planned on an empty table":           func(*relaytest.Database) {},
+		"planned on one row":                  func(db *relaytest.Database) { db.Fill(1, 0); db.Exec(`VACUUM ANALYZE`) },
+		"planned when all was delivered":      func(db *relaytest.Database) { db.Fill(20_000, 100); db.Exec(`VACUUM ANALYZE`) },
+		"planned on an empty, analysed table": func(db *relaytest.Database) { db.Exec(`VACUUM ANALYZE`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
-			db.exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
+			db := relaytest.Covered(t)
+			db.Exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
 			before(db)
-			conn := engineConn(t, db)
+			conn := engineConn(db)
 			plan := planned(t, conn)
-			db.fill(100_000, 80)
+			db.Fill(100_000, 80)
 			for name, want := range wantedPlans {
 				relaytest.WantPlan(t, name+", loaded", plan(name), want)
 			}
-			db.exec(`VACUUM ANALYZE`)
+			db.Exec(`VACUUM ANALYZE`)
 			for name, want := range wantedPlans {
 				relaytest.WantPlan(t, name+", analysed", plan(name), want)
 			}
@@ -116,20 +71,20 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[]", claimKeys,
 		`1, 60, 8192, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[]`,
 	},
-	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
+	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settle.WriteDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {
-		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[], bool[]", settleRetry,
+		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[], bool[]", settle.WriteRetry,
 		aRow + `, ARRAY[0], ARRAY[500], ARRAY['x'], ARRAY['x'], ARRAY[1], ARRAY[0], ARRAY[true]`,
 	},
-	"hold": {"bigint[], text[], bigint[], bool[]", settleHold, aRow + `, ARRAY[true]`},
+	"hold": {"bigint[], text[], bigint[], bool[]", settle.WriteHold, aRow + `, ARRAY[true]`},
 	"failed": {
-		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], bool[]", settleFailed,
-		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`,
+		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], bool[], bool[]", settle.WriteFailed,
+		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true], ARRAY[false]`,
 	},
-	"unsettled": {"bigint[], text[], bigint[], int[], bool[]", selectUnsettled, aRow + `, ARRAY[0], ARRAY[false]`},
+	"unsettled": {"bigint[], text[], bigint[], int[], text[]", settle.FindUnsettled, aRow + `, ARRAY[0], ARRAY['retry']`},
 	"restore": {
-		"int, bigint[], text[], bigint[], int[], text[], timestamptz[]", restoreLostClaims,
-		`1, ` + aRow + `, ARRAY[0], ARRAY['k'], ARRAY[now()]`,
+		"int, bigint[], text[], bigint[], int[], text[], timestamptz[], bool[]", settle.RestoreLostClaims,
+		`1, ` + aRow + `, ARRAY[0], ARRAY['k'], ARRAY[now()], ARRAY[true]`,
 	},
 	"payload": {"bigint", selectPayload, `1`},
 	"rescue":  {"int", session.RescueRelay, `1`},
@@ -167,15 +122,15 @@ func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 	for name, s := range hotStatements {
 		for _, statement := range []string{`PREPARE "` + name + `" (` + s.types + `) AS ` + s.sql, `EXECUTE "` + name + `" (` + s.args + `)`} {
 			_, err := conn.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
-			must(t, err)
+			relaytest.Must(t, err)
 		}
 	}
 	return func(name string) string {
 		t.Helper()
 		result, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE "`+name+`" (`+hotStatements[name].args+`)`, pgx.QueryExecModeSimpleProtocol)
-		must(t, err)
+		relaytest.Must(t, err)
 		lines, err := pgx.CollectRows(result, pgx.RowTo[string])
-		must(t, err)
+		relaytest.Must(t, err)
 		return strings.Join(lines, "\n")
 	}
 }
@@ -184,14 +139,14 @@ func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 func TestConcurrentClaims(t *testing.T) {
 	t.Parallel()
 	const claimers, free, each = 8, 7, 500
-	db := newDatabase(t, "a", "b", "unasked")
-	db.insert(each, "key")
-	s := &store{pool: db.pool}
+	db := relaytest.Covered(t, "a", "b", "unasked")
+	db.Insert(each, "key")
+	s := &store{pool: db.Pool}
 	var mu sync.Mutex
 	given := map[string]map[int64]int{"a": {}, "b": {}}
 	var running sync.WaitGroup
 	for i := range claimers {
-		instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+		instance := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 		running.Go(func() {
 			var a, b keyset // a scan looks at a bounded number, also of what others have claimed
 			for {
@@ -232,7 +187,7 @@ func TestConcurrentClaims(t *testing.T) {
 			}
 		}
 	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'unasked' AND claim > 0`); n != 0 {
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'unasked' AND claim > 0`); n != 0 {
 		t.Errorf("%d of another destination were claimed", n)
 	}
 }
@@ -250,25 +205,25 @@ func (r scanResult) next() keyset {
 func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	t.Parallel()
 	const events = 2000
-	db := newDatabase(t, "a") // the shorter a row is, the more it grows by a claim
-	db.insert(events, "key")
-	db.exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
-	conn := engineConn(t, db)
+	db := relaytest.Covered(t, "a") // the shorter a row is, the more it grows by a claim
+	db.Insert(events, "key")
+	db.Exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
+	conn := engineConn(db)
 	_, err := conn.Exec(t.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM outbox LIMIT 1`)
-	must(t, err)
-	s := &store{pool: db.pool}
-	instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+	relaytest.Must(t, err)
+	s := &store{pool: db.Pool}
+	instance := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 	var position keyset
 	for range 4 {
 		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "a", scans: []scan{{free: events / 4, after: position}}}})
-		must(t, err)
+		relaytest.Must(t, err)
 		claimed := result.deliveries
 		position = result.scans[0].last
 		if len(claimed) != events/4 {
 			t.Fatalf("claimed %d", len(claimed))
 		}
 	}
-	must(t, conn.Close(t.Context()))
-	db.pool.Reset() // a backend reports its statistics at the latest when it ends
-	becomes(db, "2000 2000", `SELECT n_tup_upd || ' ' || n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox_delivery'`)
+	relaytest.Must(t, conn.Close(t.Context()))
+	db.Pool.Reset() // a backend reports its statistics at the latest when it ends
+	relaytest.Becomes(db, "2000 2000", `SELECT n_tup_upd || ' ' || n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox_delivery'`)
 }

@@ -4,16 +4,21 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
+
 	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/breaker"
+	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
+	"github.com/outbox-relay/outbox-relay/relay/internal/waiting"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/outbox-relay/outbox-relay/relay/routes"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -22,14 +27,24 @@ type Relay struct {
 	cfg     Config // what a reload cannot change; the rest of it is empty
 	reloads reloads
 
-	core
+	presence  session.Presence
+	effective atomic.Pointer[Config]
+	lanes     lanes
+	store     *store
+	wake      *wakeup
+	hands     hands
+	progress
+	trouble alert.Trouble // of the database, as this relay sees it
+	phases
+
 	chores  pg.Pool // for what is done beside delivering: one statement at a time
 	session *session.Session
-	settler *settler
+	settler *settle.Settler
 	senders *senders
 	watcher *watch.Watcher
+	waiting *waiting.Keeper
 
-	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
+	restFactor int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
 	// pressed says why the database needs to be left alone for now; nil: never.
 	pressed func() (reason string, pressed bool)
@@ -38,6 +53,10 @@ type Relay struct {
 	abort context.CancelFunc
 	fail  context.CancelCauseFunc // ends Run for what waiting cannot mend
 }
+
+// phases end one after the other at a stop. After taking nothing more is claimed or sent; after doing POSTs in flight are cut off;
+// after settling what could not be written is left to the lease.
+type phases struct{ taking, doing, settling context.Context }
 
 // settleGrace is how long the last outcomes may take to be written once everything else has ended.
 const settleGrace = 5 * time.Second
@@ -49,7 +68,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg: cfg.fixed(), core: core{store: &store{}, wake: newWakeup()}, restTimes: restTimes,
+		cfg: cfg.fixed(), store: &store{}, wake: newWakeup(), waiting: waiting.NewKeeper(), restFactor: restFactor,
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
@@ -60,13 +79,17 @@ func New(cfg Config) (*Relay, error) {
 		e.Log = cfg.Log
 		r.lanes.add(newLane(e))
 	}
-	r.settler = &settler{core: &r.core, settlements: make(chan settlement, settleBatch)}
-	r.senders = &senders{core: &r.core, settler: r.settler}
+	r.settler = r.newSettler()
+	r.senders = &senders{
+		phases: &r.phases, lanes: &r.lanes, store: r.store, wake: r.wake, config: r.config, databaseError: r.databaseError, settle: r.settler.Settle,
+	}
 	r.reloads.keeper = routes.Keeper{
 		Name: cfg.Name, Log: cfg.Log, Added: func() { signal(r.wake.parked) }, Failed: r.databaseError,
 	}
 	r.session = r.newSession()
 	r.watcher = r.newWatcher()
+	r.waiting.Lenient, r.waiting.Failed = r.lenient, r.databaseError
+	r.waiting.Released = func() { r.wake.post(policy.CauseSweep) }
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
@@ -87,7 +110,7 @@ func (r *Relay) guardConfig() identity.Config {
 
 // Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
 // DrainTimeout, settles them, deregisters, and returns nil. While the database is away it waits for it, for ever. It returns an error
-// only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
+// only for what waiting cannot mend: one wrapping [ErrSchema], [ErrPooler] or [pg.ErrSuperuser].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
 	if err := r.session.Open(ctx); err != nil {
@@ -112,11 +135,13 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	var takers, settler, presence sync.WaitGroup
 	presence.Go(func() { r.session.Run(present) })
-	settler.Go(r.settler.run)
+	settler.Go(func() { r.settler.Run(settling) })
 	takers.Go(func() { r.newClaimer().run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
 	takers.Go(func() { r.alerter().Run(ctx) })
 	takers.Go(func() { r.watcher.Run(ctx) })
+	r.waiting.Sweep() // what another relay left
+	takers.Go(func() { r.waiting.Run(ctx) })
 	takers.Go(func() { (&post.Readiness{Endpoints: r.lanes.endpoints, Log: r.config().Log}).Run(ctx) })
 
 	<-ctx.Done()
@@ -131,7 +156,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Wait()
 	r.senders.giveBackUnsent()
 	r.senders.wait()
-	close(r.settler.settlements)
+	r.settler.Close()
 	last := time.AfterFunc(settleGrace, giveUp)
 	defer last.Stop()
 	settler.Wait()
@@ -151,22 +176,70 @@ func (r *Relay) Run(ctx context.Context) error {
 // attempted again later. It may be called at any time, from any goroutine.
 func (r *Relay) Abort() { r.abort() }
 
+// config returns the configuration in effect, which is never changed, only replaced.
+func (r *Relay) config() *Config { return r.effective.Load() }
+
+// current returns the number under which this relay claims, and whether it counts as alive.
+func (r *Relay) current() (instance int32, alive bool) { return r.presence.Current() }
+
+// databaseError logs a failed statement that will be repeated.
+func (r *Relay) databaseError(operation string, err error) {
+	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
+		return // the guard logs it
+	}
+	if errors.Is(err, context.Canceled) && r.taking != nil && r.taking.Err() != nil {
+		return // cut off by the stop
+	}
+	line := r.cfg.Log.Error().Err(err).Str("operation", operation)
+	if hint := pg.Hint(err); hint != "" {
+		line = line.Str("hint", hint)
+	}
+	line.Msg("database: will be tried again")
+	r.trouble.Failed(time.Now(), err)
+	if pg.SchemaMayDiffer(err) {
+		signal(r.wake.schema)
+	}
+	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
+		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
+		r.store.direct.Reset()
+	}
+	if hook := r.cfg.Hooks.DatabaseError; hook != nil {
+		hook(operation, err)
+	}
+}
+
+// newBackoff returns the pauses between repetitions of a statement. It never gives up.
+func newBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(50*time.Millisecond),
+		backoff.WithMaxInterval(5*time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
+}
+
 // setDatabase gives every part what it runs its statements on.
 func (r *Relay) setDatabase(db session.Database) {
 	r.session.Database = db
-	r.store.direct, r.store.pool = db.Direct, db.Pool
+	r.store.direct, r.store.pool, r.settler.DB = db.Direct, db.Pool, db.Pool
 	r.chores = pg.NewChores(db.Pool)
-	r.watcher.DB, r.reloads.keeper.DB = r.chores, db.Pool
+	r.watcher.DB, r.reloads.keeper.DB, r.waiting.DB = r.chores, db.Pool, r.chores
 }
 
 // newClaimer returns what claims.
 func (r *Relay) newClaimer() *claimer {
-	return &claimer{
-		core: &r.core, senders: r.senders, settler: r.settler, restTimes: r.restTimes, pace: policy.Pace{Poll: r.cfg.PollInterval},
-		breakers: breakerKeeper{core: &r.core, Keeper: breaker.Keeper{
-			DB: r.store.pool, Log: r.cfg.Log, Poll: r.cfg.PollInterval, Due: func() { signal(r.wake.alerts) },
-		}},
+	c := &claimer{
+		progress: &r.progress, presence: &r.presence, lanes: &r.lanes, store: r.store, wake: r.wake, hands: &r.hands,
+		config: r.config, databaseError: r.databaseError, senders: r.senders, settler: r.settler, waiting: r.waiting,
+		restFactor: r.restFactor, pace: policy.Pace{Poll: r.cfg.PollInterval},
+		breakers: breakerKeeper{
+			lanes: &r.lanes, settling: r.settling, databaseError: r.databaseError,
+			Keeper: breaker.Keeper{
+				DB: r.store.pool, Log: r.cfg.Log, Poll: r.cfg.PollInterval, Due: func() { signal(r.wake.alerts) },
+			},
+		},
 	}
+	c.agenda.At(policy.CauseEntry, time.Time{})
+	return c
 }
 
 // newWatcher returns what looks around the database.
@@ -175,11 +248,12 @@ func (r *Relay) newWatcher() *watch.Watcher {
 		Config: func() watch.Config { return r.cfg.Watching }, Alerts: func() alert.Config { return r.config().Alerts },
 		Lenient: r.lenient, Alive: r.alive,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
-		Rest: func(took time.Duration) time.Duration {
-			return policy.Rest{Least: r.cfg.Watching.Interval, Times: r.restTimes}.After(took)
+		Rest: func(least, took time.Duration) time.Duration {
+			return policy.Rest{Least: least, Times: r.restFactor}.After(took)
 		},
-		Looked: func() { signal(r.wake.routes) }, // for changes without a notification
-		Due:    func() { signal(r.wake.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
+		ArchiveDue: func(last time.Time) time.Time { return r.config().Retention.Overdue(last) },
+		Looked:     func() { signal(r.wake.routes) }, // for changes without a notification
+		Due:        func() { signal(r.wake.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
 	}
 }
 
@@ -205,6 +279,7 @@ func (r *Relay) alerter() *alert.Sender {
 		DB: r.chores, Due: r.wake.alerts, Config: func() alert.Config { return r.config().Alerts },
 		Alive:  r.alive,
 		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
+		Refresh: r.watcher.Refresh, Trouble: &r.trouble, Environment: r.cfg.Environment, Relay: r.cfg.Name,
 	}
 }
 
@@ -216,7 +291,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 		err := r.session.Check(ctx)
 		r.setDatabase(r.session.Database)
 		switch {
-		case errors.Is(err, pg.ErrSchema), errors.Is(err, pg.ErrPooler):
+		case errors.Is(err, pg.ErrSchema), errors.Is(err, pg.ErrPooler), errors.Is(err, pg.ErrSuperuser):
 			return err
 		case err == nil, ctx.Err() != nil:
 			return nil

@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // reloads orders reloads, one after the other and with what Run passes through.
@@ -23,6 +24,11 @@ type reloads struct {
 	// recorded is the instance under which the routes of the configuration in effect are recorded; 0: none.
 	recorded int32
 	keeper   routes.Keeper
+	// salt of digests, and the digests that are recorded. Empty: none are.
+	salt    string
+	digests digests
+	// refused says why the latest configuration is not in effect; empty: it is. reported is what of it is recorded.
+	refused, reported string
 }
 
 // Reload puts another configuration into effect while the relay runs, or before, and returns what changed, one text a
@@ -37,10 +43,49 @@ type reloads struct {
 // the log and among the changes, and stay what they are. Version, Log, Hooks and Spans stay, too. It is safe for concurrent use.
 func (r *Relay) Reload(cfg Config) (changes []string, err error) {
 	changes, err = r.reload(cfg)
+	r.reloaded(changes, err)
+	return changes, err
+}
+
+// RefuseReload notes that a configuration was to be put into effect and has mistakes, until a [Relay.Reload] succeeds: status shows
+// it, and an alert tells it. It is safe for concurrent use.
+func (r *Relay) RefuseReload(err error) { r.reloaded(nil, err) }
+
+func (r *Relay) reloaded(changes []string, err error) {
+	r.reloads.mu.Lock()
+	if r.reloads.refused = ""; err != nil {
+		r.reloads.refused = err.Error()
+	}
+	r.reloads.mu.Unlock()
+	signal(r.wake.routes) // which reports it
 	if hook := r.cfg.Hooks.Reloaded; hook != nil {
 		hook(changes, err)
 	}
-	return changes, err
+}
+
+// report records in the relay's row what others must know of its configuration. The caller holds r.reloads.mu.
+func (r *Relay) report(ctx context.Context, instance int32) error {
+	s := &r.reloads
+	if s.salt == "" {
+		salt, err := r.store.salt(ctx)
+		if err != nil {
+			return err
+		}
+		s.salt = salt
+	}
+	if d := newDigests(r.config().Destinations, s.salt); !reflect.DeepEqual(d, s.digests) {
+		if err := r.store.recordDigests(ctx, instance, d); err != nil {
+			return err
+		}
+		s.digests = d
+	}
+	if s.refused != s.reported {
+		if err := r.store.recordReload(ctx, instance, s.refused); err != nil {
+			return err
+		}
+		s.reported = s.refused
+	}
+	return nil
 }
 
 func (r *Relay) reload(cfg Config) (changes []string, err error) {
@@ -75,7 +120,8 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	signal(r.wake.reloaded)
 	signal(r.wake.routes)
 	signal(r.wake.alerts)
-	r.wake.notify(true) // for a lane that is new, or may hold more
+	r.wake.post(policy.CauseSweep) // for a lane that is new, or may hold more
+	r.waiting.Sweep()              // a failed delivery may block its key no longer
 	if len(changes) > 0 {
 		r.cfg.Log.Info().Strs("changes", changes).Msg("configuration read again, and in effect")
 	}
@@ -159,7 +205,7 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 		if _, err := r.applyRoutes(ctx, instance, r.config()); err != nil {
 			return err
 		}
-		r.reloads.recorded = instance
+		r.reloads.recorded, r.reloads.digests, r.reloads.reported = instance, digests{}, ""
 	}
 	alive()
 	signal(r.wake.routes) // for what others changed while this relay was away
@@ -201,6 +247,9 @@ func (r *Relay) followRoutes(ctx context.Context) error {
 	instance, alive := r.current()
 	if !alive {
 		return nil
+	}
+	if err := r.report(ctx, instance); err != nil {
+		return err
 	}
 	return r.reloads.keeper.Follow(ctx, instance)
 }

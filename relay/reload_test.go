@@ -1,8 +1,8 @@
 package relay
 
 import (
-	"cmp"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -13,12 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
-	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
-	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -27,7 +26,7 @@ import (
 func (r *running) reload(cfg Config) []string {
 	r.t.Helper()
 	changes, err := r.Reload(cfg)
-	must(r.t, err)
+	relaytest.Must(r.t, err)
 	return changes
 }
 
@@ -39,31 +38,31 @@ func named(name string, d post.Destination) post.Destination {
 // What is on its way ends where it began; what follows goes to the new place, with the new secret.
 func TestReloadChangesADestination(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	before := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	after := newReceiver(t, nil)
+	db := relaytest.Covered(t)
+	g := relaytest.NewGate(t)
+	before := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { g.Pass(r) })
+	after := relaytest.NewReceiver(t, nil)
 	d := to(before.URL + "/in?token=hunter2")
 	d.SigningSecrets = []webhook.Secret{signingSecret(t, 1)}
-	r := start(t, db.config(d))
-	db.insert(1, "first")
-	<-g.arrived
+	r := start(t, config(db, d))
+	db.Insert(1, "first")
+	<-g.Arrived
 
 	d.URL, d.SigningSecrets, d.Timeout = after.URL+"/in?token=hunter3", []webhook.Secret{signingSecret(t, 2)}, 7*time.Second
-	if got, want := r.reload(db.config(d)), "[destinations.default changed: url, timeout, signing_secrets]"; fmt.Sprint(got) != want {
+	if got, want := r.reload(config(db, d)), "[destinations.default changed: url, timeout, signing_secrets]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
-	db.insert(1, "second")
+	db.Insert(1, "second")
 	r.settles(t, policy.Delivered, 1)
-	g.open()
+	g.Open()
 	r.settles(t, policy.Delivered, 2)
-	if !slices.Equal(before.keys(), []string{"first-1"}) || !slices.Equal(after.keys(), []string{"second-1"}) {
-		t.Errorf("the old place got %v, the new one %v", before.keys(), after.keys())
+	if !slices.Equal(before.Keys(), []string{"first-1"}) || !slices.Equal(after.Keys(), []string{"second-1"}) {
+		t.Errorf("the old place got %v, the new one %v", before.Keys(), after.Keys())
 	}
-	if before.all()[0].signature() == "" || before.all()[0].signature() == after.all()[0].signature() {
+	if before.All()[0].Header.Get(webhook.Signature) == "" || before.All()[0].Header.Get(webhook.Signature) == after.All()[0].Header.Get(webhook.Signature) {
 		t.Error("the secret is not the new one")
 	}
-	if got := r.reload(db.config(d)); got != nil {
+	if got := r.reload(config(db, d)); got != nil {
 		t.Errorf("the same configuration changes %v", got)
 	}
 }
@@ -74,61 +73,59 @@ func signingSecret(t *testing.T, n int) webhook.Secret {
 	return secret(t, "whsec_"+base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "%032d", n)))
 }
 
-func (r request) signature() string { return r.header.Get("Webhook-Signature") }
-
 // A destination comes and goes with its routes. What waits for it is unserved until it comes back.
 func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc, other := newReceiver(t, nil), newReceiver(t, nil)
-	g := newGate(t)
-	slow := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db := relaytest.Covered(t)
+	rc, other := relaytest.NewReceiver(t, nil), relaytest.NewReceiver(t, nil)
+	g := relaytest.NewGate(t)
+	slow := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { g.Pass(r) })
 	with := func(change func(*Config)) Config {
-		cfg := db.config(to(rc.URL), named("other", to(other.URL)), named("slow", post.Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 50 * time.Second}))
+		cfg := config(db, to(rc.URL), named("other", to(other.URL)), named("slow", post.Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 50 * time.Second}))
 		change(&cfg)
 		return cfg
 	}
 	all := func(*Config) {}
 	alone := func(cfg *Config) { cfg.Destinations = cfg.Destinations[:1] }
 	r := start(t, with(alone))
-	db.insert(1, "one")
+	db.Insert(1, "one")
 	r.settles(t, policy.Delivered, 1)
 
 	if got, want := r.reload(with(all)), "[destinations.other added destinations.slow added routes: 2 added, 0 removed]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
-	db.insert(3, "all")
-	<-g.arrived
+	db.Insert(3, "all")
+	<-g.Arrived
 	r.settles(t, policy.Delivered, 7)
 
 	// One delivery is on its way to slow, and ends; the two that are queued behind it are given back, and wait.
 	r.reload(with(alone))
 	r.await(t, "what was queued", func(o *observer) bool { return o.reasons[policy.ReasonRemoved] == 1 })
-	becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND destination = 'slow'")
-	g.open()
+	relaytest.Becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND destination = 'slow'")
+	g.Open()
 	r.settles(t, policy.Delivered, 8)
-	db.insert(1, "afterwards")
+	db.Insert(1, "afterwards")
 	r.settles(t, policy.Delivered, 9)
-	if other.total() != 3 || slow.total() != 1 {
-		t.Errorf("other got %v, slow %v", other.keys(), slow.keys())
+	if other.Total() != 3 || slow.Total() != 1 {
+		t.Errorf("other got %v, slow %v", other.Keys(), slow.Keys())
 	}
 
 	// And back again.
 	r.reload(with(all))
 	r.settles(t, policy.Delivered, 11)
-	if slow.total() != 3 {
-		t.Errorf("slow got %v", slow.keys())
+	if slow.Total() != 3 {
+		t.Errorf("slow got %v", slow.Keys())
 	}
 }
 
 // A route that was missing needs no restart: what is parked goes out.
 func TestReloadReleasesWhatIsParked(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	cfg := db.config(to(newReceiver(t, nil).URL))
+	db := relaytest.Covered(t)
+	cfg := config(db, to(relaytest.NewReceiver(t, nil).URL))
 	cfg.Routes = []Route{{Event: "other", To: []string{"default"}}}
 	r := start(t, cfg)
-	db.insert(1, "early")
+	db.Insert(1, "early")
 	cfg.Routes = []Route{{Event: "other", To: []string{"default"}}, {Event: "t", To: []string{"default"}}}
 	if got, want := r.reload(cfg), "[routes: 1 added, 0 removed]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
@@ -141,15 +138,15 @@ func TestReloadReleasesWhatIsParked(t *testing.T) {
 func TestReloadUnderLoad(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t)
-	db := newDatabase(t)
-	places := []*receiver{newReceiver(t, nil), newReceiver(t, nil), newReceiver(t, nil)}
+	db := relaytest.Covered(t)
+	places := []*relaytest.Receiver{relaytest.NewReceiver(t, nil), relaytest.NewReceiver(t, nil), relaytest.NewReceiver(t, nil)}
 	variant := func(n int) Config {
 		d := to(places[n%3].URL)
 		d.MaxInFlight, d.RateLimit = 4+n%7, float64(n%2)*10_000
 		d.SigningSecrets = []webhook.Secret{signingSecret(t, n%4)}
 		d.Breaker.Off, d.OnFailure = n%3 == 0, map[bool]policy.FailurePolicy{true: policy.SkipFailed, false: policy.BlockFailed}[n%2 == 0]
-		cfg := db.config(d)
-		cfg.LogDelivered, cfg.MaxInFlight, cfg.Alerts.Window = n%2 == 0, 8+n, time.Duration(n+1)*time.Minute
+		cfg := config(db, d)
+		cfg.LogDelivered, cfg.MaxInFlight, cfg.Alerts.LagOver = n%2 == 0, 8+n, time.Duration(n+1)*time.Minute
 		cfg.Retention.ArchiveAfter = time.Duration(n) * days
 		cfg.Routes = []Route{{Event: "*", To: []string{"default"}}, {Event: fmt.Sprint("never.", n), To: []string{"default"}}}
 		return cfg
@@ -160,7 +157,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	events := testsize.Of(3000, 1000)
 	writing.Go(func() {
 		for i := range events / 100 {
-			db.insert(100, fmt.Sprint("batch-", i))
+			db.Insert(100, fmt.Sprint("batch-", i))
 		}
 	})
 	for worker := range 3 {
@@ -177,10 +174,10 @@ func TestReloadUnderLoad(t *testing.T) {
 	r.settles(t, policy.Delivered, events)
 	seen := map[string]int{}
 	for _, place := range places {
-		for _, r := range place.all() {
-			seen[r.key]++
-			if r.signature() == "" {
-				t.Errorf("%s is not signed", r.key)
+		for _, r := range place.All() {
+			seen[r.Key]++
+			if r.Header.Get(webhook.Signature) == "" {
+				t.Errorf("%s is not signed", r.Key)
 			}
 		}
 	}
@@ -189,7 +186,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	if len(seen) != events || len(twice) > 0 {
 		t.Errorf("%d of %d events arrived, %d more than once", len(seen), events, len(twice))
 	}
-	if got, want := db.storedRoutes(), routesOfConfig(*r.config()); got != want {
+	if got, want := storedRoutes(db), routesOfConfig(*r.config()); got != want {
 		t.Errorf("the stored routes are %s, those in effect %s", got, want)
 	}
 }
@@ -197,17 +194,17 @@ func TestReloadUnderLoad(t *testing.T) {
 // What needs a restart is named and stays, the rest is in effect; together they still have to make sense.
 func TestReloadOfWhatNeedsARestart(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
 	var hooked []string
-	cfg := db.config(to(rc.URL))
+	cfg := config(db, to(rc.URL))
 	cfg.Hooks.Reloaded = func(changes []string, err error) { hooked = append(hooked, fmt.Sprint(changes, err)) }
 	r := start(t, cfg)
-	cfg = db.config(to(rc.URL))
+	cfg = config(db, to(rc.URL))
 	cfg.Pool.ConnConfig.Password = "other"
-	cfg.Pool = settings(t, strings.Replace(db.dsn, "?", "?connect_timeout=7&", 1))
+	cfg.Pool = settings(t, strings.Replace(db.DSN, "?", "?connect_timeout=7&", 1))
 	cfg.Name, cfg.Lease, cfg.PollInterval, cfg.Environment, cfg.Schema = "renamed", time.Hour, time.Minute, "moon", "public"
-	cfg.Pooler.Mode, cfg.Pooler.Session, cfg.Watching.Interval, cfg.DrainTimeout = PoolerNone, settings(t, db.dsn), time.Minute, time.Second
+	cfg.Pooler.Mode, cfg.Pooler.Session, cfg.Watching.Interval, cfg.DrainTimeout = PoolerNone, settings(t, db.DSN), time.Minute, time.Second
 	want := []string{
 		"relay.drain_timeout", "database.url", "database.pooler", "database.listen_url", "database.schema", "environment",
 		"relay.name", "relay.poll_interval", "relay.lease", "watching",
@@ -245,11 +242,11 @@ func TestReloadOfWhatNeedsARestart(t *testing.T) {
 // back.
 func TestReloadWithoutADatabase(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	link := newLink(t, db.dsn)
+	db := relaytest.Covered(t)
+	link := newLink(t, db.DSN)
 	link.block(true)
-	rc := newReceiver(t, nil)
-	cfg := db.config(to("http://receiver.invalid"), named("never", to("http://receiver.invalid")))
+	rc := relaytest.NewReceiver(t, nil)
+	cfg := config(db, to("http://receiver.invalid"), named("never", to("http://receiver.invalid")))
 	cfg.Pool = settings(t, link.dsn)
 	r := start(t, cfg)
 	r.await(t, "a failure", func(o *observer) bool { return o.failures["prepare"] > 0 })
@@ -259,18 +256,18 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	r.reload(cfg)
 	link.block(false)
 	r.instance()
-	db.insert(1, "one")
+	db.Insert(1, "one")
 	r.settles(t, policy.Delivered, 1)
 
 	link.block(true)
 	link.cut()
-	eventually(t, "the end of the session", func() bool { _, alive := r.current(); return !alive })
+	relaytest.Eventually(t, "the end of the session", func() bool { _, alive := r.current(); return !alive })
 	cfg.Destinations = cfg.Destinations[:1]
 	cfg.Routes = []Route{{Event: "t*", To: []string{"default"}}}
 	r.reload(cfg)
 	link.block(false)
-	becomes(db, "t*", "SELECT pattern FROM outbox_route")
-	db.insert(1, "two")
+	relaytest.Becomes(db, "t*", "SELECT pattern FROM outbox_route")
+	db.Insert(1, "two")
 	r.settles(t, policy.Delivered, 2)
 }
 
@@ -278,17 +275,17 @@ func TestReloadWithoutADatabase(t *testing.T) {
 func TestReloadRestoresRoutes(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := newDatabase(t)
-	r := prepared(t, db.config(to("http://receiver.invalid")))
+	db := relaytest.Covered(t)
+	r := prepared(t, config(db, to("http://receiver.invalid")))
 	r.wake.routes = nil // the relay follows the stored routes by itself, too
 	r.begin()
 	r.instance()
-	db.exec("DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('by.hand', 'default')")
-	cfg := db.config(to("http://receiver.invalid"))
+	db.Exec("DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('by.hand', 'default')")
+	cfg := config(db, to("http://receiver.invalid"))
 	if got := fmt.Sprint(r.reload(cfg)); got != "[routes: 1 restored]" {
 		t.Errorf("changes are %s", got)
 	}
-	if got := db.storedRoutes(); got != "* default" {
+	if got := storedRoutes(db); got != "* default" {
 		t.Errorf("the routes are %s", got)
 	}
 	if got := r.reload(cfg); got != nil {
@@ -301,37 +298,51 @@ func TestReloadRestoresRoutes(t *testing.T) {
 	if got := fmt.Sprint(r.reload(cfg)); got != "[routes: 10000 added, 1 removed]" {
 		t.Errorf("changes are %s", got)
 	}
-	if n := row[int](db, "SELECT count(*) FROM outbox_route"); n != 10_000 {
+	if n := relaytest.Row[int](db, "SELECT count(*) FROM outbox_route"); n != 10_000 {
 		t.Errorf("%d routes", n)
 	}
 }
 
-// Alert channels come and go; what is open is told to those there are.
+// Alerts go to the channels that there are now.
 func TestReloadOfAlertChannels(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	first, second := newReceiver(t, nil), newReceiver(t, nil)
+	db := relaytest.Covered(t)
+	first, second := relaytest.NewReceiver(t, nil), relaytest.NewReceiver(t, nil)
 	cfg := failing(t, db, alert.Webhook(first.URL, direct))
 	r := start(t, cfg)
-	db.insert(1, "one")
-	r.await(t, "the first message", func(o *observer) bool { return len(o.notices) == 1 })
 	cfg.Alerts.Channels = []alert.Channel{alert.Webhook(second.URL, direct)}
 	if got := fmt.Sprint(r.reload(cfg)); got != "[alerts.channels]" {
 		t.Errorf("changes are %s", got)
 	}
-	db.passWindow()
-	db.insert(1, "two")
-	r.await(t, "the second message", func(o *observer) bool { return len(o.notices) == 2 })
-	if first.total() != 1 || second.total() != 1 {
-		t.Errorf("%d messages to the channel that was removed, %d to the new one", first.total(), second.total())
+	db.Insert(1, "one")
+	r.await(t, "the message", func(o *observer) bool { return len(o.notices) == 1 })
+	if first.Total() != 0 || second.Total() != 1 {
+		t.Errorf("%d messages to the channel that was removed, %d to the new one", first.Total(), second.Total())
 	}
+}
+
+// A configuration that was refused stands in the relay's row until one is used, and so do digests of what it has.
+func TestRefusedReloadIsRecorded(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	cfg := config(db, to("http://receiver.invalid"))
+	r := start(t, cfg)
+	r.instance()
+	const stands = `SELECT coalesce(reload_error, '') FROM outbox_relay`
+	r.RefuseReload(errors.New("destinations: there are none"))
+	relaytest.Becomes(db, "destinations: there are none", stands)
+	digests := relaytest.Row[string](db, `SELECT settings || secrets FROM outbox_relay_destination`)
+	cfg.Destinations[0].Headers = map[string]string{"A": "b"}
+	r.reload(cfg)
+	relaytest.Becomes(db, "", stands)
+	relaytest.Becomes(db, true, `SELECT length(settings || secrets) = 8 AND settings || secrets <> $1 FROM outbox_relay_destination`, digests)
 }
 
 // Retention follows, and a run under way ends, since it removes what is to be kept now.
 func TestReloadOfRetention(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	cfg := db.config(to("http://receiver.invalid"))
+	db := relaytest.Covered(t)
+	cfg := config(db, to("http://receiver.invalid"))
 	r := prepared(t, cfg)
 	jobs := newJobs(r.cfg.Log)
 	plan := archive.Schedule{Jobs: jobs, Run: r.archive}
@@ -356,23 +367,23 @@ func TestReloadOfRetention(t *testing.T) {
 	}
 }
 
-// A breaker that is switched off lets go what it holds.
+// What a breaker holds goes at its next probe when it is switched off.
 func TestReloadSwitchesABreakerOff(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, status(http.StatusServiceUnavailable))
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, relaytest.Status(http.StatusServiceUnavailable))
 	d := to(rc.URL)
-	d.Breaker = policy.BreakerPolicy{Failures: 1, ProbeAfter: time.Second, ProbeMax: time.Second}
+	d.Breaker = policy.BreakerPolicy{Failures: 1, ProbeAfter: 250 * time.Millisecond, ProbeMax: 250 * time.Millisecond}
 	d.Retry.MaxAttempts = 3
-	r := start(t, db.config(d))
-	db.insert(5, "one")
-	becomes(db, 1, "SELECT count(*)::int FROM outbox_destination WHERE breaker = 'open'")
+	r := start(t, config(db, d))
+	db.Insert(5, "one")
+	relaytest.Becomes(db, 1, "SELECT count(*)::int FROM outbox_destination WHERE breaker = 'open'")
 	d.Breaker.Off = true
-	if got := fmt.Sprint(r.reload(db.config(d))); got != "[destinations.default changed: breaker]" {
+	if got := fmt.Sprint(r.reload(config(db, d))); got != "[destinations.default changed: breaker]" {
 		t.Errorf("changes are %s", got)
 	}
 	r.settles(t, policy.Fail, 5)
-	becomes(db, 0, "SELECT count(*)::int FROM outbox_destination WHERE breaker <> 'closed'")
+	relaytest.Becomes(db, 0, "SELECT count(*)::int FROM outbox_destination WHERE breaker <> 'closed'")
 }
 
 // Each setting of a configuration either makes a difference, or stays, or is part of what is compared otherwise.
@@ -393,7 +404,10 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Egress":        func(c *Config) { c.Egress.AllowPrivate = []netip.Prefix{} },
 		"Egress.Proxy":  func(c *Config) { c.Egress.Proxy = "http://p:1" },
 		"Alerts":        func(c *Config) { c.Alerts.Channels = []alert.Channel{alert.Slack("http://s", direct)} },
-		"Alerts.Window": func(c *Config) { c.Alerts.Window = time.Hour },
+		"Alerts.After":  func(c *Config) { c.Alerts.After = time.Hour },
+		"Alerts.Rules":  func(c *Config) { c.Alerts.AfterByRule = map[string]time.Duration{alert.RuleLag: time.Minute} },
+		"Alerts.Repeat": func(c *Config) { c.Alerts.Repeat = 2 * time.Hour },
+		"Alerts.Page":   func(c *Config) { c.Alerts.PageURL = "https://page" },
 		"Alerts.Lag":    func(c *Config) { c.Alerts.LagOver = time.Hour },
 		"Alerts.Pinned": func(c *Config) { c.Alerts.VacuumBlockedOver = time.Hour },
 		"Retention":     func(c *Config) { c.Retention.ArchiveAfter = days },
@@ -408,25 +422,31 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
-		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans",
+		"Pool", "Pooler", "Schema", "RefuseSuperuser", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans",
 	}
-	inspect(t, Config{}, known)
-	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})
-	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
-	inspect(t, post.Destination{}, []string{
-		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire", "NATS", "Kafka",
-	})
-	inspect(t, natspost.Settings{}, []string{"Subject", "Partitions", "Stream", "InboxPrefix", "Credentials", "Seed"})
-	inspect(t, kafkapost.Settings{}, []string{"Topic", "Key", "Mechanism"})
-	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "NotAfter"})
-	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
-	inspect(t, post.Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
-	inspect(t, post.TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})
-	for name, change := range changesOfADestination(t) {
-		a := complete(func(*Config) {}).Destinations[0]
-		other := complete(func(c *Config) { change(&c.Destinations[0]) })
-		if got := a.Differences(other.Destinations[0]); len(got) != 1 || !strings.HasPrefix(got[0], cmp.Or(name, "?")) {
-			t.Errorf("%s: %q", name, got)
-		}
+	relaytest.CheckFields(t, Config{}, known...)
+	relaytest.CheckFields(t, alert.Config{}, "Channels", "After", "AfterByRule", "Repeat", "LagOver", "VacuumBlockedOver", "PageURL")
+	relaytest.CheckFields(t, post.Egress{}, "AllowPrivate", "Proxy")
+}
+
+// What follows files is compared by what it returns now, and made anew whatever that is: the files may be others.
+func TestWhatFollowsFilesIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	token := func(text string) post.Destination {
+		d := post.Destination{Name: "default", URL: "http://receiver.invalid"}
+		d.Wire.Authorization = func() string { return text }
+		return d
+	}
+	db := relaytest.Covered(t)
+	r := prepared(t, config(db, token("a")))
+	before := r.lane("default").current()
+	if got := r.reload(config(db, token("a"))); got != nil {
+		t.Errorf("the same token changes %v", got)
+	}
+	if r.lane("default").current() == before {
+		t.Error("it follows the files of before")
+	}
+	if got := r.reload(config(db, token("b"))); !slices.Equal(got, []string{"destinations.default changed: credential"}) {
+		t.Errorf("another token changes %v", got)
 	}
 }

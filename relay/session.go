@@ -5,21 +5,22 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
-	"github.com/outbox-relay/outbox-relay/relay/session"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // newSession returns what keeps this relay known to be alive.
 func (r *Relay) newSession() *session.Session {
 	return &session.Session{
 		Config: session.Config{
-			Pool: r.cfg.Pool, Pooler: r.cfg.Pooler, Schema: r.cfg.Schema, Name: r.cfg.Name, Version: r.cfg.Version,
+			Pool: r.cfg.Pool, Pooler: r.cfg.Pooler, Schema: r.cfg.Schema, RefuseSuperuser: r.cfg.RefuseSuperuser, Name: r.cfg.Name, Version: r.cfg.Version,
 			PollInterval: r.cfg.PollInterval, Lease: r.cfg.Lease, Log: r.cfg.Log,
 		},
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.store.producers,
 		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.wake.listening.Store, Idle: r.wake.idle.Load,
 		Rescued: func(instance int32) {
-			r.wake.rescued.Store(true)
+			r.wake.post(policy.CauseRescue)
 			if hook := r.cfg.Hooks.Rescued; hook != nil {
 				hook(instance)
 			}
@@ -30,7 +31,7 @@ func (r *Relay) newSession() *session.Session {
 
 // enter writes the last outcomes again and applies the routes, before this relay counts as alive.
 func (r *Relay) enter(ctx context.Context, on pg.Pool, instance int32, alive func()) error {
-	if err := r.settler.resettle(ctx, on, instance); err != nil {
+	if err := r.settler.WriteAgain(ctx, on, instance); err != nil {
 		return err
 	}
 	return r.meetRoutes(ctx, func() {
@@ -42,13 +43,12 @@ func (r *Relay) enter(ctx context.Context, on pg.Pool, instance int32, alive fun
 // beaten passes on what a beat found that began at the given time.
 func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 	r.markBeat()
-	r.settler.recent.forgetDurable(began)
+	r.settler.ForgetDurable(began)
 	if r.lanes.applyStates(began, time.Now(), found.States, instance) {
-		r.wake.notify(true)
+		r.wake.post(policy.CauseSweep)
 	}
 	if found.Unheard {
-		r.wake.lapsed.Store(true)
-		r.wake.notify(false)
+		r.wake.post(policy.CauseNotifyGap)
 	}
 	if found.Alerts {
 		signal(r.wake.alerts)
@@ -58,14 +58,15 @@ func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 	}
 }
 
-// wakeFor makes the claimer or maintenance look for what is asked.
+// wakeFor makes the claimer or maintenance do what is asked.
 func (r *Relay) wakeFor(asked session.Requests) {
 	if asked.Commits > 0 {
 		r.wake.commits.Add(int64(asked.Commits))
-		r.wake.notify(false)
+		r.wake.post(policy.CauseNotified)
 	}
 	if asked.Sweep {
-		r.wake.notify(true)
+		r.wake.post(policy.CauseSweep)
+		r.waiting.Sweep()
 	}
 	if asked.Routes {
 		signal(r.wake.routes)

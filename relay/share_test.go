@@ -2,10 +2,10 @@ package relay
 
 import (
 	"fmt"
-	"net/http"
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -15,20 +15,19 @@ import (
 func TestLanesShareTheRelaysCapacityFromTheFirstClaim(t *testing.T) {
 	t.Parallel()
 	const count, capacity, each = 20, 40, 30
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	g, rc := relaytest.NewGated(t)
 	names := make([]string, count)
 	destinations := make([]post.Destination, count)
 	for i := range count {
 		names[i] = fmt.Sprint("d", i)
 		destinations[i] = named(names[i], to(rc.URL))
 	}
-	db := newDatabase(t, names...)
-	db.insert(each, "key")
-	cfg := db.config(destinations...)
+	db := relaytest.Covered(t, names...)
+	db.Insert(each, "key")
+	cfg := config(db, destinations...)
 	cfg.MaxInFlight = capacity
 	r := start(t, cfg)
-	eventually(t, "deliveries in every lane", func() bool {
+	relaytest.Eventually(t, "deliveries in every lane", func() bool {
 		for _, l := range r.laneList() {
 			if l.inFlight() == 0 {
 				return false
@@ -45,7 +44,7 @@ func TestLanesShareTheRelaysCapacityFromTheFirstClaim(t *testing.T) {
 	if senders > capacity {
 		t.Errorf("%d senders at once, with max_in_flight %d", senders, capacity)
 	}
-	g.open()
+	g.Open()
 	r.settles(t, policy.Delivered, count*each)
 }
 
@@ -53,12 +52,12 @@ func TestLanesShareTheRelaysCapacityFromTheFirstClaim(t *testing.T) {
 // hundred others beyond its room.
 func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, newDatabase(t).config(to("http://receiver.test/")))
+	r := prepared(t, config(relaytest.Covered(t), to("http://receiver.test/")))
 	c, l := r.newClaimer(), r.lane("default")
 	c.clock.set(time.Now())
 	now := c.clock.now()
 	free := [classes]int{live: 4, backlog: 4}
-	l.walks[backlog].due = now.Add(-time.Second)
+	l.cursors[backlog].due = now.Add(-time.Second)
 	for _, step := range []struct {
 		found int // of a scan that looked at 5
 		want  int32
@@ -68,12 +67,12 @@ func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
 		{5, 4 + scanExtra}, // the one before met what it could not take
 	} {
 		scans := c.newScans(l, now, free, true, true)
-		if len(scans) != 2 || scans[0].looks() != step.want || scans[1].looks() != step.want {
+		if len(scans) != 2 || scans[0].maxCandidates() != step.want || scans[1].maxCandidates() != step.want {
 			t.Fatalf("after %d of 5: scans %+v", step.found, scans)
 		}
 		result := claimResult{at: now}
 		for i := range scans {
-			result.scans = append(result.scans, scanResult{last: keyset{at: now, id: 1}, more: true, looked: 5})
+			result.scans = append(result.scans, scanResult{last: keyset{at: now, id: 1}, more: true, candidates: 5})
 			result.deliveries = append(result.deliveries, make([]delivery, step.found)...)
 			for j := range step.found {
 				result.deliveries[len(result.deliveries)-1-j].scan = i + 1

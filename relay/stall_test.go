@@ -3,10 +3,13 @@ package relay
 import (
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -19,12 +22,12 @@ func TestRateSlowerThanTheLease(t *testing.T) {
 	for name, key := range map[string]string{"unordered": "NULL", "of one key": "'k'"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
-			rc := newReceiver(t, nil)
-			db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, ` + key + ` FROM generate_series(1, 3) i`)
+			db := relaytest.Covered(t)
+			rc := relaytest.NewReceiver(t, nil)
+			db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, ` + key + ` FROM generate_series(1, 3) i`)
 			d := to(rc.URL)
 			d.Timeout, d.RateLimit = time.Second, 0.25
-			cfg := db.config(d)
+			cfg := config(db, d)
 			cfg.Lease = d.Timeout + leaseMargin
 			r := start(t, cfg)
 			r.settles(t, policy.Delivered, 3)
@@ -58,39 +61,38 @@ func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 func TestLockedDestinationKeepsNoOther(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := newDatabase(t, "a", "b")
-	rc := newReceiver(t, nil)
-	down := newReceiver(t, status(http.StatusServiceUnavailable))
-	toA, toB := to(down.URL), to(rc.URL)
-	toA.Name, toB.Name = "a", "b"
-	operator := db.locker(`INSERT INTO outbox_destination (destination) VALUES ('a')`)
-	r := start(t, db.config(toA, toB))
-	db.insert(50, "first")
+	db := relaytest.Covered(t, "a", "b")
+	rc := relaytest.NewReceiver(t, nil)
+	down := relaytest.NewReceiver(t, relaytest.Status(http.StatusServiceUnavailable))
+	toA, toB := named("a", to(down.URL)), named("b", to(rc.URL))
+	operator := locker(db, `INSERT INTO outbox_destination (destination) VALUES ('a')`)
+	r := start(t, config(db, toA, toB))
+	db.Insert(50, "first")
 	r.await(t, "a breaker that cannot be written", func(o *observer) bool { return o.failures["claim"]+o.failures["breaker"] > 1 })
 	for i := range 5 {
-		db.insert(10, fmt.Sprint("more-", i))
+		db.Insert(10, fmt.Sprint("more-", i))
 		r.settles(t, policy.Delivered, 50+10*(i+1))
 	}
 	if _, err := operator.Exec(t.Context(), `COMMIT`); err != nil {
 		t.Fatal(err)
 	}
-	becomes(db, "open", `SELECT breaker FROM outbox_destination WHERE destination = 'a'`)
+	relaytest.Becomes(db, "open", `SELECT breaker FROM outbox_destination WHERE destination = 'a'`)
 }
 
 // A payload that cannot be read, as on a damaged page, is tried again now and then, not all the time.
 func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := newDatabase(t)
-	rc := newReceiver(t, nil)
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), 'damaged')`)
-	db.letPass(time.Minute)
-	db.exec(`CREATE FUNCTION damaged() RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE 'missing chunk number 0 for toast value' USING ERRCODE = 'XX001'; END $$;
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), 'damaged')`)
+	letPass(db, time.Minute)
+	db.Exec(`CREATE FUNCTION damaged() RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE 'missing chunk number 0 for toast value' USING ERRCODE = 'XX001'; END $$;
 		ALTER TABLE outbox RENAME TO stored;
-		CREATE VIEW outbox AS SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at,
+		CREATE VIEW outbox AS SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at, xid,
 			CASE WHEN current_query() LIKE 'SELECT payload %' THEN damaged() ELSE payload END AS payload FROM stored`)
 	began := time.Now()
-	r := start(t, db.config(to(rc.URL)))
+	r := start(t, config(db, to(rc.URL)))
 	const times = 6
 	r.await(t, "an unreadable payload", func(o *observer) bool { return o.failures["load payload"] >= times })
 	if took := time.Since(began); took < (times-2)*time.Second/2 {
@@ -102,9 +104,9 @@ func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
 func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 	t.Parallel()
 	const most, waiting = 8, 60
-	db := newDatabase(t)
+	db := relaytest.Covered(t)
 	arrived, answer := make(chan struct{}, waiting), make(chan struct{}, waiting)
-	rc := newReceiver(t, func(http.ResponseWriter, request) {
+	rc := relaytest.NewReceiver(t, func(http.ResponseWriter, relaytest.Request) {
 		arrived <- struct{}{}
 		select {
 		case <-answer:
@@ -112,17 +114,17 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 		}
 	})
 	d := to(rc.URL)
-	d.MaxInFlight, d.Timeout = most, 2*patience // no request ends but by its answer
-	cfg := db.config(d)
+	d.MaxInFlight, d.Timeout = most, 2*relaytest.Patience // no request ends but by its answer
+	cfg := config(db, d)
 	cfg.Lease = time.Hour
 	r := prepared(t, cfg)
 	l := r.lane("default")
 	l.flow.AtOnce = 1
 	l.rate.PerSecond = 10_000 // so that all of it is claimed ahead
-	db.insert(waiting, "key")
+	db.Insert(waiting, "key")
 	r.begin()
 	<-arrived
-	becomes(db, waiting, `SELECT count(*)::int FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	relaytest.Becomes(db, waiting, `SELECT count(*)::int FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	l.mu.Lock()
 	l.flow.AtOnce = most // its receiver was found to bear more
 	l.mu.Unlock()
@@ -130,7 +132,7 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 	for range most {
 		select {
 		case <-arrived:
-		case <-time.After(patience):
+		case <-time.After(relaytest.Patience):
 			t.Fatal("never came: as many requests at once as there may be")
 		}
 	}
@@ -144,13 +146,14 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.presence.Set(1, true)
 	now := time.Now()
-	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
+	r.lane("default").cursors[backlog] = cursor{position: keyset{now, 1}, more: true, foundNothing: true, due: now.Add(time.Minute)}
 	c := r.newClaimer()
-	c.writers.Next, c.pace = now.Add(time.Hour), policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextLook: now.Add(time.Hour)}
+	c.agenda = policy.Agenda{}
+	c.pace = policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextPoll: now.Add(time.Hour)}
 	c.clock.set(now)
-	r.lane("default").walks[replays].rest(now.Add(time.Hour))
-	if wait, err := c.claimIfDue(t.Context()); err != nil || wait < 0 || wait > time.Minute {
-		t.Errorf("the next turn in %s, %v", wait, err)
+	r.lane("default").cursors[replays].rest(now.Add(time.Hour))
+	if wait := turnOf(t, c); wait < 0 || wait > time.Minute {
+		t.Errorf("the next turn in %s", wait)
 	}
 }
 
@@ -158,37 +161,35 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		class class
-		age   time.Duration
-		back  bool
+		class  class
+		age    time.Duration
+		rescan bool
 	}{"live": {live, 0, false}, "backlog": {backlog, time.Hour, false}, "looking back": {backlog, time.Hour, true}} {
-		db := newDatabase(t)
-		r := sessionOf(t, db.config(to("http://receiver.test/")))
-		r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+		db := relaytest.Covered(t)
+		r := sessionOf(t, config(db, to("http://receiver.test/")))
 		l := r.lane("default")
-		db.insert(scanPasses+20*scanExtra, "key")
-		db.letPass(c.age)
-		db.exec(`UPDATE outbox_delivery SET claimed_by = 99, claim = 1, lease_expires_at = now() + interval '1 day'`)
+		db.Insert(scanPasses+20*scanExtra, "key")
+		letPass(db, c.age)
+		db.Exec(`UPDATE outbox_delivery SET claimed_by = 99, claim = 1, lease_expires_at = now() + interval '1 day'`)
 		far := time.Now().Add(time.Hour)
-		if c.back {
-			l.walks[backlog].rest(far)
-			l.lookBack(time.Now().Add(-2 * time.Hour))
+		if c.rescan {
+			l.cursors[backlog].rest(far)
+			l.rescanSince(time.Now().Add(-2 * time.Hour))
 		}
 		idle := r.newClaimer()
-		idle.writers.Next, idle.pace = far, policy.Pace{Poll: time.Hour, Armed: true, Idle: true, Interval: 3 * time.Hour}
+		idle.pace = policy.Pace{Poll: time.Hour, Armed: true, Idle: true, Interval: 3 * time.Hour}
 		turns := 0
 		for more := true; more; turns++ {
-			wait, err := idle.claimIfDue(t.Context())
-			must(t, err)
-			more = l.walks[c.class].more || l.back != (keyset{})
+			wait := turnOf(t, idle)
+			more = l.cursors[c.class].more || l.rescanFrom != (keyset{})
 			if more && (wait < 0 || wait > time.Minute) {
 				t.Errorf("%s: the next turn in %s", name, wait)
 				break
 			}
-			idle.pace.NextLook = far
+			idle.pace.NextPoll = far
 			l.recordClaim(time.Time{}) // that time has passed
 			if more {
-				l.walks[c.class].due = time.Time{}
+				l.cursors[c.class].due = time.Time{}
 			}
 		}
 		if turns < 3 {
@@ -202,18 +203,18 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
 	position := keyset{time.Unix(1_000_000, 0), 1}
-	l.walks[backlog] = walk{position: position, more: true, barren: true}
-	l.walks[replays] = walk{position: position, more: true}
-	l.walkNow()
-	if l.walks[backlog].position != position || l.walks[replays].position == position {
-		t.Errorf("walks %+v", l.walks)
+	l.cursors[backlog] = cursor{position: position, more: true, foundNothing: true}
+	l.cursors[replays] = cursor{position: position, more: true}
+	l.restartScans()
+	if l.cursors[backlog].position != position || l.cursors[replays].position == position {
+		t.Errorf("walks %+v", l.cursors)
 	}
-	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
-	if w := l.walks[backlog]; w.position == position || !w.isDue(time.Now()) {
+	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
+	if w := l.cursors[backlog]; w.position == position || !w.isDue(time.Now()) {
 		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
 	}
-	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
-	if w := l.walks[backlog]; w.isDue(time.Now()) {
+	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
+	if w := l.cursors[backlog]; w.isDue(time.Now()) {
 		t.Errorf("walking never ends: %+v", w)
 	}
 }
@@ -226,19 +227,18 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 	c := r.newClaimer()
 	now := time.Now()
 	c.clock.set(now)
-	for class := range l.walks {
-		l.walks[class].rest(now.Add(time.Hour))
+	for class := range l.cursors {
+		l.cursors[class].rest(now.Add(time.Hour))
 	}
 	l.push(now, live, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
-	if claims := c.laneClaims(now); len(claims) != 0 {
+	if claims := c.laneClaims(now, true); len(claims) != 0 {
 		t.Fatalf("a full lane asks for %+v", claims)
 	}
-	c.pace.NextLook = now.Add(time.Hour) // others have been looked at
 	l.release(live, 2*post.DefaultLaneInFlight)
-	if claims := c.laneClaims(now); len(claims) != 1 {
+	if claims := c.laneClaims(now, false); len(claims) != 1 {
 		t.Errorf("then: %+v", claims)
 	}
-	if claims := c.laneClaims(now); len(claims) != 0 {
+	if claims := c.laneClaims(now, false); len(claims) != 0 {
 		t.Errorf("again and again: %+v", claims)
 	}
 }
@@ -251,16 +251,16 @@ func TestTrialEndsWhenNothingWaits(t *testing.T) {
 	l := laneOf(64)
 	l.breaker.Try(now, time.Minute)
 	l.breaker.Accepted = true
-	l.walks[backlog].due, l.walks[replays].due = now.Add(time.Minute), now
+	l.cursors[backlog].due, l.cursors[replays].due = now.Add(time.Minute), now
 	if l.endTrial(now) {
 		t.Error("ended before the replays were looked for")
 	}
-	l.walks[replays].rest(now.Add(time.Minute))
-	l.walks[backlog].more = true
+	l.cursors[replays].rest(now.Add(time.Minute))
+	l.cursors[backlog].more = true
 	if l.endTrial(now) {
 		t.Error("ended in the middle of the backlog")
 	}
-	l.walks[backlog].rest(now.Add(time.Minute))
+	l.cursors[backlog].rest(now.Add(time.Minute))
 	if !l.endTrial(now) || l.breaker.Write != policy.WriteClosed {
 		t.Error("never ends")
 	}
@@ -295,40 +295,14 @@ func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 	for name, state := range map[string]string{"open": `'open', now() + interval '1 hour', NULL`, "half-open": `'half_open', now() + interval '1 hour', 77`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
-			rc := newReceiver(t, nil)
-			db.exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
+			db := relaytest.Covered(t)
+			rc := relaytest.NewReceiver(t, nil)
+			db.Exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
 				SELECT 'default', now() + interval '59 minutes', ` + state)
-			db.insert(3, "key")
-			start(t, db.config(to(rc.URL))).settles(t, policy.Delivered, 3)
-			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
+			db.Insert(3, "key")
+			start(t, config(db, to(rc.URL))).settles(t, policy.Delivered, 3)
+			relaytest.Becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
 		})
-	}
-}
-
-// A lane that drains a backlog claims all the time; that puts off no look for what is new in the others.
-func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t, "a", "b")
-	toA, toB := to("http://receiver.test/"), to("http://receiver.test/")
-	toA.Name, toB.Name = "a", "b"
-	r := sessionOf(t, db.config(toA, toB))
-	r.settling = t.Context()
-	c := r.newClaimer()
-	c.pace = policy.Pace{Poll: time.Hour, LastWork: time.Now().Add(time.Minute)}
-	c.clock.set(time.Now())
-	a, b := r.lane("a"), r.lane("b")
-	for class := range b.walks {
-		b.walks[class].rest(time.Now().Add(time.Hour))
-	}
-	a.walks[live].more = true
-	look := time.Now().Add(10 * time.Millisecond)
-	c.pace.NextLook = look
-	if _, err := c.claimIfDue(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if a.walks[live].more || c.pace.NextLook.After(look) && b.claimed.IsZero() {
-		t.Errorf("the look at b is put off by %s", c.pace.NextLook.Sub(look))
 	}
 }
 
@@ -342,7 +316,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	for i := range 2 * post.DefaultLaneInFlight {
 		l.makeReady(fmt.Sprint(i), 1, live)
 	}
-	for _, of := range c.laneClaims(time.Now()) {
+	for _, of := range c.laneClaims(time.Now(), true) {
 		if len(of.request.keys) == 0 || len(of.request.scans) == 0 || of.request.scans[0].free == 0 {
 			t.Errorf("%d keys go on, with %+v for others", len(of.request.keys), of.request.scans)
 		}
@@ -352,26 +326,44 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 // A probe of a destination that is down is no sign that there is work: a relay that is idle otherwise stays idle.
 func TestProbeEndsNoIdleness(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.insert(3, "key")
-	r := sessionOf(t, db.config(to("http://127.0.0.1:1/")))
-	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	db := relaytest.Covered(t)
+	db.Insert(3, "key")
+	r := sessionOf(t, config(db, to("http://127.0.0.1:1/")))
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour}
 	c.clock.set(time.Now())
 	instance, _ := r.current()
 	// In the database too: a beat that comes meanwhile would close a breaker of which it finds no row.
-	db.exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
+	db.Exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
 		VALUES ('default', now(), 'half_open', now() + interval '1 minute', $1)`, instance)
 	l := r.lane("default")
 	l.mu.Lock()
 	l.breaker.Try(time.Now(), time.Minute)
 	l.mu.Unlock()
-	if _, err := c.claimIfDue(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	var probes atomic.Int32
+	r.senders.settle = func(settle.Settlement) { probes.Add(1) }
+	turnOf(t, c)
 	r.senders.wait()
-	if probes := len(r.settler.settlements); probes == 0 || !c.pace.LastWork.IsZero() {
-		t.Errorf("%d probes, the last work at %s", probes, c.pace.LastWork)
+	if probes.Load() == 0 || !c.pace.LastWork.IsZero() {
+		t.Errorf("%d probes, the last work at %s", probes.Load(), c.pace.LastWork)
+	}
+}
+
+// The sweep after an outage may fail, too. It is repeated before the next one.
+func TestFailedSweepIsRepeated(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	cfg := rarely(config(db, to("http://receiver.test/")))
+	r := sessionOf(t, cfg)
+	c := r.newClaimer()
+	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
+	turnOf(t, c)
+	for _, l := range c.lanes.list() {
+		l.restartScans()
+	}
+	c.claimFailed(c.laneClaims(time.Now(), false))
+	c.pace.Interval = 2 * time.Hour // so long has it been idle
+	if wait := turnOf(t, c); wait < 0 || wait > DefaultPollInterval {
+		t.Errorf("next turn in %s", wait)
 	}
 }

@@ -35,15 +35,12 @@ type LaneView struct {
 // progress is when parts of the relay last did their work, in nanoseconds since 1970; 0: never.
 type progress struct{ turned, beat atomic.Int64 }
 
-func (c *core) markTurn() { c.progress.turned.Store(time.Now().UnixNano()) }
+func (p *progress) markTurn() { p.turned.Store(time.Now().UnixNano()) }
 
-func (c *core) markBeat() { c.progress.beat.Store(time.Now().UnixNano()) }
-
-// woken calls the hook.
-func (c *core) woken(by Wake) {
-	if hook := c.config().Hooks.Woken; hook != nil {
-		hook(by)
-	}
+func (r *Relay) markBeat() {
+	now := time.Now()
+	r.beat.Store(now.UnixNano())
+	r.trouble.Worked(now)
 }
 
 func timeOf(nanoseconds int64) time.Time {
@@ -55,7 +52,7 @@ func timeOf(nanoseconds int64) time.Time {
 
 // State returns the state of the relay. It touches no database, and is safe for concurrent use.
 func (r *Relay) State() State {
-	s := State{Turned: timeOf(r.progress.turned.Load()), Beat: timeOf(r.progress.beat.Load()), Registered: r.alive()}
+	s := State{Turned: timeOf(r.turned.Load()), Beat: timeOf(r.beat.Load()), Registered: r.alive()}
 	for _, l := range r.lanes.list() {
 		s.Lanes = append(s.Lanes, LaneView{l.state(), l.inFlight()})
 	}

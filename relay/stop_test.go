@@ -3,55 +3,53 @@ package relay
 import (
 	"context"
 	"errors"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // A stop in the middle of the work: what is in flight ends and is settled, what waits is given back unspent, and the
 // relay leaves the registry.
 func TestGracefulStop(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	db.insert(500, "key")
+	db := relaytest.Covered(t)
+	g, rc := relaytest.NewGated(t)
+	db.Insert(500, "key")
 	d := to(rc.URL)
 	d.MaxInFlight = 5
-	r := start(t, db.config(d))
+	r := start(t, config(db, d))
 	for range 5 {
-		<-g.arrived
+		<-g.Arrived
 	}
-	becomes(db, true, `SELECT count(*) > 5 FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	relaytest.Becomes(db, true, `SELECT count(*) > 5 FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	r.cancel()
-	becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
-	g.open()
+	relaytest.Becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	g.Open()
 	r.stop()
-	if got := row[string](db, `SELECT concat_ws(' ', count(*) FILTER (WHERE status = 'delivered' AND attempts = 1),
+	if got := relaytest.Row[string](db, `SELECT concat_ws(' ', count(*) FILTER (WHERE status = 'delivered' AND attempts = 1),
 		count(*) FILTER (WHERE status = 'pending' AND attempts = 0 AND rescues = 0),
 		count(*) FILTER (WHERE claimed_by IS NOT NULL)) FROM outbox_delivery`); got != "5 495 0" {
 		t.Errorf("delivered, given back, still claimed: %s", got)
 	}
-	if rc.total() != 5 {
-		t.Errorf("%d requests", rc.total())
+	if rc.Total() != 5 {
+		t.Errorf("%d requests", rc.Total())
 	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
 		t.Errorf("%d relays are registered", n)
 	}
 	// The next relay has all the rest at once.
-	next := start(t, db.config(to(rc.URL)))
+	next := start(t, config(db, to(rc.URL)))
 	next.settles(t, policy.Delivered, 495)
-	if rc.total() != 500 {
-		t.Errorf("%d requests", rc.total())
+	if rc.Total() != 500 {
+		t.Errorf("%d requests", rc.Total())
 	}
 }
 
@@ -59,33 +57,27 @@ func TestGracefulStop(t *testing.T) {
 // their next sweep, which here is an hour away.
 func TestGoodbyeWakesTheOthers(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
-		if r.key == "key-1" {
-			g.pass(r)
-		}
-	})
-	db.insert(20, "key")
-	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)
+	db := relaytest.Covered(t)
+	g, rc := relaytest.NewGated(t, "key-1")
+	db.Insert(20, "key")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)
 	d := to(rc.URL)
 	d.MaxInFlight = 1
-	cfg := db.config(d)
-	cfg.PollInterval = time.Hour
+	cfg := rarely(config(db, d))
 	a := start(t, cfg)
-	<-g.arrived // and the next one waits behind it
-	db.insert(2, "live")
-	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	<-g.Arrived // and the next one waits behind it
+	db.Insert(2, "live")
+	relaytest.Becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	b := start(t, cfg)
 	b.settles(t, policy.Delivered, 18)
-	db.insert(1, "later")
+	db.Insert(1, "later")
 	b.settles(t, policy.Delivered, 19)
 	a.cancel()
-	g.open()
+	g.Open()
 	a.stop()
 	b.settles(t, policy.Delivered, 22)
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); n != 23 || rc.total() != 23 {
-		t.Errorf("%d of 23 delivered, %d requests", n, rc.total())
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); n != 23 || rc.Total() != 23 {
+		t.Errorf("%d of 23 delivered, %d requests", n, rc.Total())
 	}
 }
 
@@ -95,15 +87,14 @@ func TestAbortCutsOffTheDrain(t *testing.T) {
 	for name, early := range map[string]bool{"during the drain": false, "before the stop": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
-			g := newGate(t)
-			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-			db.insert(3, "key")
-			cfg := db.config(post.Destination{Name: "default", URL: rc.URL})
+			db := relaytest.Covered(t)
+			g, rc := relaytest.NewGated(t)
+			db.Insert(3, "key")
+			cfg := config(db, post.Destination{Name: "default", URL: rc.URL})
 			cfg.DrainTimeout = time.Hour
 			r := start(t, cfg)
 			for range 3 {
-				<-g.arrived
+				<-g.Arrived
 			}
 			if early {
 				r.Abort()
@@ -111,11 +102,11 @@ func TestAbortCutsOffTheDrain(t *testing.T) {
 			r.cancel()
 			r.Abort()
 			r.stop()
-			if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND attempts = 1
+			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND attempts = 1
 				AND last_reason = 'shutdown' AND claimed_by IS NULL AND next_attempt_at > last_attempt_at`); n != 3 {
 				t.Errorf("%d of 3 are to be repeated", n)
 			}
-			if n := row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
+			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
 				t.Errorf("%d relays are registered", n)
 			}
 		})
@@ -125,17 +116,16 @@ func TestAbortCutsOffTheDrain(t *testing.T) {
 // A delivery is not given up because its relay was told to stop while its last attempt was under way.
 func TestCutOffLastAttemptIsNotAFailure(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	db.insert(1, "key")
-	db.exec(`UPDATE outbox_delivery SET attempts = 7`)
-	r := start(t, db.config(post.Destination{Name: "default", URL: rc.URL}))
-	<-g.arrived
+	db := relaytest.Covered(t)
+	g, rc := relaytest.NewGated(t)
+	db.Insert(1, "key")
+	db.Exec(`UPDATE outbox_delivery SET attempts = 7`)
+	r := start(t, config(db, post.Destination{Name: "default", URL: rc.URL}))
+	<-g.Arrived
 	r.cancel()
 	r.Abort()
 	r.stop()
-	if got := row[string](db, `SELECT concat_ws(' ', status, last_reason) FROM outbox_delivery`); got != "pending shutdown" {
+	if got := relaytest.Row[string](db, `SELECT concat_ws(' ', status, last_reason) FROM outbox_delivery`); got != "pending shutdown" {
 		t.Error(got)
 	}
 }
@@ -143,17 +133,16 @@ func TestCutOffLastAttemptIsNotAFailure(t *testing.T) {
 // The drain is bounded by itself too.
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	db.insert(1, "key")
-	cfg := db.config(post.Destination{Name: "default", URL: rc.URL, Timeout: 10 * time.Minute})
+	db := relaytest.Covered(t)
+	g, rc := relaytest.NewGated(t)
+	db.Insert(1, "key")
+	cfg := config(db, post.Destination{Name: "default", URL: rc.URL, Timeout: 10 * time.Minute})
 	cfg.Lease = time.Hour
 	cfg.DrainTimeout = time.Millisecond
 	r := start(t, cfg)
-	<-g.arrived
+	<-g.Arrived
 	r.stop()
-	if got := row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "pending 1 shutdown" {
+	if got := relaytest.Row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "pending 1 shutdown" {
 		t.Error(got)
 	}
 }
@@ -162,26 +151,25 @@ func TestDrainTimeout(t *testing.T) {
 func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := newDatabase(t)
-	l := newLink(t, db.dsn)
-	g := newGate(t)
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	db.insert(10, "key")
-	cfg := db.config(to(rc.URL))
+	db := relaytest.Covered(t)
+	l := newLink(t, db.DSN)
+	g, rc := relaytest.NewGated(t)
+	db.Insert(10, "key")
+	cfg := config(db, to(rc.URL))
 	cfg.Pool = settings(t, l.dsn)
 	r := start(t, cfg)
 	for range 10 {
-		<-g.arrived
+		<-g.Arrived
 	}
-	db.knows(db.dsn)
+	knows(db, db.DSN)
 	l.block(true)
-	g.open()
+	g.Open()
 	r.await(t, "a failed settle", func(o *observer) bool { return o.failures["settle"] > 0 })
 	r.stop()
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND attempts = 0 AND claimed_by IS NOT NULL`); n != 10 {
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND attempts = 0 AND claimed_by IS NOT NULL`); n != 10 {
 		t.Errorf("%d of 10 are left to the next relay", n)
 	}
-	next := start(t, db.config(to(rc.URL))) // which need not wait for the lease
+	next := start(t, config(db, to(rc.URL))) // which need not wait for the lease
 	next.settles(t, policy.Delivered, 10)
 }
 
@@ -189,10 +177,10 @@ func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 func TestStopWhileTheDatabaseHangs(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := newDatabase(t)
-	l := newLink(t, db.dsn)
-	rc := newReceiver(t, nil)
-	cfg := db.config(to(rc.URL))
+	db := relaytest.Covered(t)
+	l := newLink(t, db.DSN)
+	rc := relaytest.NewReceiver(t, nil)
+	cfg := config(db, to(rc.URL))
 	cfg.Pool = settings(t, l.dsn)
 	r := start(t, cfg)
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
@@ -209,40 +197,20 @@ func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 
 	// And before it even began.
 	relay, err := New(cfg)
-	must(t, err)
+	relaytest.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	must(t, relay.Run(ctx))
+	relaytest.Must(t, relay.Run(ctx))
 }
 
 // What waiting cannot mend is an error that says what to do.
 func TestRunRefusesAnotherSchema(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ change, want string }{
-		"newer": {`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true);
-			CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 9999'`, "run a newer outbox-relay"},
-		"newer, and does not say with what it works": {`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true);
-			DROP FUNCTION outbox_compatible_since()`, "run a newer outbox-relay"},
-		"older": {`DELETE FROM outbox_schema_version WHERE version_id = (SELECT max(version_id) FROM outbox_schema_version)`, "outbox-relay migrate up"},
-		"none":  {`DROP TABLE outbox_schema_version`, "outbox-relay migrate up"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newDatabase(t)
-			db.exec(c.change)
-			relay, err := New(db.config(to("http://receiver.test/")))
-			must(t, err)
-			if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v", err)
-			}
-		})
+	db := relaytest.Covered(t)
+	db.Exec(`DELETE FROM outbox_schema_version WHERE version_id = (SELECT max(version_id) FROM outbox_schema_version)`)
+	relay, err := New(config(db, to("http://receiver.test/")))
+	relaytest.Must(t, err)
+	if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
+		t.Errorf("%v", err)
 	}
-	t.Run("empty database", func(t *testing.T) {
-		t.Parallel()
-		relay, err := New(Config{Pool: settings(t, pgtest.New(t)), Destinations: []post.Destination{to("http://receiver.test/")}})
-		must(t, err)
-		if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) {
-			t.Errorf("%v", err)
-		}
-	})
 }

@@ -11,9 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // store runs the engine's statements. It is safe for concurrent use.
@@ -30,7 +31,7 @@ type class int
 
 const (
 	live    class = iota // became due within liveWindow
-	backlog              // became due before: what waited for its destination, and late commits
+	backlog              // became due before: what waited for its destination
 	replays              // made pending again by an operator
 	classes = 3
 )
@@ -69,6 +70,9 @@ type delivery struct {
 	after     int64 // event before it in its run; 0: the first
 	class     class
 	lastOfRun bool
+
+	given *settle.InHand // of a range; nil: it was claimed
+	rule  string         // that the event breaks
 
 	event post.Event
 	span  trace.Span // of the attempt; nil: there is none, or traces are off

@@ -27,12 +27,12 @@ type claimRequest struct {
 
 // A scan is the part of the due deliveries of one class that a claim reads.
 type scan struct {
-	class class
-	free  int    // how many deliveries without an ordering key it may bring
-	after keyset // zero: from the very front
-	until keyset // zero: to the end
-	back  bool   // it looks once at what the walk of its class has passed
-	clear bool   // the scan before it could take all that it looked at
+	class  class
+	free   int    // how many deliveries without an ordering key it may bring
+	after  keyset // zero: from the very front
+	until  keyset // zero: to the end
+	rescan bool   // it reads once more what the cursor of its class has passed
+	clear  bool   // the scan before it could take all that it read
 
 	// shared: other relays claim here, too. The scan passes what they have in flight. Unless alone is set, it reads nothing while
 	// another relay makes such a claim.
@@ -42,7 +42,8 @@ type scan struct {
 // A readyKey is an ordering key whose next delivery may be claimed.
 type readyKey struct {
 	key   string
-	class class // of what was found waiting
+	class class // of what was found
+	found int64 // the event that was found; 0: none
 	floor int64 // every delivery of the key up to this event is settled; see floors
 }
 
@@ -53,19 +54,19 @@ type claimResult struct {
 	scans      []scanResult  // of all scans of all requests, in their order
 	heads      []keyHead     // of keys that were asked for and brought nothing
 	reordered  map[int]int64 // by the index of a request, where it differs
-	frontTaken bool          // another session held the front's lock, so that shared scans have read nothing
+	contended  bool          // another session held the front's lock, so that shared scans have read nothing
 }
 
 // A scanResult says how far a scan came.
 type scanResult struct {
-	last keyset // the last delivery it looked at; zero: there was none
+	last keyset // the last delivery it read; zero: there was none
 	more bool   // there may be due deliveries behind last
 	keys []foundKey
 
-	looked  int  // free deliveries within its room that it looked at
-	passed  int  // deliveries in flight that it passed
-	unkeyed int  // how many of looked have no ordering key
-	unread  bool // nothing was read: the scan was put off, or another session held the front's lock
+	candidates int  // free deliveries within its room that it read
+	passed     int  // deliveries in flight that it passed
+	unkeyed    int  // how many of the candidates have no ordering key
+	unread     bool // nothing was read: the scan was put off, or another session held the front's lock
 }
 
 // A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.
@@ -79,16 +80,17 @@ type keyHead struct {
 	request int
 	key     string
 	eventID int64
+	holds   bool // it has failed, is parked, or is not due for a while: what waits behind it need not be found again
 }
 
 const (
-	scanExtra  = 100          // deliveries that a scan may look at beyond its room, since some have an ordering key or are in flight
+	scanExtra  = 100          // deliveries that a scan may read beyond its room, since some have an ordering key or are in flight
 	scanPasses = 3 * maxTaken // deliveries in flight that a shared scan may pass: what three other relays hold at most
 )
 
-// looks returns how many free deliveries a scan may look at. The one beyond its room shows whether there are more. A clear scan reads
+// maxCandidates returns how many free deliveries a scan may read. The one beyond its room shows whether there are more. A clear scan reads
 // no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
-func (s *scan) looks() int32 {
+func (s *scan) maxCandidates() int32 {
 	if s.clear {
 		return int32(s.free + 1)
 	}
@@ -98,9 +100,9 @@ func (s *scan) looks() int32 {
 // reads returns how many deliveries a scan may read, those in flight included.
 func (s *scan) reads() int32 {
 	if s.shared {
-		return s.looks() + scanPasses
+		return s.maxCandidates() + scanPasses
 	}
-	return s.looks()
+	return s.maxCandidates()
 }
 
 // A claim reads a bounded number of rows, whatever the history of a lane or of an ordering key.
@@ -110,7 +112,7 @@ func (s *scan) reads() int32 {
 // keeps the lookup of each event a lookup: a plan that was made when outbox was small may otherwise read all of it.
 //
 // A claim keeps its relay's row from being deleted until it has committed, so that a rescue, which deletes the row
-// first, waits for a claim that its dead relay left running; and it takes nothing once the row is gone. A look that finds
+// first, waits for a claim that its dead relay left running; and it takes nothing once the row is gone. A claim that finds
 // nothing locks nothing, and writes nothing.
 //
 // The fence grows with the clock: after a crash of the database that lost claims, no number is given out twice.
@@ -137,7 +139,7 @@ const (
 ), claimed AS (
     UPDATE outbox_delivery d
     SET claim = greatest(d.claim + 1, (SELECT fence FROM claimant)), claimed_by = $1, lease_expires_at = now() + make_interval(secs => $2),
-        rescues = ` + rescuesAfterClaim + `, not_after = coalesce(d.not_after, l.promise)
+        rescues = ` + rescuesAfterClaim + `, not_after = coalesce(d.not_after, l.promise), blocked_by = NULL
     FROM locked l WHERE d.ctid = l.place
     RETURNING l.number, l.before, l.was_claimed, d.event_id, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
               d.not_after, d.not_after = l.promise AS promised
@@ -189,9 +191,9 @@ type claimedRow struct {
 		numbers, eventIDs []int64
 		keys              []*string
 		dueAt             []pgtype.Timestamptz
-		beyond            []bool  // the scan has no room for it
+		beyond            []bool  // the scan has no room for it; of a head: it holds
 		read              []int64 // its position within its scan; negative: it is in flight
-		frontTaken        *bool   // another session holds the front's lock
+		contended         *bool   // another session holds the front's lock
 	}
 }
 
@@ -203,7 +205,7 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	into := []any{
 		&r.number, &r.after, &r.eventID, &r.fence, &r.attempts, &r.rescues, &r.nextAttemptAt, &r.payloadBytes, &r.replay,
 		&notAfter, &r.promised, &r.wasClaimed, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
-		&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond, &seen.read, &seen.frontTaken,
+		&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond, &seen.read, &seen.contended,
 	}
 	for rows.Next() {
 		r = claimedRow{}
@@ -227,7 +229,7 @@ WITH front AS MATERIALIZED (
     SELECT *
     FROM unnest($4::int[], $5::text[], $6::bool[], $7::int[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::float8[],
                 $13::int[], $14::bool[])
-        WITH ORDINALITY AS asked (looks, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, reads, shared, number)
+        WITH ORDINALITY AS asked (candidates, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, reads, shared, number)
     WHERE (NOT asked.shared OR (SELECT mine FROM front)) AND (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
 ), seen AS MATERIALIZED (
     SELECT scan.number, scan.free, scan.promised_for, d.*
@@ -239,7 +241,7 @@ WITH front AS MATERIALIZED (
             FROM (
                 SELECT d.ctid AS place, d.event_id, d.next_attempt_at, d.ordering_key, ` + pg.IsFree + ` AS available
                 FROM outbox_delivery d
-                WHERE d.destination = scan.destination AND d.replay = scan.replay AND d.status = 'pending'
+                WHERE d.destination = scan.destination AND d.replay = scan.replay AND ` + pg.IsDue + `
                   AND (d.next_attempt_at, d.event_id) > (scan.after_at, scan.after_id)
                   AND (d.next_attempt_at, d.event_id) <= (least(scan.until_at, now()), scan.until_id)
                 ORDER BY d.next_attempt_at, d.event_id
@@ -249,7 +251,7 @@ WITH front AS MATERIALIZED (
         ) y
         WHERE y.available OR y.read = scan.reads
         ORDER BY y.next_attempt_at, y.event_id
-        LIMIT scan.looks
+        LIMIT scan.candidates
     ) d
 ), claimant AS MATERIALIZED (` + claimant + ` AND EXISTS (SELECT FROM seen) FOR KEY SHARE
 ), locked AS MATERIALIZED (
@@ -271,8 +273,8 @@ func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 	queries.Queue(claimDue, append([]any{instance, c.lease.Seconds(), inlinePayload}, a.columns()...)...).Query(func(rows pgx.Rows) error {
 		return c.read(rows, func(r *claimedRow) {
 			if r.number == nil {
-				if r.seen.frontTaken != nil && *r.seen.frontTaken {
-					c.result.frontTaken = true
+				if r.seen.contended != nil && *r.seen.contended {
+					c.result.contended = true
 					for i := range a.shared {
 						c.result.scans[i].unread = a.shared[i]
 					}
@@ -295,7 +297,7 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 		key    string
 	}
 	first := map[scanKey]int64{}
-	free, read := make([]int32, len(a.looks)), make([]int32, len(a.looks))
+	free, read := make([]int32, len(a.candidates)), make([]int32, len(a.candidates))
 	for i, number := range r.seen.numbers {
 		scan, id := &c.result.scans[number-1], r.seen.eventIDs[i]
 		isFree := r.seen.read[i] > 0
@@ -318,13 +320,13 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 			scan.unkeyed++
 		}
 		if isFree {
-			scan.looked++
+			scan.candidates++
 		}
 	}
 	for i := range c.result.scans {
 		scan := &c.result.scans[i]
 		scan.passed = int(read[i] - free[i])
-		scan.more = scan.more || free[i] == a.looks[i] || read[i] == a.reads[i]
+		scan.more = scan.more || free[i] == a.candidates[i] || read[i] == a.reads[i]
 	}
 	for k, id := range first {
 		scan := &c.result.scans[k.number-1]
@@ -334,7 +336,7 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 
 // dueArguments are the scans of a claim as columns.
 type dueArguments struct {
-	looks            []int32
+	candidates       []int32
 	destinations     []string
 	replay           []bool
 	free             []int32
@@ -352,7 +354,7 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 			if until == (keyset{}) {
 				until.id = math.MaxInt64
 			}
-			a.looks = append(a.looks, s.looks())
+			a.candidates = append(a.candidates, s.maxCandidates())
 			a.destinations, a.promises = append(a.destinations, r.destination), append(a.promises, r.promise.Seconds())
 			a.replay, a.free = append(a.replay, s.class == replays), append(a.free, int32(s.free))
 			a.afterAt, a.afterID = append(a.afterAt, s.after.bound(pgtype.NegativeInfinity)), append(a.afterID, s.after.id)
@@ -365,5 +367,5 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 
 // columns returns the parameters of the statement from the fourth on.
 func (a *dueArguments) columns() []any {
-	return []any{a.looks, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared}
+	return []any{a.candidates, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared}
 }

@@ -14,6 +14,9 @@ import (
 // parked deliveries, and read all of it for each key.
 //
 // A head that may have killed relays comes alone, or what follows would be suspected with it.
+//
+// What a claim takes waits behind nothing any more, and neither does the next delivery of the key, which becomes its head: it must be
+// found by any relay if this one dies. What waits behind a head that cannot be sent for a while is reported; see package waiting.
 const claimKeys = `
 WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
 ), lane AS MATERIALIZED (
@@ -40,24 +43,34 @@ WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
         ORDER BY p.event_id LIMIT 1
     ) parked ON true
 ), run AS MATERIALIZED (
-    SELECT key.number, key.ordering_key, key.promised_for, least(r.event_id, key.barrier) AS begins, r.place, r.event_id, r.nth, r.before,
-           r.sendable AND (r.event_id < key.barrier) IS NOT FALSE AS sendable
+    SELECT key.number, key.ordering_key, key.promised_for, key.barrier, r.*, r.fits AND (r.event_id < key.barrier) IS NOT FALSE AS sendable
     FROM key
     CROSS JOIN LATERAL (
-        SELECT x.place, x.event_id, row_number() OVER w AS nth, coalesce(lag(x.event_id) OVER w, 0) AS before,
-               bool_and(x.available) OVER w AND (row_number() OVER w = 1 OR bool_and(x.rescues < 3) OVER w) AS sendable
+        SELECT y.*, lag(y.fits) OVER (ORDER BY y.event_id) AS follows
         FROM (
-            SELECT d.ctid AS place, d.event_id, d.rescues, d.next_attempt_at <= now() AND ` + pg.IsFree + ` AS available
-            FROM outbox_delivery d
-            WHERE d.destination = key.destination AND d.ordering_key = key.ordering_key AND d.status = 'pending' AND d.event_id > key.floor
-            ORDER BY d.event_id LIMIT key.run
-        ) x
-        WINDOW w AS (ORDER BY x.event_id ROWS UNBOUNDED PRECEDING)
+            SELECT x.*, row_number() OVER w AS nth, coalesce(lag(x.event_id) OVER w, 0) AS before,
+                   bool_and(x.free AND x.next_attempt_at <= now()) OVER w
+                       AND (row_number() OVER w = 1 OR bool_and(x.rescues < 3) OVER w AND row_number() OVER w <= key.run) AS fits
+            FROM (
+                SELECT d.ctid AS place, d.event_id, d.rescues, d.next_attempt_at, d.blocked_by, ` + pg.IsFree + ` AS free
+                FROM outbox_delivery d
+                WHERE d.destination = key.destination AND d.ordering_key = key.ordering_key AND d.status = 'pending' AND d.event_id > key.floor
+                ORDER BY d.event_id LIMIT key.run + 1
+            ) x
+            WINDOW w AS (ORDER BY x.event_id ROWS UNBOUNDED PRECEDING)
+        ) y
     ) r
+), heir AS MATERIALIZED (
+    SELECT d.ctid AS place FROM (SELECT * FROM run WHERE follows AND NOT fits AND (event_id < barrier) IS NOT FALSE AND blocked_by IS NOT NULL) c, outbox_delivery d
+    WHERE d.ctid = c.place AND CASE WHEN d.event_id = c.event_id THEN d.blocked_by IS NOT NULL END
+    FOR UPDATE OF d SKIP LOCKED
+), released AS (
+    UPDATE outbox_delivery SET blocked_by = NULL WHERE ctid = ANY (ARRAY (SELECT place FROM heir))
 ), locked AS MATERIALIZED (
     SELECT c.number, c.before, now() + make_interval(secs => c.promised_for) AS promise, d.ctid AS place, d.claimed_by IS NOT NULL AS was_claimed
     FROM (SELECT number, before, promised_for, place, event_id FROM run WHERE sendable) c` + lockFound + `
-` + claimLocked + `array_agg(number), array_agg(begins), array_agg(ordering_key), NULL, NULL, NULL, NULL
+` + claimLocked + `array_agg(number), array_agg(least(event_id, barrier)), array_agg(ordering_key), NULL,
+       array_agg(coalesce(event_id > barrier, false) OR free AND next_attempt_at > now() + interval '1 second'), NULL, NULL
 FROM run WHERE nth = 1 AND NOT sendable
 UNION ALL
 SELECT number, reordered_now, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now(),
@@ -74,7 +87,7 @@ func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
 			switch {
 			case r.number == nil:
 				for i, request := range r.seen.numbers {
-					c.result.heads = append(c.result.heads, keyHead{a.requests[request-1], *r.seen.keys[i], r.seen.eventIDs[i]})
+					c.result.heads = append(c.result.heads, keyHead{a.requests[request-1], *r.seen.keys[i], r.seen.eventIDs[i], r.seen.beyond[i]})
 				}
 			case r.eventID == 0:
 				if c.result.reordered == nil {

@@ -23,12 +23,7 @@ WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('deli
 
 // postpone gives a claim back, to be made again after the given time.
 func (s *store) postpone(ctx context.Context, d *delivery, wait time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := s.pool.Exec(ctx, postponeSuspect, d.eventID, d.destination, d.fence, wait.Seconds()); err != nil {
-		return fmt.Errorf("postpone suspect: %w", err)
-	}
-	return nil
+	return s.changeClaimed(ctx, "postpone suspect", postponeSuspect, d, wait.Seconds())
 }
 
 const countSuspect = `
@@ -37,10 +32,15 @@ WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('deli
 
 // countAlone counts a request that is about to be sent alone. A settle sets the count back.
 func (s *store) countAlone(ctx context.Context, d *delivery) error {
+	return s.changeClaimed(ctx, "count suspect", countSuspect, d)
+}
+
+// changeClaimed runs a statement on the row of a delivery that this relay has claimed.
+func (s *store) changeClaimed(ctx context.Context, operation, statement string, d *delivery, others ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, countSuspect, d.eventID, d.destination, d.fence); err != nil {
-		return fmt.Errorf("count suspect: %w", err)
+	if _, err := s.pool.Exec(ctx, statement, append([]any{d.eventID, d.destination, d.fence}, others...)...); err != nil {
+		return fmt.Errorf("%s: %w", operation, err)
 	}
 	return nil
 }

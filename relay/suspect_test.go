@@ -8,67 +8,68 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // Relays die one after the other, of something else, while they hold the same deliveries. None of these is failed.
 func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.insert(20, "key")
+	db := relaytest.Covered(t)
+	db.Insert(20, "key")
 	for range 30 {
-		s, instance := db.registered()
+		s, instance := registered(db)
 		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", promise: policy.DefaultNotAfter, scans: []scan{{free: 20}}}})
-		must(t, err)
+		relaytest.Must(t, err)
 		if len(result.deliveries) != 20 {
 			t.Fatalf("%d claimed", len(result.deliveries))
 		}
-		db.exec(session.RescueRelay, instance)
+		db.Exec(session.RescueRelay, instance)
 	}
-	rc := newReceiver(t, nil)
-	r := start(t, db.config(to(rc.URL)))
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
 	r.await(t, "suspects that wait", func(o *observer) bool { return o.reasons[policy.ReasonSuspect] >= 20 })
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 0 AND next_attempt_at > now()`); n != 20 {
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 0 AND next_attempt_at > now()`); n != 20 {
 		t.Errorf("%d wait for their next claim", n)
 	}
-	eventually(t, "their delivery", func() bool {
-		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL`)
-		r.wake.notify(true)
-		return row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND rescues = 0 AND attempts = 1`) == 20
+	relaytest.Eventually(t, "their delivery", func() bool {
+		db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL`)
+		r.wake.post(policy.CauseSweep)
+		return relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND rescues = 0 AND attempts = 1`) == 20
 	})
 }
 
 // A suspect is sent with nothing beside it, and what was sent so is known if the relay dies of it.
 func TestSuspectIsSentAlone(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	g := newGate(t)
+	db := relaytest.Covered(t)
+	g := relaytest.NewGate(t)
 	counts := make(chan int, 1)
 	var atOnce atomic.Int32
-	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+	rc := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) {
 		n := atOnce.Add(1)
 		defer atOnce.Add(-1)
-		if r.key == "suspect-1" {
+		if r.Key == "suspect-1" {
 			if n != 1 {
 				t.Errorf("sent as one of %d", n)
 			}
-			counts <- row[int](db, `SELECT rescues FROM outbox_delivery WHERE rescues > 0`)
+			counts <- relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE rescues > 0`)
 			return
 		}
-		g.pass(r)
+		g.Pass(r)
 	})
-	r := start(t, db.config(to(rc.URL)))
-	db.insert(5, "other")
+	r := start(t, config(db, to(rc.URL)))
+	db.Insert(5, "other")
 	for range 5 {
-		<-g.arrived
+		<-g.Arrived
 	}
-	db.exec(`BEGIN; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'suspect-1');
+	db.Exec(`BEGIN; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'suspect-1');
 		UPDATE outbox_delivery SET rescues = 6 WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'suspect-1'); COMMIT`)
-	becomes(db, 6, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
-	db.insert(20, "later") // behind the suspect
-	becomes(db, 26, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
-	g.open()
+	relaytest.Becomes(db, 6, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	db.Insert(20, "later") // behind the suspect
+	relaytest.Becomes(db, 26, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	g.Open()
 	if n := <-counts; n != 7 {
 		t.Errorf("%d deaths would be known, want 7", n)
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
 // A vacant address is one at which nothing listens and connections are refused. It stays this test's: a port that is only
@@ -19,13 +21,13 @@ type vacant struct {
 func newVacant(tb testing.TB) *vacant {
 	tb.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	must(tb, err)
+	relaytest.Must(tb, err)
 	syscall.CloseOnExec(fd)
 	v := &vacant{file: os.NewFile(uintptr(fd), "vacant")}
 	tb.Cleanup(func() { _ = v.file.Close() })
-	must(tb, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	relaytest.Must(tb, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	bound, err := syscall.Getsockname(fd)
-	must(tb, err)
+	relaytest.Must(tb, err)
 	address := net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: bound.(*syscall.SockaddrInet4).Port}
 	v.url = "http://" + address.String()
 	return v
@@ -34,10 +36,10 @@ func newVacant(tb testing.TB) *vacant {
 // open lets a server listen there, at last.
 func (v *vacant) open(tb testing.TB, h http.Handler) {
 	tb.Helper()
-	must(tb, syscall.Listen(int(v.file.Fd()), 128))
+	relaytest.Must(tb, syscall.Listen(int(v.file.Fd()), 128))
 	listener, err := net.FileListener(v.file)
-	must(tb, err)
-	must(tb, v.file.Close()) // the listener has its own
+	relaytest.Must(tb, err)
+	relaytest.Must(tb, v.file.Close()) // the listener has its own
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: h}}
 	server.Start()
 	tb.Cleanup(server.Close)

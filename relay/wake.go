@@ -6,58 +6,49 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// wakeup carries the reasons for which waiting goroutines look again. Each channel holds at most one token: a token
-// says "look", not how often.
+// wakeup is how the goroutines of a relay wake each other. Each channel holds at most one token.
 type wakeup struct {
-	// For the claimer.
-	room      chan struct{}      // a lane that wants more has room again
-	tick      chan struct{}      // the safety tick
-	notified  chan bool          // a producer committed while this relay was armed; true: look behind the positions too
-	commits   atomic.Int64       // notifications of producers since the claimer last took their number
-	lapsed    atomic.Bool        // producers had stopped to notify while this relay was armed, and notify again
-	rescued   atomic.Bool        // the claims of a dead relay have ended since the claimer last looked
-	listening atomic.Bool        // the session listens
-	idle      atomic.Bool        // as of the claimer's last turn
-	retries   *policy.RetryTimes // what this relay has put off is due again
+	// The mailbox of the claimer; see post and read.
+	token     chan struct{}     // something was posted
+	posted    atomic.Uint32     // policy.Cause
+	commits   atomic.Int64      // of which producers have notified this relay
+	retries   policy.RetryTimes // of what this relay has put off; they do not wake the claimer
+	listening atomic.Bool       // the session listens for notifications
+	idle      atomic.Bool       // what the claimer's last turn found, for the session
 
 	alerts chan struct{} // there may be alerts to send
 
 	// For maintenance.
 	parked   chan struct{} // there may be parked deliveries with a route
+	reparked chan struct{} // events were parked by routes that had changed
 	routes   chan struct{} // the stored routes may have changed
 	schema   chan struct{} // the schema may have changed under this relay
-	reloaded chan struct{} // there may be an archive to plan anew, and removed lanes to empty
+	reloaded chan struct{} // there may be another schedule of the archive, and removed lanes to empty
 }
 
 func newWakeup() *wakeup {
 	token := func() chan struct{} { return make(chan struct{}, 1) }
-	return &wakeup{
-		room: token(), tick: token(), notified: make(chan bool, 1), retries: &policy.RetryTimes{}, alerts: token(),
-		parked: token(), routes: token(), schema: token(), reloaded: token(),
+	return &wakeup{token: token(), alerts: token(), parked: token(), reparked: token(), routes: token(), schema: token(), reloaded: token()}
+}
+
+// post makes the claimer take a turn for the given cause.
+func (w *wakeup) post(cause policy.Cause) {
+	w.posted.Or(uint32(cause))
+	signal(w.token)
+}
+
+// read returns and removes what was posted.
+func (w *wakeup) read() (posted policy.Cause, commits int) {
+	select { // before the rest is read: a token that comes later may cost a turn, one that is lost would cost a wake-up
+	case <-w.token:
+	default:
 	}
+	return policy.Cause(w.posted.Swap(0)), int(w.commits.Swap(0))
 }
 
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
-	}
-}
-
-// notify wakes the claimer. A token that asks for a sweep replaces one that does not, so that no sweep is lost.
-func (w *wakeup) notify(sweep bool) {
-	for {
-		select {
-		case w.notified <- sweep:
-			return
-		default:
-		}
-		if !sweep {
-			return
-		}
-		select {
-		case <-w.notified:
-		default:
-		}
 	}
 }

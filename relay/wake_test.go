@@ -2,36 +2,33 @@ package relay
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-func TestNotifyNeverLosesASweep(t *testing.T) {
+func TestMailboxLosesNothing(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		tokens []bool
-		want   bool
-	}{
-		{"look", []bool{false}, false},
-		{"sweep", []bool{true}, true},
-		{"look, then sweep", []bool{false, true}, true},
-		{"sweep, then look", []bool{true, false}, true},
-		{"many", []bool{false, false, true, false, false}, true},
-	} {
-		w := newWakeup()
-		for _, sweep := range c.tokens {
-			w.notify(sweep)
+	m := newWakeup()
+	for range 2 {
+		m.commits.Add(2)
+		m.post(policy.CauseNotified)
+		m.post(policy.CauseSweep)
+		m.post(policy.CauseNotified)
+		if len(m.token) != 1 {
+			t.Error("nothing wakes the claimer")
 		}
-		if got := <-w.notified; got != c.want {
-			t.Errorf("%s: %t", c.name, got)
+		if posted, commits := m.read(); posted != policy.CauseNotified|policy.CauseSweep || commits != 2 {
+			t.Errorf("posted %s, %d commits", posted, commits)
 		}
-		select {
-		case <-w.notified:
-			t.Errorf("%s: more than one token", c.name)
-		default:
+		if posted, commits := m.read(); posted != 0 || commits != 0 || len(m.token) != 0 {
+			t.Errorf("again %s, %d commits, %d tokens", posted, commits, len(m.token))
 		}
 	}
 }
@@ -39,36 +36,55 @@ func TestNotifyNeverLosesASweep(t *testing.T) {
 // A relay that idles between polls looks when a retry is due.
 func TestRetryWaitsForNoPoll(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.insert(1, "key")
-	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
-		if r.number == 1 {
+	db := relaytest.Covered(t)
+	db.Insert(1, "key")
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Number == 1 {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
 	d := to(rc.URL)
 	d.Retry.Schedule = []time.Duration{10 * time.Millisecond}
-	r := sessionOf(t, db.config(d))
-	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	r := sessionOf(t, config(db, d))
 	turn := func(c *claimer) (wait time.Duration) {
-		wait, err := c.claimIfDue(t.Context())
-		must(t, err)
+		wait = turnOf(t, c)
 		r.senders.wait()
 		return wait
 	}
 	first := r.newClaimer()
 	first.pace = policy.Pace{Poll: time.Hour}
 	turn(first)
-	r.settler.write(batch{settlements: []settlement{<-r.settler.settlements}})
+	r.settler.Close()
+	r.settler.Run(t.Context())
+	r.senders.settle = func(settle.Settlement) {}
 
 	far := time.Now().Add(time.Hour)
 	idle := r.newClaimer()
-	idle.writers.Next, idle.pace = far, policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextLook: far}
-	eventually(t, "the retry", func() bool {
+	idle.agenda = policy.Agenda{}
+	idle.pace = policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextPoll: far}
+	relaytest.Eventually(t, "the retry", func() bool {
 		wait := turn(idle)
-		return rc.total() == 2 || wait < 0 || wait > time.Second
+		return rc.Total() == 2 || wait < 0 || wait > time.Second
 	})
-	if rc.total() != 2 {
+	if rc.Total() != 2 {
 		t.Error("the relay idles, and nothing will wake it when the retry is due")
+	}
+}
+
+// At debug level each turn says what was due, and what is next.
+func TestClaimerLogsWhyItActs(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(1, "key")
+	var log relaytest.Buffer
+	cfg := config(db, to(relaytest.NewReceiver(t, nil).URL))
+	cfg.Log = zerolog.New(&log)
+	r := start(t, cfg)
+	r.settles(t, policy.Delivered, 1)
+	r.stop()
+	for _, want := range []string{`"due":"entry`, `"next":"poll"`} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("no turn says %s", want)
+		}
 	}
 }

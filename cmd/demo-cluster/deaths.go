@@ -4,81 +4,74 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"sync/atomic"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
-// grace is how long a process may take to stop in order.
-const grace = 30 * time.Second
-
-// keepRelay runs a relay, kills it now and then, and starts another.
-func (s *stage) keepRelay(ctx context.Context) error {
-	for {
-		p, err := process.Start(s.relay())
-		if err != nil {
-			return err
-		}
-		if s.outlives(ctx, p, s.KillRelay) {
-			return nil
-		}
-		if err := p.Failure(); err != nil {
-			return fmt.Errorf("the relay ended by itself: %w", err)
-		}
-		s.relayKills.Add(1)
+// fillRelay runs a relay, kills it now and then, and starts another.
+func (s *stage) fillRelay() {
+	relay := &process.Unit{
+		Role: "the relay", Launch: func(string, int) process.Command { return s.relay() }, Ended: func(string) { s.relayKills.Add(1) },
 	}
+	s.Fill(relay)
+	s.disturb(s.KillRelay, func(context.Context) error { relay.Kill(); return nil })
 }
 
 // relay returns the command of a relay.
 func (s *stage) relay() process.Command {
-	return process.Command{Argv: []string{s.Relay, "run"}, Env: []string{
-		"OUTBOX_DATABASE_URL=" + s.postgres.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
+	return process.Command{Argv: []string{s.Stage.Relay, "run"}, Env: []string{
+		"OUTBOX_DATABASE_URL=" + s.Server.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
 	}}
 }
 
-// outlives waits until the process has ended, was killed after its time, or was stopped with the play. In the calm after the last event no
-// process is killed: a relay that never lives for longer than a publication takes would leave the last ones for ever.
-func (s *stage) outlives(ctx context.Context, p *process.Process, life time.Duration) (stopped bool) {
-	timer := time.NewTimer(life)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		p.Kill()
-		return false
-	case <-p.Ended:
-		return false
-	case <-s.calm:
-	case <-ctx.Done():
+// fillConsumer runs a consumer, which dies after a commit, or is killed anywhere.
+func (s *stage) fillConsumer(number int) {
+	unit := &process.Unit{Role: fmt.Sprintf("consumer %d", number), Ended: func(string) { s.consumerEnds.Add(1) }}
+	unit.Launch = func(_ string, life int) process.Command {
+		command := s.consumer(s.count)
+		if life%2 == 1 && !s.isCalm() {
+			command.Argv = append(command.Argv, "--die-after", strconv.Itoa(50+10*number+life))
+		}
+		return command
 	}
-	select {
-	case <-p.Ended:
-		return false
-	case <-ctx.Done():
-		p.Stop(grace)
-		return true
-	}
+	s.Fill(unit)
+	s.disturb(3*s.KillOne, func(context.Context) error { unit.Kill(); return nil }) // there are three of them
 }
 
-// keepConsumer runs a consumer, which dies after a commit, or is killed anywhere.
-func (s *stage) keepConsumer(ctx context.Context, number int) error {
-	for life := 1; ; life++ {
-		argv := s.consumer()
-		if life%2 == 1 && !s.isCalm() {
-			argv = append(argv, "--die-after", strconv.Itoa(50+10*number+life))
+// consumer returns the command of a consumer, which writes a line for each event.
+func (s *stage) consumer(report func(line string)) process.Command {
+	return process.Command{Argv: []string{
+		s.Self, "--consumer", "--log", s.Log, "--url", s.log.url(), "--database", s.Server.DSN("logistics"),
+		"--partitions", strconv.Itoa(s.Partitions), "--receiver", s.Receiver,
+	}, Env: []string{"DEMO_SECRET=" + s.Stage.Secret}, Stdout: report}
+}
+
+// count counts what consumers report.
+func (s *stage) count(line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.results[consumer.Result(line)]++
+}
+
+// disturb kills something every so often. In the calm after the last event it no longer does: a
+// relay that never lives for longer than a publication takes would leave the last ones for ever.
+func (s *stage) disturb(every time.Duration, kill func(context.Context) error) {
+	s.Go(func(ctx context.Context) error {
+		for {
+			select {
+			case <-time.After(every):
+			case <-s.calm:
+				return nil
+			case <-ctx.Done():
+				return nil
+			}
+			if err := kill(ctx); err != nil {
+				return err
+			}
 		}
-		p, err := process.Start(process.Command{Argv: argv, Env: []string{"DEMO_SECRET=" + s.Secret}, Stdout: s.count})
-		if err != nil {
-			return err
-		}
-		if s.outlives(ctx, p, 3*s.KillOne) { // there are three of them
-			return nil
-		}
-		if err := p.Failure(); err != nil {
-			return fmt.Errorf("consumer %d ended by itself: %w", number, err)
-		}
-		s.consumerEnds.Add(1)
-	}
+	})
 }
 
 func (s *stage) isCalm() bool {
@@ -87,27 +80,5 @@ func (s *stage) isCalm() bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// count counts what consumers report.
-func (s *stage) count(line string) {
-	n, _ := s.results.LoadOrStore(line, new(atomic.Int64))
-	n.(*atomic.Int64).Add(1)
-}
-
-// disturbLog kills what carries the events, now and then.
-func (s *stage) disturbLog(ctx context.Context) error {
-	for {
-		select {
-		case <-time.After(s.KillLeader):
-		case <-s.calm:
-			return nil
-		case <-ctx.Done():
-			return nil
-		}
-		if err := s.log.disturb(ctx); err != nil {
-			return err
-		}
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -57,10 +56,9 @@ func (s *stage) fill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer relay.Stop(grace)
-	return s.poll(ctx, func() (done bool, err error) {
-		err = s.finance.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM outbox_delivery WHERE status <> 'delivered')`).Scan(&done)
-		return done, err
+	defer relay.Stop(s.Grace)
+	return s.Poll(s.Patience, "the deliveries", func(ctx context.Context) (bool, error) {
+		return process.One[bool](ctx, s.finance, `SELECT NOT EXISTS (SELECT FROM outbox_delivery WHERE status <> 'delivered')`)
 	})
 }
 
@@ -71,15 +69,14 @@ func (s *stage) read(ctx context.Context, readers int) (whole, middle float64, e
 		return 0, 0, err
 	}
 	for range readers {
-		p, err := process.Start(process.Command{Argv: s.consumer(), Env: []string{"DEMO_SECRET=" + s.Secret}, Stdout: func(string) {}})
+		p, err := process.Start(s.consumer(func(string) {}))
 		if err != nil {
 			return 0, 0, err
 		}
 		defer p.Kill()
 	}
-	if err := s.poll(ctx, func() (done bool, err error) {
-		err = s.ship.QueryRow(ctx, `SELECT count(*) >= $1 FROM shipments`, s.Events).Scan(&done)
-		return done, err
+	if err := s.Poll(s.Patience, "the effects", func(ctx context.Context) (bool, error) {
+		return process.One[bool](ctx, s.ship, `SELECT count(*) >= $1 FROM shipments`, s.Events)
 	}); err != nil {
 		return 0, 0, err
 	}
@@ -87,24 +84,6 @@ func (s *stage) read(ctx context.Context, readers int) (whole, middle float64, e
 		0.8 * count(*) / extract(epoch FROM percentile_disc(0.9) WITHIN GROUP (ORDER BY at) - percentile_disc(0.1) WITHIN GROUP (ORDER BY at))::float8
 		FROM shipments`).Scan(&whole, &middle)
 	return whole, middle, err
-}
-
-// poll asks until the answer is yes.
-func (s *stage) poll(ctx context.Context, ask func() (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, s.Patience, errors.New("it does not end in time"))
-	defer cancel()
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if done, err := ask(); done || err != nil {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }
 
 func must(b *testing.B, err error) {

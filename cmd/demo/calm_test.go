@@ -14,29 +14,25 @@ func TestCalm(t *testing.T) {
 	s := newStage(t)
 	s.enter(t, 2, faults{}, nil)
 	begun := time.Now()
-	s.try(t, s.issue(order{prefix: "INV", invoices: events, plainSQL: plainSQL}))
+	s.try(t, s.issue(order{Prefix: "INV", Invoices: events, PlainSQL: plainSQL}))
 	issued := time.Since(begun)
-	f := s.settle(t)
+	n := s.settle(t)
 	took := time.Since(begun)
-
-	n := f.figures()
-	if n.committed != events || n.posts != events || n.effects != events || n.suppressed != 0 {
+	if n.Committed != events || n.Posts != events || n.Effects != events || n.Suppressed != 0 {
 		t.Errorf("%d invoices, %d requests, %d effects, %d duplicates; want %d, %d, %d, 0",
-			n.committed, n.posts, n.effects, n.suppressed, events, events, events)
+			n.Committed, n.Posts, n.Effects, n.Suppressed, events, events, events)
 	}
-	for key, e := range f.events {
-		if e.attempts != 1 || e.status != "delivered" {
-			t.Errorf("%s is %s after %d attempts", key, e.status, e.attempts)
-		}
+	if n := value[int](t, s, `SELECT count(*) FROM facts.event WHERE attempts <> 1 OR status <> 'delivered'`); n != 0 {
+		t.Errorf("%d events are not delivered by their first attempt", n)
 	}
 	senders := map[string]int{}
-	for _, req := range f.requests {
-		senders[req.Relay]++
+	for _, req := range s.network.seen() {
+		senders[req.relay]++
 	}
 	if len(senders) != 2 {
 		t.Errorf("only %v sent; the other relay had nothing to do", senders)
 	}
 	t.Logf("calm: %d events issued in %s, delivered after %s (%.0f/s): %d requests %v, %d effects, p50 %s, p99 %s",
-		events, issued.Round(time.Millisecond), took.Round(time.Millisecond), float64(events)/took.Seconds(), n.posts, senders,
-		n.effects, short(n.p50), short(n.p99))
+		events, issued.Round(time.Millisecond), took.Round(time.Millisecond), float64(events)/took.Seconds(), n.Posts, senders,
+		n.Effects, short(n.P50), short(n.P99))
 }

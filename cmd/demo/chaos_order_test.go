@@ -13,8 +13,8 @@ import (
 // chaosOrder plays TestChaosOrder in full: `make chaos-order`.
 var chaosOrder = flag.Bool("chaos-order", false, "TestChaosOrder issues 200 events of each of 200 ordering keys, instead of a few")
 
-// While any of three relays is killed at any time, and the receiver fails one request in twenty, the events of each
-// ordering key arrive in the order of their commits, each with one effect.
+// While any of three relays is killed at any time, and the receiver fails one request in twenty,
+// the events of each ordering key arrive in the order of their commits, each with one effect.
 func TestChaosOrder(t *testing.T) {
 	testsize.Long(t)
 	keys, each := 40, 50
@@ -28,42 +28,37 @@ func TestChaosOrder(t *testing.T) {
 
 	begun := time.Now()
 	done := make(chan error, 1)
-	s.units.Go(func() {
-		err := s.issue(order{prefix: "INV", invoices: keys * each, block: 100, plainSQL: plainSQL, keys: keys})
+	s.Go(func(context.Context) error {
+		err := s.issue(order{Prefix: "INV", Invoices: keys * each, PlainSQL: plainSQL, Keys: keys})
 		if err == nil {
-			err = s.pollFor(10*time.Minute, "the backlog to drain", func(ctx context.Context) (bool, error) {
-				var n int
-				err := s.finance.QueryRow(ctx, countPending).Scan(&n)
-				return n == 0, err
-			})
+			err = s.drained(10 * time.Minute)
 		}
 		done <- err
+		return nil
 	})
 	random := rand.New(rand.NewPCG(seed, 0))
 	for over := false; !over; {
 		select {
 		case <-time.After(100*time.Millisecond + rand.N(900*time.Millisecond)):
-			s.killRelay(relays[random.IntN(len(relays))])
+			_, _, err := s.killBusy(relays[random.IntN(len(relays))], 0, killEvery)
+			s.try(t, err)
 		case err := <-done:
 			s.try(t, err)
 			over = true
 		}
 	}
 	took := time.Since(begun)
-	s.try(t, s.behave())
-	f := s.settle(t)
-
-	n := f.figures()
-	sequences, longest := len(f.inOrder), 0
-	for _, list := range f.inOrder {
-		longest = max(longest, len(list))
-	}
+	s.network.calm.Store(true)
+	n := s.settle(t)
+	sequences := value[int](t, s, `SELECT count(DISTINCT ordering_key) FROM facts.event`)
+	longest := value[int](t, s, `SELECT max(count) FROM (SELECT count(*) FROM facts.event WHERE ordering_key IS NOT NULL GROUP BY ordering_key) c`)
+	lost := value[int](t, s, `SELECT (SELECT count(*) FROM demo_lost_claim) + (SELECT coalesce(sum(events), 0)::bigint FROM demo_lost_range)`)
 	// A chaos in which nothing went wrong proves nothing.
-	if n.committed != keys*each || sequences != keys || longest != each || n.relaysKilled == 0 || len(f.lost) == 0 || n.refused == 0 || n.answersLost == 0 {
+	if n.Committed != keys*each || sequences != keys || longest != each || n.RelaysKilled == 0 || lost == 0 || n.Refused == 0 || n.AnswersLost == 0 {
 		t.Errorf("%d events of %d keys, %d relays killed, %d claims lost, %d requests refused, %d answers lost; want %d of %d, and more than 0 of each",
-			n.committed, sequences, n.relaysKilled, len(f.lost), n.refused, n.answersLost, keys*each, keys)
+			n.Committed, sequences, n.RelaysKilled, lost, n.Refused, n.AnswersLost, keys*each, keys)
 	}
 	t.Logf("order: %d keys × %d events in %s: %d committed, %d requests, %d refused, %d answers lost, %d duplicates suppressed, %d effects, %d lost, %d doubled; "+
 		"%d relays killed, %d claims taken over; every key in the order of its commits",
-		keys, each, took.Round(time.Millisecond), n.committed, n.posts, n.refused, n.answersLost, n.suppressed, n.effects, n.lost, n.doubled, n.relaysKilled, len(f.lost))
+		keys, each, took.Round(time.Millisecond), n.Committed, n.Posts, n.Refused, n.AnswersLost, n.Suppressed, n.Effects, n.Lost, n.Doubled, n.RelaysKilled, lost)
 }

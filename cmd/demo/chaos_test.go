@@ -22,8 +22,8 @@ const (
 	answersLost = 0.02 // share
 )
 
-// While relays are killed and answers are lost, nothing is lost and nothing happens twice, and no request is made that a
-// recorded kill or loss does not explain.
+// While relays are killed and answers are lost, nothing is lost and nothing happens twice, and no
+// request is made that a recorded kill or loss does not explain.
 func TestChaos(t *testing.T) {
 	lasts := testsize.Of(*chaosTime, min(*chaosTime, 3*killEvery))
 	s := newStage(t)
@@ -32,57 +32,57 @@ func TestChaos(t *testing.T) {
 	s.outliveStart(t)
 
 	issued := make(chan error, 1)
-	s.units.Go(func() {
+	s.Go(func(context.Context) error {
 		invoices := int(chaosRate * lasts.Seconds())
-		issued <- s.issue(order{prefix: "INV", invoices: invoices, perSecond: chaosRate, block: chaosBlock, rollback: 0.05, plainSQL: plainSQL})
+		issued <- s.issue(order{Prefix: "INV", Invoices: invoices, PerSecond: chaosRate, Block: chaosBlock, Rollback: 0.05, PlainSQL: plainSQL})
+		return nil
 	})
 	kills := int(lasts / killEvery)
-	takeovers := make(chan takeover, kills)
+	takeovers := make(chan *takeover, kills)
 	var watching sync.WaitGroup
 	tick := time.NewTicker(killEvery)
 	defer tick.Stop()
 	for n := range kills {
 		select {
 		case <-tick.C:
-		case <-s.ctx.Done():
-			s.try(t, s.ctx.Err())
+		case <-s.Ctx.Done():
+			s.try(t, s.Ctx.Err())
 		}
-		k := s.killRelay(relays[n%len(relays)])
+		k, _, err := s.killBusy(relays[n%len(relays)], 0, killEvery)
+		s.try(t, err)
 		watching.Go(func() {
-			takeover, err := s.takenOver(k)
-			if err != nil && s.ctx.Err() == nil {
+			if err := s.takenOver(k); err != nil && s.Ctx.Err() == nil {
 				t.Error(err)
 			}
-			takeovers <- takeover
+			takeovers <- k
 		})
 	}
 	watching.Wait()
 	close(takeovers)
 	s.try(t, <-issued)
-	s.try(t, s.behave())
-	f := s.settle(t)
+	s.network.calm.Store(true)
+	n := s.settle(t)
 
-	n := f.figures()
 	var slowest takeover
 	claims := 0
 	for takeover := range takeovers {
 		claims += takeover.claims
 		if takeover.took > slowest.took {
-			slowest = takeover
+			slowest = *takeover
 		}
 	}
 	// A chaos in which nothing went wrong proves nothing.
-	if n.relaysKilled != kills || claims == 0 || n.answersLost == 0 || n.suppressed == 0 {
+	if n.RelaysKilled != kills || claims == 0 || n.AnswersLost == 0 || n.Suppressed == 0 {
 		t.Errorf("%d relays killed, %d claims taken over, %d answers lost, %d duplicates suppressed; want %d and more than 0 of each",
-			n.relaysKilled, claims, n.answersLost, n.suppressed, kills)
+			n.RelaysKilled, claims, n.AnswersLost, n.Suppressed, kills)
 	}
 	if lasts >= fullChaos && slowest.took > maxTakeover {
 		t.Errorf("the claims of %s were taken over after %s, want %s at most", slowest.life, slowest.took, maxTakeover)
 	}
 	t.Logf("chaos for %s: %d committed, %d rolled back, %d requests, %d retries, %d duplicates suppressed, %d effects, %d lost, %d doubled; "+
 		"%d relays killed, %d claims taken over, the slowest after %s; %d answers lost; p50 %s, p99 %s",
-		lasts, n.committed, n.rolledBack, n.posts, n.retries, n.suppressed, n.effects, n.lost, n.doubled,
-		n.relaysKilled, claims, slowest.took.Round(time.Millisecond), n.answersLost, short(n.p50), short(n.p99))
+		lasts, n.Committed, n.RolledBack, n.Posts, n.Retries, n.Suppressed, n.Effects, n.Lost, n.Doubled,
+		n.RelaysKilled, claims, slowest.took.Round(time.Millisecond), n.AnswersLost, short(n.P50), short(n.P99))
 }
 
 // The relay that is left takes over from a dead one without waiting for its leases to end.
@@ -93,17 +93,17 @@ func TestSurvivorTakesOver(t *testing.T) {
 	relays := s.enter(t, 2, faults{Late: 1}, nil, "OUTBOX_LEASE=60s")
 	s.outliveStart(t)
 
-	s.try(t, s.issue(order{prefix: "INV", invoices: 400}))
+	s.try(t, s.issue(order{Prefix: "INV", Invoices: 400}))
 	victim, holding := relays[0], 0
-	s.try(t, s.poll("the relay to hold something", func(ctx context.Context) (busy bool, err error) {
-		life, _ := victim.current()
+	s.try(t, s.Poll(patience, "the relay to hold something", func(ctx context.Context) (busy bool, err error) {
+		life, _ := victim.Current()
 		holding, err = s.holding(ctx, life)
 		return holding >= 10, err
 	}))
-	takeover, err := s.takenOver(s.killRelay(victim))
-	s.try(t, err)
-	s.try(t, s.behave())
-	n := s.settle(t).figures()
+	takeover := s.killRelay(victim)
+	s.try(t, s.takenOver(takeover))
+	s.network.calm.Store(true)
+	n := s.settle(t)
 
 	if takeover.claims == 0 {
 		t.Error("nothing was taken over")
@@ -112,14 +112,14 @@ func TestSurvivorTakesOver(t *testing.T) {
 		t.Errorf("the claims were taken over after %s, want %s at most", takeover.took, maxTakeover)
 	}
 	t.Logf("survivor: %d claims taken over after %s; %d committed, %d requests, %d duplicates suppressed, %d effects",
-		takeover.claims, takeover.took.Round(time.Millisecond), n.committed, n.posts, n.suppressed, n.effects)
+		takeover.claims, takeover.took.Round(time.Millisecond), n.Committed, n.Posts, n.Suppressed, n.Effects)
 }
 
-// outliveStart waits until the server is old enough: one that has just started may have been restarted, with no time yet
-// for relays to take their locks again, and so none is taken for dead.
+// outliveStart waits until the server is old enough: one that has just started may have been
+// restarted, with no time yet for relays to take their locks again, and so none is taken for dead.
 func (s *stage) outliveStart(t *testing.T) {
 	t.Helper()
-	s.try(t, s.poll("the server's first seconds to pass", func(ctx context.Context) (old bool, err error) {
+	s.try(t, s.Poll(patience, "the server's first seconds to pass", func(ctx context.Context) (old bool, err error) {
 		err = s.finance.QueryRow(ctx, `SELECT now() - pg_postmaster_start_time() > interval '3 seconds'`).Scan(&old)
 		return old, err
 	}))

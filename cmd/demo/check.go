@@ -1,184 +1,189 @@
 package main
 
 import (
+	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/process"
 )
+
+// createFacts makes tables of everything that is known when a play is over, in the database of
+// finance: what stands there and in the other database, and what was seen on the wire between them.
+// gather fills the last three.
+const createFacts = `
+CREATE SCHEMA facts;
+CREATE TABLE facts.invoice AS SELECT number || '-issued' AS key, pg_xact_commit_timestamp(xmin) AS at FROM invoices;
+CREATE TABLE facts.event AS -- with its delivery, and the delivery id of the last claim
+    SELECT o.id, o.idempotency_key AS key, o.ordering_key, count(d.event_id) AS deliveries, min(d.status) AS status, min(d.attempts) AS attempts,
+           min(format('%s-%s-%s', d.event_id, d.destination, d.claim)) AS delivery
+    FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id GROUP BY o.id;
+CREATE TABLE facts.failure AS -- what the relay's log says of attempts that did not deliver; a held one does not count
+    SELECT DISTINCT ON (delivery) event_id, format('%s-%s-%s', event_id, destination, claim) AS delivery, reason,
+           started_at + duration_ms * interval '1 ms' AS ended, outcome = 'hold' AS held
+    FROM outbox_attempt WHERE outcome <> 'delivered' ORDER BY delivery, id DESC;
+CREATE TABLE facts.lost_claim AS
+    SELECT delivery, coalesce(life, 'instance ' || instance) AS life FROM demo_lost_claim LEFT JOIN demo_relay USING (instance);
+CREATE TABLE facts.shipment (expected text, key text, at timestamptz); -- expected: the key that the invoice ought to have
+CREATE TABLE facts.processed (key text);
+CREATE TABLE facts.request (
+    key text, delivery text, at timestamptz, fault text, status integer, replayed boolean, answered_at timestamptz,
+    succeeded boolean GENERATED ALWAYS AS (status BETWEEN 200 AND 299) STORED
+)`
+
+const selectShipments = `SELECT invoice || '-issued', idempotency_key, pg_xact_commit_timestamp(xmin) FROM shipments ORDER BY id`
+
+const selectProcessed = `SELECT idempotency_key FROM processed_events`
+
+// gather collects the facts, after all is settled.
+func (s *stage) gather() error {
+	_, err := s.finance.Exec(s.Ctx, createFacts)
+	fill := func(source pgx.CopyFromSource, table string, columns ...string) {
+		if err == nil {
+			_, err = s.finance.CopyFrom(s.Ctx, pgx.Identifier{"facts", table}, columns, source)
+		}
+	}
+	shipments, _ := s.logistics.Query(s.Ctx, selectShipments) // CopyFrom returns its error
+	defer shipments.Close()
+	fill(shipments, "shipment", "expected", "key", "at")
+	processed, _ := s.logistics.Query(s.Ctx, selectProcessed)
+	defer processed.Close()
+	fill(processed, "processed", "key")
+	requests := s.network.seen()
+	fill(pgx.CopyFromSlice(len(requests), func(i int) ([]any, error) {
+		r := &requests[i]
+		return []any{r.key, r.delivery, r.at, string(r.fault), r.status, r.replayed, r.answeredAt}, nil
+	}), "request", "key", "delivery", "at", "fault", "status", "replayed", "answered_at")
+	if err == nil {
+		_, err = s.finance.Exec(s.Ctx, addLostRanges)
+	}
+	if err != nil {
+		return fmt.Errorf("collect what has happened: %w", err)
+	}
+	return nil
+}
+
+// addLostRanges says of each request for an event of a range that was taken over that its claim was lost: no row says so.
+const addLostRanges = `
+INSERT INTO facts.lost_claim
+SELECT DISTINCT r.delivery, coalesce(d.life, 'instance ' || l.instance)
+FROM facts.request r JOIN demo_lost_range l ON l.fence = substring(r.delivery FROM '[0-9]+$') LEFT JOIN demo_relay d USING (instance)
+WHERE NOT EXISTS (SELECT FROM facts.lost_claim c WHERE c.delivery = r.delivery)`
 
 // A rule is one promise, and every way in which the facts break it.
 type rule struct {
 	promise string
+	query   string // of the breaches
 	broken  []string
 }
 
-func (r *rule) breach(format string, args ...any) {
-	r.broken = append(r.broken, fmt.Sprintf(format, args...))
-}
-
-// check holds the facts against what outbox-relay promises. It decides by the databases and the wire, not by what
-// anybody believes to have done.
-func (f *facts) check() []rule {
-	rules := []rule{f.checkEffects(), f.checkRolledBack(), f.checkDelivered(), f.checkMemory(), f.checkRequests(), f.checkOrder()}
-	for i := range rules {
-		slices.Sort(rules[i].broken)
-	}
-	return rules
-}
-
-func (f *facts) checkEffects() rule {
-	r := rule{promise: "every committed invoice has exactly one shipment"}
-	for key := range f.invoices {
-		switch n := len(f.effects[key]); {
-		case n == 0:
-			r.breach("lost: %s is committed and has no shipment", key)
-		case n > 1:
-			r.breach("doubled: %s has %d shipments", key, n)
-		}
-	}
-	return r
-}
-
-func (f *facts) checkRolledBack() rule {
-	r := rule{promise: "nothing was ever seen of an invoice that was rolled back"}
-	for _, key := range f.rolledBack {
-		if _, ok := f.invoices[key]; ok {
-			r.breach("%s was rolled back and is an invoice", key)
-		}
-		if _, ok := f.events[key]; ok {
-			r.breach("%s was rolled back and has an event", key)
-		}
-	}
-	for key := range f.effects {
-		if _, ok := f.invoices[key]; !ok {
-			r.breach("%s is no committed invoice and has a shipment", key)
-		}
-	}
-	for _, req := range f.requests {
-		if _, ok := f.events[req.Key]; !ok {
-			r.breach("%s is no committed event and was POSTed", req.Key)
-		}
-	}
-	return r
-}
-
-func (f *facts) checkDelivered() rule {
-	r := rule{promise: "every committed event is marked delivered, once"}
-	for key := range f.invoices {
-		switch e, ok := f.events[key]; {
-		case !ok:
-			r.breach("%s has no event", key)
-		case e.deliveries != 1:
-			r.breach("%s has %d deliveries", key, e.deliveries)
-		case e.status != "delivered":
-			r.breach("%s is %s", key, e.status)
-		}
-	}
-	return r
-}
-
-func (f *facts) checkMemory() rule {
-	r := rule{promise: "processed_events and shipments hold the same keys"}
-	for key := range f.processed {
-		if !f.shipped[key] {
-			r.breach("%s is processed and not shipped", key)
-		}
-	}
-	for key := range f.shipped {
-		if !f.processed[key] {
-			r.breach("%s is shipped and not processed", key)
-		}
-	}
-	return r
-}
-
-// lastBreath is before a receiver's death, or before the relay's patience ended: an answer that the receiver was about to
-// write then may not have got there.
-const lastBreath = time.Second
-
-// checkRequests wants a recorded cause for every request that is not the one that delivered its event: a fault of the
-// receiver that the relay's attempt log agrees with, or the death of the relay whose claim it was.
-func (f *facts) checkRequests() rule {
-	r := rule{promise: "every request on the wire is explained, and every attempt counted"}
-	delivering := map[string]int{}
-	seen := map[string]bool{}
-	for _, req := range f.requests {
-		e, ok := f.events[req.Key]
-		if !ok {
-			continue // told by checkRolledBack
-		}
-		if seen[req.Delivery] {
-			r.breach("%s: %s was POSTed twice under one claim", req.Key, req.Delivery)
-		}
-		seen[req.Delivery] = true
-		failure, failed := f.failed[req.Delivery]
-		life, lost := f.lost[req.Delivery]
-		_, wasKilled := f.kills[life]
-		switch {
-		case e.status == "delivered" && req.Delivery == e.delivery:
-			delivering[req.Key]++
-			if !req.succeeded() || req.Fault == faultLose {
-				r.breach("%s: delivered by %s, which was not answered 2xx", req.Key, req.Delivery)
-			}
-		case failed && !f.explains(&req, failure):
-			r.breach("%s: %s was answered %d, yet the relay says %s", req.Key, req.Delivery, req.status, failure.reason)
-		case !failed && lost && !wasKilled:
-			r.breach("%s: %s lost its claim %s, and it was not killed", req.Key, life, req.Delivery)
-		case !failed && !lost:
-			r.breach("%s: %s is an extra request without a cause", req.Key, req.Delivery)
-		}
-		if req.succeeded() {
-			if at := f.effects[req.Key]; len(at) == 0 || at[0].After(req.answeredAt) {
-				r.breach("%s: %s was answered %d before its effect was committed", req.Key, req.Delivery, req.status)
-			}
-		}
-	}
-	failures, uncounted := map[string]int{}, map[string]int{}
-	for delivery, failure := range f.failed {
-		if failure.held {
-			continue
-		}
-		failures[eventOf(delivery)]++
-		if _, lost := f.lost[delivery]; lost {
-			// The dead relay's last settle was still on its way when its claim was another's: it logs, and may count no more.
-			uncounted[eventOf(delivery)]++
-		}
-	}
-	for key, e := range f.events {
-		if e.status != "delivered" {
-			continue // told by checkDelivered
-		}
-		if delivering[key] == 0 {
-			r.breach("%s: delivered by %s, which was never on the wire", key, e.delivery)
-		}
-		made := failures[eventOf(e.delivery)] + 1
-		if e.attempts > made || e.attempts < made-uncounted[eventOf(e.delivery)] {
-			r.breach("%s: %d attempts are counted, %d were made", key, e.attempts, made)
-		}
-	}
-	return r
-}
-
-// explains reports whether what the receiver's side knows of a request is why it failed in the relay's eyes.
-func (f *facts) explains(req *request, failure failure) bool {
-	died, dead := f.deaths[req.receiver]
-	switch {
-	case !req.succeeded():
-		return true // another status, or none
-	case req.Fault == faultLose, req.Fault == faultLate:
-		return true
-	case failure.reason == "timeout":
-		return failure.ended.Sub(req.answeredAt) < lastBreath
-	default:
-		return dead && died.Sub(req.answeredAt) < lastBreath
+// rules returns what outbox-relay promises, by the databases and the wire, not by what anybody
+// believes to have done.
+func rules() []rule {
+	return []rule{
+		{promise: "every committed invoice has exactly one shipment", query: `
+SELECT format(CASE count(s.key) WHEN 0 THEN 'lost: %s is committed and has no shipment' ELSE 'doubled: %s has %s shipments' END, i.key, count(s.key))
+FROM facts.invoice i LEFT JOIN facts.shipment s ON s.expected = i.key GROUP BY i.key HAVING count(s.key) <> 1`},
+		{promise: "nothing was ever seen of an invoice that was rolled back", query: `
+SELECT i.key || ' was rolled back and is an invoice' FROM demo_note n JOIN facts.invoice i ON what = 'rolled back' AND name = key
+UNION ALL SELECT key || ' was rolled back and has an event' FROM demo_note JOIN facts.event ON what = 'rolled back' AND name = key
+UNION ALL SELECT expected || ' is no committed invoice and has a shipment' FROM facts.shipment WHERE expected NOT IN (SELECT key FROM facts.invoice)
+UNION ALL SELECT key || ' is no committed event and was POSTed' FROM facts.request WHERE key NOT IN (SELECT key FROM facts.event)`},
+		{promise: "every committed event is marked delivered, once", query: `
+SELECT i.key || CASE WHEN e.key IS NULL THEN ' has no event' WHEN deliveries <> 1 THEN format(' has %s deliveries', deliveries) ELSE ' is ' || status END
+FROM facts.invoice i LEFT JOIN facts.event e USING (key) WHERE e.key IS NULL OR deliveries <> 1 OR status <> 'delivered'`},
+		{promise: "processed_events and shipments hold the same keys", query: `
+SELECT key || CASE WHEN s.key IS NULL THEN ' is processed and not shipped' ELSE ' is shipped and not processed' END
+FROM facts.processed p FULL JOIN (SELECT DISTINCT key FROM facts.shipment) s USING (key) WHERE p.key IS NULL OR s.key IS NULL`},
+		// A recorded cause for every request that is not the one that delivered its event: a fault
+		// that the relay's attempt log agrees with, or the death of the relay whose claim it was. An
+		// answer in the last second of the relay's patience may not have got there. A dead relay's
+		// last settle may have been on its way when its claim was another's: it logs, and counts no more.
+		{promise: "every request on the wire is explained, and every attempt counted", query: `
+WITH wire AS (
+    SELECT r.*, e.status = 'delivered' AND r.delivery = e.delivery AS delivered, f.reason, l.life, n.name IS NOT NULL AS killed,
+           NOT succeeded OR fault IN ('lose', 'late') OR reason = 'timeout' AND ended - answered_at < interval '1 s' AS explained,
+           row_number() OVER (PARTITION BY r.delivery) AS nth
+    FROM facts.request r JOIN facts.event e USING (key) LEFT JOIN facts.failure f ON f.delivery = r.delivery
+         LEFT JOIN facts.lost_claim l ON l.delivery = r.delivery LEFT JOIN demo_note n ON what = 'killed' AND name = life
+), attempt AS (
+    SELECT e.key, e.attempts, 1 + count(f.delivery) AS made, count(l.delivery) AS uncounted
+    FROM facts.event e LEFT JOIN facts.failure f ON f.event_id = e.id AND NOT held LEFT JOIN facts.lost_claim l ON l.delivery = f.delivery
+    WHERE e.status = 'delivered' GROUP BY e.key, e.attempts
+)
+SELECT format('%s: %s was POSTed twice under one claim', key, delivery) FROM wire WHERE nth > 1
+UNION ALL SELECT format('%s: delivered by %s, which was not answered 2xx', key, delivery) FROM wire WHERE delivered AND (NOT succeeded OR fault = 'lose')
+UNION ALL SELECT format('%s: %s was answered %s, yet the relay says %s', key, delivery, status, reason) FROM wire
+    WHERE NOT delivered AND reason IS NOT NULL AND NOT explained
+UNION ALL SELECT format('%s: %s lost its claim %s, and it was not killed', key, life, delivery) FROM wire
+    WHERE NOT delivered AND reason IS NULL AND life IS NOT NULL AND NOT killed
+UNION ALL SELECT format('%s: %s is an extra request without a cause', key, delivery) FROM wire WHERE NOT delivered AND reason IS NULL AND life IS NULL
+UNION ALL SELECT format('%s: %s was answered %s before its effect was committed', key, delivery, status) FROM wire
+    WHERE succeeded AND NOT EXISTS (SELECT FROM facts.shipment s WHERE s.expected = wire.key AND s.at <= answered_at)
+UNION ALL SELECT format('%s: delivered by %s, which was never on the wire', key, delivery) FROM facts.event e
+    WHERE status = 'delivered' AND NOT EXISTS (SELECT FROM facts.request r WHERE r.key = e.key AND r.delivery = e.delivery)
+UNION ALL SELECT format('%s: %s attempts are counted, %s were made', key, attempts, made) FROM attempt WHERE attempts NOT BETWEEN made - uncounted AND made`},
+		// Within each key ids in the order of the commits, no request for an event before the one
+		// before it was taken, and the effects in the same order.
+		{promise: "events of one ordering key arrive in the order in which they were committed", query: `
+WITH wire AS (
+    SELECT key, min(at) AS posted, min(answered_at) FILTER (WHERE succeeded) AS taken FROM facts.request GROUP BY key
+), effect AS (
+    SELECT expected AS key, min(at) AS effect FROM facts.shipment GROUP BY expected
+), pair AS (
+    SELECT key, lag(key) OVER own AS before, posted, lag(taken) OVER own AS taken, i.at < lag(i.at) OVER own AS earlier, effect < lag(effect) OVER own AS overtook
+    FROM facts.event LEFT JOIN facts.invoice i USING (key) LEFT JOIN wire USING (key) LEFT JOIN effect USING (key)
+    WHERE ordering_key IS NOT NULL WINDOW own AS (PARTITION BY ordering_key ORDER BY id)
+)
+SELECT format('%s was committed before %s, and has the larger id', key, before) FROM pair WHERE earlier
+UNION ALL SELECT format('%s was POSTed before %s was taken', key, before) FROM pair WHERE before IS NOT NULL AND (taken IS NULL AND posted IS NOT NULL OR posted < taken)
+UNION ALL SELECT format('the effect of %s came before that of %s', key, before) FROM pair WHERE overtook`},
 	}
 }
 
-func (r *request) succeeded() bool { return r.status >= 200 && r.status <= 299 }
+// figures are what a play comes to. Latencies are from commit in finance to commit in logistics.
+type figures struct {
+	Committed, RolledBack         int
+	Posts, Retries, Suppressed    int
+	Late, Refused, AnswersLost    int
+	Effects, Lost, Doubled        int
+	RelaysKilled, ReceiversKilled int
+	P50, P99                      time.Duration
+}
 
-// eventOf returns the event's part of a delivery id, which is event-destination-claim.
-func eventOf(delivery string) string {
-	id, _, _ := strings.Cut(delivery, "-")
-	return id
+const selectFigures = `
+WITH effect AS (
+    SELECT i.key, count(s.key) AS effects, coalesce(min(s.at) - i.at, '0') AS latency
+    FROM facts.invoice i LEFT JOIN facts.shipment s ON s.expected = i.key GROUP BY i.key, i.at
+), wire AS (
+    SELECT count(*), count(*) - count(DISTINCT key), count(*) FILTER (WHERE replayed), count(*) FILTER (WHERE fault = 'late'),
+           count(*) FILTER (WHERE fault = 'refuse' AND status = 500), count(*) FILTER (WHERE fault = 'lose' AND succeeded)
+    FROM facts.request
+), note AS (
+    SELECT count(*) FILTER (WHERE what = 'rolled back') AS rolled_back, count(*) FILTER (WHERE what = 'killed') AS killed,
+           count(*) FILTER (WHERE what = 'died') AS died
+    FROM demo_note
+)
+SELECT (SELECT count(*) FROM facts.invoice), note.rolled_back, wire.*, (SELECT count(*) FROM facts.shipment),
+       (SELECT count(*) FROM effect WHERE effects = 0), (SELECT coalesce(sum(effects - 1), 0)::bigint FROM effect WHERE effects > 0), killed, died,
+       (SELECT coalesce(percentile_disc(0.5) WITHIN GROUP (ORDER BY latency), '0') FROM effect WHERE effects > 0),
+       (SELECT coalesce(percentile_disc(0.99) WITHIN GROUP (ORDER BY latency), '0') FROM effect WHERE effects > 0)
+FROM note, wire`
+
+// check counts what has happened, and holds the facts against the rules.
+func check(ctx context.Context, db process.Querier) (n figures, all []rule, err error) {
+	rows, _ := db.Query(ctx, selectFigures) // errors come with the rows
+	if n, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[figures]); err != nil {
+		return n, nil, fmt.Errorf("count what has happened: %w", err)
+	}
+	all = rules()
+	for i := range all {
+		rows, _ := db.Query(ctx, all[i].query+" ORDER BY 1")
+		if all[i].broken, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return n, nil, fmt.Errorf("check that %s: %w", all[i].promise, err)
+		}
+	}
+	return n, all, nil
 }

@@ -5,29 +5,26 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"sync"
+	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/time/rate"
 
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
-// financeRole is the producing service: it issues invoices, each with its event in one transaction, and takes some of
-// them back before the commit.
-type financeRole struct {
-	Database string  `required:"" help:"URL of its database."`
-	Prefix   string  `required:"" help:"What the numbers of this run's invoices begin with."`
-	Invoices int     `required:"" help:"How many to issue."`
-	Rate     float64 `help:"Invoices per second. 0: as fast as possible."`
-	Block    int     `default:"1" help:"How many of them at once."`
-	Rollback float64 `help:"Share that is rolled back."`
-	PlainSQL float64 `name:"plain-sql" help:"Share whose event is a plain INSERT instead of outbox.Enqueue."`
-	Keys     int     `help:"Ordering keys, of which the invoices of each are issued one after the other. 0: none has any."`
-	Workers  int     `default:"4" help:"Transactions at a time."`
-	Seed     uint64  `help:"Seed of what the invoices hold and which are rolled back."`
+// An order is what finance, the producing service, has to issue: invoices, each with its event
+// in one transaction, of which it takes some back before the commit.
+type order struct {
+	Database  string  `json:"database"`   // its URL
+	Seed      uint64  `json:"seed"`       // of what the invoices hold and which are rolled back
+	Prefix    string  `json:"prefix"`     // of the invoices' numbers
+	Invoices  int     `json:"invoices"`   // how many to issue
+	PerSecond float64 `json:"per_second"` // 0: as fast as possible
+	Block     int     `json:"block"`      // how many of them at once; 0: one
+	Rollback  float64 `json:"rollback"`   // share that is rolled back
+	PlainSQL  float64 `json:"plain_sql"`  // share whose event is a plain INSERT instead of outbox.Enqueue
+	Keys      int     `json:"keys"`       // ordering keys, of which the invoices of each are issued one after the other; 0: none has any
 }
 
 // An invoice is the payload of an event, and a row of the business table.
@@ -43,58 +40,40 @@ const eventType = "invoice.issued"
 // key is derived from the business fact: issuing the same invoice again would repeat it.
 func (i invoice) key() string { return i.Number + "-issued" }
 
-func (role *financeRole) Run(ctx context.Context) error {
-	cfg, err := pgxpool.ParseConfig(role.Database)
-	if err != nil {
-		return fmt.Errorf("read database URL: %w", err)
-	}
-	cfg.MaxConns = int32(role.Workers)
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+// financeWorkers is how many transactions are open at a time. A pool has as many connections.
+const financeWorkers = 4
+
+// Run issues what was ordered, and prints the keys of what it takes back.
+func (o *order) Run(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, o.Database)
 	if err != nil {
 		return fmt.Errorf("open database: %w", err)
 	}
 	defer pool.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-
-	pace := rate.NewLimiter(rate.Inf, 0)
-	if role.Rate > 0 {
-		pace = rate.NewLimiter(rate.Limit(role.Rate), role.Block)
-	}
-	journal := &journal{w: os.Stdout}
-	// What has an ordering key is always its worker's: only one transaction after the other has an order.
-	anybodys := make(chan int)
-	numbers := make([]chan int, role.Workers)
+	begun := time.Now()
 	var workers sync.WaitGroup
-	for i := range numbers {
-		numbers[i] = anybodys
-		if role.Keys > 0 {
-			numbers[i] = make(chan int, role.Block)
-		}
+	for worker := range financeWorkers {
 		workers.Go(func() {
-			for n := range numbers[i] {
-				if err := role.issue(ctx, pool, journal, n); err != nil {
+			for n := range o.Invoices {
+				// What has an ordering key is always its worker's: only successive transactions have an order.
+				if (o.Keys > 0 && n%o.Keys%financeWorkers != worker) || (o.Keys == 0 && n%financeWorkers != worker) {
+					continue
+				}
+				if o.PerSecond > 0 {
+					due := float64(n-n%max(o.Block, 1)) / o.PerSecond
+					select {
+					case <-time.After(time.Until(begun.Add(time.Duration(due * float64(time.Second))))):
+					case <-ctx.Done():
+					}
+				}
+				if err := o.issue(ctx, pool, n+1); err != nil {
 					cancel(err)
+					return
 				}
 			}
 		})
-	}
-	for n := range role.Invoices {
-		if n%role.Block == 0 && pace.WaitN(ctx, role.Block) != nil {
-			break // ctx has ended
-		}
-		worker := 0
-		if role.Keys > 0 {
-			worker = n % role.Keys % role.Workers
-		}
-		numbers[worker] <- n + 1
-	}
-	if role.Keys > 0 {
-		for _, channel := range numbers {
-			close(channel)
-		}
-	} else {
-		close(anybodys)
 	}
 	workers.Wait()
 	return context.Cause(ctx)
@@ -106,20 +85,19 @@ const insertInvoice = `INSERT INTO invoices (number, customer, amount_cents) VAL
 const insertEvent = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ($1, $2, $3, nullif($4, ''))`
 
 // issue runs one business transaction.
-func (role *financeRole) issue(ctx context.Context, pool *pgxpool.Pool, journal *journal, n int) error {
-	random := rand.New(rand.NewPCG(role.Seed, uint64(n)))
-	rollback, plain := random.Float64() < role.Rollback, random.Float64() < role.PlainSQL
+func (o *order) issue(ctx context.Context, pool *pgxpool.Pool, n int) error {
+	random := rand.New(rand.NewPCG(o.Seed, uint64(n)))
+	rollback, plain := random.Float64() < o.Rollback, random.Float64() < o.PlainSQL
 	inv := invoice{
-		Number:   fmt.Sprintf("%s-%06d", role.Prefix, n),
+		Number:   fmt.Sprintf("%s-%06d", o.Prefix, n),
 		Customer: fmt.Sprintf("customer %d", random.IntN(1000)),
 		Cents:    random.Int64N(1_000_000),
 	}
 	var ordering string
-	if role.Keys > 0 {
-		ordering = fmt.Sprintf("customer %d", (n-1)%role.Keys+1)
+	if o.Keys > 0 {
+		ordering = fmt.Sprintf("customer %d", (n-1)%o.Keys+1)
 		inv.Customer = ordering
 	}
-
 	tx, err := pool.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -129,38 +107,19 @@ func (role *financeRole) issue(ctx context.Context, pool *pgxpool.Pool, journal 
 		return fmt.Errorf("insert invoice: %w", err)
 	}
 	if plain {
-		err = enqueueBySQL(ctx, tx, inv, ordering)
+		payload, _ := json.Marshal(inv) // plain fields always encode
+		_, err = tx.Exec(ctx, insertEvent, eventType, payload, inv.key(), ordering)
 	} else {
-		err = enqueue(ctx, tx, inv, ordering)
+		event, _ := outbox.NewEvent(eventType, inv.key(), inv)
+		event.RelatedReference, event.OrderingKey = inv.Number, ordering
+		_, err = outbox.Enqueue(ctx, tx, event)
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("enqueue: %w", err)
 	}
 	if rollback {
-		journal.write(entry{Op: opRolledBack, Key: inv.key()})
+		fmt.Println(inv.key())
 		return tx.Rollback(ctx)
 	}
 	return tx.Commit(ctx)
-}
-
-func enqueue(ctx context.Context, tx pgx.Tx, inv invoice, ordering string) error {
-	event, err := outbox.NewEvent(eventType, inv.key(), inv)
-	if err != nil {
-		return err
-	}
-	event.RelatedReference = inv.Number
-	event.OrderingKey = ordering
-	_, err = outbox.Enqueue(ctx, tx, event)
-	return err
-}
-
-func enqueueBySQL(ctx context.Context, tx pgx.Tx, inv invoice, ordering string) error {
-	payload, err := json.Marshal(inv)
-	if err != nil {
-		return fmt.Errorf("encode invoice: %w", err)
-	}
-	if _, err := tx.Exec(ctx, insertEvent, eventType, payload, inv.key(), ordering); err != nil {
-		return fmt.Errorf("insert event: %w", err)
-	}
-	return nil
 }

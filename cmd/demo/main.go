@@ -1,53 +1,55 @@
-// Command demo plays two services on a throwaway PostgreSQL: finance issues invoices, logistics ships, and outbox-relay
-// carries every event from the one's database to the other's, while relays and the receiver are killed.
+// Command demo plays two services on a throwaway PostgreSQL: finance issues invoices, logistics
+// ships, and outbox-relay carries every event from the one's database to the other's, while relays
+// and the receiver are killed.
 //
-//	finance ──tx──▶ [finance: invoices, outbox] ◀── outbox-relay ×2 ──POST──▶ logistics ──tx──▶ [logistics: shipments, processed_events]
+//	finance ─▶ [invoices, outbox] ◀─ outbox-relay ×2 ─▶ network ─▶ logistics ─▶ [shipments, processed_events]
 //
-// Each of them is a process of its own: the relays are the real binary, the services are this program under another
-// first argument. In the end the two databases are compared, and every request on the wire is accounted for.
+// Each of them is its own process: the relays are the real binary, the services are this
+// program under another first argument. The network is this process, which delays and loses
+// answers. In the end both databases are compared, and every request is accounted for.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 func main() {
 	os.Exit(realMain(os.Args[1:]))
 }
 
-// realMain runs the role that the first argument names, or the demo. The tests' binary calls it too.
+// The two services, their roles and their databases.
+const (
+	financeName   = "finance"
+	logisticsName = "logistics"
+)
+
+// realMain runs the role that the first argument names, or the demo. The tests' binary calls it
+// too. Roles need no regard for signals: they write nothing that their death would leave half done.
 func realMain(args []string) int {
-	if len(args) > 0 {
-		switch args[0] {
-		case financeName:
-			return runRole(&financeRole{}, args)
-		case logisticsName:
-			return runRole(&logisticsRole{}, args)
+	var err error
+	switch {
+	case len(args) == 2 && args[0] == financeName:
+		var o order
+		if err = json.Unmarshal([]byte(args[1]), &o); err == nil {
+			err = o.Run(context.Background())
 		}
-	}
-	return runDemo(args)
-}
-
-// A role is the part of one process.
-type role interface {
-	Run(ctx context.Context) error
-}
-
-// runRole plays a service until it ends. It needs no regard for signals: it writes nothing that its death would leave
-// half done.
-func runRole(r role, args []string) int {
-	parser, err := kong.New(r, kong.Name(args[0]))
-	if err == nil {
-		_, err = parser.Parse(args[1:])
-	}
-	if err == nil {
-		err = r.Run(context.Background())
+	case len(args) > 0 && args[0] == logisticsName:
+		var role logisticsRole
+		if _, err = kong.Must(&role, kong.Name(logisticsName)).Parse(args[1:]); err == nil {
+			err = role.Run(context.Background())
+		}
+	default:
+		return runDemo(args)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -73,24 +75,16 @@ type options struct {
 	Events int    `default:"3000" placeholder:"3000" help:"Invoices that finance issues, about a tenth of which it rolls back."`
 	Seed   uint64 `placeholder:"N" help:"Repeats the invoices and faults of a run that printed this seed. Default: a new one."`
 	Keep   bool   `help:"Leave everything running afterwards, to play with, until Ctrl-C."`
+
+	// The tempo leaves time to read along.
+	Steady  time.Duration `hidden:"" default:"13s"`  // over which the even pace is kept
+	Pause   time.Duration `hidden:"" default:"3s"`   // before each act
+	Absence time.Duration `hidden:"" default:"1.5s"` // of a killed relay
 }
 
-// helpShown ends runDemo after --help, where kong would end the process.
-type helpShown struct{}
-
 func runDemo(args []string) (code int) {
-	defer func() {
-		if r := recover(); r != nil {
-			if _, ok := r.(helpShown); !ok {
-				panic(r)
-			}
-		}
-	}()
 	var o options
-	parser, err := kong.New(&o, kong.Name("demo"), kong.Description(description), kong.Exit(func(int) { panic(helpShown{}) }))
-	if err == nil {
-		_, err = parser.Parse(args)
-	}
+	_, err := kong.Must(&o, kong.Name("demo"), kong.Description(description)).Parse(args)
 	if err == nil && o.Events < 100 {
 		err = fmt.Errorf("--events %d: write at least 100", o.Events)
 	}
@@ -98,8 +92,7 @@ func runDemo(args []string) (code int) {
 		fmt.Fprintf(os.Stderr, "demo: %v; see: demo --help\n", err)
 		return exitUsage
 	}
-
-	clearEnvironment()
+	process.ClearEnvironment()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	// A second signal ends this process at once; what it has started goes by itself then.

@@ -12,7 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 // asDemo, in the environment, makes the tests' binary be the demo.
@@ -22,8 +23,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asDemo) != "" || len(os.Args) > 1 && (os.Args[1] == financeName || os.Args[1] == logisticsName) {
 		os.Exit(realMain(os.Args[1:]))
 	}
-	clearEnvironment()
-	goleak.VerifyTestMain(m)
+	process.ClearEnvironment()
+	pgtest.RunTests(m)
 }
 
 // relay is the outbox-relay that the tests run, built once.
@@ -52,7 +53,8 @@ func relayBinary(t *testing.T) string {
 	return relay.path
 }
 
-// seed of every test's faults. A failure is repeated with the same one, though not with the same timing.
+// seed of every test's faults. A failure is repeated with the same one, though not with the same
+// timing.
 const seed = 4711
 
 // newStage opens a stage that is closed when t ends.
@@ -73,16 +75,13 @@ func newStage(t *testing.T) *stage {
 // try fails the test on an error of a step. If the play has ended for a reason, that is the error.
 func (s *stage) try(t *testing.T, err error) {
 	t.Helper()
-	if cause := context.Cause(s.ctx); err != nil && cause != nil {
-		err = cause
-	}
-	if err != nil {
+	if err = s.Reason(err); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // enter starts the receiver and n relays.
-func (s *stage) enter(t *testing.T, n int, f faults, dieAfter []int, settings ...string) (relays []*unit) {
+func (s *stage) enter(t *testing.T, n int, f faults, dieAfter []int, settings ...string) (relays []*process.Unit) {
 	t.Helper()
 	s.try(t, s.openReceiver(f, dieAfter...))
 	for i := range n {
@@ -93,14 +92,16 @@ func (s *stage) enter(t *testing.T, n int, f faults, dieAfter []int, settings ..
 	return relays
 }
 
-// settle waits until all is delivered and returns the facts, after checking that every promise was kept.
-func (s *stage) settle(t *testing.T) *facts {
+// settle waits until all is delivered and returns the figures, after checking that every promise
+// was kept.
+func (s *stage) settle(t *testing.T) figures {
 	t.Helper()
-	s.try(t, s.drained())
-	s.try(t, s.behave())
-	f, err := s.gather()
+	s.try(t, s.drained(drainPatience))
+	s.network.calm.Store(true)
+	s.try(t, s.gather())
+	n, rules, err := check(t.Context(), s.finance)
 	s.try(t, err)
-	for _, r := range f.check() {
+	for _, r := range rules {
 		for i, breach := range r.broken {
 			if i == 20 {
 				t.Errorf("%s: … and %d more", r.promise, len(r.broken)-i)
@@ -109,7 +110,15 @@ func (s *stage) settle(t *testing.T) *facts {
 			t.Errorf("%s: %s", r.promise, breach)
 		}
 	}
-	return f
+	return n
+}
+
+// value returns the only value of a query over the facts.
+func value[T any](t *testing.T, s *stage, query string) T {
+	t.Helper()
+	v, err := process.One[T](t.Context(), s.finance, query)
+	s.try(t, err)
+	return v
 }
 
 // waitFor polls until done, for at most 20 s.

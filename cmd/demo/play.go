@@ -5,9 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math/rand/v2"
-	"strings"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 // The relays' settings, other than where to read and where to send.
@@ -16,9 +21,6 @@ var relaySettings = []string{
 	"OUTBOX_TIMEOUT=1500ms",
 	"OUTBOX_LEASE=60s", // the default: what is taken over sooner is not owed to short leases
 }
-
-// The faults of the receiver, in shares of the requests.
-var receiverFaults = faults{Late: 0.03, Refuse: 0.03, Lose: 0.02}
 
 // The shape of the play. Most invoices come at an even pace; the rest in acts: many at once, and a
 // relay is killed in their midst.
@@ -29,72 +31,64 @@ const (
 	plainSQL   = 0.2
 )
 
-// A tempo is how fast the play is played.
-type tempo struct {
-	steady  time.Duration // over which the even pace is kept
-	pause   time.Duration // before each act
-	absence time.Duration // of a killed relay
-}
-
-// unhurried leaves time to read along.
-var unhurried = tempo{steady: 13 * time.Second, pause: 3 * time.Second, absence: 1500 * time.Millisecond}
-
 // play is one performance.
 type play struct {
 	options
-	tempo
-	*narrator
+	*log.Logger
+	began   time.Time
 	stage   *stage
-	relays  []*unit
-	slowest takeover
+	relays  []*process.Unit
+	slowest time.Duration // takeover
 }
 
 func newPlay(o options, w io.Writer) *play {
 	if o.Seed == 0 {
 		o.Seed = rand.Uint64N(1_000_000) + 1
 	}
-	return &play{options: o, tempo: unhurried, narrator: newNarrator(w)}
+	return &play{options: o, Logger: log.New(w, "", 0), began: time.Now()}
+}
+
+// say tells of something that has just happened.
+func (p *play) say(format string, args ...any) {
+	p.Printf("%6.1fs  %s", time.Since(p.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // run plays, checks, and leaves nothing behind. A broken promise is an error.
 func (p *play) run(ctx context.Context) (err error) {
 	p.say("seed %d (repeat with --seed %d)", p.Seed, p.Seed)
-	stage, err := openStage(ctx, p.Relay, p.Seed)
-	if err != nil {
+	if p.stage, err = openStage(ctx, p.Relay, p.Seed); err != nil {
 		return err
 	}
-	p.stage, stage.absence = stage, p.absence
-	stage.onCrash = func(string) { p.say("logistics died between its commit and its answer; the next one takes its port") }
-	defer func() {
-		if cause := context.Cause(stage.ctx); err != nil && cause != nil {
-			err = cause // what came after it is only its consequence
+	defer func() { err = errors.Join(p.stage.Reason(err), p.stage.close()) }()
+	p.say("PostgreSQL runs in %s; outbox-relay migrate up: finance (outbox), logistics (inbox)", p.stage.Server.Dir())
+	for _, step := range []func() error{p.enter, p.perform, p.stage.gather} {
+		if err := step(); err != nil {
+			return err
 		}
-		err = errors.Join(err, stage.close())
-	}()
-	p.say("PostgreSQL runs in %s; outbox-relay migrate up: finance (outbox), logistics (inbox)", stage.server.Dir())
-	if err := p.enter(); err != nil {
-		return err
 	}
-	if err := p.perform(); err != nil {
-		return err
-	}
-	verdict, err := p.judge()
+	figures, rules, err := check(ctx, p.stage.finance)
 	if err != nil {
 		return err
 	}
+	p.report(figures, rules)
 	if p.Keep {
 		p.keep()
 	}
-	return verdict
+	if slices.ContainsFunc(rules, func(r rule) bool { return len(r.broken) > 0 }) {
+		return errors.New("a promise is broken, see above; the same --seed repeats the invoices and faults")
+	}
+	return nil
 }
 
 // enter starts the receiver and the relays.
 func (p *play) enter() error {
+	p.stage.absence = p.Absence
+	p.stage.onDeath = func() { p.say("logistics died between its commit and its answer; the next one takes its place") }
 	invoices := p.Events * 9 / 10
-	if err := p.stage.openReceiver(receiverFaults, invoices/4, invoices/3); err != nil {
+	if err := p.stage.openReceiver(faults{Late: 0.03, Refuse: 0.03, Lose: 0.02}, invoices/4, invoices/3); err != nil {
 		return err
 	}
-	p.say("logistics listens on %s; it will be late, fail, lose answers, and die after a commit", p.stage.history.address())
+	p.say("logistics listens on %s; it will fail, and die after a commit; answers will be late or lost", *p.stage.network.receiver.Load())
 	for i := range 2 {
 		u, err := p.stage.openRelay(fmt.Sprintf("relay-%d", i+1), relaySettings...)
 		if err != nil {
@@ -110,17 +104,14 @@ func (p *play) enter() error {
 func (p *play) perform() error {
 	inAct := int(float64(p.Events) * actShare)
 	steady := p.Events - acts*inAct
-	perSecond := float64(steady) / p.steady.Seconds()
+	perSecond := float64(steady) / p.Steady.Seconds()
 	p.say("finance issues invoices, %.0f a second; one in ten is rolled back, one in five enqueued by plain SQL", perSecond)
-	issued := make(chan error, 1)
-	p.stage.units.Go(func() {
-		issued <- p.stage.issue(order{prefix: "INV", invoices: steady, perSecond: perSecond, rollback: rolledBack, plainSQL: plainSQL})
-	})
+	issued := p.issue(order{Prefix: "INV", Invoices: steady, PerSecond: perSecond})
 	for n := range acts {
 		select {
-		case <-time.After(p.pause):
-		case <-p.stage.ctx.Done():
-			return context.Cause(p.stage.ctx)
+		case <-time.After(p.Pause):
+		case <-p.stage.Ctx.Done():
+			return context.Cause(p.stage.Ctx)
 		}
 		if err := p.act(n+1, inAct); err != nil {
 			return err
@@ -130,67 +121,54 @@ func (p *play) perform() error {
 		return err
 	}
 	p.say("finance is done; waiting until nothing is pending")
-	if err := p.stage.drained(); err != nil {
-		return err
-	}
-	return p.stage.behave()
+	defer p.stage.network.calm.Store(true)
+	return p.stage.drained(drainPatience)
+}
+
+// issue lets finance issue invoices meanwhile.
+func (p *play) issue(o order) <-chan error {
+	o.Rollback, o.PlainSQL = rolledBack, plainSQL
+	issued := make(chan error, 1)
+	p.stage.Go(func(context.Context) error {
+		issued <- p.stage.issue(o)
+		return nil
+	})
+	return issued
 }
 
 // act is the end of one month: many invoices at once, and a relay that dies in the midst of them.
 func (p *play) act(number, invoices int) error {
-	issued := make(chan error, 1)
-	p.stage.units.Go(func() {
-		issued <- p.stage.issue(order{prefix: fmt.Sprintf("END%d", number), invoices: invoices, rollback: rolledBack, plainSQL: plainSQL})
-	})
-	victim := p.relays[number%len(p.relays)]
-	life, _ := victim.current()
-	holding := 0
-	waiting := time.Now()
-	if err := p.stage.poll(life+" to be busy", func(ctx context.Context) (busy bool, err error) {
-		holding, err = p.stage.holding(ctx, life)
-		return holding >= invoices/15 || time.Since(waiting) > time.Second, err
-	}); err != nil {
-		return err
-	}
-	k := p.stage.killRelay(victim)
-	p.say("month's end %d: %d invoices at once; kill -9 %s with %d of its deliveries in flight", number, invoices, victim.role, holding)
-	t, err := p.stage.takenOver(k)
+	issued := p.issue(order{Prefix: fmt.Sprintf("END%d", number), Invoices: invoices})
+	victim, other := p.relays[number%2], p.relays[(number+1)%2]
+	t, holding, err := p.stage.killBusy(victim, invoices/15, time.Second)
 	if err != nil {
 		return err
 	}
-	if t.took >= p.slowest.took {
-		p.slowest = t
+	p.say("month's end %d: %d invoices at once; kill -9 %s with %d of its deliveries in flight", number, invoices, victim.Role, holding)
+	if err := p.stage.takenOver(t); err != nil {
+		return err
 	}
-	p.say("%s has taken over the %d that it left behind, within %s", p.other(victim), t.claims, short(t.took))
+	p.slowest = max(p.slowest, t.took)
+	p.say("%s has taken over the %d that it left behind, within %s", other.Role, t.claims, short(t.took))
 	return <-issued
 }
 
-// other names the relays that are not u.
-func (p *play) other(u *unit) string {
-	var names []string
-	for _, r := range p.relays {
-		if r != u {
-			names = append(names, r.role)
-		}
+// keep leaves everything running until the play is interrupted.
+func (p *play) keep() {
+	psql := "psql"
+	if _, err := exec.LookPath(psql); err != nil {
+		psql = filepath.Join(p.stage.Server.BinDir(), psql)
 	}
-	return strings.Join(names, ", ")
-}
-
-// errBroken says that the table above it is bad news.
-var errBroken = errors.New("a promise is broken, see above; the same --seed repeats the invoices and faults")
-
-// judge compares the databases and prints the table. The verdict is nil when every promise was kept.
-func (p *play) judge() (verdict, err error) {
-	f, err := p.stage.gather()
-	if err != nil {
-		return nil, err
+	p.Printf("Everything still runs, without faults. Ctrl-C ends it. In another terminal:")
+	p.Printf("\n  FINANCE='%s'\n  LOGISTICS='%s'\n\n", p.stage.Server.DSN(financeName), p.stage.Server.DSN(logisticsName))
+	p.Printf("  %s \"$FINANCE\" -c \"INSERT INTO outbox (event_type, payload, idempotency_key)", psql)
+	p.Printf("    VALUES ('%s', json_build_object('invoice', 'MINE-1', 'customer', 'me'), 'MINE-1-issued')\"", eventType)
+	p.Printf("  %s \"$LOGISTICS\" -c \"TABLE shipments ORDER BY id DESC LIMIT 5\"", psql)
+	p.Printf("  OUTBOX_DATABASE_URL=\"$FINANCE\" %s status\n\n", p.Relay)
+	for _, u := range append([]*process.Unit{p.stage.receiver}, p.relays...) {
+		_, running := u.Current()
+		p.Printf("  kill -9 %-8d # %s; it is started again", running.PID, u.Role)
 	}
-	rules := f.check()
-	p.table(f.figures(), p.slowest, rules)
-	for _, r := range rules {
-		if len(r.broken) > 0 {
-			verdict = errBroken
-		}
-	}
-	return verdict, nil
+	p.Print()
+	<-p.stage.Ctx.Done()
 }

@@ -2,14 +2,10 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
-	"sync"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -18,78 +14,41 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
-// A stage is what the play takes place on: a throwaway PostgreSQL with the databases of both services, and the processes
-// that work on them, each a real one.
+// A stage is what the play takes place on: the databases of both services, the processes that work
+// on them, and the network.
 type stage struct {
-	server  *localpg.Server
-	self    string // this program, which plays both services
-	relay   string // the outbox-relay binary
-	secret  string
-	seed    uint64
-	absence time.Duration // of a relay that was killed
-	history *history
-
+	*process.Stage
+	network            network
 	finance, logistics *pgxpool.Pool
 
-	ctx   context.Context // ends with the play; its cause is what went wrong
-	fail  context.CancelCauseFunc
-	units sync.WaitGroup
-
-	receiver *unit
-	onCrash  func(life string) // called when a receiver has died of its faults; may be nil
+	absence  time.Duration // of a relay that was killed
+	receiver *process.Unit
+	onDeath  func() // called when a receiver has died of its faults; may be nil
 }
 
-// The two services and their databases.
+// Every wait for something that ought to happen within a second or two is bounded by patience.
+// drainPatience is longer than a lease: deliveries that waited for one show as late, not as stuck.
 const (
-	financeName   = "finance"
-	logisticsName = "logistics"
+	patience      = 30 * time.Second
+	drainPatience = 90 * time.Second
 )
 
-// patience bounds every wait for something that ought to happen within a second or two.
-const patience = 30 * time.Second
-
-// clearEnvironment removes what would make the demo's programs do something else than elsewhere: settings of the
-// outbox-relay that its user may have, and libpq's defaults.
-func clearEnvironment() {
-	for _, entry := range os.Environ() {
-		if name, _, _ := strings.Cut(entry, "="); strings.HasPrefix(name, "OUTBOX_") || strings.HasPrefix(name, "PG") {
-			_ = os.Unsetenv(name) // fails only on an invalid name
-		}
-	}
-}
-
-// openStage starts PostgreSQL and migrates both databases with the given outbox-relay. ctx ends the play.
+// openStage starts PostgreSQL and migrates both databases with outbox-relay. ctx ends the play.
 func openStage(ctx context.Context, relay string, seed uint64) (s *stage, err error) {
-	s = &stage{seed: seed, history: newHistory()}
-	s.ctx, s.fail = context.WithCancelCause(ctx)
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	if s.relay, err = filepath.Abs(relay); err != nil {
-		return s, fmt.Errorf("find outbox-relay: %w", err)
+	s = &stage{network: network{seed: seed}}
+	// Commit times make the latency exact, and show an answer that came before its commit.
+	s.Stage, err = process.OpenStage(ctx, relay, localpg.Options{Settings: map[string]string{"track_commit_timestamp": "on"}})
+	if err == nil {
+		s.finance, err = s.Database(financeName, "outbox", financeTables)
 	}
-	if _, err := os.Stat(s.relay); err != nil {
-		return s, fmt.Errorf("find outbox-relay: %w; run: go build -o bin/outbox-relay ./cmd/outbox-relay", err)
+	if err == nil {
+		s.logistics, err = s.Database(logisticsName, "inbox", logisticsTables)
 	}
-	if s.self, err = os.Executable(); err != nil {
-		return s, fmt.Errorf("find this program: %w", err)
+	if err == nil {
+		err = s.network.open()
 	}
-	var secret [32]byte
-	_, _ = rand.Read(secret[:]) // never fails
-	s.secret = "whsec_" + base64.StdEncoding.EncodeToString(secret[:])
-
-	// Commit times make the latency from commit to commit exact, and show an answer that came before its commit.
-	options := localpg.Options{Settings: map[string]string{"track_commit_timestamp": "on"}}
-	if s.server, err = localpg.Start(s.ctx, options); err != nil {
-		return s, err
-	}
-	if s.finance, err = s.openDatabase(financeName, "outbox", financeTables); err != nil {
-		return s, err
-	}
-	if s.logistics, err = s.openDatabase(logisticsName, "inbox", logisticsTables); err != nil {
-		return s, err
+	if err != nil {
+		return s, errors.Join(err, s.close())
 	}
 	return s, nil
 }
@@ -101,26 +60,31 @@ CREATE TABLE invoices (
     amount_cents bigint NOT NULL
 );
 
--- What the demo itself notes down: which relay was which, and each claim that a relay lost by dying.
+-- What the demo itself notes down: what was done to whom, which relay was which, and each claim and range that a relay lost by dying.
+CREATE TABLE demo_note (what text, name text, PRIMARY KEY (what, name));
 CREATE TABLE demo_relay (instance integer PRIMARY KEY, life text NOT NULL);
-CREATE TABLE demo_lost_claim (
-    delivery text PRIMARY KEY,
-    instance integer NOT NULL,
-    at       timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-CREATE FUNCTION demo_note_relay() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE TABLE demo_lost_claim (delivery text PRIMARY KEY, instance integer NOT NULL);
+CREATE TABLE demo_lost_range (fence text PRIMARY KEY, instance integer NOT NULL, events bigint NOT NULL);
+CREATE FUNCTION demo_unsettled(outbox_range) RETURNS bigint STABLE LANGUAGE sql AS $$ -- events of a range
+    SELECT count(*) FROM outbox o
+    WHERE o.id > $1.low AND o.id <= $1.upto AND pg_visible_in_snapshot(o.xid, $1.target) AND NOT pg_visible_in_snapshot(o.xid, $1.base)
+      AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id)
+$$;
+CREATE FUNCTION demo_note() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$ -- relays search no schema of ours
 BEGIN
-    INSERT INTO demo_relay VALUES (NEW.instance, NEW.name);
+    IF TG_TABLE_NAME = 'outbox_relay' THEN
+        INSERT INTO demo_relay VALUES (NEW.instance, NEW.name);
+    ELSIF TG_TABLE_NAME = 'outbox_range' THEN
+        INSERT INTO demo_lost_range VALUES (OLD.fence, OLD.relay, demo_unsettled(OLD));
+    ELSE
+        INSERT INTO demo_lost_claim VALUES (format('%s-%s-%s', OLD.event_id, OLD.destination, OLD.claim), OLD.claimed_by);
+    END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER demo_note_relay AFTER INSERT ON outbox_relay FOR EACH ROW EXECUTE FUNCTION demo_note_relay();
-CREATE FUNCTION demo_note_lost_claim() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO demo_lost_claim VALUES (format('%s-%s-%s', OLD.event_id, OLD.destination, OLD.claim), OLD.claimed_by);
-    RETURN NULL;
-END $$;
-CREATE TRIGGER demo_note_lost_claim AFTER UPDATE ON outbox_delivery
-    FOR EACH ROW WHEN (NEW.claim > OLD.claim AND OLD.claimed_by IS NOT NULL) EXECUTE FUNCTION demo_note_lost_claim();`
+CREATE TRIGGER demo_note AFTER INSERT ON outbox_relay FOR EACH ROW EXECUTE FUNCTION demo_note();
+CREATE TRIGGER demo_note AFTER UPDATE ON outbox_range FOR EACH ROW WHEN (NEW.fence > OLD.fence) EXECUTE FUNCTION demo_note();
+CREATE TRIGGER demo_note AFTER UPDATE ON outbox_delivery
+    FOR EACH ROW WHEN (NEW.claim > OLD.claim AND OLD.claimed_by IS NOT NULL) EXECUTE FUNCTION demo_note();`
 
 const logisticsTables = `
 CREATE TABLE shipments (
@@ -130,72 +94,58 @@ CREATE TABLE shipments (
     idempotency_key text NOT NULL
 )`
 
-// openDatabase makes a database with one set of migrations, applied as a user would, and the service's own tables.
-func (s *stage) openDatabase(name, set, tables string) (*pgxpool.Pool, error) {
-	if err := s.server.CreateDatabase(s.ctx, name, ""); err != nil {
-		return nil, err
-	}
-	migrate := process.Command{
-		Argv: []string{s.relay, "migrate", "up", "--set", set},
-		Env:  []string{"OUTBOX_DATABASE_URL=" + s.server.DSN(name)},
-	}
-	if err := process.Run(s.ctx, migrate); err != nil {
-		return nil, fmt.Errorf("outbox-relay migrate up --set %s: %w", set, err)
-	}
-	pool, err := pgxpool.New(s.ctx, s.server.DSN(name))
-	if err != nil {
-		return nil, fmt.Errorf("open database %s: %w", name, err)
-	}
-	if _, err := pool.Exec(s.ctx, tables); err != nil {
-		pool.Close()
-		return nil, fmt.Errorf("create tables of %s: %w", name, err)
-	}
-	return pool, nil
-}
-
-// await waits for the history to fulfil a condition.
-func (s *stage) await(what string, done func(*history) bool) error {
-	ctx, cancel := context.WithTimeoutCause(s.ctx, patience, fmt.Errorf("still waiting for %s", what))
-	defer cancel()
-	return s.history.await(ctx, done)
-}
-
-// poll waits for the database to fulfil a condition.
-func (s *stage) poll(what string, done func(context.Context) (bool, error)) error {
-	return s.pollFor(patience, what, done)
-}
-
-func (s *stage) pollFor(patience time.Duration, what string, done func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(s.ctx, patience, fmt.Errorf("still waiting for %s", what))
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		yes, err := done(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil || yes:
-			return err
+// openReceiver starts logistics and returns when it listens. Each life dies in the effect that
+// dieAfter gives it; beyond the list, lives do not die by themselves.
+func (s *stage) openReceiver(f faults, dieAfter ...int) error {
+	s.network.faults = f
+	s.receiver = &process.Unit{Role: logisticsName}
+	s.receiver.Launch = func(_ string, number int) process.Command {
+		argv := []string{s.Self, logisticsName, "--database", s.Server.DSN(logisticsName) + "&pool_max_conns=16"}
+		if number <= len(dieAfter) {
+			argv = append(argv, "--die-after", strconv.Itoa(dieAfter[number-1]))
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		return process.Command{Argv: argv, Env: []string{"DEMO_SECRET=" + s.Secret}, Stdout: func(addr string) { s.network.receiver.Store(&addr) }}
+	}
+	s.receiver.Ended = func(life string) {
+		s.note("died", life)
+		if s.onDeath != nil && !s.network.calm.Load() {
+			s.onDeath()
 		}
 	}
+	s.Fill(s.receiver)
+	return s.Poll(patience, "logistics to listen", func(context.Context) (bool, error) { return s.network.receiver.Load() != nil, nil })
+}
+
+// issue runs finance and returns when everything is issued.
+func (s *stage) issue(o order) error {
+	o.Database, o.Seed = s.Server.DSN(financeName), s.network.seed
+	text, _ := json.Marshal(o) // plain fields always encode
+	return process.Run(s.Ctx, process.Command{Argv: []string{s.Self, financeName, string(text)}, Stdout: func(key string) { s.note("rolled back", key) }})
+}
+
+const insertNote = `INSERT INTO demo_note (what, name) VALUES ($1, $2) ON CONFLICT DO NOTHING`
+
+// note notes what was done to an invoice or a life.
+func (s *stage) note(what, name string) {
+	if _, err := s.finance.Exec(s.Ctx, insertNote, what, name); err != nil {
+		s.Fail(fmt.Errorf("note that %s %s: %w", name, what, err))
+	}
+}
+
+const selectDrained = `
+SELECT NOT EXISTS (SELECT FROM outbox_delivery WHERE status = 'pending') AND NOT EXISTS (SELECT FROM outbox_range WHERE ended_at IS NULL)
+   AND NOT EXISTS (SELECT FROM outbox WHERE NOT outbox_is_routed(id))`
+
+// drained waits until every event is routed, and nothing is pending.
+func (s *stage) drained(patience time.Duration) error {
+	return s.Poll(patience, "the backlog to drain", func(ctx context.Context) (bool, error) {
+		return process.One[bool](ctx, s.finance, selectDrained)
+	})
 }
 
 // close ends all processes, stops PostgreSQL and removes it. It returns what went wrong on the way.
 func (s *stage) close() error {
-	s.fail(nil)
-	s.units.Wait()
-	for _, pool := range []*pgxpool.Pool{s.finance, s.logistics} {
-		if pool != nil {
-			pool.Close()
-		}
-	}
-	if s.server == nil {
-		return nil
-	}
-	return s.server.Stop()
+	s.End()
+	s.network.close()
+	return s.Close()
 }

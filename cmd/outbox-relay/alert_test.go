@@ -94,6 +94,24 @@ func TestAlertTest(t *testing.T) {
 	}
 }
 
+// The settings of egress bind the channels of alert test. What each service does under them is tested in internal/notify.
+func TestSecurityAlertTestObeysEgress(t *testing.T) {
+	t.Parallel()
+	reached := newChat(t, respond(200, `{"id": 1}`))
+	for url, want := range map[string]string{
+		strings.Replace(string(gotify(reached.Server)), "127.0.0.1", "0.0.0.0", 1): "prohibited",
+		string(gotify(reached.Server)):                                             "egress.allow_private",
+	} {
+		file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "egress: {allow_private: []}\nalerts: {channels: [{service: '"+url+"'}]}\n")
+		if r := command(nil, "alert", "test", "--config", file); r.code != cli.ExitFailed || !strings.Contains(r.stdout, want) {
+			t.Errorf("%+v lacks %q", r, want)
+		}
+	}
+	if got := reached.all(); got != "" {
+		t.Errorf("a forbidden address was sent %s", got)
+	}
+}
+
 func TestServiceURLIsMasked(t *testing.T) {
 	t.Parallel()
 	shown := command(append([]string{"OUTBOX_ALERT_SERVICE_URL=pushover://shoutrrr:s3cret@user-s3cret"}, twoSettings...), "config", "show")

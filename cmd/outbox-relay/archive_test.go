@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,18 +17,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// settled adds events that were delivered 35 days ago, in batches that a trigger does not slow down.
+// settled adds events that were delivered 35 days ago, with the xid of events that have their deliveries.
 func settled(t testing.TB, db *sql.DB, from, to int) {
 	t.Helper()
-	for _, statement := range []string{
-		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
-		 SELECT 'invoice.issued', json_build_object('invoice', i, 'pad', repeat('x', 250)), 'settled-' || i, now() - interval '40 days', now() - interval '40 days' FROM generate_series($1::int, $2::int) i`,
-		`UPDATE outbox_delivery d SET status = 'delivered', delivered_at = now() - interval '35 days', next_attempt_at = now() - interval '35 days', attempts = 1
-		 FROM outbox o WHERE o.id = d.event_id AND substr(o.idempotency_key, 9)::int BETWEEN $1 AND $2`,
-	} {
-		if _, err := db.ExecContext(t.Context(), statement, from, to); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := db.ExecContext(t.Context(), `
+		WITH event AS (
+			INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at, xid)
+			SELECT 'invoice.issued', json_build_object('invoice', i, 'pad', repeat('x', 250)), 'settled-' || i, now() - interval '40 days', now() - interval '40 days', '2'
+			FROM generate_series($1::int, $2::int) i RETURNING id
+		)
+		INSERT INTO outbox_delivery (event_id, destination, status, delivered_at, next_attempt_at, attempts)
+		SELECT id, 'default', 'delivered', now() - interval '35 days', now() - interval '35 days', 1 FROM event`, from, to); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -90,36 +88,6 @@ func until(t testing.TB, db *sql.DB, statement string, args ...any) {
 }
 
 const archivedOver = `SELECT count(*) > $1 FROM outbox_archive`
-
-// Whatever kills a run, at whatever moment, the next one takes it up: nothing lost, nothing twice.
-func TestArchiveSurvivesKill(t *testing.T) {
-	testsize.Long(t)
-	t.Parallel()
-	const events = 6000
-	dsn := pgtest.New(t, migrations.Outbox)
-	db := open(t, dsn)
-	settled(t, db, 1, events)
-	for killed, at := range []int{0, 300, 900} {
-		cmd, out := archiveProcess(t, dsn, "--batch=40")
-		until(t, db, archivedOver, at)
-		if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Wait(); cmd.ProcessState.Success() {
-			t.Errorf("run %d came to its end before it was killed: %v\n%s", killed, err, out)
-		}
-		if n := moved(t, db, events); n <= at || n >= events {
-			t.Errorf("after %d kills %d events are archived", killed+1, n)
-		}
-	}
-	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "archive", "run")
-	if r.code != 0 || r.stderr != "" || !regexp.MustCompile(`^done: [0-9]+ events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n$`).MatchString(r.stdout) {
-		t.Errorf("%+v", r)
-	}
-	if n := moved(t, db, events); n != events {
-		t.Errorf("in the end %d of %d events are archived", n, events)
-	}
-}
 
 // A signal lets the batch at hand end, and the command say what it did.
 func TestArchiveIsInterrupted(t *testing.T) {

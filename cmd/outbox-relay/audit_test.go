@@ -6,14 +6,12 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 func TestAuditCommand(t *testing.T) {
 	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
+	dsn := coveredOutbox(t)
 	db := open(t, dsn)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	command(env, "audit").expect(t, 0, "No entry: nothing was changed or revealed.\n", "")
@@ -35,7 +33,7 @@ func TestAuditCommand(t *testing.T) {
 	r.stdout = login.ReplaceAllString(at.ReplaceAllString(r.stdout, "TIME"), "${1}LOGIN ")
 	rows := regexp.MustCompile(` +`).ReplaceAllString(r.stdout, " ")
 	if r.stderr != "" || rows != "ENTRY WHEN WHO BY ACTION STATE DONE WHICH\n"+
-		"3 TIME LOGIN cli reveal_payload done 0 event 1\n"+
+		"3 TIME LOGIN cli reveal_payload done 0 event 1: login postgres\n"+
 		"2 TIME bob cli discard done 2 {\"destination\":\"logistics\",\"type\":\"p*\"}\n"+
 		"1 TIME ann cli pause done 0 logistics: a \ufffd[31mred\ufffd night\n" {
 		t.Errorf("%s%s", rows, r.stderr)

@@ -16,7 +16,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
-	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // benchEnv is an environment for bench, whose other process is this test binary.
@@ -25,7 +24,7 @@ func benchEnv(dsn string) []string { return []string{"OUTBOX_DATABASE_URL=" + ds
 // outboxWithEvent makes a database whose own outbox has an event that waits.
 func outboxWithEvent(t *testing.T) (dsn string, unchanged func()) {
 	t.Helper()
-	dsn = pgtest.New(t, migrations.Outbox)
+	dsn = coveredOutbox(t)
 	pool := pgtest.Pool(t, dsn)
 	if _, err := pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.created', '{}', 'k')`); err != nil {
 		t.Fatal(err)

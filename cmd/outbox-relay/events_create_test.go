@@ -1,22 +1,15 @@
 package main
 
-import (
-	"testing"
-
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/migrations"
-)
+import "testing"
 
 // Events without deliveries get theirs after a yes, once.
 func TestEventsCreateDeliveries(t *testing.T) {
 	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
+	dsn := coveredOutbox(t)
 	db := open(t, dsn)
 	execute(t, db, `INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics'), ('*', 'analytics')`)
-	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k1')`)
-	execute(t, db, `ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out`)
-	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k2')`)
-	execute(t, db, `ALTER TABLE outbox ENABLE TRIGGER outbox_fan_out`)
+	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k1'), ('paid', '{}', 'k2')`)
+	execute(t, db, `DELETE FROM outbox_delivery WHERE event_id = 2`)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	command(env, "events", "create-deliveries").expect(t, 2, "",
 		"outbox-relay: create the deliveries of 1 event without any, the first is event 2, as the stored routes say; repeat the command with --yes to do it\n")

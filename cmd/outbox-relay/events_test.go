@@ -6,14 +6,12 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 func TestEvents(t *testing.T) {
 	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
+	dsn := coveredOutbox(t)
 	db := open(t, dsn)
 	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics'), ('*', 'analytics')")
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, related_reference, headers) VALUES ('paid', '{\"secret\":1}', 'k1', 'invoice 42', '{\"tenant\": \"a\"}'), ('paid', '{}', 'k2', 'invoice 42', '{}')")
@@ -76,14 +74,14 @@ func TestEvents(t *testing.T) {
 		t.Error("the payload is shown")
 	}
 	if !strings.HasPrefix(shown.stdout, "Event 1: paid, version 1\n  key              k1\n  reference        invoice 42\n  created          ") ||
-		!strings.Contains(shown.stdout, "\n  header           tenant: a\n  payload          12 bytes, not shown; add --payload\n\nDESTINATION") {
+		!strings.Contains(shown.stdout, "\n  header           tenant: not shown\n  payload          12 bytes, not shown; add --payload\n\nDESTINATION") {
 		t.Errorf("%+v", shown)
 	}
 	if byKey := command(env, "events", "show", "k1"); byKey.stdout != shown.stdout {
 		t.Errorf("%+v", byKey)
 	}
 	revealed := command(env, "events", "show", "k1", "--payload")
-	if !strings.Contains(revealed.stdout, `{"secret":1}`) || !strings.Contains(revealed.stderr, `"action":"show payload"`) || !strings.Contains(revealed.stderr, `"event_id":1`) {
+	if !strings.Contains(revealed.stdout, `{"secret":1}`) || !strings.Contains(revealed.stdout, "header           tenant: a\n") || !strings.Contains(revealed.stderr, `"action":"show payload"`) || !strings.Contains(revealed.stderr, `"event_id":1`) {
 		t.Errorf("%+v", revealed)
 	}
 	command(env, "events", "show", "invoice 42").expect(t, cli.ExitFailed, "",
@@ -93,7 +91,7 @@ func TestEvents(t *testing.T) {
 	explained := command(env, "explain", "1")
 	for _, part := range []string{
 		"  inserted as event 1 of type paid\n", "2026-01-02 03:04:05.000  logistics: attempt 1 by relay 7 failed after 12ms: 422 no such customer\n",
-		"  logistics: failed for good: 422 \ufffd[31mred\n", "\nWhy it waits:\n  analytics: ",
+		"  logistics: failed for good: 422 \ufffd[31mred\n", "\nWhy it waits:\n  analytics: ", "  logistics: the header tenant is not sent; ",
 	} {
 		if !strings.Contains(explained.stdout, part) {
 			t.Errorf("explain does not say %q:\n%s", part, explained.stdout)

@@ -18,7 +18,7 @@ import (
 // renamed makes an outbox one that relays were accepted on as another environment, with n pending events.
 func renamed(t *testing.T, n int) (dsn string, address string) {
 	t.Helper()
-	dsn = pgtest.New(t, migrations.Outbox)
+	dsn = coveredOutbox(t)
 	db := open(t, dsn)
 	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'default')")
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'paid', '{}', 'k' || i FROM generate_series(1, $1) i", n)
@@ -159,16 +159,5 @@ func TestQuarantineFromEndToEnd(t *testing.T) {
 				t.Errorf("%d requests, want %d", n, want.requests)
 			}
 		})
-	}
-}
-
-func TestEnvironmentMistakes(t *testing.T) {
-	t.Parallel()
-	for value, problem := range map[string]string{
-		strings.Repeat("x", 64): "has 64 characters; write at most 63",
-		"münchen":               "is not a name; write printable ASCII without blanks around it, such as production",
-	} {
-		r := check(t, "environment: "+value+"\n", twoSettings)
-		r.expect(t, cli.ExitConfig, "", mistakes("outbox-relay.yaml:1: environment: "+problem))
 	}
 }

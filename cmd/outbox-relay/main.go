@@ -13,15 +13,16 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/hangup"
 )
 
 func main() {
+	hangups := hangups(os.Args[1:])
 	setUpLibraries()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	m := Main{
-		Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals, Hangups: hangups(os.Args[1:]),
+		Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals, Hangups: hangups,
 		StandardLog: func(w io.Writer) {
 			log.SetFlags(0)
 			log.SetOutput(w)
@@ -30,21 +31,20 @@ func main() {
 	os.Exit(m.Run(os.Args[1:]))
 }
 
-// setUpLibraries sets what libraries keep for the whole process: the zone of times, zerolog's field names and times, and the guarded transport of
-// alerts. A log that cannot be written, its disk full or its reader gone, stops nothing; stderr has no room for a
-// message about itself.
+// setUpLibraries sets what libraries keep for the whole process: the zone of times, and zerolog's field names and times. A log that cannot
+// be written, its disk full or its reader gone, stops nothing; stderr has no room for a message about itself.
 func setUpLibraries() {
 	time.Local = time.UTC // in which pgx returns times: they are printed as they are
-	notify.GuardLibraries()
 	zerolog.MessageFieldName = "msg"
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
 	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
 	zerolog.ErrorHandler = func(error) {}
 }
 
-// hangups returns the signals that ask run to reload, from the very start: one that came earlier would end the process.
+// hangups returns the signals that ask run to reload, from the very start: package hangup has ignored those that came earlier.
 // To any other command a closed terminal is the end.
 func hangups(args []string) <-chan os.Signal {
+	defer hangup.Handle() // not before Notify
 	if len(args) == 0 || args[0] != "run" {
 		return nil
 	}

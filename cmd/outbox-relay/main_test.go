@@ -9,7 +9,10 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/localkafka"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // asProgram makes the test binary be the program, for what only a process of its own can show.
@@ -19,8 +22,20 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
+	if localkafka.Serve() {
+		return
+	}
 	setUpLibraries()
 	pgtest.RunTests(m)
+}
+
+// coveredOutbox returns an outbox where each insert of events makes their pending deliveries too, as when a relay has set them aside. Tests
+// of commands for such deliveries need no relay then.
+func coveredOutbox(t testing.TB) (dsn string) {
+	t.Helper()
+	dsn = pgtest.New(t, migrations.Outbox)
+	relaytest.At(t, dsn).Cover()
+	return dsn
 }
 
 // result is what one command left behind.

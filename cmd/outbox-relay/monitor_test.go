@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,10 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
-
-	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -55,57 +49,6 @@ func (s started) end(t *testing.T, want int) {
 	}
 }
 
-// What the endpoint serves of a real run, which has secrets in every place that it reads, repeats none of them.
-func TestMonitorOfARun(t *testing.T) {
-	t.Parallel()
-	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("X-Answer", "CANARY-answer-header")
-		w.WriteHeader(http.StatusBadRequest)
-		_, _ = io.WriteString(w, "CANARY-answer")
-	}))
-	defer receiver.Close()
-	dsn := pgtest.New(t, migrations.Outbox)
-	db := open(t, dsn)
-	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key, headers, related_reference, ordering_key)
-		VALUES ('CANARY-type', '{"a": "CANARY-payload"}', 'CANARY-key', '{"X-A": "CANARY-header"}', 'CANARY-reference', 'CANARY-order')`)
-	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), `
-destinations:
-  shop:
-    url: `+receiver.URL+`/CANARY-path?token=CANARY-token
-    bearer_token: CANARY-bearer
-    headers: {X-Secret: CANARY-secret}
-`)
-	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ALERT_WEBHOOK_URL=" + receiver.URL + "/CANARY-channel"}, "--config", file)
-	url := monitorOf(t, s)
-	const failed = `outbox_settled_deliveries_total{destination="shop",outcome="fail",reason="rejected"} 1`
-	const waits = `outbox_failed_deliveries{destination="shop"} 1`
-	const told = `outbox_alert_notifications_total{outcome="failed"} `
-	relaytest.Eventually(t, failed, func() bool {
-		_, text := fetch(t, url+"/metrics")
-		return strings.Contains(text, failed) && (strings.Contains(text, waits) || testing.Short()) && !strings.Contains(text, told+"0")
-	})
-	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
-		code, text := fetch(t, url+path)
-		if code != http.StatusOK || strings.Contains(text, "CANARY") || strings.Contains(text, receiver.Listener.Addr().String()) {
-			t.Errorf("%s: %d\n%s", path, code, text)
-		}
-	}
-	_, text := fetch(t, url+"/metrics")
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	if families, err := parser.TextToMetricFamilies(strings.NewReader(text)); err != nil || len(families) < 40 {
-		t.Errorf("%d families, %v", len(families), err)
-	}
-	_, text = fetch(t, url+"/readyz")
-	var h struct {
-		Status  string
-		Reasons []string
-	}
-	if err := json.Unmarshal([]byte(text), &h); err != nil || h.Status != "ok" || h.Reasons == nil {
-		t.Errorf("%s: %v", text, err)
-	}
-	s.end(t, 0)
-}
-
 // A relay that drains is alive and not ready: a load of its metrics shows the last outcomes.
 func TestMonitorServesWhileTheRelayDrains(t *testing.T) {
 	t.Parallel()
@@ -133,34 +76,6 @@ func TestMonitorServesWhileTheRelayDrains(t *testing.T) {
 	if code := <-s.code; code != 0 {
 		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
 	}
-}
-
-func TestMonitorAddresses(t *testing.T) {
-	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { taken.Close() }) // after the parallel tests below
-	dsn := pgtest.New(t, migrations.Outbox)
-	env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=http://127.0.0.1:1/"}
-
-	t.Run("off", func(t *testing.T) {
-		t.Parallel()
-		s := start(t, env)
-		s.stderr.wait(t, `"msg":"registered"`, s.code)
-		if !strings.Contains(s.stderr.String(), `"metrics":""`) {
-			t.Errorf("%s", s.stderr)
-		}
-		s.end(t, 0)
-	})
-	t.Run("chosen and taken", func(t *testing.T) {
-		t.Parallel()
-		r := command(append(env, "OUTBOX_METRICS_LISTEN="+taken.Addr().String()), "run")
-		if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "metrics.listen: cannot listen on "+taken.Addr().String()) || !strings.Contains(r.stderr, "set it to a free address, or to off") {
-			t.Errorf("%+v", r)
-		}
-	})
 }
 
 // A changed address needs a restart, and the log says so.

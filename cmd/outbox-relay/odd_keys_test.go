@@ -26,7 +26,7 @@ func words(t *testing.T, line string) []string {
 func TestAdvisedCommandsTakeOddKeys(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"--destination", "-", "-y", `it's "a" $(id) \ key`, "# key", "*", "--", strings.Repeat("k", 255)} {
-		dsn := pgtest.New(t, migrations.Outbox)
+		dsn := coveredOutbox(t)
 		db := open(t, dsn)
 		execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics')")
 		quoted := "'" + strings.ReplaceAll(key, "'", "''") + "'"
@@ -72,7 +72,7 @@ func TestSentOddKeysAreFound(t *testing.T) {
 // A number may be the id of one event and the key of another: the commands say so.
 func TestNumberIsKeyOfAnotherEvent(t *testing.T) {
 	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
+	dsn := coveredOutbox(t)
 	db := open(t, dsn)
 	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics')")
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('paid', '1', 'k1', 'o'), ('paid', '1', '1', 'o'), ('paid', '1', '3', 'o'), ('paid', '1', '77', 'o')")

@@ -75,7 +75,7 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 // failedOutbox returns an environment whose database has n failed deliveries of n events.
 func failedOutbox(t *testing.T, n int) (env []string, dsn string) {
 	t.Helper()
-	dsn = pgtest.New(t, migrations.Outbox)
+	dsn = coveredOutbox(t)
 	db := open(t, dsn)
 	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics')")
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'paid', '{}', 'k' || i FROM generate_series(1, $1) i", n)

@@ -18,6 +18,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
+// allowSuperuser lets a relay work as the server's superuser: other tests have made logins there.
+const allowSuperuser = "OUTBOX_DATABASE_ALLOW_SUPERUSER=true"
+
 // started is an outbox-relay run that goes on beside the test.
 type started struct {
 	signals chan os.Signal
@@ -32,6 +35,9 @@ func start(t *testing.T, env []string, args ...string) started {
 		if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, setting) }) {
 			env = append(slices.Clone(env), setting+"off") // tests run side by side
 		}
+	}
+	if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, "OUTBOX_DATABASE_ALLOW_SUPERUSER=") }) {
+		env = append(slices.Clone(env), allowSuperuser)
 	}
 	s := started{signals: make(chan os.Signal, 2), hangups: make(chan os.Signal, 1), stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 	go func() {

@@ -101,19 +101,17 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	s := started{stderr: log, code: ended}
 	c := s.console(t)
 	metrics := "http://" + metricsAddress.FindStringSubmatch(log.String())[1]
-	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('invoice.paid', '{"iban": "CANARY-payload"}', 'k1', '{"X-Event": "CANARY-event-header"}')`)
+	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('invoice.paid', '{"iban": "CANARY-payload"}', 'k1', '{"X-Event-A": "CANARY-event-header"}')`)
 	until(t, db, fmt.Sprintf("SELECT count(*) = %d FROM outbox_delivery WHERE status = 'failed'", len(destinations)))
 	until(t, db, "SELECT count(*) > 0 FROM outbox_alert")
 	log.wait(t, `"alert"`, ended)
 
-	// The headers of an event are content: a look at one event shows them, and nothing else does.
+	// The headers of an event are content: nothing shows them that does not reveal the payload.
 	type output struct {
 		where, text string
-		ofOneEvent  bool
 	}
 	var all []output
 	add := func(where, text string) { all = append(all, output{where: where, text: text}) }
-	one := func(where, text string) { all = append(all, output{where, text, true}) }
 	for _, args := range []string{
 		"status", "events list", "relays", "routes list", "routes test invoice.paid", "doctor", "config check", "config show", "identity show", "replay --dry-run 1",
 		"retry --dry-run 1", "pause nowhere", "pause shop", "events show 99", "version", "archive run --dry-run", "alert test", "migrate status",
@@ -129,7 +127,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 		command := exec.CommandContext(t.Context(), os.Args[0], args...)
 		command.Env = env
 		out, _ := command.CombinedOutput()
-		one(strings.Join(args, " "), string(out))
+		add(strings.Join(args, " "), string(out))
 	}
 	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
 		_, text := fetch(t, metrics+path)
@@ -148,7 +146,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	}
 	for _, path := range []string{"/events/1", "/api/v1/events/1"} {
 		_, text := c.send("GET", path, nil)
-		one(path, text)
+		add(path, text)
 	}
 	add("alert channel", alerts.String())
 	for _, table := range []string{"outbox_audit", "outbox_alert", "outbox_attempt", "outbox_delivery", "outbox_relay", "outbox_identity"} {
@@ -168,12 +166,6 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	}
 	for _, o := range all {
 		text := o.text
-		if o.ofOneEvent {
-			if !strings.Contains(text, "CANARY-event-header") && !strings.HasPrefix(o.where, "explain") {
-				t.Errorf("%s does not show the event", o.where)
-			}
-			text = strings.ReplaceAll(text, "CANARY-event-header", "")
-		}
 		for _, part := range []string{"CANARY", encoded, encoded[:20]} {
 			if at := bytes.Index([]byte(text), []byte(part)); at >= 0 {
 				t.Errorf("%s: …%s…", o.where, text[max(at-150, 0):min(at+150, len(text))])

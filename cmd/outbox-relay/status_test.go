@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"syscall"
@@ -21,6 +22,7 @@ func TestStatusOfAnEmptyOutbox(t *testing.T) {
 	env := []string{"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox)}
 	command(env, "status").expect(t, 0, `No destination is known yet: a relay writes them here when it starts.
 
+Not yet routed: 0
 Parked: 0
 Relays: 0
 Open alerts: 0
@@ -30,6 +32,10 @@ No relay is running, so nothing is sent.
 `, "")
 	command(env, "status", "--json").expect(t, 0, `{
   "destinations": [],
+  "untaken": {
+    "events": 0,
+    "oldest_seconds": 0
+  },
   "parked": 0,
   "relays": [],
   "alerts": [],
@@ -52,7 +58,7 @@ No relay is running, so nothing is sent.
 
 func TestStatus(t *testing.T) {
 	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
+	dsn := coveredOutbox(t)
 	db := open(t, dsn)
 	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('a', 'logistics')")
 	for i, kind := range []string{"a", "a", "a", "b"} {
@@ -77,12 +83,46 @@ func TestStatus(t *testing.T) {
 		t.Errorf("lag is %g", got.LagSeconds)
 	}
 	got.LagSeconds = 0
-	want := ops.DestinationStatus{Destination: "logistics", Pending: 2, Due: 1, Retrying: 1, Failed: 1, Routed: true, Breaker: "closed", RetryEventID: 2, Blocked: []ops.BlockedKey{}}
+	want := ops.DestinationStatus{Destination: "logistics", Pending: 2, Due: 1, Retrying: 1, Failed: 1, Routed: true, Breaker: "closed", RetryEventID: 2, Blocked: []ops.BlockedKey{}, WaitingBehind: []ops.WaitingHead{}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	r = command(env, "status")
 	if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, "\n  failed logistics: 1 since ") || !strings.Contains(r.stdout, `1 delivery to "logistics" failed; last: `) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A file that cannot be read keeps no one from looking, as long as the environment names the database. It does keep from changing.
+func TestLookingNeedsNoFile(t *testing.T) {
+	t.Parallel()
+	dsn := coveredOutbox(t)
+	execute(t, open(t, dsn), "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('a', '{}', 'k')")
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "database: [\n")
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	for _, words := range [][]string{{"status"}, {"explain", "1"}} {
+		r := command(env, append(words, "--config", file)...)
+		if r.code != 0 || r.stdout == "" || !strings.Contains(r.stderr, "is not YAML") {
+			t.Errorf("%s: %+v", words[0], r)
+		}
+	}
+	if r := command(nil, "status", "--config", file); r.code != cli.ExitConfig {
+		t.Errorf("without a database: %+v", r)
+	}
+	if r := command(env, "pause", "default", "--config", file); r.code != cli.ExitConfig {
+		t.Errorf("a change: %+v", r)
+	}
+	// Alerts are acknowledged and silenced by commands.
+	execute(t, open(t, dsn), "INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default')")
+	command(env, "alert", "acknowledge", "lag", "default", "--as=ada").expect(t, 0, "lag of default is acknowledged: it is not sent again until it returns.\n", "")
+	command(env, "alert", "silence", "--subject=default", "--for=2h", "--as=ada").expect(t, 0, "Silent for 2h0m.\n", "")
+	if r := command(env, "status"); !strings.Contains(r.stdout, ", acknowledged by ada, silent until ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(env, "alert", "silence", "--rule=nothing", "--for=2h"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "there is no such rule") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(env, "alert", "acknowledge", "lag", "nowhere"); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "no such alert is open") {
 		t.Errorf("%+v", r)
 	}
 }

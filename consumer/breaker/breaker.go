@@ -96,7 +96,7 @@ type Health int
 
 // Values of Health. The zero value is Unknown.
 const (
-	Unknown Health = iota // the work proves nothing, such as a failure of its own
+	Unknown Health = iota // the work proves nothing, such as its own failure
 	Up                    // the dependency answered
 	Down                  // the dependency is down
 )
@@ -115,15 +115,6 @@ func New(cfg Config) (*Breaker, error) {
 		return nil, fmt.Errorf("breaker: Config.OpenMax is %v, less than OpenFor, which is %v: raise it, or leave it 0", cfg.OpenMax, cfg.OpenFor)
 	}
 	return &Breaker{onChange: cfg.OnChange, logger: cfg.Logger, circuit: circuit{cfg: cfg, state: Closed}}, nil
-}
-
-// MustNew is [New]. It panics with the error's text.
-func MustNew(cfg Config) *Breaker {
-	b, err := New(cfg)
-	if err != nil {
-		panic(err.Error())
-	}
-	return b
 }
 
 // State returns the present state. It stays Open when the wait is over, until the next piece of work enters as a probe.

@@ -72,7 +72,7 @@ func TestCircuit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := MustNew(Config{Failures: 3, OpenFor: 3 * time.Second, OpenMax: 10 * time.Second, Successes: 2})
+			b := newBreaker(t, Config{Failures: 3, OpenFor: 3 * time.Second, OpenMax: 10 * time.Second, Successes: 2})
 			runScript(t, &b.circuit, c.script)
 			if got := b.State(); got != c.state {
 				t.Errorf("%s: %s, want %s", c.script, got, c.state)
@@ -85,7 +85,7 @@ func TestCircuit(t *testing.T) {
 func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
-	c := MustNew(Config{Failures: 1, OpenFor: 5 * time.Second}).circuit
+	c := newBreaker(t, Config{Failures: 1, OpenFor: 5 * time.Second}).circuit
 	p, _, _ := c.enter(now)
 	c.leave(p, now, Down)
 	first, _, ok := c.enter(now.Add(5 * time.Second))
@@ -122,7 +122,7 @@ func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 func TestCircuitWaits(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
-	c := MustNew(Config{Failures: 1}).circuit
+	c := newBreaker(t, Config{Failures: 1}).circuit
 	p, _, _ := c.enter(now)
 	c.leave(p, now, Down)
 	if _, wait, ok := c.enter(now.Add(2 * time.Second)); ok || wait != 3*time.Second {
@@ -145,7 +145,7 @@ func TestBreakerTellsOfChanges(t *testing.T) {
 	var told []change
 	log := &strings.Builder{}
 	var b *Breaker
-	b = MustNew(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(to State, cause error) {
+	b = newBreaker(t, Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(to State, cause error) {
 		if got := b.State(); got != to {
 			t.Errorf("told of %s in state %s", to, got)
 		}
@@ -184,7 +184,7 @@ func TestBreakerChangesWhileItTells(t *testing.T) {
 	var told []State
 	var b *Breaker
 	now := time.Unix(1_700_000_000, 0)
-	b = MustNew(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.DiscardHandler), OnChange: func(to State, _ error) {
+	b = newBreaker(t, Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.DiscardHandler), OnChange: func(to State, _ error) {
 		told = append(told, to)
 		if len(told) > 1 {
 			return
@@ -214,7 +214,7 @@ func TestBreakerSurvivesWhoeverItTells(t *testing.T) {
 	t.Parallel()
 	told := 0
 	log := &strings.Builder{}
-	b := MustNew(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(State, error) {
+	b := newBreaker(t, Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(State, error) {
 		told++
 		panic("OnChange is broken")
 	}})
@@ -258,13 +258,17 @@ func TestConfigThatCannotWorkPanics(t *testing.T) {
 		"Successes -1":                     {Successes: -1},
 		"OpenMax is 1s, less than OpenFor": {OpenFor: time.Minute, OpenMax: time.Second},
 	} {
-		func() {
-			defer func() {
-				if message, _ := recover().(string); !strings.Contains(message, want) {
-					t.Errorf("panic %q, want one with %q", message, want)
-				}
-			}()
-			MustNew(cfg)
-		}()
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: failed with %v", want, err)
+		}
 	}
+}
+
+func newBreaker(t *testing.T, cfg Config) *Breaker {
+	t.Helper()
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }

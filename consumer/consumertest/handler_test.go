@@ -1,7 +1,6 @@
 package consumertest_test
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"net/http"
@@ -9,8 +8,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
@@ -82,32 +79,6 @@ func TestWithTxSQL(t *testing.T) {
 		t.Errorf("the handler finds %p, the test has %p", got, tx)
 	}
 	wantPanic(t, "behind sqlconsumer.Middleware, whose transaction is sqlconsumer.Tx's", func() { consumer.Tx(ctx) })
-}
-
-// shipTyped is a consumer.Handler: a test of it needs nothing of this package.
-func shipTyped(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-	_, err := tx.Exec(ctx, "INSERT INTO shipment VALUES ($1)", event.RelatedReference)
-	return err
-}
-
-func TestOfAHandler(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t, pgtest.New(t))
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE shipment (invoice text)"); err != nil {
-		t.Fatal(err)
-	}
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = shipTyped(t.Context(), tx, consumer.Event{RelatedReference: "INV-7"})
-	var invoice string
-	if found := tx.QueryRow(t.Context(), "SELECT invoice FROM shipment").Scan(&invoice); err != nil || found != nil || invoice != "INV-7" {
-		t.Errorf("wrote %q, %v, %v", invoice, err, found)
-	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Error(err)
-	}
 }
 
 func wantPanic(t *testing.T, want string, call func()) {

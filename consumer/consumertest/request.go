@@ -17,10 +17,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// NewRequest returns the POST by which a relay would send event, with its Payload as the body, to url: for tests of receivers. It
-// is signed with secrets, spelled as in [consumer.Config].Secrets; without one it is not signed. Key and Type are required. A
-// zero Version or Attempt is 1, and a zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a handler or to an
-// http.Client, once, and within [consumer.Config].Tolerance.
+// NewRequest returns the POST by which a relay would send event, with its Payload as the body, to
+// url: for tests of receivers. It is signed with secrets, spelled as in [consumer.Config].Secrets;
+// without one it is not signed. Key and Type are required. A zero Version or Attempt is 1, and a
+// zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a
+// handler or to an http.Client, once, and within [consumer.Verify].Tolerance.
 //
 // It fails where no relay would send the event, such as for a key that is not 1 to 255 printable ASCII characters, and for
 // Foreign, whose requests are not a relay's.
@@ -67,9 +68,12 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, secrets .
 // checkHeaders asks a receiver whether it understands the headers of an event. Its store knows every event, so that it
 // answers 200 if it does.
 func checkHeaders(ctx context.Context, header http.Header) error {
-	receive := consumer.Must(store.Middleware(omniscient{}, store.Config{
-		Config: consumer.Config{Receiver: "consumertest", AllowUnsigned: true, Logger: slog.New(slog.DiscardHandler)},
-	}))
+	receive, err := store.Middleware(omniscient{}, store.Config{
+		Config: consumer.Config{Receiver: "consumertest", Verify: consumer.Verify{AllowUnsigned: true}, Logger: slog.New(slog.DiscardHandler)},
+	})
+	if err != nil {
+		return err
+	}
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", http.NoBody)
 	r.Header = header.Clone()
 	answer := httptest.NewRecorder()

@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -36,7 +37,7 @@ func TestNewRequest(t *testing.T) {
 	filled.Version, filled.Attempt, filled.CreatedAt = 1, 1, created // but for the time, which is that of the call
 	var got consumer.Event
 	cfg := consumer.Config{Receiver: "test", Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)}
-	handler := consumer.Must(consumer.New(pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), cfg, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
+	handler := receivertest.Must(consumer.New(pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), cfg, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 		got = event
 		return nil
 	}))

@@ -45,6 +45,6 @@
 //
 // # Setting up the client
 //
-// Retries of the client are harmless: each request's claim has a token of its own, by which a repeated write is
-// recognised. Keep the timeouts of its HTTP client well below the lease.
+// Retries of the client are harmless: each request's claim has its own token, by which a repeated
+// write is recognised. Keep the timeouts of its HTTP client well below the lease.
 package dynamostore

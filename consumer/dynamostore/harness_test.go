@@ -16,7 +16,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/dynamostore"
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
@@ -136,9 +135,7 @@ func create(t testing.TB, s *localserver.Server, table string) {
 func memory(t testing.TB, s *localserver.Server, table string) storetest.Memory {
 	create(t, s, table)
 	return storetest.Memory{
-		Middleware: func(cfg store.Config) func(http.Handler) http.Handler {
-			return consumer.Must(store.Middleware(dynamostore.New(client(t, s), table), cfg))
-		},
+		Open: func() store.Store { return dynamostore.New(client(t, s), table) },
 		Stop: s.Kill,
 		Start: func() {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -21,7 +21,7 @@ const (
 	attrToken   = "token"
 	attrUntil   = "until"      // Unix milliseconds: when the lease or the memory ends
 	attrExpires = "expires_at" // Unix seconds, not earlier: when DynamoDB may remove the item
-	attrStatus  = "status"     // tells a processed event from one that is held
+	attrStatus  = "status"     // distinguishes a processed event from one that is held
 	attrHash    = "hash"
 	attrSentTo  = "destination"
 )

@@ -47,5 +47,5 @@ func checkKey(table string, key []types.KeySchemaElement) error {
 	if len(key) == 1 && aws.ToString(key[0].AttributeName) == attrEvent {
 		return nil
 	}
-	return fmt.Errorf("table %s has another key than the attribute %s: use a table of its own", table, attrEvent)
+	return fmt.Errorf("table %s has another key than the attribute %s: use another table", table, attrEvent)
 }

@@ -9,12 +9,13 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
 // besideGo runs a receiver of package consumer on the same table, under the same name.
 func besideGo(t *testing.T, r *receiver) {
 	cfg := consumer.Config{Receiver: "shipping", Source: "finance", Secrets: []string{secret}}
-	server := httptest.NewServer(consumer.Must(consumer.New(pgtest.Pool(t, r.dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	server := httptest.NewServer(receivertest.Must(consumer.New(pgtest.Pool(t, r.dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		_, err := tx.Exec(ctx, "INSERT INTO shipments SELECT invoice, total FROM json_to_record($1) AS p (invoice text, total numeric)", string(event.Payload))
 		return err
 	})))

@@ -7,17 +7,18 @@
 //	gin       behind the framework gin
 //	sqlx      database/sql, with sqlx
 //	gorm      database/sql, with GORM
-//	worker    an inbox: recorded at once, worked later; goes on with the event's trace
+//	worker    an inbox: recorded at once, worked later; continues the event's trace
 //	nats      a reader of a stream of NATS JetStream
 //	kafka     a reader of a topic of Kafka
 //	svix      a foreign sender: Standard Webhooks under other names
-//	stripe    a foreign sender with a signature of its own
+//	stripe    a foreign sender that signs in its own way
 //
-// They read DATABASE_URL, LISTEN (readers: NATS_URL, KAFKA_BROKERS) and the sender's secret from the environment, and expect the receiver's migrations and
-// these tables of their own:
+// They read DATABASE_URL, LISTEN (readers: NATS_URL, KAFKA_BROKERS) and the sender's secret from
+// the environment, and expect the receiver's migrations and their own tables:
 //
 //	CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0));
 //	CREATE TABLE addresses (customer text PRIMARY KEY, address text NOT NULL)
 //
-// The examples are a module of their own, so that importing package consumer does not bring what they need.
+// The examples are their own module, so that importing package consumer does not bring what they
+// need.
 package examples

@@ -32,7 +32,7 @@ type work struct {
 	interruptions int
 	orderingKey   string
 	isolation     string // of tx
-	xid           string // of tx: tells whether the handler has put another transaction in its place
+	xid           string // of tx: shows whether the handler has put another transaction in its place
 	same          bool   // it certainly has not
 	table         *eventsTable
 	began         time.Time
@@ -41,7 +41,7 @@ type work struct {
 
 // work takes one claimed event through its steps: begin, run the handler, finish or settle. conn is nil when the worker
 // has to find a connection for itself. ctx ends when nothing new may begin.
-func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
+func (s *runner) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	began := time.Now()
 	conn, err := s.connection(ctx, conn)
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 }
 
 // connection returns conn, or a connection of the pool if it is nil; an error if ctx has ended.
-func (s *shift) connection(ctx context.Context, conn *pgxpool.Conn) (*pgxpool.Conn, error) {
+func (s *runner) connection(ctx context.Context, conn *pgxpool.Conn) (*pgxpool.Conn, error) {
 	if conn == nil {
 		var err error
 		if conn, err = s.pool.Acquire(ctx); err != nil {
@@ -115,7 +115,7 @@ func (s *shift) connection(ctx context.Context, conn *pgxpool.Conn) (*pgxpool.Co
 }
 
 // unbegun gives back an event whose work has not begun. If that fails too, it is rescued.
-func (s *shift) unbegun(ctx context.Context, t *ticket, cause error) {
+func (s *runner) unbegun(ctx context.Context, t *ticket, cause error) {
 	err := s.giveBack(context.WithoutCancel(ctx), t)
 	if err != nil || ctx.Err() == nil {
 		s.Logger().WarnContext(ctx, "consumer: could not begin to work an event", "receiver", s.Receiver, "source", s.Source, "key", t.key, "error", s.Redacted(errors.Join(cause, err)))
@@ -123,7 +123,7 @@ func (s *shift) unbegun(ctx context.Context, t *ticket, cause error) {
 }
 
 // cutOff gives back the event of a handler that was running when Run did not wait any longer. If that fails, it is rescued.
-func (s *shift) cutOff(ctx context.Context, t *ticket, cause error) {
+func (s *runner) cutOff(ctx context.Context, t *ticket, cause error) {
 	level, what := slog.LevelInfo, "consumer: gave an event back whose handler was cut off at the end of DrainTimeout"
 	if err := s.giveBack(ctx, t); err != nil {
 		level, what = slog.LevelWarn, "consumer: could not give an event back whose handler was cut off at the end of DrainTimeout"
@@ -134,12 +134,12 @@ func (s *shift) cutOff(ctx context.Context, t *ticket, cause error) {
 
 // endedItself is what becomes of an event whose handler has ended the transaction by itself: another attempt would repeat
 // what that one has committed. The handler's own error is kept as text only.
-func (s *shift) endedItself(err error) error {
+func (s *runner) endedItself(err error) error {
 	return consumer.Permanent(fmt.Errorf("%w; it ended with: %s", memory.ErrEnded, s.Redacted(err)))
 }
 
 // handle runs the handler. It returns why its work must be rolled back, nil or an error of Ignore otherwise.
-func (s *shift) handle(wk *work) (err error) {
+func (s *runner) handle(wk *work) (err error) {
 	ctx, cancel := context.WithTimeoutCause(s.handling, s.HandlerTimeout, memory.ErrTimeout)
 	defer cancel()
 	event := wk.event
@@ -148,7 +148,7 @@ func (s *shift) handle(wk *work) (err error) {
 	wk.tx.Attach(scope)
 	ctx = handlerctx.With(ctx, scope)
 
-	// In a goroutine of its own, so that a handler which ends its goroutine ends nothing else.
+	// In its own goroutine, so that a handler which ends its goroutine ends nothing else.
 	var running sync.WaitGroup
 	handed := time.Now()
 	running.Go(func() {
@@ -179,30 +179,30 @@ func (s *shift) handle(wk *work) (err error) {
 }
 
 // succeeded ends an attempt whose work is committed.
-func (s *shift) succeeded(ctx context.Context, wk *work, report consumer.Report) {
+func (s *runner) succeeded(ctx context.Context, wk *work, report consumer.Report) {
 	if wk.orderingKey != "" && wk.isolation != "read committed" {
-		s.letGo(ctx, wk)
+		s.releaseNext(ctx, wk)
 	}
-	s.tell(ctx, wk, report, "consumer: event "+string(report.Result))
+	s.reportAttempt(ctx, wk, report, "consumer: event "+string(report.Result))
 }
 
-// letGo releases what waits behind an event. If it fails, a sweep does it.
-func (s *shift) letGo(ctx context.Context, wk *work) {
+// releaseNext releases what waits behind an event. If it fails, a sweep does it.
+func (s *runner) releaseNext(ctx context.Context, wk *work) {
 	promoted, err := s.release(ctx, wk.orderingKey)
 	wk.promoted = promoted
 	if err != nil {
-		s.Logger().WarnContext(ctx, "consumer: could not let the next event of an ordering key go", "receiver", s.Receiver, "source", s.Source, "key", wk.key, "error", s.Redacted(err))
+		s.Logger().WarnContext(ctx, "consumer: could not release the next event of an ordering key", "receiver", s.Receiver, "source", s.Source, "key", wk.key, "error", s.Redacted(err))
 	}
 }
 
 // unsuccessful ends an attempt whose work is rolled back, or may not have been committed. The state
-// tells: what is committed is not processing any more, and stays as it is.
-func (s *shift) unsuccessful(ctx context.Context, wk *work, report consumer.Report) {
+// decides: what is committed is not processing any more, and stays as it is.
+func (s *runner) unsuccessful(ctx context.Context, wk *work, report consumer.Report) {
 	if errors.Is(report.Err, errStopping) {
 		s.cutOff(ctx, wk.ticket, report.Err)
 		return
 	}
-	o := s.cfg.judgeAttempt(report.Err, wk.attempts, wk.interruptions, jitterFraction())
+	o := s.cfg.settlementOf(report.Err, wk.attempts, wk.interruptions, jitterFraction())
 	o.text = s.Redacted(report.Err)
 	mine, err := s.settle(ctx, wk, o)
 	if err != nil {
@@ -211,22 +211,22 @@ func (s *shift) unsuccessful(ctx context.Context, wk *work, report consumer.Repo
 	}
 	report.Final = o.state == StateFailed && mine
 	if mine && wk.orderingKey != "" {
-		s.letGo(ctx, wk) // what was behind a failed one, or what was replayed meanwhile and comes before this one
+		s.releaseNext(ctx, wk) // what was behind a failed one, or what was replayed meanwhile and comes before this one
 	}
 	what := "consumer: event is tried again"
 	if report.Final {
 		what = "consumer: event failed"
 	}
-	s.tell(ctx, wk, report, what)
+	s.reportAttempt(ctx, wk, report, what)
 }
 
-// tell logs and reports one attempt.
-func (s *shift) tell(ctx context.Context, wk *work, report consumer.Report, what string) {
+// reportAttempt logs and reports one attempt.
+func (s *runner) reportAttempt(ctx context.Context, wk *work, report consumer.Report, what string) {
 	proof, cause := healthOfAttempt(report), error(nil)
 	if proof == breaker.Down {
 		cause = s.Loggable(report.Err)
 	}
-	wk.told = true
+	wk.reported = true
 	s.cfg.Breaker.Leave(wk.pass, time.Now(), proof, cause)
 	level := slog.LevelDebug
 	switch {
@@ -247,7 +247,7 @@ func (s *shift) tell(ctx context.Context, wk *work, report consumer.Report, what
 
 // callObserve calls Config.Observe. It recovers from a panic, which would end the process on this goroutine; the outcome is
 // committed already.
-func (s *shift) callObserve(ctx context.Context, report consumer.Report) {
+func (s *runner) callObserve(ctx context.Context, report consumer.Report) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			s.Logger().ErrorContext(ctx, "consumer: Config.Observe panicked", "receiver", s.Receiver, "source", s.Source, "key", report.Event.Key,

@@ -1,9 +1,10 @@
 // Package inbox records events now and works them later, each once, as package consumer does within the request.
 //
-// An [Inbox] splits the way of an event in two. Its Handler records the event, payload and all, in the table inbox_events, remembers
-// it in processed_events, and answers 202; its Run, in the same process or in others, works what is recorded: every event in a
-// transaction of its own that commits the handler's writes together with the event's state. The sender waits for one
-// statement, whatever the work costs.
+// An [Inbox] splits the way of an event in two. Its Handler records the event, payload and all, in
+// the table inbox_events, remembers it in processed_events, and answers 202; its Run, in the same
+// process or in others, works what is recorded: every event in a separate transaction that commits
+// the handler's writes together with the event's state. The sender waits for one statement,
+// whatever the work costs.
 //
 //	invoices, err := inbox.New(pool, inbox.Config{Config: consumer.Config{Receiver: "logistics", Secrets: secrets}, Handle: router.Dispatch})
 //	mux.Handle("POST /webhooks/finance", invoices.Handler())

@@ -44,51 +44,61 @@ type OnFailure string
 const (
 	// FailureBlocks keeps them waiting until an operator replays or ignores the failed one. The default.
 	FailureBlocks OnFailure = "block"
-	// FailureSkips lets them go on.
+	// FailureSkips lets them continue.
 	FailureSkips OnFailure = "skip"
 )
 
 // Config says how an [Inbox] works. Handle and what [consumer.Config] requires must be set; everything else has a default.
 type Config struct {
-	// Config says whom to trust, as for consumer.Middleware. Isolation is that of the transactions in which Handle works. What Handle
-	// returns after HandlerTimeout is a failure, and a worker whose machine has vanished is given up after HandlerTimeout and
-	// CommitTimeout, which bounds every statement of the inbox itself. While Breaker is open events are recorded, but none
-	// is worked.
+	// Config says whom to trust, as for consumer.New. Isolation is that of the transactions in
+	// which Handle works. What Handle returns after Limits.HandlerTimeout is a failure. A worker
+	// whose machine has vanished is given up after HandlerTimeout and CommitTimeout. CommitTimeout
+	// also bounds every statement of the inbox itself. While Breaker is open events are recorded,
+	// but none is worked.
 	consumer.Config
 
-	// Handle works an event. Required. Commit and Rollback of its transaction are refused. One that ends the transaction by other
-	// means is found out when it returns, and its event failed at once, whether it succeeded, failed or was timed out: to try
-	// again would repeat what it has committed. Until then, or if its process dies, another process may take the event over.
-	// It may change the row of its own event in inbox_events, such as to remove the payload.
+	// Handle works an event. Required. Commit and Rollback of its transaction are refused. A
+	// handler that ends the transaction by other means is found out when it returns, and its event
+	// fails at once, because another attempt would repeat what is committed. Until then, or if its
+	// process dies, another process may take the event over. Handle may change the row of its own
+	// event in inbox_events, such as to remove the payload.
 	Handle consumer.Handler[pgx.Tx]
 
-	// Workers is how many events this process works at once in one call of Run. Each needs a connection of the pool while
-	// its handler runs; what the pool has beyond that and one for claims is for recording events in a process that also
-	// works them, and while more is due than Workers can take, at most a third of Workers. Default 8, or what the pool allows
-	// if that is less. More than it allows is refused. Where several calls of Run, or several inboxes, share a pool, it must have that many for each of
-	// them: or a handler that takes a second connection from it may wait for others that do the same.
+	// Workers is how many events this process works at once in one call of Run. Default 8, or what
+	// the pool allows if that is less. More than the pool allows is refused.
+	//
+	// Each worker needs a connection of the pool while its handler runs, and claims need one. The
+	// rest is for recording events in a process that also works them. While more is due than the
+	// workers can take, recording uses at most a third as many connections as there are workers.
+	// Where several calls of Run, or several inboxes, share a pool, it must have that many for each
+	// of them. Otherwise a handler that takes a second connection may wait for others that do the
+	// same.
 	Workers int
 
-	// TypeWorkers bounds how many events of one exact type are worked at once in this process, by one call of Run:
-	// {"report.requested": 1}. A type that is not named has no limit but Workers.
+	// TypeWorkers bounds how many events of one exact type are worked at once by one call of Run:
+	// {"report.requested": 1}. Each is at least 1. A type that is not named has no limit but
+	// Workers.
 	TypeWorkers map[string]int
 
-	// PollInterval is how often to look for events unasked: those whose time for another attempt has come, and those whose
-	// wake-up was lost. Default 1 second. Longer makes retries later; a new event does not wait for it.
+	// PollInterval is how often to poll for events whose next attempt is due, and for those whose
+	// wake-up was lost. Default 1 second. A longer one makes retries later; a new event does not
+	// wait for it.
 	PollInterval time.Duration
 
 	// Schedule holds the delays after the first, second, … attempt; the last repeats. Default 5s, 30s, 5m, 30m, 4h.
 	Schedule []time.Duration
 
-	// Jitter lengthens every delay of Schedule by a random part of it, up to this fraction, so that events which failed
-	// together do not return together. Never shortens one. 0 to 1; nil is 0.1.
+	// Jitter lengthens every delay of Schedule by a random part of it, up to this fraction, so that
+	// events which failed together do not return together. It never shortens one. 0 to 1; nil is
+	// 0.1.
 	Jitter *float64
 
 	// MaxAttempts is how often the handler may fail before the event is failed. Default 8.
 	MaxAttempts int
 
-	// DrainTimeout is how long Run lets handlers go on after its own context has ended. Then their contexts end too, and
-	// their events are given back without spending an attempt. Default 20 seconds.
+	// DrainTimeout is how long Run waits for running handlers after its context has ended. Then
+	// their contexts end too, and their events are given back without spending an attempt. Default
+	// 20 seconds.
 	DrainTimeout time.Duration
 
 	// OnFailure says what a failed event means to those behind it with the same ordering key. Default [FailureBlocks].
@@ -142,14 +152,15 @@ func (c *Config) complete(connections int) error {
 	return nil
 }
 
-// settings is not exported with the Inbox that embeds it.
-type settings = memory.Settings
+// Inbox takes events in two steps: its Handler records them and answers at once, its Run works them
+// later. It shares the memory of events with consumer.New and consumer.Once, so an event that comes
+// by both ways counts once. Its methods may be called concurrently, in any number of processes. The
+// zero value is of no use: see [New].
+type Inbox struct{ engine *engine }
 
-// Inbox takes events in two steps: its Handler records them and answers at once, its Run works them later. What is
-// recorded is in the same memory of events as what consumer.Middleware and consumer.Once have processed, so that an event which
-// comes by both ways counts once. Its methods may be called concurrently, in any number of processes.
-type Inbox struct {
-	settings
+// engine is what an Inbox consists of. It embeds what is not to be exported with an Inbox.
+type engine struct {
+	memory.Settings
 	cfg     Config
 	pool    *pgxpool.Pool
 	name    string // of this process, for operators
@@ -166,8 +177,8 @@ type Inbox struct {
 	// get most of the database, and what they record would wait for longer and longer. What is not recorded waits with its sender.
 	beside chan struct{}
 
-	mu     sync.Mutex          // guards shifts
-	shifts map[*shift]struct{} // calls of Run
+	mu      sync.Mutex           // guards runners
+	runners map[*runner]struct{} // calls of Run
 }
 
 // New returns an inbox whose events and effects are in pool's database. It fails when pool is nil or cfg cannot work.
@@ -176,13 +187,13 @@ func New(pool *pgxpool.Pool, cfg Config) (*Inbox, error) {
 		return nil, errors.New("inbox: New needs a pool")
 	}
 	host, _ := os.Hostname()
-	in := &Inbox{pool: pool, name: host + "/" + strconv.Itoa(os.Getpid()), shifts: map[*shift]struct{}{}}
+	in := &engine{pool: pool, name: host + "/" + strconv.Itoa(os.Getpid()), runners: map[*runner]struct{}{}}
 	recording := cfg.Config
 	recording.Breaker = nil // what handlers depend on may be down: an event is recorded all the same
 	connections := int(pool.Config().MaxConns)
-	receive, err := consumer.NewReceiver(recording, func(s memory.Settings) (memory.Memory, error) {
-		in.settings = s
-		return recorder{in}, cfg.complete(connections)
+	receive, err := memory.NewReceiver(recording, func(s memory.Settings) (memory.Memory, error) {
+		in.Settings = s
+		return in, cfg.complete(connections)
 	})
 	if err != nil {
 		return nil, err
@@ -191,20 +202,16 @@ func New(pool *pgxpool.Pool, cfg Config) (*Inbox, error) {
 	in.recording = make(chan struct{}, max(1, connections-cfg.Workers-1))
 	in.beside = make(chan struct{}, max(1, cfg.Workers/3))
 	in.handler = receive.Handler(nil) // no event is worked in its request
-	return in, nil
+	return &Inbox{in}, nil
 }
 
 // Handler returns the http.Handler that records events. It answers 202 once the event is committed, 200 to a duplicate
 // whatever has become of it, and refuses what consumer.Middleware refuses; the body of both is a small JSON object with the
 // event's state. It needs no Run in its own process.
-func (in *Inbox) Handler() http.Handler { return in.handler }
-
-// recorder is the inbox as the memory of its Handler.
-type recorder struct{ inbox *Inbox }
+func (in *Inbox) Handler() http.Handler { return in.engine.handler }
 
 // Admit records the event of a request, and has a worker woken.
-func (rd recorder) Admit(ctx context.Context, rq *memory.Request) (memory.Found, error) {
-	in := rd.inbox
+func (in *engine) Admit(ctx context.Context, rq *memory.Request) (memory.Found, error) {
 	found, err := in.record(ctx, rq)
 	if err != nil || found.Admission != memory.Recorded {
 		return found.Found, err
@@ -225,7 +232,7 @@ func (rd recorder) Admit(ctx context.Context, rq *memory.Request) (memory.Found,
 
 // advance lets the first event of an ordering key go before those that come behind it. If it fails, that happens when one of
 // them has been tried again.
-func (in *Inbox) advance(ctx context.Context, orderingKey string) (promoted bool) {
+func (in *engine) advance(ctx context.Context, orderingKey string) (promoted bool) {
 	promoted, err := in.release(context.WithoutCancel(ctx), orderingKey)
 	if err != nil {
 		in.Logger().WarnContext(ctx, "consumer: could not let a late event of an ordering key go first", "receiver", in.Receiver, "source", in.Source, "error", in.Redacted(err))
@@ -233,8 +240,8 @@ func (in *Inbox) advance(ctx context.Context, orderingKey string) (promoted bool
 	return promoted
 }
 
-// recordedHeaders returns what of a request a worker needs to make the same event of it, and what may help a person who
-// looks at the row. Credentials are not among it: they have no place in a table.
+// recordedHeaders returns what of a request a worker needs to make the same event of it, and what
+// may help a person who reads the row. Credentials are not among it: they have no place in a table.
 //
 // What the sender did not say in a header that can be believed, but is known of the event, is said in one: a worker reads
 // nothing else.
@@ -259,7 +266,7 @@ func storable(values []string) bool {
 }
 
 // recordedEvent is the inverse of recordedHeaders.
-func (in *Inbox) recordedEvent(key string, recorded []byte) (headers.Event, error) {
+func (in *engine) recordedEvent(key string, recorded []byte) (headers.Event, error) {
 	var header http.Header
 	if err := json.Unmarshal(recorded, &header); err != nil {
 		return headers.Event{}, fmt.Errorf("read recorded headers: %w", err)

@@ -28,8 +28,8 @@ var inboxStatements = map[string]struct {
 		`'test', 'outbox', 'new', sha256(''), 't', 1, '', '{}', '{}', 1, 'o1', 1, NULL, 0, NULL, NULL, false, '', true`, pinned,
 		[]string{"using inbox_events_one_of_its_key", "using inbox_events_waiting", "using inbox_events_failed_in_order"},
 	},
-	"known": {"text, text, text, bytea, timestamptz, text", knownSQL, `'test', 'outbox', '1', sha256(''), NULL, ''`, anew, []string{"using processed_events_pkey", "using inbox_events_pkey"}},
-	"look":  {"text, text", lookSQL, `'test', 'outbox'`, anew, []string{"using inbox_events_due", "using inbox_events_processing"}},
+	"known": {"text, text, text, bytea, timestamptz, text", knownSQL, `'test', 'outbox', '1', sha256(''), NULL, ''`, eachTime, []string{"using processed_events_pkey", "using inbox_events_pkey"}},
+	"look":  {"text, text", checkDueSQL, `'test', 'outbox'`, eachTime, []string{"using inbox_events_due", "using inbox_events_processing"}},
 	"claim": {
 		"text, text, text, text[], int[], int, text", claimSQL, `'test', 'outbox', 'p', ARRAY['t1'], ARRAY[1], 8, 't2'`, pinned,
 		[]string{
@@ -46,10 +46,10 @@ var inboxStatements = map[string]struct {
 	},
 	"give way": {"text, text, text", giveWaySQL, `'test', 'outbox', 'o1'`, pinned, []string{"using inbox_events_one_of_its_key", "using inbox_events_waiting"}},
 	"settle": {
-		"text, text, text, bigint, text, int, text, float8", settleSQL, `'test', 'outbox', '1', 1, 'pending', 1, 'x', 1`, anew, []string{"on inbox_events"},
+		"text, text, text, bigint, text, int, text, float8", settleSQL, `'test', 'outbox', '1', 1, 'pending', 1, 'x', 1`, eachTime, []string{"on inbox_events"},
 	},
-	"committed": {"text, text, text, bigint, text", committedSQL, `'test', 'outbox', '1', 1, '1'`, anew, []string{"on inbox_events"}},
-	"give back": {"text, text, text, bigint", giveBackSQL, `'test', 'outbox', '1', 1`, anew, []string{"on inbox_events"}},
+	"committed": {"text, text, text, bigint, text", committedSQL, `'test', 'outbox', '1', 1, '1'`, eachTime, []string{"on inbox_events"}},
+	"give back": {"text, text, text, bigint", giveBackSQL, `'test', 'outbox', '1', 1`, eachTime, []string{"on inbox_events"}},
 	"rescue": {
 		"text, text, int, text[], bigint[], int, text", rescueSQL, `'test', 'outbox', 1000, ARRAY['1'], ARRAY[1]::bigint[], 20, 'x'`, pinned,
 		[]string{"using inbox_events_processing", "Tid Scan on inbox_events"},
@@ -65,9 +65,9 @@ var inboxStatements = map[string]struct {
 type planned int
 
 const (
-	kept   planned = iota // once, and kept
-	pinned                // once, behind pinSQL, and kept
-	anew                  // whenever it runs
+	kept     planned = iota // once, and kept
+	pinned                  // once, behind pinSQL, and kept
+	eachTime                // whenever it runs
 )
 
 // fillInbox adds n events: most succeeded, some due, waiting behind another of their key, being worked, failed.
@@ -90,7 +90,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Inbox)
 			conns := map[planned]*pgx.Conn{}
-			for _, how := range []planned{kept, pinned, anew} {
+			for _, how := range []planned{kept, pinned, eachTime} {
 				conn, err := pgx.Connect(t.Context(), dsn)
 				if err != nil {
 					t.Fatal(err)
@@ -104,7 +104,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 					t.Fatalf("%s: %v", query, err)
 				}
 			}
-			exec(conns[anew], "SET plan_cache_mode = force_custom_plan")
+			exec(conns[eachTime], "SET plan_cache_mode = force_custom_plan")
 			// For a session instead of a transaction, because a plan is kept for a session.
 			exec(conns[pinned], strings.ReplaceAll(pinSQL, ", true)", ", false)"), "off")
 			exec(conns[kept], "ALTER TABLE inbox_events SET (autovacuum_enabled = off); ALTER TABLE processed_events SET (autovacuum_enabled = off)", pgx.QueryExecModeSimpleProtocol)
@@ -113,7 +113,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 				exec(conns[kept], "VACUUM ANALYZE inbox_events, processed_events")
 			}
 			for statement, s := range inboxStatements {
-				if s.planned != anew {
+				if s.planned != eachTime {
 					exec(conns[s.planned], "SET plan_cache_mode = force_generic_plan")
 				}
 				if err := conns[s.planned].PgConn().Exec(t.Context(), `PREPARE "`+statement+`" (`+s.types+`) AS `+s.sql).Close(); err != nil {
@@ -124,7 +124,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 			exec(conns[kept], fillInbox, 20_000)
 			for _, when := range []string{"loaded", "loaded, and planned again", "analysed"} {
 				for statement, s := range inboxStatements {
-					if s.planned == anew && when != "analysed" {
+					if s.planned == eachTime && when != "analysed" {
 						continue // its plan is as good as the statistics, and better as soon as they are
 					}
 					rows, err := conns[s.planned].Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE "`+statement+`" (`+s.args+`)`, pgx.QueryExecModeSimpleProtocol)

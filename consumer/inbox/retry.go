@@ -75,12 +75,13 @@ const (
 	crashLoopText = "given up: its worker died before the handler returned, again and again"
 )
 
-// judgeAttempt returns what to write down about an attempt that ended with err. spent and interruptions are what the row
-// held before; fraction, in [0, 1), chooses within the jitter.
-func (c *Config) judgeAttempt(err error, spent, interruptions int, fraction float64) settlement {
+// settlementOf returns what to write down about an attempt that ended with err. spent and
+// interruptions are what the row held before; fraction, in [0, 1), chooses within the jitter.
+func (c *Config) settlementOf(err error, spent, interruptions int, fraction float64) settlement {
 	o := settlement{state: StatePending}
 	if errors.Is(err, errInterrupted) || errors.Is(err, errKeyHeld) || sqlstate.IsConflict(err) && !verdict.IsMarked(err) { // the handler's own word goes before
-		// The database was in the way. That spends no attempt; but it must not go on for ever either.
+		// The database was in the way. That spends no attempt; but it must not continue for ever
+		// either.
 		o.after = jittered(conflictDelay, *c.Jitter, fraction)
 		if interruptions+1 >= maxInterruptions {
 			o.state = StateFailed

@@ -9,7 +9,7 @@ import (
 func TestRecordersLeaveRoomToWorkers(t *testing.T) {
 	t.Parallel()
 	const byPool, besideBacklog = 8, 2
-	in := &Inbox{recording: make(chan struct{}, byPool), beside: make(chan struct{}, besideBacklog), shifts: map[*shift]struct{}{}}
+	in := &engine{recording: make(chan struct{}, byPool), beside: make(chan struct{}, besideBacklog), runners: map[*runner]struct{}{}}
 	wantRoom := func(want ...int) {
 		t.Helper()
 		got := []int{}
@@ -21,7 +21,7 @@ func TestRecordersLeaveRoomToWorkers(t *testing.T) {
 		}
 	}
 	wantRoom() // it only records
-	s := &shift{Inbox: in}
+	s := &runner{engine: in}
 	in.join(s)
 	wantRoom(byPool)
 	s.behind.Store(true)

@@ -20,10 +20,11 @@ import (
 // nothing that this package leaves: where the memory of an event was removed by hand, the event that is still in
 // the inbox stays as it is, and is remembered again.
 //
-// An event of an ordering key is due only when nothing of its key is let go, and nothing that comes before it waits or has
-// failed; otherwise it waits, without next_attempt_at, for the one before it to end. The statement sees what has ended
-// because lockOrderSQL ran before it, as a statement of its own: one statement for both would take its snapshot before it
-// waits for the lock, and two events of a key that are recorded at once would both be due.
+// An event of an ordering key is due only when nothing of its key is let go, and nothing that comes
+// before it waits or has failed; otherwise it waits, without next_attempt_at, for the one before it
+// to end. The statement sees what has ended because lockOrderSQL ran before it, as a separate
+// statement: one statement for both would take its snapshot before it waits for the lock, and two
+// events of a key that are recorded at once would both be due.
 //
 // What is not known may have been forgotten: as in admitSQL, and nothing is written then.
 const (
@@ -91,7 +92,7 @@ type recorded struct {
 // record writes the event down, in a transaction that has ended when it returns: in one round trip if the event is new.
 // The isolation level is READ COMMITTED whatever the Config and the database say, because the lock of an ordering key
 // means nothing to a snapshot that is older.
-func (in *Inbox) record(ctx context.Context, rq *memory.Request) (recorded, error) {
+func (in *engine) record(ctx context.Context, rq *memory.Request) (recorded, error) {
 	for _, room := range in.recordingRoom() {
 		select {
 		case room <- struct{}{}:
@@ -114,7 +115,7 @@ func (in *Inbox) record(ctx context.Context, rq *memory.Request) (recorded, erro
 }
 
 // write is what record does on its connection. Without lock the event's lock is not asked for.
-func (in *Inbox) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request, lock bool) (recorded, error) {
+func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request, lock bool) (recorded, error) {
 	e := &rq.Event
 	headers, _ := json.Marshal(recordedHeaders(e, rq.Header)) // strings always encode
 	batch := &pgx.Batch{}
@@ -153,10 +154,10 @@ func (in *Inbox) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Reque
 }
 
 // recordPastStrangers records the event without its lock if the sessions that hold the lock could not record it.
-func (in *Inbox) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
+func (in *engine) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
 	var strangers bool
-	if err := conn.QueryRow(ctx, memory.StrangerHoldsSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key).Scan(&strangers); err != nil {
-		return recorded{}, fmt.Errorf("look who holds an event: %w", err)
+	if err := conn.QueryRow(ctx, memory.StrangerHoldsSQL, planEachTime, in.Receiver, in.Source, rq.Event.Key).Scan(&strangers); err != nil {
+		return recorded{}, fmt.Errorf("find the holder of an event: %w", err)
 	}
 	if !strangers {
 		return recorded{Found: memory.Found{Admission: memory.Busy}}, nil
@@ -172,13 +173,13 @@ SELECT coalesce(p.payload_hash <> $4::bytea, false), coalesce(e.processing_state
 FROM processed_events p LEFT JOIN inbox_events e ON e.receiver = p.receiver AND e.source = p.source AND e.idempotency_key = p.idempotency_key
 WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key = $3::text`
 
-// known tells why an event was not recorded, as recall does for the middleware.
-func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
+// known says why an event was not recorded, as recall does for the middleware.
+func (in *engine) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
 	var otherBody, comesLater bool
 	var destination string
 	notAfter := memory.Shifted(rq.Event.NotAfter, 0)
 	found := recorded{Found: memory.Found{Admission: memory.Duplicate, Status: http.StatusOK}}
-	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key, rq.Hash[:], notAfter).
+	err := conn.QueryRow(ctx, knownSQL, planEachTime, in.Receiver, in.Source, rq.Event.Key, rq.Hash[:], notAfter).
 		Scan(&otherBody, &found.State, &comesLater, &destination)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -190,7 +191,7 @@ func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Reque
 	case otherBody:
 		found.Admission = memory.Reused
 	case comesLater:
-		if _, err := conn.Exec(ctx, memory.ExtendSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key, notAfter); err != nil {
+		if _, err := conn.Exec(ctx, memory.ExtendSQL, planEachTime, in.Receiver, in.Source, rq.Event.Key, notAfter); err != nil {
 			return recorded{}, fmt.Errorf("extend known event: %w", err)
 		}
 	}
@@ -209,7 +210,7 @@ SELECT set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), 
 	unboundLocksSQL = `SELECT set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
 )
 
-func (in *Inbox) queueOrderLock(batch *pgx.Batch, orderingKey string) *pgx.QueuedQuery {
+func (in *engine) queueOrderLock(batch *pgx.Batch, orderingKey string) *pgx.QueuedQuery {
 	return batch.Queue(lockOrderSQL, in.Receiver, in.Source, orderingKey)
 }
 
@@ -220,7 +221,7 @@ const notifySQL = `SELECT pg_notify('inbox_wake', ` + wakePayload + `)`
 // wakePayload says which inbox is woken: the channel is one for all schemas of the database.
 const wakePayload = `'inbox_events'::regclass::oid::text || ' ' || $1::text || ' ' || $2::text`
 
-func (in *Inbox) notify(ctx context.Context) error {
+func (in *engine) notify(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
 	defer cancel()
 	if _, err := in.pool.Exec(ctx, notifySQL, in.Receiver, in.Source); err != nil {
@@ -239,7 +240,7 @@ const (
 )
 
 // listen returns the payload of the notifications that are meant for this inbox.
-func (in *Inbox) listen(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
+func (in *engine) listen(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
 	if err := conn.QueryRow(ctx, listenedSQL, in.Receiver, in.Source).Scan(&payload); err != nil {
 		return "", fmt.Errorf("listen for events: %w", err)
 	}

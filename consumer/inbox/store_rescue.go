@@ -2,15 +2,15 @@ package inbox
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// rescueSQL gives back what dead workers had claimed. A row that is being worked is locked, so the ones that can be locked
-// have no worker; but one may just be about to begin, or have rolled back and be about to settle. Hence only those are
-// given back that the last look, a second ago, found unlocked under the same fence ($4 and $5).
+// rescueSQL gives back what dead workers had claimed. A row that is being worked is locked, so the
+// ones that can be locked have no worker; but one may just be about to begin, or have rolled back
+// and be about to settle. Hence only those are given back that the last inspection, a second ago,
+// found unlocked under the same fence ($4 and $5).
 //
 // An event whose workers keep dying is failed at last, or it would take them down for ever.
 const rescueSQL = `
@@ -53,39 +53,27 @@ type sighting struct {
 const rescueBatch = 1000
 
 // rescueUnattended gives back what was suspected already, and returns all that has no worker now.
-func (s *shift) rescueUnattended(ctx context.Context, suspects map[string]int64) (found []sighting, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
-	defer cancel()
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("rescue events: %w", err)
-	}
-	defer conn.Release()
+func (s *runner) rescueUnattended(ctx context.Context, suspects map[string]int64) (found []sighting, err error) {
 	keys, fences := make([]string, 0, len(suspects)), make([]int64, 0, len(suspects))
 	for key, fence := range suspects {
 		keys, fences = append(keys, key), append(fences, fence)
 	}
-	batch := &pgx.Batch{}
-	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	batch.Queue(pinSQL, "on")
-	batch.Queue(rescueSQL, s.Receiver, s.Source, rescueBatch, keys, fences, maxInterruptions, crashLoopText).Query(func(rows pgx.Rows) error {
-		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (sighting, error) {
-			var f sighting
-			return f, row.Scan(&f.key, &f.fence, &f.rescued, &f.eventType, &f.orderingKey, &f.state)
+	err = s.inTransaction(ctx, "rescue events", "on", func(batch *pgx.Batch) {
+		batch.Queue(rescueSQL, s.Receiver, s.Source, rescueBatch, keys, fences, maxInterruptions, crashLoopText).Query(func(rows pgx.Rows) (err error) {
+			found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (sighting, error) {
+				var f sighting
+				return f, row.Scan(&f.key, &f.fence, &f.rescued, &f.eventType, &f.orderingKey, &f.state)
+			})
+			return err
 		})
-		return err
 	})
-	batch.Queue("commit")
-	if err := sendAll(ctx, conn, batch); err != nil {
-		return nil, fmt.Errorf("rescue events: %w", err)
-	}
-	return found, nil
+	return found, err
 }
 
-// sweepSQL finds ordering keys of which something waits and nothing is let go, though nothing that failed stands before
-// it: what is left when a process dies between a commit and release, or when an operator changes rows by hand. It walks
-// the keys after $3, $4 at most, from one to the next by the index. OFFSET 0 keeps it from reading all that is let go into a
-// table of its own first.
+// sweepSQL finds ordering keys of which something waits and nothing is let go, though nothing that
+// failed stands before it: what is left when a process dies between a commit and release, or when
+// an operator changes rows by hand. It walks the keys after $3, $4 at most, from one to the next by
+// the index. OFFSET 0 keeps it from reading all that is let go into a temporary table first.
 const sweepSQL = `
 WITH RECURSIVE line AS (
     (SELECT w.ordering_key, 1 AS number FROM inbox_events w
@@ -114,39 +102,27 @@ const sweepBatch = 1000
 
 // stalled returns ordering keys after the given one that have to be let go, and the last key that it has visited;
 // "" when it has seen the end.
-func (s *shift) stalled(ctx context.Context, after string) (keys []string, last string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
-	defer cancel()
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, "", fmt.Errorf("sweep ordering keys: %w", err)
-	}
-	defer conn.Release()
+func (s *runner) stalled(ctx context.Context, after string) (keys []string, last string, err error) {
 	visited := 0
-	batch := &pgx.Batch{}
-	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	batch.Queue(pinSQL, "off")
-	batch.Queue(sweepSQL, s.Receiver, s.Source, after, sweepBatch, s.cfg.OnFailure == FailureBlocks).Query(func(rows pgx.Rows) error {
-		var key string
-		var stalled bool
-		_, err := pgx.ForEachRow(rows, []any{&key, &stalled}, func() error {
-			visited++
-			last = key
-			if stalled {
-				keys = append(keys, key)
-			}
-			return nil
+	err = s.inTransaction(ctx, "sweep ordering keys", "off", func(batch *pgx.Batch) {
+		batch.Queue(sweepSQL, s.Receiver, s.Source, after, sweepBatch, s.cfg.OnFailure == FailureBlocks).Query(func(rows pgx.Rows) error {
+			var key string
+			var stalled bool
+			_, err := pgx.ForEachRow(rows, []any{&key, &stalled}, func() error {
+				visited++
+				last = key
+				if stalled {
+					keys = append(keys, key)
+				}
+				return nil
+			})
+			return err
 		})
-		return err
 	})
-	batch.Queue("commit")
-	if err := sendAll(ctx, conn, batch); err != nil {
-		return nil, "", fmt.Errorf("sweep ordering keys: %w", err)
-	}
 	if visited < sweepBatch {
 		last = ""
 	}
-	return keys, last, nil
+	return keys, last, err
 }
 
 // adoptSQL makes due what an operator has set to pending by hand, without saying when and without an ordering key.
@@ -160,24 +136,12 @@ WHERE ctid = ANY (ARRAY(
     LIMIT $3::integer
     FOR UPDATE SKIP LOCKED))`
 
-func (s *shift) adopt(ctx context.Context) (some bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
-	defer cancel()
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return false, fmt.Errorf("sweep events: %w", err)
-	}
-	defer conn.Release()
-	batch := &pgx.Batch{}
-	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	batch.Queue(pinSQL, "on")
-	batch.Queue(adoptSQL, s.Receiver, s.Source, sweepBatch).Exec(func(changed pgconn.CommandTag) error {
-		some = changed.RowsAffected() > 0
-		return nil
+func (s *runner) adopt(ctx context.Context) (some bool, err error) {
+	err = s.inTransaction(ctx, "sweep events", "on", func(batch *pgx.Batch) {
+		batch.Queue(adoptSQL, s.Receiver, s.Source, sweepBatch).Exec(func(changed pgconn.CommandTag) error {
+			some = changed.RowsAffected() > 0
+			return nil
+		})
 	})
-	batch.Queue("commit")
-	if err := sendAll(ctx, conn, batch); err != nil {
-		return false, fmt.Errorf("sweep events: %w", err)
-	}
-	return some, nil
+	return some, err
 }

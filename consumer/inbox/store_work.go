@@ -15,9 +15,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// plannedAnew has a statement planned whenever it runs. A plan that is kept with a prepared statement may have been made
-// while the table was small, and read all of it once it has grown. For what runs rarely that is simpler than pinSQL.
-const plannedAnew = pgx.QueryExecModeExec
+// planEachTime has a statement planned whenever it runs. A plan that is kept with a prepared
+// statement may have been made while the table was small, and read all of it once it has grown. For
+// what runs rarely that is simpler than pinSQL.
+const planEachTime = pgx.QueryExecModeExec
 
 // kindsOfEvents are the types of the events that may be worked, found one after the other by the index, without reading the
 // events between them.
@@ -33,9 +34,10 @@ WITH RECURSIVE kind AS (
     FROM kind WHERE kind.event_type IS NOT NULL
 )`
 
-// lookSQL finds out whether there is anything to do for a worker, without locking anything: whether an event is due, and
-// whether one is being worked for so long that its worker may have died. It is all that an idle inbox asks.
-const lookSQL = kindsOfEvents + `
+// checkDueSQL finds out whether there is anything to do for a worker, without locking anything:
+// whether an event is due, and whether one is being worked for so long that its worker may have
+// died. It is all that an idle inbox asks.
+const checkDueSQL = kindsOfEvents + `
 SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
            SELECT FROM inbox_events e
            WHERE e.receiver = $1::text AND e.source = $2::text AND e.event_type = kind.event_type
@@ -44,16 +46,16 @@ SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
        EXISTS (SELECT FROM inbox_events e
            WHERE e.receiver = $1::text AND e.source = $2::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second')`
 
-func (s *shift) lookAround(ctx context.Context) (due, unattended bool, err error) {
+func (s *runner) checkDue(ctx context.Context) (due, unattended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	if err := s.pool.QueryRow(ctx, lookSQL, plannedAnew, s.Receiver, s.Source).Scan(&due, &unattended); err != nil {
-		return false, false, fmt.Errorf("look for events: %w", err)
+	if err := s.pool.QueryRow(ctx, checkDueSQL, planEachTime, s.Receiver, s.Source).Scan(&due, &unattended); err != nil {
+		return false, false, fmt.Errorf("check for due events: %w", err)
 	}
 	return due, unattended, nil
 }
 
-// pinSQL has the statements behind it in the transaction planned to walk indexes; see plannedAnew.
+// pinSQL has the statements behind it in the transaction planned to walk indexes; see planEachTime.
 const pinSQL = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
@@ -92,24 +94,27 @@ RETURNING e.idempotency_key, e.claim, e.event_type, e.ctid::text`
 
 // pinSomeSQL is pinSQL for a transaction that belongs to a handler. What is behind it must be undone before the handler's
 // own statements are planned, those of deferred triggers at COMMIT among them: by unpinned in the statement that was
-// pinned, which is planned before it runs, or by unpinSQL.
+// pinned, which is planned before it runs, or by unpinSQL. beginPinnedSQL is for the first statement of a transaction: see memory.InDatabase.
 const (
-	pinSomeSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`
-	unpinSQL   = `SELECT ` + unpinned
-	unpinned   = `set_config('enable_seqscan', NULL, true), set_config('enable_bitmapscan', NULL, true)`
+	beginPinnedSQL = `SELECT inbox_reset(), ` + pins
+	pinSomeSQL     = `SELECT ` + pins
+	pins           = `set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+	unpinSQL       = `SELECT ` + unpinned
+	unpinned       = `set_config('enable_seqscan', NULL, true), set_config('enable_bitmapscan', NULL, true)`
 )
 
-// ask is what a claim wants.
-type ask struct {
+// claimRequest is what a claim wants.
+type claimRequest struct {
 	limit int
 	types []string // of which at most room are wanted
 	room  []int32
 	after string // the type that the last claim ended with
 }
 
-// claimDue claims events. It does not wait for its commit to reach the disk: a claim that a crash of the database undoes
-// has not let anything happen, because a worker looks at it again under its lock.
-func (s *shift) claimDue(ctx context.Context, conn *pgxpool.Conn, want ask) (tickets []*ticket, err error) {
+// claimDue claims events. It does not wait for its commit to reach the disk: a claim that a crash
+// of the database undoes has not let anything happen, because a worker reads it again under its
+// lock.
+func (s *runner) claimDue(ctx context.Context, conn *pgxpool.Conn, want claimRequest) (tickets []*ticket, err error) {
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "off")
@@ -150,7 +155,8 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 // transaction, however that ends, and needs no time to expire. The worker that comes second, because the event was given back and
 // claimed again meanwhile, finds the row locked, or another fence or state.
 //
-// The row is looked up where the claim has left it, which needs no index. If it was moved since, it is rescued.
+// The row is found where the claim has left it, which needs no index. If it was moved since, it is
+// rescued.
 const beginSQL = `
 SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, coalesce(ordering_key, ''),
        current_setting('transaction_isolation'), pg_current_xact_id()::text, ` + unpinned + `,
@@ -161,13 +167,13 @@ FOR UPDATE SKIP LOCKED`
 
 // begin opens the transaction in which the handler works. It returns nil, without an error, when the event is not this
 // worker's any more. conn is given back, now or with the transaction.
-func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work, error) {
+func (s *runner) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work, error) {
 	wk := &work{ticket: t}
 	var table int64
 	var found memory.Surroundings
 	batch := &pgx.Batch{}
 	batch.BeginTx(s.TxOptions())
-	batch.Queue(pinSomeSQL)
+	batch.Queue(beginPinnedSQL)
 	batch.Queue(beginSQL, s.Receiver, s.Source, t.key, t.fence, s.Limit(), t.place).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, nil, nil,
 			&table, &found.SearchPath, &found.Role)
@@ -191,15 +197,16 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 		wk.tx.Rollback()
 		return nil, fmt.Errorf("begin work on event: %w", err)
 	}
+	found.Table = wk.table.name
 	wk.tx.Enter(found)
 	return wk, nil
 }
 
 // eventsTable is a table inbox_events, and the statements on it in a transaction that a handler has had; see memory.InDatabase.
-type eventsTable struct{ finish, promote string }
+type eventsTable struct{ name, finish, promote string }
 
 // eventsTable returns the table by its oid. It asks once for each, mostly once.
-func (s *shift) eventsTable(ctx context.Context, tx memory.Transaction, oid int64) (*eventsTable, error) {
+func (s *runner) eventsTable(ctx context.Context, tx memory.Transaction, oid int64) (*eventsTable, error) {
 	if known, ok := s.tables.Load(oid); ok {
 		return known.(*eventsTable), nil
 	}
@@ -208,6 +215,7 @@ func (s *shift) eventsTable(ctx context.Context, tx memory.Transaction, oid int6
 		return nil, err
 	}
 	table := &eventsTable{
+		name:    name,
 		finish:  strings.ReplaceAll(finishSQL, "inbox_events", name),
 		promote: strings.ReplaceAll(promoteSQL, "inbox_events", name),
 	}
@@ -219,8 +227,9 @@ func (s *shift) eventsTable(ctx context.Context, tx memory.Transaction, oid int6
 // carried out, unless it runs in the very transaction that locked the row: a handler that ended that one by itself has
 // let go of the event, and what it wrote since must not be committed.
 //
-// The row is not where it was when the handler has changed it, as one does that removes the payload. So it is looked up by
-// its key, and by the primary key only: the state is no condition that another index answers.
+// The row is not where it was when the handler has changed it, as one does that removes the
+// payload. So it is found by its key, and by the primary key only: the state is no condition that
+// another index answers.
 const finishSQL = `
 WITH finished AS (
     UPDATE inbox_events
@@ -232,7 +241,7 @@ WITH finished AS (
 )` + memory.LastHead + `count(*)` + memory.AsFound + `$8` + memory.RoleAsFound + `$9` + memory.LastEnd + ` FROM finished`
 
 // finish commits the handler's work together with the event's state, and lets go what waited behind it.
-func (s *shift) finish(ctx context.Context, wk *work, state State, reason string) error {
+func (s *runner) finish(ctx context.Context, wk *work, state State, reason string) error {
 	defer wk.tx.Rollback() // what an error left open
 	if err := wk.tx.Unfit(); err != nil {
 		if wk.tx.Ended() { // otherwise what the handler asked for was refused, so nothing is committed
@@ -261,7 +270,7 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 		batch.Queue(unboundLocksSQL)
 	}
 	batch.Queue(unpinSQL)
-	err := wk.tx.SendCommit(ctx, batch)
+	err := wk.tx.SendCommit(ctx, batch, true) // for the statements of the inbox, which use the same pool
 	switch {
 	case err == nil:
 		return nil
@@ -281,14 +290,14 @@ const sameSQL = `SELECT coalesce(pg_current_xact_id_if_assigned()::text, '') = $
 // exchanged reports whether a handler that did not succeed has certainly ended the transaction that was begun for it. If it
 // certainly has not, no doubt is left. What cannot be asked, because the transaction is aborted or its connection lost, is for
 // committedItself.
-func (s *shift) exchanged(ctx context.Context, wk *work) bool {
+func (s *runner) exchanged(ctx context.Context, wk *work) bool {
 	wk.tx.Close()
 	if wk.tx.Ended() {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	if err := wk.tx.Conn().QueryRow(ctx, sameSQL, plannedAnew, wk.xid).Scan(&wk.same); err != nil {
+	if err := wk.tx.Conn().QueryRow(ctx, sameSQL, planEachTime, wk.xid).Scan(&wk.same); err != nil {
 		return false
 	}
 	return !wk.same
@@ -307,13 +316,13 @@ SELECT coalesce(pg_xact_status($5::text::xid8) = 'committed', false) FROM mine`
 
 // committedItself reports whether a handler whose transaction is in doubt has committed it. When the database does not say,
 // it is unknown, and the event is tried again: most transactions in doubt are as they were begun.
-func (s *shift) committedItself(ctx context.Context, wk *work) (committed bool) {
+func (s *runner) committedItself(ctx context.Context, wk *work) (committed bool) {
 	if wk.same {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	err := s.pool.QueryRow(ctx, committedSQL, plannedAnew, s.Receiver, s.Source, wk.key, wk.fence, wk.xid).Scan(&committed)
+	err := s.pool.QueryRow(ctx, committedSQL, planEachTime, s.Receiver, s.Source, wk.key, wk.fence, wk.xid).Scan(&committed)
 	return err == nil && committed
 }
 
@@ -336,7 +345,7 @@ WHERE e.ctid = (
   AND NOT ($4::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.receiver = $1::text AND f.source = $2::text AND f.ordering_key = $3::text
       AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id)))`
 
-func (in *Inbox) queuePromote(batch *pgx.Batch, promote, orderingKey string, promoted *bool) {
+func (in *engine) queuePromote(batch *pgx.Batch, promote, orderingKey string, promoted *bool) {
 	batch.Queue(promote, in.Receiver, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
 		*promoted = changed.RowsAffected() > 0
 		return nil
@@ -353,32 +362,43 @@ WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $3::tex
       WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
         AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
 
-// release lets the event of an ordering key go whose turn it is, in a transaction of its own. After giveWaySQL nothing of
-// the key can begin to be worked, because only what is let go is claimed, and only under the key's lock is anything let
-// go; so promoteSQL, with a later snapshot, sees what has been claimed until then, or that nothing was.
-func (in *Inbox) release(ctx context.Context, orderingKey string) (promoted bool, err error) {
+// release lets the event of an ordering key go whose turn it is, in a separate transaction. After
+// giveWaySQL nothing of the key can begin to be worked, because only what is let go is claimed, and
+// only under the key's lock is anything let go; so promoteSQL, with a later snapshot, sees what has
+// been claimed until then, or that nothing was.
+func (in *engine) release(ctx context.Context, orderingKey string) (promoted bool, err error) {
+	err = in.inTransaction(ctx, "release the next event of a key", "on", func(batch *pgx.Batch) {
+		in.queueOrderLock(batch, orderingKey)
+		batch.Queue(giveWaySQL, in.Receiver, in.Source, orderingKey)
+		in.queuePromote(batch, promoteSQL, orderingKey, &promoted)
+	})
+	return promoted, err
+}
+
+// inTransaction sends what queue adds in one transaction, whose statements walk indexes. purpose
+// begins its error; synchronousCommit says whether the commit waits for the disk.
+func (in *engine) inTransaction(ctx context.Context, purpose, synchronousCommit string, queue func(batch *pgx.Batch)) error {
 	ctx, cancel := context.WithTimeout(ctx, in.CommitTimeout)
 	defer cancel()
 	conn, err := in.pool.Acquire(ctx)
+	if err == nil {
+		defer conn.Release()
+		batch := &pgx.Batch{}
+		batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		batch.Queue(pinSQL, synchronousCommit)
+		queue(batch)
+		batch.Queue("commit")
+		err = sendAll(ctx, conn, batch)
+	}
 	if err != nil {
-		return false, fmt.Errorf("let the next event of a key go: %w", err)
+		return fmt.Errorf("%s: %w", purpose, err)
 	}
-	defer conn.Release()
-	batch := &pgx.Batch{}
-	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	batch.Queue(pinSQL, "on")
-	in.queueOrderLock(batch, orderingKey)
-	batch.Queue(giveWaySQL, in.Receiver, in.Source, orderingKey)
-	in.queuePromote(batch, promoteSQL, orderingKey, &promoted)
-	batch.Queue("commit")
-	if err := sendAll(ctx, conn, batch); err != nil {
-		return false, fmt.Errorf("let the next event of a key go: %w", err)
-	}
-	return promoted, nil
+	return nil
 }
 
-// settleSQL writes down an outcome other than success, in a transaction of its own: the handler's is rolled back. The
-// fence keeps a worker that comes too late from touching what another has claimed since.
+// settleSQL writes down an outcome other than success, in a separate transaction: the handler's is
+// rolled back. The fence keeps a worker that comes too late from touching what another has claimed
+// since.
 const settleSQL = `
 UPDATE inbox_events
 SET processing_state = $5::text,
@@ -391,10 +411,10 @@ WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text A
 
 // settle writes down that an attempt has ended without success. It reports false when the event was not this worker's to
 // settle any more: another worker has it, or the commit that seemed to fail did not.
-func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
+func (s *runner) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, settleSQL, plannedAnew, s.Receiver, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
+	tag, err := s.pool.Exec(ctx, settleSQL, planEachTime, s.Receiver, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("settle event: %w", err)
 	}
@@ -407,10 +427,10 @@ UPDATE inbox_events
 SET processing_state = 'pending'
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'`
 
-func (s *shift) giveBack(ctx context.Context, t *ticket) error {
+func (s *runner) giveBack(ctx context.Context, t *ticket) error {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, giveBackSQL, plannedAnew, s.Receiver, s.Source, t.key, t.fence); err != nil {
+	if _, err := s.pool.Exec(ctx, giveBackSQL, planEachTime, s.Receiver, s.Source, t.key, t.fence); err != nil {
 		return fmt.Errorf("give event back: %w", err)
 	}
 	return nil

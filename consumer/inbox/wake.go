@@ -11,15 +11,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// An event is worked within milliseconds of being recorded, and not when a worker happens to look, because recording
-// wakes one: in its own process through a channel, and in others by a notification of PostgreSQL, but that
-// only when its own process has no worker free. Both may be lost. Then the event is found by polling.
+// An event is worked within milliseconds of being recorded, and not when a worker happens to poll,
+// because recording wakes one: in its own process through a channel, and in others by a
+// notification of PostgreSQL, but that only when its own process has no worker free. Both may be
+// lost. Then the event is found by polling.
 
 // wakeHere wakes the calls of Run in this process, and reports whether one of them has a worker free.
-func (in *Inbox) wakeHere() (free bool) {
+func (in *engine) wakeHere() (free bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for s := range in.shifts {
+	for s := range in.runners {
 		s.wakeUp()
 		free = free || s.free.Load() > 0
 	}
@@ -47,7 +48,7 @@ func (c *coalescer) do(f func()) {
 
 // wakeOthers wakes the inboxes of other processes. However many events are recorded at once, one notification is on its
 // way from this process: they are committed one after the other in the whole database.
-func (in *Inbox) wakeOthers(ctx context.Context) {
+func (in *engine) wakeOthers(ctx context.Context) {
 	in.notifying.do(func() {
 		if err := in.notify(ctx); err != nil {
 			in.Logger().DebugContext(ctx, "consumer: cannot wake other processes, they poll", "error", err.Error())
@@ -55,11 +56,11 @@ func (in *Inbox) wakeOthers(ctx context.Context) {
 	})
 }
 
-// wakeUp makes the shift look for work as soon as it has a worker free.
-func (s *shift) wakeUp() {
+// wakeUp makes the runner claim as soon as it has a worker free.
+func (s *runner) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // a token says "look", not how often
+	default: // a token says that there is work, not how much
 	}
 }
 
@@ -73,18 +74,18 @@ const (
 // notify, as often as it likes, and each wake-up costs a claim.
 const wakeInterval = 20 * time.Millisecond
 
-// hearWakes hears, until ctx ends, what other processes have recorded. It has a connection of its own, beside the pool's,
-// because it keeps it for ever.
-func (s *shift) hearWakes(ctx context.Context) {
-	trouble := outage{inbox: s.Inbox, what: "consumer: inbox cannot listen for events, and finds them by polling until it can"}
+// listenForWakes hears, until ctx ends, what other processes have recorded. It has its own
+// connection, beside the pool's, because it keeps it for ever.
+func (s *runner) listenForWakes(ctx context.Context) {
+	trouble := outage{inbox: s.engine, what: "consumer: inbox cannot listen for events, and finds them by polling until it can"}
 	pause := firstReconnect
 	for ctx.Err() == nil {
-		heard, err := s.hear(ctx, trouble.over)
+		listened, err := s.listenOnce(ctx, trouble.over)
 		if ctx.Err() != nil {
 			return
 		}
 		trouble.began(ctx, err)
-		if heard {
+		if listened {
 			pause = firstReconnect
 		}
 		wait(ctx, jittered(pause, 1, jitterFraction()))
@@ -92,8 +93,9 @@ func (s *shift) hearWakes(ctx context.Context) {
 	}
 }
 
-// hear listens on one connection until it breaks. It reports whether it got as far as listening, when it calls ready.
-func (s *shift) hear(ctx context.Context, ready func(context.Context)) (heard bool, err error) {
+// listenOnce listens on one connection until it breaks. It reports whether it got as far as
+// listening, when it calls ready.
+func (s *runner) listenOnce(ctx context.Context, ready func(context.Context)) (listened bool, err error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return false, err
@@ -124,7 +126,7 @@ func (s *shift) hear(ctx context.Context, ready func(context.Context)) (heard bo
 
 // awaitNotification waits for a notification, and reports whether there was one with the payload. If there was one before,
 // it waits only until the given time.
-func (s *shift) awaitNotification(ctx context.Context, conn *pgx.Conn, payload string, notified bool, until time.Time) (bool, error) {
+func (s *runner) awaitNotification(ctx context.Context, conn *pgx.Conn, payload string, notified bool, until time.Time) (bool, error) {
 	waiting, cancel := ctx, context.CancelFunc(func() {})
 	if notified {
 		waiting, cancel = context.WithDeadline(ctx, until)
@@ -140,7 +142,7 @@ func (s *shift) awaitNotification(ctx context.Context, conn *pgx.Conn, payload s
 	return notified, fmt.Errorf("wait for notification: %w", err)
 }
 
-func (s *shift) connect(ctx context.Context) (*pgx.Conn, error) {
+func (s *runner) connect(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
 	cfg := s.pool.Config() // a copy
@@ -158,7 +160,7 @@ func (s *shift) connect(ctx context.Context) (*pgx.Conn, error) {
 
 // outage logs once when the database goes away, and once when it is back.
 type outage struct {
-	inbox *Inbox
+	inbox *engine
 	what  string
 	since time.Time // zero: there is none
 }

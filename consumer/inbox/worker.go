@@ -13,7 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
-// ticket is a claimed event, before its worker has looked at it.
+// ticket is a claimed event, before its worker has read it.
 type ticket struct {
 	key       string
 	fence     int64
@@ -22,16 +22,17 @@ type ticket struct {
 	pass      breaker.Pass
 
 	promoted bool // when it has ended: it let another event go
-	told     bool // and the breaker has heard of it
+	reported bool // to the breaker
 }
 
-// shift is one call of Run. One goroutine claims, for all workers together, and owns what is not said to be shared.
+// runner is one call of Run. One goroutine claims, for all workers together, and owns what is not
+// said to be shared.
 //
 //	recording ─┐                       ┌─▶ worker: begin, handler, finish ─┐
 //	NOTIFY ────┼─ wake ─▶ claim ─ tickets ─▶ worker …                       ├─ ended ─▶ claim again
-//	every second, a look ─▶ rescue     └─▶ worker …                        ─┘
-type shift struct {
-	*Inbox
+//	every second: inspect ─▶ rescue    └─▶ worker …                        ─┘
+type runner struct {
+	*engine
 	wake  chan struct{} // holds at most one token
 	ended chan *ticket  // from workers; has room for all of them
 	free  atomic.Int64  // workers; read by recorders
@@ -42,15 +43,15 @@ type shift struct {
 	abandon  context.CancelCauseFunc
 	working  sync.WaitGroup
 
-	tickets map[*ticket]bool // what this shift works: an event twice, while one that was cut off has not noticed
+	tickets map[*ticket]bool // what this runner works: an event twice, while one that was cut off has not noticed
 	limited map[string]int   // by type, of those that have a limit: how many are being worked
 	more    bool             // there may be something to claim
 	last    string           // type that the last claim ended with
-	passed  time.Time        // when others were last told that this process cannot take everything
+	passed  time.Time        // when others last heard that this process cannot take everything
 
 	heldUntil time.Time // the breaker lets nothing be claimed before
 
-	suspects  map[string]int64 // what the last look found without a worker: key and fence
+	suspects  map[string]int64 // what the last inspection found without a worker: key and fence
 	polled    time.Time
 	inspected time.Time
 	swept     time.Time
@@ -60,8 +61,8 @@ type shift struct {
 
 // Times of what Run does unasked.
 const (
-	inspectInterval = time.Second      // between looks for events whose workers have died
-	sweepInterval   = 30 * time.Second // between looks for ordering keys that were not let go
+	inspectInterval = time.Second      // between searches for events whose workers have died
+	sweepInterval   = 30 * time.Second // between searches for ordering keys that were not let go
 	passInterval    = 50 * time.Millisecond
 )
 
@@ -73,9 +74,11 @@ const (
 // running end, for DrainTimeout at most, gives back what it has not begun, and returns nil. It returns an error only when
 // a handler does not return even after its context has ended: what that handler has written is committed only if it
 // returns nil while the process lives.
-func (in *Inbox) Run(ctx context.Context) error {
-	s := &shift{
-		Inbox:    in,
+func (in *Inbox) Run(ctx context.Context) error { return in.engine.run(ctx) }
+
+func (in *engine) run(ctx context.Context) error {
+	s := &runner{
+		engine:   in,
 		wake:     make(chan struct{}, 1),
 		ended:    make(chan *ticket, in.cfg.Workers),
 		tickets:  map[*ticket]bool{},
@@ -89,45 +92,45 @@ func (in *Inbox) Run(ctx context.Context) error {
 	in.join(s)
 	defer in.leave(s)
 
-	var ears sync.WaitGroup
-	defer ears.Wait()
-	hearing, deafen := context.WithCancel(ctx)
-	defer deafen()
-	ears.Go(func() { s.hearWakes(hearing) })
+	var listener sync.WaitGroup
+	defer listener.Wait()
+	listenCtx, stopListening := context.WithCancel(ctx)
+	defer stopListening()
+	listener.Go(func() { s.listenForWakes(listenCtx) })
 
 	s.claimUntil(ctx)
 	return s.drain(ctx)
 }
 
-func (in *Inbox) join(s *shift) {
+func (in *engine) join(s *runner) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.shifts[s] = struct{}{}
+	in.runners[s] = struct{}{}
 }
 
 // recordingRoom returns the channels in which an event needs a token while it is recorded.
-func (in *Inbox) recordingRoom() []chan struct{} {
+func (in *engine) recordingRoom() []chan struct{} {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for s := range in.shifts {
+	for s := range in.runners {
 		if s.behind.Load() {
 			return []chan struct{}{in.beside, in.recording}
 		}
 	}
-	if len(in.shifts) == 0 {
+	if len(in.runners) == 0 {
 		return nil
 	}
 	return []chan struct{}{in.recording}
 }
 
-func (in *Inbox) leave(s *shift) {
+func (in *engine) leave(s *runner) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	delete(in.shifts, s)
+	delete(in.runners, s)
 }
 
 // claimUntil hands out events until ctx ends.
-func (s *shift) claimUntil(ctx context.Context) {
+func (s *runner) claimUntil(ctx context.Context) {
 	defer s.free.Store(0)
 	defer s.behind.Store(false)
 	tick := time.NewTicker(min(s.cfg.PollInterval, inspectInterval))
@@ -162,7 +165,7 @@ func (s *shift) claimUntil(ctx context.Context) {
 
 // endAll takes back the tickets of all workers that have ended by now, so that one claim serves them all: one for each of
 // them, while the others wait for theirs, would keep most workers idle.
-func (s *shift) endAll() {
+func (s *runner) endAll() {
 	for {
 		select {
 		case t := <-s.ended:
@@ -174,25 +177,25 @@ func (s *shift) endAll() {
 }
 
 // end takes a ticket back.
-func (s *shift) end(t *ticket) {
+func (s *runner) end(t *ticket) {
 	delete(s.tickets, t)
 	if _, limit := s.cfg.TypeWorkers[t.eventType]; limit {
 		s.limited[t.eventType]--
 		s.more = true // what was over the limit may be due
 	}
 	s.more = s.more || t.promoted
-	if !t.told {
+	if !t.reported {
 		s.cfg.Breaker.Leave(t.pass, time.Now(), breaker.Unknown, nil)
 	}
 	s.heldUntil = time.Time{} // it may have closed
 }
 
 // claim takes what is due for the workers that are free, and lets them begin.
-func (s *shift) claim(ctx context.Context, free int) {
+func (s *runner) claim(ctx context.Context, free int) {
 	now := time.Now()
 	pass, wait, ok := s.cfg.Breaker.Enter(now)
 	if !ok {
-		s.heldUntil = now.Add(jittered(wait, 0.25, jitterFraction())) // the next tick after it looks again
+		s.heldUntil = now.Add(jittered(wait, 0.25, jitterFraction())) // the next tick after it tries again
 		return
 	}
 	if pass.Probe() {
@@ -204,17 +207,18 @@ func (s *shift) claim(ctx context.Context, free int) {
 }
 
 // claimFor is claim with the breaker's leave, which each of the events takes with it. It returns how many there are.
-func (s *shift) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
+func (s *runner) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		s.failed(ctx, err)
 		return 0
 	}
-	// No more than can begin at once: an event that waits for a connection waits where no other process can work it. The first
-	// goes on with the connection of the claim, so one can begin however busy the pool is.
+	// No more than can begin at once: an event that waits for a connection waits where no other
+	// process can work it. The first continues with the connection of the claim, so one can begin
+	// however busy the pool is.
 	stat := s.pool.Stat()
 	limit := min(free, 1+max(0, int(stat.MaxConns()-stat.AcquiredConns())))
-	want := ask{limit: limit, types: []string{}, room: []int32{}, after: s.last}
+	want := claimRequest{limit: limit, types: []string{}, room: []int32{}, after: s.last}
 	for kind, n := range s.cfg.TypeWorkers {
 		if room := n - s.limited[kind]; room < limit {
 			want.types, want.room = append(want.types, kind), append(want.room, int32(room))
@@ -249,7 +253,7 @@ func (s *shift) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
 	return len(tickets)
 }
 
-func (s *shift) start(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
+func (s *runner) start(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	s.working.Go(func() {
 		defer func() { s.ended <- t }()
 		s.work(ctx, conn, t)
@@ -257,14 +261,15 @@ func (s *shift) start(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 }
 
 // failed puts the next claim off until something happens, or the next tick.
-func (s *shift) failed(ctx context.Context, err error) {
+func (s *runner) failed(ctx context.Context, err error) {
 	s.more = false
 	s.polled = time.Time{}
 	s.trouble.began(ctx, err)
 }
 
-// passOn tells other processes that there is more than this one can take: the process that recorded it may have seen a worker free.
-func (s *shift) passOn(ctx context.Context) {
+// passOn wakes other processes, because there is more than this one can take: the process that
+// recorded it may have seen a worker free.
+func (s *runner) passOn(ctx context.Context) {
 	if now := time.Now(); now.Sub(s.passed) >= passInterval {
 		s.passed = now
 		s.wakeOthers(ctx)
@@ -272,13 +277,13 @@ func (s *shift) passOn(ctx context.Context) {
 }
 
 // inspect does what is done unasked. While nothing is due and no worker has died it costs one statement.
-func (s *shift) inspect(ctx context.Context) {
+func (s *runner) inspect(ctx context.Context) {
 	now := time.Now()
 	poll, inspect := now.Sub(s.polled) >= s.cfg.PollInterval-time.Millisecond, now.Sub(s.inspected) >= inspectInterval-time.Millisecond
 	if !poll && !inspect {
 		return
 	}
-	due, unattended, err := s.lookAround(ctx)
+	due, unattended, err := s.checkDue(ctx)
 	if err != nil {
 		s.failed(ctx, err)
 		return
@@ -305,7 +310,7 @@ func (s *shift) inspect(ctx context.Context) {
 
 // rescue gives back the events of workers that have died. What this process works itself is none of it, however long it
 // waits for a connection.
-func (s *shift) rescue(ctx context.Context, unattended bool) error {
+func (s *runner) rescue(ctx context.Context, unattended bool) error {
 	suspected := s.suspects
 	s.suspects = map[string]int64{}
 	if !unattended {
@@ -346,7 +351,7 @@ func (s *shift) rescue(ctx context.Context, unattended bool) error {
 
 // sweep lets go what waits although nothing keeps it waiting: a process died at the wrong moment, or an operator changed
 // rows by hand.
-func (s *shift) sweep(ctx context.Context) error {
+func (s *runner) sweep(ctx context.Context) error {
 	if s.sweptTo == "" {
 		some, err := s.adopt(ctx)
 		if err != nil {
@@ -370,7 +375,7 @@ func (s *shift) sweep(ctx context.Context) error {
 }
 
 // drain waits for the handlers that are running.
-func (s *shift) drain(ctx context.Context) error {
+func (s *runner) drain(ctx context.Context) error {
 	timer := time.NewTimer(s.cfg.DrainTimeout)
 	defer timer.Stop()
 	for abandoned := false; len(s.tickets) > 0; {

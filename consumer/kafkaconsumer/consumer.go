@@ -14,6 +14,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
 )
 
 // Config says what to read and how. Group, Topics and brokers are required.
@@ -35,8 +37,9 @@ type Config struct {
 	// Backoff holds the delays after the first, second, … failure of a record; the last repeats. Empty: 1s, 5s, 30s, 1m.
 	Backoff []time.Duration
 
-	// DrainTimeout is how long a handler may go on after the context of Run has ended, or after its partition was given to another
-	// process. Then its context ends too. 0: 20 seconds. Longer than 40 seconds is refused: the group would take this process for dead.
+	// DrainTimeout is how long a handler may continue after the context of Run has ended, or after
+	// its partition was given to another process. Then its context ends too. 0: 20 seconds. Longer
+	// than 40 seconds is refused: the group would take this process for dead.
 	DrainTimeout time.Duration
 
 	// Refused is called with a record that no repetition will change, before it is passed, to keep it elsewhere. An error, or a
@@ -53,12 +56,12 @@ type Refusal struct {
 	Record  *kgo.Record
 	Status  int    // what an HTTP client would have been answered, such as 422
 	Problem string // the name of the problem (docs/wire.md), such as "event-unknown"; empty where a handler answered its own way
-	Detail  string // why, as the receiver tells a sender
+	Detail  string // why, as the receiver says to a sender
 }
 
 // A Consumer reads topics. Its methods may be called concurrently.
 type Consumer struct {
-	Config
+	cfg     Config // completed
 	receive http.Handler
 
 	mu         sync.Mutex
@@ -87,18 +90,17 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 		return nil, errors.New("kafkaconsumer: Config.Ahead and DrainTimeout may not be negative")
 	case cfg.DrainTimeout > maxDrain:
 		return nil, fmt.Errorf("kafkaconsumer: Config.DrainTimeout: %v is too long, the group would take this process for dead; write %v or less", cfg.DrainTimeout, maxDrain)
-	case slices.ContainsFunc(cfg.Backoff, func(d time.Duration) bool { return d <= 0 }):
-		return nil, errors.New("kafkaconsumer: Config.Backoff has a delay that is not positive: the record would be tried again at once")
 	}
 	if err := kgo.ValidateOpts(cfg.Client...); err != nil {
 		return nil, fmt.Errorf("kafkaconsumer: Config.Client: %w", err)
 	}
 	cfg.Ahead = cmp.Or(cfg.Ahead, 500)
 	cfg.DrainTimeout = cmp.Or(cfg.DrainTimeout, 20*time.Second)
-	if len(cfg.Backoff) == 0 {
-		cfg.Backoff = []time.Duration{time.Second, 5 * time.Second, 30 * time.Second, time.Minute}
+	var err error
+	if cfg.Backoff, err = message.Backoff("kafkaconsumer", cfg.Backoff); err != nil {
+		return nil, err
 	}
-	return &Consumer{Config: cfg, receive: receiver, partitions: map[partition]*worker{}}, nil
+	return &Consumer{cfg: cfg, receive: receiver, partitions: map[partition]*worker{}}, nil
 }
 
 // Run works records until ctx ends: then it takes no more, lets the handlers that are running end, for DrainTimeout at most, commits offsets,
@@ -106,8 +108,8 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 // end it. It returns an error at the start only: when no broker answers, or a topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
 	// A partition that has had enough takes part in the next fetch again: no fetch may be long.
-	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.Client...),
-		kgo.ConsumerGroup(c.Group), kgo.ConsumeTopics(c.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.cfg.Client...),
+		kgo.ConsumerGroup(c.cfg.Group), kgo.ConsumeTopics(c.cfg.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.AutoCommitMarks(), kgo.AutoCommitInterval(time.Second), kgo.BlockRebalanceOnPoll(), kgo.RebalanceTimeout(time.Minute),
 		kgo.OnPartitionsAssigned(c.assigned), kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)
 	if err != nil {
@@ -118,11 +120,11 @@ func (c *Consumer) Run(ctx context.Context) error {
 		return err
 	}
 	for reported := (map[partition]string{}); ctx.Err() == nil; {
-		fetched := client.PollRecords(ctx, c.Ahead)
+		fetched := client.PollRecords(ctx, c.cfg.Ahead)
 		fetched.EachPartition(c.hand)
 		client.AllowRebalance()
 		if ctx.Err() == nil {
-			c.mend(ctx, client, fetched, reported)
+			c.handleErrors(ctx, client, fetched, reported)
 		}
 	}
 	c.stopAll(client)
@@ -132,9 +134,10 @@ func (c *Consumer) Run(ctx context.Context) error {
 // errorPause is between two requests that failed: an error that lasts would otherwise come thousands of times a second.
 const errorPause = 500 * time.Millisecond
 
-// mend logs the errors of a fetch, each once until the partition has records again, and has topics that were deleted and made again
-// read from their beginning: the client would ask for the old ones for ever.
-func (c *Consumer) mend(ctx context.Context, client *kgo.Client, fetched kgo.Fetches, reported map[partition]string) {
+// handleErrors logs the errors of a fetch, each once until the partition has records again, and has
+// topics that were deleted and made again read from their beginning: the client would ask for the
+// old ones for ever.
+func (c *Consumer) handleErrors(ctx context.Context, client *kgo.Client, fetched kgo.Fetches, reported map[partition]string) {
 	var again []string
 	fetched.EachPartition(func(p kgo.FetchTopicPartition) {
 		at := partition{p.Topic, p.Partition}
@@ -144,14 +147,14 @@ func (c *Consumer) mend(ctx context.Context, client *kgo.Client, fetched kgo.Fet
 		}
 		if reported[at] != p.Err.Error() {
 			reported[at] = p.Err.Error()
-			c.logger().WarnContext(ctx, "kafkaconsumer: no records; it goes on asking", "topic", p.Topic, "partition", p.Partition, "error", p.Err)
+			c.logger().WarnContext(ctx, "kafkaconsumer: no records; it continues to ask", "topic", p.Topic, "partition", p.Partition, "error", p.Err)
 		}
 		if errors.Is(p.Err, kerr.UnknownTopicID) && !slices.Contains(again, p.Topic) {
 			again = append(again, p.Topic)
 		}
 	})
 	if fetched.NumRecords() == 0 && len(fetched.Errors()) > 0 {
-		pause(ctx, errorPause)
+		message.Pause(ctx, errorPause)
 	}
 	if len(again) > 0 {
 		client.PurgeTopicsFromConsuming(again...)
@@ -159,20 +162,11 @@ func (c *Consumer) mend(ctx context.Context, client *kgo.Client, fetched kgo.Fet
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
 // checkTopics refuses a topic that does not exist: the client would wait for it without a word.
 func (c *Consumer) checkTopics(ctx context.Context, client *kgo.Client) error {
 	request := kmsg.NewPtrMetadataRequest()
 	request.AllowAutoTopicCreation = false
-	for _, name := range c.Topics {
+	for _, name := range c.cfg.Topics {
 		topic := kmsg.NewMetadataRequestTopic()
 		topic.Topic = kmsg.StringPtr(name)
 		request.Topics = append(request.Topics, topic)
@@ -281,8 +275,8 @@ func (c *Consumer) Lag() Lag {
 }
 
 func (c *Consumer) logger() *slog.Logger {
-	if c.Logger != nil {
-		return c.Logger
+	if c.cfg.Logger != nil {
+		return c.cfg.Logger
 	}
 	return slog.Default()
 }

@@ -117,7 +117,7 @@ func TestAWrongSecretLosesNothing(t *testing.T) {
 	stop()
 	cfg := settings()
 	cfg.Secrets = []string{secretText, otherText}
-	e.run(kafkaconsumer.Config{}, consumer.Must(consumer.New(e.pool, cfg, effect)))
+	e.run(kafkaconsumer.Config{}, receiver(consumer.New(e.pool, cfg, effect)))
 	e.effects(1)
 }
 

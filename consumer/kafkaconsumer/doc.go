@@ -22,13 +22,16 @@
 //
 // # Order
 //
-// Records of a partition are worked one after the other, partitions beside each other; the relay gives all events of an ordering key
-// the same partition. A record that fails keeps those behind it in its partition waiting, as order demands. With an inbox as the
-// receiver that wait is short: a record's offset goes on once it is recorded, and an event that fails for good ends as failed in the inbox
-// while other keys go on. While partitions move between processes a record may be worked by two of them: the memory lets one of them do so.
+// Records of a partition are worked one after the other, partitions beside each other; the relay
+// gives all events of an ordering key the same partition. A record that fails keeps those behind it
+// in its partition waiting, as order demands. With an inbox as the receiver that wait is short: a
+// record's offset advances once it is recorded, and an event that fails for good ends as failed in
+// the inbox while other keys continue. While partitions move between processes a record may be
+// worked by two of them: the memory lets one of them do so.
 //
 // # What was tried
 //
-// The tests run against kfake, franz-go's imitation of a broker, in a process of its own that is killed and answers with errors. No real
-// broker has been tried: neither its TLS and SASL, nor the timing of its elections, nor its quotas.
+// The tests run against kfake, franz-go's imitation of a broker, in its own process, which is
+// killed and answers with errors. No real broker has been tried: neither its TLS and SASL, nor the
+// timing of its elections, nor its quotas.
 package kafkaconsumer

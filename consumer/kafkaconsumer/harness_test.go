@@ -125,7 +125,7 @@ func settings() consumer.Config {
 }
 
 func (e *env) receiver(handle consumer.Handler[pgx.Tx]) http.Handler {
-	return consumer.Must(consumer.New(e.pool, settings(), handle))
+	return receiver(consumer.New(e.pool, settings(), handle))
 }
 
 // run starts a consumer and returns what ends it, which also happens at the end of the test.
@@ -191,4 +191,12 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// receiver returns value. It panics when err is not nil.
+func receiver(value http.Handler, err error) http.Handler {
+	if err != nil {
+		panic(err.Error())
+	}
+	return value
 }

@@ -2,7 +2,6 @@ package kafkaconsumer
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -35,8 +34,8 @@ func newWorker(c *Consumer, client *kgo.Client, p partition) *worker {
 	return &worker{Consumer: c, client: client, partition: p, ended: make(chan struct{}), pushed: make(chan struct{}, 1), behind: -1}
 }
 
-// reportRemoved says which records the topic removed before they were read: the client goes on behind them without a word. start is the
-// offset of the first record that the partition still has.
+// reportRemoved says which records the topic removed before they were read: the client continues
+// behind them without a word. start is the offset of the first record that the partition still has.
 func (w *worker) reportRemoved(start int64) {
 	if w.behind < 0 {
 		w.behind = w.client.CommittedOffsets()[w.partition.topic][w.partition.number].Offset // 0 for a new group, which has missed nothing
@@ -52,8 +51,8 @@ func (w *worker) start(ctx context.Context) {
 	w.client.ResumeFetchPartitions(w.alone()) // a worker of the same partition may have been stopped while it had enough
 	w.taking, w.stop = context.WithCancel(ctx)
 	working, abandon := context.WithCancel(ctx)
-	context.AfterFunc(w.taking, func() { // ctx has no end of its own
-		timer := time.AfterFunc(w.DrainTimeout, abandon)
+	context.AfterFunc(w.taking, func() { // ctx itself does not end
+		timer := time.AfterFunc(w.cfg.DrainTimeout, abandon)
 		context.AfterFunc(working, func() { timer.Stop() })
 	})
 	go func() {
@@ -80,7 +79,7 @@ func (w *worker) push(records []*kgo.Record, end int64) {
 	case w.pushed <- struct{}{}:
 	default:
 	}
-	if len(w.records) >= w.Ahead && !w.paused {
+	if len(w.records) >= w.cfg.Ahead && !w.paused {
 		w.paused = true
 		w.client.PauseFetchPartitions(w.alone())
 	}
@@ -122,7 +121,7 @@ func (w *worker) pop() *kgo.Record {
 func (w *worker) resume() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.paused && len(w.records) <= w.Ahead/2 {
+	if w.paused && len(w.records) <= w.cfg.Ahead/2 {
 		w.paused = false
 		w.client.ResumeFetchPartitions(w.alone())
 	}
@@ -160,14 +159,10 @@ func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 		if w.taking.Err() != nil {
 			return false
 		}
-		wait := out.Delay(attempt, w.Backoff)
+		wait := out.Delay(attempt, w.cfg.Backoff)
 		w.logger().WarnContext(ctx, "kafkaconsumer: the record is tried again", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset,
 			"attempt", attempt, "status", out.Status, "problem", out.Problem, "wait", wait)
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-w.taking.Done():
-			timer.Stop()
+		if message.Pause(w.taking, wait); w.taking.Err() != nil {
 			return false
 		}
 	}
@@ -176,19 +171,11 @@ func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 // refuse hands a record that is refused for good to Config.Refused, and reports whether it may be passed.
 func (w *worker) refuse(ctx context.Context, r *kgo.Record, out message.Outcome) (kept bool) {
 	log := w.logger().With("topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "status", out.Status, "problem", out.Problem)
-	if w.Refused == nil {
+	if w.cfg.Refused == nil {
 		log.ErrorContext(ctx, "kafkaconsumer: the receiver refuses the record; it stays in its topic and is passed", "detail", out.Detail)
 		return true
 	}
-	defer func() {
-		if cause := recover(); cause != nil {
-			log.ErrorContext(ctx, "kafkaconsumer: Config.Refused panicked; the record is tried again", "type", fmt.Sprintf("%T", cause))
-			kept = false
-		}
-	}()
-	if err := w.Refused(ctx, Refusal{Record: r, Status: out.Status, Problem: out.Problem, Detail: out.Detail}); err != nil {
-		log.ErrorContext(ctx, "kafkaconsumer: Config.Refused failed; the record is tried again", "error", err)
-		return false
-	}
-	return true
+	return message.Keep(ctx, log, "kafkaconsumer", "the record is tried again", func() error {
+		return w.cfg.Refused(ctx, Refusal{Record: r, Status: out.Status, Problem: out.Problem, Detail: out.Detail})
+	})
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +46,8 @@ type Config struct {
 	// Backoff holds the delays after the first, second, … failure of a message; the last repeats. Empty: 1s, 5s, 30s, 1m.
 	Backoff []time.Duration
 
-	// DrainTimeout is how long Run lets handlers go on after its context has ended. Then their contexts end too. 0: 20 seconds.
+	// DrainTimeout is how long Run lets handlers continue after its context has ended. Then their
+	// contexts end too. 0: 20 seconds.
 	DrainTimeout time.Duration
 
 	// Refused is called with a message that no repetition will change, before it is terminated, to keep it elsewhere. An error, or a
@@ -63,12 +63,12 @@ type Refusal struct {
 	Message jetstream.Msg // not to be acknowledged
 	Status  int           // what an HTTP client would have been answered, such as 422
 	Problem string        // the name of the problem (docs/wire.md), such as "event-unknown"; empty where a handler answered its own way
-	Detail  string        // why, as the receiver tells a sender
+	Detail  string        // why, as the receiver says to a sender
 }
 
 // A Consumer reads a stream. Its methods may be called concurrently.
 type Consumer struct {
-	Config
+	cfg     Config // completed
 	js      jetstream.JetStream
 	receive http.Handler
 }
@@ -95,16 +95,15 @@ func New(js jetstream.JetStream, cfg Config, receiver http.Handler) (*Consumer, 
 		return nil, errors.New("natsconsumer: Config.Workers, AckWait and DrainTimeout may not be negative")
 	case cfg.AckWait > 0 && cfg.AckWait < time.Second:
 		return nil, fmt.Errorf("natsconsumer: Config.AckWait: %v is too short for signs of life to arrive; write 1s or more", cfg.AckWait)
-	case slices.ContainsFunc(cfg.Backoff, func(d time.Duration) bool { return d <= 0 }):
-		return nil, errors.New("natsconsumer: Config.Backoff has a delay that is not positive: the message would come again at once")
 	}
 	cfg.Workers = cmp.Or(cfg.Workers, 8)
 	cfg.AckWait = cmp.Or(cfg.AckWait, 10*time.Second)
 	cfg.DrainTimeout = cmp.Or(cfg.DrainTimeout, 20*time.Second)
-	if len(cfg.Backoff) == 0 {
-		cfg.Backoff = []time.Duration{time.Second, 5 * time.Second, 30 * time.Second, time.Minute}
+	var err error
+	if cfg.Backoff, err = message.Backoff("natsconsumer", cfg.Backoff); err != nil {
+		return nil, err
 	}
-	return &Consumer{Config: cfg, js: js, receive: receiver}, nil
+	return &Consumer{cfg: cfg, js: js, receive: receiver}, nil
 }
 
 // partition is what stands for a partition's number in a subject.
@@ -120,13 +119,13 @@ type lane struct {
 
 // lanes returns a lane for each partition, or one for everything.
 func (c *Consumer) lanes() []lane {
-	if c.Partitions == 0 {
-		return []lane{{c.Durable, c.Subject, c.Workers, max(1000, c.Workers)}}
+	if c.cfg.Partitions == 0 {
+		return []lane{{c.cfg.Durable, c.cfg.Subject, c.cfg.Workers, max(1000, c.cfg.Workers)}}
 	}
-	lanes := make([]lane, c.Partitions)
+	lanes := make([]lane, c.cfg.Partitions)
 	for i := range lanes {
 		n := strconv.Itoa(i)
-		lanes[i] = lane{c.Durable + "-" + n, strings.Replace(c.Subject, partition, n, 1), 1, 1}
+		lanes[i] = lane{c.cfg.Durable + "-" + n, strings.Replace(c.cfg.Subject, partition, n, 1), 1, 1}
 	}
 	return lanes
 }
@@ -138,7 +137,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.checkStream(ctx); err != nil {
 		return err
 	}
-	sources := make([]jetstream.Consumer, 0, c.Partitions)
+	sources := make([]jetstream.Consumer, 0, c.cfg.Partitions)
 	lanes := c.lanes()
 	for _, l := range lanes {
 		source, err := c.open(ctx, l)
@@ -151,7 +150,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, func() {
-		timer := time.AfterFunc(c.DrainTimeout, stop)
+		timer := time.AfterFunc(c.cfg.DrainTimeout, stop)
 		context.AfterFunc(working, func() { timer.Stop() })
 	})()
 	var workers sync.WaitGroup
@@ -166,16 +165,16 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 // checkStream refuses what would lose messages.
 func (c *Consumer) checkStream(ctx context.Context) error {
-	stream, err := c.js.Stream(ctx, c.Stream)
+	stream, err := c.js.Stream(ctx, c.cfg.Stream)
 	if err != nil {
-		return fmt.Errorf("natsconsumer: stream %q: %w", c.Stream, err)
+		return fmt.Errorf("natsconsumer: stream %q: %w", c.cfg.Stream, err)
 	}
-	if c.Partitions > 0 {
+	if c.cfg.Partitions > 0 {
 		c.reportUnread(ctx, stream)
 	}
-	if kept := stream.CachedInfo().Config.Retention; kept != jetstream.LimitsPolicy && c.Refused == nil {
+	if kept := stream.CachedInfo().Config.Retention; kept != jetstream.LimitsPolicy && c.cfg.Refused == nil {
 		return fmt.Errorf("natsconsumer: stream %q removes messages that are done with (retention %v), also those that the receiver refuses: "+
-			"set Config.Refused to keep these elsewhere, or use a stream with retention %v", c.Stream, kept, jetstream.LimitsPolicy)
+			"set Config.Refused to keep these elsewhere, or use a stream with retention %v", c.cfg.Stream, kept, jetstream.LimitsPolicy)
 	}
 	return nil
 }
@@ -183,21 +182,21 @@ func (c *Consumer) checkStream(ctx context.Context) error {
 // reportUnread says that the relay writes to more partitions than this receiver reads: what is in the others would wait for ever, and no
 // lag would show it.
 func (c *Consumer) reportUnread(ctx context.Context, stream jetstream.Stream) {
-	next := strings.Replace(c.Subject, partition, strconv.Itoa(c.Partitions), 1)
+	next := strings.Replace(c.cfg.Subject, partition, strconv.Itoa(c.cfg.Partitions), 1)
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(next))
 	if err == nil && len(info.State.Subjects) > 0 {
 		c.logger().ErrorContext(ctx, "natsconsumer: the stream has messages of a partition that is not read; set Config.Partitions to the partitions of the relay's destination",
-			"stream", c.Stream, "subject", next, "partitions", c.Partitions)
+			"stream", c.cfg.Stream, "subject", next, "partitions", c.cfg.Partitions)
 	}
 }
 
 // open creates the durable consumer of a lane, or brings it up to date.
 func (c *Consumer) open(ctx context.Context, l lane) (jetstream.Consumer, error) {
-	source, err := c.js.CreateOrUpdateConsumer(ctx, c.Stream, jetstream.ConsumerConfig{
-		Durable: l.durable, FilterSubject: l.subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.AckWait, MaxAckPending: l.pending,
+	source, err := c.js.CreateOrUpdateConsumer(ctx, c.cfg.Stream, jetstream.ConsumerConfig{
+		Durable: l.durable, FilterSubject: l.subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.cfg.AckWait, MaxAckPending: l.pending,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("natsconsumer: durable consumer %q of stream %q: %w", l.durable, c.Stream, err)
+		return nil, fmt.Errorf("natsconsumer: durable consumer %q of stream %q: %w", l.durable, c.cfg.Stream, err)
 	}
 	return source, nil
 }
@@ -221,9 +220,10 @@ func (c *Consumer) work(ctx, working context.Context, l lane, source jetstream.C
 			away = false
 			continue
 		}
-		// The servers may be away, and the durable consumer gone: deleted by hand, or with its stream or its server. Each looks like the
-		// other, so it is opened again. A new one begins with the stream's first message: what was done is a duplicate.
-		pause(ctx, outagePause)
+		// The servers may be away, or the durable consumer may be gone: deleted by hand, or with
+		// its stream or its server. The error does not say which, so the consumer is opened again.
+		// A new one begins with the stream's first message: what was done before is a duplicate.
+		message.Pause(ctx, outagePause)
 		again, openErr := c.open(ctx, l)
 		if openErr == nil {
 			source = again
@@ -231,7 +231,7 @@ func (c *Consumer) work(ctx, working context.Context, l lane, source jetstream.C
 			err = openErr
 		}
 		if !away && ctx.Err() == nil {
-			c.logger().WarnContext(ctx, "natsconsumer: no messages; it goes on asking", "stream", c.Stream, "durable", l.durable, "error", err)
+			c.logger().WarnContext(ctx, "natsconsumer: no messages; it continues to ask", "stream", c.cfg.Stream, "durable", l.durable, "error", err)
 		}
 		away = true
 	}
@@ -242,15 +242,6 @@ func quiet(err error) bool {
 	return errors.Is(err, jetstream.ErrNoMessages) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)
 }
 
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
 // take has a message worked, and gives signs of life meanwhile.
 func (c *Consumer) take(ctx context.Context, msg jetstream.Msg) {
 	ended := make(chan struct{})
@@ -258,7 +249,7 @@ func (c *Consumer) take(ctx context.Context, msg jetstream.Msg) {
 		defer close(ended)
 		c.settle(ctx, msg)
 	}()
-	alive := time.NewTicker(c.AckWait / 3)
+	alive := time.NewTicker(c.cfg.AckWait / 3)
 	defer alive.Stop()
 	for {
 		select {
@@ -270,7 +261,8 @@ func (c *Consumer) take(ctx context.Context, msg jetstream.Msg) {
 	}
 }
 
-// settle passes a message to the receiver and tells the server what became of it. When that does not arrive, the message comes again.
+// settle passes a message to the receiver and reports the result to the server. When that does not
+// arrive, the message comes again.
 func (c *Consumer) settle(ctx context.Context, msg jetstream.Msg) {
 	about, err := msg.Metadata()
 	if err != nil {
@@ -286,7 +278,7 @@ func (c *Consumer) settle(ctx context.Context, msg jetstream.Msg) {
 	case ctx.Err() != nil: // the process stops; another one takes the message at once
 		err = msg.Nak()
 	default:
-		wait := out.Delay(int(about.NumDelivered), c.Backoff)
+		wait := out.Delay(int(about.NumDelivered), c.cfg.Backoff)
 		c.logger().WarnContext(ctx, "natsconsumer: the message comes again", "stream", about.Stream, "durable", about.Consumer, "sequence", about.Sequence.Stream,
 			"deliveries", about.NumDelivered, "status", out.Status, "problem", out.Problem, "wait", wait)
 		err = msg.NakWithDelay(wait)
@@ -299,21 +291,13 @@ func (c *Consumer) settle(ctx context.Context, msg jetstream.Msg) {
 // refuse hands a message that is refused for good to Config.Refused, and reports whether it may be terminated.
 func (c *Consumer) refuse(ctx context.Context, msg jetstream.Msg, about *jetstream.MsgMetadata, out message.Outcome) (kept bool) {
 	log := c.logger().With("stream", about.Stream, "durable", about.Consumer, "sequence", about.Sequence.Stream, "status", out.Status, "problem", out.Problem)
-	if c.Refused == nil {
+	if c.cfg.Refused == nil {
 		log.ErrorContext(ctx, "natsconsumer: the receiver refuses the message; it stays in the stream and is not delivered again", "detail", out.Detail)
 		return true
 	}
-	defer func() {
-		if cause := recover(); cause != nil {
-			log.ErrorContext(ctx, "natsconsumer: Config.Refused panicked; the message comes again", "type", fmt.Sprintf("%T", cause))
-			kept = false
-		}
-	}()
-	if err := c.Refused(ctx, Refusal{Message: msg, Status: out.Status, Problem: out.Problem, Detail: out.Detail}); err != nil {
-		log.ErrorContext(ctx, "natsconsumer: Config.Refused failed; the message comes again", "error", err)
-		return false
-	}
-	return true
+	return message.Keep(ctx, log, "natsconsumer", "the message comes again", func() error {
+		return c.cfg.Refused(ctx, Refusal{Message: msg, Status: out.Status, Problem: out.Problem, Detail: out.Detail})
+	})
 }
 
 // headerOf returns the headers that the relay has sent, without those of NATS.
@@ -328,8 +312,8 @@ func headerOf(msg jetstream.Msg) http.Header {
 }
 
 func (c *Consumer) logger() *slog.Logger {
-	if c.Logger != nil {
-		return c.Logger
+	if c.cfg.Logger != nil {
+		return c.cfg.Logger
 	}
 	return slog.Default()
 }

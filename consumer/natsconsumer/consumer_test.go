@@ -27,7 +27,7 @@ func TestEachEventTakesEffectOnceWhateverCarriedIt(t *testing.T) {
 	e := newEnv(t)
 	cfg := settings()
 	cfg.Destinations = []string{"stream", "web"}
-	receive := consumer.Must(consumer.New(e.pool, cfg, effect))
+	receive := receiver(consumer.New(e.pool, cfg, effect))
 	for i := range 20 {
 		e.publish("outbox.test", consumer.Event{Key: fmt.Sprint("k", i), ID: 1, DeliveryID: "1-stream-1"}, secretText)
 		e.publish("outbox.test", consumer.Event{Key: fmt.Sprint("k", i), ID: 1, DeliveryID: "1-stream-2"}, secretText)
@@ -119,7 +119,7 @@ func TestAWrongSecretLosesNothing(t *testing.T) {
 	stop()
 	cfg := settings()
 	cfg.Secrets = []string{secretText, otherText}
-	c, _ = e.run(natsconsumer.Config{}, consumer.Must(consumer.New(e.pool, cfg, effect)))
+	c, _ = e.run(natsconsumer.Config{}, receiver(consumer.New(e.pool, cfg, effect)))
 	e.idle(c)
 	e.effects(1)
 }

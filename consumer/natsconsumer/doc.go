@@ -20,19 +20,23 @@
 //
 // # Order
 //
-// One durable consumer gives messages to whichever process asks first, so it keeps no order. For order by key, let the relay spread the
-// keys over partitions (destinations.NAME.partitions, with {partition} in the subject) and set Config.Partitions to the same number:
-// each partition then has a durable consumer of its own, which has one message under way at a time, whatever number of processes run. A
-// message that fails keeps those behind it in its partition waiting, as order demands. With an inbox as the receiver that wait is short:
-// a message is acknowledged once it is recorded, and an event that fails for good ends as failed there while other keys go on.
+// One durable consumer gives messages to whichever process asks first, so it keeps no order. For
+// order by key, let the relay spread the keys over partitions (destinations.NAME.partitions, with
+// {partition} in the subject) and set Config.Partitions to the same number: each partition then has
+// its own durable consumer, which has one message under way at a time, whatever number of processes
+// run. A message that fails keeps those behind it in its partition waiting, as order demands. With
+// an inbox as the receiver that wait is short: a message is acknowledged once it is recorded, and
+// an event that fails for good ends as failed there while other keys continue.
 //
 // # What a stream needs
 //
-// A stream keeps a message after it was read (Retention: Limits), so a message that is refused can be looked up by its sequence, which
-// the log names. Streams that remove what was acknowledged need [Config].Refused. Where events are pruned from processed_events, the
-// receiver refuses a message as forgotten that comes after its sender's promise (X-Outbox-Not-After, 30 days): let the stream's MaxAge
-// be less.
+// A stream keeps a message after it was read (Retention: Limits), so a message that is refused can
+// be found by its sequence, which the log names. Streams that remove what was acknowledged need
+// [Config].Refused. Where events are pruned from processed_events, the receiver refuses a message
+// as forgotten that comes after its sender's promise (X-Outbox-Not-After, 30 days): let the
+// stream's MaxAge be less.
 //
-// Give the right to publish to the stream's subjects to relays alone: a stranger who has it may keep a partition waiting with messages that no
-// secret has signed, since a wrong secret looks the same and must lose nothing.
+// Give the right to publish to the stream's subjects to relays alone: a stranger who has it may
+// keep a partition waiting with messages that no secret has signed, since a wrong secret has the
+// same effect and must lose nothing.
 package natsconsumer

@@ -111,7 +111,7 @@ func settings() consumer.Config {
 
 // receiver is one of package consumer.
 func (e *env) receiver(handle consumer.Handler[pgx.Tx]) http.Handler {
-	return consumer.Must(consumer.New(e.pool, settings(), handle))
+	return receiver(consumer.New(e.pool, settings(), handle))
 }
 
 // run starts a consumer and returns what ends it, which also happens at the end of the test.
@@ -197,7 +197,7 @@ func dieAfterCommit() {
 			fmt.Println(report.Result)
 			os.Exit(0)
 		}
-		c, err := natsconsumer.New(js, natsconsumer.Config{Stream: "OUTBOX", Durable: "test", AckWait: time.Second}, consumer.Must(consumer.New(pool, cfg, effect)))
+		c, err := natsconsumer.New(js, natsconsumer.Config{Stream: "OUTBOX", Durable: "test", AckWait: time.Second}, receiver(consumer.New(pool, cfg, effect)))
 		if err != nil {
 			return err
 		}
@@ -226,4 +226,12 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// receiver returns value. It panics when err is not nil.
+func receiver(value http.Handler, err error) http.Handler {
+	if err != nil {
+		panic(err.Error())
+	}
+	return value
 }

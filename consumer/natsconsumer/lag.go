@@ -16,9 +16,9 @@ type Lag struct {
 // minute from one process, and not in each scrape of each replica.
 func (c *Consumer) Lag(ctx context.Context) (sum Lag, err error) {
 	for _, l := range c.lanes() {
-		source, err := c.js.Consumer(ctx, c.Stream, l.durable)
+		source, err := c.js.Consumer(ctx, c.cfg.Stream, l.durable)
 		if err != nil {
-			return Lag{}, fmt.Errorf("natsconsumer: durable consumer %q of stream %q: %w", l.durable, c.Stream, err)
+			return Lag{}, fmt.Errorf("natsconsumer: durable consumer %q of stream %q: %w", l.durable, c.cfg.Stream, err)
 		}
 		info := source.CachedInfo()
 		sum.Waiting += info.NumPending

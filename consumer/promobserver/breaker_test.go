@@ -21,7 +21,7 @@ import (
 func TestBreakerState(t *testing.T) {
 	t.Parallel()
 	quiet := slog.New(slog.DiscardHandler)
-	b := breaker.MustNew(breaker.Config{Failures: 1, OpenFor: time.Millisecond, Logger: quiet})
+	b := must(breaker.New(breaker.Config{Failures: 1, OpenFor: time.Millisecond, Logger: quiet}))
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(promobserver.Breaker("warehouse", b))
 	if registry.Register(promobserver.Breaker("warehouse", b)) == nil {
@@ -42,7 +42,7 @@ func TestBreakerState(t *testing.T) {
 	}
 
 	down := true
-	receive := consumer.Must(consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: b, Logger: quiet}))
+	receive := must(consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: b, Logger: quiet}))
 	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if down {
 			down = false
@@ -74,7 +74,7 @@ func TestBreakerState(t *testing.T) {
 func TestBreakerMistakes(t *testing.T) {
 	t.Parallel()
 	for what, call := range map[string]func(){
-		"no name":    func() { promobserver.Breaker("", breaker.MustNew(breaker.Config{})) },
+		"no name":    func() { promobserver.Breaker("", must(breaker.New(breaker.Config{}))) },
 		"no breaker": func() { promobserver.Breaker("warehouse", nil) },
 	} {
 		func() {

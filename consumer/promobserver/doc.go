@@ -1,5 +1,5 @@
-// Package promobserver counts and measures for Prometheus what becomes of the events that a receiver gets. It is a
-// module of its own so that no other user inherits the client library:
+// Package promobserver counts and measures for Prometheus what becomes of the events that a
+// receiver gets. It is its own module, so that no other user inherits the client library:
 //
 //	metrics, err := promobserver.New(prometheus.DefaultRegisterer, promobserver.Options{Sources: []string{"finance"}})
 //	if err != nil {
@@ -9,8 +9,9 @@
 //	mux.Handle("POST /webhooks/finance", receive)
 //	mux.Handle("GET /metrics", promhttp.Handler())
 //
-// One Observer serves any number of middlewares and inboxes; the label source tells them apart. Calling [New] again with
-// the same registerer and options returns it, so that packages which do not know each other may share it.
+// One Observer serves any number of middlewares and inboxes; the label source distinguishes them.
+// Calling [New] again with the same registerer and options returns it, so that packages which do
+// not know each other may share it.
 //
 // # Metrics
 //
@@ -32,8 +33,8 @@
 //
 // # Alerts worth having
 //
-// Events that a person must look at: in an inbox they have failed for good, behind a middleware the relay has been told
-// so and alerts as well.
+// Events that a person must see: in an inbox they have failed for good, behind a middleware the
+// relay knows so and alerts as well.
 //
 //	sum by (source) (increase(inbox_failed_total[15m])) > 0
 //
@@ -49,6 +50,6 @@
 //	sum by (source) (increase(inbox_requests_total{result="rejected"}[15m])) > 10
 //	  and sum by (source) (increase(inbox_requests_total{result!="rejected"}[1d])) > 0
 //
-// Results key_reused and forgotten are worth a look when they appear: a sender uses one key for two events, or sends one
-// again after so long that the receiver may have forgotten it.
+// Results key_reused and forgotten are worth an inspection when they appear: a sender uses one key
+// for two events, or sends one again after so long that the receiver may have forgotten it.
 package promobserver

@@ -25,9 +25,9 @@ type Options struct {
 	// named is counted from its first request on. Default none.
 	Sources []string
 
-	// EventTypes are the event types that inbox_events_total tells apart, at most 100; all others are "other". A list
-	// and not "all", because the sender chooses types, and each one costs series for as long as the process lives.
-	// Default none: the label is empty.
+	// EventTypes are the event types that inbox_events_total distinguishes, at most 100; all others
+	// are "other". A list and not "all", because the sender chooses types, and each one costs
+	// series for as long as the process lives. Default none: the label is empty.
 	EventTypes []string
 
 	// Buckets are the upper bounds of both histograms, in seconds, ascending. Default 0.005 to 30, the latter being beyond
@@ -81,7 +81,7 @@ func New(registerer prometheus.Registerer, options Options) (*Observer, error) {
 	return o, nil
 }
 
-// complete checks options and fills in defaults. It returns a copy, in an order of its own: the caller may go on to
+// complete checks options and fills in defaults. It returns a sorted copy: the caller may
 // change its slices, and two callers may list the same in different orders.
 func (o Options) complete() (Options, error) {
 	o.Sources = slices.Compact(slices.Sorted(slices.Values(o.Sources)))
@@ -150,7 +150,7 @@ const (
 func (o *Observer) begin(source string) {
 	for _, result := range []consumer.Result{
 		consumer.ResultProcessed, consumer.ResultIgnored, consumer.ResultRecorded, consumer.ResultDuplicate,
-		consumer.ResultInFlight, consumer.ResultKeyReused, consumer.ResultForgotten, consumer.ResultRejected,
+		consumer.ResultInFlight, consumer.ResultKeyReused, consumer.ResultOtherDestination, consumer.ResultForgotten, consumer.ResultRejected,
 		consumer.ResultBreakerOpen, consumer.ResultUnavailable, consumer.ResultFailed, consumer.ResultCommitFailed,
 	} {
 		o.requests.WithLabelValues(source, string(result))

@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,10 +20,9 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
-	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/promobserver"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -33,18 +31,11 @@ const secretText = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE="
 // post sends what a relay would send for an event of a type, to a handler that answers as the key says.
 func post(t *testing.T, url, key, eventType, secret string) int {
 	t.Helper()
-	body := `{"total":"19.90"}`
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	event := consumer.Event{Key: key, Type: eventType, Payload: []byte(`{"total":"19.90"}`)}
+	r, err := consumertest.NewRequest(t.Context(), url, event, secret)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Header.Set(webhook.IdempotencyKey, key)
-	r.Header.Set(webhook.EventType, eventType)
-	parsed, err := webhook.ParseSecret(secret)
-	if err != nil {
-		t.Fatal(err)
-	}
-	webhook.Sign(r.Header, []byte(body), time.Now(), parsed)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answer, err := client.Do(r)
 	if err != nil {
@@ -59,7 +50,7 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 func receiver(t *testing.T, dsn, source string, observe func(context.Context, consumer.Report)) (url string) {
 	t.Helper()
 	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler)}
-	server := httptest.NewServer(consumer.Must(consumer.New(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	server := httptest.NewServer(must(consumer.New(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		if strings.HasPrefix(event.Key, "late") {
 			if _, err := tx.Exec(ctx, "INSERT INTO child VALUES (7)"); err != nil {
 				t.Error(err)
@@ -211,62 +202,6 @@ inbox_failed_total{mode="inbox",source="finance"} 1
 	}
 }
 
-func TestInboxIsCounted(t *testing.T) {
-	t.Parallel()
-	registry := prometheus.NewPedanticRegistry()
-	metrics, worked := mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)
-	in := consumer.Must(inbox.New(pgtest.Pool(t, newDatabase(t)), inbox.Config{
-		Config: consumer.Config{
-			Receiver: "logistics",
-			Secrets:  []string{secretText}, Source: "finance", Logger: slog.New(slog.DiscardHandler),
-			Observe: func(ctx context.Context, report consumer.Report) {
-				metrics.Observe(ctx, report)
-				if report.Inbox {
-					worked <- report.Result
-				}
-			},
-		},
-		Workers: 1,
-		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
-			if strings.HasPrefix(event.Key, "bad") {
-				return consumer.Permanent(errors.New("no such customer"))
-			}
-			return nil
-		},
-	}))
-	server := httptest.NewServer(in.Handler())
-	t.Cleanup(server.Close)
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := in.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	for key, want := range map[string]consumer.Result{"k1": consumer.ResultProcessed, "bad1": consumer.ResultFailed} {
-		if status := post(t, server.URL, key, "invoice.paid", secretText); status != http.StatusAccepted {
-			t.Errorf("%s: status %d", key, status)
-		}
-		if got := <-worked; got != want {
-			t.Errorf("%s: %s, want %s", key, got, want)
-		}
-	}
-	stop()
-	running.Wait()
-	wantMetrics(t, registry, []string{"inbox_requests_total", "inbox_events_total", "inbox_failed_total"}, `
-# HELP inbox_events_total Events that a handler has worked, by what came of it.
-# TYPE inbox_events_total counter
-inbox_events_total{event_type="",mode="inbox",result="failed",source="finance"} 1
-inbox_events_total{event_type="",mode="inbox",result="processed",source="finance"} 1
-# HELP inbox_failed_total Failures after which neither sender nor worker tries again.
-# TYPE inbox_failed_total counter
-inbox_failed_total{mode="inbox",source="finance"} 1
-# HELP inbox_requests_total Requests, by their outcome.
-# TYPE inbox_requests_total counter
-inbox_requests_total{result="recorded",source="finance"} 2
-`)
-}
-
 // Prometheus sees no growth in a counter that begins at 1: what an alert waits for has to be there before.
 func TestNamedSourcesBeginAtZero(t *testing.T) {
 	t.Parallel()
@@ -278,8 +213,8 @@ func TestNamedSourcesBeginAtZero(t *testing.T) {
 inbox_failed_total{mode="inbox",source="finance"} 0
 inbox_failed_total{mode="request",source="finance"} 0
 `)
-	if n, err := testutil.GatherAndCount(registry, "inbox_requests_total"); n != 12 || err != nil {
-		t.Errorf("%d results begin at zero (%v), want all 12", n, err)
+	if n, err := testutil.GatherAndCount(registry, "inbox_requests_total"); n != 13 || err != nil {
+		t.Errorf("%d results begin at zero (%v), want all 13", n, err)
 	}
 }
 
@@ -392,7 +327,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
 	o.Observe(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
-	registry.MustRegister(promobserver.Breaker("warehouse", breaker.MustNew(breaker.Config{})))
+	registry.MustRegister(promobserver.Breaker("warehouse", must(breaker.New(breaker.Config{}))))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -405,4 +340,12 @@ func TestDocumentedMetrics(t *testing.T) {
 	if !slices.Equal(documented, exported) {
 		t.Errorf("documented %q\nexported   %q", documented, exported)
 	}
+}
+
+// must returns value. It panics when err is not nil.
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err.Error())
+	}
+	return value
 }

@@ -25,18 +25,20 @@
 //     forgets everything; with appendfsync everysec a crash of the machine forgets about a second; with a snapshot all since
 //     the last one; with appendfsync always nothing. A failover forgets what the replica had not received: replication is
 //     asynchronous, and neither WAIT nor min-replicas-to-write makes it otherwise, they narrow the gap.
-//   - An eviction is such a forgetting. Every key of this package has a time to live, so the policies that begin with
-//     volatile evict it as well: set maxmemory-policy noeviction, so that a full Redis refuses (503, the relay retries) and does not
-//     forget. [Store.Check] looks at that.
-//   - FLUSHALL, a restored snapshot and a changed [Options].Prefix forget too. store.Middleware refuses events that are older than the TTL,
-//     but cannot tell that younger ones were lost.
+//   - An eviction is such a forgetting. Every key of this package has a time to live, so the
+//     policies that begin with volatile evict it as well: set maxmemory-policy noeviction, so that
+//     a full Redis refuses (503, the relay retries) and does not forget. [Store.Check] checks that.
+//   - FLUSHALL, a restored snapshot and a changed [Options].Prefix forget too. store.Middleware
+//     refuses events that are older than the TTL, but cannot know that younger ones were lost.
 //   - A clock of the Redis machine that jumps forwards ends leases and memories early.
-//   - There is no order between events, no inbox mode, no record of failures, and no SQL to look at what happened.
+//   - There is no order between events, no inbox mode, no record of failures, and no SQL to inspect
+//     what happened.
 //
 // Where any of this would cost money, let the effect be a row in PostgreSQL and use consumer.Middleware.
 //
 // # Setting up the client
 //
-// Set ContextTimeoutEnabled, so that a client that hangs up ends its request, and keep ReadTimeout well below the lease. Retries of the client are
-// harmless: each request's claim has a token of its own, by which a repeated command is recognised.
+// Set ContextTimeoutEnabled, so that a client that hangs up ends its request, and keep ReadTimeout
+// well below the lease. Retries of the client are harmless: each request's claim has its own token,
+// by which a repeated command is recognised.
 package redisstore

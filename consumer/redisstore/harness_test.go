@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/redisstore"
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
@@ -104,9 +102,7 @@ func client(t testing.TB, s *localserver.Server) *redis.Client {
 // memory is what the receivers of one test share.
 func memory(t testing.TB, s *localserver.Server, o redisstore.Options) storetest.Memory {
 	return storetest.Memory{
-		Middleware: func(cfg store.Config) func(http.Handler) http.Handler {
-			return consumer.Must(store.Middleware(redisstore.New(client(t, s), o), cfg))
-		},
+		Open: func() store.Store { return redisstore.New(client(t, s), o) },
 		Stop: s.Kill,
 		Start: func() {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -48,8 +48,8 @@ func (s *Store) key(c store.Claim) []string {
 	return []string{s.prefix + url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key}
 }
 
-// acquireScript returns what is kept of a known event, an empty list when another claim holds it, and 1 when this claim
-// does. The field status tells a known event from one that is held.
+// acquireScript returns what is kept of a known event, an empty list when another claim holds it,
+// and 1 when this claim does. The field status distinguishes a known event from one that is held.
 const acquireScript = `
 local kept = redis.call('HMGET', KEYS[1], 'token', 'status', 'hash', 'destination')
 if kept[2] then
@@ -121,7 +121,7 @@ func (s *Store) Complete(ctx context.Context, c store.Claim, status int, ttl tim
 		c.Token, milliseconds(ttl), status, string(c.Hash[:]), c.Destination).Int()
 	switch {
 	case err != nil:
-		return fmt.Errorf("tell Redis: %w", err)
+		return fmt.Errorf("write to Redis: %w", err)
 	case done == 0:
 		return store.ErrLeaseLost
 	}
@@ -139,7 +139,7 @@ return 1`
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, c store.Claim) error {
 	if err := s.release.Run(ctx, s.client, s.key(c), c.Token).Err(); err != nil {
-		return fmt.Errorf("tell Redis: %w", err)
+		return fmt.Errorf("write to Redis: %w", err)
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (s *Store) Check(ctx context.Context) error {
 		limit, policy := field(text, "maxmemory"), field(text, "maxmemory_policy")
 		switch {
 		case limit == "" || policy == "":
-			return errors.New("read INFO memory: Redis does not tell maxmemory and its policy; see to it that nothing is evicted")
+			return errors.New("read INFO memory: Redis does not report maxmemory and its policy; make sure that nothing is evicted")
 		case limit != "0" && policy != "noeviction":
 			return fmt.Errorf("redis evicts keys at %s bytes (maxmemory-policy %s), and every evicted event is processed again when it is "+
 				"sent again: set maxmemory-policy noeviction", limit, policy)

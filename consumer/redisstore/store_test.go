@@ -18,12 +18,8 @@ import (
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	storetest.RunStore(t, func(t testing.TB) store.Store {
-		s, o := common(t)
-		return redisstore.New(client(t, s), o)
-	})
 	storetest.Run(t, storetest.Subject{
-		Promises: storetest.Promises{SurvivesRestart: true},
+		SurvivesRestart: true,
 		New: func(t testing.TB) storetest.Memory {
 			s, o := common(t)
 			return memory(t, s, o)
@@ -35,15 +31,9 @@ func TestConformance(t *testing.T) {
 // A Redis without persistence forgets at a restart, as the documentation says.
 func TestConformanceWithoutPersistence(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, storetest.Subject{
-		New: func(t testing.TB) storetest.Memory {
-			s, o := common(t)
-			return memory(t, s, o)
-		},
-		NewServer: func(t testing.TB) storetest.Memory {
-			return memory(t, server(t, "--appendonly", "no"), redisstore.Options{})
-		},
-	})
+	storetest.Run(t, storetest.Subject{NewServer: func(t testing.TB) storetest.Memory {
+		return memory(t, server(t, "--appendonly", "no"), redisstore.Options{})
+	}})
 }
 
 func claim(key string) store.Claim {
@@ -151,9 +141,10 @@ func TestCluster(t *testing.T) {
 	t.Cleanup(func() { cluster.Close() })
 	await(t, func() bool { return strings.Contains(cluster.ClusterInfo(t.Context()).Val(), "cluster_state:ok") })
 	var n atomic.Int32 // the cases run in parallel
-	storetest.RunStore(t, func(testing.TB) store.Store {
-		return redisstore.New(cluster, redisstore.Options{Prefix: strings.Repeat("x", int(n.Add(1)))})
-	})
+	storetest.Run(t, storetest.Subject{New: func(testing.TB) storetest.Memory {
+		o := redisstore.Options{Prefix: strings.Repeat("x", int(n.Add(1)))}
+		return storetest.Memory{Open: func() store.Store { return redisstore.New(cluster, o) }}
+	}})
 	if err := redisstore.New(cluster, redisstore.Options{}).Check(t.Context()); err != nil {
 		t.Errorf("check: %v", err)
 	}

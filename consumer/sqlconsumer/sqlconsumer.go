@@ -36,7 +36,7 @@ func Middleware(db *sql.DB, cfg consumer.Config) (func(http.Handler) http.Handle
 }
 
 func receiver(constructor string, db *sql.DB, cfg consumer.Config) (memory.Receiver, error) {
-	return consumer.NewReceiver(cfg, func(s memory.Settings) (memory.Memory, error) {
+	return memory.NewReceiver(cfg, func(s memory.Settings) (memory.Memory, error) {
 		if db == nil {
 			return nil, fmt.Errorf("sqlconsumer: %s needs a database", constructor)
 		}

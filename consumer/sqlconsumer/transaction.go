@@ -44,6 +44,14 @@ func (db *database) Begin(ctx context.Context, scan func(pgx.Row) error, query s
 	return t, err
 }
 
+func (db *database) Exec(ctx context.Context, query string, args ...any) (int64, error) {
+	result, err := db.db.ExecContext(ctx, query, args...)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}
+
 type transaction struct {
 	conn    *sql.Conn
 	tx      *sql.Tx
@@ -60,7 +68,7 @@ func (t *transaction) QueryRow(ctx context.Context, query string, args []any) pg
 
 func (t *transaction) Commit(ctx context.Context, query string, args []any) error {
 	defer t.Rollback() // what an error left open, and the connection
-	// Commit takes no context of its own: it obeys the one of BeginTx.
+	// Commit takes no context: it obeys the one of BeginTx.
 	release := context.AfterFunc(ctx, t.cancel)
 	defer release()
 	var err error
@@ -83,7 +91,7 @@ func (t *transaction) Commit(ctx context.Context, query string, args []any) erro
 }
 
 func (t *transaction) Rollback() {
-	// Rollback takes no context of its own either.
+	// Rollback takes no context either.
 	timer := time.AfterFunc(t.timeout, t.cancel)
 	defer timer.Stop()
 	_ = t.tx.Rollback()

@@ -63,8 +63,8 @@ func (m *storeMemory) forgetful(event *headers.Event, now time.Time) bool {
 		!event.NotAfter.IsZero() && now.Sub(event.NotAfter) > m.Tolerance
 }
 
-// knownFor is for how long an event is remembered: as long as its sender says that it may come again, if that is longer and
-// nothing else could tell that it is late.
+// knownFor is for how long an event is remembered: as long as its sender says that it may come
+// again, if that is longer and nothing else shows that it is late.
 func (m *storeMemory) knownFor(event *headers.Event, now time.Time) time.Duration {
 	if !event.CreatedAt.IsZero() || event.NotAfter.IsZero() {
 		return m.ttl
@@ -128,11 +128,12 @@ func (l *held) complete(ctx context.Context, status int, ttl time.Duration) erro
 }
 
 // Rollback releases the claim. Nothing depends on it: what is not released ends with the lease.
-func (l *held) Rollback() {
+func (l *held) Rollback() bool {
 	if err := l.release(l.CommitTimeout); err != nil {
 		l.Logger().LogAttrs(l.ctx, slog.LevelWarn, "consumer: cannot release an event: it is refused as in flight until its lease ends",
 			slog.String("receiver", l.claim.Receiver), slog.String("source", l.claim.Source), slog.String("key", l.claim.Key), slog.Duration("lease", l.lease), slog.Any("error", err))
 	}
+	return true
 }
 
 func (l *held) release(within time.Duration) error {

@@ -14,14 +14,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 )
 
-// A Store remembers events where the handler's effect is not in PostgreSQL: in Redis (module consumer/redisstore) or
-// DynamoDB (module consumer/dynamostore). Prefer consumer.Middleware wherever the effect is in PostgreSQL: a store's memory and
-// the effect are two things, and a crash between them repeats the effect. What else an implementation cannot promise, its
-// documentation says.
+// A Store remembers events where the handler's effect is not in PostgreSQL: in Redis (module
+// consumer/redisstore) or DynamoDB (module consumer/dynamostore). Prefer consumer.New wherever the
+// effect is in PostgreSQL. A store's memory and the effect are two things, and a crash between them
+// repeats the effect. The documentation of an implementation says what else it cannot promise.
 //
-// A claim's Token makes every method safe to repeat: clients of databases repeat commands whose answers they did not get.
-// Methods are called concurrently, and fail within what their context and their client's timeouts allow. The package
-// consumer/storetest tells whether an implementation keeps these promises.
+// A claim's Token makes every method safe to repeat, because clients of databases repeat commands
+// whose answers they did not get. Methods are called concurrently, and fail within what their
+// context and their client's timeouts allow. Package consumer/storetest tests whether an
+// implementation keeps these promises.
 type Store interface {
 	// Acquire claims an event for lease, unless it is known or held by another claim. It reports both. A claim that holds
 	// the event already holds it for lease from now. Of all who ask at once one gets the event.
@@ -42,7 +43,7 @@ type Claim struct {
 	// Receiver and Source, those of [consumer.Config], and the idempotency key name the event. Each is 1 to 255 printable ASCII characters.
 	Receiver, Source, Key string
 
-	Hash        [sha256.Size]byte // of the request's body: tells a duplicate from a reused key
+	Hash        [sha256.Size]byte // of the request's body: distinguishes a duplicate from a reused key
 	Destination string            // of the sender's destinations the one that the request was sent to; may be empty
 	Token       string            // this request's own, never used again: 26 letters and digits
 }
@@ -65,19 +66,25 @@ type Known struct {
 type Config struct {
 	consumer.Config
 
-	// Lease is how long a request holds its event. When its process dies, the event is free again after that long; until
-	// then the sender's retries get 409. Default 30 seconds, longer than a relay usually waits for an answer. The
-	// handler's context ends after four fifths of it: a handler that obeys its context has ended before another
-	// request can take the event over, unless its process stalls for the last fifth. One that works on under
-	// context.WithoutCancel can run at the same time as the next.
+	// Lease is how long a request holds its event. Default 30 seconds, longer than a relay usually
+	// waits for an answer. When the request's process dies, the event is free again after the
+	// lease. Until then the sender's retries get 409.
+	//
+	// The handler's context ends after four fifths of the lease. A handler that obeys its context
+	// has ended before another request can take the event over, unless its process stalls for the
+	// last fifth. A handler that continues under context.WithoutCancel can run at the same time as
+	// the next one.
 	Lease time.Duration
 
-	// TTL is how long a processed event is known. Default 7 days. An unknown event that its sender
-	// created longer ago than this, less Tolerance for the difference of clocks, or whose time to be sent is over, may have
-	// been processed and forgotten: it is refused with 422 and the problem "forgotten". So an event that needs longer than
-	// TTL to arrive for the first time is refused as well. One whose sender says only until when it may come, as a
-	// consumer.VerifyFunc may, is known at least until then. Must be longer than Tolerance and Lease together, and than
-	// SenderNotAfter, which is the only protection where a sender does not say when an event was created.
+	// TTL is how long a processed event is known. Default 7 days. It must be longer than Tolerance
+	// and Lease together, and longer than SenderNotAfter, which is the only protection where a
+	// sender does not say when an event was created.
+	//
+	// An unknown event may have been processed and forgotten if its sender created it longer ago
+	// than TTL less Tolerance (for the difference of clocks), or if its time to be sent is over. It
+	// is refused with 422 and the problem "forgotten". So an event that needs longer than TTL to
+	// arrive for the first time is refused as well. One whose sender says only until when it may
+	// come, as a consumer.VerifyFunc may, is known at least until then.
 	TTL time.Duration
 }
 
@@ -95,7 +102,7 @@ type Config struct {
 //
 // It fails when store is nil or cfg cannot work.
 func Middleware(store Store, cfg Config) (func(http.Handler) http.Handler, error) {
-	receive, err := consumer.NewReceiver(cfg.Config, func(s memory.Settings) (memory.Memory, error) {
+	receive, err := memory.NewReceiver(cfg.Config, func(s memory.Settings) (memory.Memory, error) {
 		m := &storeMemory{Settings: s, store: store, lease: cfg.Lease, ttl: cfg.TTL}
 		if err := m.complete(); err != nil {
 			return nil, err

@@ -6,43 +6,38 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
-// RunStore tests a store without a receiver. open returns a store whose events no other call of open shows.
-func RunStore(t *testing.T, open func(t testing.TB) store.Store) {
-	for name, test := range map[string]func(*events){
-		"one claim at a time":               oneClaim,
-		"one of fifty":                      oneOfFifty,
-		"commands are repeated":             repeatedCommands,
-		"what is known stays":               knownStays,
-		"others have no say":                othersHaveNoSay,
-		"a lease ends":                      leaseEnds,
-		"a lease ends and no request takes": leaseEndsAlone,
-		"the claim is forgotten":            claimForgotten,
-		"the time to live ends":             timeToLiveEnds,
-		"every status of success":           statuses,
-	} {
-		t.Run("store/"+name, func(t *testing.T) {
-			t.Parallel()
-			test(&events{T: t, store: open(t)})
-		})
-	}
-}
+const (
+	// short is a lease whose end a test waits for. It demands nothing of what happens before.
+	short = 300 * time.Millisecond
+	// hour is a lease that no test sees the end of: what becomes free under it was released.
+	hour = time.Hour
+	// patience ends a test that would hang. No assertion depends on it.
+	patience = 30 * time.Second
+)
 
-// events are those of one store.
+// events are those of one test.
 type events struct {
 	*testing.T
-	store store.Store
+	memory   Memory
+	store    store.Store
+	survives bool // what is known survives a restart
 }
 
 // claim is a new request's claim to the event key.
 func claim(key string) store.Claim {
-	return store.Claim{Source: "outbox", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
+	return store.Claim{Receiver: "test", Source: "outbox", Destination: "shop", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
 }
 
 func (e *events) acquire(c store.Claim, lease time.Duration) store.Acquired {
@@ -57,7 +52,7 @@ func (e *events) acquire(c store.Claim, lease time.Duration) store.Acquired {
 	return got
 }
 
-// claimed asserts who gets the event: this claim, or for another that holds it, neither.
+// wantClaimed asserts whether this claim gets the event. If not, another one holds it.
 func (e *events) wantClaimed(c store.Claim, lease time.Duration, want bool) {
 	e.Helper()
 	if got := e.acquire(c, lease); got.Claimed != want || got.Known != nil {
@@ -86,10 +81,10 @@ func (e *events) release(c store.Claim) {
 	}
 }
 
-// wantKnown asserts what a new request, or another claim of the same one, is told.
+// wantKnown asserts what a new request, or another claim of the same one, finds.
 func (e *events) wantKnown(c store.Claim, status int) {
 	e.Helper()
-	if got := e.acquire(c, hour).Known; got == nil || got.Hash != c.Hash || got.Status != status {
+	if got := e.acquire(c, hour).Known; got == nil || got.Hash != c.Hash || got.Status != status || got.Destination != c.Destination {
 		e.Errorf("known %+v, want status %d", got, status)
 	}
 }
@@ -119,12 +114,13 @@ func oneClaim(e *events) {
 
 func oneOfFifty(e *events) {
 	var asking sync.WaitGroup
+	stores := []store.Store{e.store, e.memory.Open()}
 	start, claimed := make(chan struct{}), make(chan store.Claim, 50)
-	for range cap(claimed) {
+	for i := range cap(claimed) {
 		asking.Go(func() {
 			c := claim("k")
 			<-start
-			got, err := e.store.Acquire(e.Context(), c, hour)
+			got, err := stores[i%2].Acquire(e.Context(), c, hour)
 			if err != nil {
 				e.Error(err)
 			}
@@ -205,6 +201,22 @@ func leaseEndsAlone(e *events) {
 	e.wantKnown(last, 200)
 }
 
+// Two handlers outlive their leases, one after the other, and a third holds the event. Neither of
+// the late ones may answer for it or free it.
+func twoLeasesEnd(e *events) {
+	one, two, three := claim("k"), claim("k"), claim("k")
+	e.wantClaimed(one, short, true)
+	e.await(two, short)
+	e.await(three, hour)
+	for _, late := range []store.Claim{one, two} {
+		e.wantLeaseLost(late)
+		e.release(late)
+		e.wantClaimed(claim("k"), hour, false)
+	}
+	e.complete(three, 202, hour)
+	e.wantKnown(one, 202)
+}
+
 // A store that lost its data must not make the middleware forget an effect that it knows of.
 func claimForgotten(e *events) {
 	one := claim("k")
@@ -229,4 +241,150 @@ func statuses(e *events) {
 		e.complete(c, status, hour)
 		e.wantKnown(claim(name), status)
 	}
+}
+
+func keysOfEveryForm(e *events) {
+	var all strings.Builder
+	for c := byte(' ') + 1; c < '~'; c++ {
+		all.WriteByte(c)
+	}
+	keys := []string{
+		all.String(), strings.Repeat("k", 255), strings.Repeat("k", 254), "{a}", "{b}", "a b", "a  b", "A B", "%00", `\n`, "*", "'; --",
+		"null", "0", "00", "a:b", "a:", "a", "a/../b", "$ref", "#key", ":token",
+	}
+	for _, key := range keys {
+		c := claim(key)
+		e.wantClaimed(c, hour, true)
+		e.complete(c, 200, hour)
+	}
+	for _, key := range keys {
+		e.wantKnown(claim(key), 200)
+	}
+}
+
+// Names and keys must not run together: neither ("a:b", "c") with ("a", "b:c"), nor ("a", "b") with
+// ("ab", "").
+func namesApart(e *events) {
+	pairs := [][2]string{
+		{"a", "b:c"},
+		{"a:b", "c"},
+		{"a", "b"},
+		{"a:", "b"},
+		{"a", ":b"},
+		{"a%3A", "b"},
+		{"A", "b"},
+		{"a b", "c"},
+		{"a+b", "c"},
+		{"a", "b c"},
+		{"finance", "k"},
+		{"stock", "k"},
+	}
+	each := func(do func(c store.Claim, status int)) {
+		for i, names := range pairs {
+			c := claim(names[1])
+			c.Source = names[0]
+			do(c, 200+i)
+			c.Receiver, c.Source = names[0], "outbox"
+			do(c, 220+i)
+			c.Receiver, c.Source = names[0], names[1]
+			c.Key = "k"
+			do(c, 240+i)
+		}
+	}
+	each(func(c store.Claim, status int) {
+		e.wantClaimed(c, hour, true)
+		e.complete(c, status, hour)
+	})
+	each(e.wantKnown)
+}
+
+// One event goes the whole way: the middleware claims it, completes it, and finds it again.
+func behindMiddleware(e *events) {
+	const secret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE=" //nolint:gosec // protects nothing
+	status := http.StatusInternalServerError
+	receivers := make([]http.Handler, 2)
+	for i := range receivers {
+		receive, err := store.Middleware(e.memory.Open(), store.Config{Config: consumer.Config{Receiver: "test", Secrets: []string{secret}}})
+		if err != nil {
+			e.Fatal(err)
+		}
+		receivers[i] = receive(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+	}
+	want := func(receiver int, body string, status int, replayed string) {
+		e.Helper()
+		event := consumer.Event{Key: "k", Type: "invoice.created", Payload: []byte(body)}
+		r, err := consumertest.NewRequest(e.Context(), "/", event, secret)
+		if err != nil {
+			e.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		receivers[receiver].ServeHTTP(w, r)
+		if got := w.Header().Get("Idempotency-Replayed"); w.Code != status || got != replayed {
+			e.Errorf("answered %d %s, replayed %q; want %d, %q", w.Code, w.Body, got, status, replayed)
+		}
+	}
+	want(0, "{}", 500, "")
+	status = http.StatusAccepted
+	want(1, "{}", 202, "")
+	want(0, "{}", 202, "true")
+	want(1, "[]", 422, "")
+}
+
+// try asks for the event until the store answers: connections that broke take a call each to find
+// out.
+func (e *events) try(c store.Claim, lease time.Duration) store.Acquired {
+	e.Helper()
+	ctx, cancel := context.WithTimeout(e.Context(), patience)
+	defer cancel()
+	for ctx.Err() == nil {
+		if got, err := e.store.Acquire(ctx, c, lease); err == nil {
+			return got
+		}
+	}
+	e.Fatal("the memory does not come back")
+	return store.Acquired{}
+}
+
+// While it is unknown whether an event is known, its handler must not run.
+func memoryAway(e *events) {
+	one := claim("k")
+	e.wantClaimed(claim("another"), hour, true) // on a connection that is about to break
+	e.memory.Stop()
+	for range 2 { // once on a broken connection, once on none
+		if got, err := e.store.Acquire(e.Context(), one, hour); err == nil {
+			e.Errorf("acquired %+v of a server that is away", got)
+		}
+	}
+	if err := e.store.Complete(e.Context(), one, 200, hour); err == nil || errors.Is(err, store.ErrLeaseLost) {
+		e.Errorf("complete: %v", err)
+	}
+	e.memory.Start()
+	if got := e.try(one, hour); !got.Claimed {
+		e.Errorf("acquired %+v", got)
+	}
+}
+
+func memoryRestarts(e *events) {
+	one, again := claim("k"), claim("k")
+	e.wantClaimed(one, hour, true)
+	e.complete(one, 201, hour)
+	e.memory.Stop()
+	e.memory.Start()
+	if got := e.try(again, hour); e.survives && (got.Known == nil || got.Known.Status != 201) || !e.survives && !got.Claimed {
+		e.Errorf("after the restart: acquired %+v", got)
+	}
+}
+
+// The server restarts while a handler runs. Its completion counts, whether or not the claim is
+// known.
+func memoryGoesMeanwhile(e *events) {
+	one, other := claim("k"), claim("another")
+	e.wantClaimed(one, hour, true)
+	e.wantClaimed(other, short, true)
+	e.memory.Stop()
+	e.memory.Start()
+	e.try(claim("to connect again"), hour)
+	e.complete(one, 201, hour)
+	e.wantKnown(claim("k"), 201)
+	e.await(claim("another"), hour) // which was never completed
 }

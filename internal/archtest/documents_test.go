@@ -3,7 +3,6 @@ package archtest
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -34,6 +33,7 @@ var (
 	markdownLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
 	makeCall     = regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z-]*)")
 	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	decision     = regexp.MustCompile(`docs/decisions/\d{4}-[a-z0-9-]+\.md`)
 )
 
 // brokenReferences returns the files and make targets that a document names and that do not exist.
@@ -64,6 +64,13 @@ func TestDocumentsReferToWhatExists(t *testing.T) {
 	for name, text := range documents(t) {
 		for _, violation := range brokenReferences(name, text, makefile) {
 			t.Error(violation)
+		}
+	}
+	for _, name := range tree(t) { // comments of Go and SQL refer to decisions
+		for _, page := range decision.FindAllString(read(t, name), -1) {
+			if _, err := os.Stat(filepath.Join(root, page)); err != nil {
+				t.Errorf("%s: names %s, which does not exist", name, page)
+			}
 		}
 	}
 	for _, text := range []string{"[the runbook](docs/runbook.md)", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
@@ -201,26 +208,5 @@ func TestDocumentedSQLRuns(t *testing.T) {
 	}
 	if found == 0 {
 		t.Error("no document shows SQL")
-	}
-}
-
-var shellCheck = regexp.MustCompile(`(?m)^#!/usr/bin/env bash$`)
-
-// Scripts that do not even parse would fail at their last step only.
-func TestScriptsParse(t *testing.T) {
-	t.Parallel()
-	for _, name := range tree(t) {
-		if path.Ext(name) != ".sh" && (!strings.HasPrefix(name, ".ci/") || path.Ext(name) == ".json") {
-			continue
-		}
-		shell := "sh"
-		if shellCheck.MatchString(read(t, name)) {
-			shell = "bash"
-		}
-		cmd := exec.CommandContext(t.Context(), shell, "-n", name)
-		cmd.Dir = root
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", name, err, out)
-		}
 	}
 }

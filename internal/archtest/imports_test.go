@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -29,6 +30,14 @@ type goPackage struct {
 	Deps       []string
 }
 
+// goCommand returns a call of go at the top of the repository, without the workspace: with the versions that are released.
+func goCommand(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "GOWORK=off")
+	return cmd
+}
+
 // list returns packages with, when deps is set, everything they need.
 func list(t *testing.T, deps bool, patterns ...string) []goPackage {
 	t.Helper()
@@ -36,9 +45,7 @@ func list(t *testing.T, deps bool, patterns ...string) []goPackage {
 	if deps {
 		args = append(args, "-deps")
 	}
-	cmd := exec.CommandContext(t.Context(), "go", append(args, patterns...)...)
-	cmd.Dir = root
-	out, err := cmd.Output()
+	out, err := goCommand(t, append(args, patterns...)...).Output()
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {

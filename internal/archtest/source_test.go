@@ -179,8 +179,6 @@ func read(t *testing.T, name string) string {
 func (s *source) dir() string  { return path.Dir(s.path) }
 func (s *source) base() string { return path.Base(s.path) }
 func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
-func (s *source) isMain() bool { return s.file.Name.Name == "main" }
-func (s *source) inCmd() bool  { return strings.HasPrefix(s.path, "cmd/") }
 
 // isEngine reports whether a file belongs to package relay or to one of its rooms, the packages below it.
 func (s *source) isEngine() bool { return s.dir() == "relay" || strings.HasPrefix(s.path, "relay/") }

@@ -67,7 +67,7 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 		"an update":                   {path: "consumer/middleware.go", text: `const q = "UPDATE processed_events SET attempts = 2"`},
 		"a listen":                    {path: "relay/wake.go", text: `func f() { exec("LISTEN outbox_wake") }`},
 		"small letters":               {path: "outbox/batch.go", text: `const q = "insert into outbox (id) values (1)"`},
-		"a session setting":           {path: "relay/session.go", text: `func f() { exec("SET enable_seqscan = off") }`},
+		"a session setting":           {path: "relay/internal/session.go", text: `func f() { exec("SET enable_seqscan = off") }`},
 		"an inline statement":         {path: "relay/ops/store.go", text: `func f() { exec("DELETE FROM outbox_relay") }`},
 		"a variable":                  {path: "relay/store.go", text: `var q = "DELETE FROM outbox_relay"`},
 		"a constant within functions": {path: "consumer/inbox/store.go", text: "func f() { const q = `SELECT 1 FROM x` }"},

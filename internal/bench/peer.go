@@ -119,14 +119,7 @@ func eventType(destination int) string       { return "t" + strconv.Itoa(destina
 func destinationName(destination int) string { return "d" + strconv.Itoa(destination) }
 
 // playLoop sends the events without any database.
-func playLoop(ctx context.Context, commands *commander, p peer) error {
-	var sending sync.WaitGroup
-	var sent error
-	sending.Go(func() { sent = p.postAll(ctx) })
-	err := commands.serve(ctx, func(context.Context, string, json.RawMessage) (any, error) { return nil, nil })
-	sending.Wait()
-	return errors.Join(err, sent)
-}
+func playLoop(ctx context.Context, p *peer) error { return untilEnd(ctx, p.postAll) }
 
 // postAll sends the events with so many requests at once as are allowed.
 func (p *peer) postAll(ctx context.Context) error {

@@ -38,22 +38,17 @@ func (r *rig) pipelined(ctx context.Context, s system, sql string) (found sample
 	if err := insert(0); err != nil { // the first one fills the session's caches
 		return nil, fmt.Errorf("insert: %w", err)
 	}
-	before, err := r.read(ctx, db, nil)
-	if err != nil {
-		return nil, err
-	}
-	for b := range batches {
-		if err := insert((b + 1) * size); err != nil {
-			return nil, fmt.Errorf("insert: %w", err)
+	used, err := r.during(ctx, db, new([]*process), func() error {
+		for b := range batches {
+			if err := insert((b + 1) * size); err != nil {
+				return fmt.Errorf("insert: %w", err)
+			}
 		}
-	}
-	after, err := r.read(ctx, db, nil)
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	return sample{
-		"took":   float64(after.at.Sub(before.at)) / float64(time.Microsecond) / (batches * size),
-		"server": float64((after.server - before.server).Microseconds()) / (batches * size),
-		"wal":    float64(after.walBytes-before.walBytes) / (batches * size),
-	}, nil
+	const events = batches * size
+	return used.perEvent(sample{"took": float64(used.window) / float64(time.Microsecond) / events}, events), nil
 }

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/measure"
 )
 
 // costs are what one event takes, as measured in the same run.
@@ -66,7 +68,7 @@ func (c costs) forecast(perSecond float64, l layout) (f forecast) {
 		return f
 	}
 	waits := simulate(busiest, (c.insert+c.deliver)/1e6, planShare*planProcessors, 200_000)
-	f.wait = quantile(waits, 0.99) * 1000
+	f.wait = measure.Quantile(waits, 0.99) * 1000
 	return f
 }
 

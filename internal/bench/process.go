@@ -1,37 +1,24 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/measure"
 )
 
-// A process is one participant of a measurement: this program in another role. It reads one JSON command a line and
-// answers each with one line.
+// A process is one participant of a measurement: this program in another role, or another program
+// under its guard.
 type process struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
+	*measure.Process
 	pid int // whose processor time counts
-}
-
-// A command is one line to a process.
-type command struct {
-	Name string          `json:"name"`
-	Arg  json.RawMessage `json:"arg,omitempty"`
-}
-
-// An answer is one line back.
-type answer struct {
-	Error string          `json:"error,omitempty"`
-	Value json.RawMessage `json:"value,omitempty"`
 }
 
 // startRole starts this program in a role. The end of ctx ends it.
@@ -40,26 +27,17 @@ func startRole(ctx context.Context, env []string, role string, args ...string) (
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	p := &process{cmd: exec.CommandContext(ctx, self, append([]string{"role", role}, args...)...)}
-	p.cmd.Env = append(environment(), env...)
-	p.cmd.Stderr = os.Stderr
+	cmd := exec.CommandContext(ctx, self, append([]string{"role", role}, args...)...)
+	cmd.Env = append(environment(), env...)
+	cmd.Stderr = os.Stderr
 	// Ctrl-C reaches this program alone, which then ends the others in order.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", role, err)
-	}
-	out, err := p.cmd.StdoutPipe()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = 20 * time.Second
+	started, err := measure.Start(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", role, err)
 	}
-	p.out = bufio.NewReaderSize(out, 1<<20)
-	p.cmd.Cancel = p.in.Close
-	p.cmd.WaitDelay = 20 * time.Second
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", role, err)
-	}
-	p.pid = p.cmd.Process.Pid
-	return p, nil
+	return &process{started, started.PID()}, nil
 }
 
 // startGuarded starts another program, which ends with this one.
@@ -68,93 +46,69 @@ func startGuarded(ctx context.Context, env []string, program string, args ...str
 	if err != nil {
 		return nil, err
 	}
-	if err := p.call("pid", nil, &p.pid); err != nil {
-		return nil, errors.Join(err, p.stop())
+	if err := p.Call("pid", nil, &p.pid); err != nil {
+		return nil, errors.Join(err, p.Stop())
 	}
 	return p, nil
 }
 
-// call sends one command and decodes its answer into reply, which may be nil.
-func (p *process) call(name string, arg, reply any) error {
-	c := command{Name: name}
-	if arg != nil {
-		encoded, err := json.Marshal(arg)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		c.Arg = encoded
+func stopAll(processes []*process) error {
+	failures := make([]error, len(processes))
+	for i, p := range processes {
+		failures[i] = p.Stop()
 	}
-	if err := json.NewEncoder(p.in).Encode(c); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	line, err := p.out.ReadBytes('\n')
-	if err != nil {
-		return fmt.Errorf("%s: the process ended: %w", name, err)
-	}
-	var a answer
-	if err := json.Unmarshal(line, &a); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if a.Error != "" {
-		return fmt.Errorf("%s: %s", name, a.Error)
-	}
-	if reply == nil || a.Value == nil {
-		return nil
-	}
-	return json.Unmarshal(a.Value, reply)
+	return errors.Join(failures...)
 }
 
-// stop ends the process and waits until it is gone.
-func (p *process) stop() error {
-	p.in.Close()
-	if err := p.cmd.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("stop process %d: %w", p.pid, err)
+// playRole runs one of the processes that a measurement starts. It ends when its standard input does,
+// so that nothing outlives the run, however that ends.
+func playRole(ctx context.Context, role string, args []string) error {
+	switch role {
+	case "guard":
+		return guard(ctx, args)
+	case "receiver":
+		return receive(ctx)
 	}
-	return nil
+	play, ok := map[string]func(context.Context, *peer) error{"loop": playLoop, "river": playRiver, "textbook": playTextbook}[role]
+	if !ok {
+		return fmt.Errorf("there is no role %q", role)
+	}
+	var p peer
+	if err := p.parse(args); err != nil {
+		return err
+	}
+	defer p.close()
+	return play(ctx, &p)
 }
 
-// A commander is the other end of [process.call].
-type commander struct {
-	in     io.Reader
-	out    io.Writer
-	cancel context.CancelFunc // called at the end of the input, so that a command under way ends too
+// untilEnd runs something until it ends, or until the standard input does.
+func untilEnd(ctx context.Context, run func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	var failed error
+	running.Go(func() {
+		if err := run(ctx); ctx.Err() == nil {
+			failed = err
+		}
+	})
+	err := serve(ctx, func(context.Context, string, json.RawMessage) (any, error) { return nil, nil })
+	cancel()
+	running.Wait()
+	return errors.Join(err, failed)
 }
 
-// serve answers commands until the input ends.
-func (c *commander) serve(ctx context.Context, handle func(ctx context.Context, name string, arg json.RawMessage) (any, error)) error {
-	commands := make(chan command)
-	go func() {
-		defer c.cancel()
-		defer close(commands)
-		for decoder := json.NewDecoder(c.in); ; {
-			var next command
-			if decoder.Decode(&next) != nil {
-				return
-			}
-			commands <- next
-		}
-	}()
-	for next := range commands {
-		var a answer
-		value, err := handle(ctx, next.Name, next.Arg)
-		if err == nil {
-			a.Value, err = json.Marshal(value)
-		}
-		if err != nil {
-			a.Error = err.Error()
-		}
-		if err := json.NewEncoder(c.out).Encode(a); err != nil {
-			return err
-		}
-	}
-	return nil
+// serve answers the commands of the program that started this process.
+func serve(ctx context.Context, handle func(ctx context.Context, name string, arg json.RawMessage) (any, error)) error {
+	return measure.Serve(ctx, os.Stdin, os.Stdout, handle)
 }
 
 // guard runs a program until its own input ends, so that a killed benchmark leaves no relay behind.
-func guard(ctx context.Context, commands *commander, args []string) error {
+func guard(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		return errors.New("guard: name a program")
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -162,8 +116,8 @@ func guard(ctx context.Context, commands *commander, args []string) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("guard: %w", err)
 	}
-	err := commands.serve(ctx, func(context.Context, string, json.RawMessage) (any, error) { return cmd.Process.Pid, nil })
-	commands.cancel()
+	err := serve(ctx, func(context.Context, string, json.RawMessage) (any, error) { return cmd.Process.Pid, nil })
+	cancel()
 	_ = cmd.Wait() // it was asked to end
 	return err
 }

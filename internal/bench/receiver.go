@@ -109,18 +109,16 @@ type addresses struct {
 	Authority        string // PEM
 }
 
-// resetArg and waitArg are the arguments of the receiver's commands.
-type resetArg struct {
-	Events int `json:"events"`
-}
-
+// waitArg is the argument of the receiver's command to wait.
 type waitArg struct {
 	Count   int64         `json:"count"`
 	Timeout time.Duration `json:"timeout"`
 }
 
 // receive plays the receiver.
-func receive(ctx context.Context, commands *commander) error {
+func receive(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // the answers that are delayed
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("start receiver: %w", err)
@@ -132,7 +130,7 @@ func receive(ctx context.Context, commands *commander) error {
 	}
 	var accepting sync.WaitGroup
 	accepting.Go(r.accept)
-	err = commands.serve(ctx, r.handle)
+	err = serve(ctx, r.handle)
 	listener.Close()
 	r.secure.close()
 	accepting.Wait()
@@ -146,30 +144,34 @@ func (r *receiver) handle(ctx context.Context, name string, arg json.RawMessage)
 		a.HTTP = r.listener.Addr().String()
 		return a, nil
 	case "reset":
-		var a resetArg
-		if err := json.Unmarshal(arg, &a); err != nil {
-			return nil, err
+		events, err := decode[int](arg)
+		if err == nil {
+			r.tally.Store(newTally(events))
 		}
-		r.tally.Store(newTally(a.Events))
-		return nil, nil
+		return nil, err
 	case "wait":
-		var a waitArg
-		if err := json.Unmarshal(arg, &a); err != nil {
+		a, err := decode[waitArg](arg)
+		if err != nil {
 			return nil, err
 		}
 		t := r.tally.Load()
-		err := t.wait(ctx, a.Count, a.Timeout)
+		err = t.wait(ctx, a.Count, a.Timeout)
 		return t.report(false), err
 	case "report":
 		return r.tally.Load().report(true), nil
 	case "loop": // the bare loop in the receiver's own process
-		var p peer
-		if err := json.Unmarshal(arg, &p); err != nil {
+		p, err := decode[peer](arg)
+		if err != nil {
 			return nil, err
 		}
 		return nil, p.postAll(ctx)
 	}
 	return nil, fmt.Errorf("the receiver has no command %q", name)
+}
+
+func decode[T any](arg json.RawMessage) (value T, err error) {
+	err = json.Unmarshal(arg, &value)
+	return value, err
 }
 
 func (r *receiver) accept() {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // number writes a figure with thousands set apart.
@@ -64,7 +66,7 @@ func markdown(w workload, all results, o options) string {
 		add(by.heading, func(at place) string { return spread(all.ratios(at, by), 2) })
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s Each figure is the median of %s (least–greatest).\n\n", w.about, rounds(o.rounds))
+	fmt.Fprintf(&text, "%s Each figure is the median of %s (least–greatest).\n\n", w.about, plain.Plural(o.rounds, "round", "rounds"))
 	text.WriteString("| | |")
 	for _, c := range columns {
 		text.WriteString(" " + c.heading + " |")
@@ -89,48 +91,44 @@ func markdown(w workload, all results, o options) string {
 	return text.String()
 }
 
-func rounds(n int) string {
-	if n == 1 {
-		return "1 round"
-	}
-	return strconv.Itoa(n) + " rounds"
-}
-
 // hasPlace reports an error unless performance.md has the markers of a workload.
 func hasPlace(docs string, w workload) error {
+	_, err := page(docs, w, "")
+	return err
+}
+
+// page returns performance.md with a text between the markers of a workload.
+func page(docs string, w workload, text string) (changed string, err error) {
 	path := filepath.Join(docs, "performance.md")
-	page, err := os.ReadFile(path)
+	current, err := os.ReadFile(path)
+	if err == nil {
+		changed, err = between(string(current), w.name, text)
+	}
 	if err != nil {
-		return fmt.Errorf("publish %s: %w", w.name, err)
+		return "", fmt.Errorf("publish %s in %s: %w", w.name, path, err)
 	}
-	if _, err := between(string(page), w.name, ""); err != nil {
-		return fmt.Errorf("publish %s in %s: %w", w.name, path, err)
-	}
-	return nil
+	return changed, nil
 }
 
 // publish puts a table between the markers of its workload in performance.md, and writes the plot beside that page.
 func publish(docs string, w workload, all results, machine, table string) error {
-	path := filepath.Join(docs, "performance.md")
-	page, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("publish %s: %w", w.name, err)
-	}
 	text := machine + " " + table
 	if w.plot != nil {
 		text += fmt.Sprintf("\n![%s](performance/%s.svg)\n", w.title, w.name)
-		if err := os.MkdirAll(filepath.Join(docs, "performance"), 0o755); err != nil {
-			return fmt.Errorf("publish %s: %w", w.name, err)
+		plots := filepath.Join(docs, "performance")
+		err := os.MkdirAll(plots, 0o755)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(plots, w.name+".svg"), w.plot(all), 0o644)
 		}
-		if err := os.WriteFile(filepath.Join(docs, "performance", w.name+".svg"), w.plot(all), 0o644); err != nil {
+		if err != nil {
 			return fmt.Errorf("publish %s: %w", w.name, err)
 		}
 	}
-	changed, err := between(string(page), w.name, text)
+	changed, err := page(docs, w, text)
 	if err != nil {
-		return fmt.Errorf("publish %s in %s: %w", w.name, path, err)
+		return err
 	}
-	return os.WriteFile(path, []byte(changed), 0o644)
+	return os.WriteFile(filepath.Join(docs, "performance.md"), []byte(changed), 0o644)
 }
 
 // between replaces what stands between the two markers of a name.

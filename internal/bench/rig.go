@@ -73,7 +73,7 @@ func newRig(ctx context.Context, o options) (r *rig, err error) {
 	if r.receiver, err = startRole(ctx, nil, "receiver"); err != nil {
 		return r, err
 	}
-	return r, r.receiver.call("addresses", nil, &r.addresses)
+	return r, r.receiver.Call("addresses", nil, &r.addresses)
 }
 
 func (r *rig) close() {
@@ -85,7 +85,7 @@ func (r *rig) close() {
 	}
 	var failures []error
 	if r.receiver != nil {
-		failures = append(failures, r.receiver.stop())
+		failures = append(failures, r.receiver.Stop())
 	}
 	if r.server != nil {
 		failures = append(failures, r.server.Stop())
@@ -204,9 +204,9 @@ func (db *database) waitUntil(ctx context.Context, query string, want bool, time
 	}
 }
 
-// A meter is what has been used up to a moment.
-type meter struct {
-	at       time.Time
+// A usage is what was used within a time.
+type usage struct {
+	window   time.Duration
 	server   time.Duration // processor time of PostgreSQL
 	process  time.Duration // of the measured processes
 	walBytes int64
@@ -214,20 +214,40 @@ type meter struct {
 
 const walPosition = `SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint`
 
-// read takes a meter's reading. db may be nil: then nothing is read of PostgreSQL.
-func (r *rig) read(ctx context.Context, db *database, processes []*process) (m meter, err error) {
-	m.at = time.Now()
-	for _, p := range processes {
-		m.process += procstat.Process(p.pid)
+// during returns what is used while something is done. The processes may be started meanwhile. db may
+// be nil: then nothing is read of PostgreSQL.
+func (r *rig) during(ctx context.Context, db *database, processes *[]*process, do func() error) (used usage, err error) {
+	read := func() (u usage, err error) {
+		for _, p := range *processes {
+			u.process += procstat.Process(p.pid)
+		}
+		if db == nil {
+			return u, nil
+		}
+		if err := db.pool.QueryRow(ctx, walPosition).Scan(&u.walBytes); err != nil {
+			return u, fmt.Errorf("read WAL position: %w", err)
+		}
+		u.server = procstat.Family(r.postmaster)
+		return u, nil
 	}
-	if db == nil {
-		return m, nil
+	before, err := read()
+	begun := time.Now()
+	if err == nil {
+		err = do()
 	}
-	if err := db.pool.QueryRow(ctx, walPosition).Scan(&m.walBytes); err != nil {
-		return m, fmt.Errorf("read WAL position: %w", err)
+	if err != nil {
+		return used, err
 	}
-	m.server = procstat.Family(r.postmaster)
-	return m, nil
+	window := time.Since(begun)
+	after, err := read()
+	return usage{window, after.server - before.server, after.process - before.process, after.walBytes - before.walBytes}, err
+}
+
+// perEvent adds what PostgreSQL used for each of so many events.
+func (u usage) perEvent(found sample, events float64) sample {
+	found["server"] = float64(u.server.Microseconds()) / events
+	found["wal"] = float64(u.walBytes) / events
+	return found
 }
 
 // distantDSN returns a URL of a database behind a link that makes each round trip longer.
@@ -243,12 +263,4 @@ func (r *rig) distantDSN(ctx context.Context, db *database, roundTrip time.Durat
 	}
 	query := url.Values{"host": {host}, "port": {port}, "sslmode": {"disable"}}
 	return (&url.URL{Scheme: "postgres", User: url.User("postgres"), Path: "/" + db.name, RawQuery: query.Encode()}).String(), nil
-}
-
-func stopAll(processes []*process) error {
-	failures := make([]error, len(processes))
-	for i, p := range processes {
-		failures[i] = p.stop()
-	}
-	return errors.Join(failures...)
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -110,7 +108,7 @@ func (w *riverWorker) Work(ctx context.Context, job *river.Job[riverArgs]) error
 }
 
 // playRiver works the jobs until its input ends.
-func playRiver(ctx context.Context, commands *commander, p peer) error {
+func playRiver(ctx context.Context, p *peer) error {
 	config, err := pgxpool.ParseConfig(p.DSN)
 	if err != nil {
 		return err
@@ -124,7 +122,7 @@ func playRiver(ctx context.Context, commands *commander, p peer) error {
 	}
 	defer pool.Close()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &riverWorker{peer: &p})
+	river.AddWorker(workers, &riverWorker{peer: p})
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Logger: silent(), Workers: workers, FetchCooldown: p.Cooldown,
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: p.InFlight}},
@@ -135,11 +133,9 @@ func playRiver(ctx context.Context, commands *commander, p peer) error {
 	if err := client.Start(ctx); err != nil {
 		return fmt.Errorf("start River: %w", err)
 	}
-	err = commands.serve(ctx, func(context.Context, string, json.RawMessage) (any, error) { return nil, nil })
+	err = untilEnd(ctx, func(context.Context) error { return nil })
 	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if stopErr := client.StopAndCancel(stopping); !errors.Is(stopErr, context.Canceled) {
-		err = errors.Join(err, stopErr)
-	}
+	_ = client.StopAndCancel(stopping) // what it was working on does not count any more
 	return err
 }

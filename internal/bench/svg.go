@@ -138,27 +138,25 @@ func curves(title, xName, yName string, xs []float64, all []curve) []byte {
 
 func plotDrain(all results) []byte {
 	by := ratio{metric: "rate", toSystem: nameLoop}
-	var list []bar
-	for _, c := range drainWorkload(options{}).cases {
-		for _, e := range c.entrants {
-			if values := all.ratios(place{c.name, e.system}, by); len(values) > 0 {
-				list = append(list, bar{c.name, e.system, values})
-			}
-		}
-	}
-	return bars("Events a second beside a bare loop that sends the same requests without a database", 2, list)
+	return bars("Events a second beside a bare loop that sends the same requests without a database", 2,
+		barsOf(drainWorkload(options{}), func(at place) []float64 { return all.ratios(at, by) }))
 }
 
 func plotInsert(all results) []byte {
-	var list []bar
-	for _, c := range insertWorkload(options{}).cases {
+	return bars("Inserts a second, each in a transaction of its own", 0,
+		barsOf(insertWorkload(options{}), func(at place) []float64 { return all.values(at, "rate") }))
+}
+
+// barsOf returns a bar for each entrant of a workload that has values.
+func barsOf(w workload, values func(at place) []float64) (list []bar) {
+	for _, c := range w.cases {
 		for _, e := range c.entrants {
-			if values := all.values(place{c.name, e.system}, "rate"); len(values) > 0 {
-				list = append(list, bar{c.name, e.system, values})
+			if found := values(place{c.name, e.system}); len(found) > 0 {
+				list = append(list, bar{c.name, e.system, found})
 			}
 		}
 	}
-	return bars("Inserts a second, each in a transaction of its own", 0, list)
+	return list
 }
 
 func plotLatency(all results) []byte {

@@ -71,7 +71,7 @@ func (s loop) start(ctx context.Context, r *rig, _ *database, l load) ([]*proces
 	p := r.peer(nil, l)
 	p.Events, p.Signed = l.events, s.signed
 	if l.direct {
-		return nil, r.receiver.call("loop", p, nil)
+		return nil, r.receiver.Call("loop", p, nil)
 	}
 	return r.startPeer(ctx, "loop", p)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -68,18 +67,19 @@ func (textbook) start(ctx context.Context, r *rig, db *database, l load) ([]*pro
 }
 
 // playTextbook runs the loop until its input ends.
-func playTextbook(ctx context.Context, commands *commander, p peer) error {
+func playTextbook(ctx context.Context, p *peer) error {
 	pool, err := pgxpool.New(ctx, p.DSN)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	var sending sync.WaitGroup
-	var failed error
-	sending.Go(func() {
-		for ctx.Err() == nil && failed == nil {
-			var sent int
-			if sent, failed = sendBatch(ctx, pool, &p); sent > 0 || failed != nil {
+	return untilEnd(ctx, func(ctx context.Context) error {
+		for ctx.Err() == nil {
+			sent, err := sendBatch(ctx, pool, p)
+			if err != nil {
+				return err
+			}
+			if sent > 0 {
 				continue
 			}
 			select {
@@ -87,13 +87,8 @@ func playTextbook(ctx context.Context, commands *commander, p peer) error {
 			case <-ctx.Done():
 			}
 		}
+		return nil
 	})
-	err = commands.serve(ctx, func(context.Context, string, json.RawMessage) (any, error) { return nil, nil })
-	sending.Wait()
-	if ctx.Err() != nil {
-		return err
-	}
-	return errors.Join(err, failed)
 }
 
 // sendBatch is one round: its transaction stays open while the requests are under way.

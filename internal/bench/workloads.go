@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // The systems, as the tables name them.
@@ -26,6 +28,11 @@ var drainMetrics = []metric{
 	{"server", "PostgreSQL's CPU, µs an event", 1},
 	{"wal", "WAL, B an event", 0},
 	{"again", "sent again", 0},
+}
+
+// drainRatios compare a drain with the requests alone, and with River.
+var drainRatios = []ratio{
+	{heading: "beside the bare loop", metric: "rate", toSystem: nameLoop}, {heading: "beside River, tuned", metric: "rate", toSystem: nameTuned},
 }
 
 // workloads is the table of all workloads, in the order of the report.
@@ -55,17 +62,12 @@ func drainWorkload(o options) workload {
 			"All sign their requests.",
 			o.events, inFlight, riverWorkers, textbookBatch),
 		metrics: drainMetrics,
-		ratios: []ratio{
-			{heading: "beside the bare loop", metric: "rate", toSystem: nameLoop}, {heading: "beside River, tuned", metric: "rate", toSystem: nameTuned},
-		},
-		plot: plotDrain,
+		ratios:  drainRatios,
+		plot:    plotDrain,
 	}
 	for _, c := range []load{{destinations: 1}, {destinations: 50}, {destinations: 1, delay: 10 * time.Millisecond}, {destinations: 50, delay: 10 * time.Millisecond}} {
 		c.events = o.events
-		name := fmt.Sprintf("%d destinations, answers after %s", c.destinations, c.delay)
-		if c.destinations == 1 {
-			name = fmt.Sprintf("1 destination, answers after %s", c.delay)
-		}
+		name := fmt.Sprintf("%s, answers after %s", plain.Plural(c.destinations, "destination", "destinations"), c.delay)
 		direct, tenth := c, c
 		direct.direct = true
 		tenth.events = max(c.events/10, 10) // it waits most of the time
@@ -132,14 +134,10 @@ func insertWorkload(o options) workload {
 		plot:    plotInsert,
 	}
 	for _, n := range clients {
-		name := strconv.Itoa(n) + " clients"
-		if n == 1 {
-			name = "1 client"
-		}
 		inserting := func(name string, s system, running bool) entrant {
 			return entrant{name, func(ctx context.Context, r *rig) (sample, error) { return r.inserts(ctx, s, n, running) }}
 		}
-		w.cases = append(w.cases, testCase{name, []entrant{
+		w.cases = append(w.cases, testCase{plain.Plural(n, "client", "clients"), []entrant{
 			inserting(nameBare, bareTable{}, false), inserting(nameStopped, ours{}, false), inserting(nameRunning, ours{}, true),
 			inserting(nameRiver, riverQueue{}, false),
 		}})
@@ -162,75 +160,75 @@ func pipelineWorkload() workload {
 	}
 }
 
+// A variant is a load by its name.
+type variant struct {
+	name string
+	load load
+}
+
 // variants is a workload that drains several loads by outbox-relay alone, each beside the first.
-func variants(name, title, about string, cases map[string]load, order ...string) workload {
+func variants(name, title, about string, all ...variant) workload {
 	w := workload{
 		name: name, title: title, about: about, metrics: drainMetrics,
-		ratios: []ratio{{heading: "beside " + order[0], metric: "rate", toCase: order[0]}},
+		ratios: []ratio{{heading: "beside " + all[0].name, metric: "rate", toCase: all[0].name}},
 	}
-	for _, name := range order {
-		w.cases = append(w.cases, testCase{name, []entrant{draining(nameOurs, ours{}, cases[name])}})
+	for _, v := range all {
+		w.cases = append(w.cases, testCase{v.name, []entrant{draining(nameOurs, ours{}, v.load)}})
 	}
 	return w
 }
 
 func settledWorkload(o options) workload {
-	cases, order := map[string]load{"no settled events": {events: o.events}}, []string{"no settled events"}
+	all := []variant{{"no settled events", load{events: o.events}}}
 	for _, settled := range []int{o.settled, 4 * o.settled} {
-		name := fmt.Sprintf("%.3g million settled events", float64(settled)/1e6)
-		cases[name] = load{events: o.events, settled: settled}
-		order = append(order, name)
+		all = append(all, variant{fmt.Sprintf("%.3g million settled events", float64(settled)/1e6), load{events: o.events, settled: settled}})
 		if o.settled <= 5_000_000 && !o.quick { // 20 million take some 20 GB, and have to be asked for
 			break
 		}
 	}
-	return variants("settled", "After many settled events", "The cost of an event must not grow with history. A database is filled once and serves every round.", cases, order...)
+	return variants("settled", "After many settled events",
+		"The cost of an event must not grow with history. A database is filled once and serves every round.", all...)
 }
 
 func vacuumWorkload(o options) workload {
 	w := variants("vacuum", "While a session blocks vacuum",
 		fmt.Sprintf("%d events; a transaction that began before them stays open. The last column compares the last tenth with the second.", 5*o.events),
-		map[string]load{"vacuum works": {events: 5 * o.events}, "vacuum blocked": {events: 5 * o.events, holdVacuum: true}}, "vacuum works", "vacuum blocked")
+		variant{"vacuum works", load{events: 5 * o.events}}, variant{"vacuum blocked", load{events: 5 * o.events, holdVacuum: true}})
 	w.metrics = append(w.metrics[:len(w.metrics):len(w.metrics)], metric{"last", "last tenth beside the second", 2})
 	return w
 }
 
 func besideWorkload(o options) workload {
-	healthy := load{events: o.events, destinations: 49}
-	dead, slow := healthy, healthy
-	dead.dead = o.events
-	slow.slow = o.events
 	return variants("beside", "Healthy destinations beside a dead and a slow one",
 		fmt.Sprintf("49 destinations; as many events wait for one more, where nothing listens, or which answers after %s. Counted are the healthy ones.", slowAnswer),
-		map[string]load{"healthy alone": healthy, "beside a dead one": dead, "beside a slow one": slow}, "healthy alone", "beside a dead one", "beside a slow one")
+		variant{"healthy alone", load{events: o.events, destinations: 49}},
+		variant{"beside a dead one", load{events: o.events, destinations: 49, dead: o.events}},
+		variant{"beside a slow one", load{events: o.events, destinations: 49, slow: o.events}})
 }
 
 func orderedWorkload(o options) workload {
-	return variants("ordered", "Ordering keys", "10,000 keys, 100, and none.",
-		map[string]load{"no keys": {events: o.events}, "10,000 keys": {events: o.events, keys: 10_000}, "100 keys": {events: o.events, keys: 100}},
-		"no keys", "10,000 keys", "100 keys")
+	return variants("ordered", "Ordering keys", "10,000 keys, 100, and none.", variant{"no keys", load{events: o.events}},
+		variant{"10,000 keys", load{events: o.events, keys: 10_000}}, variant{"100 keys", load{events: o.events, keys: 100}})
 }
 
 func relaysWorkload(o options) workload {
-	cases, order := map[string]load{"1 relay": {events: o.events}}, []string{"1 relay"}
+	all := []variant{{"1 relay", load{events: o.events}}}
 	for _, relays := range []int{2, 4} {
 		for _, each := range []int{inFlight / relays, inFlight} {
-			name := fmt.Sprintf("%d relays, %d requests in flight each", relays, each)
-			cases[name] = load{events: o.events, relays: relays, inFlight: each}
-			order = append(order, name)
+			all = append(all, variant{
+				fmt.Sprintf("%d relays, %d requests in flight each", relays, each), load{events: o.events, relays: relays, inFlight: each},
+			})
 		}
 	}
 	return variants("relays", "Several relays on the same processors",
-		fmt.Sprintf("Relays beside each other share the processors of one machine. One alone has %d requests in flight.", inFlight), cases, order...)
+		fmt.Sprintf("Relays beside each other share the processors of one machine. One alone has %d requests in flight.", inFlight), all...)
 }
 
 func distanceWorkload(o options) workload {
 	// All of them go through the link, so that its own cost cancels out.
 	return variants("distance", "A distant database", "Every round trip between relay and database takes longer by this.",
-		map[string]load{
-			"+0 ms": {events: o.events, distance: time.Nanosecond}, "+1 ms": {events: o.events, distance: time.Millisecond},
-			"+5 ms": {events: o.events, distance: 5 * time.Millisecond},
-		}, "+0 ms", "+1 ms", "+5 ms")
+		variant{"+0 ms", load{events: o.events, distance: time.Nanosecond}}, variant{"+1 ms", load{events: o.events, distance: time.Millisecond}},
+		variant{"+5 ms", load{events: o.events, distance: 5 * time.Millisecond}})
 }
 
 func burstWorkload(o options) workload {
@@ -253,10 +251,7 @@ func burstWorkload(o options) workload {
 // beside is a workload whose cases are drained by outbox-relay, River and a bare loop.
 func beside(name, title, about string, cases []load, caseName func(load) string) workload {
 	w := workload{
-		name: name, title: title, about: about, metrics: drainMetrics,
-		ratios: []ratio{
-			{heading: "beside the bare loop", metric: "rate", toSystem: nameLoop}, {heading: "beside River, tuned", metric: "rate", toSystem: nameTuned},
-		},
+		name: name, title: title, about: about, metrics: drainMetrics, ratios: drainRatios,
 	}
 	for _, l := range cases {
 		w.cases = append(w.cases, testCase{caseName(l), []entrant{

@@ -6,29 +6,18 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
-const (
-	// bulkSample is how many events a preview shows.
-	bulkSample = 5
-	// CountLimit is up to how many events a preview counts.
-	CountLimit = 1_000_000
-	// MaxLimit is the largest Limit of a [Selection]: the ids of so many events are held in memory.
-	MaxLimit = 100_000
-)
+// MaxLimit is the largest Limit of a [Selection]: the ids of so many events are held in memory.
+const MaxLimit = 100_000
 
 // A Bulk counts what a replay or an ignore found and did. It counts events.
 type Bulk struct {
-	// Matched by the selection, and free to be changed.
-	Matched int64 `json:"matched"`
-	// More of them exist than were counted.
-	More bool `json:"more,omitempty"`
+	batch.Counts
 	// States counts the matched by their state.
 	States map[string]int64 `json:"states,omitempty"`
-	// Done of the matched were changed.
-	Done int64 `json:"done"`
-	// Missed were changed or locked by others in the meantime, and left alone.
-	Missed int64 `json:"missed"`
 	// NoPayload cannot be replayed: their payload was removed.
 	NoPayload int64 `json:"no_payload"`
 	// OtherState counts, by state, the events that the selection names by id or key and leaves out for their state.
@@ -72,12 +61,12 @@ func ignoreAction() action {
 	return action{"ignore", []string{Pending, Failed}, []string{Pending, Failed}, false, ignoreEvents}
 }
 
-// PreviewReplay counts what Replay would do, up to [CountLimit], and changes nothing.
+// PreviewReplay counts what Replay would do, up to [batch.CountLimit], and changes nothing.
 func (o *Ops) PreviewReplay(ctx context.Context, s Selection) (Bulk, error) {
 	return o.preview(ctx, replayAction(), s)
 }
 
-// PreviewIgnore counts what Ignore would do, up to [CountLimit], and changes nothing.
+// PreviewIgnore counts what Ignore would do, up to [batch.CountLimit], and changes nothing.
 func (o *Ops) PreviewIgnore(ctx context.Context, s Selection) (Bulk, error) {
 	return o.preview(ctx, ignoreAction(), s)
 }
@@ -102,15 +91,13 @@ func (o *Ops) Ignore(ctx context.Context, s Selection, progress func(Bulk)) (Bul
 // preview counts what act would find.
 func (o *Ops) preview(ctx context.Context, a action, s Selection) (b Bulk, err error) {
 	err = o.visit(ctx, a, s, &b, func(found []candidate) (bool, error) {
-		for _, c := range found[:min(len(found), bulkSample-len(b.Sample))] {
+		for _, c := range found[:min(len(found), batch.SampleSize-len(b.Sample))] {
 			b.Sample = append(b.Sample, Sample{c.InboxID, c.Receiver, c.Source, c.EventType, c.Key, c.State})
 		}
 		for _, c := range found {
-			count(&b.States, c.State)
+			batch.Count(&b.States, c.State)
 		}
-		b.Matched += int64(len(found))
-		b.More = b.Matched >= CountLimit
-		return !b.More, nil
+		return b.Found(len(found)), nil
 	})
 	if err != nil {
 		return b, fmt.Errorf("preview %s: %w", a.name, err)
@@ -130,9 +117,7 @@ func (o *Ops) act(ctx context.Context, a action, s Selection, progress func(Bulk
 		for _, c := range changed {
 			done += c.Events
 		}
-		b.Matched += int64(len(found))
-		b.Done += done
-		b.Missed += int64(len(found)) - done
+		b.Changed(len(found), done)
 		left, err := o.release(lasting, changed)
 		b.KeysLeft += left
 		if err == nil {
@@ -167,11 +152,11 @@ func (o *Ops) visit(ctx context.Context, a action, s Selection, b *Bulk, act fun
 		if err != nil {
 			return err
 		}
-		for batch := range slices.Chunk(found, changeBatch) {
+		for part := range slices.Chunk(found, batch.Size) {
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}
-			if goOn, err := act(batch); err != nil || !goOn {
+			if goOn, err := act(part); err != nil || !goOn {
 				return err
 			}
 		}
@@ -202,7 +187,7 @@ func (s Selection) sift(list []candidate, b *Bulk) (found []candidate) {
 		switch {
 		case !s.has(c.State):
 			if len(s.IDs) > 0 || s.Key != "" {
-				count(&b.OtherState, c.State)
+				batch.Count(&b.OtherState, c.State)
 			}
 		case !c.HasPayload:
 			b.NoPayload++
@@ -222,13 +207,6 @@ func (b *Bulk) countUnknown(ids []int64, known map[int64]bool) {
 			}
 		}
 	}
-}
-
-func count(counts *map[string]int64, state string) {
-	if *counts == nil {
-		*counts = map[string]int64{}
-	}
-	(*counts)[state]++
 }
 
 // latest returns the largest inbox id that a command may touch.

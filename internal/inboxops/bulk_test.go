@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
@@ -156,7 +157,7 @@ func TestLeftOut(t *testing.T) {
 	s := inboxops.Selection{IDs: []int64{6, 5, 4, 3, 2, 1, 99, 98}}
 	found, err := d.ops.PreviewReplay(t.Context(), s)
 	want := inboxops.Bulk{
-		Matched: 2, States: map[string]int64{failed: 1, ignored: 1}, NoPayload: 1,
+		Counts: batch.Counts{Matched: 2}, States: map[string]int64{failed: 1, ignored: 1}, NoPayload: 1,
 		OtherState: map[string]int64{pending: 1, processing: 1, succeeded: 1}, Unknown: 2, UnknownIDs: []int64{98, 99}, LatestID: 6,
 		Sample: []inboxops.Sample{{1, "shipping", "finance", "t", "k1", failed}, {5, "shipping", "finance", "t", "k5", ignored}},
 	}

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // The states of an event in an inbox, and Recorded: that of an event in the memory whose state is in the inbox.
@@ -25,11 +25,15 @@ const (
 
 // Ops answers what operators ask of a receiver, and does what they order. It is safe for concurrent use.
 type Ops struct {
-	pool *pgxpool.Pool
+	pool  *pgxpool.Pool
+	names *pg.Names
 }
 
-// New returns an Ops over pool, whose search_path must lead to the receiver's tables. The caller keeps the pool.
-func New(pool *pgxpool.Pool) *Ops { return &Ops{pool: pool} }
+// New returns an Ops over pool, whose search_path must lead to the receiver's tables. Its statements search pg_catalog alone. The caller
+// keeps the pool.
+func New(pool *pgxpool.Pool) *Ops {
+	return &Ops{pool: pool, names: pg.NewNames("", "processed_events")}
+}
 
 // A Sender is one sender of one receiver: whose events they are, and who takes them.
 type Sender struct {
@@ -40,22 +44,13 @@ type Sender struct {
 // ErrSchema says that the database has no receiver's tables, or not those that this build works with.
 var ErrSchema = errors.New("schema mismatch")
 
-// SQLSTATEs.
-const (
-	undefinedTable        = "42P01"
-	insufficientPrivilege = "42501"
-	lockNotAvailable      = "55P03"
-	deadlockDetected      = "40P01"
-	serializationFailure  = "40001"
-)
-
 // CheckSchema returns an error that wraps [ErrSchema] and says what to do unless the database has the schema of the inbox that
 // this build knows.
 func (o *Ops) CheckSchema(ctx context.Context) error {
 	version, err := o.schemaVersion(ctx)
 	want := migrations.Inbox.Latest()
 	switch {
-	case hasCode(err, undefinedTable):
+	case pg.HasCode(err, pg.UndefinedTable):
 		return fmt.Errorf("%w: there is no inbox schema here (version %d is needed); run: outbox-relay migrate up --set inbox", ErrSchema, want)
 	case err != nil:
 		return fmt.Errorf("read inbox schema version: %w", err)
@@ -68,20 +63,7 @@ func (o *Ops) CheckSchema(ctx context.Context) error {
 }
 
 // LacksRight reports whether the database refused a statement because the login lacks a right.
-func LacksRight(err error) bool { return hasCode(err, insufficientPrivilege) }
-
-func hasCode(err error, codes ...string) bool {
-	var server *pgconn.PgError
-	if !errors.As(err, &server) {
-		return false
-	}
-	for _, code := range codes {
-		if server.Code == code {
-			return true
-		}
-	}
-	return false
-}
+func LacksRight(err error) bool { return pg.HasCode(err, pg.LacksPrivilege) }
 
 // Now returns the time of the database, by which everything there is dated.
 func (o *Ops) Now(ctx context.Context) (now time.Time, err error) {
@@ -102,9 +84,12 @@ func (o *Ops) write(ctx context.Context, f func(pgx.Tx) error) error {
 // READ COMMITTED whatever the database says: the lock of an ordering key means nothing to an older snapshot.
 func (o *Ops) within(ctx context.Context, access pgx.TxAccessMode, f func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: access}, func(tx pgx.Tx) error {
+		if _, err := o.names.Find(ctx, tx); err != nil {
+			return fmt.Errorf("find the tables: %w", err)
+		}
 		if err := pin(ctx, tx); err != nil {
 			return err
 		}
-		return f(tx)
+		return f(o.names.Within(tx))
 	})
 }

@@ -3,8 +3,9 @@ package inboxops
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
 // A Selection names events of inboxes. Its conditions narrow each other. The zero value names every event, which is why callers
@@ -50,20 +51,10 @@ func (s Selection) check(allowed []string) error {
 	case s.Limit < 0:
 		return fmt.Errorf("limit %d is negative", s.Limit)
 	}
-	for _, state := range s.States {
-		if !slices.Contains(allowed, state) {
-			return fmt.Errorf("state %q cannot be chosen; choose %s", state, strings.Join(allowed, ", "))
-		}
-	}
-	return nil
+	return batch.CheckChosen("state", s.States, allowed)
 }
 
 // has reports whether any of the states is chosen.
 func (s Selection) has(states ...string) bool {
 	return slices.ContainsFunc(states, func(state string) bool { return slices.Contains(s.States, state) })
-}
-
-// likePattern turns a pattern in which only '*' is special into one for LIKE, as routes do.
-func likePattern(pattern string) string {
-	return strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`).Replace(pattern)
 }

@@ -8,15 +8,19 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // The planner must walk indexes also where statistics are from a time when the tables were small. A statement that runs for
-// longer than half a minute is ended: none of this package needs as long, and vacuum waits for it.
+// longer than half a minute is ended: none of this package needs as long, and vacuum waits for it. What others have put into the
+// schema is not called.
 const pinSQL = `
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
-       set_config('jit', 'off', true), set_config('synchronous_commit', 'on', true),
-       set_config('statement_timeout', '30s', true), set_config('lock_timeout', '2s', true)`
+SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true),
+       pg_catalog.set_config('enable_hashjoin', 'off', true), pg_catalog.set_config('enable_mergejoin', 'off', true),
+       pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('synchronous_commit', 'on', true),
+       pg_catalog.set_config('statement_timeout', '30s', true), pg_catalog.set_config('lock_timeout', '2s', true),
+       pg_catalog.set_config('search_path', 'pg_catalog', true)`
 
 func pin(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, pinSQL); err != nil {
@@ -32,7 +36,7 @@ FROM (SELECT DISTINCT ON (version_id) version_id, is_applied
 WHERE is_applied`
 
 func (o *Ops) schemaVersion(ctx context.Context) (version int64, err error) {
-	err = o.pool.QueryRow(ctx, selectSchemaVersion).Scan(&version)
+	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, selectSchemaVersion).Scan(&version) })
 	return version, err
 }
 
@@ -89,15 +93,7 @@ func withOpenEvents(ctx context.Context, tx pgx.Tx, receiver, source string) (al
 }
 
 func senders(ctx context.Context, tx pgx.Tx, receiver, source, table, condition string) ([]Sender, error) {
-	rows, err := tx.Query(ctx, fmt.Sprintf(sendersOf, table, condition), receiver, source)
-	if err != nil {
-		return nil, fmt.Errorf("list receivers and sources: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Sender])
-	if err != nil {
-		return nil, fmt.Errorf("list receivers and sources: %w", err)
-	}
-	return list, nil
+	return rows.Structs[Sender](ctx, tx, "list receivers and sources", fmt.Sprintf(sendersOf, table, condition), receiver, source)
 }
 
 // sortedOnce sorts a list of senders, each once.

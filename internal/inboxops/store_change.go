@@ -7,6 +7,9 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/rows"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Events are changed only as they were found: with the same claim, still in the same state. One that others hold locked is being
@@ -56,17 +59,10 @@ func (o *Ops) change(ctx context.Context, statement string, found []candidate) (
 		ids[i], claims[i], states[i] = c.InboxID, c.Claim, c.State
 	}
 	err = o.write(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, statement, ids, claims, states)
-		if err != nil {
-			return err
-		}
-		changed, err = pgx.CollectRows(rows, pgx.RowToStructByPos[changedKey])
+		changed, err = rows.Structs[changedKey](ctx, tx, "change events", statement, ids, claims, states)
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("change events: %w", err)
-	}
-	return changed, nil
+	return changed, err
 }
 
 // lockOrder, giveWay and promote are the statements of the package consumer by those names (lockOrderSQL, giveWaySQL, promoteSQL):
@@ -136,7 +132,7 @@ func (o *Ops) release(ctx context.Context, changed []changedKey) (left int64, er
 }
 
 func isConflict(err error) bool {
-	return hasCode(err, lockNotAvailable, deadlockDetected, serializationFailure)
+	return pg.HasCode(err, pg.LockNotAvailable) || pg.HasCode(err, pg.DeadlockDetected) || pg.HasCode(err, pg.SerializationFailure)
 }
 
 // releaseKeys releases ordering keys in one transaction. The statements of a key are three, so that each has a snapshot from after the

@@ -5,6 +5,9 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 const selectLatestID = `SELECT coalesce(max(inbox_id), 0) FROM inbox_events`
@@ -24,15 +27,7 @@ ORDER BY receiver, source LIMIT 10000`
 
 // idsOfKey returns the inbox ids of the selection's idempotency key, one for each sender at most.
 func idsOfKey(ctx context.Context, tx pgx.Tx, s Selection) ([]int64, error) {
-	rows, err := tx.Query(ctx, selectIDsOfKey, s.Key, s.Receiver, s.Source)
-	if err != nil {
-		return nil, fmt.Errorf("find events of a key: %w", err)
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, fmt.Errorf("find events of a key: %w", err)
-	}
-	return ids, nil
+	return rows.Values[int64](ctx, tx, "find events of a key", selectIDsOfKey, s.Key, s.Receiver, s.Source)
 }
 
 // Each branch has an index of its own. ORDER BY names its columns: without it the planner may read the primary key where
@@ -81,15 +76,7 @@ func openIDs(ctx context.Context, tx pgx.Tx, list []Sender, s Selection, limit i
 	if s.OrderingKey != "" {
 		query, args = selectOpenIDsOfKey, []any{receivers, sources, limit, s.has(Pending), s.has(Failed), s.OrderingKey}
 	}
-	rows, err := tx.Query(ctx, query, args...)
-	if err != nil {
-		return nil, fmt.Errorf("find open events: %w", err)
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, fmt.Errorf("find open events: %w", err)
-	}
-	return ids, nil
+	return rows.Values[int64](ctx, tx, "find open events", query, args...)
 }
 
 // The range that one statement reads: %[1]s is where, %[2]s the direction, %[3]s max or min.
@@ -163,15 +150,7 @@ func candidatesByID(ctx context.Context, tx pgx.Tx, s Selection, ids []int64, ne
 }
 
 func collectCandidates(ctx context.Context, tx pgx.Tx, query string, args []any) ([]candidate, error) {
-	rows, err := tx.Query(ctx, query, args...)
-	if err != nil {
-		return nil, fmt.Errorf("find events: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[candidate])
-	if err != nil {
-		return nil, fmt.Errorf("find events: %w", err)
-	}
-	return list, nil
+	return rows.Structs[candidate](ctx, tx, "find events", query, args...)
 }
 
 // conditions returns those of the selection that are given, but for its states and ids. Expressions keep them from leading
@@ -185,7 +164,7 @@ func (s Selection) conditions(args []any) (string, []any) {
 	}{
 		{"e.receiver || '' =", s.Receiver != "", s.Receiver},
 		{"e.source || '' =", s.Source != "", s.Source},
-		{"e.event_type || '' LIKE", s.Type != "", likePattern(s.Type)},
+		{"e.event_type || '' LIKE", s.Type != "", batch.LikePattern(s.Type)},
 		{"e.idempotency_key || '' =", s.Key != "", s.Key},
 		{"e.ordering_key || '' =", s.OrderingKey != "", s.OrderingKey},
 		{"e.related_reference =", s.RelatedReference != "", s.RelatedReference},

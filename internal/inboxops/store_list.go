@@ -7,6 +7,9 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 const selectEvents = `
@@ -19,20 +22,12 @@ ORDER BY e.inbox_id DESC`
 
 // eventsByID returns the events with these ids, the latest first.
 func eventsByID(ctx context.Context, tx pgx.Tx, ids []int64) ([]Event, error) {
-	rows, err := tx.Query(ctx, selectEvents, ids)
-	if err != nil {
-		return nil, fmt.Errorf("read events: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Event])
-	if err != nil {
-		return nil, fmt.Errorf("read events: %w", err)
-	}
-	return list, nil
+	return rows.Structs[Event](ctx, tx, "read events", selectEvents, ids)
 }
 
 // events is eventsByID for any number of them, which are the latest first.
 func (o *Ops) events(ctx context.Context, ids []int64) (list []Event, err error) {
-	for chunk := range slices.Chunk(ids, changeBatch) {
+	for chunk := range slices.Chunk(ids, batch.Size) {
 		err := o.read(ctx, func(tx pgx.Tx) error {
 			part, err := eventsByID(ctx, tx, chunk)
 			list = append(list, part...)
@@ -78,7 +73,7 @@ func memoryBetween(ctx context.Context, tx pgx.Tx, sender Sender, after string, 
 		{"p.idempotency_key = $%d::text", s.Key != "", s.Key},
 		{"p.idempotency_key > $%d::text", true, after},
 		{"p.idempotency_key <= $%d::text", until != nil, until},
-		{"p.event_type LIKE $%d", s.Type != "", likePattern(s.Type)},
+		{"p.event_type LIKE $%d", s.Type != "", batch.LikePattern(s.Type)},
 		{"p.processing_state = ANY ($%d::text[])", len(s.States) > 0, s.States},
 		{"p.related_reference = $%d", s.RelatedReference != "", s.RelatedReference},
 		{"p.received_at >= $%d", !s.Since.IsZero(), s.Since},
@@ -90,30 +85,19 @@ func memoryBetween(ctx context.Context, tx pgx.Tx, sender Sender, after string, 
 		}
 	}
 	args = append(args, limit)
-	return collectMemory(tx.Query(ctx, query+fmt.Sprintf(" ORDER BY p.idempotency_key LIMIT $%d", len(args)), args...))
+	return rows.Structs[Memory](ctx, tx, "read what is remembered", query+fmt.Sprintf(" ORDER BY p.idempotency_key LIMIT $%d", len(args)), args...)
 }
 
 // memoryOf returns what is remembered of the events with these keys.
 func memoryOf(ctx context.Context, tx pgx.Tx, places []MemoryKey) (all []Memory, err error) {
 	for _, place := range places {
-		list, err := collectMemory(tx.Query(ctx, selectMemory+` AND p.idempotency_key = $3::text`, place.Receiver, place.Source, place.IdempotencyKey))
+		list, err := rows.Structs[Memory](ctx, tx, "read what is remembered", selectMemory+` AND p.idempotency_key = $3::text`, place.Receiver, place.Source, place.IdempotencyKey)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, list...)
 	}
 	return all, nil
-}
-
-func collectMemory(rows pgx.Rows, err error) ([]Memory, error) {
-	if err != nil {
-		return nil, fmt.Errorf("read what is remembered: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Memory])
-	if err != nil {
-		return nil, fmt.Errorf("read what is remembered: %w", err)
-	}
-	return list, nil
 }
 
 // What keeps an event of an ordering key waiting: the first failed one before it, the one that is due or being worked, the first
@@ -151,12 +135,6 @@ func surroundings(ctx context.Context, tx pgx.Tx, e Event) (a around, err error)
 	if e.OrderingKey == nil {
 		return a, nil
 	}
-	rows, err := tx.Query(ctx, selectBefore, args...)
-	if err != nil {
-		return around{}, fmt.Errorf("look around an event: %w", err)
-	}
-	if a.before, err = pgx.CollectRows(rows, pgx.RowToStructByPos[neighbour]); err != nil {
-		return around{}, fmt.Errorf("look around an event: %w", err)
-	}
-	return a, nil
+	a.before, err = rows.Structs[neighbour](ctx, tx, "look around an event", selectBefore, args...)
+	return a, err
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 const selectEstimates = `
@@ -13,13 +15,9 @@ UNION ALL
 SELECT reltuples::bigint FROM pg_class WHERE oid = 'processed_events'::regclass`
 
 func estimateRows(ctx context.Context, tx pgx.Tx, s *Status) error {
-	rows, err := tx.Query(ctx, selectEstimates)
+	counts, err := rows.Values[int64](ctx, tx, "estimate rows", selectEstimates)
 	if err != nil {
-		return fmt.Errorf("estimate rows: %w", err)
-	}
-	counts, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return fmt.Errorf("estimate rows: %w", err)
+		return err
 	}
 	s.InboxRows, s.MemoryRows = counts[0], counts[1]
 	return nil

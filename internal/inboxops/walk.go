@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
 const (
@@ -14,8 +16,6 @@ const (
 	lookBatch = 10_000
 	// firstLook is how many rows the first statement of a way reads, so that a short list costs little.
 	firstLook = 500
-	// changeBatch is how many events one transaction changes at most.
-	changeBatch = 1000
 	// maxReviews is up to how many senders the index of failed and ignored events is read, one sender after the other.
 	maxReviews = 100
 )
@@ -50,7 +50,7 @@ func (w *way) byNumber() bool { return w.ids == nil }
 // in any state.
 func (w *way) next(ctx context.Context, tx pgx.Tx, s Selection, needPayload bool, limit int64) (list []candidate, more bool, err error) {
 	if !w.byNumber() {
-		asked := w.ids[:min(changeBatch, int64(len(w.ids)), limit)]
+		asked := w.ids[:min(batch.Size, int64(len(w.ids)), limit)]
 		w.ids = w.ids[len(asked):]
 		list, err = candidatesByID(ctx, tx, s, asked, needPayload)
 		return list, len(w.ids) > 0, err
@@ -159,15 +159,8 @@ func (o *Ops) walk(ctx context.Context, s Selection, needPayload bool, visit fun
 	}
 	shown := map[int64]bool{} // by the way that goes by id; the others read indexes that an event can come to
 	for _, w := range ways {
-		for more := true; more; {
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
-			var list []candidate
-			err := o.read(ctx, func(tx pgx.Tx) error {
-				list, more, err = w.next(ctx, tx, s, needPayload, math.MaxInt32)
-				return err
-			})
+		next := func() ([]candidate, bool, error) { return o.next(ctx, w, s, needPayload, math.MaxInt32) }
+		for list, err := range batch.Chunks(ctx, next) {
 			if err != nil {
 				return err
 			}
@@ -177,17 +170,26 @@ func (o *Ops) walk(ctx context.Context, s Selection, needPayload bool, visit fun
 					shown[c.InboxID] = true
 				}
 			}
-			for batch := range slices.Chunk(list, changeBatch) {
+			for part := range slices.Chunk(list, batch.Size) {
 				if err := context.Cause(ctx); err != nil {
 					return err
 				}
-				if goOn, err := visit(batch); err != nil || !goOn {
+				if goOn, err := visit(part); err != nil || !goOn {
 					return err
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// next is [way.next] in a transaction of its own.
+func (o *Ops) next(ctx context.Context, w *way, s Selection, needPayload bool, limit int64) (list []candidate, more bool, err error) {
+	err = o.read(ctx, func(tx pgx.Tx) error {
+		list, more, err = w.next(ctx, tx, s, needPayload, limit)
+		return err
+	})
+	return list, more, err
 }
 
 // gather returns at most limit events of the selection in one of its states, those with the lowest ids, or with the highest.
@@ -201,15 +203,8 @@ func (o *Ops) gather(ctx context.Context, s Selection, desc, needPayload bool, l
 			w.ids = slices.DeleteFunc(w.ids, func(id int64) bool { return id < s.FromID || s.ToID != 0 && id > s.ToID })
 		}
 		taken := int64(0)
-		for more := true; more && taken < limit; {
-			if err := context.Cause(ctx); err != nil {
-				return nil, err
-			}
-			var list []candidate
-			err := o.read(ctx, func(tx pgx.Tx) error {
-				list, more, err = w.next(ctx, tx, s, needPayload, max(limit-taken, 1))
-				return err
-			})
+		next := func() ([]candidate, bool, error) { return o.next(ctx, w, s, needPayload, max(limit-taken, 1)) }
+		for list, err := range batch.Chunks(ctx, next) {
 			if err != nil {
 				return nil, err
 			}
@@ -218,6 +213,9 @@ func (o *Ops) gather(ctx context.Context, s Selection, desc, needPayload bool, l
 					found = append(found, c)
 					taken++
 				}
+			}
+			if taken >= limit {
+				break
 			}
 		}
 	}

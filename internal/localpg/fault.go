@@ -11,48 +11,40 @@ import (
 // Restart stops PostgreSQL as an administrator would (sessions are ended, a
 // checkpoint is written) and starts it again at the same addresses.
 func (s *Server) Restart(ctx context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.halt(ctx, "INT"); err != nil {
-		return fmt.Errorf("restart PostgreSQL: %w", err)
-	}
-	if err := s.start(ctx); err != nil {
-		return fmt.Errorf("restart PostgreSQL: %w", err)
-	}
-	return nil
+	return s.fault("restart PostgreSQL", func() error {
+		if err := s.halt(ctx, "INT"); err != nil {
+			return err
+		}
+		return s.start(ctx)
+	})
 }
 
-// Shutdown stops PostgreSQL as an administrator would. The directory stays, so that its data can be copied with
-// [Options.CopyOf].
+// Shutdown stops PostgreSQL as an administrator would. The directory stays, so that its data can be
+// copied with [Options.CopyOf].
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.closeAdministration()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.halt(ctx, "INT"); err != nil {
-		return fmt.Errorf("shut PostgreSQL down: %w", err)
-	}
-	return nil
+	return s.fault("shut PostgreSQL down", func() error { return s.halt(ctx, "INT") })
 }
 
 // StopImmediate crashes PostgreSQL, as pg_ctl stop -m immediate does: no
 // session ends in order, nothing is flushed, and the next start recovers from
 // the log. It returns once the last process is gone; the directory stays.
 func (s *Server) StopImmediate(ctx context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.halt(ctx, "QUIT"); err != nil {
-		return fmt.Errorf("crash PostgreSQL: %w", err)
-	}
-	return nil
+	return s.fault("crash PostgreSQL", func() error { return s.halt(ctx, "QUIT") })
 }
 
 // StartAgain starts PostgreSQL after [Server.StopImmediate] or [Server.Shutdown], at the same
 // addresses, and returns once it has recovered and accepts connections.
 func (s *Server) StartAgain(ctx context.Context) error {
+	return s.fault("start PostgreSQL again", func() error { return s.start(ctx) })
+}
+
+// fault makes one fault at a time. Its error says what could not be made.
+func (s *Server) fault(what string, do func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.start(ctx); err != nil {
-		return fmt.Errorf("start PostgreSQL again: %w", err)
+	if err := do(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
 }
@@ -73,16 +65,23 @@ func (s *Server) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return s.poll(ctx, func(reply string) (bool, error) {
+		if reply == "down" {
+			return false, fmt.Errorf("the server exited:\n%s", s.LogTail(20))
+		}
+		return s.ready(pid), nil
+	})
+}
+
+// poll asks the janitor whether PostgreSQL is up or down until that is what done waits for.
+func (s *Server) poll(ctx context.Context, done func(reply string) (bool, error)) error {
 	for ctx.Err() == nil {
 		reply, err := s.janitor.ask("poll")
 		if err != nil {
 			return err
 		}
-		if reply == "down" {
-			return fmt.Errorf("the server exited:\n%s", s.LogTail(20))
-		}
-		if s.ready(pid) {
-			return nil
+		if yes, err := done(reply); yes || err != nil {
+			return err
 		}
 	}
 	return context.Cause(ctx)
@@ -102,14 +101,5 @@ func (s *Server) halt(ctx context.Context, signal string) error {
 	if _, err := s.janitor.ask("signal", signal); err != nil {
 		return err
 	}
-	for ctx.Err() == nil {
-		reply, err := s.janitor.ask("poll")
-		if err != nil {
-			return err
-		}
-		if reply == "down" {
-			return nil
-		}
-	}
-	return context.Cause(ctx)
+	return s.poll(ctx, func(reply string) (bool, error) { return reply == "down", nil })
 }

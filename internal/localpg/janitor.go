@@ -9,13 +9,12 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"syscall"
 )
 
 //go:embed janitor.sh
 var janitorScript string
 
-// janitor is the process that owns the directory and PostgreSQL. It is a shell
+// janitor is the process that owns a directory and the server in it. It is a shell
 // in a session of its own, so that neither Ctrl-C nor the death of this process
 // reaches it other than as the end of its standard input.
 type janitor struct {
@@ -26,17 +25,17 @@ type janitor struct {
 	out *bufio.Reader
 }
 
-// startJanitor starts the janitor, which makes dir, and returns once dir exists.
-// The pipes are close-on-exec: another child of this process does not keep the
-// janitor waiting after this process is gone.
-func startJanitor(dir, binDir string, account *syscall.Credential, options []string) (*janitor, error) {
-	args := append([]string{"-c", janitorScript, "janitor", dir, binDir}, options...)
+// startJanitor starts the janitor that a script describes, which makes dir, and returns once dir
+// exists. The pipes are close-on-exec: another child of this process does not keep the janitor
+// waiting after this process is gone.
+func startJanitor(script, dir, program string, as account, options []string) (*janitor, error) {
+	args := append([]string{"-c", script, "janitor", dir, program}, options...)
 	cmd := exec.Command("/bin/sh", args...)
 	cmd.Dir = "/" // the account may not be able to enter the current directory
 	// A fixed environment: no PG* variable changes the server, and with TZ set
 	// initdb does not search the time zone database for the local one.
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C", "TZ=UTC"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: account}
+	runAs(cmd, as, true)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("open pipe to janitor: %w", err)

@@ -1,3 +1,5 @@
+//go:build unix
+
 package localpg
 
 import (
@@ -137,7 +139,7 @@ func own(stage string) error {
 		return err
 	}
 	dir := prefix + "test-" + stage + fmt.Sprint(os.Getpid())
-	j, err := startJanitor(dir, binDir, unprivileged(), nil)
+	j, err := startJanitor(janitorScript, dir, binDir, unprivileged(), nil)
 	if err != nil {
 		return err
 	}

@@ -1,19 +1,15 @@
 package localpg
 
 import (
-	"bufio"
 	"crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 )
 
 //go:embed pooler.sh
@@ -32,12 +28,8 @@ var ErrNoPooler = errors.New("find PgBouncer: it is neither on PATH nor in /usr/
 // listens on a unix socket, runs as an unprivileged account, and does not outlive the process that started it. Its methods
 // may be called concurrently.
 type Pooler struct {
-	dir string
-	cmd *exec.Cmd
-
-	mu  sync.Mutex // guards the pipes, and keeps a question next to its answer
-	in  io.WriteCloser
-	out *bufio.Reader
+	dir     string
+	janitor *janitor
 }
 
 // StartPooler starts a PgBouncer that leads to every database of the server whose socket dsn names, as [Server.DSN]
@@ -53,46 +45,22 @@ func StartPooler(dsn string, settings ...string) (*Pooler, error) {
 		return nil, fmt.Errorf("start PgBouncer: %w", err)
 	}
 	p := &Pooler{dir: poolerPrefix + strings.ToLower(rand.Text()[:10])}
-	p.cmd = exec.Command("/bin/sh", "-c", poolerScript, "pooler", p.dir, program)
-	p.cmd.Dir = "/" // the account may not be able to enter the current directory
-	p.cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C", "TZ=UTC"}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: unprivileged()}
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("start PgBouncer: %w", err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("start PgBouncer: %w", err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start PgBouncer: %w", err)
-	}
-	p.out = bufio.NewReader(out)
-	_, err = fmt.Fprint(p.in, p.configuration(server.Query(), settings), "run\n")
-	if err == nil {
-		err = p.answer("ok")
-	}
-	if err == nil {
-		err = p.Resume()
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start PgBouncer: %w", err), p.Stop())
-	}
-	return p, nil
-}
-
-func (p *Pooler) configuration(server url.Values, settings []string) string {
-	lines := []string{
+	if p.janitor, err = startJanitor(poolerScript, p.dir, program, unprivileged(), append([]string{
 		"[databases]",
-		"* = host=" + server.Get("host") + " port=" + server.Get("port"),
+		"* = host=" + server.Query().Get("host") + " port=" + server.Query().Get("port"),
 		"[pgbouncer]",
 		"listen_port = " + poolerPort, "unix_socket_dir = " + p.dir,
 		"auth_type = trust", "auth_file = " + p.dir + "/users", "admin_users = postgres",
 		"pool_mode = transaction", "max_client_conn = 1000", "default_pool_size = 4",
 		// By default it waits 15 seconds after an attempt to connect that failed, which only makes tests of outages slow.
 		"server_login_retry = 1",
+	}, settings...)); err != nil {
+		return nil, fmt.Errorf("start PgBouncer: %w", err)
 	}
-	return strings.Join(append(lines, settings...), "\n") + "\n"
+	if err := p.Resume(); err != nil {
+		return nil, errors.Join(err, p.Stop())
+	}
+	return p, nil
 }
 
 func findPooler() (string, error) {
@@ -107,10 +75,7 @@ func findPooler() (string, error) {
 }
 
 // DSN returns the URL of database through the pooler. The database "pgbouncer" is its console.
-func (p *Pooler) DSN(database string) string {
-	query := url.Values{"host": {p.dir}, "port": {poolerPort}, "sslmode": {"disable"}}
-	return (&url.URL{Scheme: "postgres", User: url.User("postgres"), Path: "/" + database, RawQuery: query.Encode()}).String()
-}
+func (p *Pooler) DSN(database string) string { return socketURL(p.dir, poolerPort, database) }
 
 // Kill ends PgBouncer at once, as a crash would, with all connections through it.
 func (p *Pooler) Kill() error { return p.ask("kill", "ok") }
@@ -119,29 +84,19 @@ func (p *Pooler) Kill() error { return p.ask("kill", "ok") }
 func (p *Pooler) Resume() error { return p.ask("start", "up") }
 
 func (p *Pooler) ask(verb, want string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, err := fmt.Fprintln(p.in, verb); err != nil {
-		return fmt.Errorf("%s PgBouncer: %w", verb, err)
+	reply, err := p.janitor.ask(verb)
+	if err == nil && reply != want {
+		err = errors.New(reply)
 	}
-	return p.answer(want)
-}
-
-func (p *Pooler) answer(want string) error {
-	line, err := p.out.ReadString('\n')
-	switch line = strings.TrimSpace(line); {
-	case err != nil:
-		return fmt.Errorf("read answer about PgBouncer: %w", err)
-	case line != want:
-		return errors.New("PgBouncer: " + line)
+	if err != nil {
+		return fmt.Errorf("%s PgBouncer: %w", verb, err)
 	}
 	return nil
 }
 
 // Stop ends PgBouncer and removes its directory.
 func (p *Pooler) Stop() error {
-	_ = p.in.Close() // fails only when closed before
-	if err := p.cmd.Wait(); err != nil {
+	if err := p.janitor.dismiss(); err != nil {
 		return fmt.Errorf("stop PgBouncer: %w", err)
 	}
 	return nil

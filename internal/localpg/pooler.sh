@@ -1,18 +1,17 @@
-# pooler.sh DIR PROGRAM
+# pooler.sh DIR PROGRAM [line of its configuration]...
 #
-# Owns one PgBouncer. Its configuration comes on stdin, up to a line that says "run"; then each line is a command, answered
-# with one line on stdout. At end of input, however its owner came to close the pipe, it stops PgBouncer and removes DIR.
+# Owns one PgBouncer. Makes DIR, then answers each line on stdin with one line on stdout. At end of input, however its owner
+# came to close the pipe, it stops PgBouncer and removes DIR.
 
 trap '' INT TERM HUP QUIT PIPE
 
 dir=$1 program=$2 pid=
+shift 2
 
 umask 077
 why=$(mkdir "$dir" 2>&1) || { echo "$why"; exit 1; }
 echo '"postgres" ""' >"$dir/users"
-while read -r line && [ "$line" != run ]; do
-	echo "$line"
-done >"$dir/ini"
+printf '%s\n' "$@" >"$dir/ini"
 
 alive() {
 	sleep 0.02

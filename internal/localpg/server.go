@@ -1,6 +1,7 @@
 package localpg
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -64,10 +64,8 @@ type Options struct {
 
 // newDir returns the path of a directory that does not exist yet.
 func (o Options) newDir() string {
-	var fs syscall.Statfs_t
 	chosen := prefix
-	if err := syscall.Statfs(filepath.Dir(memoryPrefix), &fs); err == nil && !o.Durable &&
-		uint64(fs.Bavail)*uint64(fs.Bsize) >= memoryNeeded { //nolint:unconvert // on some systems it is signed
+	if !o.Durable && freeBytes(filepath.Dir(memoryPrefix)) >= memoryNeeded {
 		chosen = memoryPrefix
 	}
 	return chosen + strings.ToLower(rand.Text()[:10])
@@ -79,7 +77,7 @@ func (o Options) newDir() string {
 type Server struct {
 	dir     string
 	binDir  string
-	account *syscall.Credential // nil: that of this process
+	account account
 	tcp     bool
 	lock    *os.File
 	janitor *janitor
@@ -109,7 +107,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	s.stop = sync.OnceValue(s.cleanUp)
 	sweep(ctx, binDir, s.account)
-	if s.janitor, err = startJanitor(s.dir, binDir, s.account, o.arguments()); err != nil {
+	if s.janitor, err = startJanitor(janitorScript, s.dir, binDir, s.account, o.arguments()); err != nil {
 		return nil, fmt.Errorf("start PostgreSQL: %w", err)
 	}
 	if err := s.boot(ctx, o); err != nil {
@@ -198,12 +196,14 @@ func freePort() (int, error) {
 // DSN returns the URL of database on this server, over the unix socket. pgx,
 // goose and psql all take it. An empty database means postgres.
 func (s *Server) DSN(database string) string {
-	if database == "" {
-		database = "postgres"
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	query := url.Values{"host": {s.dir}, "port": {strconv.Itoa(s.port)}, "sslmode": {"disable"}}
+	return socketURL(s.dir, strconv.Itoa(s.port), cmp.Or(database, "postgres"))
+}
+
+// socketURL returns the URL of a database behind the unix socket in a directory.
+func socketURL(dir, port, database string) string {
+	query := url.Values{"host": {dir}, "port": {port}, "sslmode": {"disable"}}
 	return (&url.URL{Scheme: "postgres", User: url.User("postgres"), Path: "/" + database, RawQuery: query.Encode()}).String()
 }
 

@@ -1,3 +1,5 @@
+//go:build unix
+
 package localpg
 
 import (
@@ -186,7 +188,7 @@ func TestStartFails(t *testing.T) {
 	t.Run("directory exists", func(t *testing.T) {
 		t.Parallel()
 		dir := t.TempDir()
-		if _, err := startJanitor(dir, "/", nil, nil); err == nil || !strings.Contains(err.Error(), "exists") {
+		if _, err := startJanitor(janitorScript, dir, "/", nil, nil); err == nil || !strings.Contains(err.Error(), "exists") {
 			t.Errorf("startJanitor = %v", err)
 		}
 		if !exists(dir) {

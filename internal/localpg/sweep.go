@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
 )
 
@@ -23,7 +22,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock directory: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := lockFile(f); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock directory %s: %w", dir, err)
 	}
@@ -33,39 +32,32 @@ func lockDir(dir string) (*os.File, error) {
 // sweep removes what servers of the same account left behind whose owner and
 // janitor are both gone. It is best effort: what it cannot prove abandoned or
 // cannot remove stays.
-func sweep(ctx context.Context, binDir string, account *syscall.Credential) {
-	uid := uint32(os.Geteuid())
-	if account != nil {
-		uid = account.Uid
-	}
+func sweep(ctx context.Context, binDir string, as account) {
 	dirs, _ := filepath.Glob(prefix + "*") // fails only on a malformed pattern
 	inMemory, _ := filepath.Glob(memoryPrefix + "*")
 	for _, dir := range append(dirs, inMemory...) {
 		info, err := os.Lstat(dir)
-		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < settleTime {
-			continue
-		}
-		if stat, ok := info.Sys().(*syscall.Stat_t); !ok || stat.Uid != uid {
+		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < settleTime || !belongsTo(info, as) {
 			continue
 		}
 		lock, err := lockDir(dir)
 		if err != nil {
 			continue
 		}
-		_ = reap(ctx, dir, binDir, account)
+		_ = reap(ctx, dir, binDir, as)
 		lock.Close()
 	}
 }
 
 // reap stops the PostgreSQL that may still run in dir without a janitor, and
 // removes dir.
-func reap(ctx context.Context, dir, binDir string, account *syscall.Credential) error {
+func reap(ctx context.Context, dir, binDir string, as account) error {
 	// After a reboot the pid in postmaster.pid may be anybody's. Only when
 	// something answers on the socket does the file tell the truth.
 	if answers(dir) {
 		cmd := exec.CommandContext(ctx, filepath.Join(binDir, "pg_ctl"), "stop", "-D", filepath.Join(dir, "data"), "-m", "immediate")
 		cmd.Dir = "/"
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: account}
+		runAs(cmd, as, false)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("stop orphaned PostgreSQL: %w: %s", err, out)
 		}

@@ -31,25 +31,8 @@ type monitored struct {
 	relay   *relay.Relay
 	url     string
 	client  *http.Client
-	log     *buffer
+	log     *relaytest.Buffer
 	stop    func()
-}
-
-type buffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // serve serves metrics until the test ends.
@@ -57,7 +40,7 @@ func serve(t testing.TB, m *Metrics) *monitored {
 	t.Helper()
 	server := httptest.NewServer(m.Handler())
 	t.Cleanup(server.Close)
-	return &monitored{TB: t, metrics: m, url: server.URL, client: server.Client(), log: &buffer{}}
+	return &monitored{TB: t, metrics: m, url: server.URL, client: server.Client(), log: &relaytest.Buffer{}}
 }
 
 // start runs a relay with metrics that sample as often as they can.

@@ -113,6 +113,11 @@ func (m *Metrics) Handler() http.Handler {
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, DisableCompression: true,
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if allows := m.cfg.Allows; allows != nil && !allows(r.Host) {
+			http.Error(w, "This host name is not allowed: a foreign site could point its own name here. Add the name under which you reach this server to admin.allowed_hosts.",
+				http.StatusMisdirectedRequest)
+			return
+		}
 		m.sampler.scraped(r.Context())
 		scrape.ServeHTTP(w, r)
 	})

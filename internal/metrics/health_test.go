@@ -18,7 +18,7 @@ func TestHealthOfARelay(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer receiver.Close()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	m := start(t, config(t, db, to("default", receiver.URL)))
 	m.healthBecomes("/readyz", http.StatusOK, "")
 	m.healthBecomes("/healthz", http.StatusOK, "")
@@ -31,7 +31,7 @@ func TestHealthOfARelay(t *testing.T) {
 // A relay that runs on a copy of its database is alive, and not ready.
 func TestHealthOfAQuarantinedRelay(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	cfg := config(t, db, to("default", "http://receiver.test/CANARY"))
 	cfg.Environment = "production"
 	first := start(t, cfg)
@@ -43,23 +43,6 @@ func TestHealthOfAQuarantinedRelay(t *testing.T) {
 	m.healthBecomes("/healthz", http.StatusOK, "")
 	m.becomes(1, "outbox_relay_quarantined")
 	m.becomes(0, "outbox_relay_registered")
-}
-
-// A database that is away is no reason to restart the relay, which waits for it, but one not to count on it.
-func TestHealthWithoutADatabase(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t)
-	cfg := config(t, db, to("default", "http://receiver.test/"))
-	cfg.Pool.ConnConfig.Database = "CANARY-none"
-	m := start(t, cfg)
-	m.healthBecomes("/readyz", http.StatusServiceUnavailable, "the server has no such database: check the name in database.url")
-	code, h := m.health("/healthz")
-	if code != http.StatusOK || h.Status != "ok" {
-		t.Errorf("%d %+v", code, h)
-	}
-	if _, body := m.get("/readyz"); strings.Contains(body, "CANARY") {
-		t.Errorf("a name appears: %s", body)
-	}
 }
 
 func TestReasonsOfHealth(t *testing.T) {

@@ -61,6 +61,7 @@ func (m *Metrics) attempted(a relay.Attempt) {
 	if a.Duplicate {
 		s.duplicates.Inc()
 	}
+	s.droppedHeaders.Add(float64(a.DroppedHeaders))
 	if a.Outcome == policy.Delivered {
 		if observer := s.latency[a.Class]; observer != nil {
 			observer.Observe(a.SinceCreated.Seconds())

@@ -25,6 +25,8 @@ type Config struct {
 	// SampleInterval is the time between two samples. 0: 15 s. A sample that takes long makes the next one later: all of
 	// them together take at most a hundredth of the time.
 	SampleInterval time.Duration
+	// Allows reports whether a request for /metrics may name a host. nil: any.
+	Allows func(host string) bool
 	// Log for failed samples.
 	Log zerolog.Logger
 }
@@ -41,19 +43,18 @@ type Metrics struct {
 	cfg      Config
 	registry *prometheus.Registry
 
-	settled                     *prometheus.CounterVec
-	claimed, duplicates         *prometheus.CounterVec
-	latency, dueLatency, answer *prometheus.HistogramVec
-	claimTime, claimSize        prometheus.Histogram
-	settleTime, settleSize      prometheus.Histogram
-	stale, rescues, errors      prometheus.Counter
-	archived                    prometheus.Counter
-	wakes                       map[relay.Wake]prometheus.Counter
-	notified, reloads           map[string]prometheus.Counter
-	spans                       map[bool]prometheus.Counter // by whether they were exported
+	settled                             *prometheus.CounterVec
+	claimed, duplicates, droppedHeaders *prometheus.CounterVec
+	latency, dueLatency, answer         *prometheus.HistogramVec
+	claimTime, claimSize                prometheus.Histogram
+	settleTime, settleSize              prometheus.Histogram
+	stale, rescues, errors              prometheus.Counter
+	archived                            prometheus.Counter
+	wakes                               map[relay.Wake]prometheus.Counter
+	notified, reloads                   map[string]prometheus.Counter
+	spans                               map[bool]prometheus.Counter // by whether they were exported
 
-	adding sync.Mutex                         // guards changes of series
-	series atomic.Pointer[map[string]*series] // by destination; replaced, never changed
+	series sync.Map // of *series, by destination
 
 	follows atomic.Pointer[followed]
 	health  health
@@ -62,10 +63,10 @@ type Metrics struct {
 
 // series are those of one destination, found without a lookup of labels.
 type series struct {
-	claimed, duplicates prometheus.Counter
-	settled             map[result]prometheus.Counter
-	answer              map[policy.Outcome]prometheus.Observer
-	latency, dueLatency map[string]prometheus.Observer // by class
+	claimed, duplicates, droppedHeaders prometheus.Counter
+	settled                             map[result]prometheus.Counter
+	answer                              map[policy.Outcome]prometheus.Observer
+	latency, dueLatency                 map[string]prometheus.Observer // by class
 }
 
 // A result is what becomes of a delivery.
@@ -84,12 +85,11 @@ const (
 func New(cfg Config) *Metrics {
 	m := &Metrics{cfg: cfg, registry: prometheus.NewRegistry()}
 	m.define()
-	m.series.Store(&map[string]*series{})
 	for _, name := range cfg.Destinations {
 		m.of(name)
 	}
 	m.sampler = newSampler()
-	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), gauges{m, describe()})
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), gauges{m})
 	return m
 }
 
@@ -101,6 +101,7 @@ func (m *Metrics) define() {
 
 	m.claimed = factory.counters("outbox_claimed_deliveries_total", "Deliveries that this relay has claimed.", "destination")
 	m.duplicates = factory.counters("outbox_duplicate_deliveries_total", "Deliveries that a stream acknowledged as duplicates: it had stored an earlier attempt.", "destination")
+	m.droppedHeaders = factory.counters("outbox_dropped_headers_total", "Headers of events that were not sent: event_headers of the destination does not name them.", "destination")
 	m.settled = factory.counters("outbox_settled_deliveries_total",
 		"Deliveries whose outcome this relay has written: delivered, retry, fail or hold (given back without spending an attempt).", "destination", "outcome", "reason")
 	m.answer = factory.histograms("outbox_attempt_duration_seconds", "Duration of the POSTs, by what became of them.", durationBounds, "destination", "outcome")
@@ -152,17 +153,11 @@ func (d definer) histograms(name, help string, bounds []float64, labels ...strin
 // of returns the series of a destination. It makes them when the destination is new: the caller has the name from the
 // configuration.
 func (m *Metrics) of(destination string) *series {
-	if s := (*m.series.Load())[destination]; s != nil {
-		return s
-	}
-	m.adding.Lock()
-	defer m.adding.Unlock()
-	known := *m.series.Load()
-	if s := known[destination]; s != nil {
-		return s
+	if s, known := m.series.Load(destination); known {
+		return s.(*series)
 	}
 	s := &series{
-		claimed: m.claimed.WithLabelValues(destination), duplicates: m.duplicates.WithLabelValues(destination),
+		claimed: m.claimed.WithLabelValues(destination), duplicates: m.duplicates.WithLabelValues(destination), droppedHeaders: m.droppedHeaders.WithLabelValues(destination),
 		settled: map[result]prometheus.Counter{}, answer: map[policy.Outcome]prometheus.Observer{},
 		latency: map[string]prometheus.Observer{}, dueLatency: map[string]prometheus.Observer{},
 	}
@@ -178,11 +173,6 @@ func (m *Metrics) of(destination string) *series {
 		s.latency[class] = m.latency.WithLabelValues(destination, class)
 		s.dueLatency[class] = m.dueLatency.WithLabelValues(destination, class)
 	}
-	all := make(map[string]*series, len(known)+1)
-	for name, of := range known {
-		all[name] = of
-	}
-	all[destination] = s
-	m.series.Store(&all)
+	m.series.Store(destination, s) // others that do the same get the same counters from the library
 	return s
 }

@@ -31,7 +31,7 @@ func BenchmarkLargeTables(b *testing.B) {
 	if testing.Short() {
 		settled, due = 20_000, 5_000
 	}
-	db := relaytest.New(b, "shop", "mail", "crm")
+	db := relaytest.Covered(b, "shop", "mail", "crm")
 	db.Exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off);
 		INSERT INTO outbox_destination (destination, paused, paused_at) SELECT destination, true, now() FROM outbox_route
 		ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)

@@ -52,7 +52,7 @@ var twoRoutes = []relay.Route{{Event: "live", To: []string{"live"}}, {Event: "pa
 // twoLanes returns an outbox with these routes.
 func twoLanes(t testing.TB) *relaytest.Database {
 	t.Helper()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`DELETE FROM outbox_route`)
 	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('live', 'live'), ('paid', 'audit')`)
 	return db

@@ -87,7 +87,7 @@ func BenchmarkDrain(b *testing.B) {
 func drain(b *testing.B, kind string, events, keys int) {
 	b.Helper()
 	b.StopTimer()
-	db := relaytest.New(b, "audit")
+	db := relaytest.Covered(b, "audit")
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
 		SELECT 'paid', json_build_object('n', i, 'pad', repeat('x', 280)), 'k-' || i, 'key-' || i % nullif($2, 0) FROM generate_series(1, $1) i`, events, keys)
 	db.Exec(`ANALYZE outbox, outbox_delivery`)

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
@@ -28,6 +26,8 @@ func TestAcknowledgedMessageIsDelivered(t *testing.T) {
 	e := to(t, s, func(d *post.Destination) { d.Headers = map[string]string{"X-Tenant": "finance"} })
 	m := message("invoice.paid", "invoice-4711")
 	m.Headers = []byte(`{"Nats-Rollup": "all", "nats-ttl": "1s", "traceparent": "00-abc-def-01"}`)
+	delivered, duplicate := delivered, duplicate
+	delivered.DroppedHeaders, duplicate.DroppedHeaders = 2, 2 // those of NATS
 	expect(t, attemptWith(t, e, m), delivered, "")
 	expect(t, attemptWith(t, e, m), duplicate, "") // as after an attempt whose outcome was unknown
 	other := m
@@ -74,16 +74,7 @@ type streamError struct {
 	text    string
 }
 
-// answering is that another program answers. Its answer must not count as an acknowledgement: the event would be lost.
-func answering(text string) streamError {
-	return streamError{prepare: func(t *testing.T, _ jetstream.JetStream, nc *nats.Conn) {
-		_, err := nc.Subscribe("outbox.paid", func(m *nats.Msg) { _ = m.Respond([]byte(text)) })
-		must(t, err)
-		must(t, nc.Flush())
-	}, want: answered(policy.ReasonMalformed), outcome: policy.Retry, text: `is not the stream "EVENTS"`}
-}
-
-// Each row of the table in docs/nats.md, but for those of cluster_test.go and identity_test.go.
+// Rows of the table in docs/nats.md that a server decides; the others are those of natspost and of identity_test.go.
 func TestErrorsOfAStream(t *testing.T) {
 	t.Parallel()
 	maxPayload := func(o *server.Options) { o.MaxPayload = 2048 }
@@ -132,9 +123,6 @@ func TestErrorsOfAStream(t *testing.T) {
 			_, err := js.UpdateStream(t.Context(), config)
 			must(t, err)
 		}, want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: "takes nothing any more"},
-		"a program that answers":       answering("thanks"),
-		"another stream acknowledges":  answering(`{"stream":"OTHER","seq":1}`),
-		"acknowledged without a place": answering(`{"stream":"EVENTS"}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -157,56 +145,6 @@ func TestErrorsOfAStream(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A subscriber that does not answer is like a stream whose acknowledgement is lost: the attempt has its own time, and counts.
-func TestNoAcknowledgementIsATimeout(t *testing.T) {
-	t.Parallel()
-	s := startServer(t)
-	nc, _ := admin(t, s)
-	_, err := nc.Subscribe("outbox.>", func(*nats.Msg) {})
-	must(t, err)
-	must(t, nc.Flush())
-	e := to(t, s, func(d *post.Destination) { d.Timeout = 200 * time.Millisecond })
-	expect(t, attempt(t, e, "k"), answered(policy.ReasonTimeout), `no acknowledgement of stream "EVENTS" within the timeout; it may have stored the message`)
-}
-
-func TestErrorsOfAConnection(t *testing.T) {
-	t.Parallel()
-	web := httptest.NewServer(http.NotFoundHandler())
-	t.Cleanup(web.Close)
-	none := post.Egress{AllowPrivate: []prefix{}}
-	for name, c := range map[string]struct {
-		url    string
-		egress post.Egress
-		want   policy.Reason
-		text   string
-	}{
-		"nothing listens":   {url: "nats://" + closedPort(t), want: policy.ReasonConnect, text: "connection refused"},
-		"no such name":      {url: "nats://nowhere.invalid", want: policy.ReasonDNS, text: "nowhere.invalid"},
-		"a server of HTTP":  {url: "nats://" + strings.TrimPrefix(web.URL, "http://"), want: policy.ReasonTimeout, text: "does not answer as one of NATS in time"},
-		"a server of mail":  {url: "nats://" + speaking(t, "220 mail.example.com ESMTP\r\n"), want: policy.ReasonMalformed, text: "is not a server of NATS"},
-		"no private egress": {url: "nats://localhost:4222", egress: none, want: policy.ReasonEgress, text: "egress.allow_private"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := endpointOf(t, settingsOf(c.url, func(d *post.Destination) { d.Timeout = time.Second }), c.egress)
-			v := attempt(t, e, "k")
-			expect(t, v, unreached(c.want), c.text)
-		})
-	}
-}
-
-// A stop cuts off what waits for its acknowledgement, and says so.
-func TestStopCutsOff(t *testing.T) {
-	t.Parallel()
-	s := startServer(t)
-	nc, _ := admin(t, s)
-	ctx, cancel := context.WithCancel(t.Context())
-	_, err := nc.Subscribe("outbox.>", func(*nats.Msg) { cancel() })
-	must(t, err)
-	must(t, nc.Flush())
-	expect(t, to(t, s).Deliver(ctx, message("paid", "k"), nil), answered(policy.ReasonShutdown), "")
 }
 
 // A message in flight when its connection ends may have been stored; the next attempt connects anew.
@@ -280,33 +218,6 @@ func TestSecurityDiscoveredServersAreGuarded(t *testing.T) {
 	if at < 0 || refused[at] == nil || !strings.Contains(refused[at].Error(), "prohibited") {
 		t.Errorf("dialled %v with %v", dialled, refused)
 	}
-}
-
-func TestSecurityTypesReachNoSubjectOfTheServer(t *testing.T) {
-	t.Parallel()
-	s := startServer(t)
-	_, js := admin(t, s)
-	stream := addStream(t, js)
-	_, err := js.Publish(t.Context(), "outbox.first", []byte("1"))
-	must(t, err)
-	e := to(t, s, func(d *post.Destination) { d.NATS.Subject = "{type}" })
-	for _, eventType := range []string{"$JS.API.STREAM.PURGE.EVENTS", "_INBOX.x", "outbox.*", "outbox.>", "a..b", ".a", "a b", "a\r\nPUB x 1\r\nx"} {
-		v := attemptWith(t, e, message(eventType, "k"))
-		if v.Reason != policy.ReasonInvalidEvent || v.Posted {
-			t.Errorf("%q: %+v", eventType, v)
-		}
-	}
-	if info, err := stream.Info(t.Context()); err != nil || info.State.Msgs != 1 {
-		t.Errorf("%d messages, %v", info.State.Msgs, err)
-	}
-}
-
-// A peer that reads nothing holds up an attempt no longer than its timeout.
-func TestSilentPeer(t *testing.T) {
-	t.Parallel()
-	address := speaking(t, "")
-	e := endpointOf(t, settingsOf("nats://"+address, func(d *post.Destination) { d.Timeout = 300 * time.Millisecond }), post.Egress{})
-	expect(t, attempt(t, e, "k"), unreached(policy.ReasonTimeout), "")
 }
 
 func TestReach(t *testing.T) {

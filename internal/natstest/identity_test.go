@@ -56,27 +56,6 @@ func TestIdentities(t *testing.T) {
 	expect(t, attempt(t, to(t, withToken, as("Bearer hunter2")), "token"), delivered, "")
 }
 
-func TestNKey(t *testing.T) {
-	t.Parallel()
-	user, other := userKey(t), userKey(t)
-	public, err := user.PublicKey()
-	must(t, err)
-	s := startServer(t, func(o *server.Options) {
-		o.Nkeys = []*server.NkeyUser{{Nkey: public}}
-		o.Users = []*server.User{{Username: "root", Password: "r"}}
-	})
-	_, js := admin(t, s, nats.UserInfo("root", "r"))
-	addStream(t, js)
-	var seed atomic.Pointer[string]
-	seed.Store(seedOf(t, other))
-	e := to(t, s, func(d *post.Destination) { d.NATS.Seed = func() string { return *seed.Load() } })
-	if v := attempt(t, e, "wrong"); v.Reason != policy.ReasonUnauthorized || !v.Unreached {
-		t.Errorf("%+v", v)
-	}
-	seed.Store(seedOf(t, user)) // as when its file is replaced
-	expect(t, attempt(t, e, "right"), delivered, "")
-}
-
 func userKey(t testing.TB) nkeys.KeyPair {
 	t.Helper()
 	pair, err := nkeys.CreateUser()
@@ -210,7 +189,8 @@ func TestCredentials(t *testing.T) {
 	}), post.Egress{})
 	expect(t, attempt(t, waits, "expires"), answered(policy.ReasonUnauthorized), "authentication expired")
 	use(forever)
-	expect(t, attempt(t, e, "renewed"), delivered, "")
+	// The server ends the connection of the first endpoint at the same moment, but perhaps not before the next attempt.
+	eventually(t, "a delivery with the new credentials", func() bool { return attempt(t, e, "renewed") == delivered })
 }
 
 func TestTLS(t *testing.T) {

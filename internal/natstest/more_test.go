@@ -9,19 +9,14 @@ import (
 	"crypto/x509/pkix"
 	"math/big"
 	"net"
-	"net/netip"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-type (
-	prefix = netip.Prefix
-	conn   = net.Conn
-)
+type conn = net.Conn
 
 // portOf returns the port of an endpoint's server.
 func portOf(t testing.TB, e *post.Endpoint) int {
@@ -46,29 +41,6 @@ func eventually(t testing.TB, what string, done func() bool) {
 			t.Fatalf("never came: %s", what)
 		}
 	}
-}
-
-// speaking returns the address of a listener that says something to each that connects, and then nothing.
-func speaking(t testing.TB, text string) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	var all sync.WaitGroup
-	all.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			defer c.Close()
-			_, _ = c.Write([]byte(text))
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		all.Wait()
-	})
-	return l.Addr().String()
 }
 
 // authority returns a certificate authority, and what makes certificates of it.

@@ -82,7 +82,7 @@ func TestRelayOutlivesTheServer(t *testing.T) {
 	s := startServer(t, func(o *server.Options) { o.StoreDir = dir })
 	_, js := admin(t, s)
 	addStream(t, js, func(c *jetstream.StreamConfig) { c.Storage = jetstream.FileStorage })
-	db := relaytest.New(t, "audit")
+	db := relaytest.Covered(t, "audit")
 	attempts := make(chan relay.Attempt, 1000)
 	insertOrdered(db, keys, perKey)
 	d := settingsOf("nats://"+addressOf(s), func(d *post.Destination) {
@@ -143,7 +143,7 @@ func TestMissingStreamHoldsItsLane(t *testing.T) {
 	s := startServer(t)
 	_, js := admin(t, s)
 	good := addStream(t, js)
-	db := relaytest.New(t, "audit", "lost")
+	db := relaytest.Covered(t, "audit", "lost")
 	other := settingsOf("nats://"+addressOf(s), func(d *post.Destination) {
 		d.Name, d.NATS.Stream, d.NATS.Subject = "lost", "LATER", "later.{type}"
 		d.Retry.Schedule = []time.Duration{time.Second}

@@ -19,50 +19,6 @@ import (
 
 const relayProgram = "../../bin/outbox-relay"
 
-// Each row of the first table in docs/nats.md.
-func TestMistakesInSettings(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	file := func(name, content string) string {
-		path := filepath.Join(dir, name)
-		must(t, os.WriteFile(path, []byte(content), 0o600))
-		return path
-	}
-	s := startServer(t)
-	_, js := admin(t, s)
-	addStream(t, js)
-	const usable = "url: 'nats://a', subject: 'outbox.{type}', stream: EVENTS"
-	none, text, empty := filepath.Join(dir, "none"), file("text", "hunter2\n"), file("empty", "")
-	all := map[string]relaytest.Unready{
-		"scheme":              {Settings: "url: 'nat://a'", Mistake: `url: scheme "nat" is not supported; it may be http://`},
-		"no servers":          {Settings: "url: 'nats://', subject: s, stream: s", Mistake: "url: names a server that cannot be used: has no host"},
-		"a password in it":    {Settings: "url: 'nats://u:p@a', subject: s, stream: s", Mistake: "url: contains user info; move it to basic_auth"},
-		"no subject":          {Settings: "url: 'nats://a', stream: s", Mistake: "subject: is not set"},
-		"wildcard":            {Settings: "url: 'nats://a', subject: 'outbox.*', stream: s", Mistake: `subject: "outbox.*" holds a wildcard`},
-		"blank":               {Settings: "url: 'nats://a', subject: 'outbox paid', stream: s", Mistake: `subject: "outbox paid" holds a blank`},
-		"the server's own":    {Settings: "url: 'nats://a', subject: '$JS.{type}', stream: s", Mistake: `subject: "$JS.{type}" begins with a sign of the server's own subjects`},
-		"no stream":           {Settings: "url: 'nats://a', subject: s", Mistake: "stream: is not set"},
-		"name of the stream":  {Settings: "url: 'nats://a', subject: s, stream: a.b", Mistake: `stream: "a.b" is not the name of a stream`},
-		"a topic":             {Settings: usable + ", topic: t", Mistake: "topic: is for destinations of Kafka"},
-		"credentials missing": {Settings: usable + ", credentials_file: " + none, Mistake: "credentials_file: cannot read " + none + ": no such file or directory"},
-		"credentials a dir":   {Settings: usable + ", credentials_file: " + dir, Mistake: "credentials_file: cannot read " + dir + ": it is a directory"},
-		"credentials empty":   {Settings: usable + ", credentials_file: " + empty, Mistake: "credentials_file: " + empty + " holds no user's JWT"},
-		"credentials text":    {Settings: usable + ", credentials_file: " + text, Mistake: "credentials_file: " + text + " holds no user's JWT"},
-		"nkey missing":        {Settings: usable + ", nkey_file: " + none, Mistake: "nkey_file: cannot read " + none + ": no such file or directory"},
-		"nkey empty":          {Settings: usable + ", nkey_file: " + empty, Mistake: "nkey_file: " + empty + " holds no seed of a user's NKey"},
-		"nkey malformed":      {Settings: usable + ", nkey_file: " + text, Mistake: "nkey_file: " + text + " holds no seed of a user's NKey"},
-		"two identities":      {Settings: usable + ", bearer_token: x, nkey_file: " + file("nk", *seedOf(t, userKey(t))), Mistake: "nkey_file: is set beside basic_auth or bearer_token"},
-		"tls settings":        {Settings: usable + ", tls: {server_name: a}", Mistake: "tls.server_name: has no effect, as the url begins with nats://; write tls://"},
-		"authority missing":   {Settings: "url: 'tls://a', subject: s, stream: s, tls: {ca_file: " + none + "}", Mistake: "tls.ca_file: cannot read " + none},
-	}
-	if os.Geteuid() != 0 { // root may read every file
-		secret := file("secret", "x")
-		must(t, os.Chmod(secret, 0))
-		all["credentials unreadable"] = relaytest.Unready{Settings: usable + ", credentials_file: " + secret, Mistake: "credentials_file: cannot read " + secret + ": permission denied"}
-	}
-	relaytest.CheckMistakes(t, relayProgram, fmt.Sprintf("url: 'nats://%s', subject: 'outbox.{type}', stream: EVENTS", addressOf(s)), all)
-}
-
 // keysIn returns the idempotency keys that a stream holds.
 func keysIn(t *testing.T, js jetstream.JetStream, stream string) (keys []string) {
 	t.Helper()

@@ -1,6 +1,5 @@
-// Package notify sends alerts to mail, chats and pagers, through a library that knows their protocols. Webhooks and Slack need no
-// library: they are in package relay.
+// Package notify sends alerts to mail, chats and pagers. Webhooks and Slack's own URLs are in package relay/alert.
 //
-// Every request goes through the transport of alerts, which decides where the relay may connect to. Most services of the
-// library send with [net/http.DefaultTransport], so [GuardLibraries] replaces it.
+// A channel is one URL, spelled as shoutrrr (https://shoutrrr.nickfedor.com) spells it. services.go has all kinds; request.go reads a
+// URL and posts messages; mail.go sends mail.
 package notify

@@ -1,130 +1,133 @@
 package notify
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"mime/quotedprintable"
 	"net"
 	"net/mail"
-	netsmtp "net/smtp"
-	"strconv"
+	"net/smtp"
 	"strings"
 	"time"
 
-	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
-
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
-// mailProblem says what of a mail channel is not offered; empty: nothing. The library spells and reads the URL; its own
-// client dials wherever a name leads, so that it is not used.
-func mailProblem(cfg *smtp.Config) string {
-	cfg.FixEmailTags()
-	switch {
-	case cfg.SkipTLSVerify:
-		return "has skiptlsverify; a mail server's certificate is always verified, against the system's authorities"
-	case cfg.UseHTML:
-		return "has usehtml; alerts are sent as plain text"
-	case cfg.Auth == smtp.AuthOAuth2:
-		return "has auth=OAuth2, which is not supported; write Plain, CRAMMD5 or None"
-	}
-	for _, address := range append([]string{cfg.FromAddress}, cfg.ToAddresses...) {
-		if parsed, err := mail.ParseAddress(address); err != nil || parsed.Address != address {
-			return "has a from or to that is not a mail address such as ops@example.com"
-		}
-	}
-	return ""
+// A mailer sends one mail of plain text.
+type mailer struct {
+	*request
+	from, fromName, clientHost string
+	to                         []string
+	auth, encryption           string
+	startTLS, requireStartTLS  bool
 }
 
-// sendMail sends an alert to all recipients as one mail of plain text. A password is sent only over TLS, or to this host.
-func sendMail(ctx context.Context, transport *alert.Transport, cfg *smtp.Config, alert alert.Alert) error {
-	if problem := mailProblem(cfg); problem != "" {
-		return errors.New("the channel's url " + problem)
+func sendMail(r *request) {
+	r.option("subject", "timeout") // an alert has its own
+	m := mailer{
+		request: r, fromName: plain.Line(r.option("fromname")), clientHost: cmp.Or(r.option("clienthost"), "localhost"),
+		// A query makes a blank of a plus. Addresses have pluses and no blanks.
+		from:       strings.ReplaceAll(r.option("from", "fromaddress"), " ", "+"),
+		to:         split(strings.ReplaceAll(r.option("to", "toaddresses"), " ", "+")),
+		auth:       r.choice("auth", "unknown", "none", "plain", "crammd5", "oauth2"),
+		encryption: r.choice("encryption", "auto", "none", "explicittls", "implicittls"),
+		startTLS:   r.isSet(true, "usestarttls", "starttls"), requireStartTLS: r.isSet(false, "requirestarttls"),
 	}
-	conn, err := transport.DialContext(ctx, "tcp", net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))))
+	r.need(r.Hostname(), m.from, strings.Join(m.to, ""))
+	switch {
+	case r.isSet(false, "skiptlsverify"):
+		r.problem = "has skiptlsverify; a mail server's certificate is always verified, against the system's authorities"
+	case r.isSet(false, "usehtml"):
+		r.problem = "has usehtml; alerts are sent as plain text"
+	case m.auth == "oauth2":
+		r.problem = "has auth=OAuth2, which is not supported; write Plain, CRAMMD5 or None"
+	}
+	for _, address := range append(m.to, m.from) {
+		if parsed, err := mail.ParseAddress(address); err != nil || parsed.Address != address {
+			r.problem = cmp.Or(r.problem, "has a from or to that is not a mail address such as ops@example.com")
+		}
+	}
+	if r.problem == "" && r.transport != nil {
+		if err := m.send(); err != nil {
+			r.err = fmt.Errorf("send alert: %s", plain.Clip(r.mask().Hide(err.Error(), false)))
+		}
+	}
+}
+
+// send connects to the mail server. A password is sent only over TLS, or to this host.
+func (m *mailer) send() error {
+	host, port := m.Hostname(), cmp.Or(m.Port(), "25")
+	dialled, err := m.transport.DialContext(m.ctx, "tcp", net.JoinHostPort(host, port))
 	if err != nil {
 		return err
 	}
-	dialled := conn
-	defer context.AfterFunc(ctx, func() { _ = dialled.Close() })() // net/smtp takes no context
-	secure := &tls.Config{ServerName: cfg.Host, MinVersion: tls.VersionTLS12}
-	implicit := cfg.Encryption == smtp.EncImplicitTLS || cfg.Encryption == smtp.EncAuto && cfg.Port == smtp.ImplicitTLSPort
+	defer context.AfterFunc(m.ctx, func() { _ = dialled.Close() })() // net/smtp takes no context
+	conn, secure := dialled, &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12}
+	implicit := m.encryption == "implicittls" || m.encryption == "auto" && port == "465"
 	if implicit {
 		conn = tls.Client(conn, secure)
 	}
-	client, err := netsmtp.NewClient(conn, cfg.Host)
+	client, err := smtp.NewClient(conn, host)
 	if err != nil {
 		_ = conn.Close()
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	if cfg.ClientHost != "auto" {
-		if err := client.Hello(cfg.ClientHost); err != nil {
+	if m.clientHost != "auto" {
+		if err := client.Hello(m.clientHost); err != nil {
 			return err
 		}
 	}
-	if offered, _ := client.Extension("STARTTLS"); offered && !implicit && cfg.UseStartTLS && cfg.Encryption != smtp.EncNone {
-		if err := client.StartTLS(secure); err != nil {
-			return err
-		}
-	} else if !implicit && (cfg.RequireStartTLS || cfg.Encryption == smtp.EncExplicitTLS) {
-		return errors.New("the mail server offers no STARTTLS, which the channel's url requires")
-	}
-	switch cfg.Auth {
-	case smtp.AuthPlain:
-		err = client.Auth(netsmtp.PlainAuth("", cfg.Username, cfg.Password, cfg.Host))
-	case smtp.AuthCRAMMD5:
-		err = client.Auth(netsmtp.CRAMMD5Auth(cfg.Username, cfg.Password))
+	if offered, _ := client.Extension("STARTTLS"); offered && !implicit && m.startTLS && m.encryption != "none" {
+		err = client.StartTLS(secure)
+	} else if !implicit && (m.requireStartTLS || m.encryption == "explicittls") {
+		err = errors.New("the mail server offers no STARTTLS, which the channel's url requires")
 	}
 	if err != nil {
 		return err
 	}
-	return writeMail(client, cfg, alert)
-}
-
-// writeMail writes one mail over a connection that is ready for it.
-func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert alert.Alert) error {
-	if err := client.Mail(cfg.FromAddress); err != nil {
+	name, password := m.User.Username(), m.password()
+	switch {
+	case m.auth == "plain", m.auth == "unknown" && name != "":
+		err = client.Auth(smtp.PlainAuth("", name, password, host))
+	case m.auth == "crammd5":
+		err = client.Auth(smtp.CRAMMD5Auth(name, password))
+	}
+	if err != nil {
 		return err
 	}
-	for _, to := range cfg.ToAddresses {
-		if err := client.Rcpt(to); err != nil {
-			return err
+	return m.write(client)
+}
+
+// write writes one mail over a connection that is ready for it.
+func (m *mailer) write(client *smtp.Client) error {
+	err := client.Mail(m.from)
+	for _, to := range m.to {
+		if err == nil {
+			err = client.Rcpt(to)
 		}
+	}
+	if err != nil {
+		return err
 	}
 	w, err := client.Data()
 	if err != nil {
 		return err
 	}
-	_, domain, _ := strings.Cut(cfg.FromAddress, "@")
-	for _, header := range [][2]string{
-		{"From", (&mail.Address{Name: plain.Line(cfg.FromName), Address: cfg.FromAddress}).String()},
-		{"To", strings.Join(cfg.ToAddresses, ", ")},
-		{"Subject", mime.QEncoding.Encode("utf-8", alert.Title())}, // printable: no line break that begins another header
-		{"Date", time.Now().UTC().Format(time.RFC1123Z)},
-		{"Message-ID", "<" + rand.Text() + "@" + domain + ">"},
-		{"Auto-Submitted", "auto-generated"}, // no holiday answers it
-		{"MIME-Version", "1.0"},
-		{"Content-Type", "text/plain; charset=utf-8"},
-		{"Content-Transfer-Encoding", "quoted-printable"},
-	} {
-		if _, err := fmt.Fprintf(w, "%s: %s\r\n", header[0], header[1]); err != nil {
-			return err
-		}
-	}
+	_, domain, _ := strings.Cut(m.from, "@")
+	_, _ = fmt.Fprint(w, // an error comes back from Close
+		"From: ", &mail.Address{Name: m.fromName, Address: m.from}, "\r\nTo: ", strings.Join(m.to, ", "),
+		"\r\nSubject: ", mime.QEncoding.Encode("utf-8", m.title), // printable: no line break that begins another header
+		"\r\nDate: ", time.Now().UTC().Format(time.RFC1123Z), "\r\nMessage-ID: <", rand.Text(), "@", domain, ">",
+		"\r\nAuto-Submitted: auto-generated", // no holiday answers it
+		"\r\nMIME-Version: 1.0\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n")
 	body := quotedprintable.NewWriter(w)
-	if _, err := io.WriteString(w, "\r\n"); err != nil {
-		return err
-	}
-	if _, err := io.WriteString(body, alert.Text()+"\r\n"); err != nil {
-		return err
-	}
+	_, _ = fmt.Fprint(body, m.text, "\r\n")
 	if err := errors.Join(body.Close(), w.Close()); err != nil {
 		return err
 	}

@@ -3,12 +3,10 @@ package notify
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,11 +15,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
-
-func TestMain(m *testing.M) {
-	GuardLibraries()
-	os.Exit(m.Run())
-}
 
 func serve(t *testing.T, answer http.HandlerFunc) *httptest.Server {
 	t.Helper()
@@ -33,37 +26,26 @@ func serve(t *testing.T, answer http.HandlerFunc) *httptest.Server {
 	return s
 }
 
-const gotifyToken = "Aaa.bbb.ccc.ddd"
+// direct is the transport of alerts where nothing is configured.
+var direct = alert.NewTransport(post.Egress{})
+
+const secretToken = "Aaa.bbb.ccc.ddd"
 
 // gotify is a service that can be had on any host, over plain HTTP.
 func gotify(server *httptest.Server) settings.Secret {
-	return settings.Secret("gotify://" + strings.TrimPrefix(server.URL, "http://") + "/" + gotifyToken + "?disabletls=yes")
+	return settings.Secret("gotify://" + strings.TrimPrefix(server.URL, "http://") + "/" + secretToken + "?disabletls=yes")
 }
 
-// The library cannot be told to stop: a message that hangs is left behind, and keeps only its own channel busy.
+// A message that hangs ends with its context.
 func TestServiceThatHangs(t *testing.T) {
 	t.Parallel()
-	arrived, release := make(chan struct{}, 10), make(chan struct{})
-	hanging := serve(t, func(http.ResponseWriter, *http.Request) {
-		arrived <- struct{}{}
-		<-release
-	})
-	channel := New(gotify(hanging), alert.NewTransport(post.Egress{})).(*serviceChannel)
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- channel.Notify(ctx, alert.NewTest(time.Now())) }()
-	<-arrived
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-	if err := channel.Notify(t.Context(), alert.NewTest(time.Now())); err == nil || !strings.Contains(err.Error(), "still under way") {
-		t.Errorf("%v", err)
-	}
-	close(release)
-	channel.sending <- struct{}{} // once the one that hung is gone
-	<-channel.sending
-	if err := channel.Notify(t.Context(), alert.NewTest(time.Now())); err != nil && strings.Contains(err.Error(), "still under way") {
+	hanging := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // only then does the server see that the client is gone
+		cancel()
+		<-r.Context().Done()
+	})
+	if err := New(gotify(hanging), direct).Notify(ctx, alert.NewTest(time.Now())); err == nil || !strings.Contains(err.Error(), "context canceled") {
 		t.Errorf("%v", err)
 	}
 }
@@ -94,7 +76,7 @@ func TestSecurityMailServerWithoutEnd(t *testing.T) {
 		}
 		written <- total
 	}()
-	channel := New(settings.Secret("smtp://user:password@"+listener.Addr().String()+"/?from=a@example.com&to=b@example.com"), alert.NewTransport(post.Egress{}))
+	channel := New(settings.Secret("smtp://user:password@"+listener.Addr().String()+"/?from=a@example.com&to=b@example.com"), direct)
 	err = channel.Notify(t.Context(), alert.NewTest(time.Now()))
 	if err == nil || len(err.Error()) > 4096 {
 		t.Errorf("%.5000v", err)
@@ -113,16 +95,41 @@ func TestServiceErrorsHoldNoSecrets(t *testing.T) {
 		_, _ = io.WriteString(w, `{"error":"x","errorCode":403,"errorDescription":"`+r.URL.String()+` `+r.Header.Get("X-Gotify-Key")+`"}`)
 	})
 	for _, raw := range []settings.Secret{
-		gotify(echo), "gotify://127.0.0.1:1/" + gotifyToken + "?disabletls=yes",
+		gotify(echo), "gotify://127.0.0.1:1/" + secretToken + "?disabletls=yes",
 		"smtp://user:p%40s3cret@127.0.0.1:1/?from=a@example.com&to=b@example.com", "ntfy://user:s3cret@127.0.0.1:1/topic?scheme=http",
 	} {
-		err := New(raw, alert.NewTransport(post.Egress{})).Notify(t.Context(), alert.NewTest(time.Now()))
-		if err == nil || strings.Contains(err.Error(), "s3cret") || strings.Contains(err.Error(), gotifyToken) {
+		err := New(raw, direct).Notify(t.Context(), alert.NewTest(time.Now()))
+		if err == nil || strings.Contains(err.Error(), "s3cret") || strings.Contains(err.Error(), secretToken) {
 			t.Errorf("%s: %v", Kind(string(raw)), err)
 		}
 	}
-	if got := redact("Post https://x/tok%2Fen1: tok/en1 and user1234", "gotify://user1234@x/tok%2Fen1"); strings.Contains(got, "en1") || strings.Contains(got, "user1234") {
-		t.Errorf("%s", got)
+}
+
+// A service that accepts with status 200 alone has not said so.
+func TestServiceThatConfirmsNothing(t *testing.T) {
+	t.Parallel()
+	odd := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"code": 400, "message": "no such s3cretdevice"}`)
+	})
+	url := settings.Secret("bark://:s3cretdevice@" + strings.TrimPrefix(odd.URL, "http://") + "/?scheme=http")
+	if err := New(url, direct).Notify(t.Context(), alert.NewTest(time.Now())); err == nil || !strings.Contains(err.Error(), `the channel refused it: {"code": 400`) || strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("%v", err)
+	}
+}
+
+// No service reaches an address of this host or of a cloud's metadata that no channel may have.
+func TestSecurityForbiddenAddresses(t *testing.T) {
+	t.Parallel()
+	server := serve(t, func(http.ResponseWriter, *http.Request) { t.Error("a request arrived") })
+	_, port, _ := strings.Cut(strings.TrimPrefix(server.URL, "http://"), ":")
+	for _, url := range []string{
+		"gotify://0.0.0.0:" + port + "/" + secretToken + "?disabletls=yes", "mattermost://bot@0.0.0.0:" + port + "/token?disabletls=yes",
+		"ntfy://0.0.0.0:" + port + "/topic?scheme=http", "bark://:key@0.0.0.0:" + port + "/?scheme=http",
+		"smtp://0.0.0.0:" + port + "/?from=a@example.com&to=b@example.com", "matrix://:token@169.254.169.254:" + port + "/?disabletls=yes",
+	} {
+		if err := New(settings.Secret(url), direct).Notify(t.Context(), alert.NewTest(time.Now())); err == nil || !strings.Contains(err.Error(), "prohibited") {
+			t.Errorf("%s: %v", url, err)
+		}
 	}
 }
 
@@ -131,13 +138,20 @@ func TestServiceURLs(t *testing.T) {
 	for url, want := range map[string]string{
 		"smtp://user:password@mail.internal:587/?from=a@example.com&to=b@example.com": "",
 		"pagerduty://events.pagerduty.com/0123456789abcdef0123456789abcdef":           "",
-		"matrix://user:password@example.invalid":                                      "", // would log in
-		"mail.internal":                                                               `is not a URL; write one such as "smtp://user:password@mail.internal:587/?from=relay@example.com&to=ops@example.com"`,
-		"https://ops.internal":                                                        `is a plain URL; write it as {webhook: "https://…"}`,
-		"pagerdutty://s3cret":                                                         `begins with a service that is not offered; did you mean pagerduty://?`,
-		"discord://s3cret":                                                            `is not how discord spells its URLs; see https://shoutrrr.nickfedor.com`,
-		"":                                                                            `is empty`,
-		"generic://example.com/x":                                                     `is a plain URL; write it as {webhook: "https://…"}`,
+		"matrix://user:password@example.invalid":                                      "", // a check does not log in
+		"matrix://:token@example.invalid":                                             "",
+		"slack://bot@AAAAAAAAA/BBBBBBBBB/123456789123456789123456":                    "",
+		"notifiarr+https://notifiarr.com/api/v1/notification/passthrough/key?name=x":  "",
+		"teams+https://a.webhook.office.com/webhookb2/11111111-4444-4444-8444-cccccccccccc@22222222-4444-4444-8444-cccccccccccc/IncomingWebhook/33333301222222222233333333333344/44444444-4444-4444-8444-cccccccccccc/V2": "",
+		"discord+https://token@1":            `is not how discord spells its URLs; write discord://TOKEN@ID, with the options that it has`,
+		"discord://token@1?json=yes":         `is not how discord spells its URLs; write discord://TOKEN@ID, with the options that it has`,
+		"ntfy://ntfy.sh/topic?cache=perhaps": `is not how ntfy spells its URLs; write ntfy://USER:PASSWORD@HOST/TOPIC, with the options that it has`,
+		"mail.internal":                      `is not a URL; write one such as "smtp://user:password@mail.internal:587/?from=relay@example.com&to=ops@example.com"`,
+		"https://ops.internal":               `is a plain URL; write it as {webhook: "https://…"}`,
+		"pagerdutty://s3cret":                `begins with a service that is not offered; did you mean pagerduty://?`,
+		"discord://s3cret":                   `is not how discord spells its URLs; write discord://TOKEN@ID, with the options that it has`,
+		"":                                   `is empty`,
+		"generic://example.com/x":            `is a plain URL; write it as {webhook: "https://…"}`,
 		"smtp://mail.internal/?from=a@example.com&to=b@example.com&skiptlsverify=yes": `has skiptlsverify; a mail server's certificate is always verified, against the system's authorities`,
 		"smtp://mail.internal/?from=a@example.com&to=b@example.com&usehtml=yes":       `has usehtml; alerts are sent as plain text`,
 		"smtp://mail.internal/?from=a@example.com&to=b":                               `has a from or to that is not a mail address such as ops@example.com`,

@@ -34,6 +34,9 @@ const brailleBlank = '\u2800'
 // MaxBytes bounds what is stored of an error, in bytes.
 const MaxBytes = 4 << 10
 
+// Capital returns the text with its first letter, which is of ASCII, in upper case.
+func Capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+
 // Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most [MaxBytes].
 func Clip(text string) string { return Shorten(Line(text), MaxBytes) }
 

@@ -1,4 +1,3 @@
-// Package process runs the programs of demonstrations: real processes that do not outlive the one that started them, and can be killed.
 package process
 
 import (

@@ -1,9 +1,14 @@
 package relaytest
 
 import (
+	"context"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Fill adds n deliveries, of which the given share of a hundred is delivered; the rest is pending, some of it in order,
@@ -38,4 +43,46 @@ func WantPlan(t testing.TB, what, plan string, want []string) {
 	if wrong != nil {
 		t.Errorf("%s:\n%s\nin\n%s", what, strings.Join(wrong, "\n"), plan)
 	}
+}
+
+// Explained is what the server did for a statement.
+type Explained struct {
+	Plan    string
+	Buffers int // pages that were read, wherever they were
+	Took    time.Duration
+}
+
+// Explain executes a statement, and returns what it took.
+func Explain(t testing.TB, conn interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}, statement string, arguments ...any,
+) (e Explained) {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) `+statement, arguments...)
+	Must(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	Must(t, err)
+	e.Plan = strings.Join(lines, "\n")
+	for _, found := range regexp.MustCompile(`(?:hit|read)=(\d+)`).FindAllStringSubmatch(lines[1], -1) {
+		pages, err := strconv.Atoi(found[1])
+		Must(t, err)
+		e.Buffers += pages
+	}
+	e.Took, err = time.ParseDuration(regexp.MustCompile(`Execution Time: ([0-9.]+) ms`).FindStringSubmatch(e.Plan)[1] + "ms")
+	Must(t, err)
+	return e
+}
+
+// BlockVacuum opens a snapshot for as long as the test lasts.
+func (db *Database) BlockVacuum() {
+	db.Helper()
+	_, err := db.Begin().Exec(db.Context(), `SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_delivery`)
+	Must(db, err)
+}
+
+// Serve registers a relay that delivers to the given destinations.
+func (db *Database) Serve(destinations ...string) {
+	db.Helper()
+	db.Exec(`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance)
+		INSERT INTO outbox_relay_destination SELECT r.instance, unnest($1::text[]) FROM r`, destinations)
 }

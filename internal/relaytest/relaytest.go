@@ -2,12 +2,15 @@ package relaytest
 
 import (
 	"context"
+	"net/url"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -41,17 +44,60 @@ func Must(t testing.TB, err error) {
 // A Database is a fresh outbox, with a pool to look at it.
 type Database struct {
 	testing.TB
-	DSN  string
+	DSN  string // how relays reach it
 	Pool *pgxpool.Pool
 }
 
-// New returns an outbox that routes everything to the given destinations, "default" if none is given.
+// New returns an outbox that routes everything to the given destinations, "default" if none is given. Relays of TestThroughPooler reach
+// it through a PgBouncer.
 func New(t testing.TB, destinations ...string) *Database {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := &Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}
 	db.Route(destinations...)
+	if strings.HasPrefix(t.Name(), "TestThroughPooler/") {
+		db.Bounce()
+	}
 	return db
+}
+
+// Covered is New with [Database.Cover]: for tests of what becomes of pending deliveries.
+func Covered(t testing.TB, destinations ...string) *Database {
+	t.Helper()
+	db := New(t, destinations...)
+	db.Cover()
+	return db
+}
+
+// Cover makes each insert of events make their pending deliveries too, as when a relay has taken the events and set them aside. No relay
+// takes them.
+func (db *Database) Cover() {
+	db.Helper()
+	db.Exec(coverTrigger)
+}
+
+const coverTrigger = `
+CREATE FUNCTION relaytest_cover() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+	INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
+	SELECT DISTINCT e.id, coalesce(r.destination, ''), greatest(e.available_at, clock_timestamp()), e.ordering_key, octet_length(e.payload::text)
+	FROM covered e LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern;
+	UPDATE outbox SET xid = '2' WHERE id IN (SELECT id FROM covered);
+	PERFORM pg_notify('outbox_wake', 'sweep ' || current_schema());
+	RETURN NULL;
+END $$;
+CREATE TRIGGER relaytest_cover AFTER INSERT ON outbox REFERENCING NEW TABLE AS covered FOR EACH STATEMENT EXECUTE FUNCTION relaytest_cover()`
+
+// Bounce puts a PgBouncer before the database, to which DSN leads from now on.
+func (db *Database) Bounce() *localpg.Pooler {
+	db.Helper()
+	u, err := url.Parse(db.DSN)
+	Must(db, err)
+	pooler, err := localpg.StartPooler(db.DSN)
+	Must(db, err)
+	db.Cleanup(func() { Must(db, pooler.Stop()) })
+	db.DSN = pooler.DSN(strings.TrimPrefix(u.Path, "/"))
+	return pooler
 }
 
 // Route adds a route of every type to each destination, "default" if none is given.

@@ -14,20 +14,20 @@ import (
 )
 
 // An environment holds the variables that are set. The value from a …_FILE stands under the name without the suffix.
-type environment struct {
-	values   map[string]string
-	files    map[string]bool // variables whose value came from their …_FILE
-	broken   map[string]bool // variables with a problem, which is reported
-	referred map[string]bool // variables that the file refers to as ${NAME}
+type environment map[string]*variable
+
+type variable struct {
+	name     string // as a person has set it, with the suffix of a …_FILE
+	value    string
+	broken   bool // it has a problem, which is reported
+	referred bool // the file refers to it as ${NAME}
 }
 
-// name returns the variable that a person has set: the one given, or its …_FILE.
-func (e environment) name(variable string) string {
-	if e.files[variable] {
-		return variable + fileSuffix
-	}
-	return variable
-}
+// acts reports whether the variable sets a setting. One that the file refers to acts only there: a file that gives
+// OUTBOX_DESTINATION_URL a name of its own would otherwise deliver to it twice.
+func (v *variable) acts() bool { return v != nil && !v.broken && !v.referred }
+
+func (v *variable) origin() Origin { return Origin{source: fromEnv, name: v.name} }
 
 const fileSuffix = "_FILE"
 
@@ -35,34 +35,31 @@ const fileSuffix = "_FILE"
 const MaxSecret = 64 << 10
 
 func (s *Set) readEnvironment(list []string) environment {
-	env := environment{values: map[string]string{}, files: map[string]bool{}, broken: map[string]bool{}, referred: map[string]bool{}}
+	env := environment{}
 	for _, entry := range list {
-		name, value, _ := strings.Cut(entry, "=")
-		env.values[name] = value
+		if name, value, _ := strings.Cut(entry, "="); name != "" {
+			env[name] = &variable{name: name, value: value}
+		}
 	}
 	for _, r := range s.table.Rows {
 		name := s.table.variable(r)
-		if name == "" {
-			continue
-		}
-		at := Origin{source: fromEnv, name: name}
-		value, set := env.values[name]
-		file, fileSet := env.values[name+fileSuffix]
+		v, set := env[name]
+		file, fileSet := env[name+fileSuffix]
 		text := ""
 		switch {
+		case name == "":
 		case r.FromFile && set && fileSet:
-			text = "is set, and so is " + name + fileSuffix + "; unset one of them"
+			text = "is set, and so is " + file.name + "; unset one of them"
 		case r.FromFile && fileSet:
-			at.name += fileSuffix
-			env.files[name] = true
-			env.values[name], text = s.readSecret(file, at)
-		case set && value == "":
+			v = &variable{name: file.name}
+			env[name] = v
+			v.value, text = s.readSecret(file.value, v.origin())
+		case set && v.value == "":
 			text = "is set but empty; unset it or give it a value"
 		}
 		if text != "" {
-			s.Problem(at, strings.Replace(r.Path, "*", s.table.Unnamed, 1), text)
-			delete(env.values, name)
-			env.broken[name] = true
+			v.broken = true
+			s.Problem(v.origin(), strings.Replace(r.Path, "*", s.table.Unnamed, 1), text)
 		}
 	}
 	return env
@@ -144,17 +141,19 @@ func (e environment) expand(text string) (expanded, problem string) {
 		}
 		parts := reference.FindStringSubmatch(match)
 		name, fallback, hasFallback := strings.Cut(parts[1], ":-")
-		e.referred[name] = true
-		value, set := e.values[name]
+		v, set := e[name]
+		if set {
+			v.referred = true
+		}
 		switch {
 		case parts[2] == "":
 			problem = `has "${" without "}"; write $$ for a dollar sign`
 		case !variableName.MatchString(name):
 			problem = "has a ${…} that names no variable; write ${NAME}, or $$ for a dollar sign" // it may be a password
-		case e.broken[name]:
+		case set && v.broken:
 			problem = fmt.Sprintf("${%s} has a problem of its own", name)
-		case value != "":
-			return value
+		case set && v.value != "":
+			return v.value
 		case hasFallback:
 			return fallback
 		case set:
@@ -174,21 +173,22 @@ var kubernetesLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]
 func (s *Set) warnUnknown(env environment) {
 	known := []string{s.table.configEnv()}
 	for _, r := range s.table.Rows {
-		if name := s.table.variable(r); name != "" {
+		name := s.table.variable(r)
+		if name != "" {
 			known = append(known, name)
-			if r.FromFile {
-				known = append(known, name+fileSuffix)
-			}
+		}
+		if r.FromFile {
+			known = append(known, name+fileSuffix)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(env.values)) {
-		if !strings.HasPrefix(name, s.table.Prefix) || slices.Contains(known, name) || env.referred[name] || kubernetesLink.MatchString(name) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if !strings.HasPrefix(name, s.table.Prefix) || slices.Contains(known, name) || env[name].referred || kubernetesLink.MatchString(name) {
 			continue
 		}
 		text := "is not a setting of this version"
 		if near := Nearest(name, known); near != "" {
 			text += "; did you mean " + near + "?"
 		}
-		s.warn(Origin{source: fromEnv, name: name}, "", text)
+		s.warn(env[name].origin(), "", text)
 	}
 }

@@ -4,7 +4,7 @@ import "testing"
 
 func TestReferencesKeepDollarSigns(t *testing.T) {
 	t.Parallel()
-	env := environment{values: map[string]string{"A": "1", "B": "${A}"}, referred: map[string]bool{}}
+	env := environment{"A": {value: "1"}, "B": {value: "${A}"}}
 	for text, want := range map[string]string{
 		"$":            "$",
 		"$A":           "$A",

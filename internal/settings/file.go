@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -24,102 +25,76 @@ const (
 // readFile reads the file that the flag or the variable names, or the table's file if it exists. It reports whether it could
 // read all of it.
 func (s *Set) readFile(from Sources, env environment) bool {
-	at := Origin{source: fromFlag, name: "config"}
-	name, given := from.Flags["config"]
-	if !given {
-		at = Origin{source: fromEnv, name: s.table.configEnv()}
-		name, given = env.values[s.table.configEnv()]
+	at, name := Origin{source: fromFile, name: s.table.File}, s.table.File
+	if v := env[s.table.configEnv()]; v != nil {
+		at, name = v.origin(), v.value
 	}
-	if given && name == "" {
+	if file, given := from.Flags["config"]; given {
+		at, name = Origin{source: fromFlag, name: "config"}, file
+	}
+	if name == "" {
 		s.Problem(at, "", "is empty; name a file, or leave it out")
 		return false
 	}
-	if !given {
-		name = s.table.File
-	}
-	content, _, err := readRegular(name, MaxFile)
+	content, mode, err := readRegular(name, MaxFile)
 	switch {
-	case !given && errors.Is(err, fs.ErrNotExist):
+	case at.source == fromFile && errors.Is(err, fs.ErrNotExist):
 		return true
-	case !given && err != nil:
-		at = Origin{source: fromFile, name: name}
-		fallthrough
 	case err != nil:
 		s.Problem(at, "", "cannot read %s: %s", name, err)
 		return false
 	}
 	s.File = name
-	return s.readYAML(content, env)
-}
-
-func (s *Set) readYAML(content []byte, env environment) bool {
-	content = bytes.TrimPrefix(content, []byte("\ufeff"))
-	root, line, problem := parseYAML(content)
+	root, line, problem := parseYAML(bytes.TrimPrefix(content, []byte("\ufeff")))
 	if problem != "" {
-		s.Problem(Origin{source: fromFile, name: s.File, line: line}, "", problem)
+		s.Problem(Origin{source: fromFile, name: name, line: line}, "", problem)
 		return false
 	}
-	if root == nil {
-		return true
-	}
 	r := fileReader{Set: s, env: env, budget: maxNodes}
-	r.node(root, "", "", root.Line)
+	if root != nil {
+		r.node(root, "", "", root.Line)
+	}
+	if r.secret != "" && mode.Perm()&0o004 != 0 {
+		s.warn(Origin{source: fromFile, name: name}, "", "holds the secret of %s and is readable by everyone on this machine; run: chmod o-r %s, or write ${NAME} in place of the secret", r.secret, name)
+	}
 	return r.budget >= 0
 }
 
 // parseYAML returns the root of the only document; nil if there is nothing but comments.
 func parseYAML(content []byte) (root *yaml.Node, line int, problem string) {
+	lines := bytes.Split(content, []byte("\n"))
+	lineOf := func(wrong func([]byte) bool) int { return 1 + slices.IndexFunc(lines, wrong) }
 	switch {
 	case bytes.HasPrefix(content, []byte("\xff\xfe")), bytes.HasPrefix(content, []byte("\xfe\xff")):
 		return nil, 0, "is encoded in UTF-16; save it as UTF-8"
 	case bytes.IndexByte(content, 0) >= 0:
-		return nil, lineOf(content, bytes.IndexByte(content, 0)), "contains a NUL byte; save it as UTF-8 text"
+		return nil, lineOf(func(line []byte) bool { return bytes.IndexByte(line, 0) >= 0 }), "contains a NUL byte; save it as UTF-8 text"
 	case !utf8.Valid(content):
-		return nil, lineOf(content, invalidUTF8(content)), "is not valid UTF-8"
+		return nil, lineOf(func(line []byte) bool { return !utf8.Valid(line) }), "is not valid UTF-8"
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	var document, second yaml.Node
-	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
+	err := decoder.Decode(&document)
+	if err == nil {
+		if err = decoder.Decode(&second); err == nil {
+			return nil, second.Line, `begins a second document ("---"); write one`
+		}
+	}
+	tab := lineOf(tabIndent.Match)
+	switch at := yamlLine.FindStringSubmatch(err.Error()); {
+	case errors.Is(err, io.EOF) && len(document.Content) == 0:
 		return nil, 0, ""
-	} else if err != nil {
-		line, problem = syntaxProblem(content, err)
-		return nil, line, problem
+	case errors.Is(err, io.EOF):
+		return document.Content[0], 0, ""
+	case tab > 0 && strings.Contains(err.Error(), "cannot start any token"): // which names no tab
+		return nil, tab, "is indented with a tab; YAML allows only spaces"
+	case at != nil:
+		line, _ = strconv.Atoi(at[1])
 	}
-	if err := decoder.Decode(&second); err == nil {
-		return nil, second.Line, `begins a second document ("---"); write one`
-	} else if !errors.Is(err, io.EOF) {
-		line, problem = syntaxProblem(content, err)
-		return nil, line, problem
-	}
-	return document.Content[0], 0, ""
+	return nil, line, "is not YAML: " + yamlLine.ReplaceAllString(err.Error(), "")
 }
 
 var (
 	yamlLine  = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
-	tabIndent = regexp.MustCompile(`(?m)^ *\t`)
+	tabIndent = regexp.MustCompile(`^ *\t`)
 )
-
-// syntaxProblem turns an error of the YAML parser into a line and a text. The parser calls a tab a "character that cannot
-// start any token".
-func syntaxProblem(content []byte, err error) (line int, text string) {
-	if tab := tabIndent.FindIndex(content); tab != nil && strings.Contains(err.Error(), "cannot start any token") {
-		return lineOf(content, tab[0]), "is indented with a tab; YAML allows only spaces"
-	}
-	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
-		line, _ = strconv.Atoi(m[1])
-	}
-	return line, "is not YAML: " + yamlLine.ReplaceAllString(err.Error(), "")
-}
-
-func lineOf(content []byte, offset int) int { return 1 + bytes.Count(content[:offset], []byte("\n")) }
-
-func invalidUTF8(content []byte) int {
-	for i := 0; i < len(content); {
-		r, size := utf8.DecodeRune(content[i:])
-		if r == utf8.RuneError && size == 1 {
-			return i
-		}
-		i += size
-	}
-	return 0
-}

@@ -62,9 +62,11 @@ func (p Problem) String() string {
 	return plain.Line(strings.Join(append(parts, p.text), ": "))
 }
 
-// Problem reports a mistake that was made at an origin.
+// Problem reports a mistake that was made at an origin. Without a text, as a [Parser] returns it, there is none.
 func (s *Set) Problem(at Origin, path, format string, args ...any) {
-	s.Problems = append(s.Problems, Problem{origin: at, path: path, text: sprintf(format, args)})
+	if format != "" {
+		s.Problems = append(s.Problems, Problem{origin: at, path: path, text: sprintf(format, args)})
+	}
 }
 
 func (s *Set) warn(at Origin, path, format string, args ...any) {

@@ -12,12 +12,16 @@ type Sources struct {
 	Env []string
 	// Flags that were given, by name. The flag "config" names the file.
 	Flags map[string]string
+	// NoFile leaves the file out, also one that is named.
+	NoFile bool
 }
 
 // A Set is what the sources say, with the origin of every value and every mistake.
 type Set struct {
 	// File that was read; empty: none.
 	File string
+	// Readable reports whether the file could be read, so that what it does not hold is missing.
+	Readable bool
 	// Problems are mistakes, Warnings are not.
 	Problems, Warnings []Problem
 
@@ -25,7 +29,6 @@ type Set struct {
 	shape    shape
 	entries  map[string]entry    // by path, such as "relay.lease" or "routes[0].to"; sections only for their origin
 	children map[string][]string // of sections with names and lists: the names, or the paths of the entries
-	readable bool
 }
 
 // An entry is one value and where it comes from.
@@ -45,15 +48,13 @@ func Load(table Table, from Sources) *Set {
 		}
 	}
 	env := s.readEnvironment(from.Env)
-	s.readable = s.readFile(from, env)
+	s.Readable = from.NoFile || s.readFile(from, env)
 	for _, r := range table.Rows {
-		// A variable that the file refers to as ${NAME} acts only there: a file that gives OUTBOX_DESTINATION_URL a name of
-		// its own would otherwise deliver to it twice.
-		if text, ok := env.values[table.variable(r)]; ok && r.Env != "" && !env.referred[table.variable(r)] {
-			s.apply(r, text, Origin{source: fromEnv, name: env.name(table.variable(r))})
+		if v := env[table.variable(r)]; v.acts() {
+			s.apply(r, v.value, v.origin())
 		}
-		if text := env.values[r.Or]; r.Or != "" && text != "" && !env.referred[r.Or] && !s.Given(r.Path) {
-			s.apply(r, text, Origin{source: fromEnv, name: r.Or})
+		if v := env[r.Or]; v.acts() && v.value != "" && !s.Given(r.Path) {
+			s.apply(r, v.value, v.origin())
 		}
 		if text, ok := from.Flags[r.Flag]; ok && r.Flag != "" {
 			s.apply(r, text, Origin{source: fromFlag, name: r.Flag})
@@ -62,9 +63,6 @@ func Load(table Table, from Sources) *Set {
 	s.warnUnknown(env)
 	return s
 }
-
-// Readable reports whether the file could be read, so that what it does not hold is missing.
-func (s *Set) Readable() bool { return s.readable }
 
 // set replaces a value of a source with a lower rank.
 func (s *Set) set(path string, value any, at Origin) {
@@ -92,18 +90,13 @@ func (s *Set) apply(r Row, text string, at Origin) {
 		texts = splitList(text)
 	}
 	value, problems := r.Value.parse(texts)
-	sound := true
 	for i, problem := range problems {
-		if problem == "" {
-			continue
-		}
-		sound = false
-		if len(problems) > 1 {
+		if problem != "" && len(problems) > 1 {
 			problem = fmt.Sprintf("entry %d: %s", i+1, problem)
 		}
 		s.Problem(at, path, problem)
 	}
-	if sound {
+	if strings.Join(problems, "") == "" {
 		s.set(path, value, at)
 	}
 }

@@ -13,15 +13,32 @@ type server struct {
 	timeout time.Duration
 	tags    []string
 	token   Secret
+	delays  []time.Duration
 }
 
 type program struct {
-	name    string
-	servers map[string]*server
+	name, level string
+	port        int
+	debug       bool
+	ratio       float64
+	labels      map[string]string
+	servers     map[string]*server
+	matches     []string
 }
 
 func (p *program) rows() []Row {
-	return []Row{{Path: "name", Env: "NAME", Flag: "name", Value: One("shop", ParseText, To(&p.name), "none")}}
+	return []Row{
+		{Path: "name", Env: "NAME", Flag: "name", Value: One("shop", ParseText, To(&p.name), "none")},
+		{Path: "log.level", Env: "LEVEL", Value: One("info", ParseChoice("debug", "info", "warn", "error"), To(&p.level), "info")},
+		{Path: "log.debug", Value: One("true", ParseBool, To(&p.debug))},
+		{Path: "port", Env: "PORT", Flag: "port", Value: One("80", ParseCount, To(&p.port))},
+		{Path: "ratio", Value: One("0.5", ParseFraction("write one from 0 to 1"), To(&p.ratio))},
+		{Path: "labels.*", Value: Each("x", ParseText, To(&p.labels))},
+	}
+}
+
+func matchRows(match *string) []Row {
+	return []Row{{Path: "match", Env: "MATCH", Value: One("x.*", ParseText, To(match))}, {Path: "to", Value: Many("[a]", ParseText, func([]string) {})}}
 }
 
 func (s *server) rows() []Row {
@@ -29,6 +46,7 @@ func (s *server) rows() []Row {
 		{Path: "timeout", Env: "TIMEOUT", Value: One("5s", ParseDuration, To(&s.timeout), 5*time.Second)},
 		{Path: "tags", Env: "TAGS", Value: Many("[a, b]", ParseText, To(&s.tags))},
 		{Path: "token", Env: "TOKEN", FromFile: true, Value: One("secret", ParseSecret, To(&s.token))},
+		{Path: "delays", Env: "DELAYS", Value: Many("[5s, 30s]", ParseDuration, To(&s.delays)).NotEmpty()},
 	}
 }
 
@@ -40,16 +58,29 @@ func load(t *testing.T, text string, from Sources) (*program, *Set) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	s := p.load(file, from)
+	return p, s
+}
+
+// load fills a program from a file and the sources above it.
+func (p *program) load(file string, from Sources) *Set {
 	shared := new(server).rows()
-	s := Load(Table{Prefix: "TEST_", File: file, Rows: slices.Concat(p.rows(), Under("defaults", shared), Under("servers.*", Inherited(shared)))}, from)
+	s := Load(Table{Prefix: "TEST_", File: file, Rows: slices.Concat(
+		p.rows(), Under("defaults", shared), Under("servers.*", Inherited(shared)), Under("rules[]", matchRows(new(string))),
+	)}, from)
 	s.Inherit("servers", "defaults")
 	s.Bind("", p.rows())
 	for _, name := range s.Children("servers") {
 		p.servers[name] = &server{}
 		s.Bind("servers."+name, p.servers[name].rows())
 	}
+	for _, rule := range s.Children("rules") {
+		match := ""
+		s.Bind(rule, matchRows(&match))
+		p.matches = append(p.matches, match)
+	}
 	s.Keep()
-	return p, s
+	return s
 }
 
 // Flags win over the environment, that over the file, that over defaults. A child takes what it does not set from the shared section.

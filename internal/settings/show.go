@@ -14,10 +14,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// Shown is implemented by values that [Set.Show] prints in another way than [fmt.Sprint] does, such as a URL with its
-// password masked.
-type Shown interface{ Shown() string }
-
 // Show returns the configuration in effect as YAML, secrets masked, every value with its origin.
 func (s *Set) Show() ([]byte, error) {
 	var b bytes.Buffer
@@ -31,14 +27,15 @@ func (s *Set) Show() ([]byte, error) {
 
 // showNode returns what stands at path; nil: nothing. The order is that of the table.
 func (s *Set) showNode(pattern, path string) *yaml.Node {
-	if _, leaf := s.shape.rows[pattern]; leaf {
+	if row, leaf := s.shape.rows[pattern]; leaf {
 		if e, ok := s.entries[path]; ok {
-			return e.show()
+			return e.show(row.Value.show)
 		}
 		return nil
 	}
 	n := &yaml.Node{Kind: yaml.MappingNode}
 	for _, step := range s.shape.children[pattern] {
+		names := []string{step}
 		switch step {
 		case "[]":
 			n.Kind = yaml.SequenceNode
@@ -47,27 +44,21 @@ func (s *Set) showNode(pattern, path string) *yaml.Node {
 			}
 			continue
 		case "*":
-			names := s.children[path]
+			names = s.children[path]
 			if _, leaves := s.shape.rows[below(pattern, step)]; leaves {
 				names = slices.Sorted(maps.Keys(s.valuesBelow(path)))
 			}
-			for _, name := range names {
-				s.showChild(n, below(pattern, step), path, name)
+		}
+		for _, name := range names {
+			if child := s.showNode(below(pattern, step), below(path, name)); child != nil {
+				n.Content = append(n.Content, textNode(name), child)
 			}
-		default:
-			s.showChild(n, below(pattern, step), path, step)
 		}
 	}
 	if len(n.Content) == 0 {
 		return nil
 	}
 	return n
-}
-
-func (s *Set) showChild(n *yaml.Node, pattern, path, name string) {
-	if child := s.showNode(pattern, below(path, name)); child != nil {
-		n.Content = append(n.Content, textNode(name), child)
-	}
 }
 
 // valuesBelow returns the values in a section with keys that the file chooses.
@@ -81,9 +72,11 @@ func (s *Set) valuesBelow(section string) map[string]any {
 	return values
 }
 
-func (e entry) show() *yaml.Node {
+func (e entry) show(text func(any) string) *yaml.Node {
 	n := scalarNode(e.value)
-	if value := reflect.ValueOf(e.value); value.Kind() == reflect.Slice {
+	if value := reflect.ValueOf(e.value); text != nil {
+		n = textNode(text(e.value))
+	} else if value.Kind() == reflect.Slice {
 		n = &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 		for i := range value.Len() {
 			n.Content = append(n.Content, scalarNode(value.Index(i).Interface()))
@@ -91,6 +84,12 @@ func (e entry) show() *yaml.Node {
 	}
 	n.LineComment = e.origin.String()
 	return n
+}
+
+// isSecret reports whether a part of the value is not shown.
+func (e entry) isSecret(v Value) bool {
+	n := e.show(v.show)
+	return strings.Contains(n.Value, Mask) || slices.ContainsFunc(n.Content, func(item *yaml.Node) bool { return strings.Contains(item.Value, Mask) })
 }
 
 func textNode(text string) *yaml.Node {
@@ -101,8 +100,6 @@ func textNode(text string) *yaml.Node {
 // read something else.
 func scalarNode(value any) *yaml.Node {
 	switch v := value.(type) {
-	case Shown:
-		return textNode(v.Shown())
 	case time.Duration:
 		return textNode(ShortDuration(v))
 	case int, float64, bool:

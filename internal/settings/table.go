@@ -47,6 +47,7 @@ type Value struct {
 	// parse returns the value, and what is wrong with each text (empty: nothing).
 	parse func(texts []string) (value any, problems []string)
 	bind  func(value any)
+	show  func(value any) string // nil: [Set.Show] prints the value as it is
 }
 
 // A Parser returns the value that a text stands for, or what is wrong with the text (empty: nothing).
@@ -57,25 +58,24 @@ func To[T any](field *T) func(T) { return func(value T) { *field = value } }
 
 // One describes a setting with one value. Problems show example. The default, if there is one, is the last argument.
 func One[T any](example string, parse Parser[T], bind func(T), standard ...T) Value {
-	v := Value{example: example, bind: bound(bind), parse: func(texts []string) (any, []string) {
+	return newValue(Value{example: example, bind: bound(bind), parse: func(texts []string) (any, []string) {
 		value, problem := parse(texts[0])
 		return value, []string{problem}
-	}}
-	if len(standard) > 0 {
-		v.standard = standard[0]
-	}
-	return v
+	}}, standard)
 }
 
 // Many describes a setting with a list of values.
 func Many[T any](example string, parse Parser[T], bind func([]T), standard ...[]T) Value {
-	v := Value{list: true, example: example, bind: bound(bind), parse: func(texts []string) (any, []string) {
+	return newValue(Value{list: true, example: example, bind: bound(bind), parse: func(texts []string) (any, []string) {
 		values, problems := make([]T, len(texts)), make([]string, len(texts))
 		for i, text := range texts {
 			values[i], problems[i] = parse(text)
 		}
 		return values, problems
-	}}
+	}}, standard)
+}
+
+func newValue[T any](v Value, standard []T) Value {
 	if len(standard) > 0 {
 		v.standard = standard[0]
 	}
@@ -84,11 +84,11 @@ func Many[T any](example string, parse Parser[T], bind func([]T), standard ...[]
 
 // Each describes a section in which the file chooses the keys: a row whose path ends in "*".
 func Each[T any](example string, parse Parser[T], bind func(map[string]T)) Value {
-	v := One(example, parse, func(T) {})
+	v := One(example, parse, nil)
 	v.bind = bound(func(values map[string]any) {
 		typed := map[string]T{}
 		for key, value := range values {
-			bound(func(value T) { typed[key] = value })(value)
+			typed[key] = value.(T) //nolint:forcetypeassert // as in bound
 		}
 		bind(typed)
 	})
@@ -97,6 +97,12 @@ func Each[T any](example string, parse Parser[T], bind func(map[string]T)) Value
 
 func bound[T any](bind func(T)) func(any) {
 	return func(value any) { bind(value.(T)) } //nolint:forcetypeassert // the row's parser made the value
+}
+
+// Showing returns the value with another text for [Set.Show], such as a URL without its password.
+func Showing[T any](v Value, text func(T) string) Value {
+	v.show = func(value any) string { return text(value.(T)) } //nolint:forcetypeassert // as in bound
+	return v
 }
 
 // NotEmpty refuses a list without entries.

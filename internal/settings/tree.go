@@ -2,6 +2,9 @@ package settings
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -10,15 +13,13 @@ import (
 type fileReader struct {
 	*Set
 	env    environment
-	budget int // of values that may still be read
+	budget int    // of values that may still be read
+	secret string // the path of a setting whose secret is written in the file; empty: none
 }
 
 // node reads the value at path: a setting, a section, or a list of sections.
 func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 	at := Origin{source: fromFile, name: r.File, line: line}
-	if !r.spend(at) {
-		return
-	}
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -27,7 +28,7 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 	case n.Style&yaml.TaggedStyle != 0:
 		r.Problem(at, path, "has a tag (%s); remove it", Quote(n.Tag))
 	case leaf:
-		r.setting(row.Value, n, path, at)
+		r.setting(row.Value, n, path, at, strings.HasSuffix(row.Path, ".*"))
 	case isNull(n):
 		r.set(path, nil, at)
 	case r.shape.isList(pattern) && n.Kind != yaml.SequenceNode:
@@ -37,6 +38,9 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 		for i, item := range n.Content {
 			itemPath := fmt.Sprintf("%s[%d]", path, i)
 			r.children[path] = append(r.children[path], itemPath)
+			if !r.spend(at) {
+				return
+			}
 			r.node(item, below(pattern, "[]"), itemPath, item.Line)
 		}
 	case n.Kind != yaml.MappingNode && path == "":
@@ -49,26 +53,21 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 	}
 }
 
-// spend counts a value and reports whether it may be read: aliases can make a small file endless.
+// spend counts a value and reports whether it may be read: aliases can make a small file endless, and a MiB of unknown keys would
+// print 6 MiB and take seconds of searches for what was meant.
 func (r *fileReader) spend(at Origin) bool {
-	if r.hasManyProblems(at) {
+	if r.budget < 0 {
 		return false
 	}
 	r.budget--
-	if r.budget == -1 {
+	switch {
+	case len(r.Problems) >= maxProblems:
+		r.budget = -1
+		r.Problem(at, "", "was read up to here; correct these problems first")
+	case r.budget < 0:
 		r.Problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
 	}
 	return r.budget >= 0
-}
-
-// hasManyProblems reports whether the rest of the file is not read, because its problems would fill the screen. Without this
-// limit, a MiB of unknown keys prints 6 MiB and takes seconds of searches for what was meant.
-func (r *fileReader) hasManyProblems(at Origin) bool {
-	if len(r.Problems) >= maxProblems && r.budget >= 0 {
-		r.budget = -1
-		r.Problem(at, "", "was read up to here; correct these problems first")
-	}
-	return len(r.Problems) >= maxProblems
 }
 
 func (r *fileReader) section(n *yaml.Node, pattern, path string) {
@@ -79,7 +78,7 @@ func (r *fileReader) section(n *yaml.Node, pattern, path string) {
 		childPath := below(path, key.Value)
 		child, known := r.shape.step(pattern, key.Value)
 		first, repeated := seen[key.Value]
-		if r.hasManyProblems(at) {
+		if !r.spend(at) {
 			return
 		}
 		switch {
@@ -111,8 +110,11 @@ func (r *fileReader) unknown(at Origin, pattern, path, key string) {
 	r.Problems = append(r.Problems, Problem{origin: at, path: path, text: text, bare: true})
 }
 
-// setting reads one value.
-func (r *fileReader) setting(v Value, n *yaml.Node, path string, at Origin) {
+// secretName finds the names, among those that the file chooses, whose values are secrets. None of such values is shown.
+var secretName = regexp.MustCompile(`(?i)[^.]*(auth|token|secret|password|cookie|key)[^.]*$`)
+
+// setting reads one value. named reports whether the file has chosen the last part of its path.
+func (r *fileReader) setting(v Value, n *yaml.Node, path string, at Origin, named bool) {
 	nodes := []*yaml.Node{n}
 	switch {
 	case isNull(n):
@@ -127,10 +129,9 @@ func (r *fileReader) setting(v Value, n *yaml.Node, path string, at Origin) {
 		r.Problem(at, path, "is not a single value; write one such as %s", v.example)
 		return
 	}
-
 	var texts []string
 	var places []entry // of the texts
-	sound := true
+	before := len(r.Problems)
 	for i, node := range nodes {
 		place := entry{origin: at, path: path}
 		if v.list {
@@ -142,35 +143,33 @@ func (r *fileReader) setting(v Value, n *yaml.Node, path string, at Origin) {
 			return
 		}
 		text, problem := r.scalar(node)
-		if problem != "" {
-			sound = false
-			r.Problem(place.origin, place.path, problem)
-			continue
-		}
+		r.Problem(place.origin, place.path, problem)
 		split := []string{text}
 		if v.list {
 			split = splitList(text) // "${SECRETS}" may hold several
 		}
-		for _, text := range split {
-			texts, places = append(texts, text), append(places, place)
+		if problem == "" {
+			texts, places = append(texts, split...), append(places, slices.Repeat([]entry{place}, len(split))...)
 		}
 	}
-	if sound && len(texts) < v.minimum {
+	sound := len(r.Problems) == before
+	switch {
+	case sound && len(texts) < v.minimum:
 		r.Problem(at, path, "is an empty list; write one such as %s, or remove the key", v.example)
 		return
-	}
-	if len(texts) == 0 && !v.list {
+	case len(texts) == 0 && !v.list:
 		return
 	}
 	value, problems := v.parse(texts)
 	for i, problem := range problems {
-		if problem != "" {
-			sound = false
-			r.Problem(places[i].origin, places[i].path, problem)
-		}
+		r.Problem(places[i].origin, places[i].path, problem)
 	}
-	if sound {
+	if len(r.Problems) == before {
 		r.set(path, value, at)
+		isWritten := func(n *yaml.Node) bool { return !strings.Contains(n.Value, "${") }
+		if r.secret == "" && (!named || secretName.MatchString(path)) && r.entries[path].isSecret(v) && slices.ContainsFunc(nodes, isWritten) {
+			r.secret = path
+		}
 	}
 }
 

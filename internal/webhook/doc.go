@@ -1,5 +1,5 @@
-// Package webhook is the wire contract that the relay and its receivers share: header names, secrets, and the two
-// signatures of a POST.
+// Package webhook is the wire contract that the relay and its receivers share: header names, secrets, the two
+// signatures of a POST, and the answers that refuse it.
 //
 // A signed request carries the three headers of Standard Webhooks 1.0.0
 // (https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md), so that any library of

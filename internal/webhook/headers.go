@@ -69,6 +69,25 @@ func ReservedForEvents(name string) bool {
 		isAmong(folded, reservedNamesForEvents[:], reservedPrefixesForEvents[:])
 }
 
+var defaultEventHeaders = [...]string{"content-*", "traceparent", "tracestate", "baggage", "ce-*", "x-event-*"}
+
+// DefaultEventHeaders returns the headers that an event may set at a destination that names no others: names, and prefixes that end
+// with a star. What a proxy or an identity provider sets before the receiver is none of them.
+func DefaultEventHeaders() []string { return slices.Clone(defaultEventHeaders[:]) }
+
+// EventMaySet reports whether an event may set a header at a destination that lets the given headers through; nil: the default ones. A
+// reserved header it may never set.
+func EventMaySet(allowed []string, name string) bool {
+	folded := fold(name)
+	if allowed == nil {
+		allowed = defaultEventHeaders[:]
+	}
+	return !ReservedForEvents(name) && slices.ContainsFunc(allowed, func(pattern string) bool {
+		prefix, many := strings.CutSuffix(pattern, "*")
+		return many && strings.HasPrefix(folded, fold(prefix)) || fold(pattern) == folded && !many
+	})
+}
+
 // SameName reports whether a receiver may take two header names for one. Upper and lower case make no difference. Nor does
 // any sign that is neither letter nor digit: CGI, WSGI, PHP and others make '_' of '-', and some of '.' or of every such sign.
 func SameName(a, b string) bool { return len(a) == len(b) && fold(a) == fold(b) }

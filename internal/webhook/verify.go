@@ -60,11 +60,11 @@ func Verify(header http.Header, body []byte, now time.Time, tolerance time.Durat
 }
 
 // Precheck returns the error of [Verify] for a request that no body can make valid: one without a signature, or not of this
-// time. A receiver asks before it reads the body.
+// time, or whose signature does not have the form of one. A receiver asks before it reads the body.
 func Precheck(header http.Header, now time.Time, tolerance time.Duration) error {
 	id, okID := single(header, ID)
 	timestamp, okTimestamp := single(header, Timestamp)
-	_, okSignature := single(header, Signature)
+	signature, okSignature := single(header, Signature)
 	if !okID || !okTimestamp || !okSignature {
 		return ErrUnsigned
 	}
@@ -82,7 +82,12 @@ func Precheck(header http.Header, now time.Time, tolerance time.Duration) error 
 	if seconds > now.Add(tolerance).Unix() {
 		return ErrTooNew
 	}
-	return nil
+	for entry := range strings.FieldsSeq(signature) {
+		if version, encoded, _ := strings.Cut(entry, ","); (version == "x1" || version == "v1") && len(encoded) == encodedBytes {
+			return nil
+		}
+	}
+	return ErrSignature
 }
 
 // boundX1 refuses an id that was not derived from the key beside it.

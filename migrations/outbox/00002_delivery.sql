@@ -166,7 +166,7 @@ $$;
 -- Routing and fan-out happen in the producer's transaction: an event and its deliveries commit together or not at all. An event
 -- that breaks a rule is refused here. CHECKs would be parsed anew for every statement, some 8 us each; and with domains instead
 -- of plain types a parameter that is used for two columns has "inconsistent types", and drivers do not know how to encode bytes
--- or a map for it. See docs/decisions/0049-rules-in-the-trigger.md.
+-- or a map for it. See docs/decisions/0058-cheap-inserts.md.
 --
 -- Text travels as HTTP headers, where only printable ASCII without surrounding blanks arrives unchanged. The length is
 -- not a bound in the pattern: {1,255} takes PostgreSQL 25 us a value, this 0.5 us.

@@ -7,18 +7,16 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
 	"github.com/rs/zerolog"
 
-	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Slack returns a channel that posts to a Slack incoming webhook
-// (https://api.slack.com/messaging/webhooks).
+// (https://api.slack.com/messaging/webhooks). What people copy is shown as it is, as code.
 func Slack(url string, transport *Transport) Channel {
 	return jsonChannel{name: ChannelName("slack", url), url: url, transport: transport, body: func(a Alert) any {
 		sign := ":rotating_light: "
@@ -26,7 +24,7 @@ func Slack(url string, transport *Transport) Channel {
 			sign = ":white_check_mark: "
 		}
 		// Slack reads &, < and > as markup.
-		return map[string]string{"text": sign + strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(a.Text())}
+		return map[string]string{"text": sign + strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(a.SlackText())}
 	}}
 }
 
@@ -35,12 +33,14 @@ func Slack(url string, transport *Transport) Channel {
 // mentions and links as they were stored.
 func Webhook(url string, transport *Transport) Channel {
 	return jsonChannel{name: ChannelName("webhook", url), url: url, transport: transport, body: func(a Alert) any {
+		printable := a.printable()
 		return struct {
 			Alert
 			State   string `json:"state"`
 			Text    string `json:"text"`
+			Remedy  string `json:"remedy,omitempty"`
 			Command string `json:"command"`
-		}{a.printable(), a.State(), a.Text(), a.printable().Command()}
+		}{printable, a.State(), a.Text(), printable.Remedy(unmarked), printable.Command()}
 	}}
 }
 
@@ -68,17 +68,8 @@ func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
 		return fmt.Errorf("make alert request: the channel's url cannot be used") // the error repeats it, and it is a secret
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := c.transport.RoundTrip(req)
-	if err != nil {
-		return fmt.Errorf("send alert: %s", plain.Clip(post.MaskOfURL(req.URL).Hide(err.Error(), false)))
-	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, _ := io.ReadAll(io.LimitReader(resp.Body, post.MaxBody))
-	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		excerpt := plain.Shorten(post.MaskOfURL(req.URL).Hide(string(answer), len(answer) == post.MaxBody), post.MaxExcerpt)
-		return fmt.Errorf("send alert: the channel answered %d %s: %s", resp.StatusCode, http.StatusText(resp.StatusCode), plain.Clip(excerpt))
-	}
-	return nil
+	_, err = c.transport.Exchange(req, post.MaskOfURL(req.URL))
+	return err
 }
 
 // logChannel is the channel that is always there.

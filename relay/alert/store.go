@@ -11,153 +11,228 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// Notice is an alert with news for one channel, held by this relay until it has been sent or the hold ends.
-type Notice struct {
-	Alert
-	total int64 // the count over all episodes, by which news is told from what is known
-}
-
 const (
-	// alertHold is how long the relay that sends an alert to a channel keeps the others from doing so. It outlasts
+	// holdFor is how long the relay that sends an alert to a channel keeps the others from doing so. It outlasts
 	// alertTimeout and the statement that says it is sent.
-	alertHold = 45 * time.Second
+	holdFor = 45 * time.Second
 	// Retry is after which time a channel that failed is tried again.
 	Retry = 30 * time.Second
-	// alertCalm is how long a condition must have ended before its recovery is told: one that returns within it goes on
-	// as if it had not ended.
-	alertCalm = time.Minute
 )
 
-// AnyDue is true when some alert has news to tell, or something else is to be done with it. An expression for the
-// heartbeat, so that an idle relay asks nothing more.
+// AnyDue is true when something may have to be done with an alert. An expression for the heartbeat, so that an idle relay
+// asks nothing more.
 const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
-// The alert's row is only kept from going: channels that are told at the same time do not pass each other over. What the
-// channel knows of it is as old as the statement, so what is written compares it once more. A copy of the database has the
-// original's alerts too, so a relay that is not sure where it is tells only that.
-const claimNotice = `
-WITH due AS MATERIALIZED (
-    SELECT a.rule, a.subject, a.count, a.counted_before, a.opened_at, a.first_event_id, a.first_error, a.detail, a.resolved_at,
-           coalesce(n.count, 0) AS known, coalesce(n.recovered_count, 0) AS recovered
-    FROM outbox_alert a
-    LEFT JOIN outbox_alert_notice n ON n.rule = a.rule AND n.subject = a.subject AND n.channel = $1
-    WHERE coalesce(n.claimed_until <= now(), true) AND ($5 OR a.rule = 'quarantined')
-      AND CASE WHEN a.resolved_at IS NULL
-               THEN a.count > coalesce(n.count, 0) AND coalesce(n.notified_at <= now() - make_interval(secs => $2), true)
-               ELSE n.count > n.recovered_count AND a.resolved_at <= now() - make_interval(secs => $3) END
-    ORDER BY a.opened_at, a.rule, a.subject
-    LIMIT 1
-    FOR KEY SHARE OF a SKIP LOCKED
-), claimed AS (
-    INSERT INTO outbox_alert_notice AS n (rule, subject, channel, count, recovered_count, claimed_until)
-    SELECT rule, subject, $1, known, recovered, now() + make_interval(secs => $4) FROM due
-    ON CONFLICT (rule, subject, channel) DO UPDATE SET claimed_until = excluded.claimed_until
-    WHERE coalesce(n.claimed_until <= now(), true) AND n.count = excluded.count AND n.recovered_count = excluded.recovered_count
-    RETURNING rule
-)
-SELECT d.rule, d.subject, d.count - d.counted_before, d.opened_at, coalesce(d.first_event_id, 0), coalesce(d.first_error, ''),
-       coalesce(d.detail, ''), d.resolved_at, d.count
-FROM due d WHERE EXISTS (SELECT FROM claimed)`
+// columns are the fields of an Alert a but for Pending and Source.
+const columns = `a.rule, a.subject, a.count - a.counted_before, a.opened_at, coalesce(a.first_event_id, 0), coalesce(a.first_error, ''),
+       coalesce(a.detail, ''), a.resolved_at, a.returned, a.began_at, coalesce(a.acknowledged_by, ''), ` + silentUntil + `, current_database()::text`
 
-// ClaimNotice takes the oldest alert that has news for a channel, which no other relay is sending there and whose window has
-// passed. It returns false if there is none.
-func (s *Sender) ClaimNotice(ctx context.Context, channel string, window time.Duration, all bool) (d Notice, found bool, err error) {
+const silentUntil = `(SELECT max(x.until) FROM outbox_alert_silence x
+        WHERE x.rule IN ('', a.rule) AND x.subject IN ('', a.subject) AND x.until > now())`
+
+// stateColumns are the fields of the State of an alert a and the notice n of a channel, but for the rule, and the time.
+const stateColumns = `a.opened_at, a.resolved_at, a.returned, greatest(a.level, a.count - a.counted_before), a.acknowledged_by IS NOT NULL,
+       ` + silentUntil + `, n.sent_at, coalesce(n.sent_level, 0), n.claimed_until IS NOT NULL, n.claimed_until, now()`
+
+// stored scans stateColumns.
+type stored struct {
+	State
+	resolved, silent, sent, busy *time.Time
+	now                          time.Time
+}
+
+func (s *stored) targets() []any {
+	return []any{&s.OpenedAt, &s.resolved, &s.Returned, &s.Level, &s.Acknowledged, &s.silent, &s.sent, &s.SentLevel, &s.Tried, &s.busy, &s.now}
+}
+
+// state returns the State that was scanned.
+func (s *stored) state() State {
+	for _, t := range []struct {
+		to   *time.Time
+		from *time.Time
+	}{{&s.ResolvedAt, s.resolved}, {&s.SilentUntil, s.silent}, {&s.SentAt, s.sent}, {&s.BusyUntil, s.busy}} {
+		if t.from != nil {
+			*t.to = *t.from
+		}
+	}
+	return s.State
+}
+
+const selectOpen = `
+SELECT ` + columns + `, 0::bigint
+FROM outbox_alert a WHERE a.resolved_at IS NULL ORDER BY a.opened_at, a.rule, a.subject`
+
+// Open lists the alerts that are open.
+func Open(ctx context.Context, q pg.DB) ([]Alert, error) {
+	rows, err := q.Query(ctx, selectOpen)
+	if err != nil {
+		return nil, fmt.Errorf("list alerts: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Alert])
+	if err != nil {
+		return nil, fmt.Errorf("list alerts: %w", err)
+	}
+	return list, nil
+}
+
+// A candidate is an alert that may have to be sent to a channel.
+type candidate struct {
+	rule, subject, channel string
+	dueAt                  time.Time
+	stored
+}
+
+// A copy of the database has the original's alerts too, so a relay that is not sure where it is sends only that.
+const selectDue = `
+SELECT a.rule, a.subject, c.channel, a.due_at, ` + stateColumns + `
+FROM (SELECT * FROM outbox_alert WHERE due_at <= now() AND ($2 OR rule = 'quarantined') ORDER BY due_at, rule, subject LIMIT 1000) a
+CROSS JOIN unnest($1::text[]) AS c (channel)
+LEFT JOIN outbox_alert_notice n ON n.rule = a.rule AND n.subject = a.subject AND n.channel = c.channel
+ORDER BY a.opened_at, a.rule, a.subject`
+
+// due returns what may have to be sent, for each of the channels; not all: only of quarantines.
+func (s *Sender) due(ctx context.Context, channels []string, all bool) (list []candidate, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.DB.QueryRow(ctx, claimNotice, channel, window.Seconds(), calm(window).Seconds(), alertHold.Seconds(), all).
-		Scan(&d.Rule, &d.Subject, &d.Count, &d.OpenedAt, &d.FirstEventID, &d.FirstError, &d.Detail, &d.ResolvedAt, &d.total)
+	rows, err := s.DB.Query(ctx, selectDue, channels, all)
+	if err != nil {
+		return nil, fmt.Errorf("find due alerts: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var c candidate
+		if err := rows.Scan(append([]any{&c.rule, &c.subject, &c.channel, &c.dueAt}, c.targets()...)...); err != nil {
+			return nil, fmt.Errorf("find due alerts: %w", err)
+		}
+		c.Rule = c.rule
+		list = append(list, c)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("find due alerts: %w", err)
+	}
+	return list, nil
+}
+
+// The alert's row is only kept from being removed: relays that send to several channels do not wait for each other.
+const claimNotice = `
+WITH a AS MATERIALIZED (
+    SELECT * FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR KEY SHARE SKIP LOCKED
+), n AS (
+    INSERT INTO outbox_alert_notice AS n (rule, subject, channel, claimed_until)
+    SELECT rule, subject, $3, now() + make_interval(secs => $4) FROM a
+    ON CONFLICT (rule, subject, channel) DO UPDATE SET claimed_until = excluded.claimed_until
+    WHERE coalesce(n.claimed_until <= now(), true)
+    RETURNING n.*
+)
+SELECT ` + columns + `,
+       CASE WHEN a.rule IN ('breaker_open', 'lag', 'never_delivered') THEN (SELECT count(*) FROM (VALUES (a.subject)) ` + pg.PendingOf + `) ELSE 0 END,
+       ` + stateColumns + `
+FROM a CROSS JOIN n`
+
+// A notice is an alert with news for one channel, held by this relay until it has been sent or the hold ends.
+type notice struct {
+	Alert
+	state State
+	now   time.Time
+}
+
+// claim holds an alert for one channel and returns it as it is now. It returns false if another relay holds it, or it is gone.
+func (s *Sender) claim(ctx context.Context, c *candidate) (n notice, claimed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	var now stored
+	err = s.DB.QueryRow(ctx, claimNotice, c.rule, c.subject, c.channel, holdFor.Seconds()).Scan(append([]any{
+		&n.Rule, &n.Subject, &n.Count, &n.OpenedAt, &n.FirstEventID, &n.FirstError, &n.Detail, &n.ResolvedAt, &n.Returned, &n.BeganAt,
+		&n.AcknowledgedBy, &n.SilentUntil, &n.Database, &n.Pending,
+	}, now.targets()...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Notice{}, false, nil
+		return notice{}, false, nil
 	}
 	if err != nil {
-		return Notice{}, false, fmt.Errorf("claim alert: %w", err)
+		return notice{}, false, fmt.Errorf("claim alert: %w", err)
 	}
-	return d, true, nil
+	n.state, n.now = now.state(), now.now
+	n.state.Rule, n.state.Tried, n.state.BusyUntil = n.Rule, c.Tried, time.Time{} // they were this claim's
+	return n, true, nil
 }
 
-const markTold = `
-UPDATE outbox_alert_notice SET count = $4, notified_at = now(), claimed_until = NULL
+const recordNotice = `
+UPDATE outbox_alert_notice
+SET sent_at = CASE $4 WHEN 'lasts' THEN now() WHEN 'ended' THEN NULL ELSE sent_at END,
+    sent_level = CASE $4 WHEN 'lasts' THEN $5 ELSE sent_level END,
+    claimed_until = CASE WHEN $6::float8 IS NOT NULL THEN now() + make_interval(secs => $6) END
 WHERE rule = $1 AND subject = $2 AND channel = $3`
 
-const markRecovered = `
-UPDATE outbox_alert_notice SET count = $4, recovered_count = $4, claimed_until = NULL
-WHERE rule = $1 AND subject = $2 AND channel = $3`
+// What became of a notice.
+const (
+	sentLasts   = "lasts" // the channel knows that the condition lasts
+	sentEnded   = "ended" // the channel knows that it has ended
+	sentNothing = ""
+)
 
-// markTold records that a channel has the alert as it was claimed.
-func (s *Sender) markTold(ctx context.Context, channel string, d Notice) error {
+// record writes what became of a notice, and gives it back: at once, or after a while.
+func (s *Sender) record(ctx context.Context, channel string, n notice, sent string, heldFor *time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	statement := markTold
-	if d.ResolvedAt != nil {
-		statement = markRecovered
+	var seconds *float64
+	if heldFor != nil {
+		held := heldFor.Seconds()
+		seconds = &held
 	}
-	if _, err := s.DB.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total); err != nil {
-		return fmt.Errorf("mark alert told: %w", err)
+	if _, err := s.DB.Exec(ctx, recordNotice, n.Rule, n.Subject, channel, sent, n.state.Level, seconds); err != nil {
+		return fmt.Errorf("record alert: %w", err)
 	}
 	return nil
 }
 
-const postponeNotice = `
-UPDATE outbox_alert_notice SET claimed_until = now() + make_interval(secs => $4)
-WHERE rule = $1 AND subject = $2 AND channel = $3`
-
-// postponeNotice gives a channel that failed some time.
-func (s *Sender) postponeNotice(ctx context.Context, channel string, d Notice) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := s.DB.Exec(ctx, postponeNotice, d.Rule, d.Subject, channel, Retry.Seconds()); err != nil {
-		return fmt.Errorf("postpone alert: %w", err)
-	}
-	return nil
-}
-
-// An alert goes when it is resolved, that has been told, and so long has passed since it was last told that the next time
-// it fires is news. Failures are events and not a state that ends: their alert goes a window after the last news, too.
-// What the log was told counts as told only where there is no other channel.
-// What has changed since the statement began is left alone, and due again; what is locked is as well.
-const scheduleAlerts = `
-WITH unlocked AS MATERIALIZED (
-    SELECT rule, subject FROM outbox_alert WHERE $4 OR rule = 'quarantined' FOR NO KEY UPDATE SKIP LOCKED
-), state AS MATERIALIZED (
-    SELECT a.rule, a.subject, a.count, a.resolved_at, a.last_at,
-           min(CASE WHEN a.resolved_at IS NULL AND a.count > coalesce(n.count, 0)
-                    THEN greatest(n.notified_at + make_interval(secs => $2), n.claimed_until, now())
-                    WHEN a.resolved_at IS NOT NULL AND n.count > n.recovered_count
-                    THEN greatest(a.resolved_at + make_interval(secs => $3), n.claimed_until, now()) END) AS news_at,
-           CASE WHEN a.resolved_at IS NOT NULL THEN greatest(a.resolved_at, max(n.notified_at) + make_interval(secs => $2))
-                WHEN a.rule = 'failed' THEN greatest(a.last_at, max(n.notified_at)) + make_interval(secs => $2) END AS close_at,
-           coalesce(max(n.count) FILTER (WHERE c.channel <> 'log' OR cardinality($1) = 1), 0) AS told,
-           CASE WHEN a.resolved_at IS NOT NULL AND
-                     bool_or(n.recovered_count = a.count AND (c.channel <> 'log' OR cardinality($1) = 1)) THEN now() END AS recovered_at
-    FROM outbox_alert a
-    CROSS JOIN unnest($1::text[]) AS c (channel)
-    LEFT JOIN outbox_alert_notice n ON n.rule = a.rule AND n.subject = a.subject AND n.channel = c.channel
-    GROUP BY a.rule, a.subject
+// An alert that has changed since it was read is left alone: the change has made it due again. So is one that is locked.
+// What settles count as the first failure depends on notified_count.
+const schedule = `
+WITH seen AS MATERIALIZED (
+    SELECT a.rule, a.subject, p.next_at, p.over, p.sent
+    FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::bool[], $6::bool[]) AS p (rule, subject, due_at, next_at, over, sent)
+    JOIN outbox_alert a ON a.rule = p.rule AND a.subject = p.subject AND a.due_at = p.due_at
+    FOR NO KEY UPDATE OF a SKIP LOCKED
 ), closed AS (
-    DELETE FROM outbox_alert a USING state s, unlocked u
-    WHERE a.rule = s.rule AND a.subject = s.subject AND u.rule = s.rule AND u.subject = s.subject
-      AND a.count = s.count AND a.last_at = s.last_at AND a.resolved_at IS NOT DISTINCT FROM s.resolved_at
-      AND s.news_at IS NULL AND s.close_at <= now()
+    DELETE FROM outbox_alert a USING seen s WHERE a.rule = s.rule AND a.subject = s.subject AND s.over
 )
 UPDATE outbox_alert a
-SET due_at = coalesce(s.news_at, s.close_at), notified_count = greatest(a.notified_count, s.told),
-    recovered_at = coalesce(a.recovered_at, s.recovered_at)
-FROM state s, unlocked u
-WHERE a.rule = s.rule AND a.subject = s.subject AND u.rule = s.rule AND u.subject = s.subject
-  AND a.count = s.count AND a.last_at = s.last_at AND a.resolved_at IS NOT DISTINCT FROM s.resolved_at
-  AND NOT (s.news_at IS NULL AND coalesce(s.close_at <= now(), false))
-  AND (a.due_at IS DISTINCT FROM coalesce(s.news_at, s.close_at) OR a.notified_count < s.told
-       OR a.recovered_at IS NULL AND s.recovered_at IS NOT NULL)`
+SET due_at = s.next_at, notified_count = CASE WHEN s.sent THEN a.count ELSE a.notified_count END
+FROM seen s WHERE a.rule = s.rule AND a.subject = s.subject AND NOT s.over`
 
-// scheduleAlerts removes alerts that are over, and notes of the others what has been told and when something is to be done.
-func (s *Sender) scheduleAlerts(ctx context.Context, channels []string, window time.Duration, all bool) error {
+// schedule notes when something is to be done next with each alert that is due, and removes those that are over.
+func (s *Sender) schedule(ctx context.Context, all bool) error {
+	list, err := s.due(ctx, s.channelNames(), all)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	var rules, subjects []string
+	var dueAt []time.Time
+	var next []*time.Time
+	var over, sent []bool
+	policy := s.Config().Policy()
+	for i := range list {
+		c := &list[i]
+		step := policy.Decide(c.now, c.state())
+		if step.Send {
+			step.Next = c.dueAt // it became due meanwhile. A later time could be in the future of who looks at this moment
+		}
+		last := len(rules) - 1
+		if last < 0 || rules[last] != c.rule || subjects[last] != c.subject {
+			rules, subjects, dueAt = append(rules, c.rule), append(subjects, c.subject), append(dueAt, c.dueAt)
+			next, over, sent = append(next, nil), append(over, true), append(sent, false)
+			last++
+		}
+		if at := step.Next; !at.IsZero() && (next[last] == nil || at.Before(*next[last])) {
+			next[last] = &at
+		}
+		over[last] = over[last] && step.Over
+		sent[last] = sent[last] || !c.SentAt.IsZero()
+	}
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.DB.Exec(ctx, scheduleAlerts, channels, window.Seconds(), calm(window).Seconds(), all); err != nil {
+	if _, err := s.DB.Exec(ctx, schedule, rules, subjects, dueAt, next, over, sent); err != nil {
 		return fmt.Errorf("schedule alerts: %w", err)
 	}
 	return nil
 }
-
-// calm returns alertCalm, or the window if that is shorter.
-func calm(window time.Duration) time.Duration { return min(alertCalm, window) }

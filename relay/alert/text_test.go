@@ -90,3 +90,17 @@ func TestDefangedTextIsReadable(t *testing.T) {
 		}
 	}
 }
+
+// Every rule has a place in the runbook.
+func TestEveryRuleHasARunbook(t *testing.T) {
+	t.Parallel()
+	runbook, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range Rules() {
+		if !strings.Contains(string(runbook), "\n## Alert: "+rule+"\n") {
+			t.Errorf("the runbook has no heading for %s", rule)
+		}
+	}
+}

@@ -1,7 +1,6 @@
 package alert
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -9,10 +8,11 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// An Transport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
+// A Transport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
 // redirect, trusts the system's certificate authorities only, and bounds the time and the size of an answer. It keeps no
 // connection, as alerts are rare. It is safe for concurrent use.
 type Transport struct {
@@ -36,34 +36,38 @@ func NewTransport(e post.Egress) *Transport {
 	}}
 }
 
-// RoundTrip implements [http.RoundTripper]. It returns once the answer has been read, as far as it is read. An answer
-// that leads elsewhere is an error: a client that follows redirects, as net/http's does, never sees one.
-func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+// Exchange sends the request of a channel and returns the answer, as far as it is read. An answer other than 2xx is an error that
+// repeats its beginning; a redirect is never followed. The mask hides secrets in every error.
+func (t *Transport) Exchange(req *http.Request, mask *post.Mask) ([]byte, error) {
+	status, answer, err := t.exchange(req)
+	if err != nil {
+		return nil, fmt.Errorf("send alert: %s", plain.Clip(mask.Hide(err.Error(), false)))
+	}
+	if status < 200 || status > 299 {
+		excerpt := plain.Shorten(mask.Hide(string(answer), len(answer) == maxAlertAnswer), post.MaxExcerpt)
+		return nil, fmt.Errorf("send alert: the channel answered %d %s: %s", status, http.StatusText(status), plain.Clip(excerpt))
+	}
+	return answer, nil
+}
+
+func (t *Transport) exchange(req *http.Request) (status int, answer []byte, err error) {
 	if address, err := netip.ParseAddr(req.URL.Hostname()); err == nil { // which a proxy would dial unseen
 		if err := t.egress.Guard(address); err != nil {
-			closeBody(req)
-			return nil, err
+			return 0, nil, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), alertTimeout)
 	defer cancel()
 	resp, err := t.HTTP.RoundTrip(req.WithContext(ctx))
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode >= 300 && resp.StatusCode <= 399 {
-		return nil, fmt.Errorf("the channel answered %d, and redirects are never followed; write the final address", resp.StatusCode)
+		return 0, nil, fmt.Errorf("the channel answered %d, and redirects are never followed; write the final address", resp.StatusCode)
 	}
-	answer, _ := io.ReadAll(io.LimitReader(resp.Body, maxAlertAnswer))
-	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(answer)), int64(len(answer))
-	return resp, nil
-}
-
-func closeBody(req *http.Request) {
-	if req.Body != nil {
-		_ = req.Body.Close()
-	}
+	answer, _ = io.ReadAll(io.LimitReader(resp.Body, maxAlertAnswer))
+	return resp.StatusCode, answer, nil
 }
 
 // maxAlertTalk bounds what is read of a connection to a channel that speaks no HTTP, certificates included, in bytes.

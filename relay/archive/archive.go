@@ -149,7 +149,21 @@ func (a *Job) run(ctx context.Context) (Result, error) {
 		}
 		failures = append(failures, err)
 	}
-	return a.total, errors.Join(failures...)
+	err := errors.Join(failures...)
+	a.note(ctx, err)
+	return a.total, err
+}
+
+// note records that a run has ended, or why it has not. Who may not write it has done the run all the same.
+func (a *Job) note(ctx context.Context, problem error) {
+	if a.rehearsal {
+		return
+	}
+	text := ""
+	if problem != nil {
+		text = problem.Error()
+	}
+	_ = recordRun(ctx, a.DB, text)
 }
 
 // walk returns a function that goes through the whole table; count turns what a batch did into a result.
@@ -223,6 +237,7 @@ func (a *Job) standDown(ctx context.Context) error {
 		if reason != told {
 			told = reason
 			a.tell(Result{}, reason)
+			a.note(ctx, errors.New("it stands down: "+reason))
 		}
 		if err := wait(ctx, archiveStandDown); err != nil {
 			return err

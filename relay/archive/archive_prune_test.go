@@ -25,7 +25,7 @@ func (db *database) months() string {
 // at adds a settled event of that day.
 func (db *database) at(day string) {
 	db.Helper()
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', $1, $1::text::timestamptz, '2000-01-01')`, day)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', $1::text, $1::text::timestamptz, '2000-01-01')`, day)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = next_attempt_at, attempts = 1 WHERE status = 'pending'`)
 	db.Exec(`UPDATE outbox_delivery SET delivered_at = '2000-01-01', next_attempt_at = '2000-01-01'`)
 }
@@ -239,6 +239,7 @@ func TestArchivePlans(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
 	db := &database{&relaytest.Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}}
 	db.Route()
+	db.Cover()
 	db.Exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off);
 		ALTER TABLE outbox_attempt SET (autovacuum_enabled = off); ALTER TABLE processed_events SET (autovacuum_enabled = off)`)
 	db.Exec(`VACUUM ANALYZE`)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -23,7 +24,7 @@ type database struct{ *relaytest.Database }
 
 func newDatabase(t testing.TB, destinations ...string) *database {
 	t.Helper()
-	return &database{relaytest.New(t, destinations...)}
+	return &database{relaytest.Covered(t, destinations...)}
 }
 
 // archive runs Archive and fails the test on an error.
@@ -338,4 +339,27 @@ func TestArchiveOfWhatIsArchived(t *testing.T) {
 	if n := relaytest.Row[int](db.Database, `SELECT jsonb_array_length(deliveries) FROM outbox_archive`); n != 2 {
 		t.Errorf("%d deliveries are remembered, want both", n)
 	}
+}
+
+// An event whose deliveries are all settled is archived once it is routed: until then it may get
+// others.
+func TestArchiveLeavesUnroutedEvents(t *testing.T) {
+	t.Parallel()
+	db := &database{relaytest.New(t)}
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', 'old', now() - interval '9 days', now() - interval '9 days')`)
+	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, status, delivered_at, next_attempt_at)
+		VALUES (1, 'default', 'delivered', now() - interval '8 days', now() - interval '9 days')`)
+	want := func(what string, events int) {
+		t.Helper()
+		if done := db.archive(Retention{ArchiveAfter: days}); int(done.Events) != events {
+			t.Errorf("%s: archived %d, want %d", what, done.Events, events)
+		}
+	}
+	want("not taken", 0)
+	r, err := intake.TakeRange(t.Context(), db.Pool, 1, intake.Terms{Events: 1}, false)
+	relaytest.Must(t, err)
+	want("in hand", 0)
+	_, err = intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{Relay: 1, Ranges: []intake.Hold{{Seq: r.Seq, Fence: r.Fence, Ended: true}}})
+	relaytest.Must(t, err)
+	want("routed", 1)
 }

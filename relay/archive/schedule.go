@@ -2,6 +2,7 @@ package archive
 
 import (
 	"context"
+	"time"
 
 	"github.com/robfig/cron/v3"
 )
@@ -32,4 +33,14 @@ func (p *Schedule) Follow(ctx context.Context, keep Retention) {
 		ctx, p.cancel = context.WithCancel(ctx)
 		p.entry = p.Jobs.Schedule(schedule, cron.FuncJob(func() { p.Run(ctx) }))
 	}
+}
+
+// Overdue returns from when on a run that is the last one should have been followed by another: the schedule has passed twice. Zero: it
+// is the last that was planned.
+func (k Retention) Overdue(last time.Time) time.Time {
+	schedule, problem := k.Plan()
+	if problem != "" || !k.Removes() {
+		return time.Time{}
+	}
+	return schedule.Next(schedule.Next(last.UTC()))
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -75,6 +76,19 @@ func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal
 		return "", nil
 	}
 	return *name, nil
+}
+
+const noteRun = `
+UPDATE outbox_watch SET archived_at = CASE WHEN $1 = '' THEN now() ELSE archived_at END, archive_error = nullif($1, '')`
+
+// recordRun records that a run has ended, or why it could not.
+func recordRun(ctx context.Context, q pg.DB, problem string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
+	defer cancel()
+	if _, err := q.Exec(ctx, noteRun, plain.Clip(problem)); err != nil {
+		return fmt.Errorf("record run: %w", err)
+	}
+	return nil
 }
 
 // inTheWay reports whether a batch failed for something that may be over soon: another session's lock.

@@ -143,8 +143,8 @@ func Unguarded(ctx context.Context) context.Context {
 }
 
 // Watch makes a pool ask the guard for every connection. Connections that sessions share, behind a pooler, lead to
-// another place at any time, so that a comparison proves nothing.
-func (g *Guard) Watch(cfg *pgxpool.Config, pooled bool) {
+// another place at any time, so that a comparison proves nothing. names are those of the pool's statements.
+func (g *Guard) Watch(cfg *pgxpool.Config, names *pg.Names, pooled bool) {
 	before := cfg.PrepareConn
 	if legacy := cfg.BeforeAcquire; before == nil && legacy != nil { //nolint:staticcheck // the pool would ignore it beside PrepareConn
 		before = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return legacy(ctx, conn), nil }
@@ -155,13 +155,13 @@ func (g *Guard) Watch(cfg *pgxpool.Config, pooled bool) {
 				return fit, err
 			}
 		}
-		return g.prepareConn(ctx, conn, pooled)
+		return g.prepareConn(ctx, conn, names, pooled)
 	}
 }
 
 const comparedKey = "outbox-relay: compared with session"
 
-func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (fit bool, err error) {
+func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, names *pg.Names, pooled bool) (fit bool, err error) {
 	g.mu.Lock()
 	state, instance, session := g.state, g.instance, g.session
 	g.mu.Unlock()
@@ -179,7 +179,7 @@ func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (f
 	if data[comparedKey] == session {
 		return true, nil
 	}
-	same, err := sameDatabase(ctx, conn, instance)
+	same, err := sameDatabase(ctx, names.On(conn), instance)
 	if err == nil && !same {
 		err = errElsewhere
 	}

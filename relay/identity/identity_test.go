@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -77,7 +78,7 @@ func TestDifferences(t *testing.T) {
 // More addresses than are remembered: the oldest goes.
 func TestAddressesAreBounded(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	f, err := readFacts(t.Context(), db.Pool)
 	relaytest.Must(t, err)
 	f.Addresses = []string{"host-0:5432/app"}
@@ -136,7 +137,7 @@ func TestGuardKeepsTheCallersHooks(t *testing.T) {
 		"an error":  {PrepareConn: func(_ context.Context, _ *pgx.Conn) (bool, error) { return true, refused }},
 		"a refusal": {BeforeAcquire: func(context.Context, *pgx.Conn) bool { return false }},
 	} {
-		g.Watch(cfg, false)
+		g.Watch(cfg, pg.NewNames("", "outbox"), false)
 		if fit, err := cfg.PrepareConn(t.Context(), nil); fit && err == nil {
 			t.Errorf("%s: %v %v", name, fit, err)
 		}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Report compares a database with what relays were accepted on.
@@ -17,6 +17,9 @@ type Report struct {
 	// Found is the database as this connection sees it. Its environment and address are those of who asks.
 	Found       Identity     `json:"found"`
 	Differences []Difference `json:"differences"`
+	// Foreign says why the transaction ids in the tables are not this server's, so that no relay
+	// takes events; empty: they are.
+	Foreign string `json:"foreign,omitempty"`
 	// Quarantined relays run and wait for a decision.
 	Quarantined []QuarantinedRelay `json:"quarantined"`
 	// Working relays, by name, deliver from this very database.
@@ -28,6 +31,9 @@ type Report struct {
 func (r Report) Reason() string {
 	if len(r.Quarantined) > 0 {
 		return r.Quarantined[0].Reason
+	}
+	if r.Foreign != "" {
+		return r.Foreign
 	}
 	if len(r.Differences) == 0 || onlyAddress(r.Differences) || len(r.Working) > 0 {
 		return ""
@@ -96,6 +102,8 @@ func (r Report) Discardable() error {
 		return fmt.Errorf("%w (%s), and deliver what is pending", ErrInUse, strings.Join(r.Working, ", "))
 	case len(r.Quarantined) > 0:
 		return nil
+	case r.Foreign != "":
+		return nil
 	case r.Recorded == nil:
 		return fmt.Errorf("%w: no relay has worked here yet", ErrNotQuarantined)
 	case len(r.Differences) == 0:
@@ -106,31 +114,39 @@ func (r Report) Discardable() error {
 	return nil
 }
 
-// Compare returns what a database is and what is recorded of it, for a relay of the given environment that is configured as
-// pool is.
-func Compare(ctx context.Context, pool *pgxpool.Pool, environment string) (r Report, err error) {
-	f, err := readFacts(ctx, pool)
+// Compare returns what a database is and what is recorded of it, for a relay of the given environment that reaches it by the given
+// [Address].
+func Compare(ctx context.Context, db pg.DB, address, environment string) (r Report, err error) {
+	f, err := readFacts(ctx, db)
 	if err != nil {
 		return Report{}, err
 	}
 	r.Recorded, r.Found = f.recorded, f.Identity
-	r.Found.Environment, r.Found.Addresses = environment, []string{Address(pool.Config().ConnConfig)}
+	r.Found.Environment, r.Found.Addresses = environment, []string{address}
 	r.Differences = []Difference{}
 	if r.Recorded != nil {
 		r.Differences = append(r.Differences, r.Found.differences(*r.Recorded)...)
 	}
-	if r.Quarantined, err = quarantinedRelays(ctx, pool); err != nil {
+	foreign, err := checkOrigin(ctx, db)
+	if err != nil {
 		return Report{}, err
 	}
-	if r.Working, err = workingRelays(ctx, pool); err != nil {
+	if foreign != nil && !foreign.IsFailover() { // relays accept a failover by themselves
+		r.Foreign = foreign.Error()
+	}
+	if r.Quarantined, err = quarantinedRelays(ctx, db); err != nil {
+		return Report{}, err
+	}
+	if r.Working, err = workingRelays(ctx, db); err != nil {
 		return Report{}, err
 	}
 	return r, nil
 }
 
-// Accept makes a database, as Acceptable describes it, the one that relays work on. Those that wait begin within seconds.
-func Accept(ctx context.Context, pool *pgxpool.Pool, environment string) (Identity, error) {
-	r, err := Compare(ctx, pool, environment)
+// Accept makes a database, as Acceptable describes it, the one that relays work on. Those that wait
+// begin within seconds. Before, it lets them take events: see [Rebase].
+func Accept(ctx context.Context, db pg.DB, address, environment string) (Identity, error) {
+	r, err := Compare(ctx, db, address, environment)
 	if err != nil {
 		return Identity{}, err
 	}
@@ -138,5 +154,8 @@ func Accept(ctx context.Context, pool *pgxpool.Pool, environment string) (Identi
 	if err != nil {
 		return Identity{}, err
 	}
-	return id, acceptIdentity(ctx, pool, id)
+	if _, err := Rebase(ctx, db, nil); err != nil {
+		return Identity{}, err
+	}
+	return id, acceptIdentity(ctx, db, id)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -141,16 +142,17 @@ func sameDatabase(ctx context.Context, q pg.DB, instance int32) (same bool, err 
 }
 
 // What a transaction through a pooler begins with, in place of [pg.SetForTransaction], once the relay has been accepted: on
-// another database it divides by zero, and the statements behind it are not run. The pooler may lead elsewhere at any time.
+// another database it divides by zero, and the statements behind it are not run. The pooler may lead elsewhere at any time. What
+// others may have put on the role's search_path matches none of it better than pg_catalog.
 const setForTransactionThere = `
-SELECT count(set_config(s.name, s.value, true))
-       / (SELECT (oid::bigint = $3 AND (SELECT system_identifier FROM pg_control_system()) = $4)::int
-          FROM pg_database WHERE datname = current_database())
+SELECT pg_catalog.count(pg_catalog.set_config(s.name, s.value, true))
+       / (SELECT (oid::bigint = $3::bigint AND (SELECT system_identifier FROM pg_catalog.pg_control_system()) = $4::bigint)::int
+          FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
 FROM unnest($1::text[], $2::text[]) AS s (name, value)`
 
 const setForTransactionThereWithoutControl = `
-SELECT count(set_config(s.name, s.value, true))
-       / (SELECT (oid::bigint = $3)::int FROM pg_database WHERE datname = current_database())
+SELECT pg_catalog.count(pg_catalog.set_config(s.name, s.value, true))
+       / (SELECT (oid::bigint = $3::bigint)::int FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
 FROM unnest($1::text[], $2::text[]) AS s (name, value)`
 
 // Explain returns what an error of these statements means: a division by zero is another database.
@@ -187,15 +189,7 @@ WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds' O
 
 // quarantinedRelays lists the relays that wait for a decision.
 func quarantinedRelays(ctx context.Context, q pg.DB) ([]QuarantinedRelay, error) {
-	rows, err := q.Query(ctx, selectQuarantined, pgx.QueryExecModeExec)
-	if err != nil {
-		return nil, fmt.Errorf("list quarantined relays: %w", err)
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[QuarantinedRelay])
-	if err != nil {
-		return nil, fmt.Errorf("list quarantined relays: %w", err)
-	}
-	return all, nil
+	return rows.Structs[QuarantinedRelay](ctx, q, "list quarantined relays", selectQuarantined, pgx.QueryExecModeExec)
 }
 
 const selectWorking = `
@@ -206,15 +200,7 @@ ORDER BY r.instance`
 
 // workingRelays names the relays that deliver from this very database.
 func workingRelays(ctx context.Context, q pg.DB) ([]string, error) {
-	rows, err := q.Query(ctx, selectWorking, pgx.QueryExecModeExec)
-	if err != nil {
-		return nil, fmt.Errorf("list working relays: %w", err)
-	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("list working relays: %w", err)
-	}
-	return names, nil
+	return rows.Values[string](ctx, q, "list working relays", selectWorking, pgx.QueryExecModeExec)
 }
 
 const deleteQuarantined = `DELETE FROM outbox_relay WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`

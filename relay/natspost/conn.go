@@ -1,10 +1,13 @@
 package natspost
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
-	"strconv"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -17,117 +20,83 @@ import (
 type conn struct {
 	nats *nats.Conn
 	js   jetstream.JetStream
-	wire *wire
 
-	subscribing  sync.Once
-	inbox        string // begins the subjects on which acknowledgements arrive
-	unsubscribed error  // why none can arrive
+	mu       sync.Mutex
+	attempts map[*attempt]struct{}
+	leaving  bool // no further attempt; closed when the last one ends
+}
 
-	// ended is closed when the connection has ended, after everything that the server said before.
-	ended chan struct{}
-
-	mu      sync.Mutex
-	waiting map[uint64]*waiter
-	last    uint64 // number of a waiter; none occurs twice
-	leaving bool   // no further attempt; closed when the last one ends
-	expired error  // why the server no longer accepts the user
+// An attempt waits for an answer of the server.
+type attempt struct {
+	subject string                  // that it publishes to, or asks on
+	fail    context.CancelCauseFunc // called when the server refuses that, or the connection ends
 }
 
 // begin counts an attempt. It returns false if the connection takes no more.
-func (c *conn) begin(w *waiter) bool {
+func (c *conn) begin(a *attempt) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.leaving || c.nats.IsClosed() {
 		return false
 	}
-	c.last++
-	w.number = c.last
-	c.waiting[w.number] = w
+	c.attempts[a] = struct{}{}
 	return true
 }
 
-// end counts an attempt that has its result. Nothing is answered to its waiter afterwards.
-func (c *conn) end(w *waiter) {
-	c.mu.Lock()
-	delete(c.waiting, w.number)
-	unused := c.leaving && len(c.waiting) == 0
-	c.mu.Unlock()
-	if unused {
-		c.nats.Close()
-	}
-}
-
-// reply returns the subject on which the acknowledgement of an attempt arrives. The first one subscribes to those of all: the server may
-// refuse that, and an attempt must be there that reports it.
-func (c *conn) reply(w *waiter) (subject string, err error) {
-	c.subscribing.Do(func() {
-		c.inbox = c.nats.NewInbox() + "."
-		var s *nats.Subscription
-		if s, c.unsubscribed = c.nats.Subscribe(c.inbox+"*", c.acknowledged); c.unsubscribed == nil {
-			c.unsubscribed = s.SetPendingLimits(-1, -1) // of an answer that is dropped, the attempt would wait for its timeout
-		}
-	})
-	if c.unsubscribed != nil {
-		return "", c.unsubscribed
-	}
-	b := make([]byte, 0, 64)
-	return string(strconv.AppendUint(append(b, c.inbox...), w.number, numberBase)), nil
-}
-
-const numberBase = 36
-
-// acknowledged gives an answer to the attempt that waits for it, if one still does.
-func (c *conn) acknowledged(m *nats.Msg) {
-	number, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, c.inbox), numberBase, 64)
-	if err != nil {
-		return
-	}
+// end stops counting an attempt that has its result.
+func (c *conn) end(a *attempt) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w := c.waiting[number]; w != nil {
-		w.answer(answer{message: m})
-	}
+	delete(c.attempts, a)
+	c.closeUnused()
 }
 
 // leave closes the connection when no attempt waits for an answer on it.
 func (c *conn) leave() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.leaving = true
-	unused := len(c.waiting) == 0
-	c.mu.Unlock()
-	if unused {
+	c.closeUnused()
+}
+
+func (c *conn) closeUnused() {
+	if c.leaving && len(c.attempts) == 0 {
 		c.nats.Close()
 	}
 }
 
-// refuse gives an error that the server sent beside the answers to the attempts that it concerns. Without it they would wait for
-// their whole timeout, and no operator would know why.
+// refuse fails the attempts that an error concerns which the server sent beside the answers.
+// Without it they would wait for their whole timeout, and no operator would know why.
 func (c *conn) refuse(err error) {
 	subject, subscription := refusedSubject(err)
-	c.mu.Lock()
-	if isUnauthorized(err) {
-		c.expired = err
-	}
-	for _, w := range c.waiting {
-		if subscription || subject == w.subject {
-			w.answer(answer{err: err})
-		}
-	}
-	c.mu.Unlock()
-	if subscription { // the library takes the refused subscription for one that exists
+	all := subscription || accessRefused.MatchString(err.Error())
+	c.fail(err, func(a *attempt) bool { return all || subject != "" && subject == a.subject })
+	if all { // the library takes the refused subscription for one that exists
 		c.leave()
 	}
 }
 
-// close ends the wait of all attempts, when the connection has ended.
-func (c *conn) close() {
-	close(c.ended)
+// close fails all attempts, when the connection has ended because of the given error.
+func (c *conn) close(err error) {
+	reason := errClosed
+	if err != nil && !errors.Is(err, io.EOF) {
+		reason = fmt.Errorf("%w: %w", errClosed, err)
+	}
+	c.fail(reason, func(*attempt) bool { return true })
+}
+
+func (c *conn) fail(err error, concerns func(*attempt) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, w := range c.waiting {
-		w.answer(answer{err: nats.ErrConnectionClosed})
+	for a := range c.attempts {
+		if concerns(a) {
+			a.fail(err)
+		}
 	}
 }
+
+// errClosed is why an attempt fails whose connection ends before the answer.
+var errClosed = errors.New("the server closed the connection before it acknowledged the message")
 
 // refusedSubject returns the subject that an error is about, and whether it is about a subscription, which is that to the answers.
 func refusedSubject(err error) (subject string, subscription bool) {
@@ -139,53 +108,46 @@ func refusedSubject(err error) (subject string, subscription bool) {
 	return subject, strings.Contains(err.Error(), "Subscription to")
 }
 
-// endedBy returns why the connection ended, as far as the server said so.
-func (c *conn) endedBy(ctx context.Context) error {
-	select {
-	case <-c.ended:
-	case <-ctx.Done():
-	}
+// A batchConn is the connection below the client library, which writes nearly each message by
+// itself. A batchConn collects what is written while the processors are busy: a system call costs
+// the relay and the server more than the message in it. It is safe for concurrent use.
+type batchConn struct {
+	net.Conn
+	timeout  time.Duration // of a write: a peer that takes nothing must not hold up attempts for longer
+	flushing sync.WaitGroup
+
+	mu      sync.Mutex
+	out     *bufio.Writer
+	waiting bool // for a flush
+}
+
+// Write implements [net.Conn]. It may return before b is written. If that fails later, the connection ends.
+func (c *batchConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.expired != nil {
-		return c.expired
+	if err := c.SetWriteDeadline(time.Now().Add(c.timeout)); err != nil {
+		return 0, err
 	}
-	return c.nats.LastError()
+	if !c.waiting {
+		c.waiting = true
+		c.flushing.Go(c.flush)
+	}
+	return c.out.Write(b)
 }
 
-// silent reports whether nothing at all has arrived since the given time: such a connection may lead nowhere.
-func (c *conn) silent(since time.Time) bool { return c.wire.heard.Load() < since.UnixNano() }
-
-// A dialer dials for the client library as the destination's egress allows, also to the servers that a cluster names. It keeps what
-// the library does not report.
-type dialer struct {
-	ctx     context.Context
-	dial    func(ctx context.Context, network, address string) (net.Conn, error)
-	timeout time.Duration
-
-	last   *wire
-	failed error
-	stop   func() bool
+func (c *batchConn) flush() {
+	runtime.Gosched() // attempts that can go on do so first, and add their messages
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting = false
+	if c.out.Flush() != nil {
+		_ = c.Conn.Close()
+	}
 }
 
-// Dial implements [nats.CustomDialer]. Until released, the connection ends with the context.
-func (d *dialer) Dial(network, address string) (net.Conn, error) {
-	d.release()
-	c, err := d.dial(d.ctx, network, address)
-	if err != nil {
-		d.failed = err
-		return nil, err
-	}
-	d.last = newWire(c, d.timeout)
-	d.stop = context.AfterFunc(d.ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)); _ = c.Close() })
-	return d.last, nil
-}
-
-// release makes the last connection outlive the context.
-func (d *dialer) release() (alive bool) {
-	if d.stop == nil {
-		return false
-	}
-	alive, d.stop = d.stop(), nil
-	return alive
+// Close implements [net.Conn]. It writes nothing: no attempt waits for an answer any more.
+func (c *batchConn) Close() error {
+	err := c.Conn.Close()
+	c.flushing.Wait()
+	return err
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"strings"
+	"sync/atomic"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -21,16 +23,9 @@ type Message struct {
 	Payload []byte
 }
 
-// headerRoom is how much of what a server takes is left for headers before their size is measured.
-const headerRoom = 64 << 10
-
 // Subject returns the subject of an event of the given type and order, and what is wrong with it.
 func (c *Client) Subject(eventType, order string) (subject string, err error) {
-	if c.cfg.Partitions == 0 {
-		subject = strings.Join(c.aroundType, eventType)
-	} else {
-		subject = expand(c.cfg.Settings.Subject, eventType, c.cfg.Destination, c.cfg.partition(order))
-	}
+	subject = expand(c.cfg.Settings.Subject, eventType, c.cfg.Destination, c.cfg.partition(order))
 	if text := subjectProblem(subject); text != "" {
 		return "", fmt.Errorf("the subject %.100q, made of the event's type, %s", subject, text)
 	}
@@ -40,64 +35,58 @@ func (c *Client) Subject(eventType, order string) (subject string, err error) {
 // Publish makes one attempt: it publishes a message to a subject, once, and waits for the stream's acknowledgement until the timeout of
 // an attempt, or until ctx is done.
 func (c *Client) Publish(ctx context.Context, subject string, m Message) policy.Result {
-	p := c.begin(subject)
-	defer c.end(p)
-	to := c.counted(&p.waiter)
-	if to == nil {
-		var err error
-		if to, err = c.connectedUntil(ctx, p); err != nil {
-			return notConnected(err)
-		}
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	defer time.AfterFunc(c.cfg.Timeout, func() { fail(context.DeadlineExceeded) }).Stop()
+	a := &attempt{subject, fail}
+	to, err := c.connected(ctx, a)
+	if err != nil {
+		return notConnected(err)
 	}
-	defer to.end(&p.waiter)
+	defer to.end(a)
+	message := c.messages.Get().(*nats.Msg)
+	defer c.messages.Put(message)
+	clear(message.Header)
+	message.Subject, message.Data = subject, m.Payload
+	values := make([]string, 0, 24)
 	for name, value := range m.Header {
-		p.set(name, value)
+		values = append(values, value)
+		message.Header[name] = values[len(values)-1 : len(values) : len(values)]
 	}
-	p.set(jetstream.MsgIDHeader, m.ID)
-	p.set(jetstream.ExpectedStreamHeader, c.cfg.Stream)
-	p.message.Data = m.Payload
-	duplicate, err := c.send(ctx, to, p)
-	if err == nil {
-		return policy.Result{Reason: policy.ReasonOK, Posted: true, Duplicate: duplicate}
+	message.Header.Set(jetstream.MsgIDHeader, m.ID)
+	message.Header.Set(jetstream.ExpectedStreamHeader, c.cfg.Stream)
+	arrived := atomic.LoadUint64(&to.nats.InMsgs)
+	ack, err := c.send(ctx, to, message)
+	switch {
+	case err == nil:
+		return policy.Result{Reason: policy.ReasonOK, Posted: true, Duplicate: ack.Duplicate}
+	case errors.Is(err, context.DeadlineExceeded) && atomic.LoadUint64(&to.nats.InMsgs) == arrived: // such a connection may lead nowhere
+		to.leave()
 	}
-	if errors.Is(err, context.DeadlineExceeded) && to.silent(p.since) {
-		c.drop(to)
-	}
-	ctx, cancel := context.WithDeadline(ctx, p.deadline)
-	defer cancel()
-	return c.refused(ctx, to, subject, err)
+	return c.refused(ctx, to, message, err)
 }
 
-// connectedUntil is connected within the time of an attempt.
-func (c *Client) connectedUntil(ctx context.Context, p *publication) (*conn, error) {
-	ctx, cancel := context.WithDeadline(ctx, p.deadline)
-	defer cancel()
-	return c.connected(ctx, &p.waiter)
-}
-
-// send publishes a message over a connection and waits for its answer.
-func (c *Client) send(ctx context.Context, to *conn, p *publication) (duplicate bool, err error) {
-	if most := to.nats.MaxPayload(); int64(len(p.message.Data)) > most-headerRoom { // the library would keep a trace of each that is too large
-		p.message.Reply = ""
-		if size := int64(p.message.Size() - len(p.subject)); size > most {
-			return false, tooLargeError(size)
-		}
-	}
-	if p.message.Reply, err = to.reply(&p.waiter); err != nil {
-		return false, err
-	}
-	if err := to.nats.PublishMsg(&p.message); err != nil {
-		return false, err
+// send publishes a message over a connection and waits for its acknowledgement.
+func (c *Client) send(ctx context.Context, to *conn, message *nats.Msg) (*jetstream.PubAck, error) {
+	// If the library published again, that would be an attempt that nothing counts.
+	future, err := to.js.PublishMsgAsync(message, jetstream.WithRetryAttempts(0))
+	switch {
+	case err == nil:
+	case to.nats.IsClosed():
+		<-ctx.Done() // close says why
+		return nil, context.Cause(ctx)
+	default:
+		return nil, err
 	}
 	select {
-	case a := <-p.answers:
-		if a.err != nil {
-			return false, a.err
+	case ack := <-future.Ok():
+		if ack.Stream != c.cfg.Stream || ack.Sequence == 0 { // of a program that is not the stream: nothing is stored
+			return nil, jetstream.ErrInvalidJSAck
 		}
-		return c.parseAck(a.message)
-	case <-p.timer.C:
-		return false, context.DeadlineExceeded
+		return ack, nil
+	case err := <-future.Err():
+		return nil, err
 	case <-ctx.Done():
-		return false, ctx.Err()
+		return nil, context.Cause(ctx)
 	}
 }

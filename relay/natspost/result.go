@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -15,164 +15,110 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// Error codes of a server's JetStream that package jetstream does not name.
-const (
-	codeAccountResources   = 10002
-	codeClusterUnavailable = 10008
-	codeResources          = 10023
-	codeMemory             = 10028
-	codeNotEnabledAccount  = 10039
-	codeStorage            = 10047
-	codeMessageTooLarge    = 10054
-	codeOtherStream        = 10060
-	codeNotEnabled         = 10076
-	codeStoreFailed        = 10077
-	codeHeaderTooLarge     = 10097
-	codeSealed             = 10109
-	codeStreamOffline      = 10118
-	codeDuplicateInProcess = 10158
-	codeStreamUnavailable  = 10194
-)
-
 // notConnected returns the result of an attempt that found no connection. Nothing was sent.
 func notConnected(err error) policy.Result {
 	v := policy.ClassifyError(err, false)
+	text := err.Error()
 	switch {
-	case isUnauthorized(err):
+	case errors.Is(err, errExpired):
 		v.Reason = policy.ReasonUnauthorized
-		v.Message = plain.Clip(unauthorizedText(err))
+	case accessRefused.MatchString(text):
+		v.Reason, text = policy.ReasonUnauthorized, text+adviceIdentity
 	case errors.Is(err, nats.ErrTLS), v.Reason == policy.ReasonTLS:
-		v.Reason = policy.ReasonTLS
-		v.Message = plain.Clip(err.Error() + tlsHint(err))
+		v.Reason, text = policy.ReasonTLS, text+tlsHint(text)
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		v.Reason = policy.ReasonTLS
-		v.Message = "the server offers no TLS, and the url asks for it; write nats:// if that is meant, or the address of a server with TLS"
+		text = "the server offers no TLS, and the url asks for it; write nats:// if that is meant, or the address of a server with TLS"
 	case v.Reason == policy.ReasonTimeout, errors.Is(err, nats.ErrTimeout):
-		v.Reason = policy.ReasonTimeout
-		v.Message = "the server does not answer as one of NATS in time"
-	case errors.Is(err, nats.ErrNoInfoReceived), strings.Contains(err.Error(), "INFO"):
-		v.Reason = policy.ReasonMalformed
-		v.Message = "what answers at this address is not a server of NATS"
-	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrMaxConnectionsExceeded), errors.Is(err, nats.ErrMaxAccountConnectionsExceeded),
-		strings.Contains(err.Error(), "maximum connections exceeded"), strings.Contains(err.Error(), "maximum account active connections exceeded"):
+		v.Reason, text = policy.ReasonTimeout, "the server does not answer as one of NATS in time"
+	case strings.Contains(text, "INFO"):
+		v.Reason, text = policy.ReasonMalformed, "what answers at this address is not a server of NATS"
+	case errors.Is(err, nats.ErrNoServers), strings.Contains(text, "connections exceeded"):
 		v.Reason = policy.ReasonConnect
 	}
+	v.Message = plain.Clip(text)
 	return v
 }
 
 // refused returns the result of a message that was given to a connection, and not acknowledged.
-func (c *Client) refused(ctx context.Context, to *conn, subject string, err error) policy.Result {
+func (c *Client) refused(ctx context.Context, to *conn, message *nats.Msg, err error) policy.Result {
 	v := policy.ClassifyError(err, true)
+	text := err.Error()
 	var api *jetstream.APIError
-	var size tooLargeError
 	switch {
-	case errors.As(err, &size):
-		v = tooLarge(to, strconv.FormatInt(int64(size), 10))
+	case accessRefused.MatchString(text):
+		v.Reason, text = policy.ReasonUnauthorized, text+adviceIdentity
+	case errors.Is(err, errClosed):
+		v.Reason = policy.ReasonNetwork
 	case errors.As(err, &api):
-		v.Reason = reasonOf(api)
-		v.Message = plain.Clip(c.apiText(api, subject))
+		v.Reason, text = c.streamError(api, message.Subject)
 	case errors.Is(err, nats.ErrPermissionViolation):
-		v.Reason = policy.ReasonUnauthorized
-		v.Message = plain.Clip(violationText(err))
-	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders):
-		v.Reason, v.Message = c.diagnose(ctx, to, subject)
-	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionDraining):
-		v = closed(ctx, to)
+		v.Reason, text = policy.ReasonUnauthorized, violationText(err)
+	case errors.Is(err, jetstream.ErrNoStreamResponse):
+		v.Reason, text = c.diagnose(ctx, to, message.Subject)
 	case errors.Is(err, context.DeadlineExceeded):
-		v.Message = fmt.Sprintf("no acknowledgement of stream %q within the timeout; it may have stored the message", c.cfg.Stream)
+		text = fmt.Sprintf("no acknowledgement of stream %q within the timeout; it may have stored the message", c.cfg.Stream)
 	case errors.Is(err, jetstream.ErrInvalidJSAck):
 		v.Reason = policy.ReasonMalformed
-		v.Message = plain.Clip(fmt.Sprintf("what answered on subject %q is not the stream %q: another program subscribes to it and replies", subject, c.cfg.Stream))
-	case errors.Is(err, nats.ErrMaxPayload):
-		v = tooLarge(to, "more")
-	case errors.Is(err, nats.ErrHeadersNotSupported):
-		v.Reason = policy.ReasonMalformed
-		v.Message = "the server takes no headers; it needs NATS 2.2 or later"
+		text = fmt.Sprintf("what answered on subject %q is not the stream %q: another program subscribes to it and replies", message.Subject, c.cfg.Stream)
+	case errors.Is(err, nats.ErrMaxPayload): // not sent, because the server would close the connection
+		v = policy.Result{Reason: policy.ReasonTooLarge}
+		text = fmt.Sprintf("the message is too large for this server: it has %d bytes with its headers, and the server's max_payload is %d; raise that and replay the event, or send less",
+			message.Size()-len(message.Subject), to.nats.MaxPayload())
 	}
+	v.Message = plain.Clip(text)
 	return v
 }
 
-// closed returns the result of an attempt whose connection ended before the answer.
-func closed(ctx context.Context, to *conn) policy.Result {
-	v := policy.Result{Reason: policy.ReasonNetwork, Posted: true, Message: "the server closed the connection before it acknowledged the message"}
-	switch last := to.endedBy(ctx); {
-	case last == nil || errors.Is(last, io.EOF):
-	case isUnauthorized(last):
-		v.Reason, v.Message = policy.ReasonUnauthorized, plain.Clip(unauthorizedText(last))
-	default:
-		v.Message = plain.Clip(v.Message + ": " + last.Error())
-	}
-	return v
+// What an operator can do about an error. {stream} and {subject} stand for what they say.
+const (
+	adviceIdentity    = ": the server refuses the relay's user; correct credentials_file, nkey_file, basic_auth or bearer_token of the destination"
+	adviceNoRoom      = "the account or the server has no room for the stream; raise its limits"
+	adviceTooLarge    = "raise max_msg_size of the stream {stream} and replay the event, or send less"
+	adviceNoJetStream = "the server, or the account, has no JetStream; enable it, or correct the url or the credentials"
+	adviceOtherStream = "another stream than {stream} takes the subject {subject}; correct stream or subject of the destination, or the subjects of the stream"
+)
+
+// streamErrors has the error codes of JetStream, few of which package jetstream names.
+var streamErrors = map[jetstream.ErrorCode]struct {
+	reason policy.Reason
+	advice string
+}{
+	10002: {policy.ReasonUnavailable, adviceNoRoom}, // of the account
+	10008: {policy.ReasonUnavailable, ""},           // the cluster is not there
+	10023: {policy.ReasonUnavailable, adviceNoRoom}, // of the server
+	10028: {policy.ReasonUnavailable, adviceNoRoom}, // in memory
+	10039: {policy.ReasonNotFound, adviceNoJetStream},
+	10047: {policy.ReasonUnavailable, adviceNoRoom}, // in files
+	10054: {policy.ReasonTooLarge, adviceTooLarge},
+	10059: {policy.ReasonNotFound, "there is no stream {stream}; create it, or correct the destination's stream"},
+	10060: {policy.ReasonNotFound, adviceOtherStream},
+	10076: {policy.ReasonNotFound, adviceNoJetStream},
+	10077: {policy.ReasonUnavailable, "the stream {stream} is full and discards new messages; raise its limits, or remove messages"},
+	10097: {policy.ReasonTooLarge, adviceTooLarge}, // of the headers
+	10109: {policy.ReasonNotFound, "the stream {stream} takes nothing any more; name another one"},
+	10118: {policy.ReasonUnavailable, ""}, // the stream is offline
+	10158: {policy.ReasonTransient, ""},   // the stream has not decided yet about the same message, sent before
+	10194: {policy.ReasonUnavailable, ""}, // the stream is not available
 }
 
-// A tooLargeError is the size of a message that no server takes.
-type tooLargeError int64
-
-func (e tooLargeError) Error() string { return strconv.FormatInt(int64(e), 10) + " bytes are too many" }
-
-// tooLarge returns the result of a message of the given size that is not sent, because the server would close the connection.
-func tooLarge(to *conn, size string) policy.Result {
-	return policy.Result{Reason: policy.ReasonTooLarge, Message: fmt.Sprintf(
-		"the message is too large for this server: it has %s bytes with its headers, and the server's max_payload is %d; raise that and replay the event, or send less", size, to.nats.MaxPayload())}
+// streamError returns the reason that an error of JetStream stands for, what it means, and what to do.
+func (c *Client) streamError(api *jetstream.APIError, subject string) (reason policy.Reason, text string) {
+	text = fmt.Sprintf("%s (%d)", api.Description, api.ErrorCode)
+	known, ok := streamErrors[api.ErrorCode]
+	switch {
+	case !ok && api.Code >= 500:
+		return policy.ReasonServerError, text
+	case !ok: // not failed: no answer but that of size is known to be final
+		return policy.ReasonUnexpected, text
+	case known.advice != "":
+		text += ": " + strings.NewReplacer("{stream}", strconv.Quote(c.cfg.Stream), "{subject}", strconv.Quote(subject)).Replace(known.advice)
+	}
+	return known.reason, text
 }
 
-// reasonOf returns the reason that an answer of JetStream stands for.
-func reasonOf(api *jetstream.APIError) policy.Reason {
-	switch int(api.ErrorCode) {
-	case codeMessageTooLarge, codeHeaderTooLarge:
-		return policy.ReasonTooLarge
-	case codeOtherStream, codeSealed, codeNotEnabled, codeNotEnabledAccount, int(jetstream.JSErrCodeStreamNotFound):
-		return policy.ReasonNotFound
-	case codeStoreFailed, codeAccountResources, codeResources, codeMemory, codeStorage, codeClusterUnavailable, codeStreamOffline, codeStreamUnavailable:
-		return policy.ReasonUnavailable
-	case codeDuplicateInProcess: // the stream has not decided yet about the same message, sent before
-		return policy.ReasonTransient
-	}
-	if api.Code >= 500 {
-		return policy.ReasonServerError
-	}
-	return policy.ReasonUnexpected // not failed: an operator must see it, and no answer but that of size is known to be final
-}
-
-// apiText says what an answer of JetStream means, and what to do.
-func (c *Client) apiText(api *jetstream.APIError, subject string) string {
-	text := fmt.Sprintf("%s (%d)", api.Description, api.ErrorCode)
-	switch int(api.ErrorCode) {
-	case codeOtherStream:
-		return fmt.Sprintf("%s: another stream than %q takes the subject %q; correct stream or subject of the destination, or the subjects of the stream", text, c.cfg.Stream, subject)
-	case codeStoreFailed:
-		return fmt.Sprintf("%s: the stream %q is full and discards new messages; raise its limits, or remove messages", text, c.cfg.Stream)
-	case codeAccountResources, codeResources, codeMemory, codeStorage:
-		return text + ": the account or the server has no room for the stream; raise its limits"
-	case codeMessageTooLarge, codeHeaderTooLarge:
-		return fmt.Sprintf("%s: raise max_msg_size of the stream %q and replay the event, or send less", text, c.cfg.Stream)
-	case codeSealed:
-		return fmt.Sprintf("%s: the stream %q takes nothing any more; name another one", text, c.cfg.Stream)
-	case codeNotEnabled, codeNotEnabledAccount:
-		return text + ": the server, or the account, has no JetStream; enable it, or correct the url or the credentials"
-	case int(jetstream.JSErrCodeStreamNotFound):
-		return fmt.Sprintf("%s: there is no stream %q; create it, or correct the destination's stream", text, c.cfg.Stream)
-	}
-	return text
-}
-
-// isUnauthorized reports whether a server refuses who connects.
-func isUnauthorized(err error) bool {
-	text := strings.ToLower(err.Error())
-	for _, refusal := range []string{"authorization violation", "authentication expired", "authentication revoked", "authentication timeout", "nkeys not supported"} {
-		if strings.Contains(text, refusal) {
-			return true
-		}
-	}
-	return errors.Is(err, errExpired)
-}
-
-func unauthorizedText(err error) string {
-	if errors.Is(err, errExpired) {
-		return err.Error()
-	}
-	return err.Error() + ": the server refuses the relay's user; correct credentials_file, nkey_file, basic_auth or bearer_token of the destination"
-}
+// accessRefused is in the text of an error by which a server refuses who connects.
+var accessRefused = regexp.MustCompile(`(?i)authorization violation|authentication (expired|revoked|timeout)|nkeys not supported`)
 
 // violationText says what right is missing.
 func violationText(err error) string {
@@ -182,8 +128,8 @@ func violationText(err error) string {
 	return err.Error() + ": allow the user to publish to that subject"
 }
 
-func tlsHint(err error) string {
-	switch text := err.Error(); {
+func tlsHint(text string) string {
+	switch {
 	case strings.Contains(text, "unknown authority"):
 		return " (set tls.ca_file to the authority's certificate)"
 	case strings.Contains(text, "certificate required"), strings.Contains(text, "bad certificate"), strings.Contains(text, "closed by remote after TLS"):

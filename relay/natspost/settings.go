@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
@@ -37,35 +39,21 @@ func isStreamName(name string) bool {
 	return len(name) <= 255 && name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune(`.*>/\`, r) })
 }
 
-// isInboxPrefix reports whether subjects may begin with this, and a dot behind it.
-func isInboxPrefix(prefix string) bool {
-	for word := range strings.SplitSeq(prefix, ".") {
-		if word == "" || strings.Trim(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != "" {
-			return false
-		}
-	}
-	return len(prefix) <= 128
-}
+// inboxPrefix is what subjects may begin with, and a dot behind it.
+var inboxPrefix = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 
 // Problems returns the mistakes in the settings of the named destination. path is where they stand.
 func (s Settings) Problems(path, destination string) []check.Problem {
 	var v check.Problems
-	if text := templateProblem(s.Subject, destination); text != "" {
-		v.Require(false, path+".subject", "%s", text)
-	}
+	v.Refuse(path+".subject", templateProblem(s.Subject, destination))
 	named := strings.Contains(s.Subject, partitionPlace)
 	v.Require(s.Partitions >= 0 && s.Partitions <= maxPartitions, path+".partitions", "%d is out of range; write 1 to %d", s.Partitions, maxPartitions)
 	v.Require(!named || s.Partitions != 0, path+".partitions", "is not set, and the subject holds {partition}; write as many as readers shall work at once, such as 16")
 	v.Require(named || s.Partitions == 0, path+".partitions", "has no effect: the subject holds no {partition}")
-	switch {
-	case s.Stream == "":
-		v.Require(false, path+".stream", "is not set; write the name of the stream that stores the events")
-	default:
-		v.Require(isStreamName(s.Stream), path+".stream", "%q is not the name of a stream: it holds a blank, '.', '*', '>' or a slash", s.Stream)
-	}
-	if s.InboxPrefix != "" {
-		v.Require(isInboxPrefix(s.InboxPrefix), path+".inbox_prefix", "%q is not usable; write words of letters, digits, '-' and '_' with dots between them", s.InboxPrefix)
-	}
+	v.Require(s.Stream != "", path+".stream", "is not set; write the name of the stream that stores the events")
+	v.Require(s.Stream == "" || isStreamName(s.Stream), path+".stream", "%q is not the name of a stream: it holds a blank, '.', '*', '>' or a slash", s.Stream)
+	v.Require(s.InboxPrefix == "" || len(s.InboxPrefix) <= 128 && inboxPrefix.MatchString(s.InboxPrefix), path+".inbox_prefix",
+		"%q is not usable; write words of letters, digits, '-' and '_' with dots between them", s.InboxPrefix)
 	v.Require(s.Credentials == nil || s.Seed == nil, path+".nkey_file", "is set beside credentials_file, and a connection can have one identity; remove one of them")
 	return v
 }
@@ -90,20 +78,47 @@ func CheckSeed(content string) error {
 	return nil
 }
 
-// expiredCredentials returns an error if the JWT of a credentials file has ended: the server would say nothing but that it refuses the
-// user.
-func expiredCredentials(token string, now time.Time) error {
-	_, rest, _ := strings.Cut(token, ".")
-	claims, _, _ := strings.Cut(rest, ".")
-	content, err := base64.RawURLEncoding.DecodeString(claims)
-	if err != nil {
-		return nil // the server decides
+// identify makes a connection prove who the relay is, with the secrets of this moment.
+func (c *Client) identify(options *nats.Options) error {
+	switch {
+	case c.cfg.Credentials != nil:
+		content := c.cfg.Credentials()
+		if err := CheckCredentials(content); err != nil {
+			return fmt.Errorf("the file of credentials_file %w", err)
+		}
+		if err := expiredCredentials(content, time.Now()); err != nil {
+			return err
+		}
+		return nats.UserCredentialBytes([]byte(content))(options)
+	case c.cfg.Seed != nil:
+		pair, err := nkeys.ParseDecoratedUserNKey([]byte(c.cfg.Seed()))
+		if err != nil {
+			return errors.New("the file of nkey_file holds no seed of a user's NKey")
+		}
+		options.SignatureCB = pair.Sign
+		options.Nkey, err = pair.PublicKey()
+		return err
+	case c.cfg.Authorization != nil:
+		kind, value, _ := strings.Cut(c.cfg.Authorization(), " ")
+		if kind != "Basic" {
+			return nats.Token(value)(options)
+		}
+		pair, _ := base64.StdEncoding.DecodeString(value)
+		options.User, options.Password, _ = strings.Cut(string(pair), ":")
 	}
+	return nil
+}
+
+// expiredCredentials returns an error if the JWT of a credentials file has ended: the server would say
+// nothing but that it refuses the user. What the file holds is known to be a JWT.
+func expiredCredentials(content string, now time.Time) error {
+	token, _ := nkeys.ParseDecoratedJWT([]byte(content))
+	claims, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
 	var claim struct {
 		Expires int64 `json:"exp"`
 	}
-	if json.Unmarshal(content, &claim) != nil || claim.Expires == 0 || now.Unix() < claim.Expires {
-		return nil
+	if err != nil || json.Unmarshal(claims, &claim) != nil || claim.Expires == 0 || now.Unix() < claim.Expires {
+		return nil // or the server decides
 	}
 	return fmt.Errorf("%w at %s; replace the file of credentials_file, which needs no restart", errExpired, time.Unix(claim.Expires, 0).UTC().Format("2006-01-02 15:04 MST"))
 }

@@ -3,6 +3,7 @@ package natspost
 import (
 	"fmt"
 	"hash/fnv"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -36,27 +37,19 @@ func templateProblem(template, destination string) string {
 	return ""
 }
 
-// expand returns the subject of an event. A strings.Replacer would be built anew for each. The type comes last: what it holds is no
+// expand returns the subject of an event. A strings.Replacer would be built again for each. The type comes last: what it holds is no
 // place.
 func expand(template, eventType, destination string, partition uint32) string {
-	if !strings.Contains(template, "{") {
-		return template
-	}
 	subject := strings.ReplaceAll(template, destinationPlace, destination)
-	if strings.Contains(subject, partitionPlace) {
-		subject = strings.ReplaceAll(subject, partitionPlace, strconv.FormatUint(uint64(partition), 10))
-	}
+	subject = strings.ReplaceAll(subject, partitionPlace, strconv.FormatUint(uint64(partition), 10))
 	return strings.ReplaceAll(subject, typePlace, eventType)
 }
 
 // partition returns the partition of what has the given order: an ordering key, or what stands for one. FNV-1a, so that another program can find it, too.
 func (s Settings) partition(order string) uint32 {
-	if s.Partitions == 0 {
-		return 0
-	}
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(order)) // never fails
-	return hash.Sum32() % uint32(s.Partitions)
+	return hash.Sum32() % uint32(max(s.Partitions, 1))
 }
 
 // subjectProblem says why no message can be published to a subject; empty: one can. An event's type becomes part of it, so that a
@@ -71,11 +64,8 @@ func subjectProblem(subject string) string {
 		return "has an empty word between its dots"
 	case strings.ContainsAny(subject, "*>"):
 		return "holds a wildcard, '*' or '>'"
-	}
-	for i := range len(subject) {
-		if subject[i] <= ' ' || subject[i] > '~' {
-			return "holds a blank or a character beyond printable ASCII"
-		}
+	case strings.ContainsFunc(subject, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "holds a blank or a character beyond printable ASCII"
 	}
 	return ""
 }
@@ -95,17 +85,14 @@ func overlap(a, b string) bool {
 	}
 }
 
+var (
+	fromType      = regexp.MustCompile(`[^.]*{type}.*`)
+	partitionWord = regexp.MustCompile(`[^.]*{partition}[^.]*`)
+)
+
 // pattern returns what the subjects of a template have in common: a word that an event's type is part of is any, and a type may
 // hold dots.
 func pattern(template, destination string) string {
-	words := strings.Split(strings.ReplaceAll(template, destinationPlace, destination), ".")
-	for i, word := range words {
-		if strings.Contains(word, partitionPlace) && !strings.Contains(word, typePlace) {
-			words[i] = "*"
-		}
-		if strings.Contains(word, typePlace) {
-			return strings.Join(append(words[:i:i], ">"), ".")
-		}
-	}
-	return strings.Join(words, ".")
+	subject := fromType.ReplaceAllString(strings.ReplaceAll(template, destinationPlace, destination), ">")
+	return partitionWord.ReplaceAllString(subject, "*")
 }

@@ -2,9 +2,7 @@ package ops
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,8 +13,8 @@ import (
 
 // Advice is one thing that is wrong, and the commands that come next.
 type Advice struct {
-	// Why: quarantined, no_relay, parked, paused, held, unserved, retrying, failed, blocked, lag, or the rule of an open alert. Names
-	// are added, never renamed.
+	// Why: quarantined, no_relay, untaken, parked, paused, held, unserved, retrying, failed,
+	// blocked, waiting, lag, or the rule of an open alert. Names are added, never renamed.
 	Why string `json:"why"`
 	// Subject is the destination; empty: the whole outbox, or the database.
 	Subject string `json:"subject"`
@@ -35,7 +33,7 @@ func (a Advice) String() string { return strings.TrimSpace(a.Text + " " + a.Reme
 // Destination returns which destination it is about; empty: none.
 func (a Advice) Destination() string {
 	switch a.Why {
-	case "paused", "held", "retrying", "failed", "blocked", "unserved", alert.RuleLag:
+	case "paused", "held", "retrying", "failed", "blocked", "waiting", "unserved", alert.RuleLag:
 		return a.Subject
 	}
 	return ""
@@ -72,6 +70,9 @@ func advise(s Status) []Advice {
 	if !alive {
 		all = append(all, Advice{"no_relay", "", Critical, "No relay is running, so nothing is sent.", "", []string{"outbox-relay run"}})
 	}
+	if alive && s.Quarantined == "" && s.Untaken.OldestSeconds > untakenAfter.Seconds() {
+		all = append(all, s.Untaken.advise())
+	}
 	for _, d := range s.Destinations {
 		all = append(all, d.advise(alive && s.Quarantined == "")...) // a quarantined relay serves nothing: that is no reason to discard
 	}
@@ -79,10 +80,32 @@ func advise(s Status) []Advice {
 	if s.Parked > 0 && (routed || s.Quarantined == "") { // a quarantined relay has not stored its routes
 		all = append(all, adviseParked(s.Parked, routed))
 	}
+	for _, r := range s.Relays {
+		if refused := (alert.Alert{Rule: alert.RuleReloadRefused, Subject: r.Name, FirstError: r.ReloadError}); r.ReloadError != "" {
+			all = append(all, Advice{refused.Rule, r.Name, Warning, refused.Happened() + ".", refused.Remedy(plainly), []string{refused.Command()}})
+		}
+	}
+	for _, d := range s.Differences {
+		differ := alert.Alert{Rule: alert.RuleRelaysDiffer, Subject: d.Destination, Detail: d.String()}
+		all = append(all, Advice{differ.Rule, d.Destination, Warning, differ.Happened() + ".", differ.Remedy(plainly), []string{differ.Command()}})
+	}
 	all = append(all, adviseAlerts(s.Alerts, all)...)
 	levels := []Level{Critical, Warning, Notice}
 	slices.SortStableFunc(all, func(a, b Advice) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
 	return all
+}
+
+// untakenAfter is how old an event becomes that no relay takes, before a person should look at it.
+// Its age is counted from the beginning of its transaction, which may have been a long one.
+const untakenAfter = time.Minute
+
+func (u Untaken) advise() Advice {
+	return Advice{
+		"untaken", "", Warning, fmt.Sprintf("%s not yet routed, the oldest for %s: no relay has taken them.", counted(u.Events, "event is", "events are"),
+			plain.Span(time.Duration(u.OldestSeconds*float64(time.Second)))),
+		"Relays refuse to take events, or more events come than they take.",
+		[]string{"outbox-relay doctor    # says why"},
+	}
 }
 
 // advise says what to do about one destination. alive: a relay is running, and not quarantined.
@@ -97,12 +120,9 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			"outbox-relay resume "+word)
 	}
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
-		reason, fault := heldReason(d.BreakerError), "is down"
-		if reason == policy.ReasonUnauthorized || reason == policy.ReasonNotFound || reason == policy.ReasonRedirect { // it answers
-			fault = "refuses all requests"
-		}
-		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, fault, labelled(": %s", d.BreakerError)),
-			strings.TrimSpace("Nothing is lost: relays try it every few seconds. "+repairOf(d.Destination, reason, d.BreakerError)),
+		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
+		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(alert.ReasonOf(d.BreakerError)), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
+			held.Remedy(plainly),
 			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
 	} else if d.Retrying > 0 && d.RetryReason != "" {
 		level := Notice
@@ -110,7 +130,7 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			level = Warning
 		}
 		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
-			repairOf(d.Destination, d.RetryReason, d.RetryError),
+			alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly),
 			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
 			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
 	}
@@ -121,6 +141,11 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	if d.BlockedKeys > 0 {
 		text, commands := d.adviseBlocked(word)
 		add("blocked", Warning, text, "Mend the cause and replay the failed delivery, or skip it.", commands...)
+	}
+	for _, h := range d.behindEarly() {
+		add("waiting", Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
+			counted(h.Waiting, "delivery waits", "deliveries wait"), d.Destination, h.EventID, h.Key, plain.Span(time.Duration(h.DueInSeconds*float64(time.Second)))),
+			"It holds up what is due; give it up if it is not wanted.", fmt.Sprintf("outbox-relay explain %d", h.EventID), fmt.Sprintf("outbox-relay discard %d --destination %s    # gives it up: its effect is lost", h.EventID, word))
 	}
 	if alive && !d.Served && d.Pending > 0 {
 		add("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
@@ -141,87 +166,10 @@ func (d DestinationStatus) failing() bool {
 	if at == nil || d.FailedAt != nil && d.FailedAt.After(*at) {
 		at, reason = d.FailedAt, d.FailedReason
 	}
-	if at == nil || repair(d.Destination, reason) == "" {
+	if at == nil || alert.Repair(d.Destination, reason, "", plainly) == "" {
 		return false
 	}
 	return d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
-}
-
-// heldReason returns the reason of the error that opened a breaker, which is stored as text alone: an answer begins with its status.
-func heldReason(text string) policy.Reason {
-	first, _, _ := strings.Cut(text, " ")
-	if status, err := strconv.Atoi(first); err == nil && status >= 300 && status <= 599 {
-		return policy.ClassifyResponse(status, nil, "", policy.Responses{}, time.Time{}).Reason
-	}
-	for _, known := range []struct {
-		sign   string
-		reason policy.Reason
-	}{{"no such host", policy.ReasonDNS}, {"tls: ", policy.ReasonTLS}, {"x509: ", policy.ReasonTLS}, {"dial ", policy.ReasonConnect}, {"timeout", policy.ReasonTimeout}, {"deadline exceeded", policy.ReasonTimeout}} {
-		if strings.Contains(text, known.sign) {
-			return known.reason
-		}
-	}
-	return policy.ReasonUnexpected
-}
-
-// logNamed finds the stream of NATS or the topic of Kafka that an error names. Errors of HTTP begin with the status code.
-var logNamed = regexp.MustCompile(`^(?:[^0-9].*?)??(there is no )?(stream|topic)(?: than)? "([^"]+)"(?:; create it with the subject "([^"]+)")?`)
-
-// repairOf says what mends the error for which a destination fails: of a log that an error names, or of a receiver.
-func repairOf(destination string, reason policy.Reason, text string) string {
-	found := logNamed.FindStringSubmatch(text)
-	if found == nil {
-		return repair(destination, reason)
-	}
-	kind, name, subject := found[2], found[3], found[4]
-	do := "Do what the error says"
-	switch {
-	case found[1] == "":
-	case kind == "stream":
-		do = "Create the stream: nats stream add " + plain.ShellWord(name)
-		if subject != "" {
-			do += " --subjects " + plain.ShellWord(subject) + " (or a pattern that covers all its subjects)"
-		}
-	default:
-		do = fmt.Sprintf("Create the topic %s, or give the relay's user the right to see it", name)
-	}
-	return fmt.Sprintf("%s, or correct destinations.%s.%s and %s.", do, destination, kind, reload(destination))
-}
-
-// repair says what mends the reason for which a destination fails; empty: only the error says it.
-func repair(destination string, reason policy.Reason) string {
-	setting, address, reload := "destinations."+destination, "destinations."+destination+".url", reload(destination)
-	if destination == "default" {
-		address += " (or OUTBOX_DESTINATION_URL)"
-	}
-	switch reason {
-	case policy.ReasonUnauthorized:
-		return fmt.Sprintf("Make %s.signing_secrets (or its credentials) those of the receiver, then %s.", setting, reload)
-	case policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS:
-		return fmt.Sprintf("Correct %s, then %s, or mend the receiver.", address, reload)
-	case policy.ReasonConnect:
-		return fmt.Sprintf("Start the receiver, or correct %s and %s.", address, reload)
-	case policy.ReasonTLS:
-		return fmt.Sprintf("Correct %s.tls, then %s, or mend the receiver's certificate.", setting, reload)
-	case policy.ReasonTimeout:
-		return fmt.Sprintf("The receiver answers later than %s.timeout allows.", setting)
-	case policy.ReasonRateLimited:
-		return fmt.Sprintf("The receiver asks for fewer requests: set %s.rate_limit, then %s.", setting, reload)
-	case policy.ReasonEgress:
-		return "The relay may not connect to this address: see egress in its configuration."
-	case policy.ReasonServerError, policy.ReasonUnavailable, policy.ReasonTransient, policy.ReasonUnexpected, policy.ReasonNetwork, policy.ReasonMalformed:
-		return "The log of the receiver says more."
-	}
-	return ""
-}
-
-// reload says how a relay reads a changed setting of a destination. Only the destination "default" may come from the environment, which a
-// signal cannot change. The status does not know where a relay's settings come from.
-func reload(destination string) string {
-	if destination == "default" {
-		return "reload the relay (SIGHUP), or restart it if the environment sets it"
-	}
-	return "reload the relay (SIGHUP)"
 }
 
 // needsPerson reports whether deliveries that fail for this reason go on failing until a person mends something.
@@ -257,13 +205,14 @@ func (d DestinationStatus) adviseFailed(word string) (text, remedy string, comma
 	return text, strings.TrimSpace(remedy), commands
 }
 
-// maxBlockedKeys is how many ordering keys are looked at.
-const maxBlockedKeys = 1_000
-
 func (d DestinationStatus) adviseBlocked(word string) (text string, commands []string) {
 	var heads []string
 	for _, b := range d.Blocked {
-		heads = append(heads, fmt.Sprintf("%s behind event %d (%s)", b.Key, b.EventID, b.Reason))
+		waiting := b.Key
+		if i := slices.IndexFunc(d.WaitingBehind, func(h WaitingHead) bool { return h.EventID == b.EventID }); i >= 0 {
+			waiting = fmt.Sprintf("%s: %s", b.Key, counted(d.WaitingBehind[i].Waiting, "waits", "wait"))
+		}
+		heads = append(heads, fmt.Sprintf("%s behind event %d, failed (%s)", waiting, b.EventID, b.Reason))
 		if d.Routed && !unsendable(b.Reason) {
 			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
 		}
@@ -273,20 +222,12 @@ func (d DestinationStatus) adviseBlocked(word string) (text string, commands []s
 	if n := d.BlockedKeys - int64(len(heads)); n > 0 && len(heads) > 0 {
 		more = fmt.Sprintf(", and %d more", n)
 	}
-	return fmt.Sprintf("%s at %q behind a failed delivery%s%s.", waitingKeys(d.BlockedKeys), d.Destination, labelled(": %s", strings.Join(heads, ", ")), more), commands
+	return fmt.Sprintf("%s at %q behind a failed delivery%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination, labelled(": %s", strings.Join(heads, ", ")), more), commands
 }
 
 // unsendable reports whether a delivery that failed for this reason can never be sent.
 func unsendable(reason policy.Reason) bool {
 	return reason == policy.ReasonInvalidEvent || reason == policy.ReasonEventMissing
-}
-
-// waitingKeys says how many ordering keys wait.
-func waitingKeys(n int64) string {
-	if n > maxBlockedKeys {
-		return plain.UpTo(n, maxBlockedKeys) + " ordering keys wait"
-	}
-	return plain.Plural(n, "ordering key waits", "ordering keys wait")
 }
 
 func adviseParked(n int64, routed bool) Advice {
@@ -313,25 +254,25 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 	}
 	for _, a := range alerts {
 		switch a.Rule {
-		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered:
+		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered,
+			alert.RuleReloadRefused, alert.RuleRelaysDiffer:
 			continue // counted above, or over since
 		case alert.RuleLag:
-			if explained(a.Subject, "no_relay", "paused", "held", "unserved", "quarantined") {
+			if explained(a.Subject, "no_relay", "paused", "held", "unserved", "quarantined", "untaken") {
 				continue
 			}
-		}
-		remedy := ""
-		if a.Rule == alert.RuleLag {
-			remedy = "The receiver is slower than what comes in (raise max_in_flight or rate_limit of the destination, then reload the relay), or the database is slow."
 		}
 		command := a.Command()
 		if command == "outbox-relay status" {
 			command = "outbox-relay relays    # which relays live, and what each has in flight"
 		}
-		all = append(all, Advice{a.Rule, a.Subject, Warning, a.Happened() + ".", remedy, []string{command}})
+		all = append(all, Advice{a.Rule, a.Subject, Warning, a.Happened() + ".", a.Remedy(plainly), []string{command}})
 	}
 	return all
 }
+
+// plainly marks nothing: texts are read in terminals and pages.
+func plainly(name string) string { return name }
 
 // labelled returns the text within a format; nothing without a text.
 func labelled(format, text string) string {

@@ -44,7 +44,7 @@ func TestAdvice(t *testing.T) {
 		"wrong path":        {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0", "outbox-relay retry --destination d"}},
 		"wrong path, perhaps of the environment": {
 			Status{Relays: alive, Destinations: []DestinationStatus{{Destination: "default", Routed: true, Served: true, Breaker: "closed", Retrying: 1, RetryReason: policy.ReasonNotFound}}},
-			"Correct destinations.default.url (or OUTBOX_DESTINATION_URL), then reload the relay (SIGHUP), or restart it if the environment sets it, or mend the receiver.",
+			"Correct destinations.default.url (or OUTBOX_DESTINATION_URL), then reload the relay (SIGHUP), or restart it if the environment sets it, or fix the receiver.",
 			[]string{"outbox-relay explain 0", "outbox-relay retry --destination default"},
 		},
 		"missing stream": {
@@ -65,7 +65,7 @@ func TestAdvice(t *testing.T) {
 		"a receiver that speaks of a stream": {
 			lane(DestinationStatus{Breaker: "open", BreakerError: `503 Service Unavailable: stream "x" is down`}), "The log of the receiver says more.", []string{"outbox-relay resume d --reset-breaker"},
 		},
-		"held, wrong secret":   {lane(DestinationStatus{Breaker: "open", BreakerError: "401 Unauthorized"}), `"d" refuses all requests, and its deliveries are held: 401 Unauthorized. Nothing is lost: relays try it every few seconds. Make destinations.d.signing_secrets`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, wrong secret":   {lane(DestinationStatus{Breaker: "open", BreakerError: "401 Unauthorized"}), `"d" refuses the relay's credentials or signature, and its deliveries are held: 401 Unauthorized. Nothing is lost: relays try it every few seconds. Make destinations.d.signing_secrets`, []string{"outbox-relay resume d --reset-breaker"}},
 		"held, wrong path":     {lane(DestinationStatus{Breaker: "open", BreakerError: "404 Not Found"}), "Correct destinations.d.url", []string{"outbox-relay resume d --reset-breaker"}},
 		"held, late":           {lane(DestinationStatus{Breaker: "open", BreakerError: "read tcp 127.0.0.1:1: i/o timeout"}), "later than destinations.d.timeout", []string{"outbox-relay resume d --reset-breaker"}},
 		"failed":               {lane(DestinationStatus{Failed: 1, FailedError: "422 no"}), `1 delivery to "d" failed; last: 422 no.`, []string{list, "outbox-relay replay --destination d"}},
@@ -73,12 +73,24 @@ func TestAdvice(t *testing.T) {
 		"failed, some of them": {lane(DestinationStatus{Failed: 9, FailedUnsendable: 1}), "1 of them can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event", "outbox-relay replay --destination d --reason REASON"}},
 		"failed, no route":     {lane(DestinationStatus{Failed: 2, Routed: true, Served: true}), "No route leads there", []string{list, "outbox-relay discard --destination d --status failed"}},
 		"blocked": {
-			lane(DestinationStatus{BlockedKeys: 5, Blocked: []BlockedKey{{"it's", 3, policy.ReasonRejected}, {"b", 4, policy.ReasonInvalidEvent}}}),
-			`5 ordering keys wait at "d" behind a failed delivery: it's behind event 3 (rejected), b behind event 4 (invalid_event), and 3 more.`,
+			lane(DestinationStatus{BlockedKeys: 5, Blocked: []BlockedKey{{"it's", 3, policy.ReasonRejected}, {"b", 4, policy.ReasonInvalidEvent}}, WaitingBehind: []WaitingHead{{EventID: 3, Waiting: 2, Status: "failed"}}}),
+			`5 ordering keys wait at "d" behind a failed delivery: it's: 2 wait behind event 3, failed (rejected), b behind event 4, failed (invalid_event), and 3 more.`,
 			[]string{"outbox-relay replay 3 --destination d", `outbox-relay discard --destination d --head-of-key 'it'\''s'`, "outbox-relay discard --destination d --head-of-key b"},
 		},
-		"unserved":                 {lane(DestinationStatus{Pending: 5, Served: true}), `5 deliveries are unserved: no running relay has "d". Add it to a relay's configuration and reload that relay (SIGHUP)`, []string{"outbox-relay discard --destination d --status pending"}},
-		"parked":                   {Status{Relays: alive, Parked: 1, Destinations: []DestinationStatus{{Routed: true, Served: true}}}, "1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP).", []string{"outbox-relay events list --parked"}},
+		"behind an early one": {
+			lane(DestinationStatus{Waiting: 2, WaitingBehind: []WaitingHead{{EventID: 7, Waiting: 2, Key: "cust-1", Status: "pending", DueInSeconds: 7200}, {EventID: 8, Waiting: 2, Status: "pending", Attempts: 1, DueInSeconds: 60}}}),
+			`2 deliveries wait at "d" behind event 7 of the ordering key cust-1, which its producer wants sent in 2h0m. It holds up what is due`,
+			[]string{"outbox-relay explain 7", "outbox-relay discard 7 --destination d"},
+		},
+		"unserved": {lane(DestinationStatus{Pending: 5, Served: true}), `5 deliveries are unserved: no running relay has "d". Add it to a relay's configuration and reload that relay (SIGHUP)`, []string{"outbox-relay discard --destination d --status pending"}},
+		"parked":   {Status{Relays: alive, Parked: 1, Destinations: []DestinationStatus{{Routed: true, Served: true}}}, "1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP).", []string{"outbox-relay events list --parked"}},
+		"not routed": {
+			Status{Relays: alive, Untaken: Untaken{3, 61}},
+			"3 events are not yet routed, the oldest for 1m: no relay has taken them. Relays refuse",
+			[]string{"outbox-relay doctor"},
+		},
+		"not routed for a moment":  {Status{Relays: alive, Untaken: Untaken{3, 59}}, "", nil},
+		"not routed, and lag":      {Status{Relays: alive, Untaken: Untaken{1, 900}, Alerts: []alert.Alert{{Rule: alert.RuleLag, Subject: "d"}}}, "1 event is not yet routed, the oldest for 15m", []string{"outbox-relay doctor"}},
 		"lag":                      {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleLag, Subject: "d"}}}, `Deliveries to "d" lag`, []string{"outbox-relay relays"}},
 		"routes changed":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleRoutesChanged, Subject: "db"}}}, "changed", []string{"outbox-relay routes list"}},
 		"vacuum blocked":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleVacuumBlocked, Subject: "db", Detail: "process 7 holds"}}}, "cannot clean up: process 7 holds.", []string{"outbox-relay relays"}},

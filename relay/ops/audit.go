@@ -48,10 +48,10 @@ type AuditEntry struct {
 	Actor     string    `json:"actor"`
 	Origin    Origin    `json:"origin"`
 	// Action: pause, resume, reset_breaker, replay, retry, discard, interrupt_operation, resume_operation, reveal_payload,
-	// create_deliveries or accept_identity. Names are added, never renamed.
+	// create_deliveries, accept_identity, acknowledge_alert or silence_alerts. Names are added, never renamed.
 	Action string `json:"action"`
 	// State: running, stalled, done, interrupted or failed. A stalled operation runs by its row, but has changed nothing for
-	// [StalledAfter]: its process was probably killed.
+	// 45 seconds: its process was probably killed.
 	State       string  `json:"state"`
 	Destination *string `json:"destination"`
 	EventID     *int64  `json:"event_id,string"`
@@ -106,7 +106,7 @@ func (r Order) action() (action, error) {
 	return action{}, fmt.Errorf("action %q is not known; choose replay, retry or discard", r.Action)
 }
 
-// Preview counts what the order would change, up to [CountLimit], and changes nothing.
+// Preview counts what the order would change, up to [batch.CountLimit], and changes nothing.
 func (o *Outbox) Preview(ctx context.Context, order Order) (Bulk, error) {
 	a, err := order.action()
 	if err != nil {
@@ -173,19 +173,14 @@ func endOf(ctx context.Context, err error) (state, detail string) {
 	return "failed", err.Error()
 }
 
-// Reveal returns what Event does, with the payload, and records in the audit who has seen it.
+// Reveal returns what Event does, with the payload and the headers, after it has recorded in the audit who sees them.
 func (o *Outbox) Reveal(ctx context.Context, eventID int64) (EventReport, error) {
-	report, err := o.Event(ctx, eventID, true)
-	if err != nil {
-		return EventReport{}, err
+	report, err := o.Event(ctx, eventID)
+	if err != nil || report.Event.Type == "" {
+		return report, err
 	}
-	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		return o.record(ctx, tx, auditRow{action: "reveal_payload", eventID: eventID})
-	})
-	if err != nil { // what is not recorded is not shown
-		return EventReport{}, fmt.Errorf("reveal event %d: %w", eventID, err)
-	}
-	return report, nil
+	report.Event.Payload, report.Event.Headers, err = o.reveal(ctx, eventID)
+	return report, err
 }
 
 // durably runs f in a transaction whose commit survives a crash of the server.

@@ -17,7 +17,7 @@ const auditLines = `SELECT concat_ws(' ', actor, origin, action, state, destinat
 // Every change leaves one entry that says who, through what, and how much; a call that changes nothing leaves none.
 func TestAudit(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(3, "k")
 	db.Settled("failed", "event_id < 3")
 	ctx := t.Context()
@@ -37,16 +37,16 @@ func TestAudit(t *testing.T) {
 	relaytest.Must(t, err)
 	content, err := ann.Reveal(ctx, 2)
 	relaytest.Must(t, err)
-	if *content.Event.Payload != `{"n": 1}` {
+	if *content.Event.Payload != `{"n": 1}` || content.Event.Headers == nil {
 		t.Errorf("revealed %q", *content.Event.Payload)
 	}
-	if hidden, err := ann.Event(ctx, 2, false); err != nil || hidden.Event.Payload != nil || hidden.Event.PayloadBytes != 8 {
+	if hidden, err := ann.Event(ctx, 2); err != nil || hidden.Event.Payload != nil || hidden.Event.PayloadBytes != 8 {
 		t.Errorf("not revealed: %+v, %v", hidden, err)
 	}
 	if _, err := ann.Pause(ctx, "nowhere", ""); !errors.Is(err, ErrUnknownDestination) {
 		t.Error(err)
 	}
-	if _, err := ann.Reveal(ctx, 99); !errors.Is(err, ErrUnknownEvent) {
+	if _, err := ann.Reveal(ctx, 99); !errors.As(err, new(UnknownEvent)) {
 		t.Error(err)
 	}
 	want := []string{
@@ -55,7 +55,7 @@ func TestAudit(t *testing.T) {
 		"ann page reset_breaker done default 0 0",
 		"ann page replay done default default 0 2",
 		"ann page discard done 0 1",
-		"ann page reveal_payload done 2 0 0",
+		"ann page reveal_payload done 2 0 0 login postgres",
 	}
 	if got := relaytest.Rows[string](db, auditLines); !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
@@ -73,7 +73,7 @@ func TestAudit(t *testing.T) {
 // A change and its entry commit together: where the entry cannot be written, nothing changes.
 func TestAuditIsPartOfTheChange(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	db.Settled("failed", "true")
 	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''full''; END'`)
@@ -93,7 +93,7 @@ func TestAuditIsPartOfTheChange(t *testing.T) {
 // An operation that was interrupted, or whose process was killed, goes on under its number, once.
 func TestOperationGoesOn(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(2500, "k")
 	db.Settled("failed", "true")
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -130,7 +130,7 @@ func TestOperationGoesOn(t *testing.T) {
 // What goes on replays nothing twice, though it has failed again meanwhile, and keeps to the limit that was confirmed.
 func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(2500, "k")
 	db.Settled("failed", "true")
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -162,7 +162,7 @@ func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 // A reason and a name are one line of text that the database takes, and of bounded length.
 func TestTextsOfTheAuditAreBounded(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	ann := New(db.Pool).As(Actor{Name: "ann\x00\n" + strings.Repeat("n", 1<<20)})
 	p, err := ann.Pause(t.Context(), "default", "a\x00b\n"+strings.Repeat("x", 1<<20))

@@ -9,20 +9,13 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 )
 
 // DefaultReceiverMemory is how long a receiver that keeps the recommended retention remembers what it has processed.
 const DefaultReceiverMemory = 2160 * time.Hour
-
-const (
-	// bulkBatch is how many deliveries one transaction of a bulk command changes at most, and looks at.
-	bulkBatch = 1000
-	// bulkSample is how many deliveries a preview shows.
-	bulkSample = 5
-	// CountLimit is up to how many deliveries a preview counts.
-	CountLimit = 1_000_000
-)
 
 // EventIDs are written as JSON numbers, which SQL compares with ids, and read from numbers and from strings, as every answer has them.
 type EventIDs []int64
@@ -86,16 +79,9 @@ func (s Selection) Empty() bool {
 
 // A Bulk counts what a replay or a discard found and did. It counts deliveries.
 type Bulk struct {
-	// Matched by the selection, and free to be changed.
-	Matched int64 `json:"matched"`
-	// More of them exist than were counted.
-	More bool `json:"more,omitempty"`
-	// Done of the matched were changed.
-	Done int64 `json:"done"`
+	batch.Counts
 	// InFlight ones were left alone: a relay is sending them.
 	InFlight int64 `json:"in_flight"`
-	// Missed ones were left alone: another session changed or locked them meanwhile.
-	Missed int64 `json:"missed"`
 	// TooOld ones cannot be replayed: their receivers may have forgotten that they processed them.
 	TooOld int64 `json:"too_old"`
 	// Rate of a replay that was previewed, and for how many seconds the matched keep it busy.
@@ -109,6 +95,10 @@ type Bulk struct {
 	EventMissing int64 `json:"event_missing"`
 	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out for their status.
 	OtherStatus map[string]int64 `json:"other_status,omitempty"`
+	// NotRouted counts the named events that have no delivery yet, since no relay has taken them,
+	// or one is about to write it. Where none are named, a discard counts those that have waited
+	// for more than a second: their deliveries may match later. Up to 10,001.
+	NotRouted int64 `json:"not_routed,omitempty"`
 	// Unknown counts the named events without a delivery here.
 	Unknown int64 `json:"unknown_events"`
 	// UnknownIDs are the first of them.
@@ -137,6 +127,7 @@ type action struct {
 	memory   time.Duration
 	inFlight bool   // it changes what is in flight too
 	paced    bool   // it spreads what it changes over time
+	ends     bool   // what it changes blocks its ordering key no longer
 	change   string // statement
 }
 
@@ -148,7 +139,7 @@ func replayAction(memory time.Duration) action {
 
 func discardAction() action {
 	statuses := []string{"pending", "failed"}
-	return action{name: "discard", allowed: statuses, standard: statuses, change: discardDeliveries}
+	return action{name: "discard", allowed: statuses, standard: statuses, ends: true, change: discardDeliveries}
 }
 
 // retryAction makes due what waits for its next attempt.
@@ -163,17 +154,17 @@ func quarantineAction() action {
 	return action{name: "discard", allowed: statuses, standard: statuses, inFlight: true, change: discardQuarantined}
 }
 
-// PreviewReplay counts what Replay would do, up to [CountLimit], and changes nothing.
+// PreviewReplay counts what Replay would do, up to [batch.CountLimit], and changes nothing.
 func (o *Outbox) PreviewReplay(ctx context.Context, selection Selection, memory time.Duration) (Bulk, error) {
 	return o.preview(ctx, replayAction(memory), selection)
 }
 
-// PreviewDiscard counts what Discard would do, up to [CountLimit], and changes nothing.
+// PreviewDiscard counts what Discard would do, up to [batch.CountLimit], and changes nothing.
 func (o *Outbox) PreviewDiscard(ctx context.Context, selection Selection) (Bulk, error) {
 	return o.preview(ctx, discardAction(), selection)
 }
 
-// PreviewRetry counts what Retry would do, up to [CountLimit], and changes nothing.
+// PreviewRetry counts what Retry would do, up to [batch.CountLimit], and changes nothing.
 func (o *Outbox) PreviewRetry(ctx context.Context, selection Selection) (Bulk, error) {
 	return o.preview(ctx, retryAction(), selection)
 }
@@ -202,9 +193,11 @@ func (o *Outbox) Retry(ctx context.Context, selection Selection, progress func(B
 	return o.act(ctx, retryAction(), selection, progress)
 }
 
-// DiscardQuarantined gives every pending delivery of a copied database up, parked ones and those in flight too, for the reason
-// "quarantined"; see [identity.Report.Discardable]. It accepts nothing, so that relays go on waiting. It works in batches as
-// Discard does, and returns an error if a delivery was missed: accepted then, it would be sent.
+// DiscardQuarantined gives every pending delivery of a copied database up, parked ones and those in
+// flight too, for the reason "quarantined"; see [identity.Report.Discardable]. Events that are not
+// routed yet, or in a relay's hand, get pending deliveries before. It accepts nothing, so that
+// relays go on waiting. It works in batches as Discard does, and returns an error if a delivery was
+// missed: accepted then, it would be sent.
 func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, progress func(Bulk)) (Bulk, error) {
 	report, err := o.Identity(ctx, environment)
 	if err == nil {
@@ -212,6 +205,9 @@ func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, pro
 	}
 	if err != nil {
 		return Bulk{}, err
+	}
+	if _, err := identity.Cover(ctx, o.pool, nil); err != nil {
+		return Bulk{}, fmt.Errorf("discard: %w", err)
 	}
 	b, err := o.act(ctx, quarantineAction(), Selection{}, progress)
 	if err == nil && b.Missed > 0 {
@@ -223,12 +219,10 @@ func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, pro
 // preview counts what act would find.
 func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b Bulk, err error) {
 	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
-		for _, c := range found[:min(len(found), bulkSample-len(b.Sample))] {
+		for _, c := range found[:min(len(found), batch.SampleSize-len(b.Sample))] {
 			b.Sample = append(b.Sample, Sample{c.EventID, c.EventType, c.IdempotencyKey, c.CreatedAt, c.Destination, c.Status})
 		}
-		b.Matched += int64(len(found))
-		b.More = b.Matched >= CountLimit
-		return !b.More, nil
+		return b.Found(len(found)), nil
 	})
 	if err != nil {
 		return b, fmt.Errorf("preview %s: %w", a.name, err)
@@ -251,16 +245,14 @@ func (o *Outbox) act(ctx context.Context, a action, selection Selection, progres
 func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit int64, progress func(Bulk)) (b Bulk, err error) {
 	pace := a.pace(selection)
 	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
-		for batch := range slices.Chunk(found, pace.batch()) {
+		for part := range slices.Chunk(found, pace.batch()) {
 			begun := time.Now()
-			done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, batch, pace, audit)
+			done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, part, pace, audit)
 			if err != nil {
 				return false, err
 			}
 			first := b.Done == 0
-			b.Matched += int64(len(batch))
-			b.Done += done
-			b.Missed += int64(len(batch)) - done
+			b.Changed(len(part), done)
 			if first && b.Done > 0 { // relays go on looking there as long as they find something
 				if err := o.requestSweep(context.WithoutCancel(ctx)); err != nil {
 					return false, err
@@ -269,7 +261,7 @@ func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit 
 			if progress != nil {
 				progress(b)
 			}
-			if err := wait(ctx, pace.rest(len(batch), time.Since(begun))); err != nil {
+			if err := wait(ctx, pace.rest(len(part), time.Since(begun))); err != nil {
 				return false, err
 			}
 		}

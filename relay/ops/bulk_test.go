@@ -10,12 +10,13 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 func TestReplay(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(5, "k")
 	db.Settled("failed", "event_id = 1")
 	db.Settled("delivered", "event_id = 2")
@@ -67,7 +68,7 @@ func TestReplay(t *testing.T) {
 // Receivers forget: what they may have processed long ago is not sent again by mistake.
 func TestReplayOfOldEvents(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at)
 		VALUES ('t', '{}', 'old', now() - interval '91 days'), ('t', '{}', 'young', now() - interval '89 days')`)
 	db.Insert(1, "gone")
@@ -100,7 +101,7 @@ func TestReplayOfOldEvents(t *testing.T) {
 
 func TestDiscard(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(4, "k")
 	db.Exec(`DELETE FROM outbox_route`)
 	db.Insert(1, "parked")
@@ -128,10 +129,30 @@ func TestDiscard(t *testing.T) {
 }
 
 // An operator who ends a bulk command ends it between two batches: what was begun is whole, and known.
+// While a discard goes through what is due, a relay makes deliveries wait behind a head, and releases one that waits.
+func TestDiscardWhileDeliveriesMove(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, 3500) i`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', 'other', 'other')`)
+	moved := false
+	b, err := ops.New(db.Pool).Discard(t.Context(), ops.Selection{OrderingKey: "k"}, func(ops.Bulk) {
+		if !moved {
+			db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE status = 'pending' AND event_id > 1200 AND ordering_key = 'k'`)
+			moved = true
+		}
+	})
+	relaytest.Must(t, err)
+	left := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' ORDER BY event_id`)
+	if b.Matched != 3500 || b.Done != 3500 || !slices.Equal(left, []int64{3501}) {
+		t.Errorf("%d deliveries are left; %+v", len(left), b)
+	}
+}
+
 func TestInterruptedBulk(t *testing.T) {
 	t.Parallel()
 	const batch = 1000
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(2*batch+5, "k")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
@@ -153,7 +174,7 @@ func TestInterruptedBulk(t *testing.T) {
 // flight when the copy was made. What the producer adds meanwhile is not from the original.
 func TestDiscardQuarantined(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t, "a", "b")
+	db := relaytest.Covered(t, "a", "b")
 	outbox := ops.New(db.Pool)
 	if _, err := outbox.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrNotQuarantined) {
 		t.Errorf("where no relay has worked: %v", err)
@@ -183,7 +204,7 @@ func TestDiscardQuarantined(t *testing.T) {
 		t.Errorf("%+v, %v, in steps %v", b, err, steps)
 	}
 	relaytest.Must(t, tx.Rollback(t.Context()))
-	db.Exec(`DELETE FROM outbox_delivery WHERE event_id > 601`)
+	db.Exec(`DELETE FROM outbox_delivery WHERE event_id > 601; DELETE FROM outbox WHERE id > 601`)
 	b, err = outbox.DiscardQuarantined(t.Context(), "", nil)
 	if err != nil || b.Done != 1 {
 		t.Errorf("again: %+v, %v", b, err)
@@ -197,7 +218,7 @@ func TestDiscardQuarantined(t *testing.T) {
 // A retry makes due what was attempted and waits, nothing else, and says what keeps it from being sent.
 func TestRetry(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(7, "k")
 	db.Settled("failed", "event_id = 2")
 	db.Settled("delivered", "event_id = 3")
@@ -242,5 +263,39 @@ func TestRetry(t *testing.T) {
 	relaytest.Must(t, err)
 	if b, err = outbox.Work(t.Context(), 2, order, nil); err != nil || b.Done != 0 {
 		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// On a copy, events are given up too that no relay has taken, or that the original's relay had in
+// hand. What comes after is taken.
+func TestDiscardQuarantinedUnrouted(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	outbox := ops.New(db.Pool)
+	_, err := outbox.AcceptIdentity(t.Context(), "")
+	relaytest.Must(t, err)
+	take := func() intake.Range {
+		t.Helper()
+		r, err := intake.TakeRange(t.Context(), db.Pool, 1, intake.Terms{Events: 100}, false)
+		relaytest.Must(t, err)
+		return r
+	}
+	db.Insert(3, "in hand")
+	take()
+	db.Insert(4, "not taken")
+	db.Exec(`UPDATE outbox_identity SET database_oid = 1`)
+	b, err := outbox.DiscardQuarantined(t.Context(), "", nil)
+	if err != nil || b.Done != 7 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if r := take(); r.Found != intake.Nothing {
+		t.Errorf("took %+v", r)
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`); n != 0 {
+		t.Errorf("%d ranges are open", n)
+	}
+	db.Insert(2, "new")
+	if r := take(); len(r.Events) != 2 {
+		t.Errorf("took %+v", r)
 	}
 }

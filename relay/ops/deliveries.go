@@ -220,7 +220,8 @@ type Head struct {
 	Behind int64 `json:"behind"`
 }
 
-// An EventReport is what the outbox holds of one event. It has no deliveries if the trigger did not run.
+// An EventReport is what the outbox holds of one event. It has no deliveries as long as it is not
+// routed, as Waits says.
 type EventReport struct {
 	Event      Event      `json:"event"`
 	Deliveries []Delivery `json:"deliveries"`
@@ -229,10 +230,10 @@ type EventReport struct {
 	Replays    []Replay   `json:"replays"` // of its deliveries that were replayed, as far as the audit knows
 }
 
-// Event returns an event, also an archived one, its deliveries, its logged attempts, and why it waits. Its payload is read only if
-// payload is true. The error wraps [ErrUnknownEvent] if there is none.
-func (o *Outbox) Event(ctx context.Context, id int64, payload bool) (e EventReport, err error) {
-	if e.Event, e.Deliveries, err = o.event(ctx, id, payload); err != nil {
+// Event returns an event, also an archived one, its deliveries, its logged attempts, and why it waits, without its payload and
+// the values of its headers. The error is an [UnknownEvent] if there is none.
+func (o *Outbox) Event(ctx context.Context, id int64) (e EventReport, err error) {
+	if e.Event, e.Deliveries, err = o.event(ctx, id); err != nil {
 		return EventReport{}, err
 	}
 	if e.Attempts, err = o.Attempts(ctx, id); err != nil {

@@ -14,7 +14,7 @@ import (
 // Whatever a filter asks, a page reads a bounded part of the table, and going on from page to page finds all that match.
 func TestListsAreBounded(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t, "default", "other")
+	db := relaytest.Covered(t, "default", "other")
 	db.Exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference)
 		SELECT CASE WHEN i % 10000 = 7 THEN 'rare' ELSE 't' END, '{}', 'k' || i, CASE WHEN i % 10000 = 8 THEN 'rare' END, CASE WHEN i % 10000 = 9 THEN 'rare' END
@@ -67,7 +67,7 @@ func TestListsAreBounded(t *testing.T) {
 // Each window reads its source along its index, whether or not the table was analysed.
 func TestPlansOfLists(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
 	db.Fill(30_000, 60)
 	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL WHERE event_id % 50 = 7`)

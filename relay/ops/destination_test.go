@@ -11,7 +11,7 @@ import (
 
 func TestResumeResetsTheBreaker(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	outbox := ops.New(db.Pool)
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_owner, breaker_probes, breaker_error)
 		VALUES ('default', true, now(), 'half_open', now(), now() + interval '1 hour', 3, 2, 'refused')`)
@@ -37,7 +37,7 @@ func TestResumeResetsTheBreaker(t *testing.T) {
 
 func TestDestinations(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t, "routed")
+	db := relaytest.Covered(t, "routed")
 	db.Insert(2, "k")
 	db.Exec(`UPDATE outbox_delivery SET destination = CASE event_id WHEN 1 THEN 'waiting' ELSE 'failed' END`)
 	db.Settled("failed", "event_id = 2")
@@ -53,7 +53,7 @@ func TestDestinations(t *testing.T) {
 // Relays look behind their positions at once, where what an operator released may lie.
 func TestOperatorsTellRelays(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(2, "k")
 	db.Settled("failed", "event_id = 1")
 	outbox := ops.New(db.Pool)

@@ -15,6 +15,7 @@
 //	audit.go              who did what; payloads, which are revealed to those whom it names
 //	store_destination.go  pause and resume; which destinations are there?
 //	store_routes.go       which routes are stored, and which does this event type take?
+//	store_route_state.go  has a relay taken an event? which ones has none taken?
 //	store_undelivered.go  which events have no delivery? create what is missing
 //
 // store*.go is all SQL, each statement above the method that runs it. The last three files are little else.

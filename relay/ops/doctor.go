@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -63,6 +65,7 @@ const (
 	deadRows       = 10_000
 	reachTimeout   = 5 * time.Second
 	oldestDefault  = 5 * time.Minute
+	rangeWarning   = 2 * time.Minute // a range is open for about a second
 	oldestPostgres = 140_000
 )
 
@@ -97,6 +100,7 @@ func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error
 		{"functions", x.damaged("function")},
 		{"vacuum", x.vacuum},
 		{"identity", x.identity},
+		{"intake", x.intake},
 		{"events", x.events},
 		{"deliveries", x.deliveries},
 		{"destinations", x.destinations},
@@ -206,8 +210,43 @@ func (x *examination) vacuum(ctx context.Context) error {
 
 func (x *examination) identity(ctx context.Context) error {
 	report, err := x.o.Identity(ctx, x.cfg.Environment)
+	if err == nil && report.Foreign != "" {
+		x.add("identity", LevelError, "no relay takes events: "+report.Foreign, "outbox-relay identity show")
+		return nil
+	}
 	if reason := report.Reason(); err == nil && reason != "" {
 		x.add("identity", LevelError, "relays are quarantined here and do nothing: "+reason, "outbox-relay identity show")
+	}
+	return err
+}
+
+// intake checks what keeps relays from taking events, or what they have taken from being sent.
+func (x *examination) intake(ctx context.Context) error {
+	if err := intake.CheckOrigin(ctx, x.o.pool); errors.Is(err, intake.ErrNoIntake) {
+		x.add("intake", LevelError, "the table outbox_range or outbox_intake is empty: no relay takes events", "restore both tables from a backup, or: outbox-relay migrate up")
+		return nil
+	}
+	expressions, err := x.o.xidDefault(ctx)
+	if err != nil {
+		return err
+	}
+	if len(expressions) != 1 || !strings.Contains(expressions[0], "outbox_wake()") || !strings.Contains(expressions[0], "pg_current_xact_id()") {
+		x.add("intake", LevelError, fmt.Sprintf("the column xid of outbox has not the default of the migrations (%s): no relay finds new events", strings.Join(expressions, ", ")),
+			"give it the default that migrations/outbox/00013_intake.sql has")
+	}
+	ranges, err := x.o.oldRange(ctx, rangeWarning)
+	for _, r := range ranges {
+		age := plain.Span(time.Duration(r.Seconds * float64(time.Second)))
+		text := fmt.Sprintf("relay %d %s has had events in hand for %s (range %d)", r.Relay, r.Name, age, r.Seq)
+		switch {
+		case r.Alive:
+			x.add("intake", LevelWarning, text, "see the log of that relay; another one takes the events over once it is stopped")
+		case r.Name != "":
+			x.add("intake", LevelError, text+", and is silent", "stop that relay, and start one that takes the events over: outbox-relay run")
+		default:
+			x.add("intake", LevelError, fmt.Sprintf("relay %d had events in hand when it ended, %s ago, and no other has taken them over (range %d)", r.Relay, age, r.Seq),
+				"start one: outbox-relay run")
+		}
 	}
 	return err
 }
@@ -259,8 +298,8 @@ func (x *examination) destinations(ctx context.Context) error {
 			x.add("destinations", LevelWarning, fmt.Sprintf("%q works, but %s", name, plain.Clip(warning)), "change that, or destinations."+name)
 		}
 		if err := reached.Err; err != nil {
-			remedy := repairOf(name, heldReason(err.Error()), err.Error())
-			if x.cfg.Destinations[i].IsLog() && !logNamed.MatchString(err.Error()) { // other errors of a log say what to do
+			remedy := alert.Repair(name, alert.ReasonOf(err.Error()), err.Error(), plainly)
+			if x.cfg.Destinations[i].IsLog() && !alert.NamesLog(err.Error()) { // other errors of a log say what to do
 				remedy = fmt.Sprintf("Do what the error says, or correct destinations.%s. Nothing is lost meanwhile: its events wait.", name)
 			}
 			x.add("destinations", LevelError, fmt.Sprintf("%q cannot be reached from here: %s", name, plain.Clip(err.Error())), strings.TrimSpace(remedy))

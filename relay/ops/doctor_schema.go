@@ -32,7 +32,7 @@ func (x *examination) schema(ctx context.Context) error {
 		return err
 	}
 	if len(creators.Roles) > 0 {
-		x.add("schema", LevelWarning, fmt.Sprintf("in schema %s others may create functions that run with the rights of relays and producers: %s",
+		x.add("schema", LevelWarning, fmt.Sprintf("in schema %s others may create functions that run with the rights of producers and migrations: %s",
 			creators.Schema, strings.Join(creators.Roles, ", ")), fmt.Sprintf("run: REVOKE CREATE ON SCHEMA %s FROM %s", creators.Schema, strings.Join(creators.Roles, ", ")))
 	}
 	if newer > 0 { // which later migrations made as they are
@@ -144,13 +144,10 @@ func (d damage) describe() (text, remedy string) {
 		return text, "run: " + strings.Replace(plain.Line(d.SQL), "INDEX", "INDEX CONCURRENTLY", 1)
 	case "trigger":
 		text += "what it keeps can be broken"
-		if d.Name == "outbox_fan_out" {
-			text = strings.TrimSuffix(text, "what it keeps can be broken") + "events get no deliveries"
-		}
 		if d.state == "disabled" {
-			return text, "run: ALTER TABLE " + d.On + " ENABLE TRIGGER " + d.Name + "; then outbox-relay events create-deliveries"
+			return text, "run: ALTER TABLE " + d.On + " ENABLE TRIGGER " + d.Name
 		}
-		return text, "make it as " + file(d.Object) + " has it; then outbox-relay events create-deliveries"
+		return text, "make it as " + file(d.Object) + " has it"
 	case "function":
 		if d.state == "open to PUBLIC" {
 			return text + "each login may run it with the rights of its owner", "run: REVOKE ALL ON FUNCTION " + d.Name + " FROM PUBLIC"
@@ -193,7 +190,12 @@ func (x *examination) rights(ctx context.Context) error {
 			x.add("rights", LevelWarning, fmt.Sprintf("the role %s lacks %s", role, lacking[role]), "run: outbox-relay migrate roles, as the owner of the tables")
 		}
 	}
-	return nil
+	producers, err := x.o.producers(ctx)
+	if len(producers) > 1 {
+		x.add("rights", LevelWarning, fmt.Sprintf("%d logins share this outbox: %s; each can take the idempotency keys of the others, and hold up their ordering keys", len(producers), someOf(producers)),
+			"if they belong to applications that do not trust each other, give each application an outbox in a schema of its own (database.schema)")
+	}
+	return err
 }
 
 // someOf lists the first of many.

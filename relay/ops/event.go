@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,24 +11,36 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// ErrUnknownEvent says that no event, archived or not, has the given id, idempotency key or related reference.
-var ErrUnknownEvent = errors.New("unknown event")
+// An UnknownEvent is the error for an id, an idempotency key or a related reference that no event has, archived or not.
+type UnknownEvent struct {
+	// Detail says what was looked for, and Further which command looks further back; empty: all was searched.
+	Detail, Further string
+}
+
+func (e UnknownEvent) Error() string {
+	text := "unknown event: " + e.Detail
+	if e.Further != "" {
+		text += "; look further back with: " + e.Further
+	}
+	return text
+}
 
 // An Event is what a producer inserted.
 type Event struct {
-	ID               int64             `json:"id,string"`         // as in X-Outbox-Event-Id
-	Type             string            `json:"event_type"`        // empty: the row is gone, only its deliveries are left
-	Version          int               `json:"event_version"`     // of the payload's shape
-	IdempotencyKey   string            `json:"idempotency_key"`   // by which receivers know it
-	OrderingKey      *string           `json:"ordering_key"`      // nil: it has no order
-	RelatedReference *string           `json:"related_reference"` // what the producer calls the business object
-	Headers          map[string]string `json:"headers"`           // sent with it
-	AvailableAt      time.Time         `json:"available_at"`      // not sent before
-	CreatedAt        time.Time         `json:"created_at"`        // when its transaction began
-	ArchivedAt       *time.Time        `json:"archived_at"`       // nil: it is not archived
-	PayloadBytes     int               `json:"payload_bytes"`
-	// Payload as the producer wrote it; nil unless it was asked for.
-	Payload *string `json:"payload,omitempty"`
+	ID               int64      `json:"id,string"`         // as in X-Outbox-Event-Id
+	Type             string     `json:"event_type"`        // empty: the row is gone, only its deliveries are left
+	Version          int        `json:"event_version"`     // of the payload's shape
+	IdempotencyKey   string     `json:"idempotency_key"`   // by which receivers know it
+	OrderingKey      *string    `json:"ordering_key"`      // nil: it has no order
+	RelatedReference *string    `json:"related_reference"` // what the producer calls the business object
+	AvailableAt      time.Time  `json:"available_at"`      // not sent before
+	CreatedAt        time.Time  `json:"created_at"`        // when its transaction began
+	ArchivedAt       *time.Time `json:"archived_at"`       // nil: it is not archived
+	HeaderNames      []string   `json:"header_names"`      // of the headers that are sent with it
+	PayloadBytes     int        `json:"payload_bytes"`
+	// Payload as the producer wrote it, and Headers; nil unless they were revealed.
+	Payload *string           `json:"payload,omitempty" db:"-"`
+	Headers map[string]string `json:"headers,omitempty" db:"-"`
 }
 
 // maxFound is how many events of one related reference are named.
@@ -37,7 +48,7 @@ const maxFound = 20
 
 // FindEvents returns the ids of the events that have the given text as their id, else as their idempotency key, else as their related
 // reference, the newest first and at most 20. Archived events are found by id and key. No index leads to a reference: it is looked for
-// among the newest 200,000 events, in short statements. The error wraps [ErrUnknownEvent] if there is none.
+// among the newest 200,000 events, in short statements. The error is an [UnknownEvent] if there is none.
 func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 	if id, err := strconv.ParseInt(text, 10, 64); err == nil && id > 0 {
 		if known, err := o.hasEvent(ctx, id); err != nil || known {
@@ -51,10 +62,12 @@ func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 	switch {
 	case err != nil || len(ids) > 0:
 	case all:
-		return nil, fmt.Errorf("%w: no event has the id, the idempotency key or the related reference %q", ErrUnknownEvent, plain.Clip(text))
+		err = UnknownEvent{Detail: fmt.Sprintf("no event has the id, the idempotency key or the related reference %q", plain.Clip(text))}
 	default:
-		return nil, fmt.Errorf("%w: no event has the id or the idempotency key %q, and none of the newest %d has it as its related reference; look further back with: outbox-relay events list %s",
-			ErrUnknownEvent, plain.Clip(text), RelatedAmong, plain.ShellFlag("--related", plain.Clip(text)))
+		err = UnknownEvent{
+			Detail:  fmt.Sprintf("no event has the id or the idempotency key %q, and none of the newest %d has it as its related reference", plain.Clip(text), relatedAmong),
+			Further: "outbox-relay events list " + plain.ShellFlag("--related", plain.Clip(text)),
+		}
 	}
 	return ids, err
 }

@@ -15,7 +15,7 @@ import (
 // An event is found by what people know of it: id, key, reference; also when it is archived.
 func TestFindEvents(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.InsertOld(1, "old")
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, related_reference) SELECT 't', '{"a":1}', 'k' || i, 'ref' || i % 2 FROM generate_series(1, 5) i`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', '3'), ('t', '{}', '4711')`)
@@ -35,16 +35,16 @@ func TestFindEvents(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "0", "-1", "99", "k", "ref"} {
-		if _, err := outbox.FindEvents(t.Context(), text); !errors.Is(err, ops.ErrUnknownEvent) {
+		if _, err := outbox.FindEvents(t.Context(), text); !errors.As(err, new(ops.UnknownEvent)) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	old, err := outbox.Event(t.Context(), 1, true)
+	old, err := outbox.Reveal(t.Context(), 1)
 	relaytest.Must(t, err)
 	if old.Event.ArchivedAt == nil || old.Event.Payload == nil || len(old.Deliveries) != 1 || old.Deliveries[0].Status != "delivered" || old.Deliveries[0].DeliveredAt == nil || *old.Deliveries[0].LatencySeconds < 4*86400 {
 		t.Errorf("%+v", old)
 	}
-	recent, err := outbox.Event(t.Context(), 2, false)
+	recent, err := outbox.Event(t.Context(), 2)
 	relaytest.Must(t, err)
 	if recent.Event.Payload != nil || recent.Event.PayloadBytes != 7 || *recent.Event.RelatedReference != "ref1" {
 		t.Errorf("%+v", recent.Event)
@@ -57,7 +57,7 @@ func TestFindEvents(t *testing.T) {
 // Attempts count anew after a replay: the history names who replayed the event, and does not say that its first attempt delivered.
 func TestExplainReplays(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(3, "k")
 	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
 		SELECT 1, 'default', n, n, 1, 'retry', 'server_error', 5, now() + make_interval(secs => n * 0.001) FROM generate_series(1, 3) n`)
@@ -76,7 +76,7 @@ func TestExplainReplays(t *testing.T) {
 	replay("root@vm", ops.Selection{EventIDs: []int64{1}})
 	want := func(id int64, want ...string) {
 		t.Helper()
-		report, err := outbox.Event(t.Context(), id, false)
+		report, err := outbox.Event(t.Context(), id)
 		relaytest.Must(t, err)
 		var got []string
 		for _, m := range report.Explain().History[1:] {

@@ -10,7 +10,7 @@ import (
 
 func TestFailures(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t, "default", "other")
+	db := relaytest.Covered(t, "default", "other")
 	db.Insert(6, "k")
 	db.Settled("failed", "event_id < 4")
 	db.Exec(`UPDATE outbox_delivery SET last_reason = 'timeout', attempts = 2, last_error = 'slow', last_attempt_at = now() WHERE event_id IN (3, 5)`)
@@ -32,7 +32,7 @@ func TestFailures(t *testing.T) {
 // Page by page, everything comes once.
 func TestDeliveriesByPage(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t, "default", "other", "third")
+	db := relaytest.Covered(t, "default", "other", "third")
 	db.Insert(7, "k")
 	var got []string
 	filter := DeliveryFilter{Limit: 4}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
@@ -37,7 +38,7 @@ func (a action) pace(s Selection) pace {
 }
 
 // chunk returns how many deliveries one statement looks at.
-func (p pace) chunk() int { return min(p.batch()*paceChunk, bulkBatch) }
+func (p pace) chunk() int { return min(p.batch()*paceChunk, batch.Size) }
 
 // Spread says over how long a replay that was previewed is spread, and at which rate. Empty: it is done within a second.
 func (b Bulk) Spread() string {
@@ -70,9 +71,9 @@ func spanText(s float64) string {
 // batch returns how many deliveries one transaction changes.
 func (p pace) batch() int {
 	if p == 0 {
-		return bulkBatch
+		return batch.Size
 	}
-	return min(max(int(float64(p)*paceStep.Seconds()), 1), bulkBatch)
+	return min(max(int(float64(p)*paceStep.Seconds()), 1), batch.Size)
 }
 
 // spread returns over how long so many deliveries become due.

@@ -49,7 +49,7 @@ func TestPace(t *testing.T) {
 // not reached, also between two batches. What goes on keeps the rate.
 func TestReplayIsSpread(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(60, "k")
 	db.Settled("failed", "true")
 	outbox := New(db.Pool)

@@ -14,7 +14,7 @@ var wholeTable = regexp.MustCompile(`Seq Scan on outbox_delivery|Materialize\n.*
 // However much was delivered, waits or failed, status reads a bounded part of it, whether or not the table was analysed.
 func TestPlansOfStatus(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
 	db.Fill(60_000, 40)
 	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL WHERE event_id % 50 = 7`)
@@ -51,5 +51,30 @@ func TestPlansOfStatus(t *testing.T) {
 		if d.Pending != CountedTo+1 || d.Due != CountedTo+1 || d.Retrying != 1 || d.RetryReason != "not_found" || d.Failed != FailedTo+1 {
 			t.Errorf("%+v", d)
 		}
+	}
+}
+
+// Status counts the events that no relay has taken apart from what is pending, and has the lag of
+// the alerts.
+func TestStatusOfUnroutedEvents(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "default", "second")
+	db.Insert(2, "k")
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+		VALUES ('t', '{}', 'old', now() - interval '1 hour', now() - interval '1 hour')`)
+	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, replay) VALUES (1, 'second', now() - interval '9 hours', true)`)
+	db.Serve("default", "second")
+	s, err := New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	if s.Untaken.Events != 3 || s.Untaken.OldestSeconds < 3600 || s.Untaken.OldestSeconds > 7200 {
+		t.Errorf("%+v", s.Untaken)
+	}
+	for i, pending := range []int64{0, 1} {
+		if d := s.Destinations[i]; d.Pending != pending || d.Replays != pending || d.LagSeconds < 3600 || d.LagSeconds > 7200 {
+			t.Errorf("%+v", d)
+		}
+	}
+	if len(s.Advice) != 1 || s.Advice[0].Why != "untaken" {
+		t.Errorf("%+v", s.Advice)
 	}
 }

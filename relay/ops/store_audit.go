@@ -9,11 +9,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// StalledAfter is for how long a bulk operation that lives may change nothing: one batch ends within the timeout of a statement.
-const StalledAfter = 45 * time.Second
+// stalledAfter is for how long a bulk operation that lives may change nothing: one batch ends within the timeout of a statement.
+const stalledAfter = 45 * time.Second
 
 // auditRow is what one operation writes.
 type auditRow struct {
@@ -88,7 +89,7 @@ WHERE id = $1 AND (state IN ('interrupted', 'failed') OR state = 'running' AND u
 
 func (o *Outbox) resumeAudit(ctx context.Context, id int64) error {
 	return o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, resumeAudit, id, StalledAfter.Seconds())
+		tag, err := tx.Exec(ctx, resumeAudit, id, stalledAfter.Seconds())
 		switch {
 		case err != nil:
 			return fmt.Errorf("write audit: %w", err)
@@ -109,7 +110,7 @@ const auditPage = selectAudit + `WHERE ($2::bigint = 0 OR id < $2) ORDER BY id D
 
 // Audit lists what operators did, the newest first: the entries with numbers below before (0: all), limit of them at most (0: 50).
 func (o *Outbox) Audit(ctx context.Context, before int64, limit int) ([]AuditEntry, error) {
-	return collect[AuditEntry](ctx, o.pool, "list audit", auditPage, StalledAfter.Seconds(), before, cmp.Or(limit, 50))
+	return rows.Structs[AuditEntry](ctx, o.pool, "list audit", auditPage, stalledAfter.Seconds(), before, cmp.Or(limit, 50))
 }
 
 // A replayOrder is what the audit says of a replay.
@@ -136,7 +137,7 @@ ORDER BY id`
 
 // replayOrders returns the replays that name an event or include it by their conditions.
 func (o *Outbox) replayOrders(ctx context.Context, e Event) ([]replayOrder, error) {
-	return collect[replayOrder](ctx, o.pool, "look for replays", selectReplayOrders, e.ID, e.CreatedAt, e.OrderingKey, e.Type)
+	return rows.Structs[replayOrder](ctx, o.pool, "look for replays", selectReplayOrders, e.ID, e.CreatedAt, e.OrderingKey, e.Type)
 }
 
 const auditByID = selectAudit + `WHERE id = $2`
@@ -146,7 +147,7 @@ var ErrNoAuditEntry = errors.New("no such operation")
 
 // AuditEntry returns one entry. The error wraps [ErrNoAuditEntry] if there is none.
 func (o *Outbox) AuditEntry(ctx context.Context, id int64) (AuditEntry, error) {
-	list, err := collect[AuditEntry](ctx, o.pool, "read audit", auditByID, StalledAfter.Seconds(), id)
+	list, err := rows.Structs[AuditEntry](ctx, o.pool, "read audit", auditByID, stalledAfter.Seconds(), id)
 	switch {
 	case err != nil:
 		return AuditEntry{}, err

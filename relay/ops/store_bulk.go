@@ -4,13 +4,15 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
+	"github.com/outbox-relay/outbox-relay/relay/internal/waiting"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -22,6 +24,7 @@ type candidate struct {
 	Claim          int64
 	Replay         bool
 	NextAttemptAt  pgtype.Timestamptz
+	BlockedBy      int64 // 0: it waits for nothing but its time
 	InFlight       bool
 	OtherStatus    bool // matches but for its status
 	Matched        bool
@@ -44,7 +47,7 @@ WITH candidate AS MATERIALIZED (
 
 const checkCandidates = `
 )
-SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at,
+SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at, coalesce(c.blocked_by, 0),
        c.in_flight,
        NOT c.right_status AND m.matched, c.right_status AND m.matched,
        coalesce($9::float8 > 0 AND e.created_at < now() - make_interval(secs => $9), false),
@@ -71,10 +74,14 @@ ORDER BY c.event_id, c.destination`
     ORDER BY d.destination, d.event_id LIMIT $13` + checkCandidates + `
 ORDER BY c.destination, c.event_id`
 
-	candidatesPending = candidates + `d.status = 'pending' AND d.destination BETWEEN $2 AND $3
+	candidatesDue = candidates + pg.IsDue + ` AND d.destination BETWEEN $2 AND $3
       AND (d.destination, d.replay, d.next_attempt_at, d.event_id) > ($11, $12, $13, $14)
     ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT $15` + checkCandidates + `
 ORDER BY c.destination, c.replay, c.next_attempt_at, c.event_id`
+
+	candidatesWaiting = candidates + pg.IsWaiting + ` AND d.destination BETWEEN $2 AND $3 AND (d.destination, d.blocked_by, d.event_id) > ($11, $12, $13)
+    ORDER BY d.destination, d.blocked_by, d.event_id LIMIT $14` + checkCandidates + `
+ORDER BY c.destination, c.blocked_by, c.event_id`
 )
 
 // A scan goes through deliveries in chunks, along one index.
@@ -95,7 +102,7 @@ func (w *scan) next(ctx context.Context, q pg.DB, s Selection, memory time.Durat
 		to = "\x7f" // names are letters, digits, - and _
 	}
 	args := []any{
-		s.Statuses, from, to, s.Reason, s.OrderingKey, likePattern(cmp.Or(s.Type, "*")), orInfinite(s.Since, pgtype.NegativeInfinity),
+		s.Statuses, from, to, s.Reason, s.OrderingKey, batch.LikePattern(cmp.Or(s.Type, "*")), orInfinite(s.Since, pgtype.NegativeInfinity),
 		orInfinite(s.Until, pgtype.Infinity), memory.Seconds(), latest,
 	}
 	switch after := w.after; w.statement {
@@ -105,10 +112,12 @@ func (w *scan) next(ctx context.Context, q pg.DB, s Selection, memory time.Durat
 		args = append(args, after.EventID, after.Destination, w.limit)
 	case candidatesFailed:
 		args = append(args, after.Destination, after.EventID, w.limit)
-	case candidatesPending:
+	case candidatesDue:
 		args = append(args, after.Destination, after.Replay, after.NextAttemptAt, after.EventID, w.limit)
+	case candidatesWaiting:
+		args = append(args, after.Destination, after.BlockedBy, after.EventID, w.limit)
 	}
-	if list, err = collect[candidate](ctx, q, "find deliveries", w.statement, args...); err == nil && len(list) > 0 {
+	if list, err = rows.Structs[candidate](ctx, q, "find deliveries", w.statement, args...); err == nil && len(list) > 0 {
 		w.after = list[len(list)-1]
 	}
 	return list, len(list) == w.limit, err
@@ -118,7 +127,7 @@ func (w *scan) next(ctx context.Context, q pg.DB, s Selection, memory time.Durat
 func (w *scan) nextByID(ctx context.Context, q pg.DB, args []any) (list []candidate, more bool, err error) {
 	chunk := w.ids[:min(idChunk, len(w.ids))]
 	w.ids = w.ids[len(chunk):]
-	if list, err = collect[candidate](ctx, q, "find deliveries", w.statement, append(args, chunk)...); err != nil {
+	if list, err = rows.Structs[candidate](ctx, q, "find deliveries", w.statement, append(args, chunk)...); err != nil {
 		return nil, false, err
 	}
 	found := map[int64]bool{}
@@ -138,11 +147,6 @@ func orInfinite(at time.Time, end pgtype.InfinityModifier) pgtype.Timestamptz {
 		return pgtype.Timestamptz{InfinityModifier: end, Valid: true}
 	}
 	return pgtype.Timestamptz{Time: at, Valid: true}
-}
-
-// likePattern turns a pattern in which only '*' is special into one for LIKE, as outbox_route does.
-func likePattern(pattern string) string {
-	return strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`).Replace(pattern)
 }
 
 const selectLatestEvent = `SELECT coalesce(max(event_id), 0), now() FROM outbox_delivery`
@@ -165,7 +169,7 @@ func (o *Outbox) obstacles(ctx context.Context, destinations []string) (all []st
 		Destination  string
 		Paused, Held bool
 	}
-	list, err := collect[stopped](ctx, o.pool, "look for what stops deliveries", selectObstacles, destinations)
+	list, err := rows.Structs[stopped](ctx, o.pool, "look for what stops deliveries", selectObstacles, destinations)
 	for _, d := range list {
 		word := plain.ShellWord(d.Destination)
 		if d.Paused {
@@ -199,7 +203,7 @@ WITH found AS MATERIALIZED (
 // they know the ordering keys to be settled.
 const replayDeliveries = lockFound + `, replayed AS (
     UPDATE outbox_delivery
-    SET status = 'pending', replay = true, attempts = 0, rescues = 0, delivered_at = NULL,
+    SET status = 'pending', replay = true, blocked_by = NULL, attempts = 0, rescues = 0, delivered_at = NULL,
         claim = claim + 1, not_after = NULL,
         next_attempt_at = clock_timestamp() + (array_position($1, event_id) - 1) * make_interval(secs => $6)
     WHERE ctid = ANY (ARRAY (SELECT place FROM found))
@@ -246,6 +250,11 @@ func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candida
 			return err
 		}
 		changed = tag.RowsAffected()
+		if a.ends {
+			if err := waiting.Release(ctx, tx, ids, destinations); err != nil {
+				return err
+			}
+		}
 		if err := growAuditBy(ctx, tx, audit, changed); err != nil {
 			return err
 		}

@@ -6,6 +6,10 @@ import (
 	"math"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // deliveryColumns are the fields of a Delivery under the names of its JSON.
@@ -25,7 +29,7 @@ ORDER BY d.event_id DESC, d.destination`
 // deliveriesOf lists the deliveries of named events: by their ids or by an idempotency key, whose indexes find them.
 func (o *Outbox) deliveriesOf(ctx context.Context, filter DeliveryFilter) ([]Delivery, error) {
 	where, args := filter.conditions([]any{filter.Limit, filter.behind().EventID, filter.After.Destination})
-	return collect[Delivery](ctx, o.pool, "list deliveries", selectDeliveries+" AND"+behind+where+newestFirst+" LIMIT $1", args...)
+	return rows.Structs[Delivery](ctx, o.pool, "list deliveries", selectDeliveries+" AND"+behind+where+newestFirst+" LIMIT $1", args...)
 }
 
 // behind is where the page begins.
@@ -50,7 +54,7 @@ func (f DeliveryFilter) conditions(args []any) (where string, with []any) {
 		{"d.event_id = ANY", len(f.EventIDs) > 0, f.EventIDs},
 		{"d.last_reason =", f.Reason != "", f.Reason},
 		{"d.ordering_key =", f.OrderingKey != "", f.OrderingKey},
-		{"e.event_type LIKE", f.Type != "", likePattern(f.Type)},
+		{"e.event_type LIKE", f.Type != "", batch.LikePattern(f.Type)},
 		{"e.created_at >=", !f.Since.IsZero(), f.Since},
 		{"e.created_at <", !f.Until.IsZero(), f.Until},
 		{"e.idempotency_key =", f.Key != "", f.Key},
@@ -85,7 +89,9 @@ const (
         ORDER BY d.event_id DESC LIMIT $1) d` + newestFirst + ` LIMIT $1`
 	// pendingDeliveries are read as a whole and then put in order: no index has them in that of their events.
 	pendingDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
-        SELECT * FROM outbox_delivery d WHERE d.destination = n.name AND d.status = 'pending' AND ` + behind + `
+        (SELECT * FROM outbox_delivery d WHERE d.destination = n.name AND ` + pg.IsDue + ` AND ` + behind + ` LIMIT 10001)
+        UNION ALL
+        (SELECT * FROM outbox_delivery d WHERE d.destination = n.name AND ` + pg.IsWaiting + ` AND ` + behind + ` LIMIT 10001)
         LIMIT 10001) d` + newestFirst + ` LIMIT $1`
 )
 
@@ -95,7 +101,7 @@ const (
 WITH w AS MATERIALIZED (%s)
 SELECT s.rows, coalesce(s.event_id, 0), coalesce(s.destination, ''), (SELECT created_at::timestamptz FROM outbox WHERE id = s.event_id), (
     SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('event_id', f.event_id::text) ORDER BY f.event_id DESC, f.destination) FROM (` + deliveryColumns + `
-        FROM w d LEFT JOIN LATERAL (SELECT * FROM outbox o WHERE o.id = d.event_id LIMIT 1) e ON true
+        FROM w d LEFT JOIN LATERAL (SELECT o.event_type, o.idempotency_key, o.created_at, o.available_at, o.related_reference FROM outbox o WHERE o.id = d.event_id LIMIT 1) e ON true
         WHERE true`
 	endOfWindow = newestFirst + ` LIMIT $%d) f)
 FROM (SELECT count(*) AS rows, min(event_id) AS event_id, (array_agg(destination ORDER BY event_id, destination DESC))[1] AS destination FROM w) s`
@@ -132,7 +138,7 @@ func (o *Outbox) readWindow(ctx context.Context, from source, names []string, fi
 
 const selectFewPending = `
 SELECT coalesce(sum(p.pending), 0) <= 10000 FROM (
-    SELECT (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.destination = n.name AND d.status = 'pending' LIMIT 10001) x) AS pending
+    SELECT (SELECT count(*) FROM (VALUES (n.name)) ` + pg.PendingOf + `) AS pending
     FROM unnest($1::text[]) n (name)) p`
 
 // fewPending reports whether at most 10,000 deliveries are pending at destinations.
@@ -149,7 +155,7 @@ FROM outbox_attempt WHERE event_id = $1 ORDER BY started_at, id`
 
 // Attempts returns what the log holds of one event's attempts, the oldest first.
 func (o *Outbox) Attempts(ctx context.Context, eventID int64) ([]Attempt, error) {
-	return collect[Attempt](ctx, o.pool, "list attempts", selectAttempts, eventID)
+	return rows.Structs[Attempt](ctx, o.pool, "list attempts", selectAttempts, eventID)
 }
 
 // Each of the two statuses has an index of its own.
@@ -167,7 +173,7 @@ SELECT count(*) FROM (
 // HeadOfKey returns the first pending or failed delivery of an ordering key to a destination: the one that the others of the key
 // wait for. It returns nil if there is none.
 func (o *Outbox) HeadOfKey(ctx context.Context, destination, orderingKey string) (*Head, error) {
-	heads, err := collect[Delivery](ctx, o.pool, "find the head of the ordering key", selectHead, destination, orderingKey)
+	heads, err := rows.Structs[Delivery](ctx, o.pool, "find the head of the ordering key", selectHead, destination, orderingKey)
 	if err != nil || len(heads) == 0 {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -33,7 +34,10 @@ type Pause struct {
 
 // knownDestinations is the part of a WITH RECURSIVE that finds the destinations which the database knows. It goes from one name to
 // the next in the index of each status, instead of through everything that is pending or failed.
-const knownDestinations = pg.Pending + `, failed (destination) AS (
+const knownDestinations = pg.Pending + `, ` + knownWithPending
+
+// knownWithPending is what follows the part that finds the destinations of pending deliveries.
+const knownWithPending = `failed (destination) AS (
     (SELECT destination FROM outbox_delivery WHERE status = 'failed' ORDER BY destination LIMIT 1)
     UNION ALL
     SELECT (SELECT d.destination FROM outbox_delivery d
@@ -54,15 +58,7 @@ SELECT destination FROM known WHERE destination <> '' ORDER BY destination`
 // Destinations returns the names that the database knows, sorted: those of its routes, of the state of destinations, and of
 // deliveries that are pending or failed. It costs a few index lookups for each name.
 func (o *Outbox) Destinations(ctx context.Context) ([]string, error) {
-	rows, err := o.pool.Query(ctx, selectDestinationNames)
-	if err != nil {
-		return nil, fmt.Errorf("list destinations: %w", err)
-	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("list destinations: %w", err)
-	}
-	return names, nil
+	return rows.Values[string](ctx, o.pool, "list destinations", selectDestinationNames)
 }
 
 const selectPause = `

@@ -6,17 +6,40 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 const selectEvent = `
-SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at::timestamptz, NULL::timestamptz,
-       octet_length(payload::text), CASE WHEN $2 THEN payload::text END
-FROM outbox WHERE id = $1
-UNION ALL
-SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at, archived_at,
-       octet_length(payload::text), CASE WHEN $2 THEN payload::text END
-FROM outbox_archive WHERE id = $1
-LIMIT 1`
+SELECT e.*, o.header_names, o.payload_bytes FROM (
+    SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, available_at, created_at::timestamptz, NULL::timestamptz
+    FROM outbox WHERE id = $1
+    UNION ALL
+    SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, available_at, created_at, archived_at
+    FROM outbox_archive WHERE id = $1
+    LIMIT 1) e CROSS JOIN LATERAL outbox_outline(e.id) o`
+
+const (
+	orderReveal = `SELECT outbox_order_reveal($1, $2, $3)`
+	reveal      = `SELECT payload, headers FROM outbox_reveal($1)`
+)
+
+// reveal returns the content of an event, after the audit has it.
+func (o *Outbox) reveal(ctx context.Context, eventID int64) (payload *string, headers map[string]string, err error) {
+	name, origin := o.actorOf()
+	var entry int64
+	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		return tx.QueryRow(ctx, orderReveal, eventID, name, string(origin)).Scan(&entry)
+	})
+	if err == nil {
+		err = o.pool.QueryRow(ctx, reveal, entry).Scan(&payload, &headers)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("reveal event %d: %w", eventID, err)
+	}
+	return payload, headers, nil
+}
 
 const selectArchivedDeliveries = `
 SELECT a.id, a.event_type, a.idempotency_key, a.created_at, d.destination, d.status, d.attempts, d.next_attempt_at, d.last_attempt_at,
@@ -28,8 +51,8 @@ FROM outbox_archive a CROSS JOIN LATERAL jsonb_to_recordset(a.deliveries) AS d (
 WHERE a.id = $1 ORDER BY d.destination`
 
 // event returns an event and its deliveries, from the archive if it is there.
-func (o *Outbox) event(ctx context.Context, id int64, payload bool) (e Event, deliveries []Delivery, err error) {
-	events, err := collect[Event](ctx, o.pool, "read event", selectEvent, id, payload)
+func (o *Outbox) event(ctx context.Context, id int64) (e Event, deliveries []Delivery, err error) {
+	events, err := rows.Structs[Event](ctx, o.pool, "read event", selectEvent, id)
 	switch {
 	case err != nil:
 		return e, nil, err
@@ -37,11 +60,11 @@ func (o *Outbox) event(ctx context.Context, id int64, payload bool) (e Event, de
 		// A row of outbox that was removed by hand leaves its deliveries behind.
 		deliveries, err = o.deliveriesOf(ctx, DeliveryFilter{EventID: id, Limit: 1000})
 		if err == nil && len(deliveries) == 0 {
-			err = fmt.Errorf("%w: there is no event %d", ErrUnknownEvent, id)
+			err = UnknownEvent{Detail: fmt.Sprintf("there is no event %d, or its month was dropped from the archive", id)}
 		}
 		return Event{ID: id}, deliveries, err
 	case events[0].ArchivedAt != nil:
-		deliveries, err = collect[Delivery](ctx, o.pool, "read archived deliveries", selectArchivedDeliveries, id)
+		deliveries, err = rows.Structs[Delivery](ctx, o.pool, "read archived deliveries", selectArchivedDeliveries, id)
 	default:
 		deliveries, err = o.deliveriesOf(ctx, DeliveryFilter{EventID: id, Limit: 1000})
 	}
@@ -68,34 +91,22 @@ ORDER BY id DESC`
 
 // EventsOfKey returns the ids of the events with an idempotency key: one that is not archived, and archived ones.
 func (o *Outbox) EventsOfKey(ctx context.Context, key string) ([]int64, error) {
-	rows, err := o.pool.Query(ctx, selectEventsOfKey, key)
-	if err != nil {
-		return nil, fmt.Errorf("look for idempotency key: %w", err)
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, fmt.Errorf("look for idempotency key: %w", err)
-	}
-	return ids, nil
+	return rows.Values[int64](ctx, o.pool, "look for idempotency key", selectEventsOfKey, key)
 }
 
 const selectRelatedEvents = `
 SELECT min(e.id), count(*), coalesce(array_agg(e.id ORDER BY e.id DESC) FILTER (WHERE e.related_reference = $2), '{}')
 FROM (SELECT id, related_reference FROM outbox WHERE id < $1 ORDER BY id DESC LIMIT $3) e`
 
-// RelatedAmong is among how many of the newest events a related reference is looked for. An index would cost producers 12 to 17 µs of
+// relatedAmong is among how many of the newest events a related reference is looked for. An index would cost producers 12 to 17 µs of
 // processor time for each event that has one.
-const RelatedAmong = 200_000
+const relatedAmong = 200_000
 
 // RelatedEvents returns the ids of the events with a related reference, the newest first, at most so many. It looks for them among the
 // newest 200,000 events that are not archived, in statements of 5,000. all reports whether there are no more events than that.
 func (o *Outbox) RelatedEvents(ctx context.Context, reference string, limit int) (found []int64, all bool, err error) {
-	return o.relatedEvents(ctx, reference, limit, RelatedAmong)
-}
-
-func (o *Outbox) relatedEvents(ctx context.Context, reference string, limit, among int) (found []int64, all bool, err error) {
 	before := int64(1 << 62)
-	for looked := 0; looked < among && len(found) < limit; {
+	for looked := 0; looked < relatedAmong && len(found) < limit; {
 		var ids []int64
 		var first *int64
 		var read int
@@ -119,7 +130,7 @@ FROM (SELECT event_type FROM (SELECT event_type FROM outbox ORDER BY id DESC LIM
 
 // recentTypes returns the types of the newest events and of the routes, and whether one of them matches a pattern.
 func (o *Outbox) recentTypes(ctx context.Context, pattern string) (types []string, known bool, err error) {
-	err = o.pool.QueryRow(ctx, selectRecentTypes, likePattern(pattern)).Scan(&types, &known)
+	err = o.pool.QueryRow(ctx, selectRecentTypes, batch.LikePattern(pattern)).Scan(&types, &known)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, false, fmt.Errorf("look for event types: %w", err)
 	}

@@ -1,6 +1,10 @@
 package ops
 
-import "context"
+import (
+	"context"
+
+	"github.com/outbox-relay/outbox-relay/internal/rows"
+)
 
 // failuresRead bounds how many deliveries of each kind a summary of failures reads.
 const failuresRead = 10_000
@@ -26,7 +30,7 @@ FROM (
     UNION ALL
     (SELECT * FROM (
          SELECT status, last_reason, event_id, last_attempt_at, last_error FROM outbox_delivery
-         WHERE destination = $1 AND status = 'pending' AND NOT replay ORDER BY next_attempt_at, event_id LIMIT $2) p
+         WHERE destination = $1 AND status = 'pending' AND blocked_by IS NULL AND NOT replay ORDER BY next_attempt_at, event_id LIMIT $2) p
      WHERE p.last_reason IS NOT NULL)
 ) f
 GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2`
@@ -34,5 +38,5 @@ GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2`
 // Failures groups what failed at a destination, or is retried there, by its reason. It reads at most 10,000 deliveries of each
 // kind: the newest that failed, and the first that are due.
 func (o *Outbox) Failures(ctx context.Context, destination string) ([]FailureGroup, error) {
-	return collect[FailureGroup](ctx, o.pool, "group failures", selectFailures, destination, failuresRead)
+	return rows.Structs[FailureGroup](ctx, o.pool, "group failures", selectFailures, destination, failuresRead)
 }

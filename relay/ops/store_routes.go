@@ -2,6 +2,9 @@ package ops
 
 import (
 	"context"
+
+	"github.com/outbox-relay/outbox-relay/internal/rows"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // RouteStatus is one stored route.
@@ -22,8 +25,7 @@ type RelayName struct {
 
 const selectRouteStatus = `
 SELECT r.pattern, r.destination,
-       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
-                              WHERE d.status = 'pending' AND d.destination = r.destination LIMIT 10001) pending),
+       (SELECT count(*) FROM (VALUES (r.destination)) ` + pg.PendingOf + `),
        (SELECT coalesce(jsonb_agg(jsonb_build_object('instance', n.instance, 'name', n.name) ORDER BY n.instance), '[]')
         FROM outbox_relay_route o JOIN outbox_relay n USING (instance)
         WHERE o.pattern = r.pattern AND o.destination = r.destination)
@@ -34,5 +36,5 @@ ORDER BY r.pattern, r.destination`
 // Routes lists the stored routes that an event of the given type takes; the event is parked if there are none. The empty type
 // stands for all routes: those of all registered relays together or, if none is registered, of the last ones.
 func (o *Outbox) Routes(ctx context.Context, eventType string) ([]RouteStatus, error) {
-	return collect[RouteStatus](ctx, o.pool, "list routes", selectRouteStatus, eventType)
+	return rows.Structs[RouteStatus](ctx, o.pool, "list routes", selectRouteStatus, eventType)
 }

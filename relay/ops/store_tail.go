@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/rows"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -27,19 +29,17 @@ func (o *Outbox) Send(ctx context.Context, e NewEvent) error {
 const selectLatest = `SELECT coalesce((SELECT max(id) FROM outbox), 0), coalesce((SELECT max(id) FROM outbox_attempt), 0)`
 
 type tailedEvent struct {
-	ID           int64
-	Type, Key    string
-	CreatedAt    time.Time
-	Destinations []string
+	ID        int64
+	Type, Key string
+	CreatedAt time.Time
 }
 
 const selectEventsBehind = `
-SELECT o.id, o.event_type, o.idempotency_key, o.created_at::timestamptz,
-       ARRAY(SELECT d.destination FROM outbox_delivery d WHERE d.event_id = o.id ORDER BY d.destination)
+SELECT o.id, o.event_type, o.idempotency_key, o.created_at::timestamptz
 FROM outbox o WHERE o.id > $1 ORDER BY o.id LIMIT $2`
 
 func (o *Outbox) eventsBehind(ctx context.Context, id int64) ([]tailedEvent, error) {
-	return collect[tailedEvent](ctx, o.pool, "read new events", selectEventsBehind, id, tailOverlap+maxTailed)
+	return rows.Structs[tailedEvent](ctx, o.pool, "read new events", selectEventsBehind, id, tailOverlap+maxTailed)
 }
 
 type tailedAttempt struct {
@@ -56,34 +56,33 @@ const selectAttemptsBehind = `
 SELECT id, event_id, destination, attempt, started_at, outcome, reason, error FROM outbox_attempt WHERE id > $1 ORDER BY id LIMIT $2`
 
 func (o *Outbox) attemptsBehind(ctx context.Context, id int64) ([]tailedAttempt, error) {
-	return collect[tailedAttempt](ctx, o.pool, "read new attempts", selectAttemptsBehind, id, maxTailed)
+	return rows.Structs[tailedAttempt](ctx, o.pool, "read new attempts", selectAttemptsBehind, id, maxTailed)
 }
 
 type tailedEnd struct {
 	EventID     int64
 	Destination string
-	Status      string
+	Status      string // empty: none of the event's deliveries has ended
 	At          time.Time
 	Seconds     float64
+	Last        bool // no delivery of the event ends later
 }
 
 const selectEnded = `
-SELECT d.event_id, d.destination, d.status, coalesce(d.delivered_at, d.last_attempt_at, now()),
-       extract(epoch FROM coalesce(d.delivered_at, d.last_attempt_at, now()) - e.created_at::timestamptz)::float8
-FROM unnest($1::bigint[], $2::text[]) AS f (event_id, destination)
-JOIN outbox_delivery d ON d.event_id = f.event_id AND d.destination = f.destination
-JOIN outbox e ON e.id = d.event_id
-WHERE d.status <> 'pending'`
+WITH settled AS MATERIALIZED (` + intake.SettledSnapshot + `)
+SELECT f.event_id, coalesce(d.destination, ''), coalesce(d.status, ''), coalesce(d.delivered_at, d.last_attempt_at, now()),
+       coalesce(extract(epoch FROM coalesce(d.delivered_at, d.last_attempt_at, now()) - e.created_at::timestamptz), 0)::float8,
+       coalesce(pg_visible_in_snapshot(e.xid, (SELECT snapshot FROM settled)), true)
+           AND NOT EXISTS (SELECT FROM outbox_delivery p WHERE p.event_id = f.event_id AND p.status = 'pending')
+FROM unnest($1::bigint[]) AS f (event_id)
+LEFT JOIN outbox e ON e.id = f.event_id
+LEFT JOIN outbox_delivery d ON d.event_id = f.event_id AND d.status <> 'pending'`
 
-// endedOf returns those of the given deliveries that have ended.
-func (o *Outbox) endedOf(ctx context.Context, pending map[followed]bool) ([]tailedEnd, error) {
-	if len(pending) == 0 {
+// endedOf returns the deliveries of the given events that have ended, and an empty one of each
+// event of which none has.
+func (o *Outbox) endedOf(ctx context.Context, events []int64) ([]tailedEnd, error) {
+	if len(events) == 0 {
 		return nil, nil
 	}
-	var events []int64
-	var destinations []string
-	for f := range pending {
-		events, destinations = append(events, f.Event), append(destinations, f.Destination)
-	}
-	return collect[tailedEnd](ctx, o.pool, "read deliveries", selectEnded, events, destinations)
+	return rows.Structs[tailedEnd](ctx, o.pool, "read deliveries", selectEnded, events)
 }

@@ -16,7 +16,7 @@ import (
 
 func TestSelection(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox_route VALUES ('a.*', 'other')`)
 	db.Exec(`DELETE FROM outbox_route WHERE pattern = '*'; INSERT INTO outbox_route VALUES ('a.*', 'default'), ('b_c', 'default')`)
 	now := relaytest.Row[time.Time](db, `SELECT now()`)
@@ -85,7 +85,7 @@ func TestSelection(t *testing.T) {
 // What is locked, or changes between being found and being changed, is left alone and counted.
 func TestBulkMeetsOthers(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(3, "k")
 	db.Settled("failed", "true")
 	tx, err := db.Pool.Begin(t.Context())
@@ -116,7 +116,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 func TestPlansOfBulkCommands(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Fill(100_000, 80)
 	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL WHERE event_id % 50 = 7`)
 	db.Exec(`VACUUM ANALYZE`)
@@ -128,7 +128,8 @@ func TestPlansOfBulkCommands(t *testing.T) {
 		"by id":   {"bigint[]", candidatesByID, `'{1,2,3}'`, "outbox_delivery_pkey"},
 		"of all":  {"bigint, text, bigint", candidatesOfAll, `50000, 'default', 1000`, "outbox_delivery_pkey"},
 		"failed":  {"text, bigint, bigint", candidatesFailed, `'default', 0, 1000`, "outbox_delivery_aside"},
-		"pending": {"text, boolean, timestamptz, bigint, bigint", candidatesPending, `'', false, '-infinity', 0, 1000`, "outbox_delivery_due"},
+		"due":     {"text, boolean, timestamptz, bigint, bigint", candidatesDue, `'', false, '-infinity', 0, 1000`, "outbox_delivery_due"},
+		"waiting": {"text, bigint, bigint, bigint", candidatesWaiting, `'', 0, 0, 1000`, "outbox_delivery_waiting"},
 	} {
 		_, err := conn.Exec(t.Context(), `PREPARE "`+name+`" (text[], text, text, text, text, text, timestamptz, timestamptz, float8, bigint, `+test.types+`) AS `+test.sql, pgx.QueryExecModeSimpleProtocol)
 		relaytest.Must(t, err)
@@ -148,7 +149,7 @@ func TestPlansOfBulkCommands(t *testing.T) {
 func TestPlanOfDestinations(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Fill(100_000, 10)
 	db.Exec(`VACUUM ANALYZE`)
 	plan := strings.Join(relaytest.Rows[string](db, `EXPLAIN (COSTS OFF) `+selectDestinationNames), "\n")
@@ -157,25 +158,32 @@ func TestPlanOfDestinations(t *testing.T) {
 	}
 }
 
-// What is created is what the trigger would have: by the routes, parked without one, at its time, in its key.
-func TestCreatedDeliveriesAreThoseOfTheTrigger(t *testing.T) {
+// What is created is what a relay routes: by the routes, parked without one, at its time, in its
+// key. What relays have yet to route is left to them.
+func TestCreateDeliveries(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default'), ('t*', 'second')`)
 	db.Exec(`DELETE FROM outbox_route WHERE pattern = '*'`)
-	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
-		VALUES ('t', '{"a": 1}', $1 || '-1', 'key', date_trunc('day', now()) + interval '300 days'), ('u', '{}', $1 || '-2', NULL, now()), ('tt', '[]', $1 || '-3', NULL, now())`
-	db.Exec(insert, "trigger")
-	db.Exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out`)
-	db.Exec(insert, "created")
-	db.Exec(`ALTER TABLE outbox ENABLE TRIGGER outbox_fan_out`)
-	created, err := New(db.Pool).createDeliveries(t.Context(), 2)
+	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at, xid) SELECT v.*, x.xid
+		FROM (VALUES ('t', '{"a": 1}'::json, $1 || '-1', 'key', date_trunc('day', now()) + interval '300 days'), ('u', '{}', $1 || '-2', NULL, now()), ('tt', '[]', $1 || '-3', NULL, now())) v,
+			(SELECT coalesce(nullif($2, '')::xid8, pg_current_xact_id())) x (xid)`
+	db.Exec(insert, "loaded", "2")
+	db.Exec(insert, "new", "")
+	outbox := New(db.Pool)
+	found, err := outbox.Undelivered(t.Context())
 	relaytest.Must(t, err)
-	const deliveries = `SELECT concat_ws(' ', right(e.idempotency_key, 1), d.destination, d.status, coalesce(d.ordering_key, '-'), d.payload_bytes,
-			d.next_attempt_at >= now() + interval '1 day') FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
-		WHERE e.idempotency_key LIKE $1 || '-%' ORDER BY 1`
-	want := relaytest.Rows[string](db, deliveries, "trigger")
-	if got := relaytest.Rows[string](db, deliveries, "created"); !slices.Equal(got, want) || created.Deliveries != int64(len(want)) || len(want) != 4 {
+	recent, err := outbox.recentUndelivered(t.Context())
+	relaytest.Must(t, err)
+	if found.Events != 3 || found.FirstEventID != 1 || recent != found {
+		t.Errorf("without deliveries: %+v, of the newest %+v", found, recent)
+	}
+	created, err := outbox.createDeliveries(t.Context(), 2)
+	relaytest.Must(t, err)
+	got := relaytest.Rows[string](db, `SELECT concat_ws(' ', e.idempotency_key, d.destination, d.status, coalesce(d.ordering_key, '-'), d.payload_bytes,
+			d.next_attempt_at >= now() + interval '1 day') FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id ORDER BY 1`)
+	want := []string{"loaded-1 default pending key 8 t", "loaded-1 second pending key 8 t", "loaded-2  pending - 2 f", "loaded-3 second pending - 2 f"}
+	if !slices.Equal(got, want) || created.Deliveries != 4 || created.Events != 3 {
 		t.Errorf("%+v created: %q, want %q", created, got, want)
 	}
 }

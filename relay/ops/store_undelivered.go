@@ -3,12 +3,14 @@ package ops
 import (
 	"context"
 	"fmt"
+
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 )
 
 // createBatch is how many events one transaction looks at.
 const createBatch = 5_000
 
-// Undelivered counts events without deliveries.
+// Undelivered counts events without deliveries that no relay will make any for.
 type Undelivered struct {
 	Events int64 `json:"events"`
 	// FirstEventID is the lowest of them; 0 without any.
@@ -16,9 +18,11 @@ type Undelivered struct {
 }
 
 const selectUndelivered = `
+WITH settled AS MATERIALIZED (` + intake.SettledSnapshot + `)
 SELECT coalesce(max(e.id), $1), count(*), count(*) FILTER (WHERE e.missing), coalesce(min(e.id) FILTER (WHERE e.missing), 0)
-FROM (SELECT o.id, NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) AS missing
-      FROM (SELECT id FROM outbox WHERE id > $1 ORDER BY id LIMIT $2) o) e`
+FROM (SELECT o.id, pg_visible_in_snapshot(o.xid, (SELECT snapshot FROM settled))
+             AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) AS missing
+      FROM (SELECT id, xid FROM outbox WHERE id > $1 ORDER BY id LIMIT $2) o) e`
 
 // Undelivered looks for events without deliveries among all events, in batches. It does not count archived events.
 func (o *Outbox) Undelivered(ctx context.Context) (all Undelivered, err error) {
@@ -44,9 +48,10 @@ type CreatedDeliveries struct {
 
 const createDeliveries = `SELECT last_id, finished, events, deliveries FROM outbox_create_deliveries($1, $2)`
 
-// CreateDeliveries gives every event without deliveries those that its type has by the stored routes, or a parked one. It leaves
-// events that have a delivery alone, so it can be repeated. It works in batches, each a transaction; with an error, also that of
-// ctx, the result says what was done.
+// CreateDeliveries gives every event without deliveries those that its type has by the stored
+// routes, or a parked one. It leaves events alone that have a delivery, or are not routed yet, so
+// it can be repeated. It works in batches, each a transaction; with an error, also that of ctx, the
+// result says what was done.
 func (o *Outbox) CreateDeliveries(ctx context.Context) (CreatedDeliveries, error) {
 	all, err := o.createDeliveries(ctx, createBatch)
 	if all.Deliveries > 0 { // in batches of a function that commits each alone

@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -19,8 +20,9 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        EXISTS (SELECT FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds' AND quarantined IS NOT NULL),
        EXISTS (SELECT FROM outbox_route),
        coalesce(d.last_reason, ''), coalesce(d.last_error, ''),
-       (SELECT count(*) FROM (SELECT FROM outbox_delivery b WHERE b.destination = d.destination AND b.status = 'pending' AND b.next_attempt_at <= now()
-                              AND (b.replay, b.next_attempt_at, b.event_id) < (d.replay, d.next_attempt_at, d.event_id) AND d.next_attempt_at <= now()
+       (SELECT count(*) FROM (SELECT FROM outbox_delivery b
+                              WHERE b.destination = d.destination AND b.status = 'pending' AND b.blocked_by IS NULL AND b.next_attempt_at <= now()
+                                AND (b.replay, b.next_attempt_at, b.event_id) < (d.replay, d.next_attempt_at, d.event_id) AND d.next_attempt_at <= now()
                               LIMIT $2) ahead)
 FROM outbox_delivery d
 LEFT JOIN outbox e ON e.id = d.event_id
@@ -42,5 +44,5 @@ ORDER BY d.destination`
 
 // waiting returns what each pending delivery of an event may wait for.
 func (o *Outbox) waiting(ctx context.Context, eventID int64) ([]waitState, error) {
-	return collect[waitState](ctx, o.pool, "find out why deliveries wait", selectWaits, eventID, aheadTo+1)
+	return rows.Structs[waitState](ctx, o.pool, "find out why deliveries wait", selectWaits, eventID, aheadTo+1)
 }

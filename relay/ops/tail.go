@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -20,7 +21,7 @@ type NewEvent struct {
 	Headers          map[string]string // nil: none
 }
 
-// maxTailed is how many new events one look reads, and how many deliveries are followed.
+// maxTailed is how many new events one look reads, and how many are followed.
 const maxTailed = 1_000
 
 // A Tail follows what happens in an outbox from now on. It is not safe for concurrent use.
@@ -29,13 +30,7 @@ type Tail struct {
 	lastEvent int64
 	seen      map[int64]bool // of the last events: one with a smaller id may commit later
 	attempt   int64
-	pending   map[followed]bool
-}
-
-// followed is a delivery that has not ended.
-type followed struct {
-	Event       int64
-	Destination string
+	open      map[int64][]string // events that may have deliveries which have not ended, with the destinations of those that have
 }
 
 // tailOverlap is how many ids before the last one are read again: ids are given before a commit.
@@ -43,7 +38,7 @@ const tailOverlap = 500
 
 // Tail returns a Tail that begins with what is committed after this call.
 func (o *Outbox) Tail(ctx context.Context) (*Tail, error) {
-	t := &Tail{o: o, seen: map[int64]bool{}, pending: map[followed]bool{}}
+	t := &Tail{o: o, seen: map[int64]bool{}, open: map[int64][]string{}}
 	err := o.pool.QueryRow(ctx, selectLatest).Scan(&t.lastEvent, &t.attempt)
 	if err != nil {
 		return nil, fmt.Errorf("find the latest event: %w", err)
@@ -72,10 +67,8 @@ func (t *Tail) Look(ctx context.Context) ([]Moment, error) {
 		}
 		t.seen[e.ID] = true
 		add(e.CreatedAt, "", "inserted", "event %d: inserted, %s, key %s", e.ID, e.Type, e.Key)
-		for _, d := range e.Destinations {
-			if len(t.pending) < maxTailed {
-				t.pending[followed{e.ID, d}] = true
-			}
+		if len(t.open) < maxTailed {
+			t.open[e.ID] = nil
 		}
 	}
 	for id := range t.seen {
@@ -93,13 +86,20 @@ func (t *Tail) Look(ctx context.Context) ([]Moment, error) {
 			add(a.StartedAt, a.Destination, "attempt", "event %d: attempt %d failed: %s", a.EventID, a.Attempt, orReason(orBlank(a.Error), a.Reason))
 		}
 	}
-	ended, err := t.o.endedOf(ctx, t.pending)
+	ended, err := t.o.endedOf(ctx, slices.Collect(maps.Keys(t.open)))
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range ended {
-		delete(t.pending, followed{d.EventID, d.Destination})
-		add(d.At, d.Destination, d.Status, "event %d: %s after %s", d.EventID, d.Status, exact(d.Seconds))
+		if d.Status != "" && !slices.Contains(t.open[d.EventID], d.Destination) {
+			t.open[d.EventID] = append(t.open[d.EventID], d.Destination)
+			add(d.At, d.Destination, d.Status, "event %d: %s after %s", d.EventID, d.Status, exact(d.Seconds))
+		}
+	}
+	for _, d := range ended {
+		if d.Last {
+			delete(t.open, d.EventID)
+		}
 	}
 	slices.SortStableFunc(all, func(a, b Moment) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Text, b.Text)) })
 	return all, nil

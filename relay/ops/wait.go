@@ -3,31 +3,77 @@ package ops
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// A Wait is one reason for which a pending delivery has not been sent yet.
+// A Wait is one reason for which a pending delivery has not been sent yet, or for which an event
+// has no delivery yet.
 type Wait struct {
-	Destination string `json:"destination"` // empty: parked
-	// Why: in_flight, parked, paused, held, behind, not_due, no_relay, quarantined, unserved or due. Names are added, never renamed.
+	Destination string `json:"destination"` // empty: parked, or the event as a whole
+	// Why: not_routed, in_hand, in_flight, parked, paused, held, behind, not_due, no_relay,
+	// quarantined, unserved or due. Names are added, never renamed.
 	Why string `json:"why"`
 	// Text explains it, and says what to do.
 	Text string `json:"text"`
 }
 
-// Waits returns why the pending deliveries of an event have not been sent yet: every reason of each. A delivery without a reason
-// to wait is due, and goes out with its relay's next claims.
+// Waits returns why an event has no deliveries yet, and why the pending ones have not been sent
+// yet: every reason of each. A delivery without a reason to wait is due, and goes out with its
+// relay's next claims.
 func (o *Outbox) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
-	list, err := o.waiting(ctx, eventID)
 	all := []Wait{}
+	state, open, err := o.routing(ctx, eventID)
+	if err != nil {
+		return all, err
+	}
+	if open {
+		all = append(all, state.reason())
+	}
+	list, err := o.waiting(ctx, eventID)
 	for _, w := range list {
 		all = append(all, w.reasons()...)
 	}
 	return all, err
+}
+
+// reason says where an event is that may lack deliveries.
+func (s routeState) reason() Wait {
+	if s.Range == 0 {
+		return Wait{Why: "not_routed", Text: "not yet routed: no relay has taken it yet" + s.taker()}
+	}
+	relay := fmt.Sprintf("relay %d %s", s.Relay, s.Name)
+	if s.Name == "" {
+		relay = fmt.Sprintf("relay %d, which is gone,", s.Relay)
+	}
+	text := fmt.Sprintf("in the hand of %s since %s (range %d)", relay, timeText(s.TakenAt), s.Range)
+	if len(s.Settled) > 0 {
+		names := slices.Clone(s.Settled)
+		if names[0] == "" {
+			names[0] = "no destination (parked)"
+		}
+		text += "; these have their delivery already: " + strings.Join(names, ", ")
+	}
+	if s.Name == "" {
+		text += "; another relay takes it over" + s.taker()
+	}
+	return Wait{Why: "in_hand", Text: text}
+}
+
+// taker says why no relay takes an event; empty: one runs.
+func (s routeState) taker() string {
+	switch {
+	case s.Relays > 0:
+		return ""
+	case s.Quarantined:
+		return "; the relays that run are quarantined and take nothing; see: outbox-relay identity show"
+	}
+	return "; no relay is running; start one: outbox-relay run"
 }
 
 // waitState is all that one pending delivery may wait for.
@@ -83,7 +129,7 @@ func (w waitState) reasons() (all []Wait) {
 		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, w.Destination)
 	}
 	if w.Breaker != "closed" {
-		remedy := repairOf(w.Destination, heldReason(w.BreakerError), w.BreakerError)
+		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
 		add("held", "%s", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
 	}
 	if w.BehindEvent != 0 {

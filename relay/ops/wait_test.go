@@ -12,7 +12,7 @@ import (
 
 func TestWaits(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, CASE WHEN i < 4 THEN 'o' END FROM generate_series(1, 8) i`)
 	db.Settled("failed", "event_id = 1")
 	outbox := ops.New(db.Pool)
@@ -65,7 +65,7 @@ func TestWaits(t *testing.T) {
 // What operators see of lanes that do not flow.
 func TestStatusOfBlockedLanes(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t, "a", "b")
+	db := relaytest.Covered(t, "a", "b")
 	for _, key := range []string{"o1", "o2", "o3"} {
 		db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', $1 || i, $1 FROM generate_series(1, 3) i`, key)
 	}

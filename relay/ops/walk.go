@@ -2,11 +2,11 @@ package ops
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
 // walk calls visit with everything that the selection names and the action can change, at most a batch at a time, until visit
@@ -17,7 +17,29 @@ func (o *Outbox) walk(ctx context.Context, a action, s Selection, b *Bulk, visit
 	if err == nil && a.name == "retry" {
 		b.Obstacles, err = o.obstacles(ctx, append(b.destinations, s.Destination))
 	}
+	if err == nil {
+		err = o.countNotRouted(ctx, a, s, b)
+	}
 	return err
+}
+
+// countNotRouted counts the events of a selection that have no deliveries yet.
+func (o *Outbox) countNotRouted(ctx context.Context, a action, s Selection, b *Bulk) error {
+	switch {
+	case len(s.EventIDs) == 0 && a.name == "discard":
+		left, err := o.Untaken(ctx)
+		if left.OldestSeconds > 1 {
+			b.NotRouted = left.Events
+		}
+		return err
+	case b.Unknown > 0:
+		n, which, err := o.notRouted(ctx, s.EventIDs, b.UnknownIDs)
+		b.NotRouted = n
+		b.Unknown = max(0, b.Unknown-n)
+		b.UnknownIDs = slices.DeleteFunc(b.UnknownIDs, func(id int64) bool { return slices.Contains(which, id) })
+		return err
+	}
+	return nil
 }
 
 func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
@@ -27,10 +49,8 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 	if len(s.Statuses) == 0 {
 		s.Statuses = a.standard
 	}
-	for _, status := range s.Statuses {
-		if !slices.Contains(a.allowed, status) {
-			return fmt.Errorf("status %q cannot be chosen; choose %s", status, strings.Join(a.allowed, ", "))
-		}
+	if err := batch.CheckChosen("status", s.Statuses, a.allowed); err != nil {
+		return err
 	}
 	latest, now, err := o.latestEvent(ctx)
 	if err != nil {
@@ -43,14 +63,16 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 		}
 	}
 	left := s.Limit
-	for _, scan := range scansOf(s) {
+	scans := scansOf(s)
+	for i := 0; i < len(scans); i++ {
+		scan, done := scans[i], b.Done
 		scan.limit = a.pace(s).chunk()
-		for more := true; more; {
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
-			var list []candidate
-			if list, more, err = scan.next(ctx, o.pool, s, a.memory, latest); err != nil {
+		if i > 1 && scan.statement == candidatesDue { // once more
+			b.InFlight = 0
+		}
+		next := func() ([]candidate, bool, error) { return scan.next(ctx, o.pool, s, a.memory, latest) }
+		for list, err := range batch.Chunks(ctx, next) {
+			if err != nil {
 				return err
 			}
 			found := sift(list, s, a, b)
@@ -67,12 +89,24 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 				return nil
 			}
 		}
+		if b.Done > done && (scan.statement == candidatesDue || scan.statement == candidatesWaiting && i > 0) && a.ends {
+			scans = slices.Insert(scans, i+1, other(scan, s))
+		}
 	}
 	return nil
 }
 
+// other returns the scan that finds what relays have moved while a scan of pending deliveries went on and changed some: they make
+// deliveries wait, and release them. The walk ends when it has found nothing more.
+func other(of *scan, s Selection) *scan {
+	if of.statement == candidatesDue {
+		return scansOfPending(s)[0]
+	}
+	return scansOfPending(s)[1]
+}
+
 // scansOf returns the scans that find a selection. Each visits a row once. Two scans may share a selection only if no relay moves
-// a row from the status of the second to that of the first.
+// a row from the status of the second to that of the first. Relays move pending ones between what waits and what is due: see other.
 func scansOf(s Selection) (all []*scan) {
 	has := func(status string) bool { return slices.Contains(s.Statuses, status) }
 	switch {
@@ -83,14 +117,22 @@ func scansOf(s Selection) (all []*scan) {
 		return []*scan{{statement: candidatesOfAll}}
 	}
 	if has("pending") {
-		// What is due stands first, and waits for no attempt.
-		first := candidate{Destination: s.Destination, NextAttemptAt: orInfinite(s.waitingAt, pgtype.NegativeInfinity)}
-		all = append(all, &scan{statement: candidatesPending, after: first})
+		all = scansOfPending(s)
 	}
 	if has("failed") && !s.Parked {
 		all = append(all, &scan{statement: candidatesFailed})
 	}
 	return all
+}
+
+// scansOfPending returns the scans that find pending deliveries.
+func scansOfPending(s Selection) (all []*scan) {
+	if s.waitingAt.IsZero() { // first: a discard moves the next delivery of a key from what waits to what is due
+		all = append(all, &scan{statement: candidatesWaiting, after: candidate{Destination: s.Destination}})
+	}
+	// What is due stands first, and waits for no attempt.
+	first := candidate{Destination: s.Destination, NextAttemptAt: orInfinite(s.waitingAt, pgtype.NegativeInfinity)}
+	return append(all, &scan{statement: candidatesDue, after: first})
 }
 
 // attemptedSince reports whether a delivery was attempted since an operation began that goes on now.
@@ -122,10 +164,7 @@ func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) 
 		case c.Matched:
 			found = append(found, c)
 		case c.OtherStatus && len(s.EventIDs) > 0:
-			if b.OtherStatus == nil {
-				b.OtherStatus = map[string]int64{}
-			}
-			b.OtherStatus[c.Status]++
+			batch.Count(&b.OtherStatus, c.Status)
 		}
 	}
 	return found

@@ -37,6 +37,24 @@ func CheckSchema(ctx context.Context, q DB) (newer int64, err error) {
 	return version, nil
 }
 
+// CheckHistory checks that the schema has come to its version by the migrations of this build: the numbers of another history, such as
+// of builds before the first release, do not mean the same. An error that wraps [ErrSchema] says what is missing.
+func CheckHistory(ctx context.Context, q DB) error {
+	versions, columns, err := findMissing(ctx, q, migrations.Outbox.Latest())
+	if err != nil || len(versions)+len(columns) == 0 {
+		return err
+	}
+	missing := strings.Join(columns, ", ")
+	if len(versions) > 0 {
+		missing = "migration " + strings.Join(versions, ", ")
+	}
+	return fmt.Errorf("%w: the schema lacks %s, and so is of another history than this build; run the outbox-relay that made it, or give this one a schema of its own "+
+		"(outbox-relay migrate up --schema NAME, database.schema)", ErrSchema, missing)
+}
+
+// ErrSuperuser says that a relay would work with all rights of the server, beside logins that have few.
+var ErrSuperuser = errors.New("the login of the relay is a superuser, and other logins may connect to this database")
+
 // SchemaCreators are the roles that may create objects in the schema of the outbox, beside its owners and superusers. A function
 // or an operator that one of them creates there can take the place of what statements of relays, producers and operators mean,
 // and then runs with their rights.

@@ -21,6 +21,13 @@ const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v
 // IsFree is true of a pending delivery d that no relay has in flight.
 const IsFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR ` + isVoid + `)`
 
+// IsDue is true of a pending delivery d that stands in the index of what is due: it waits for nothing but its time. IsWaiting is true of
+// one that waits behind the head of its ordering key, in an index of its own.
+const (
+	IsDue     = `d.status = 'pending' AND d.blocked_by IS NULL`
+	IsWaiting = `d.status = 'pending' AND d.blocked_by IS NOT NULL`
+)
+
 // QueueHasRoom guards every notification, as the trigger of the events does. A session that listens and never ends its
 // transaction lets others fill the server's queue, and then no transaction that notifies can commit: no breaker would
 // close, and no replay, discard or change of routes would succeed. Relays find by polling what they are not notified of.
@@ -33,14 +40,25 @@ const CommitDurably = `SET LOCAL synchronous_commit = on`
 const RequestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) WHERE ` + QueueHasRoom
 
 // Pending is the part of a WITH RECURSIVE that finds the destinations of pending deliveries. It goes from one name to the next in
-// the index, instead of through everything that is pending.
+// the two indexes, instead of through everything that is pending.
 const Pending = `pending (destination) AS (
-    (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
+    SELECT least((SELECT d.destination FROM outbox_delivery d WHERE ` + IsDue + ` ORDER BY d.destination LIMIT 1),
+                 (SELECT d.destination FROM outbox_delivery d WHERE ` + IsWaiting + ` ORDER BY d.destination LIMIT 1))
     UNION ALL
-    SELECT (SELECT d.destination FROM outbox_delivery d
-            WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
+    SELECT least((SELECT d.destination FROM outbox_delivery d WHERE ` + IsDue + ` AND d.destination > p.destination ORDER BY d.destination LIMIT 1),
+                 (SELECT d.destination FROM outbox_delivery d WHERE ` + IsWaiting + ` AND d.destination > p.destination ORDER BY d.destination LIMIT 1))
     FROM pending p WHERE p.destination IS NOT NULL
 )`
+
+// PendingOf completes "SELECT count(*) FROM (VALUES (name)) ": it finds the pending deliveries of the named destination, up to 10,001.
+// Without the order of the index, a plan may go through all that was delivered.
+const PendingOf = `of (destination) CROSS JOIN LATERAL (
+    (SELECT FROM outbox_delivery d WHERE d.destination = of.destination AND ` + IsDue + `
+     ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 10001)
+    UNION ALL
+    (SELECT FROM outbox_delivery d WHERE d.destination = of.destination AND ` + IsWaiting + `
+     ORDER BY d.destination, d.blocked_by, d.event_id LIMIT 10001)
+    LIMIT 10001) found`
 
 // Unserved selects the destinations with pending deliveries that no registered relay serves.
 const Unserved = `
@@ -48,9 +66,7 @@ WITH RECURSIVE ` + Pending + UnservedOf
 
 // UnservedOf does so in a statement whose WITH has found the destinations of pending deliveries, as [Pending].
 const UnservedOf = `
-SELECT p.destination,
-       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
-                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending
+SELECT p.destination, (SELECT count(*) FROM (VALUES (p.destination)) ` + PendingOf + `) AS pending
 FROM pending p
 WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = p.destination)
 ORDER BY p.destination`

@@ -2,6 +2,7 @@ package pg
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -17,6 +18,16 @@ WHERE is_applied`
 func schemaVersion(ctx context.Context, q DB) (version int64, err error) {
 	err = q.QueryRow(ctx, selectSchemaVersion).Scan(&version)
 	return version, err
+}
+
+const selectSchema = `
+SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid`
+
+// findSchema returns the schema of the table that search_path leads to.
+func findSchema(ctx context.Context, q DB, table string) (schema string, err error) {
+	err = q.QueryRow(ctx, selectSchema, table).Scan(&schema)
+	return schema, err
 }
 
 const selectLacksSchema = `SELECT to_regclass('outbox_schema_version') IS NULL`
@@ -37,6 +48,31 @@ func compatibleSince(ctx context.Context, q DB) (version int64, err error) {
 		return math.MaxInt64, nil
 	}
 	return version, err
+}
+
+// $1 is the latest version that is known. Of the columns, some that claims, settles and sessions need stand for all. A table that is
+// absent as a whole is not counted: an operator may be about to bring it back.
+const selectMissing = `
+SELECT ARRAY(
+    SELECT v::text FROM generate_series(1, $1::bigint) v
+    WHERE (SELECT is_applied FROM outbox_schema_version WHERE version_id = v ORDER BY id DESC LIMIT 1) IS NOT TRUE ORDER BY v
+), ARRAY(
+    SELECT n.relation || '.' || n.name
+    FROM (VALUES ('outbox', 'event_version'), ('outbox', 'related_reference'), ('outbox', 'headers'), ('outbox', 'created_at'),
+                 ('outbox_delivery', 'claim'), ('outbox_delivery', 'claimed_by'), ('outbox_delivery', 'lease_expires_at'), ('outbox_delivery', 'next_attempt_at'),
+                 ('outbox_delivery', 'not_after'), ('outbox_delivery', 'payload_bytes'), ('outbox_delivery', 'rescues'), ('outbox_delivery', 'replay'),
+                 ('outbox_delivery', 'ordering_key'), ('outbox_delivery', 'blocked_by'), ('outbox_destination', 'paused'), ('outbox_destination', 'breaker_until'),
+                 ('outbox_destination', 'breaker_events'), ('outbox_destination', 'reordered'), ('outbox_destination', 'parked_after'),
+                 ('outbox_route', 'pattern'), ('outbox_attempt', 'claim'), ('outbox_attempt', 'reason')) AS n (relation, name)
+    CROSS JOIN LATERAL (SELECT to_regclass(quote_ident(current_schema()) || '.' || n.relation) AS id) r
+    WHERE r.id IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = r.id AND a.attname = n.name AND NOT a.attisdropped)
+)`
+
+func findMissing(ctx context.Context, q DB, latest int64) (versions, columns []string, err error) {
+	if err := q.QueryRow(ctx, selectMissing, latest).Scan(&versions, &columns); err != nil {
+		return nil, nil, fmt.Errorf("compare the schema: %w", err)
+	}
+	return versions, columns, nil
 }
 
 // The owner of the schema, the owner of the tables and superusers may create objects; migrations/roles.sql asks the same.
@@ -61,4 +97,28 @@ func FindSchemaCreators(ctx context.Context, q DB) (c SchemaCreators, err error)
 		return SchemaCreators{}, fmt.Errorf("find who may create objects in the schema: %w", err)
 	}
 	return c, nil
+}
+
+// The login that began the session counts: it can leave any role that it has set.
+const selectSuperuser = `
+SELECT session_user::pg_catalog.text FROM pg_catalog.pg_roles r
+WHERE r.rolname = session_user AND r.rolsuper AND EXISTS (
+    SELECT FROM pg_catalog.pg_roles o CROSS JOIN pg_catalog.pg_database d
+    WHERE o.rolcanlogin AND NOT o.rolsuper AND d.datname = pg_catalog.current_database() AND pg_catalog.has_database_privilege(o.oid, d.oid, 'CONNECT'))`
+
+// CheckLogin returns an error that wraps [ErrSuperuser] if this is a superuser's login in a database to which other logins may
+// connect.
+func CheckLogin(ctx context.Context, q DB) error {
+	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
+	defer cancel()
+	var login string
+	err := q.QueryRow(ctx, selectSuperuser).Scan(&login)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("check login: %w", err)
+	}
+	return fmt.Errorf("%w: %s; give the relay a login with the role outbox_relay (see: outbox-relay migrate roles), or set database.allow_superuser (OUTBOX_DATABASE_ALLOW_SUPERUSER=true)",
+		ErrSuperuser, login)
 }

@@ -54,8 +54,9 @@ const (
 	beginTransaction    = `BEGIN ISOLATION LEVEL READ COMMITTED`
 	commitTransaction   = `COMMIT`
 	rollbackTransaction = `ROLLBACK`
-	// count calls set_config for each, and sends back a single number.
-	SetForTransaction = `SELECT count(set_config(s.name, s.value, true)) FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+	// count calls set_config for each, and sends back a single number. Names are qualified: search_path is the role's own still. An
+	// unnest of two arrays is always pg_catalog's.
+	SetForTransaction = `SELECT pg_catalog.count(pg_catalog.set_config(s.name, s.value, true)) FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS s (name, value)`
 )
 
 // ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
@@ -67,7 +68,7 @@ var ErrPooler = errors.New("the database URL leads through a connection pooler t
 var ErrReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
 
 const selectSettingsKept = `
-SELECT bool_and(current_setting(wanted.name) = wanted.value), pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
+SELECT pg_catalog.bool_and(pg_catalog.current_setting(wanted.name) = wanted.value), pg_catalog.pg_is_in_recovery() OR pg_catalog.current_setting('transaction_read_only') = 'on'
 FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
 
 // CheckSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a

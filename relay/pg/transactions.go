@@ -19,12 +19,15 @@ import (
 type Prologue func(ctx context.Context, names, values []string) (statement string, args []any)
 
 // Transactions runs every statement in a transaction of its own that begins with the settings of a session, all of it in
-// one round trip. It leaves nothing behind on a connection that another user gets next.
+// one round trip where statements are not described before. It leaves nothing behind on a connection that another user gets next.
 type Transactions struct {
 	pool          *pgxpool.Pool
 	names, values []string // of the settings
 	begin         Prologue
 	explain       func(error) error
+	objects       *Names // nil: statements find them by the search_path of the connection
+	// described: the server is asked for the types of a statement before it runs, and must find the same names then.
+	described bool
 }
 
 // NewTransactions returns transactions over pool. explain turns an error of the prologue into what it means.
@@ -36,20 +39,53 @@ func NewTransactions(pool *pgxpool.Pool, settings map[string]string, begin Prolo
 	return t
 }
 
-// ReadCommitted returns transactions that set nothing but their isolation, for statements that must see what was committed since
-// they began, whatever role and database say.
-func ReadCommitted(pool *pgxpool.Pool) *Transactions {
+// ReadCommitted returns transactions that set nothing but their isolation and search_path, for statements that must see what was
+// committed since they began, whatever role and database say.
+func ReadCommitted(pool *pgxpool.Pool, objects *Names) *Transactions {
 	begin := func(_ context.Context, names, values []string) (string, []any) {
 		return SetForTransaction, []any{names, values}
 	}
-	return NewTransactions(pool, nil, begin, func(err error) error { return err })
+	t := NewTransactions(pool, nil, begin, func(err error) error { return err }).Naming(objects)
+	t.described = true
+	return t
+}
+
+// Naming returns the same transactions with statements that name the schema of their objects.
+func (t *Transactions) Naming(objects *Names) *Transactions {
+	changed := *t
+	changed.objects = objects
+	return &changed
 }
 
 // With returns the same transactions With one setting changed.
 func (t *Transactions) With(name, value string) *Transactions {
-	changed := &Transactions{pool: t.pool, names: t.names, values: slices.Clone(t.values), begin: t.begin, explain: t.explain}
+	changed := *t
+	changed.values = slices.Clone(t.values)
 	changed.values[slices.Index(t.names, name)] = value
-	return changed
+	return &changed
+}
+
+// settings returns the statement that a transaction begins with, once it is known where its objects are.
+func (t *Transactions) settings(ctx context.Context) (statement string, args []any, err error) {
+	names, values := t.names, t.values
+	if t.objects != nil {
+		if _, err := t.objects.Find(ctx, t.pool); err != nil {
+			return "", nil, err
+		}
+		if t.objects.known() != "" {
+			names, values = append(slices.Clip(names), "search_path"), append(slices.Clip(values), SafePath)
+		}
+	}
+	statement, args = t.begin(ctx, names, values)
+	return statement, args, nil
+}
+
+// in returns a statement with the schema of its objects.
+func (t *Transactions) in(statement string) string {
+	if t.objects == nil {
+		return statement
+	}
+	return t.objects.In(statement)
 }
 
 // rollbackTimeout bounds how long a failed transaction may take to be rolled back.
@@ -62,18 +98,32 @@ type sent struct {
 }
 
 func (t *Transactions) send(ctx context.Context, queries ...*pgx.QueuedQuery) (*sent, error) {
+	settings, args, err := t.settings(ctx)
+	if err != nil {
+		return nil, err
+	}
 	conn, err := t.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var batch pgx.Batch
 	batch.Queue(beginTransaction)
-	settings, args := t.begin(ctx, t.names, t.values)
 	batch.Queue(settings, args...)
+	begins := 2
+	if t.described {
+		if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
+			_ = (&sent{conn: conn, results: failedBatch{err}}).end(ctx)
+			return nil, t.explain(err)
+		}
+		batch, begins = pgx.Batch{}, 0
+	}
+	for _, q := range queries {
+		q.SQL = t.in(q.SQL)
+	}
 	batch.QueuedQueries = append(batch.QueuedQueries, queries...)
 	batch.Queue(commitTransaction)
 	s := &sent{conn: conn, results: conn.SendBatch(ctx, &batch)}
-	for range 2 {
+	for range begins {
 		if _, err := s.results.Exec(); err != nil {
 			_ = s.end(ctx) // repeats it
 			return nil, t.explain(err)
@@ -224,13 +274,24 @@ func (b failedBatch) Close() error                     { return b.err }
 
 // Begin begins a transaction of several round trips.
 func (t *Transactions) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := t.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	return t.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+}
+
+// BeginTx is [Transactions.Begin] with options.
+func (t *Transactions) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	settings, args, err := t.settings(ctx)
 	if err != nil {
 		return nil, err
 	}
-	settings, args := t.begin(ctx, t.names, t.values)
+	tx, err := t.pool.BeginTx(ctx, options)
+	if err != nil {
+		return nil, err
+	}
 	if _, err := tx.Exec(ctx, settings, args...); err != nil {
 		return nil, errors.Join(t.explain(err), tx.Rollback(ctx))
+	}
+	if t.objects != nil {
+		return t.objects.Within(tx), nil
 	}
 	return tx, nil
 }

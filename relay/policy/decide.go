@@ -43,6 +43,8 @@ type Decision struct {
 	Blocks   bool          // the later deliveries of its ordering key must wait
 	FreesKey bool          // the next delivery of its ordering key can be claimed
 	Logged   bool          // its attempt is written to the log
+	// PausesDestination: its receiver said that it is gone for good.
+	PausesDestination bool
 }
 
 // Decide returns what is written about a claim. Nothing else decides that, and nothing changes it afterwards.
@@ -59,6 +61,7 @@ func Decide(v Result, c Circumstances) Decision {
 	}
 	d.Blocks = d.Outcome != Delivered && !(d.Outcome == Fail && c.OnFailure == SkipFailed)
 	d.FreesKey = c.Ordered && (c.LastOfRun && !d.Blocks || v.Reason == ReasonLease)
+	d.PausesDestination = d.Outcome == Fail && v.Gone()
 	d.Logged = v.Posted && (d.Outcome != Delivered || c.LogDelivered)
 	return d
 }

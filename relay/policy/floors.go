@@ -20,7 +20,6 @@ type Floor struct {
 	Event      int64 // its id
 	Reordered  int64 // the destination's number when this was learnt
 	SkipFailed bool  // whether failed ones counted as settled
-	Blocked    bool  // what comes behind it could not be claimed
 }
 
 const floorsKept = 32 << 10

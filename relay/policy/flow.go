@@ -9,8 +9,8 @@ import (
 
 // A Flow finds how much its receiver can bear, within what the configuration allows: how many requests at once, by
 // additive increase and multiplicative decrease (as in TCP's congestion avoidance, RFC 5681 §3.1) on 503s, timeouts and
-// rising latency; and how many a second, once the receiver has said 429. A receiver that also says when to come back gets
-// nothing until then. Its methods take the time and are not safe for concurrent use.
+// rising latency; and how many a second, once the receiver has said 429 to more than some. A receiver that refuses everything, and
+// says when to come back, gets nothing until then. Its methods take the time and are not safe for concurrent use.
 type Flow struct {
 	most       int           // requests at once, as configured
 	configured float64       // requests a second; 0: any number
@@ -29,7 +29,7 @@ type Flow struct {
 	cut      time.Time
 	grown    time.Time
 	waited   time.Time // when a request last had to wait for its turn
-	accepted counter
+	refusals refusals
 
 	Reopens time.Time // not before, as the receiver has asked
 	ramp    int       // requests at once since then; 0: as many as may be
@@ -110,23 +110,25 @@ func (f *Flow) Wait(now time.Time) time.Duration {
 // Answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0: it did not.
 func (f *Flow) Answered(now time.Time, reason Reason, took, retryAfter time.Duration) {
 	f.takes += (took - f.takes) / 8
-	if retryAfter > 0 {
+	f.refusals.record(now, reason)
+	stopped := f.refusals.stopped(now)
+	if retryAfter > 0 && stopped {
 		defer f.Close(now, min(retryAfter, maxClosed))
 	}
 	switch reason {
 	case ReasonRateLimited:
+		f.assessCut(now, took, true)
 		switch {
 		case retryAfter > 0 && f.ramp == 1 && !now.Before(f.Reopens):
 			// Refused after a rest, and alone: a rate is not what it is about.
-			f.found = 0
-			f.setBucket(now)
-		case retryAfter <= time.Second: // asked for more, what was accepted in the last second says nothing
-			f.tooMany(now)
+			f.setRate(now, 0)
+		case !stopped || retryAfter <= time.Second: // asked for more, what was accepted in the last second says nothing
+			f.tooMany(now, stopped)
 		}
 	case ReasonUnavailable, ReasonTimeout:
 		f.slowDown(now, max(took, growEvery), 0.7)
 	case ReasonOK:
-		f.accepted.add(now)
+		f.assessCut(now, took, false)
 		f.growRate(now)
 		if f.ramp == 0 {
 			f.growConcurrency(now, took)
@@ -146,33 +148,56 @@ func (f *Flow) Close(now time.Time, wait time.Duration) {
 	f.ramp, f.Ramped = 1, f.Reopens
 }
 
-// tooMany cuts the rate to below what the receiver has just accepted.
-func (f *Flow) tooMany(now time.Time) {
-	if now.Sub(f.cut) < cutPause {
+// tooMany cuts the rate to below what the receiver has just accepted, if it refuses more than is tolerated. stopped: it refuses
+// everything. The next cut waits until the effect of this one is known.
+func (f *Flow) tooMany(now time.Time, stopped bool) {
+	r := &f.refusals
+	if now.Sub(f.cut) < cutPause || !stopped && (r.trying(now) || !r.exceed(now, f.found != 0)) {
 		return
 	}
-	seen := f.accepted.perSecond(now)
+	seen := r.accepted.perSecond(now)
+	if _, responses := r.share(now); f.found == 0 && responses < fewAnswers {
+		f.slowDown(now, cutPause, 0.7)
+		return
+	}
 	ceiling := max(1, seen)
 	f.seeking = f.found == 0 || seen == 0
 	if f.found != 0 {
 		ceiling = min(f.found, max(seen, f.found/2))
 	}
-	f.found = max(0.85*ceiling, 0.1)
 	f.cut, f.grown, f.waited = now, now, now
+	before := f.found
+	f.setRate(now, max(0.85*ceiling, 0.1))
+	r.cut = cutTrial{}
+	if f.found <= seen { // or more would be refused after the cut, too
+		r.try(now, before)
+	}
+}
+
+// assessCut takes the last cut of the rate back if as large a share was refused after it.
+func (f *Flow) assessCut(now time.Time, took time.Duration, refused bool) {
+	if before := f.refusals.cut.rate; f.refusals.assess(now, took, refused) {
+		f.grown, f.seeking = now, true
+		f.setRate(now, before)
+	}
+}
+
+// setRate changes the rate that was found; 0: none.
+func (f *Flow) setRate(now time.Time, found float64) {
+	f.found = found
 	f.setBucket(now)
 }
 
 // growRate adds 2 % a second. It doubles while no ceiling is known, or has been met for long.
 func (f *Flow) growRate(now time.Time) {
 	elapsed := now.Sub(f.grown).Seconds()
-	if f.found == 0 || elapsed < growEvery.Seconds() {
+	if f.found == 0 || elapsed < growEvery.Seconds() || f.refusals.trying(now) {
 		return
 	}
 	// A rate of less than one a second is waited for less often than once a second.
 	if between := time.Duration(3 / f.Paced() * float64(time.Second)); now.Sub(f.waited) > max(time.Second, between) { // not what holds the lane back
 		if now.Sub(f.waited) > forgetRate && now.Sub(f.cut) > forgetRate {
-			f.found = 0
-			f.setBucket(now)
+			f.setRate(now, 0)
 		}
 		return
 	}
@@ -301,8 +326,8 @@ type Throughput struct {
 	count     int
 }
 
-// RateWindow is the shortest time over which a rate is measured.
-const RateWindow = 50 * time.Millisecond
+// rateWindow is the shortest time over which a rate is measured.
+const rateWindow = 50 * time.Millisecond
 
 // Measure adds n deliveries and returns the rate; false until it is known. A pause in which nothing was asked for does
 // not lower it: it says nothing about the receiver.
@@ -312,7 +337,7 @@ func (r *Throughput) Measure(now time.Time, n int) (perSecond float64, known boo
 	switch {
 	case r.Since.IsZero() || elapsed > time.Second && r.count == 0:
 		r.Since, r.count = now, 0
-	case elapsed >= RateWindow:
+	case elapsed >= rateWindow:
 		current := float64(r.count) / elapsed.Seconds()
 		if r.PerSecond == 0 {
 			r.PerSecond = current

@@ -8,14 +8,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A simulation of one lane with more to send than its receiver takes, in virtual time.
+// A simulation of one lane, in virtual time.
 type simulation struct {
 	flow    Flow
 	now     time.Time
 	latency func(inFlight int) time.Duration
 	accepts func(now time.Time) bool
 	asks    func(now time.Time) time.Duration // when to come back, with a refusal
+	arrive  float64                           // events a second; 0: there is always more to send
 
+	arrived  float64         // events, with the part of the next one
+	queue    []time.Time     // when each event that waits arrived
+	waits    []time.Duration // of each event, until it was sent
 	inFlight []answer
 	asleep   time.Time // until when the next request waits for its turn
 	accepted int
@@ -31,7 +35,7 @@ type answer struct {
 
 // run lets the time pass in milliseconds.
 func (s *simulation) run(d time.Duration) {
-	s.accepted, s.refused, s.most = 0, 0, 0
+	s.accepted, s.refused, s.most, s.waits = 0, 0, 0, nil
 	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(time.Millisecond) {
 		waiting := s.inFlight[:0]
 		for _, a := range s.inFlight {
@@ -49,10 +53,16 @@ func (s *simulation) run(d time.Duration) {
 			s.flow.Answered(s.now, reason, a.at.Sub(a.sent), a.retryAfter)
 		}
 		s.inFlight = waiting
-		for len(s.inFlight) < s.flow.Concurrency() && !s.now.Before(s.asleep) {
+		for s.arrived += s.arrive / 1000; s.arrived >= 1; s.arrived-- {
+			s.queue = append(s.queue, s.now)
+		}
+		for len(s.inFlight) < s.flow.Concurrency() && !s.now.Before(s.asleep) && (s.arrive == 0 || len(s.queue) > 0) {
 			if wait := s.flow.Wait(s.now); wait > 0 {
 				s.asleep = s.now.Add(wait)
 				break
+			}
+			if s.arrive > 0 {
+				s.waits, s.queue = append(s.waits, s.now.Sub(s.queue[0])), s.queue[1:]
 			}
 			latency := s.latency(len(s.inFlight) + 1)
 			s.inFlight = append(s.inFlight, answer{sent: s.now, at: s.now.Add(latency), ok: s.accepts(s.now)})
@@ -302,5 +312,35 @@ func TestRateIsReachedWhenAnswersTakeLong(t *testing.T) {
 	s.run(time.Minute)
 	if s.accepted < 540 || s.accepted > 601 {
 		t.Errorf("%d in a minute at 10/s, %d at once", s.accepted, s.most)
+	}
+}
+
+func TestThroughput(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1_000_000, 0)
+	var r Throughput
+	if _, known := r.Measure(start, 50); known {
+		t.Error("known at once")
+	}
+	if _, known := r.Measure(start.Add(rateWindow-1), 50); known {
+		t.Error("known before the first window")
+	}
+	if got, known := r.Measure(start.Add(100*time.Millisecond), 50); !known || got != 1000 {
+		t.Errorf("100 in 100 ms: %g (%t)", got, known)
+	}
+	if got, _ := r.Measure(start.Add(200*time.Millisecond), 200); got != 1250 {
+		t.Errorf("a quarter of the way from 1000 to 2000: %g", got)
+	}
+	if got, _ := r.Measure(start.Add(time.Hour), 0); got != 1250 {
+		t.Errorf("a pause changes it to %g", got)
+	}
+	if got, _ := r.Measure(start.Add(time.Hour+100*time.Millisecond), 125); got != 1250 {
+		t.Errorf("the pause counts: %g", got)
+	}
+	// A clock that stands still or jumps back yields no infinity and no negative rate.
+	for _, now := range []time.Time{start.Add(time.Hour), start.Add(-time.Hour), start.Add(2 * time.Hour)} {
+		if got, _ := r.Measure(now, 1000); got < 0 || got > 1e12 {
+			t.Errorf("%g", got)
+		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // Outcome is what becomes of a delivery after a claim.
@@ -78,6 +79,8 @@ const (
 	ReasonBreaker      Reason = "breaker"          // the destination is down: its breaker opened while it waited
 	ReasonOrder        Reason = "order"            // one before it of its ordering key was not delivered
 	ReasonDatabase     Reason = "database"         // the payload could not be read
+	ReasonEarly        Reason = "early"            // the event is not available yet
+	ReasonFull         Reason = "full"             // its destination could not have sent it soon
 )
 
 // Outcomes returns every outcome.
@@ -91,7 +94,7 @@ func Reasons() []Reason {
 		ReasonRejected, ReasonGone, ReasonUnexpected,
 		ReasonDNS, ReasonConnect, ReasonTLS, ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonEgress, ReasonPanic,
 		ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonSuspect, ReasonNotAfter, ReasonLease,
-		ReasonShutdown, ReasonPaused, ReasonRemoved, ReasonBreaker, ReasonOrder, ReasonDatabase,
+		ReasonShutdown, ReasonPaused, ReasonRemoved, ReasonBreaker, ReasonOrder, ReasonDatabase, ReasonEarly, ReasonFull,
 	}
 }
 
@@ -104,7 +107,13 @@ type Result struct {
 	Posted     bool          // false: nothing was sent, no attempt is spent
 	Unreached  bool          // an attempt that found no connection: the receiver cannot have seen it
 	Duplicate  bool          // delivered, and the receiver says that it had the message already
+
+	DroppedHeaders int // headers of the event that the destination does not let through
 }
+
+// Gone reports whether the receiver said that it is gone for good. The first of a destination's results that says so pauses it:
+// see [Decision].
+func (v Result) Gone() bool { return v.Reason == ReasonGone }
 
 // Responses lists HTTP status codes whose outcome differs from the standard table.
 type Responses struct {
@@ -154,8 +163,7 @@ func ClassifyResponse(status int, header http.Header, excerpt string, moved Resp
 		v.Reason = ReasonTransient
 	case status == 410:
 		v.Reason = ReasonGone
-	case status == 400 || status == 406 || status == 411 || status == 413 || status == 414 || status == 415 ||
-		status == 422 || status == 431 || status == 501:
+	case webhook.Refuses(status):
 		v.Reason = ReasonRejected
 	case status == 503:
 		v.Reason = ReasonUnavailable

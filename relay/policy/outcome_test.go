@@ -89,18 +89,21 @@ func TestResponsesMoveCodesToAnotherOutcome(t *testing.T) {
 	}
 }
 
-// ReasonGone pauses the destination; who retries on 410 has said that it does not mean "stop".
+// A 410 pauses the destination; who retries on 410 has said that it does not mean "stop".
 func TestMovedGoneDoesNotPauseTheDestination(t *testing.T) {
 	t.Parallel()
 	retried := Responses{Retry: []int{410}}
 	v := ClassifyResponse(410, nil, "", retried, time.Now())
 	s := Decide(v, Circumstances{Attempt: 8, Retry: retryPolicy(0, time.Second), Responses: retried})
-	if s.Outcome != Fail || s.Reason == ReasonGone {
-		t.Errorf("the last attempt is %s, %s", s.Outcome, s.Reason)
+	if s.Outcome != Fail || s.PausesDestination {
+		t.Errorf("the last attempt is %s, and pauses: %t", s.Outcome, s.PausesDestination)
 	}
 	failed := Responses{Fail: []int{410}}
-	if v := decideFirst(ClassifyResponse(410, nil, "", failed, time.Now()), failed); v.Outcome != Fail || v.Reason != ReasonGone {
-		t.Errorf("410 listed under fail: %s, %s", v.Outcome, v.Reason)
+	if v := decideFirst(ClassifyResponse(410, nil, "", failed, time.Now()), failed); v.Outcome != Fail || !v.PausesDestination {
+		t.Errorf("410 listed under fail: %s, and pauses: %t", v.Outcome, v.PausesDestination)
+	}
+	if s := Decide(Result{Reason: ReasonGone, Posted: true}, Circumstances{Attempt: 1, Retry: retryPolicy(0, time.Second), Paused: true}); s.Outcome != Retry || s.PausesDestination {
+		t.Errorf("a second 410 is %s, and pauses: %t", s.Outcome, s.PausesDestination)
 	}
 }
 

@@ -19,20 +19,20 @@ func TestPaceOfAnIdlingRelay(t *testing.T) {
 	if !p.BecomeIdle(now) || p.BecomeIdle(now) {
 		t.Fatal("a relay that never saw work becomes idle, once")
 	}
-	if !p.Looking(now) {
-		t.Fatal("a relay that becomes idle looks once more: a transaction that began before does not notify")
+	if !isDue(&p, now) {
+		t.Fatal("a relay that becomes idle polls once more: a transaction that began before does not notify")
 	}
 	var waits []time.Duration
 	for range 8 {
-		p.Claimed(now, 0, 0)
-		wait := p.Wait(now)
+		p.Polled(now, 0, 0)
+		wait := waitOf(&p, now)
 		waits = append(waits, wait)
 		if wait < 0 {
 			break
 		}
 		now = now.Add(wait)
-		if !p.Looking(now) {
-			t.Fatalf("not looking after %v", waits)
+		if !isDue(&p, now) {
+			t.Fatalf("no poll after %v", waits)
 		}
 	}
 	want := []time.Duration{50, 100, 200, 400, -1}
@@ -45,21 +45,17 @@ func TestPaceOfAnIdlingRelay(t *testing.T) {
 		}
 	}
 
-	p.Look() // the safety tick
-	if !p.Looking(now) {
-		t.Error("the tick does not make it look")
-	}
-	p.Claimed(now, 0, 0)
-	if p.Wait(now) != -1 {
+	p.Polled(now, 0, 0) // at the safety tick
+	if waitOf(&p, now) != -1 {
 		t.Error("after a tick that found nothing, a tick is waited for again")
 	}
 
 	p.Notified(now, 1)
-	if p.Idle || !p.Looking(now) {
+	if p.Idle || !isDue(&p, now) {
 		t.Error("a notification ends idleness, and is answered at once")
 	}
-	p.Claimed(now, 3, 0)
-	if wait := p.Wait(now); wait != quietBeforeIdle {
+	p.Polled(now, 3, 0)
+	if wait := waitOf(&p, now); wait != quietBeforeIdle {
 		t.Errorf("waits %s, until it is idle or woken", wait)
 	}
 	if armed, changed := p.Declaration(now); !armed || changed {
@@ -68,24 +64,23 @@ func TestPaceOfAnIdlingRelay(t *testing.T) {
 	if p.BecomeIdle(now.Add(quietBeforeIdle - 1)) {
 		t.Error("idle too early")
 	}
-	if !p.BecomeIdle(now.Add(quietBeforeIdle)) || !p.Looking(now) {
-		t.Error("not idle after the quiet time, or without a look")
+	if !p.BecomeIdle(now.Add(quietBeforeIdle)) || !isDue(&p, now) {
+		t.Error("not idle after the quiet time, or without a poll")
 	}
 }
 
-// A relay is armed at a low load and polls at a high one, for as long as that lasts.
-// An event to an armed relay every second costs one look besides its own, not a series of them.
+// An event to an armed relay every second costs one poll besides its own, not a series of them.
 func TestIdlenessOfARelayThatHasBeenArmedForLong(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	looks := func(p *Pace) (n int) { // from one event to the next look that nothing but a notification asks for
+	polls := func(p *Pace) (n int) { // from one event to the next poll that nothing but a notification asks for
 		p.Notified(now, 1)
-		p.Claimed(now, 1, 0)
+		p.Polled(now, 1, 0)
 		now = now.Add(quietBeforeIdle)
 		p.BecomeIdle(now)
-		for ; p.Looking(now) && n < 100; n++ {
-			p.Claimed(now, 0, 0)
-			if wait := p.Wait(now); wait >= 0 {
+		for ; isDue(p, now) && n < 100; n++ {
+			p.Polled(now, 0, 0)
+			if wait := waitOf(p, now); wait >= 0 {
 				now = now.Add(wait)
 			}
 		}
@@ -93,19 +88,20 @@ func TestIdlenessOfARelayThatHasBeenArmedForLong(t *testing.T) {
 	}
 	p := &Pace{Poll: 5 * time.Second}
 	p.Declared(now, true)
-	if n := looks(p); n < 5 {
-		t.Errorf("%d looks of a relay that was armed just before, want one soon and others ever later", n)
+	if n := polls(p); n < 5 {
+		t.Errorf("%d polls of a relay that was armed just before, want one soon and others ever later", n)
 	}
 	now = now.Add(p.Poll)
-	if n := looks(p); n != 1 {
-		t.Errorf("%d looks of a relay that was armed long before, want 1", n)
+	if n := polls(p); n != 1 {
+		t.Errorf("%d polls of a relay that was armed long before, want 1", n)
 	}
-	p.Lapsed(now)
-	if n := looks(p); n < 5 {
-		t.Errorf("%d looks after producers did not notify for a while, want one soon and others ever later", n)
+	p.NotifyGap(now)
+	if n := polls(p); n < 5 {
+		t.Errorf("%d polls after producers did not notify for a while, want one soon and others ever later", n)
 	}
 }
 
+// A relay is armed at a low load and polls at a high one, for as long as that lasts.
 func TestPaceFollowsTheLoad(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
@@ -117,8 +113,8 @@ func TestPaceFollowsTheLoad(t *testing.T) {
 			if p.Armed {
 				p.Notified(now, 1)
 			}
-			if p.Looking(now) {
-				p.Claimed(now, 1, 0)
+			if isDue(&p, now) {
+				p.Polled(now, 1, 0)
 			}
 			if armed, changed := p.Declaration(now); changed {
 				p.Declared(now, armed)
@@ -132,39 +128,61 @@ func TestPaceFollowsTheLoad(t *testing.T) {
 	if commits(1000, time.Millisecond) {
 		t.Error("1,000 commits a second leave it armed")
 	}
-	if wait := p.Wait(now); wait > fastPoll {
-		t.Errorf("a relay that finds something at each look waits %s", wait)
+	if wait := waitOf(&p, now); wait > fastPoll {
+		t.Errorf("a relay that finds something at each poll waits %s", wait)
 	}
-	p.Claimed(now, 1, 40*time.Millisecond)
-	if wait := p.Wait(now); wait > fastPoll {
-		t.Errorf("a relay of which a single look was held up waits %s", wait)
+	p.Polled(now, 1, 40*time.Millisecond)
+	if wait := waitOf(&p, now); wait > fastPoll {
+		t.Errorf("a relay of which a single poll was held up waits %s", wait)
 	}
-	p.Claimed(now, 1, 7*time.Millisecond)
-	if wait := p.Wait(now); wait != 7*time.Millisecond-fastPoll {
-		t.Errorf("a relay whose looks take 7 ms waits %s between them", wait)
+	p.Polled(now, 1, 7*time.Millisecond)
+	if wait := waitOf(&p, now); wait != 7*time.Millisecond-fastPoll {
+		t.Errorf("a relay whose polls take 7 ms waits %s between them", wait)
 	}
-	for range 20 { // the load ends
-		p.Claimed(now, 0, 0)
-		if wait := p.Wait(now); wait > slowPoll {
+	for range 40 { // the load ends
+		p.Polled(now, 0, 0)
+		if wait := waitOf(&p, now); wait > slowPoll {
 			t.Errorf("waits %s and is not armed", wait)
 		}
-		now = now.Add(p.Wait(now))
+		now = now.Add(waitOf(&p, now))
 	}
 	if armed, _ := p.Declaration(now); !armed {
 		t.Error("not armed when the load has ended")
 	}
 }
 
-// A lane that drains its backlog keeps the relay from being idle. Meanwhile the others are looked at as often as if it became so:
+// At hundreds of events a second pauses of some milliseconds are usual. What comes after one waits for a fraction of it, in any lane.
+func TestPolledWorkDoesNotWaitAsLongAsThePauseBeforeIt(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1_000_000, 0)
+	for _, most := range []struct{ pause, wait time.Duration }{
+		{10 * time.Millisecond, busyPoll}, {15 * time.Millisecond, busyPoll}, {40 * time.Millisecond, 6 * time.Millisecond}, {80 * time.Millisecond, 12 * time.Millisecond},
+	} {
+		for pause := time.Millisecond; pause <= most.pause; pause += 100 * time.Microsecond {
+			p := Pace{Poll: time.Second}
+			p.Polled(start, 1, 0)
+			now, polls := start.Add(waitOf(&p, start)), 1
+			for ; now.Before(start.Add(pause)); now = now.Add(waitOf(&p, now)) {
+				p.Polled(now, 0, 0)
+				polls++
+			}
+			if wait := now.Sub(start.Add(pause)); wait > most.wait || polls > 4+int(pause/busyPoll) {
+				t.Fatalf("after a pause of %s work waits %s; %d polls meanwhile", pause, wait, polls)
+			}
+		}
+	}
+}
+
+// A lane that drains its backlog keeps the relay from being idle. Meanwhile it polls for the others as often as if it became so:
 // not every producer notifies.
-func TestArmedRelayLooksBesideABacklog(t *testing.T) {
+func TestArmedRelayPollsBesideABacklog(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	p := Pace{Poll: time.Hour}
 	p.Declared(now, true)
-	for range 30 { // as many notifications make a look without one rare
+	for range 30 { // as many notifications make a poll without one rare
 		p.Notified(now, 1)
-		p.Claimed(now, 1, 0)
+		p.Polled(now, 1, 0)
 	}
 	for range 3 {
 		end := now.Add(quietBeforeIdle)
@@ -174,29 +192,29 @@ func TestArmedRelayLooksBesideABacklog(t *testing.T) {
 				t.Fatal("idle while it works")
 			}
 		}
-		if !p.Looking(now) {
-			t.Fatalf("does not look for %s", p.NextLook.Sub(now))
+		if !isDue(&p, now) {
+			t.Fatalf("does not poll for %s", p.NextPoll.Sub(now))
 		}
-		p.Claimed(now, 0, 0)
+		p.Polled(now, 0, 0)
 	}
 }
 
-// A relay that hears no notifications is never armed, polls, and becomes idle.
-func TestPaceOfADeafRelay(t *testing.T) {
+// A relay that cannot listen is never armed, polls, and becomes idle.
+func TestPaceOfARelayThatCannotListen(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	p := Pace{Poll: time.Second, Deaf: true}
-	p.Claimed(now, 1, 0)
+	p := Pace{Poll: time.Second, CannotListen: true}
+	p.Polled(now, 1, 0)
 	if armed, changed := p.Declaration(now); armed || changed {
 		t.Error("armed")
 	}
-	if wait := p.Wait(now); wait != fastPoll {
+	if wait := waitOf(&p, now); wait != fastPoll {
 		t.Errorf("waits %s", wait)
 	}
 	if now = now.Add(quietBeforeIdle); !p.BecomeIdle(now) {
 		t.Error("not idle")
 	}
-	p = Pace{Poll: time.Second, Armed: true, Deaf: true} // its session has stopped to listen
+	p = Pace{Poll: time.Second, Armed: true, CannotListen: true} // its session has stopped to listen
 	if armed, changed := p.Declaration(now); armed || !changed {
 		t.Error("still armed")
 	}
@@ -233,13 +251,13 @@ func TestArmingInVainBecomesRarer(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order, over days and years, the relay keeps looking: a wait is short, or it is left to
+// Whatever happens in whatever order, over days and years, the relay keeps polling: a wait is short, or it is left to
 // the tick, and then producers notify, or notifications are never heard.
 func TestPaceAlwaysComesBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		p := Pace{Poll: time.Duration(rapid.Int64Range(int64(time.Second), int64(24*time.Hour)).Draw(t, "poll"))}
-		p.Deaf = rapid.Bool().Draw(t, "deaf")
+		p.CannotListen = rapid.Bool().Draw(t, "deaf")
 		now := time.Unix(1_800_000_000, 0)
 		var work time.Time
 		for range rapid.IntRange(1, 300).Draw(t, "events") {
@@ -247,18 +265,18 @@ func TestPaceAlwaysComesBack(t *testing.T) {
 			case "turn":
 				if armed, changed := p.Declaration(now); changed {
 					p.Declared(now, armed)
-					if armed && !p.Looking(now) {
-						t.Fatal("no look after the declaration")
+					if armed && !isDue(&p, now) {
+						t.Fatal("no poll after the declaration")
 					}
 				}
-				if p.BecomeIdle(now) && (now.Sub(work) < quietBeforeIdle || !p.Looking(now)) {
-					t.Fatalf("idle %s after work, looking: %t", now.Sub(work), p.Looking(now))
+				if p.BecomeIdle(now) && (now.Sub(work) < quietBeforeIdle || !isDue(&p, now)) {
+					t.Fatalf("idle %s after work, poll due: %t", now.Sub(work), isDue(&p, now))
 				}
-				if p.Looking(now) {
-					p.Claimed(now, 0, time.Millisecond)
+				if isDue(&p, now) {
+					p.Polled(now, 0, time.Millisecond)
 				}
 			case "found":
-				p.Claimed(now, 1, time.Millisecond)
+				p.Polled(now, 1, time.Millisecond)
 				work = now
 			case "notify":
 				p.Notified(now, 1)
@@ -267,22 +285,22 @@ func TestPaceAlwaysComesBack(t *testing.T) {
 				p.Notified(now, 1000)
 				work = now
 			case "tick":
-				p.Look()
+				p.Polled(now, 0, time.Millisecond)
 			case "days":
 				now = now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "days")) * 24 * time.Hour)
 			case "years":
 				now = now.Add(200 * 365 * 24 * time.Hour)
 			}
-			wait := p.Wait(now)
+			wait := waitOf(&p, now)
 			switch {
-			case p.woken && (wait < 0 || wait > maxVain):
+			case p.notified && (wait < 0 || wait > maxEmptyBackoff):
 				t.Fatalf("a notification waits %s", wait)
-			case wait < 0 && !p.Armed && !p.Deaf:
+			case wait < 0 && !p.Armed && !p.CannotListen:
 				t.Fatal("a relay that is not armed waits for a notification that is not sent")
 			case wait > max(p.Poll, maxQuietBeforeArm/16, quietBeforeIdle):
 				t.Fatalf("waits %s, longer than %s", wait, p.Poll)
-			case p.Interval < 0 || p.Interval > 2*p.Poll || p.quiet > maxQuietBeforeArm || p.vain > maxVain:
-				t.Fatalf("interval %s, quiet %s, vain %s", p.Interval, p.quiet, p.vain)
+			case p.Interval < 0 || p.Interval > 2*p.Poll || p.quiet > maxQuietBeforeArm || p.emptyBackoff > maxEmptyBackoff:
+				t.Fatalf("interval %s, quiet %s, vain %s", p.Interval, p.quiet, p.emptyBackoff)
 			}
 			if wait > 0 {
 				now = now.Add(time.Duration(rapid.Int64Range(0, int64(wait)).Draw(t, "passes")))
@@ -292,29 +310,47 @@ func TestPaceAlwaysComesBack(t *testing.T) {
 }
 
 // Producers that are active for a destination that is held, or for other relays, keep waking a relay, which finds nothing.
-func TestLooksInVainBecomeRarer(t *testing.T) {
+func TestEmptyPollsBecomeRarer(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	p := Pace{Poll: 5 * time.Second}
 	p.Declared(now, true)
-	p.Claimed(now, 0, 0)
-	looks := 0
+	p.Polled(now, 0, 0)
+	polls := 0
 	for range 1000 { // notifications in two seconds
 		p.Notified(now, 1)
-		if now = now.Add(2 * time.Millisecond); p.Looking(now) {
-			p.Claimed(now, 0, 0)
-			looks++
+		if now = now.Add(2 * time.Millisecond); isDue(&p, now) {
+			p.Polled(now, 0, 0)
+			polls++
 		}
 	}
-	if most := int(2*time.Second/maxVain) + 10; looks == 0 || looks > most {
-		t.Errorf("%d looks in vain, at most %d are expected", looks, most)
+	if most := int(2*time.Second/maxEmptyBackoff) + 10; polls == 0 || polls > most {
+		t.Errorf("%d polls found nothing, at most %d are expected", polls, most)
 	}
-	now = now.Add(maxVain)
-	if p.Notified(now, 1); !p.Looking(now) {
-		t.Error("long after a look in vain a notification waits")
+	now = now.Add(maxEmptyBackoff)
+	if p.Notified(now, 1); !isDue(&p, now) {
+		t.Error("long after a poll that found nothing a notification waits")
 	}
-	p.Claimed(now, 1, 0)
-	if p.Notified(now, 1); !p.Looking(now) {
+	p.Polled(now, 1, 0)
+	if p.Notified(now, 1); !isDue(&p, now) {
 		t.Error("when there is work again, a notification waits")
 	}
+}
+
+// waitOf returns how long a relay that has nothing else to do waits; negative: for the safety tick.
+func waitOf(p *Pace, now time.Time) time.Duration {
+	var a Agenda
+	p.Plan(&a, now)
+	wait, next := a.Next(now)
+	if next == 0 {
+		return -1
+	}
+	return wait
+}
+
+// isDue reports whether it is time to poll.
+func isDue(p *Pace, now time.Time) bool {
+	var a Agenda
+	p.Plan(&a, now)
+	return a.Take(now).Has(CausePoll)
 }

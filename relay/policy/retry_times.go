@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// RetryTimes are times at which to look. Without them a retry would wait for the next poll, which may come later than all of its
-// delay. Only near ones are kept, in steps, so that there are never more than a few thousand, whatever fails: to a long delay
-// a poll adds next to nothing. They are safe for concurrent use.
+// RetryTimes are when deliveries that this relay has put off are due. Without them a retry would wait for the next tick, which may
+// come later than all of its delay. Only near ones are kept, in steps, so that there are never more than a few thousand, whatever
+// fails: to a long delay a tick adds next to nothing. They are safe for concurrent use. Nothing wakes the claimer for a new one.
 type RetryTimes struct {
 	mu    sync.Mutex
 	begun time.Time   // what the steps are counted from
@@ -20,7 +20,7 @@ const (
 	dueStep  = 100 * time.Millisecond
 )
 
-// Add remembers to look when the given time has passed since now.
+// Add adds the time that lies so far behind now.
 func (d *RetryTimes) Add(now time.Time, in time.Duration) {
 	if in > dueAhead {
 		return
@@ -36,17 +36,17 @@ func (d *RetryTimes) Add(now time.Time, in time.Duration) {
 	}
 }
 
-// Take reports whether it is time to look, and when it will be next; zero: unknown. What it has reported it forgets.
-func (d *RetryTimes) Take(now time.Time) (due bool, next time.Time) {
+// Plan registers the earliest time in an agenda, and forgets those that have passed.
+func (d *RetryTimes) Plan(a *Agenda, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if len(d.at) == 0 {
+		return
+	}
+	a.At(CauseRetry, d.at[0])
 	past := 0
 	for past < len(d.at) && !now.Before(d.at[past]) {
 		past++
 	}
 	d.at = slices.Delete(d.at, 0, past)
-	if len(d.at) > 0 {
-		next = d.at[0]
-	}
-	return past > 0, next
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// A Carrier makes the attempts of one destination, in the way that the scheme of its URL names. Everything else about a delivery is
-// the same for all carriers: when it is sent, beside how many others, and what its result means. A Carrier is safe for concurrent use.
-type Carrier interface {
+// A carrier makes the attempts of one destination, in the way that the scheme of its URL names. Everything else about a delivery is
+// the same for all carriers: when it is sent, beside how many others, and what its result means. A carrier is safe for concurrent use.
+type carrier interface {
 	// Deliver makes exactly one attempt, within the destination's timeout, which ends with ctx. After the message has been expressed as what is sent it calls ready,
 	// if that is not nil. If ready returns a result, that is the result, and nothing is sent.
 	Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result
@@ -25,7 +25,7 @@ type Carrier interface {
 }
 
 // newCarrier returns the carrier of an endpoint's scheme. agent says who sends: the program and its version.
-func newCarrier(e *Endpoint, agent string) (Carrier, error) {
+func newCarrier(e *Endpoint, agent string) (carrier, error) {
 	switch e.URL.Scheme {
 	case "http", "https":
 		return newHTTP(e, agent)
@@ -107,10 +107,10 @@ func (d Destination) again() time.Duration {
 	return d.Timeout + first + time.Duration(float64(first)**d.Retry.Jitter)
 }
 
-// overHTTP is the [Carrier] of http and https: one POST an attempt.
+// overHTTP is the [carrier] of http and https: one POST an attempt.
 type overHTTP struct{ to *Endpoint }
 
-// Deliver implements [Carrier].
+// Deliver implements [carrier].
 func (c overHTTP) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
 	req, ok := c.to.requests.Get().(*Request)
 	if !ok {
@@ -128,10 +128,12 @@ func (c overHTTP) Deliver(ctx context.Context, m Message, ready func() *policy.R
 			return *instead
 		}
 	}
-	return Send(ctx, c.to, req, m.Payload)
+	result := send(ctx, c.to, req, m.Payload)
+	result.DroppedHeaders = req.dropped
+	return result
 }
 
-// CloseIdleConnections implements [Carrier].
+// CloseIdleConnections implements [carrier].
 func (c overHTTP) CloseIdleConnections() {
 	c.to.Transport.CloseIdleConnections()
 	if c.to.direct != nil {

@@ -50,6 +50,7 @@ func (d Destination) Differences(next Destination) []string {
 	v.Compare("responses.retry", slices.Equal(d.Responses.Retry, next.Responses.Retry))
 	v.Compare("responses.fail", slices.Equal(d.Responses.Fail, next.Responses.Fail))
 	v.Compare("headers", maps.Equal(d.Headers, next.Headers))
+	v.Compare("event_headers", slices.Equal(a.EventHeaders, b.EventHeaders))
 	v.Compare("signing_secrets", slices.EqualFunc(d.SigningSecrets, next.SigningSecrets, webhook.Secret.Equal))
 	v.Compare("format", a.Format == b.Format)
 	v.Compare("cloudevents_source", a.Source == b.Source)

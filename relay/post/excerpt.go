@@ -29,7 +29,7 @@ const (
 // Bounds of what is read of a refusal's body, and kept of it, in bytes. More is read than kept, so that a secret is
 // found and masked before the text is cut.
 const (
-	MaxBody    = 16 << 10
+	maxBody    = 16 << 10
 	MaxExcerpt = 1 << 10
 )
 
@@ -41,8 +41,8 @@ func excerptOf(resp *http.Response, policy Excerpts, m func() *Mask) string {
 	if policy == ExcerptsNone || policy != ExcerptsText && !isProblem || encoding != "" && !strings.EqualFold(encoding, "identity") {
 		return "" // a secret cannot be found in a compressed body, which only a person with a tool would read
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxBody))
-	cut := err != nil || len(body) == MaxBody
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	cut := err != nil || len(body) == maxBody
 	text := string(body)
 	if isProblem {
 		sentence, ok := problemSentence(body, resp.StatusCode)
@@ -71,8 +71,11 @@ func problemSentence(body []byte, status int) (sentence string, ok bool) {
 		return "", false
 	}
 	title, detail := strings.Trim(problem.Title, " .:\n"), strings.TrimSpace(problem.Detail)
-	if title == http.StatusText(status) { // as about:blank has it; the message begins with it already
+	if sameWords(title, http.StatusText(status)) { // as about:blank has it; the message begins with it already
 		title = ""
+	}
+	if bare := strings.Trim(detail, " .:\n"); sameWords(bare, http.StatusText(status)) || sameWords(bare, title) {
+		detail = ""
 	}
 	if name, own := strings.CutPrefix(problem.Type, problemPrefix); own && title != "" {
 		title += " (" + name + ")"
@@ -81,6 +84,12 @@ func problemSentence(body []byte, status int) (sentence string, ok bool) {
 		return title + detail, title+detail != ""
 	}
 	return title + ": " + detail, true
+}
+
+// sameWords reports whether two texts are the same but for case and what joins their words: Not Found, not-found.
+func sameWords(a, b string) bool {
+	join := strings.NewReplacer("-", " ", "_", " ")
+	return strings.EqualFold(join.Replace(a), join.Replace(b))
 }
 
 // malformations are what net/http says of an answer that is no HTTP, before it quotes it.

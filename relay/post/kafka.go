@@ -11,14 +11,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// overKafka is the [Carrier] of kafka and kafka+ssl: one record an attempt.
+// overKafka is the [carrier] of kafka and kafka+ssl: one record an attempt.
 type overKafka struct {
 	to     *Endpoint
 	client *kafkapost.Client
 }
 
 // newKafka prepares the records of an endpoint. agent says who sends them.
-func newKafka(e *Endpoint, agent string) Carrier {
+func newKafka(e *Endpoint, agent string) carrier {
 	d := e.Destination
 	e.setHeader("")
 	var secure func() *tls.Config
@@ -31,7 +31,7 @@ func newKafka(e *Endpoint, agent string) Carrier {
 	})}
 }
 
-// Deliver implements [Carrier].
+// Deliver implements [carrier].
 func (c overKafka) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
 	req, err := NewRequest(c.to, m, time.Now())
 	if err != nil {
@@ -50,15 +50,17 @@ func (c overKafka) Deliver(ctx context.Context, m Message, ready func() *policy.
 	defer c.to.end()
 	ctx, cancel := context.WithTimeout(ctx, c.to.Destination.Timeout)
 	defer cancel()
-	return c.client.Publish(ctx, topic, kafkapost.Message{
+	result := c.client.Publish(ctx, topic, kafkapost.Message{
 		OrderingKey: valueOrEmpty(m.OrderingKey), IdempotencyKey: *m.Key, Header: req.kafkaHeader(), Payload: m.Payload,
 	})
+	result.DroppedHeaders = req.dropped
+	return result
 }
 
-// Reach implements [Carrier].
+// Reach implements [carrier].
 func (c overKafka) Reach(ctx context.Context) ([]string, error) { return c.client.Reach(ctx) }
 
-// CloseIdleConnections implements [Carrier].
+// CloseIdleConnections implements [carrier].
 func (c overKafka) CloseIdleConnections() { c.client.CloseIdleConnections() }
 
 // kafkaHeader returns the headers of a record. Attributes of CloudEvents have another prefix there.

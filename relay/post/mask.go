@@ -106,10 +106,11 @@ func (m *Mask) addURL(u *url.URL) {
 	}
 }
 
-// MaskOfURL returns the mask of an alert channel, whose path is its key.
-func MaskOfURL(u *url.URL) *Mask {
+// MaskOfURL returns the mask of an alert channel, whose path is its key, and of more secrets.
+func MaskOfURL(u *url.URL, more ...string) *Mask {
 	m := &Mask{}
 	m.addURL(u)
+	m.add(more...)
 	m.add(u.Path)
 	for _, part := range strings.Split(u.Path, "/") {
 		if len(part) >= minPart {

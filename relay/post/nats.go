@@ -12,14 +12,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// overNATS is the [Carrier] of nats and tls: one message to a stream of JetStream an attempt.
+// overNATS is the [carrier] of nats and tls: one message to a stream of JetStream an attempt.
 type overNATS struct {
 	to     *Endpoint
 	client *natspost.Client
 }
 
 // newNATS prepares the messages of an endpoint. agent says who sends them.
-func newNATS(e *Endpoint, agent string) Carrier {
+func newNATS(e *Endpoint, agent string) carrier {
 	d := e.Destination
 	e.setHeader("")
 	return overNATS{e, natspost.New(natspost.Config{
@@ -29,7 +29,7 @@ func newNATS(e *Endpoint, agent string) Carrier {
 	})}
 }
 
-// Deliver implements [Carrier].
+// Deliver implements [carrier].
 func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
 	req, err := NewRequest(c.to, m, time.Now())
 	if err != nil {
@@ -46,13 +46,15 @@ func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.R
 	}
 	c.to.begin()
 	defer c.to.end()
-	return c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader, Payload: m.Payload})
+	result := c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader, Payload: m.Payload})
+	result.DroppedHeaders = req.dropped
+	return result
 }
 
-// Reach implements [Carrier].
+// Reach implements [carrier].
 func (c overNATS) Reach(ctx context.Context) ([]string, error) { return c.client.Reach(ctx) }
 
-// CloseIdleConnections implements [Carrier].
+// CloseIdleConnections implements [carrier].
 func (c overNATS) CloseIdleConnections() { c.client.CloseIdleConnections() }
 
 // order returns what events that keep an order have in common: their ordering key, or else nothing but the event itself.

@@ -17,10 +17,10 @@ const (
 	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
 )
 
-// Send makes exactly one request, within the timeout of its destination. It is a round trip of the transport, not a call of an
+// send makes exactly one request, within the timeout of its destination. It is a round trip of the transport, not a call of an
 // http.Client, which would follow redirects: with a GET whose 200 looks like success, or with the body, key and signature to
 // another host.
-func Send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy.Result {
+func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy.Result {
 	e.begin()
 	defer e.end()
 	var status int

@@ -16,7 +16,7 @@ type Reached struct {
 	Err         error
 }
 
-// ReachAll connects to destinations, all at once and until ctx is done, as [Carrier] says. It needs no database.
+// ReachAll connects to destinations, all at once and until ctx is done, as [carrier] says. It needs no database.
 func ReachAll(ctx context.Context, destinations []Destination, egress Egress) []Reached {
 	all := make([]Reached, len(destinations))
 	var reaching sync.WaitGroup

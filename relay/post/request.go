@@ -54,6 +54,8 @@ type Request struct {
 	to     *Endpoint
 	header []field
 	room   [20]field // for header, which rarely needs more
+	// dropped counts the headers of the event that the destination does not let through.
+	dropped int
 }
 
 // A field is one header, by its canonical name.
@@ -76,7 +78,7 @@ func (r *Request) express(to *Endpoint, d *Message, now time.Time) (err error) {
 		return fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
 			errTooLarge, len(e.Payload), to.Destination.Name, limit)
 	}
-	r.to, r.header = to, r.room[:0]
+	r.to, r.header, r.dropped = to, r.room[:0], 0
 	if err := r.setOwnHeaders(e.Headers); err != nil {
 		return err
 	}
@@ -222,8 +224,7 @@ func (r *Request) setTrace(t TraceContext) {
 	}
 }
 
-// setOwnHeaders adds the headers that an event brings along, a JSON object or nothing. Reserved ones are left out: the
-// table refuses them, but may hold events from before it did, and one of those is no reason to fail its delivery.
+// setOwnHeaders adds the headers that an event brings along, a JSON object or nothing, as far as the destination lets them through.
 func (r *Request) setOwnHeaders(object []byte) error {
 	if object == nil {
 		return nil
@@ -233,7 +234,8 @@ func (r *Request) setOwnHeaders(object []byte) error {
 		return errors.New("the event's headers are not an object of strings")
 	}
 	for _, name := range slices.Sorted(maps.Keys(own)) {
-		if webhook.ReservedForEvents(name) {
+		if !webhook.EventMaySet(r.to.Destination.Wire.EventHeaders, name) {
+			r.dropped++
 			continue
 		}
 		if problem := headerProblem(name, own[name]); problem != "" {

@@ -46,7 +46,7 @@ func TestRequestsShareNoHeaders(t *testing.T) {
 	full := bare
 	full.Replay, full.NotAfter = true, time.Unix(2e9, 0)
 	full.OrderingKey, full.RelatedReference = &key, &key
-	full.Headers = []byte(`{"a1": "x", "a2": "x", "a3": "x", "a4": "x", "a5": "x", "a6": "x", "a7": "x", "a8": "x", "a9": "x", "b1": "x", "b2": "x", "b3": "x"}`)
+	full.Headers = []byte(`{"ce-a1": "x", "ce-a2": "x", "ce-a3": "x", "ce-a4": "x", "ce-a5": "x", "ce-a6": "x", "ce-a7": "x", "ce-a8": "x", "ce-a9": "x", "ce-b1": "x", "ce-b2": "x", "ce-b3": "x"}`)
 	for _, message := range []Message{bare, full, bare, bare} {
 		if result := to.Deliver(t.Context(), message, nil); result.StatusCode != http.StatusOK {
 			t.Fatalf("the message was not delivered: %+v", result)
@@ -84,7 +84,7 @@ func TestRequestReadsAsThatOfNetHTTP(t *testing.T) {
 		}
 		message := Message{EventID: 1, Destination: "default", Fence: 1, Attempt: 1, NotAfter: time.Unix(2e9, 0), Replay: true, Event: Event{
 			EventType: &kind, Version: &version, Key: &key, OrderingKey: &key, RelatedReference: &reference, Payload: []byte(`{"n":1}`),
-			Headers: []byte(`{"x-event": "b  c", "Traceparent": "00-1-2-3"}`), CreatedAt: pgtype.Timestamptz{Time: time.Unix(1e9, 0), Valid: true},
+			Headers: []byte(`{"x-event-a": "b  c", "Traceparent": "00-1-2-3"}`), CreatedAt: pgtype.Timestamptz{Time: time.Unix(1e9, 0), Valid: true},
 		}}
 		request, err := NewRequest(to, message, time.Unix(1e9, 0))
 		if err != nil {

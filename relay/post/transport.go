@@ -30,7 +30,7 @@ import (
 // changes once made, so that senders need no lock while another one takes its place; a certificate or credential that
 // changes does so behind it.
 type Endpoint struct {
-	Carrier
+	carrier
 	Destination Destination
 	URL         *url.URL
 	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
@@ -104,7 +104,7 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	e := &Endpoint{
 		Destination: d, URL: u, signer: webhook.NewSigner(d.SigningSecrets...), Dial: d.Wire.egress.Dialer(d.Timeout).DialContext,
 	}
-	if e.Carrier, err = newCarrier(e, strings.TrimSuffix("outbox-relay/"+version, "/")); err != nil {
+	if e.carrier, err = newCarrier(e, strings.TrimSuffix("outbox-relay/"+version, "/")); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	return e, nil
@@ -134,7 +134,7 @@ func (e *Endpoint) setHeader(agent string) (plainHeaders bool) {
 }
 
 // newHTTP prepares the requests of an endpoint. agent says who sends them.
-func newHTTP(e *Endpoint, agent string) (Carrier, error) {
+func newHTTP(e *Endpoint, agent string) (carrier, error) {
 	d, u := e.Destination, e.URL
 	proxy, err := d.Wire.proxy()
 	if err != nil {
@@ -148,7 +148,7 @@ func newHTTP(e *Endpoint, agent string) (Carrier, error) {
 		e.direct = &direct{dial: e.dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
 	}
 	e.Transport = &http.Transport{
-		DialContext:            CountWrites(e.dial),
+		DialContext:            countWrites(e.dial),
 		Proxy:                  proxy,
 		OnProxyConnectResponse: ProxyRefusal,
 		ForceAttemptHTTP2:      true,
@@ -216,7 +216,7 @@ func newBody(payload []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader
 type sending struct {
 	mu     sync.Mutex
 	begun  bool         // there was a connection, secured and ready
-	conn   *CountedConn // of HTTP/1.1, where one request has a connection for itself; nil: another, or none
+	conn   *countedConn // of HTTP/1.1, where one request has a connection for itself; nil: another, or none
 	before int64        // bytes written to it by others
 	reused bool
 }
@@ -233,7 +233,7 @@ func (s *sending) watch(ctx context.Context) context.Context {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.begun, s.conn, s.reused = true, nil, info.Reused
-		if counted, ok := conn.(*CountedConn); ok && !multiplexed {
+		if counted, ok := conn.(*countedConn); ok && !multiplexed {
 			s.conn, s.before = counted, counted.written.Load()
 		}
 	}}
@@ -249,26 +249,26 @@ func (s *sending) state() (connected, nothing bool) {
 	return s.begun, s.reused && s.conn != nil && s.conn.written.Load() == s.before
 }
 
-// A CountedConn knows how many bytes it has been given to send, whether or not they arrived.
-type CountedConn struct {
+// A countedConn knows how many bytes it has been given to send, whether or not they arrived.
+type countedConn struct {
 	net.Conn
 	written atomic.Int64
 }
 
-func (c *CountedConn) Write(b []byte) (int, error) {
+func (c *countedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.written.Add(int64(n))
 	return n, err
 }
 
-// CountWrites wraps what a dialer returns.
-func CountWrites(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+// countWrites wraps what a dialer returns.
+func countWrites(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
 		if err != nil {
 			return nil, err
 		}
-		return &CountedConn{Conn: conn}, nil
+		return &countedConn{Conn: conn}, nil
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // A Wire says what the requests to a destination look like and how they travel. The zero value: raw events of any size,
@@ -21,6 +22,9 @@ type Wire struct {
 	// identify an event at its receiver, so relays of one database need the same, and databases different ones. Required
 	// by [FormatCloudEvents].
 	Source string
+	// EventHeaders are the headers that events may set: names, and prefixes that end with a star. Others are dropped, and counted in
+	// [policy.Result]. nil: [webhook.DefaultEventHeaders].
+	EventHeaders []string
 	// MaxPayloadBytes above which an event is failed instead of sent. 0: as much as the outbox takes.
 	MaxPayloadBytes int64
 	// Excerpts says what of the body of a refusal is kept for operators. Empty: [ExcerptsProblem].
@@ -62,6 +66,11 @@ func (d Destination) wireProblems(path string) []check.Problem {
 	v.Require(w.Format == FormatRaw || w.Format == FormatCloudEvents, path+".format", "%q is not known; write raw or cloudevents", w.Format)
 	v.Require(w.MaxPayloadBytes >= 0, path+".max_payload_bytes", "%d is negative; write a number of bytes, or 0 for no limit of its own", w.MaxPayloadBytes)
 	v.Require(w.Excerpts == ExcerptsProblem || w.Excerpts == ExcerptsText || w.Excerpts == ExcerptsNone, path+".excerpts", "%q is not known; write problem, text or none", w.Excerpts)
+	for i, pattern := range w.EventHeaders {
+		name := strings.TrimSuffix(pattern, "*")
+		v.Require(headerName.MatchString(name) && !strings.Contains(name, "*") && !webhook.ReservedForEvents(pattern), fmt.Sprintf("%s.event_headers[%d]", path, i),
+			"%q is no header that events may set; write a name such as x-tenant, or a prefix such as x-event-*", pattern)
+	}
 	if w.Format == FormatCloudEvents {
 		v.Require(w.Source != "", path+".cloudevents_source", `is not set, and with an event's id it is what receivers of CloudEvents know the event by; write the URI of the producing service, such as "https://finance.internal/outbox"`)
 	}

@@ -16,6 +16,8 @@ type Backlog struct {
 	Lanes []LaneBacklog
 	// Parked deliveries match no route.
 	Parked int
+	// Untaken events are not routed yet: no relay has taken them.
+	Untaken int
 	// Unserved destinations have pending deliveries, and no registered relay delivers there.
 	Unserved int
 	// Undelivered events have no deliveries, as far as relays have searched.
@@ -31,8 +33,10 @@ type LaneBacklog struct {
 	// Paused reports a pause, and Held also an open breaker: nothing is sent.
 	Paused bool `json:"paused"`
 	Held   bool `json:"held"`
-	// LagSeconds is the age of the oldest due delivery that no earlier one of its ordering key blocks. Replays do not count.
+	// LagSeconds is as [Lag] defines it.
 	LagSeconds float64 `json:"lag"`
+	// Waiting of the Pending wait behind an earlier one of their ordering key, which failed or is not due.
+	Waiting int `json:"waiting"`
 	// BlockedKeys are ordering keys that wait behind a failed delivery.
 	BlockedKeys int `json:"blocked"`
 }
@@ -41,6 +45,7 @@ type LaneBacklog struct {
 type backlogSample struct {
 	Lanes       []LaneBacklog     `json:"lanes"`
 	Seen        []laneSample      `json:"seen"`
+	Untaken     untakenSample     `json:"untaken"`
 	Parked      *parkedSample     `json:"parked"`
 	Unserved    int               `json:"unserved"`
 	Undelivered UndeliveredSample `json:"undelivered"`
@@ -48,7 +53,7 @@ type backlogSample struct {
 
 // backlog joins what was counted with what the watcher saw.
 func (s backlogSample) backlog(at time.Time, limit int) Backlog {
-	b := Backlog{At: at, Limit: limit, Lanes: s.Lanes, Unserved: s.Unserved, Undelivered: s.Undelivered.Count}
+	b := Backlog{At: at, Limit: limit, Lanes: s.Lanes, Untaken: s.Untaken.Count, Unserved: s.Unserved, Undelivered: s.Undelivered.Count}
 	if s.Parked != nil {
 		b.Parked = min(s.Parked.Count, limit)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -17,6 +18,7 @@ type sample struct {
 
 	Database string        `json:"database"`
 	Lanes    []laneSample  `json:"lanes"`
+	Untaken  untakenSample `json:"untaken"`
 	Parked   *parkedSample `json:"parked"`
 
 	Undelivered *UndeliveredSample `json:"undelivered"`
@@ -52,6 +54,10 @@ type sample struct {
 		Relays int `json:"relays"`
 	} `json:"rescues"`
 	Alerts []alertSample `json:"alerts"`
+	// Refused are relays that could not read their configuration again.
+	Refused []refusedSample `json:"refused"`
+	Differ  []Difference    `json:"differ"`
+	Archive *archiveSample  `json:"archive"`
 	// Unserved are destinations with pending deliveries that no registered relay serves.
 	Unserved []unservedSample `json:"unserved"`
 }
@@ -85,11 +91,54 @@ type UndeliveredSample struct {
 	Event int64 `json:"event"`
 }
 
+// An untakenSample counts the events that no relay has taken.
+type untakenSample struct {
+	Count   int     `json:"count"`
+	Seconds float64 `json:"seconds"`
+}
+
 type parkedSample struct {
 	Count   int     `json:"count"`
 	Seconds float64 `json:"seconds"`
 	Event   int64   `json:"event"`
 	Type    string  `json:"type"`
+}
+
+type refusedSample struct {
+	Relay   string  `json:"relay"`
+	Error   string  `json:"error"`
+	Seconds float64 `json:"seconds"`
+}
+
+type archiveSample struct {
+	At    time.Time `json:"at"` // when it last ran to its end
+	Error string    `json:"error"`
+}
+
+// A Difference names the relays that have different settings of a destination.
+type Difference struct {
+	Destination string `json:"destination"`
+	// Secrets: nothing but the secrets differs.
+	Secrets bool `json:"secrets"`
+	// Relays, those that agree together.
+	Relays [][]string `json:"relays"`
+}
+
+// String names what differs and which relays disagree; the fewest first, as they are the ones to look at.
+func (d Difference) String() string {
+	groups := slices.SortedStableFunc(slices.Values(d.Relays), func(a, b []string) int { return cmp.Compare(len(a), len(b)) })
+	var names []string
+	for _, group := range groups {
+		if len(group) > 3 {
+			group = append(slices.Clone(group[:3]), fmt.Sprintf("%d more", len(group)-3))
+		}
+		names = append(names, plain.Clip(strings.Join(group, " and ")))
+	}
+	what := "settings"
+	if d.Secrets {
+		what = "secrets"
+	}
+	return "other " + what + " at " + strings.Join(names, " than at ")
 }
 
 // A subject is what one alert is about.
@@ -101,9 +150,11 @@ type subject struct {
 // A condition holds now and should be alerted.
 type condition struct {
 	subject
-	level  int64 // twice as much is news
-	detail string
-	event  int64
+	level   int64 // how bad it is, in the unit of the rule
+	detail  string
+	event   int64
+	failure string        // the error behind it
+	age     time.Duration // for how long it has held
 }
 
 func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
@@ -112,6 +163,7 @@ func (s *sample) watch() Watch {
 	w := Watch{
 		At: s.at, Database: s.Database, Holders: s.holders(), HiddenSessions: s.Hidden,
 		DeadTuples: s.Dead, LockWaits: s.LockWaits, Rescues: s.Rescues.Relays,
+		Untaken: s.Untaken.Count, UntakenFor: inSeconds(s.Untaken.Seconds),
 	}
 	for _, l := range s.Lanes {
 		w.Lanes = append(w.Lanes, LaneWatch{
@@ -153,53 +205,37 @@ func (s *sample) holders() (all []Holder) {
 }
 
 // conditions returns the conditions that hold, and which open alerts are over.
-func (s *sample) conditions(limits alert.Config) (hold []condition, ended []subject) {
+// archiveDue returns by when an archive that ran at a time must have run again; zero: never. Nil: never.
+func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time.Time) (hold []condition, ended []subject) {
 	undecided := map[subject]bool{} // neither holding nor ended, since another condition hides them
 	for _, u := range s.Unserved {
 		undecided[subject{alert.RuleLag, u.Destination}] = true
-		hold = append(hold, condition{subject{alert.RuleUnserved, u.Destination}, int64(u.Pending), plain.UpTo(u.Pending, countedTo) + " pending", 0})
+		hold = append(hold, condition{
+			subject: subject{alert.RuleUnserved, u.Destination}, level: int64(u.Pending), detail: plain.UpTo(u.Pending, countedTo) + " pending",
+		})
 	}
 	for _, n := range s.NeverDelivered {
-		hold = append(hold, condition{subject{alert.RuleNeverDelivered, n.Destination}, n.Attempts, fmt.Sprintf("%s that failed, the first of event %d; last: %s",
-			plain.Plural(n.Attempts, "attempt", "attempts"), n.Event, plain.Clip(n.Error)), n.Event})
+		hold = append(hold, condition{
+			subject: subject{alert.RuleNeverDelivered, n.Destination}, level: n.Attempts, event: n.Event, failure: plain.Clip(n.Error),
+			detail: fmt.Sprintf("%s that failed, the first of event %d; last: %s", plain.Plural(n.Attempts, "attempt", "attempts"), n.Event, plain.Clip(n.Error)),
+		})
 	}
-	for _, l := range s.Lanes {
-		if l.Held {
-			undecided[subject{alert.RuleNeverDelivered, l.Destination}] = true
-		}
-		lag := subject{alert.RuleLag, l.Destination}
-		switch waited := inSeconds(l.Seconds); {
-		case l.Held, undecided[lag]:
-			undecided[lag] = true
-		case waited > limits.LagOver:
-			hold = append(hold, condition{lag, int64(waited.Minutes()), fmt.Sprintf("the oldest one that is due has waited for %s (event %d), longer than %s",
-				plain.Span(waited), l.Event, plain.Span(limits.LagOver)), l.Event})
-		}
-		if l.Blocked > 0 {
-			keys := plain.Plural(l.Blocked, "key waits", "keys wait")
-			if l.Blocked > countedTo {
-				keys = plain.UpTo(l.Blocked, countedTo) + " keys wait"
-			}
-			hold = append(hold, condition{subject{alert.RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
-				"%s behind a delivery that failed, the oldest for %s: key %q behind event %d", keys, plain.Span(inSeconds(l.BlockedSeconds)), plain.Clip(l.BlockedKey), l.BlockedEvent), l.BlockedEvent})
-		}
-		switch waiting := (subject{alert.RuleWaitingKeys, l.Destination}); {
-		case l.Held:
-			undecided[waiting] = true
-		case l.Waiting > 0:
-			hold = append(hold, condition{waiting, int64(l.Waiting), l.waiting(), l.WaitingEvent})
-		}
+	for i := range s.Lanes {
+		hold = append(hold, s.Lanes[i].conditions(limits, undecided)...)
 	}
 	if p := s.Parked; p != nil && p.Count > 0 {
-		hold = append(hold, condition{subject{alert.RuleParked, s.Database}, int64(p.Count), s.parked(), p.Event})
+		hold = append(hold, condition{
+			subject: subject{alert.RuleParked, s.Database}, level: int64(p.Count), detail: s.parked(), event: p.Event, age: inSeconds(p.Seconds),
+		})
 	}
 	if u := s.Undelivered; u != nil {
-		hold = append(hold, condition{subject{alert.RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
+		hold = append(hold, condition{subject: subject{alert.RuleUndelivered, s.Database}, level: int64(u.Count), detail: u.String(), event: u.Event})
 	}
 	storm := subject{alert.RuleRescueStorm, s.Database}
 	if dead := s.Rescues.Relays; dead >= rescueStorm {
-		hold = append(hold, condition{storm, int64(dead), fmt.Sprintf("%d of them were found dead within %s",
-			dead, plain.Span(limits.Window)), 0})
+		hold = append(hold, condition{
+			subject: storm, level: int64(dead), detail: fmt.Sprintf("%d of them were found dead within %s", dead, plain.Span(stormWithin)),
+		})
 	} else if dead > 0 {
 		undecided[storm] = true
 	}
@@ -208,9 +244,57 @@ func (s *sample) conditions(limits alert.Config) (hold []condition, ended []subj
 		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.VacuumBlockedOver })); more > 0 {
 			detail += "; " + plain.Plural(more, "more holds", "more hold") + " it back, too"
 		}
-		hold = append(hold, condition{subject{alert.RuleVacuumBlocked, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
+		hold = append(hold, condition{subject: subject{alert.RuleVacuumBlocked, s.Database}, level: int64(holders[0].For.Minutes()), detail: detail})
+	}
+	for _, r := range s.Refused {
+		hold = append(hold, condition{subject: subject{alert.RuleReloadRefused, r.Relay}, failure: plain.Clip(r.Error), age: inSeconds(r.Seconds)})
+	}
+	for _, d := range s.Differ {
+		hold = append(hold, condition{subject: subject{alert.RuleRelaysDiffer, d.Destination}, level: int64(len(d.Relays)), detail: d.String()})
+	}
+	if a := s.Archive; a != nil && archiveDue != nil {
+		if due := archiveDue(a.At); !due.IsZero() && s.at.After(due) {
+			hold = append(hold, condition{
+				subject: subject{alert.RuleArchive, s.Database}, failure: plain.Clip(a.Error), detail: "last on " + a.At.UTC().Format("2006-01-02 15:04 UTC"),
+			})
+		}
 	}
 	return hold, s.ended(hold, undecided)
+}
+
+// conditions returns what holds of a lane, and notes what is undecided.
+func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool) (hold []condition) {
+	if l.Held {
+		undecided[subject{alert.RuleNeverDelivered, l.Destination}] = true
+	}
+	lag := subject{alert.RuleLag, l.Destination}
+	switch waited := inSeconds(l.Seconds); {
+	case l.Held, undecided[lag]:
+		undecided[lag] = true
+	case waited > limits.LagOver:
+		hold = append(hold, condition{
+			subject: lag, level: int64(waited.Minutes()), event: l.Event,
+			detail: fmt.Sprintf("the oldest one that is due has waited for %s (event %d), longer than %s", plain.Span(waited), l.Event, plain.Span(limits.LagOver)),
+		})
+	}
+	if l.Blocked > 0 {
+		keys := plain.Plural(l.Blocked, "key waits", "keys wait")
+		if l.Blocked > countedTo {
+			keys = plain.UpTo(l.Blocked, countedTo) + " keys wait"
+		}
+		hold = append(hold, condition{
+			subject: subject{alert.RuleBlockedKeys, l.Destination}, level: int64(l.Blocked), event: l.BlockedEvent, age: inSeconds(l.BlockedSeconds),
+			detail: fmt.Sprintf("%s behind a delivery that failed, the oldest for %s: key %q behind event %d",
+				keys, plain.Span(inSeconds(l.BlockedSeconds)), plain.Clip(l.BlockedKey), l.BlockedEvent),
+		})
+	}
+	switch waiting := (subject{alert.RuleWaitingKeys, l.Destination}); {
+	case l.Held:
+		undecided[waiting] = true
+	case l.Waiting > 0:
+		hold = append(hold, condition{subject: waiting, level: int64(l.Waiting), detail: l.waiting(), event: l.WaitingEvent})
+	}
+	return hold
 }
 
 // parked says how many events are parked, and names the oldest.
@@ -237,7 +321,8 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RuleUnserved, alert.RuleNeverDelivered:
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RuleUnserved, alert.RuleNeverDelivered,
+			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleArchive, alert.RuleDatabase:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}
@@ -263,7 +348,7 @@ func (u *UndeliveredSample) String() string {
 	if u.Count > MaxUndelivered {
 		found = fmt.Sprintf("more than %d events have", MaxUndelivered)
 	}
-	return fmt.Sprintf("%s no delivery, the first of them event %d: the trigger of outbox did not run at the insert; create what is missing: "+
+	return fmt.Sprintf("%s no delivery, the first of them event %d: no relay takes them for new, as of rows that were loaded from another server; create what is missing: "+
 		"outbox-relay events create-deliveries", found, u.Event)
 }
 

@@ -28,7 +28,7 @@ func TestConditionTextsAreComplete(t *testing.T) {
 		if err := json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders); err != nil {
 			t.Fatal(err)
 		}
-		hold, _ := s.conditions(limits)
+		hold, _ := s.conditions(limits, nil)
 		if len(hold) != 6 {
 			t.Errorf("%d conditions", len(hold))
 		}
@@ -54,7 +54,7 @@ func TestAlertsOfAllRulesEnd(t *testing.T) {
 // What follows from a look, without a database.
 func TestConditions(t *testing.T) {
 	t.Parallel()
-	limits := alert.Config{}.WithDefaults()
+	limits, now := alert.Config{}.WithDefaults(), time.Now()
 	lane := func(l laneSample) sample { l.Destination = "d"; return sample{Database: "db", Lanes: []laneSample{l}} }
 	open := func(s sample, rule, about string, failed bool) sample {
 		s.Alerts = append(s.Alerts, alertSample{subject: subject{rule, about}, Failed: failed})
@@ -81,9 +81,15 @@ func TestConditions(t *testing.T) {
 		"unserved, and no lag":       {sample{Unserved: []unservedSample{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
 		"served":                     {open(sample{}, alert.RuleUnserved, "d", false), "[]", "[{unserved d}]"},
 		"routes still differ":        {open(sample{}, alert.RuleRoutesChanged, "db", false), "[]", "[]"},
+		"a refused reload":           {sample{Refused: []refusedSample{{Relay: "r1", Error: "no url"}}}, "[{reload_refused r1}]", "[]"},
+		"a corrected one":            {open(sample{}, alert.RuleReloadRefused, "r1", false), "[]", "[{reload_refused r1}]"},
+		"relays differ":              {sample{Differ: []Difference{{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}}}, "[{relays_differ d}]", "[]"},
+		"they agree":                 {open(sample{}, alert.RuleRelaysDiffer, "d", false), "[]", "[{relays_differ d}]"},
+		"the archive has run":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-47 * time.Hour)}}, "[]", "[]"},
+		"the archive has not":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-49 * time.Hour)}}, "[{archive_overdue db}]", "[]"},
 		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},
 	} {
-		hold, ended := c.seen.conditions(limits)
+		hold, ended := c.seen.conditions(limits, func(last time.Time) time.Time { return last.Add(48 * time.Hour) })
 		subjects := make([]subject, 0)
 		for _, h := range hold {
 			subjects = append(subjects, h.subject)
@@ -95,11 +101,15 @@ func TestConditions(t *testing.T) {
 			t.Errorf("%s: ended %s, want %s", name, got, c.ended)
 		}
 	}
+	differ := Difference{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}
+	if got := differ.String(); got != "other secrets at b than at a and c" {
+		t.Error(got)
+	}
 	// A storm begins with the third death and ends when a window has passed without one.
 	for deaths, want := range map[int]string{0: "0 1", 1: "0 0", 2: "0 0", 3: "1 0"} {
 		s := open(sample{Database: "db"}, alert.RuleRescueStorm, "db", false)
 		s.Rescues.Relays = deaths
-		hold, ended := s.conditions(limits)
+		hold, ended := s.conditions(limits, nil)
 		if got := fmt.Sprint(len(hold), len(ended)); got != want {
 			t.Errorf("%d deaths: %s, want %s", deaths, got, want)
 		}

@@ -11,97 +11,50 @@ import (
 )
 
 // The tables that the watcher looks after.
-const watchedTables = `ARRAY['outbox', 'outbox_delivery', 'outbox_attempt', 'outbox_destination', 'outbox_relay', 'outbox_alert']`
+const watchedTables = `ARRAY['outbox'::regclass, 'outbox_delivery'::regclass, 'outbox_attempt'::regclass, 'outbox_destination'::regclass, 'outbox_relay'::regclass, 'outbox_alert'::regclass]`
 
-// The first pending delivery of every destination, found by skipping through the hot index: live deliveries stand before
-// replays there, and parked ones, whose destination is empty, first of all. A statement finds them once, and nothing in it looks in
-// front of them again: while vacuum is blocked, what was delivered still stands there, entry by entry.
-const firstPending = `pending AS (
-    (SELECT d.destination, d.replay, d.next_attempt_at, d.event_id FROM outbox_delivery d
-     WHERE d.status = 'pending' AND d.destination >= ''
-     ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1)
-    UNION ALL
-    SELECT following.* FROM pending CROSS JOIN LATERAL (
-        SELECT d.destination, d.replay, d.next_attempt_at, d.event_id FROM outbox_delivery d
-        WHERE d.status = 'pending' AND d.destination > pending.destination
-        ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1) following
-)`
-
-// Whether a key is blocked is asked of the index of what is ordered, one key at a time: with the status alone, a plan may
-// go through all that is pending for each. What waits behind a failed head, or for too long behind one that is not due, has an
-// alert of its own. It is looked through up to a bound; behind that, whatever comes next counts as waiting: rather two alerts
-// than none. Only live deliveries lag: replays wait by design.
-//
-// Heads that are not due are found from the deliveries that have waited for too long behind them. Those come first among what is due,
-// however much is scheduled, and a lane that keeps up has none. The walk from such a delivery to its head goes downwards and is
-// short: nothing between them was sent. Upwards it would read an index entry of everything that the key sent while vacuum is blocked.
+// What waits behind a failed head, or for too long behind one that is not due, has an alert of its
+// own: the heads are found by skipping from one to the next in the index of what waits, and of what
+// follows each the first ten are looked at.
 const watchLanes = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
     'held', coalesce(s.paused OR s.breaker <> 'closed', false),
-    'seconds', coalesce(extract(epoch FROM now() - coalesce(due.next_attempt_at, beyond.next_attempt_at)), 0),
-    'event', coalesce(due.event_id, beyond.event_id, 0),
-    'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', b.key, 'blocked_event', b.event,
+    'seconds', coalesce(extract(epoch FROM now() - g.since), 0), 'event', coalesce(g.event_id, 0),
+    'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', coalesce(b.heads -> 0 ->> 'key', ''),
+    'blocked_event', coalesce((b.heads -> 0 ->> 'event_id')::bigint, 0),
     'waiting', w.keys, 'waiting_seconds', w.seconds, 'waiting_key', w.key, 'waiting_event', w.event, 'waiting_until', w.until))
-FROM pending l
+FROM (SELECT destination FROM pending UNION SELECT destination FROM lag) l
+LEFT JOIN lag g ON g.destination = l.destination
 LEFT JOIN outbox_destination s ON s.destination = l.destination
 CROSS JOIN LATERAL (
     SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(x.next_attempt_at)), 0) AS seconds,
            coalesce((array_agg(x.ordering_key ORDER BY x.next_attempt_at, x.event_id))[1], '') AS key,
-           coalesce((array_agg(head.event_id ORDER BY x.next_attempt_at, x.event_id))[1], 0) AS event,
+           coalesce((array_agg(x.blocked_by ORDER BY x.next_attempt_at, x.event_id))[1], 0) AS event,
            coalesce((array_agg(CASE WHEN head.next_attempt_at > now() THEN to_char(head.next_attempt_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
-                               END ORDER BY x.next_attempt_at, x.event_id))[1], '') AS until,
-           coalesce(array_agg(x.ordering_key), '{}') AS all_keys
-    FROM (SELECT DISTINCT ON (d.ordering_key) d.* FROM (
-              SELECT d.ordering_key, d.event_id, d.next_attempt_at FROM outbox_delivery d
-              WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
-                AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now() - make_interval(secs => $4)
-              ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) d
-          WHERE d.ordering_key IS NOT NULL ORDER BY d.ordering_key, d.event_id) x
-    CROSS JOIN LATERAL (
-        SELECT p.event_id, p.next_attempt_at FROM outbox_delivery p
-        WHERE p.destination = l.destination AND p.ordering_key = x.ordering_key AND p.status = 'pending' AND p.event_id < x.event_id
-        ORDER BY p.event_id DESC LIMIT 1) head
-    WHERE head.next_attempt_at > now() - make_interval(secs => $4)
-) w
-LEFT JOIN LATERAL (
-    SELECT x.next_attempt_at, x.event_id FROM (
-        SELECT d.next_attempt_at, d.event_id, d.ordering_key FROM outbox_delivery d
-        WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
-          AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
-        ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) x
-    WHERE x.ordering_key IS NULL
-       OR x.ordering_key <> ALL (w.all_keys) AND (l.destination = ANY ($2::text[]) OR NOT EXISTS (
-          SELECT FROM outbox_delivery h
-          WHERE h.destination = l.destination AND h.ordering_key = x.ordering_key AND h.status = 'failed' AND h.event_id < x.event_id))
-    ORDER BY x.next_attempt_at, x.event_id LIMIT 1
-) due ON true
-LEFT JOIN LATERAL (
-    SELECT d.next_attempt_at, d.event_id FROM outbox_delivery d
-    WHERE due.event_id IS NULL AND NOT l.replay
-      AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
-      AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
-    ORDER BY d.next_attempt_at, d.event_id OFFSET 1000 LIMIT 1
-) beyond ON true
-CROSS JOIN LATERAL (
-    SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(h.since)), 0) AS seconds,
-           coalesce((array_agg(h.ordering_key ORDER BY h.since, h.event_id))[1], '') AS key,
-           coalesce((array_agg(h.event_id ORDER BY h.since, h.event_id))[1], 0) AS event
+                               END ORDER BY x.next_attempt_at, x.event_id))[1], '') AS until
     FROM (WITH RECURSIVE head AS (
-              (SELECT f.ordering_key, f.event_id, coalesce(f.last_attempt_at, f.next_attempt_at) AS since FROM outbox_delivery f
-               WHERE f.destination = l.destination AND f.ordering_key >= '' AND f.status = 'failed' AND l.destination <> ALL ($2::text[])
-               ORDER BY f.ordering_key, f.event_id LIMIT 1)
+              (SELECT d.blocked_by FROM outbox_delivery d
+               WHERE d.destination = l.destination AND ` + pg.IsWaiting + `
+               ORDER BY d.blocked_by, d.event_id LIMIT 1)
               UNION ALL
               SELECT following.* FROM head CROSS JOIN LATERAL (
-                  SELECT f.ordering_key, f.event_id, coalesce(f.last_attempt_at, f.next_attempt_at) FROM outbox_delivery f
-                  WHERE f.destination = l.destination AND f.ordering_key > head.ordering_key AND f.status = 'failed'
-                  ORDER BY f.ordering_key, f.event_id LIMIT 1) following
-          ) SELECT * FROM head LIMIT 10001) h
-    -- With EXISTS, a plan without statistics compares each head with all that is pending and has a key.
+                  SELECT d.blocked_by FROM outbox_delivery d
+                  WHERE d.destination = l.destination AND ` + pg.IsWaiting + ` AND d.blocked_by > head.blocked_by
+                  ORDER BY d.blocked_by, d.event_id LIMIT 1) following
+          ) SELECT * FROM head LIMIT 1001) y
     CROSS JOIN LATERAL (
-        SELECT FROM outbox_delivery p
-        WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id AND p.status = 'pending'
-        LIMIT 1) later
-) b
+        SELECT * FROM (
+            SELECT d.blocked_by, d.event_id, d.ordering_key, d.next_attempt_at FROM outbox_delivery d
+            WHERE d.destination = l.destination AND ` + pg.IsWaiting + ` AND d.blocked_by = y.blocked_by
+            ORDER BY d.blocked_by, d.event_id LIMIT 10) f
+        ORDER BY f.next_attempt_at, f.event_id LIMIT 1) x
+    CROSS JOIN LATERAL (
+        SELECT h.next_attempt_at, h.status FROM outbox_delivery h WHERE h.event_id = x.blocked_by AND h.destination = l.destination LIMIT 1) head
+    WHERE x.next_attempt_at <= now() - make_interval(secs => $4)
+      AND head.status NOT IN ('delivered', 'failed', 'discarded') AND head.next_attempt_at > now() - make_interval(secs => $4)
+) w
+CROSS JOIN LATERAL (SELECT l.destination) lane
+CROSS JOIN ` + Blocked + ` b
 WHERE l.destination <> ''`
 
 // Destinations that have accepted nothing yet, with two failures or more that only a person mends. What is retried stands first among
@@ -113,11 +66,11 @@ FROM pending l
 CROSS JOIN LATERAL (
     SELECT sum(x.attempts) AS attempts, min(x.event_id) AS event, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
     FROM ((SELECT * FROM outbox_delivery d
-           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at > now()
+           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + ` AND d.next_attempt_at > now()
            ORDER BY d.next_attempt_at, d.event_id LIMIT 100)
           UNION ALL
           (SELECT * FROM outbox_delivery d
-           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
+           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + `
              AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
            ORDER BY d.next_attempt_at, d.event_id LIMIT 100)) x
     WHERE x.last_reason IN ('unauthorized', 'not_found', 'redirect', 'dns', 'tls', 'egress')
@@ -127,12 +80,39 @@ WHERE l.destination <> '' AND r.attempts >= 2
   AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
                     AND o.destination = l.destination AND o.status = 'delivered')`
 
+// Whose settings of a destination differ: the relays of each digest. Relays that serve the same with the same settings cost one comparison.
+const watchDiffer = `
+SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'secrets', x.secrets, 'relays', x.relays) ORDER BY x.destination)
+FROM (
+    SELECT g.destination, count(DISTINCT g.settings) = 1 AS secrets, jsonb_agg(g.relays ORDER BY g.relays) AS relays
+    FROM (SELECT d.destination, d.settings, array_agg(r.name ORDER BY r.name) AS relays
+          FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
+          WHERE d.settings <> '' GROUP BY d.destination, d.settings, d.secrets) g
+    GROUP BY g.destination HAVING count(*) > 1 ORDER BY g.destination LIMIT 100
+) x
+WHERE (SELECT count(*) FROM outbox_relay) > 1`
+
+// Differences lists the destinations of which relays have different settings.
+func Differences(ctx context.Context, q pg.DB) (list []Difference, err error) {
+	var content []byte
+	if err := q.QueryRow(ctx, watchDiffer).Scan(&content); err != nil {
+		return nil, fmt.Errorf("compare relays: %w", err)
+	}
+	if content == nil {
+		return nil, nil
+	}
+	if err := json.Unmarshal(content, &list); err != nil {
+		return nil, fmt.Errorf("compare relays: %w", err)
+	}
+	return list, nil
+}
+
 const watchParked = `
 SELECT jsonb_build_object('count', (SELECT count(*) FROM (
            SELECT FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' LIMIT 10001) p),
        'seconds', greatest(extract(epoch FROM now() - d.next_attempt_at), 0), 'event', d.event_id,
        'type', coalesce((SELECT e.event_type FROM outbox e WHERE e.id = d.event_id), ''))
-FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending'
+FROM outbox_delivery d WHERE d.destination = '' AND ` + pg.IsDue + `
 ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
 
 // Who keeps VACUUM from removing rows of this database: transactions that have changed something or hold a snapshot. A
@@ -186,18 +166,20 @@ SELECT count(DISTINCT waiting.pid)
 FROM locks waiting
 WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '1 second' AND EXISTS (
     SELECT FROM locks held
-    WHERE held.pid = waiting.pid AND held.relation = ANY (` + watchedTables + `::regclass[]::oid[])
+    WHERE held.pid = waiting.pid AND held.relation = ANY (` + watchedTables + `::oid[])
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
 // One relay looks, the others read what it saw. The subselects run only where the row is updated. The lock of the row keeps
 // two from looking at once: unlike an advisory lock, no login without rights on the table can take it.
 const TakeWatch = `
-WITH RECURSIVE ` + firstPending + `, due AS MATERIALIZED (
+WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, due AS MATERIALIZED (
     SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) FOR NO KEY UPDATE SKIP LOCKED
 ), watched AS (
     UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
         'database', current_database(),
+        'lenient', (SELECT jsonb_agg(l.destination) FROM lenient l),
         'lanes', (` + watchLanes + `),
+        'untaken', (` + watchUntaken + `),
         'parked', (` + watchParked + `),
         'never_delivered', (` + watchNeverDelivered + `),
         'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing), 'event', u.missing[1])
@@ -206,16 +188,20 @@ WITH RECURSIVE ` + firstPending + `, due AS MATERIALIZED (
         'tracked', (` + watchTracked + `),
         'hidden', (SELECT count(*) FROM pg_stat_activity a
                    WHERE a.datname = current_database() AND a.query = '<insufficient privilege>'),
-        'dead', (SELECT jsonb_object_agg(t, pg_stat_get_dead_tuples(t::regclass)) FROM unnest(` + watchedTables + `) t),
+        'dead', (SELECT jsonb_object_agg(t.relname, pg_stat_get_dead_tuples(t.oid)) FROM pg_class t WHERE t.oid = ANY (` + watchedTables + `::oid[])),
         'lock_waits', (` + watchLockWaits + `),
         'unserved', (SELECT jsonb_agg(u) FROM (` + pg.UnservedOf + `) u),
+        'refused', (SELECT jsonb_agg(jsonb_build_object('relay', r.name, 'error', r.reload_error, 'seconds', extract(epoch FROM now() - r.reload_failed_at)))
+                    FROM outbox_relay r WHERE r.reload_error IS NOT NULL),
+        'differ', (` + watchDiffer + `),
+        'archive', jsonb_build_object('at', w.archived_at, 'error', coalesce(w.archive_error, '')),
         'rescues', (SELECT jsonb_build_object('relays', count(*))
                     FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
         'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
                        SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
                        'left', CASE a.rule
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
-                               AND NOT EXISTS (SELECT FROM outbox_delivery p WHERE p.destination = a.subject AND p.status = 'pending')
+                               AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
                            -- Not at once, or a relay that came and went would never be reported.
                            WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
                            ELSE false END))
@@ -223,64 +209,65 @@ WITH RECURSIVE ` + firstPending + `, due AS MATERIALIZED (
     WHERE w.ctid = ANY (ARRAY (SELECT ctid FROM due))
     RETURNING w.watched_at, w.sample
 )
-SELECT true, watched_at, sample, now(), EXISTS (SELECT FROM outbox_alert) FROM watched
+SELECT true, watched_at, sample, now() FROM watched
 UNION ALL
-SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now(), EXISTS (SELECT FROM outbox_alert) FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
+SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now() FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
 
 // take looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
-// the destinations where a failed delivery does not block its ordering key. alerts reports whether there is any alert,
-// also of those that are over.
-func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, alerts bool, err error) {
+// the destinations where a failed delivery does not block its ordering key.
+func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if lenient == nil {
 		lenient = []string{}
 	}
 	var content []byte
-	err = w.DB.QueryRow(ctx, TakeWatch, age.Seconds(), lenient, limits.Window.Seconds(), limits.LagOver.Seconds()).
-		Scan(&seen.own, &seen.at, &content, &seen.now, &alerts)
+	err = w.DB.QueryRow(ctx, TakeWatch, age.Seconds(), lenient, stormWithin.Seconds(), limits.LagOver.Seconds()).
+		Scan(&seen.own, &seen.at, &content, &seen.now)
 	if err != nil {
-		return sample{}, false, fmt.Errorf("look around the database: %w", err)
+		return sample{}, fmt.Errorf("look around the database: %w", err)
 	}
 	if err := json.Unmarshal(content, &seen); err != nil {
-		return sample{}, false, fmt.Errorf("look around the database: %w", err)
+		return sample{}, fmt.Errorf("look around the database: %w", err)
 	}
-	return seen, alerts, nil
+	return seen, nil
 }
 
-// A condition that lasts is news only when it has become twice as bad. What another relay has told since the look may be
-// more than what the look saw, and is not ended by it.
+// What another relay has found since the look may be more than what the look saw, and is not ended by it.
 const applyConditions = `
 WITH fired AS (
-    INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id)
-    SELECT rule, subject, level, detail, nullif(event_id, 0)
-    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[]) AS f (rule, subject, level, detail, event_id)
+    INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id, first_error, opened_at)
+    SELECT rule, subject, level, detail, nullif(event_id, 0), nullif(error, ''), now() - make_interval(secs => age)
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::text[], $7::float8[]) AS f (rule, subject, level, detail, event_id, error, age)
     ON CONFLICT (rule, subject) DO UPDATE
-    SET last_at = now(), detail = excluded.detail,
-        count = a.count + (a.resolved_at IS NOT NULL OR excluded.level >= 2 * greatest(a.level, 1))::int,
-        level = CASE WHEN a.resolved_at IS NOT NULL OR excluded.level >= 2 * greatest(a.level, 1) THEN excluded.level ELSE a.level END,
+    SET last_at = now(), detail = excluded.detail, level = excluded.level, resolved_at = NULL,
+        first_error = coalesce(excluded.first_error, a.first_error),
+        opened_at = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.opened_at ELSE a.opened_at END,
         first_event_id = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.first_event_id ELSE a.first_event_id END
 )
 UPDATE outbox_alert a SET resolved_at = now()
-FROM unnest($6::text[], $7::text[]) AS e (rule, subject)
-WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.last_at <= $8`
+FROM unnest($8::text[], $9::text[]) AS e (rule, subject)
+WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.last_at <= $10`
 
-// applyConditions opens an alert, or keeps it open, for every condition that holds, and resolves those that ended by the
+// applyConditions opens an alert, or keeps it open and true, for every condition that holds, and resolves those that ended by the
 // time of the look.
 func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	rules, subjects, details := make([]string, 0, len(hold)), make([]string, 0, len(hold)), make([]string, 0, len(hold))
-	levels, events := make([]int64, 0, len(hold)), make([]int64, 0, len(hold))
-	for _, c := range hold {
-		rules, subjects, details = append(rules, c.Rule), append(subjects, c.Subject), append(details, c.detail)
-		levels, events = append(levels, c.level), append(events, c.event)
+	var f struct {
+		rules, subjects, details, errors []string
+		levels, events                   []int64
+		ages                             []float64
 	}
-	endedRules, endedSubjects := make([]string, 0, len(ended)), make([]string, 0, len(ended))
+	for _, c := range hold {
+		f.rules, f.subjects, f.details, f.errors = append(f.rules, c.Rule), append(f.subjects, c.Subject), append(f.details, c.detail), append(f.errors, c.failure)
+		f.levels, f.events, f.ages = append(f.levels, c.level), append(f.events, c.event), append(f.ages, max(0, c.age.Seconds()))
+	}
+	var endedRules, endedSubjects []string
 	for _, e := range ended {
 		endedRules, endedSubjects = append(endedRules, e.Rule), append(endedSubjects, e.Subject)
 	}
-	_, err := w.DB.Exec(ctx, applyConditions, rules, subjects, levels, details, events, endedRules, endedSubjects, at)
+	_, err := w.DB.Exec(ctx, applyConditions, f.rules, f.subjects, f.levels, f.details, f.events, f.errors, f.ages, endedRules, endedSubjects, at)
 	if err != nil {
 		return fmt.Errorf("apply conditions: %w", err)
 	}

@@ -8,11 +8,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// An event and its deliveries become visible at once, so one snapshot decides. Both walks read the primary keys of both
-// tables. What was found before is looked at again, so that it goes as soon as it has deliveries.
+// The snapshot of the statement decides: an event that is settled in it has all its deliveries in
+// it. Both walks read the primary keys of both tables. What was found before is searched again, so
+// that it goes as soon as it has deliveries. An event that is not settled is left to a later round.
 const searchUndelivered = `
 WITH state AS MATERIALIZED (
     SELECT coalesce(u.recent_id, (SELECT max(o.id) - $1 FROM outbox o), 0) AS recent_id, u.round_id, u.missing
@@ -22,10 +24,11 @@ WITH state AS MATERIALIZED (
     SELECT e.id FROM state s CROSS JOIN LATERAL (SELECT o.id FROM outbox o WHERE o.id > s.recent_id ORDER BY o.id LIMIT $1) e
 ), round AS MATERIALIZED (
     SELECT e.id FROM state s CROSS JOIN LATERAL (SELECT o.id FROM outbox o WHERE o.id > s.round_id ORDER BY o.id LIMIT $1) e
+), settled AS MATERIALIZED (` + intake.SettledSnapshot + `
 ), missing AS MATERIALIZED (
     SELECT c.id FROM (SELECT id FROM recent UNION SELECT id FROM round UNION SELECT unnest(missing) FROM state) c
     WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = c.id)
-      AND EXISTS (SELECT FROM outbox o WHERE o.id = c.id)
+      AND EXISTS (SELECT FROM outbox o WHERE o.id = c.id AND pg_visible_in_snapshot(o.xid, (SELECT snapshot FROM settled)))
     ORDER BY c.id LIMIT $3
 )
 UPDATE outbox_undelivered u

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// Events without deliveries come about where the trigger does not run: loads with triggers disabled, logical replication,
-// session_replication_role = replica. Nothing claims them, and no other rule sees them.
+// Events without deliveries come about where rows of another server are loaded, as by logical
+// replication or from a dump: relays take them for old ones. Nothing sends them, and no other rule
+// sees them.
 const undeliveredBatch = 5_000 // looked at by each walk of one search: some 20 ms
 
 // searchUndelivered looks for events without deliveries: among the new ones until it has caught up or taken a hundredth

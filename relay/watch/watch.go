@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -38,9 +40,14 @@ const (
 	watchDelay = 5 * time.Second
 	// staleWatch is how old a look may be before nothing is concluded from it.
 	staleWatch = 5 * time.Minute
-	// rescueStorm is how many relays have to die within a window for an alert. A relay that crashes whenever it is
-	// restarted does so at least every five minutes under the usual supervisors: three times in the standard window.
+	// rescueStorm is how many relays have to die within stormWithin for an alert. A relay that crashes whenever it is
+	// restarted does so at least every five minutes under the usual supervisors.
 	rescueStorm = 3
+	stormWithin = 15 * time.Minute
+	// alertedInterval is how often the database is watched while an alert is open: its end is sent within seconds.
+	alertedInterval = 4 * time.Second
+	// freshFor is how old a look may be whose numbers an alert repeats.
+	freshFor = 2 * time.Second
 	// trackedTransactions is how many transactions have to have passed since a slot or a standby moved on: on a quiet
 	// server a healthy one stays where it is.
 	trackedTransactions = 1000
@@ -52,7 +59,11 @@ const (
 type Watch struct {
 	At       time.Time // by the database's clock
 	Database string
-	Lanes    []LaneWatch // of destinations with pending deliveries
+	Lanes    []LaneWatch // of destinations with pending deliveries, or with events that are not routed yet
+	// Untaken events are not routed yet, counted up to 10,001, and for how long the oldest has
+	// waited.
+	Untaken    int
+	UntakenFor time.Duration
 	// Parked deliveries, counted up to 10,001, and for how long the oldest has waited.
 	Parked    int
 	ParkedFor time.Duration
@@ -67,7 +78,7 @@ type Watch struct {
 	DeadTuples map[string]int64
 	// LockWaits are sessions that have waited for more than a second for a lock on the outbox's tables.
 	LockWaits int
-	// Rescues are relays that were found dead within the alert window.
+	// Rescues are relays that were found dead within the last 15 minutes.
 	Rescues int
 }
 
@@ -75,7 +86,7 @@ type Watch struct {
 type LaneWatch struct {
 	Destination string
 	Held        bool          // paused, or its breaker is not closed
-	Lag         time.Duration // the age of the oldest due delivery that no earlier one of its ordering key blocks
+	Lag         time.Duration // see [Lag]
 	BlockedKeys int           // ordering keys that wait behind a failed delivery, counted up to 10,001
 	BlockedFor  time.Duration // the longest of them
 	WaitingKeys int           // ordering keys that have waited for longer than Alerts.LagOver behind a delivery that was not due, up to 1,000
@@ -116,25 +127,32 @@ func (l *lookout) recent() (Watch, bool) {
 	return l.last, !l.read.IsZero() && l.before+time.Since(l.read) < staleWatch
 }
 
-// A Watcher looks around the database for one relay. Its methods are safe for concurrent use.
+// A Watcher looks around the database for one relay. Its methods are safe for concurrent use, but
+// for Run and Look.
 type Watcher struct {
 	DB      pg.DB // one statement at a time
 	Config  func() Config
-	Alerts  func() alert.Config                    // in effect
-	Lenient func() []string                        // destinations where a failed delivery does not block its ordering key
-	Alive   func() bool                            // false: it may be the wrong database
-	Rest    func(took time.Duration) time.Duration // how long to rest after a look
-	Looked  func()                                 // is called when this relay, and no other, has looked
-	Due     func()                                 // is called when there may be alerts to send
-	Failed  func(operation string, err error)      // is called for a statement that failed, and will be repeated
-	Watched func(Watch)                            // is told what was seen. nil: nothing is
+	Alerts  func() alert.Config // in effect
+	Lenient func() []string     // destinations where a failed delivery does not block its ordering key
+	Alive   func() bool         // false: it may be the wrong database
+	// Rest returns how long to rest after a look, least at least.
+	Rest func(least, took time.Duration) time.Duration
+	// ArchiveDue returns by when an archive that ran at a time must have run again; zero: it need not. Nil: it need not.
+	ArchiveDue func(time.Time) time.Time
+	Looked     func()                            // is called when this relay, and no other, has looked
+	Due        func()                            // is called when there may be alerts to send
+	Failed     func(operation string, err error) // is called for a statement that failed, and will be repeated
+	Watched    func(Watch)                       // is told what was seen. nil: nothing is
 
 	lookout lookout
+	alerted atomic.Bool // an alert is open that looks end
+	pruned  int64       // up to which range Look has removed those that have ended
 }
 
 // Run looks around the database every now and then, until ctx is done.
 func (w *Watcher) Run(ctx context.Context) {
 	wait := min(watchDelay, w.Config().Interval)
+	var full time.Time // when to look at all again
 	for {
 		select {
 		case <-time.After(wait):
@@ -146,45 +164,93 @@ func (w *Watcher) Run(ctx context.Context) {
 			continue // it may be the wrong database
 		}
 		began := time.Now()
-		if err := w.searchUndelivered(ctx); err != nil && ctx.Err() == nil {
-			w.Failed("search", err)
+		var err error
+		if began.Before(full) { // it ends alerts, and costs one statement
+			_, err = w.look(ctx, alertedInterval*9/10)
+		} else {
+			full = began.Add(w.Config().Interval * 9 / 10)
+			if err := w.searchUndelivered(ctx); err != nil && ctx.Err() == nil {
+				w.Failed("search", err)
+			}
+			err = w.Look(ctx)
 		}
-		if err := w.Look(ctx); err != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil {
 			w.Failed("watch", err)
 		}
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
-		wait = w.Rest(time.Since(began))
+		least := w.Config().Interval
+		if w.alerted.Load() {
+			least = min(least, alertedInterval)
+		}
+		wait = w.Rest(least, time.Since(began))
 	}
 }
 
-// Look takes one look, or learns what another relay saw, and opens and resolves the alerts that follow from it.
+// Look takes one look, or learns what another relay saw, and opens and resolves the alerts that
+// follow from it. The relay that has looked also removes ranges that have ended.
 func (w *Watcher) Look(ctx context.Context) error {
-	seen, alerts, err := w.take(ctx, w.Config().Interval*9/10, w.Lenient(), w.Alerts())
-	if err != nil {
+	age := w.Config().Interval
+	if w.alerted.Load() {
+		age = min(age, alertedInterval)
+	}
+	own, err := w.look(ctx, age*9/10)
+	if err != nil || !own {
 		return err
 	}
+	w.Looked()
+	return w.pruneRanges(ctx)
+}
+
+// Refresh makes the alerts that looks open and end true, unless they are as good as new.
+func (w *Watcher) Refresh(ctx context.Context) error {
+	_, err := w.look(ctx, freshFor)
+	return err
+}
+
+// look takes a look unless one is younger than age, and reports whether it did.
+func (w *Watcher) look(ctx context.Context, age time.Duration) (own bool, err error) {
+	seen, err := w.take(ctx, age, w.Lenient(), w.Alerts())
+	if err != nil {
+		return false, err
+	}
 	if seen.now.Sub(seen.at) > staleWatch {
-		return nil // the first look of all is under way
+		return false, nil // the first look of all is under way
 	}
 	summary := seen.watch()
 	w.lookout.keep(summary, seen.now.Sub(seen.at))
 	if w.Watched != nil {
 		w.Watched(summary)
 	}
-	if seen.own {
-		w.Looked()
-		hold, ended := seen.conditions(w.Alerts())
-		if len(hold) > 0 || len(ended) > 0 {
-			if err := w.applyConditions(ctx, hold, ended, seen.at); err != nil {
-				return err
-			}
+	hold, ended := seen.conditions(w.Alerts(), w.ArchiveDue)
+	w.alerted.Store(len(hold) > 0 || len(seen.Alerts) > len(ended))
+	if seen.own && (len(hold) > 0 || len(ended) > 0) {
+		if err := w.applyConditions(ctx, hold, ended, seen.at); err != nil {
+			return false, err
 		}
-		alerts = alerts || len(hold) > 0
-	}
-	if alerts {
 		w.Due()
 	}
-	return nil
+	return seen.own, nil
+}
+
+// pruneRanges removes the ranges that have ended, for a hundredth of the interval between two looks
+// at most. Only the relay that has looked does it, so that no two remove the same rows. It goes on
+// where it stopped, since before that only dead rows are; but when there is nothing, it begins
+// again: after a failover numbers may have been given out again.
+func (w *Watcher) pruneRanges(ctx context.Context) error {
+	for began := time.Now(); ; {
+		next, err := intake.PruneRanges(ctx, w.DB, w.pruned)
+		if err != nil {
+			return err
+		}
+		if next == w.pruned {
+			w.pruned = 0
+			return nil
+		}
+		w.pruned = next
+		if time.Since(began) > w.Config().Interval/100 {
+			return nil
+		}
+	}
 }
 
 // Pressure returns why housekeeping should stand down now; empty: nothing speaks against it.

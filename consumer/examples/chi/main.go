@@ -5,11 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
@@ -20,14 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		slog.Error("the receiver has ended", "error", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(server.Main(run)) }
 
 func run(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))

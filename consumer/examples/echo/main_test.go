@@ -31,7 +31,10 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 		t.Fatal(err)
 	}
 	var failure error
-	once := consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}))
+	once, err := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Verify: consumer.Verify{AllowUnsigned: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	e := echo.New()
 	handle := func(c echo.Context) error {
 		ctx := c.Request().Context()

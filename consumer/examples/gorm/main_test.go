@@ -42,7 +42,7 @@ func TestTransactionsWithinAreSavepoints(t *testing.T) {
 	}
 	s := &shipping{db: db}
 	undone := errors.New("undone")
-	handler := consumer.Must(sqlconsumer.New(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}, func(ctx context.Context, inner *sql.Tx, _ consumer.Event) error {
+	handler, err := sqlconsumer.New(pool, consumer.Config{Receiver: "logistics", Verify: consumer.Verify{AllowUnsigned: true}}, func(ctx context.Context, inner *sql.Tx, _ consumer.Event) error {
 		tx := s.within(ctx, inner)
 		err := tx.Transaction(func(tx *gorm.DB) error {
 			if err := tx.Create(&Shipment{Invoice: "INV-1", Total: "1"}).Error; err != nil {
@@ -60,7 +60,10 @@ func TestTransactionsWithinAreSavepoints(t *testing.T) {
 			t.Error(err)
 		}
 		return nil
-	}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("{}"))
 	r.Header.Set("X-Idempotency-Key", "k")
 	w := httptest.NewRecorder()

@@ -46,15 +46,16 @@ func run(ctx context.Context) error {
 		return err
 	}
 	brokers := strings.Split(cmp.Or(os.Getenv("KAFKA_BROKERS"), "127.0.0.1:9092"), ",")
-	events, err := kafkaconsumer.New(kafkaconsumer.Config{
+	cfg := kafkaconsumer.Config{
 		Group:  "logistics",
 		Topics: []string{"invoices"},
 		Client: []kgo.Opt{kgo.SeedBrokers(brokers...)}, // and kgo.DialTLSConfig, kgo.SASL
-	}, receive)
+	}
+	events, err := kafkaconsumer.New(cfg, receive)
 	if err != nil {
 		return err
 	}
-	slog.Info("reading", "topics", events.Topics)
+	slog.Info("reading", "topics", cfg.Topics)
 	return events.Run(ctx) // nil after SIGTERM
 }
 

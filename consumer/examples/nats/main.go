@@ -54,11 +54,12 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	events, err := natsconsumer.New(js, natsconsumer.Config{Stream: "EVENTS", Durable: "logistics"}, receive)
+	cfg := natsconsumer.Config{Stream: "EVENTS", Durable: "logistics"}
+	events, err := natsconsumer.New(js, cfg, receive)
 	if err != nil {
 		return err
 	}
-	slog.Info("reading", "stream", events.Stream)
+	slog.Info("reading", "stream", cfg.Stream)
 	return events.Run(ctx) // nil after SIGTERM
 }
 

@@ -5,11 +5,8 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 	"github.com/jmoiron/sqlx"
@@ -19,14 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		slog.Error("the receiver has ended", "error", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(server.Main(run)) }
 
 func run(ctx context.Context) error {
 	db, err := sqlx.Open("pgx", os.Getenv("DATABASE_URL"))

@@ -1,5 +1,5 @@
-// Command stripe records a shipment for every paid invoice that a sender with a signature of its own tells of, in the way
-// of Stripe.
+// Command stripe records a shipment for every paid invoice that a sender that signs in its own way
+// sends, in the way of Stripe.
 package main
 
 import (
@@ -10,13 +10,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,14 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		slog.Error("the receiver has ended", "error", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(server.Main(run)) }
 
 func run(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
@@ -43,7 +33,7 @@ func run(ctx context.Context) error {
 	defer pool.Close()
 	secret := os.Getenv("STRIPE_SECRET")
 	if secret == "" {
-		return errors.New("set STRIPE_SECRET: with an empty one anybody could sign")
+		return errors.New("set STRIPE_SECRET: with an empty one, anyone could sign")
 	}
 	router := consumer.NewRouter()
 	consumer.HandleJSON(router, "invoice.paid", 0, ship)
@@ -51,7 +41,7 @@ func run(ctx context.Context) error {
 	receive, err := consumer.New(pool, consumer.Config{
 		Receiver:       "logistics",
 		Source:         "stripe",
-		Verify:         verifier(secret),
+		Verify:         consumer.Verify{Custom: verifier(secret)},
 		SenderNotAfter: 3 * 24 * time.Hour, // for as long Stripe repeats what was not accepted
 	}, router.Dispatch)
 	if err != nil {

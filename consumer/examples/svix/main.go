@@ -1,16 +1,13 @@
-// Command svix records a shipment for every invoice that a sender other than outbox-relay tells of: one whose webhooks go
-// out through Svix. These are Standard Webhooks under older names.
+// Command svix records a shipment for every invoice of a sender other than outbox-relay: one whose
+// webhooks go out through Svix. These are Standard Webhooks under older names.
 package main
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,14 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		slog.Error("the receiver has ended", "error", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(server.Main(run)) }
 
 func run(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
@@ -35,10 +25,10 @@ func run(ctx context.Context) error {
 	}
 	defer pool.Close()
 	receive, err := consumer.New(pool, consumer.Config{
-		Receiver:      "logistics",
-		Source:        "billing",
-		Secrets:       []string{os.Getenv("BILLING_SECRET")},
-		AcceptForeign: true, // the key is then webhook-id, and the payload the only thing to believe
+		Receiver: "logistics",
+		Source:   "billing",
+		Secrets:  []string{os.Getenv("BILLING_SECRET")},
+		Verify:   consumer.Verify{AcceptForeign: true}, // the key is then webhook-id, and the payload the only thing to believe
 	}, ship)
 	if err != nil {
 		return err

@@ -9,9 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,14 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		slog.Error("the receiver has ended", "error", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(server.Main(run)) }
 
 func run(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
@@ -55,8 +46,8 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	// The workers go on until the last request has been answered, and then finish what they have begun. Should they end
-	// before, there is no point in taking more.
+	// The workers continue until the last request has been answered, and then finish what they have
+	// begun. Should they end before, there is no point in taking more.
 	working, finish := context.WithCancel(context.WithoutCancel(ctx))
 	serving, stop := context.WithCancel(ctx)
 	var worked error
@@ -82,7 +73,7 @@ func forget(ctx context.Context, pool *pgxpool.Pool) {
 	for {
 		forgotten, err := consumer.Prune(ctx, pool, consumer.PruneConfig{Receiver: "logistics", Retention: 90 * 24 * time.Hour})
 		if err != nil {
-			slog.Warn("cannot prune processed events", "error", err) // the next run goes on
+			slog.Warn("cannot prune processed events", "error", err) // the next run continues
 		}
 		slog.Info("pruned processed events", "removed", forgotten.Removed, "remembers_since", forgotten.RemembersSince)
 		select {
@@ -93,7 +84,7 @@ func forget(ctx context.Context, pool *pgxpool.Pool) {
 	}
 }
 
-// traced goes on with the trace of the transaction that wrote the event.
+// traced continues the trace of the transaction that wrote the event.
 func traced(handle consumer.Handler[pgx.Tx]) consumer.Handler[pgx.Tx] {
 	return func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		carrier := propagation.MapCarrier{"traceparent": event.TraceParent, "tracestate": event.TraceState}

@@ -37,7 +37,7 @@ type Event struct {
 const (
 	// MaxTextBytes bounds a key and every text about an event, as the producer's schema does.
 	MaxTextBytes = 255
-	// maxTraceState is how much of tracestate the W3C asks everybody to pass on.
+	// maxTraceState is how much of tracestate the W3C asks all to pass on.
 	maxTraceState = 512
 )
 

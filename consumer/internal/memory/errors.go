@@ -3,6 +3,7 @@ package memory
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
@@ -29,7 +30,7 @@ var (
 	ErrNotRemembered = errors.New("the handler's effect has happened, but the store may not remember it: it happens again when the event is sent again")
 
 	// ErrTimeout is the cause for which the context of a handler ends.
-	ErrTimeout = errors.New("the handler did not end within Config.HandlerTimeout")
+	ErrTimeout = errors.New("the handler did not end within Config.Limits.HandlerTimeout")
 
 	errRecorded   = errors.New("consumer: Once is called for the event whose handler calls it: that is recorded already, and is the handler's to work")
 	errTemporary  = errors.New("a temporary table hides the receiver's own: one of that name was left on the connection")
@@ -39,21 +40,24 @@ var (
 // Hinted adds what an operator can do about an error of the first statement; other errors stay as they are.
 func Hinted(err error) error {
 	switch sqlstate.Of(err) {
-	case sqlstate.UndefinedTable, sqlstate.UndefinedColumn:
+	case sqlstate.UndefinedTable, sqlstate.UndefinedColumn, sqlstate.UndefinedFunction:
 		return fmt.Errorf("%w; the receiver's tables are missing or of another version: run outbox-relay migrate up --set inbox", err)
 	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("%w; run migrations/roles.sql and grant the login inbox_receiver", err)
+		return fmt.Errorf("%w; run migrations/roles.sql and grant the login inbox_receiver, or inbox_receiver_NAME where receivers are kept apart", err)
 	}
 	return err
+}
+
+// isHandlers reports whether an error of COMMIT is the handler's fault. Then no COMMIT but the handler's own was carried out.
+func isHandlers(err error) bool {
+	return slices.ContainsFunc([]error{ErrEnded, ErrRowsOpen, ErrAborted, ErrNotCommit}, func(of error) bool { return errors.Is(err, of) })
 }
 
 // IsDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which has no SQLSTATE, a full
 // disk, a shutdown), or the store's.
 func IsDown(err error) bool {
-	for _, ofHandler := range []error{ErrEnded, ErrRowsOpen, ErrAborted, ErrNotCommit, ErrLeaseLost} {
-		if errors.Is(err, ofHandler) {
-			return false
-		}
+	if isHandlers(err) || errors.Is(err, ErrLeaseLost) {
+		return false
 	}
 	code := sqlstate.Of(err)
 	if len(code) < 2 {

@@ -138,7 +138,7 @@ func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.St
 }
 
 func (t *handlerTx) LargeObjects() pgx.LargeObjects {
-	t.spoiled.Store(true) // they go on as long as the connection does, whichever event has it by then
+	t.spoiled.Store(true) // they live as long as the connection does, whichever event has it by then
 	return t.current().LargeObjects()
 }
 

@@ -9,7 +9,22 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 )
 
-// A Receiver takes requests through their steps for the packages beside consumer. It is made by consumer.NewReceiver.
+// newReceiver is what package consumer provides.
+var newReceiver func(config any, open func(Settings) (Memory, error)) (Receiver, error)
+
+// Provide is called by package consumer when the program starts. This package cannot import it.
+func Provide(f func(config any, open func(Settings) (Memory, error)) (Receiver, error)) struct{} {
+	newReceiver = f
+	return struct{}{}
+}
+
+// NewReceiver returns a receiver for config, a consumer.Config. open returns the memory for config
+// with its defaults. NewReceiver fails when config cannot work or open fails.
+func NewReceiver(config any, open func(Settings) (Memory, error)) (Receiver, error) {
+	return newReceiver(config, open)
+}
+
+// A Receiver takes requests through their steps for the packages beside consumer.
 type Receiver interface {
 	// Handler returns the http.Handler that has work done for each event that is admitted, and answers what its error asks for.
 	Handler(work func(ctx context.Context) error) http.Handler
@@ -30,7 +45,7 @@ type Request struct {
 	Event  headers.Event // without payload
 	Header http.Header
 	Body   []byte
-	Hash   [sha256.Size]byte // of Body: tells a duplicate from a reused key
+	Hash   [sha256.Size]byte // of Body: distinguishes a duplicate from a reused key
 }
 
 // Admission is what a memory knows about an event when its request arrives.
@@ -65,6 +80,7 @@ type Held interface {
 	// longer held afterwards in any case.
 	Remember(ctx context.Context, status int, ignored string) error
 
-	// Rollback gives the event up, so that the next request runs it.
-	Rollback()
+	// Rollback gives the event up, so that the next request runs it. It reports false when the handler has committed by itself
+	// what belongs to the event, so that no request may run it again.
+	Rollback() bool
 }

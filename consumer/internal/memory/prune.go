@@ -25,7 +25,7 @@ type Pruned struct {
 	RemembersSince     time.Time
 }
 
-// QueryRow runs a statement that is a transaction of its own.
+// QueryRow runs a statement that is a whole transaction.
 type QueryRow func(ctx context.Context, query string, args ...any) pgx.Row
 
 const (

@@ -28,21 +28,24 @@ import (
 // last. CASE, because it keeps that order. Without a row it is not put back, but then the transaction goes no further.
 // ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building.
 //
+// inbox_reset comes first: no setting of a handler before reaches this event.
+//
 // The row says succeeded at once, and 204, which is what most handlers answer: no other transaction sees the row before
 // COMMIT, and a row that need not be written again costs half as much.
 //
-// The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
-// again, and a crash would undo what it was answered.
+// The commit waits for the disk, also where the database is set not to: the sender, once answered,
+// never sends the event again, and a crash would undo what it was answered.
 //
-// What is not known may have been forgotten: then the row is rolled back. So it is when it comes later than its sender said;
-// an event more than a day old is looked up by forgottenSQL.
+// What is not known may have been forgotten: then the row is rolled back. So it is when it comes
+// later than its sender said; an event more than a day old is checked by forgottenSQL.
 const admitSQL = `
 INSERT INTO processed_events
     (receiver, source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
      destination, processing_state, processed_at, response_status)
 SELECT $1::text, $2::text, $3::text, $4::bytea, $6::text, $7::integer, $8::text, $9::bigint,
        coalesce($10::timestamptz, now() + make_interval(secs => $11::float8)), $12::text, 'succeeded', now(), 204
-WHERE CASE WHEN NOT ($13::boolean OR pg_try_advisory_xact_lock(` + KeyLock + `)) THEN false
+WHERE CASE WHEN inbox_reset() IS NULL THEN false
+           WHEN NOT ($13::boolean OR pg_try_advisory_xact_lock(` + KeyLock + `)) THEN false
            WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
            WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
            ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
@@ -58,13 +61,16 @@ RETURNING pg_current_xact_id()::text, tableoid::bigint,
 const KeyLock = `hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 122550254464888 # 'processed_events'::regclass::oid::bigint)`
 
 // StrangerHoldsSQL returns whether no session that holds the lock of a key could process the event. Any login of the database
-// can take the lock; without the right to insert it must not keep the event away.
+// can take the lock; without the right to insert it must not keep the event away. Where roles.sql keeps receivers apart, another
+// receiver's login is a stranger, too.
 const StrangerHoldsSQL = `
 SELECT NOT EXISTS (
     SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
       AND l.classid::bigint << 32 | l.objid::bigint = ` + KeyLock + `
-      AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT'))`
+      AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT')
+      AND (NOT (SELECT relrowsecurity FROM pg_class WHERE oid = 'processed_events'::regclass)
+           OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN ('inbox_receiver', 'inbox_receiver_' || $1::text) AND pg_has_role(a.usesysid, r.oid, 'MEMBER'))))`
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
 // be gone. It needs no lock, because a row is removed only after it was announced in there so long before that also the snapshot of
@@ -135,6 +141,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	}
 	if err == nil && first && !late {
 		if h.table, err = m.memoryTable(ctx, tx, table); err == nil {
+			found.Table = h.table.name
 			tx.Enter(found)
 			h.Transaction = tx
 			return Found{Held: h}, nil
@@ -170,7 +177,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 
 // memoryTable holds the statements on a table processed_events in a transaction that a handler has had, with the name of its
 // schema: a handler may have changed search_path, as multi-tenant code does, and another schema may have such a table, too.
-type memoryTable struct{ end, answer string }
+type memoryTable struct{ name, end, answer, ended string }
 
 // memoryTable returns the table by its oid. It asks once for each, mostly once.
 func (m *inDatabase) memoryTable(ctx context.Context, tx Transaction, oid int64) (*memoryTable, error) {
@@ -184,11 +191,13 @@ func (m *inDatabase) memoryTable(ctx context.Context, tx Transaction, oid int64)
 	// In the table of another schema a duplicate would be unknown.
 	if m.name.CompareAndSwap(nil, &name); *m.name.Load() != name {
 		return nil, fmt.Errorf("this connection remembers events in %s, and another did in %s: code outside of handlers has set search_path on a "+
-			"connection of the pool; let it put search_path back, or give the receiver a pool of its own", name, *m.name.Load())
+			"connection of the pool; let it put search_path back, or give the receiver its own pool", name, *m.name.Load())
 	}
 	table := &memoryTable{
+		name:   name,
 		end:    strings.ReplaceAll(endSQL, "processed_events", name),
 		answer: strings.ReplaceAll(answerSQL, "processed_events", name),
+		ended:  strings.ReplaceAll(endedSQL, "processed_events", name),
 	}
 	m.tables.Store(oid, table)
 	return table, nil
@@ -216,18 +225,19 @@ func Shifted(t time.Time, by time.Duration) any {
 	return t.Add(by)
 }
 
-// recallSQL reads what is kept of an event that was not admitted. It is a statement of its own, with a snapshot of its
-// own: the row may have been committed after the one of admitSQL was taken.
+// recallSQL reads what is kept of an event that was not admitted. It is a separate statement, with
+// its own snapshot: the row may have been committed after the one of admitSQL was taken.
 const recallSQL = `
 SELECT coalesce(payload_hash <> $4::bytea, false), coalesce(response_status, 200), coalesce($5::timestamptz > coalesce(not_after, '-infinity'), false),
        coalesce(destination, '')
 FROM processed_events
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text`
 
-// recall tells why an event was not admitted. What is committed comes first, so that another body under a known key is
-// refused even while another session holds the lock; and what is known from another destination comes before its body, which
-// may differ from one destination to the next. An event without a status is known from [Once]: done, but never answered.
-// One whose handler committed by itself has the status of admitSQL.
+// recall says why an event was not admitted. What is committed comes first, so that another body
+// under a known key is refused even while another session holds the lock; and what is known from
+// another destination comes before its body, which may differ from one destination to the next. An
+// event without a status is known from [Once]: done, but never answered. One whose handler
+// committed by itself has the status of endedSQL.
 func (m *inDatabase) recall(ctx context.Context, tx Transaction, rq *Request) (found Found, err error) {
 	var otherBody, comesLater bool
 	var destination string
@@ -257,15 +267,17 @@ const ExtendSQL = `
 UPDATE processed_events SET not_after = $4::timestamptz
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND coalesce(not_after, '-infinity') < $4::timestamptz`
 
-// endSQL changes nothing. It divides by zero unless this is the transaction that inserted the event, and the event's row is still
-// there; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction
-// (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here. The trigger that keeps the row does not see all: not what runs with triggers off
-// (session_replication_role), nor a row that a savepoint has written anew.
+// endSQL changes nothing. It divides by zero unless this is the transaction that inserted the
+// event, and the event's row is still there; the error keeps the COMMIT behind it from being
+// carried out. Whatever a handler did to end or exchange that transaction (ROLLBACK AND CHAIN,
+// COMMIT and BEGIN) shows here. The trigger that keeps the row does not see all: not what runs with
+// triggers off (session_replication_role), nor a row that a savepoint has written again.
 const endSQL = LastHead + `(` + inserted + ` = 1 AND EXISTS (
     SELECT FROM processed_events WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text))::integer` +
 	AsFound + `$5` + RoleAsFound + `$6` + LastEnd
 
-// inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
+// inserted divides by zero in any transaction but the one that inserted the event, before any row
+// is read.
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
 
 // answerSQL stores the status beside the event, where it is not the one that admitSQL has put there. It divides by zero where
@@ -291,14 +303,49 @@ func (h *held) Lend(ctx context.Context, event headers.Event) (context.Context, 
 // Remember stores the status for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (h *held) Remember(ctx context.Context, status int, ignored string) error {
-	if status == http.StatusNoContent && ignored == "" {
-		return committed(h.Commit(ctx, h.table.end, []any{h.xact, h.Receiver, h.Source, h.key}))
+	query, args := h.table.end, []any{h.xact, h.Receiver, h.Source, h.key}
+	if status != http.StatusNoContent || ignored != "" {
+		state := "succeeded"
+		if ignored != "" {
+			state = "ignored"
+		}
+		query, args = h.table.answer, append(args, int16(status), state, ignored)
 	}
-	state := "succeeded"
-	if ignored != "" {
-		state = "ignored"
+	err := h.Commit(ctx, query, args)
+	if isHandlers(err) {
+		if noted := h.noteEnded(); noted != nil && !errors.Is(err, noted) {
+			err = fmt.Errorf("%w: %w", noted, err)
+		}
 	}
-	return committed(h.Commit(ctx, h.table.answer, []any{h.xact, h.Receiver, h.Source, h.key, int16(status), state, ignored}))
+	return committed(err)
+}
+
+// Rollback gives the event up. It reports false when the handler has committed the transaction itself, and the row then says so.
+func (h *held) Rollback() bool {
+	h.Transaction.Rollback()
+	return !errors.Is(h.noteEnded(), ErrEnded)
+}
+
+// endedSQL marks an event as failed whose handler has committed the transaction itself: it is unknown what the commit left out.
+// Duplicates are refused for good. If the transaction was not committed, there is no row to mark.
+const endedSQL = `
+UPDATE processed_events
+SET processing_state = 'failed', processed_at = clock_timestamp(), response_status = 422, last_error = $5::text
+WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text AND processing_state = 'succeeded'
+  AND (SELECT pg_xact_status($1::text::xid8)) = 'committed'`
+
+// noteEnded returns ErrEnded, and the row says so, if the handler has committed the transaction itself.
+func (h *held) noteEnded() error {
+	ctx, cancel := context.WithTimeout(context.Background(), h.CommitTimeout)
+	defer cancel()
+	rows, err := h.db.Exec(ctx, h.table.ended, h.xact, h.Receiver, h.Source, h.key, ErrEnded.Error())
+	switch {
+	case err != nil:
+		return fmt.Errorf("find out whether the handler has committed: %w", err)
+	case rows > 0:
+		return ErrEnded
+	}
+	return nil
 }
 
 func committed(err error) error {

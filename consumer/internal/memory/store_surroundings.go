@@ -3,15 +3,17 @@ package memory
 import (
 	"math"
 	"strconv"
+	"strings"
 	"time"
 )
 
-// Surroundings are what statements on a connection depend on beside their text, as far as handlers are known to change it. A
-// multi-tenant handler sets search_path for its own statements, often for the whole session: the next event on the connection
-// would be looked up, and remembered, in another schema's tables.
+// Surroundings are what statements on a connection depend on beside their text and what inbox_reset puts back. A multi-tenant handler sets search_path for its own statements, often for
+// the whole session: the next event on the connection would be sought, and remembered, in another
+// schema's tables.
 type Surroundings struct {
 	SearchPath string
 	Role       string
+	Table      string // of this package's, with its schema: that has inbox_reset, too
 }
 
 // PathLimited is search_path, once the transaction has got its limits, of which $5 says how long: a handler that hangs must not
@@ -44,13 +46,25 @@ SELECT CASE WHEN 1 / `
 	LastEnd     = `::pg_catalog.text END`
 )
 
-// tidySQL finds out, after the transaction, whether the surroundings are as they were before it, and releases what session
-// locks the handler has left behind. It is asked where the last statement was not, or said no: SET LOCAL ends
-// with the transaction, and so do most temporary tables.
+// resetSQL restores the settings of the session, so that no setting of a handler reaches the next event. The migration of inbox_reset
+// says how it knows them.
+const resetSQL = `SELECT inbox_reset()`
+
+// tidySQL does the same, releases what session locks the handler has left behind, and finds out whether the surroundings are as they
+// were before the transaction. It is asked where the last statement was not, or said no: SET LOCAL ends with the transaction, and so
+// do most temporary tables.
 const tidySQL = `
-SELECT CASE WHEN pg_catalog.pg_advisory_unlock_all() IS NULL THEN NULL
+SELECT CASE WHEN pg_catalog.pg_advisory_unlock_all() IS NULL OR inbox_reset() IS NULL THEN NULL
        ELSE pg_catalog.current_setting('search_path') = $1::pg_catalog.text AND current_user = $2::pg_catalog.text
             AND (pg_catalog.pg_my_temp_schema() = 0 OR NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = pg_catalog.pg_my_temp_schema())) END`
 
 // Tidy returns tidySQL and its arguments.
-func (s Surroundings) Tidy() (query string, args []any) { return tidySQL, []any{s.SearchPath, s.Role} }
+func (s Surroundings) Tidy() (query string, args []any) {
+	return s.qualified(tidySQL), []any{s.SearchPath, s.Role}
+}
+
+// qualified returns query with the schema of inbox_reset: the search_path may be the handler's.
+func (s Surroundings) qualified(query string) string {
+	schema := s.Table[:strings.LastIndexByte(s.Table, '.')+1]
+	return strings.Replace(query, "inbox_reset()", schema+"inbox_reset()", 1)
+}

@@ -18,6 +18,9 @@ type Database interface {
 	// Begin opens a transaction, runs query as its first statement and hands the row to scan. The transaction, if there
 	// is one, is the caller's to end, even beside an error.
 	Begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (Transaction, error)
+
+	// Exec runs a statement by itself and returns how many rows it has changed.
+	Exec(ctx context.Context, query string, args ...any) (int64, error)
 }
 
 // Transaction is one that spans the handler.
@@ -63,6 +66,12 @@ func (db *PgxDatabase) Begin(ctx context.Context, scan func(pgx.Row) error, quer
 	return Lend(conn, results.Tx(), db.Timeout), err
 }
 
+// Exec runs a statement by itself.
+func (db *PgxDatabase) Exec(ctx context.Context, query string, args ...any) (int64, error) {
+	tag, err := db.Pool.Exec(ctx, query, args...)
+	return tag.RowsAffected(), err
+}
+
 // PgxTransaction is a transaction of pgx that a handler is given.
 type PgxTransaction struct {
 	conn    *pgxpool.Conn
@@ -72,7 +81,7 @@ type PgxTransaction struct {
 
 	released bool // the connection is another's
 	found    Surroundings
-	tidy     bool // the connection is as it was found, since no handler has had it or since it was looked at
+	tidy     bool // the connection is as it was found, since no handler has had it or since it was checked
 }
 
 // Lend makes a transaction of conn one that a handler can be given. timeout bounds its rollback.
@@ -110,7 +119,7 @@ func (t *PgxTransaction) Commit(ctx context.Context, query string, args []any) e
 			return err
 		})
 	}
-	err := t.SendCommit(ctx, batch)
+	err := t.SendCommit(ctx, batch, false)
 	if !asked {
 		return Lost(err) // PostgreSQL skips the rest of a batch, so this did not commit
 	}
@@ -125,8 +134,9 @@ func (t *PgxTransaction) QueueLast(batch *pgx.Batch, query string, args []any, d
 	})
 }
 
-// SendCommit ends a batch with COMMIT, and sends it.
-func (t *PgxTransaction) SendCommit(ctx context.Context, batch *pgx.Batch) error {
+// SendCommit ends a batch with COMMIT, and sends it. With reset the session gets its own settings back behind that: those of the
+// transaction hold until its last trigger has run.
+func (t *PgxTransaction) SendCommit(ctx context.Context, batch *pgx.Batch, reset bool) error {
 	committed := false
 	batch.Queue("commit").Exec(func(tag pgconn.CommandTag) error {
 		committed = tag.String() == CommitTag
@@ -139,6 +149,14 @@ func (t *PgxTransaction) SendCommit(ctx context.Context, batch *pgx.Batch) error
 		}
 		return ErrNotCommit
 	})
+	if reset {
+		batch.Queue(t.found.qualified(resetSQL)).QueryRow(func(row pgx.Row) error {
+			if err := row.Scan(nil); err != nil {
+				t.tidy = false
+			}
+			return nil
+		})
+	}
 	err := t.conn.SendBatch(ctx, batch).Close()
 	if committed {
 		return nil
@@ -161,8 +179,8 @@ func (t *PgxTransaction) Unfit() error {
 // CommitTag is what PostgreSQL answers to a COMMIT that has committed.
 const CommitTag = "COMMIT"
 
-// Lost returns what an error of the statement before COMMIT means: it is not in the transaction that inserted the event, or
-// cannot look.
+// Lost returns what an error of the statement before COMMIT means: it is not in the transaction
+// that inserted the event, or cannot find out.
 func Lost(err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.DivisionByZero:
@@ -202,7 +220,7 @@ func (t *PgxTransaction) Rollback() {
 	}
 }
 
-// queueTidy looks, behind the transaction, whether the connection may be another event's.
+// queueTidy checks, behind the transaction, whether the connection may be another event's.
 func (t *PgxTransaction) queueTidy(batch *pgx.Batch) {
 	query, args := t.found.Tidy()
 	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&t.tidy) })

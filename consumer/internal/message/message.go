@@ -6,11 +6,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // A Message is an event as a log keeps it.
@@ -30,8 +34,8 @@ type Outcome struct {
 	Wait time.Duration
 	// Status is what an HTTP client would have been answered; 0: nothing, since the handler ended without an answer.
 	Status int
-	// Problem is the last part of the problem's type, such as "signature-invalid", and Detail its text; empty where the receiver's
-	// handler answered in a way of its own.
+	// Problem is the last part of the problem's type, such as "signature-invalid", and Detail its
+	// text; empty where the receiver's handler answered in its own way.
 	Problem, Detail string
 }
 
@@ -117,7 +121,7 @@ func (a *answer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush lets an inbox go on once it has answered.
+// Flush lets an inbox continue once it has answered.
 func (a *answer) Flush() {}
 
 func (a *answer) outcome() Outcome {
@@ -139,12 +143,51 @@ func (a *answer) outcome() Outcome {
 	return out
 }
 
+// Keep calls refused, which is to keep a message elsewhere, and reports whether the message may be
+// given up. Errors and panics are logged: prefix names the reader, and again says what becomes of
+// the message.
+func Keep(ctx context.Context, log *slog.Logger, prefix, again string, refused func() error) (kept bool) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			log.ErrorContext(ctx, prefix+": Config.Refused panicked; "+again, "type", fmt.Sprintf("%T", cause))
+			kept = false
+		}
+	}()
+	if err := refused(); err != nil {
+		log.ErrorContext(ctx, prefix+": Config.Refused failed; "+again, "error", err)
+		return false
+	}
+	return true
+}
+
+// Backoff returns the delays after the failures of a message: the given ones, or the default ones
+// if there are none. It fails when one is not positive, since the message would come again at once.
+// prefix names the reader in the error.
+func Backoff(prefix string, given []time.Duration) ([]time.Duration, error) {
+	for _, delay := range given {
+		if delay <= 0 {
+			return nil, fmt.Errorf("%s: Config.Backoff has a delay that is not positive (%v): the message would come again at once", prefix, delay)
+		}
+	}
+	if len(given) == 0 {
+		return []time.Duration{time.Second, 5 * time.Second, 30 * time.Second, time.Minute}, nil
+	}
+	return given, nil
+}
+
+// Pause waits for d, or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
 // verdictOf reads a status as a relay does (docs/wire.md, "The answer").
 func verdictOf(status int) Verdict {
-	switch status {
-	case http.StatusBadRequest, http.StatusNotAcceptable, http.StatusGone, http.StatusLengthRequired,
-		http.StatusRequestEntityTooLarge, http.StatusRequestURITooLong, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity,
-		http.StatusRequestHeaderFieldsTooLarge, http.StatusNotImplemented:
+	if webhook.Refuses(status) {
 		return Refused
 	}
 	if 200 <= status && status <= 299 {

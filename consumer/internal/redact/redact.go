@@ -12,7 +12,7 @@ import (
 const (
 	// maxRedactedBytes bounds what is kept of an error's text.
 	maxRedactedBytes = 1 << 10
-	// maxScannedBytes bounds what is looked at: an error may hold a whole response.
+	// maxScannedBytes bounds what is read: an error may hold a whole response.
 	maxScannedBytes = 4 << 10
 
 	masked = "***"
@@ -85,7 +85,8 @@ func cut(text string, limit int) string {
 const named = `(?i)((?:(?:password|passwd|passphrase|pwd|secret|token|credential|` +
 	`(?:api|access|private|account|signing|encryption)[ _-]?key)[\w-]*|\bpass|[?&](?:sig|key|auth|code))["'\\]*\s*[:=]\s*)`
 
-// credentialNames are parts of what named matches, in lower case: without one of them there is nothing to look for.
+// credentialNames are parts of what named matches, in lower case: without one of them there is
+// nothing to find.
 var credentialNames = []string{
 	"pass", "pwd", "secret", "token", "credential", "api", "access", "private", "account", "signing", "encryption", "?", "&",
 }
@@ -93,7 +94,7 @@ var credentialNames = []string{
 // unquoted values with a name end at a blank.
 var unquoted = regexp.MustCompile(named + `(?:[^\s"'\\]|\\[^\s"])\S*`)
 
-// prose are words that go on with a sentence, as in "token: not found".
+// prose are words that continue a sentence, as in "token: not found".
 var prose = []string{
 	"absent", "cannot", "could", "did", "does", "empty", "expired", "has", "invalid", "is", "malformed", "missing", "must", "no", "not",
 	"refused", "rejected", "required", "revoked", "unknown", "was", "wrong",
@@ -107,8 +108,9 @@ func maskUnquoted(match string) string {
 	return name + masked
 }
 
-// maskings are applied in this order: what may hold blanks comes before what ends at one. Each is looked for only where a
-// text holds its mark and one of its hints, in lower case, because most errors hold none.
+// maskings are applied in this order: what may hold blanks comes before what ends at one. Each is
+// searched only where a text holds its mark and one of its hints, in lower case, because most
+// errors hold none.
 var maskings = []struct {
 	mark    string
 	hints   []string
@@ -124,8 +126,9 @@ var maskings = []struct {
 	{"", []string{"basic "}, regexp.MustCompile(`([Bb][Aa][Ss][Ii][Cc]\s+)[a-z]*[A-Z0-9+/=][\w+/=-]*`), "${1}" + masked},
 	// User and password of a URL. A password may hold what a URL must not.
 	{"@", []string{"://"}, regexp.MustCompile(`(://)(?:[^\s/?#@:]*:\S*|[^\s/?#]*)@`), "${1}" + masked + "@"},
-	// Values with a name, unquoted ones last. They end at a blank only, because a password may hold any other character; and
-	// so do quoted ones after whose end the text goes on, since that quote may have been the beginning.
+	// Values with a name, unquoted ones last. They end at a blank only, because a password may hold
+	// any other character; and so do quoted ones after whose end the text continues, since that
+	// quote may have been the beginning.
 	{`\"`, credentialNames, regexp.MustCompile(named + `\\".*?(?:\\"(?:\w\S*)?|$)`), `${1}\"` + masked + `\"`},
 	{`"`, credentialNames, regexp.MustCompile(named + `"(?:[^"\\]|\\.)*(?:"(?:\w\S*)?|$)`), `${1}"` + masked + `"`},
 	{`'`, credentialNames, regexp.MustCompile(named + `'(?:[^'\\]|\\.)*(?:'(?:\w\S*)?|$)`), `${1}'` + masked + `'`},

@@ -14,6 +14,7 @@ const (
 	DivisionByZero        = "22012"
 	UndefinedTable        = "42P01"
 	UndefinedColumn       = "42703"
+	UndefinedFunction     = "42883"
 	InsufficientPrivilege = "42501"
 )
 

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/rs/zerolog"
@@ -74,14 +73,16 @@ func (a *API) routes() []route {
 		{Method: "POST", Path: "/api/v1/destinations/{name}/resume", ID: "resumeDestination", Summary: "End a pause.", Answer: ops.Pause{}, Changes: true, handle: a.resume},
 		{Method: "POST", Path: "/api/v1/destinations/{name}/reset-breaker", ID: "resetBreaker", Summary: "Close the breaker and send at once.", Answer: ops.Pause{}, Changes: true, handle: a.resetBreaker},
 		{Method: "GET", Path: "/api/v1/events", ID: "listDeliveries", Summary: "Deliveries that match a filter, the newest first.", Query: control.FilterNames(), Answer: deliveryPage{}, handle: a.deliveries},
-		{Method: "GET", Path: "/api/v1/events/{id}", ID: "getEvent", Summary: "One event: its deliveries, attempts, and why it waits. Never its payload.", Answer: ops.EventReport{}, handle: a.event},
-		{Method: "POST", Path: "/api/v1/events/{id}/reveal", ID: "revealEvent", Summary: "One event with its payload. The audit records it.", Answer: ops.EventReport{}, Changes: true, Reveals: true, handle: a.reveal},
+		{Method: "GET", Path: "/api/v1/events/{id}", ID: "getEvent", Summary: "One event: its deliveries, attempts, and why it waits. Never its payload.", Answer: ops.EventReport{}, handle: withID(a.event)},
+		{Method: "POST", Path: "/api/v1/events/{id}/reveal", ID: "revealEvent", Summary: "One event with its payload. The audit records it.", Answer: ops.EventReport{}, Changes: true, Reveals: true, handle: withID(a.reveal)},
 		{Method: "POST", Path: "/api/v1/previews", ID: "previewOperation", Summary: "Count what a replay, a retry or a discard would change, and get the token that confirms it.", Request: orderRequest{}, Answer: control.Preview{}, Changes: true, handle: a.preview},
 		{Method: "POST", Path: "/api/v1/operations", ID: "startOperation", Summary: "Start a replay, a retry or a discard that a preview has confirmed.", Request: confirmedRequest{}, Answer: ops.AuditEntry{}, Changes: true, Status: http.StatusAccepted, handle: a.start},
-		{Method: "GET", Path: "/api/v1/operations/{id}", ID: "getOperation", Summary: "How far an operation is.", Answer: ops.AuditEntry{}, handle: a.operation},
-		{Method: "POST", Path: "/api/v1/operations/{id}/interrupt", ID: "interruptOperation", Summary: "End an operation of this relay after its present batch.", Answer: ops.AuditEntry{}, Changes: true, handle: a.interrupt},
-		{Method: "POST", Path: "/api/v1/operations/{id}/resume", ID: "resumeOperation", Summary: "Go on with an operation that was interrupted or killed.", Answer: ops.AuditEntry{}, Changes: true, Status: http.StatusAccepted, handle: a.resumeOperation},
+		{Method: "GET", Path: "/api/v1/operations/{id}", ID: "getOperation", Summary: "How far an operation is.", Answer: ops.AuditEntry{}, handle: withID(a.operation)},
+		{Method: "POST", Path: "/api/v1/operations/{id}/interrupt", ID: "interruptOperation", Summary: "End an operation of this relay after its present batch.", Answer: ops.AuditEntry{}, Changes: true, handle: withID(a.changed(a.control.Interrupt))},
+		{Method: "POST", Path: "/api/v1/operations/{id}/resume", ID: "resumeOperation", Summary: "Go on with an operation that was interrupted or killed.", Answer: ops.AuditEntry{}, Changes: true, Status: http.StatusAccepted, handle: withID(a.changed(a.control.Resume))},
 		{Method: "GET", Path: "/api/v1/alerts", ID: "listAlerts", Summary: "The open alerts.", Answer: alertList{}, handle: a.alerts},
+		{Method: "POST", Path: "/api/v1/alerts/acknowledge", ID: "acknowledgeAlert", Summary: "Say that an open alert is known: it is not repeated until it returns.", Request: acknowledgeRequest{}, Answer: alertList{}, Changes: true, handle: a.acknowledge},
+		{Method: "POST", Path: "/api/v1/alerts/silence", ID: "silenceAlerts", Summary: "Send nothing of some alerts for a while; 0 seconds ends it. An empty rule or subject stands for all.", Request: silenceRequest{}, Answer: alertList{}, Changes: true, handle: a.silence},
 		{Method: "GET", Path: "/api/v1/relays", ID: "listRelays", Summary: "The registered relays.", Answer: relayList{}, handle: a.relays},
 		{Method: "GET", Path: "/api/v1/audit", ID: "listAudit", Summary: "What operators did, the newest first.", Query: []string{"before", "limit"}, Answer: auditPage{}, handle: a.audit},
 	}
@@ -90,15 +91,16 @@ func (a *API) routes() []route {
 // handler checks the role, answers, and turns errors into problems.
 func (a *API) handler(route route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		var answer any
+		var err error
 		switch caller := guard.CallerOf(r.Context()); {
 		case route.Reveals && !caller.MayReveal:
-			Refuse(w, r, http.StatusForbidden, "Your role may not see payloads", "Only who signs in with admin.token may. Without that setting payloads are shown to no caller.")
-			return
+			err = control.ErrNoPayloads
 		case route.Changes && !caller.MayChange:
-			Refuse(w, r, http.StatusForbidden, "Your role may only read", "Sign in with admin.token to change something.")
-			return
+			err = control.ErrReadOnly
+		default:
+			err = checkQuery(r, route.Query)
 		}
-		answer, err := any(nil), checkQuery(r, route.Query)
 		if err == nil {
 			answer, err = route.handle(r)
 		}
@@ -194,10 +196,13 @@ func checkQuery(r *http.Request, known []string) error {
 	return nil
 }
 
-func pathID(r *http.Request) (int64, error) {
-	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
-	if err != nil || id < 1 {
-		return 0, check.Problem{Path: "id", Text: "is not a number above 0"}
+// withID reads the id of a path.
+func withID(handle func(*http.Request, int64) (any, error)) func(*http.Request) (any, error) {
+	return func(r *http.Request) (any, error) {
+		id, err := control.ParseID("id", r.PathValue("id"))
+		if err != nil {
+			return nil, err
+		}
+		return handle(r, id)
 	}
-	return id, nil
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -51,7 +52,18 @@ type (
 		Token   string `json:"token"`
 	}
 	alertList struct {
-		Alerts []alertAnswer `json:"alerts"`
+		Alerts   []alertAnswer `json:"alerts"`
+		Silences []ops.Silence `json:"silences"`
+	}
+	acknowledgeRequest struct {
+		Rule    string `json:"rule"`
+		Subject string `json:"subject"`
+	}
+	silenceRequest struct {
+		Rule    string `json:"rule"`
+		Subject string `json:"subject"`
+		Seconds int    `json:"seconds"`
+		Reason  string `json:"reason"`
 	}
 	relayList struct {
 		Relays []relayAnswer `json:"relays"`
@@ -128,19 +140,11 @@ func (a *API) deliveries(r *http.Request) (any, error) {
 	return page, err
 }
 
-func (a *API) event(r *http.Request) (any, error) {
-	id, err := pathID(r)
-	if err != nil {
-		return nil, err
-	}
-	return a.control.Outbox.Event(r.Context(), id, false)
+func (a *API) event(r *http.Request, id int64) (any, error) {
+	return a.control.Outbox.Event(r.Context(), id)
 }
 
-func (a *API) reveal(r *http.Request) (any, error) {
-	id, err := pathID(r)
-	if err != nil {
-		return nil, err
-	}
+func (a *API) reveal(r *http.Request, id int64) (any, error) {
 	return a.outbox(r).Reveal(r.Context(), id)
 }
 
@@ -165,43 +169,57 @@ func (a *API) start(r *http.Request) (any, error) {
 	return a.control.Outbox.AuditEntry(r.Context(), id)
 }
 
-func (a *API) operation(r *http.Request) (any, error) {
-	id, err := pathID(r)
-	if err != nil {
-		return nil, err
-	}
+func (a *API) operation(r *http.Request, id int64) (any, error) {
 	return a.control.Outbox.AuditEntry(r.Context(), id)
 }
 
-func (a *API) interrupt(r *http.Request) (any, error) {
-	id, err := pathID(r)
-	if err != nil {
-		return nil, err
+// changed changes an operation and answers with what has become of it.
+func (a *API) changed(change func(context.Context, ops.Actor, int64) error) func(*http.Request, int64) (any, error) {
+	return func(r *http.Request, id int64) (any, error) {
+		if err := change(r.Context(), a.actor(r), id); err != nil {
+			return nil, err
+		}
+		return a.operation(r, id)
 	}
-	if err := a.control.Interrupt(r.Context(), a.actor(r), id); err != nil {
-		return nil, err
-	}
-	return a.control.Outbox.AuditEntry(r.Context(), id)
-}
-
-func (a *API) resumeOperation(r *http.Request) (any, error) {
-	id, err := pathID(r)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.control.Resume(r.Context(), a.actor(r), id); err != nil {
-		return nil, err
-	}
-	return a.control.Outbox.AuditEntry(r.Context(), id)
 }
 
 func (a *API) alerts(r *http.Request) (any, error) {
 	s, err := a.control.Status(r.Context())
-	list := alertList{Alerts: []alertAnswer{}}
+	if err != nil {
+		return nil, err
+	}
+	list := alertList{Alerts: []alertAnswer{}, Silences: []ops.Silence{}}
 	for _, one := range s.Alerts {
 		list.Alerts = append(list.Alerts, alertAnswer{one})
 	}
+	silences, err := a.control.Outbox.Silences(r.Context())
+	list.Silences = append(list.Silences, silences...)
 	return list, err
+}
+
+func (a *API) acknowledge(r *http.Request) (any, error) {
+	request, err := read[acknowledgeRequest](r)
+	if err == nil {
+		err = a.outbox(r).AcknowledgeAlert(r.Context(), request.Rule, request.Subject)
+	}
+	return a.alertsAfter(r, err)
+}
+
+func (a *API) silence(r *http.Request) (any, error) {
+	request, err := read[silenceRequest](r)
+	if err == nil {
+		err = a.outbox(r).SilenceAlerts(r.Context(), request.Rule, request.Subject, time.Duration(request.Seconds)*time.Second, request.Reason)
+	}
+	return a.alertsAfter(r, err)
+}
+
+// alertsAfter answers a change with what has become of the alerts.
+func (a *API) alertsAfter(r *http.Request, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	a.control.Forget()
+	return a.alerts(r)
 }
 
 func (a *API) relays(r *http.Request) (any, error) {
@@ -218,8 +236,8 @@ func (a *API) audit(r *http.Request) (any, error) {
 	before, limit := int64(0), 0
 	var err error
 	if text := q.Get("before"); text != "" {
-		if before, err = strconv.ParseInt(text, 10, 64); err != nil || before < 1 {
-			return nil, check.Problem{Path: "before", Text: "is not a number above 0"}
+		if before, err = control.ParseID("before", text); err != nil {
+			return nil, err
 		}
 	}
 	if text := q.Get("limit"); text != "" {

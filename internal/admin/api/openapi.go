@@ -112,7 +112,7 @@ func schemaOf(t reflect.Type, named object) object {
 
 // addFields adds the fields that encoding/json writes, those of embedded structs among them.
 func addFields(t reflect.Type, named, properties object, required *[]string) {
-	for field := range fields(t) {
+	for field := range t.Fields() {
 		tag, options, _ := strings.Cut(field.Tag.Get("json"), ",")
 		if field.Anonymous && tag == "" {
 			addFields(field.Type, named, properties, required)
@@ -135,16 +135,6 @@ func addFields(t reflect.Type, named, properties object, required *[]string) {
 		properties[tag] = schema
 		if !slices.Contains(list, "omitempty") && !slices.Contains(list, "omitzero") {
 			*required = append(*required, tag)
-		}
-	}
-}
-
-func fields(t reflect.Type) func(func(reflect.StructField) bool) {
-	return func(yield func(reflect.StructField) bool) {
-		for i := range t.NumField() {
-			if !yield(t.Field(i)) {
-				return
-			}
 		}
 	}
 }

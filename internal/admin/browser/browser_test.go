@@ -20,7 +20,7 @@ import (
 // The overview follows what happens, without a reload, and stands still while it is paused.
 func TestOverviewIsLive(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r1', '1'); INSERT INTO outbox_relay_destination VALUES (1, 'default')`)
 	beat := func() { db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour'`) }
 	beat()
@@ -67,7 +67,7 @@ func TestReplay(t *testing.T) {
 // Pause and resume, and a payload that is shown only when it is asked for.
 func TestPauseAndReveal(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"a": "payload-4471<script>alert(1)</script>"}', '<img src=x onerror=alert(1)>')`)
 	s := open(t, db, history.New(), 1280, "light")
 	s.visit("/destinations/default")
@@ -144,7 +144,7 @@ func TestUpdatesShiftNothing(t *testing.T) {
 // The page notices that its database is gone, and that it is back.
 func TestDatabaseGoesAndComesBack(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	s := open(t, db, history.New(), 1280, "light")
 	s.expected = []string{"503"}
 	s.visit("/")

@@ -238,7 +238,7 @@ func lastHour() *history.Ring {
 // outage fills an outbox as an operator finds it at night: one destination is down, one refuses some events.
 func outage(t *testing.T) *relaytest.Database {
 	t.Helper()
-	db := relaytest.New(t, "logistics")
+	db := relaytest.Covered(t, "logistics")
 	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('invoice.*', 'logistics'), ('customer.*', 'crm'), ('invoice.*', 'analytics')`)
 	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid, started_at) VALUES ('billing-1', '1.0.0', 41, now() - interval '3 days 7 hours'), ('billing-2', '1.0.0', 42, now() - interval '58 minutes')`)
 	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)

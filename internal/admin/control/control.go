@@ -21,6 +21,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -215,7 +216,7 @@ func (c *Control) Start(ctx context.Context, actor ops.Actor, order ops.Order, t
 		if _, again := c.used[token]; again {
 			return 0, order, fmt.Errorf("%w: an operation was started with this preview already; preview again", ErrNotConfirmed)
 		}
-		if order.Matched < ops.CountLimit {
+		if order.Matched < batch.CountLimit {
 			order.Selection.Limit = cmp.Or(order.Matched, -1)
 		}
 		id, err := outbox.Begin(ctx, order)

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { pgtest.RunTests(m) }
 // Many who look at once cost one status.
 func TestStatusIsShared(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
 	now := time.Now()
 	c.now = func() time.Time { return now }
@@ -40,7 +40,7 @@ func TestStatusIsShared(t *testing.T) {
 // A token confirms one order, for a while. What runs when the process stops is interrupted and says so.
 func TestOrders(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(3000, "k")
 	db.Settled("failed", "true")
 	// Each batch waits until the test lets it go.
@@ -91,7 +91,7 @@ func TestOrders(t *testing.T) {
 // A preview confirms what it has counted, and no more: what fails while an operator reads was not confirmed.
 func TestOrderIsBoundedByItsPreview(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(3, "k")
 	db.Settled("failed", "true")
 	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
@@ -125,7 +125,7 @@ func TestOrderIsBoundedByItsPreview(t *testing.T) {
 // A database that refuses the connection is away, whatever its reason, and no defect of the relay.
 func TestRefusedConnectionIsADatabaseThatIsAway(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	cfg := db.Pool.Config()
 	cfg.ConnConfig.Database = "no_such_database"
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)

@@ -109,6 +109,15 @@ func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection,
 	return s, nil
 }
 
+// ParseID reads a number that names something. path is the parameter, for the error.
+func ParseID(path, text string) (int64, error) {
+	id, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || id < 1 {
+		return 0, check.Problem{Path: path, Text: "is not a number above 0"}
+	}
+	return id, nil
+}
+
 func (c *Control) known(ctx context.Context, destination string) error {
 	names, err := c.Outbox.Destinations(ctx)
 	if err != nil || slices.Contains(names, destination) {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -21,19 +22,34 @@ type Problem struct {
 	Detail string
 }
 
+// ErrReadOnly says that a caller's role changes nothing, and ErrNoPayloads that it sees no payloads.
+var (
+	ErrReadOnly   = errors.New("the role may only read")
+	ErrNoPayloads = errors.New("the role may not see payloads")
+)
+
 // ProblemOf returns what a client should know of an error, and whether the log should have the rest.
 func ProblemOf(err error) (p Problem, unexpected bool) {
 	var mistake check.Problem
+	var event ops.UnknownEvent
 	var server *pgconn.PgError
 	switch {
 	case errors.As(err, &mistake):
 		return Problem{http.StatusUnprocessableEntity, "invalid", "The request has a mistake", mistake.Error()}, false
+	case errors.Is(err, ErrReadOnly):
+		return Problem{http.StatusForbidden, "forbidden", "Your role may only read", "Sign in with admin.token to change something."}, false
+	case errors.Is(err, ErrNoPayloads):
+		return Problem{http.StatusForbidden, "forbidden", "Your role may not see payloads", "Only who signs in with admin.token may. Without that setting payloads are shown to no caller."}, false
 	case errors.Is(err, ops.ErrUnknownDestination):
 		return Problem{http.StatusNotFound, "unknown-destination", "There is no such destination", "No route, no state and no waiting delivery has that name."}, false
+	case errors.Is(err, ops.ErrNoAlert):
+		return Problem{http.StatusNotFound, "unknown-alert", "No such alert is open", "It has ended, or was never there."}, false
+	case errors.Is(err, ops.ErrUnknownRule):
+		return Problem{http.StatusUnprocessableEntity, "unknown-rule", "There is no such rule of alerts", err.Error()}, false
 	case errors.Is(err, ops.ErrNoAuditEntry):
 		return Problem{http.StatusNotFound, "unknown-operation", "There is no such operation", "The audit has no entry of that number."}, false
-	case errors.Is(err, ops.ErrUnknownEvent):
-		return Problem{http.StatusNotFound, "unknown-event", "There is no such event", "It does not exist, or its month was dropped from the archive."}, false
+	case errors.As(err, &event):
+		return Problem{http.StatusNotFound, "unknown-event", "There is no such event", plain.Capital(event.Detail) + "."}, false
 	case errors.Is(err, ErrNotRunning):
 		return Problem{http.StatusConflict, "not-running", "This relay does not work on the operation", "It has ended, or another relay works on it."}, false
 	case errors.Is(err, ErrNotConfirmed):

@@ -29,9 +29,11 @@ type Overview struct {
 	// Advice says what is wrong, the worst first; none: all is well.
 	Advice []ops.Advice `json:"advice"`
 	// Backlog counts what is pending at all destinations, and LagSeconds is the age of the oldest due delivery.
-	Backlog      int64         `json:"backlog"`
-	LagSeconds   float64       `json:"lag_seconds"`
-	Failed       int64         `json:"failed"`
+	Backlog    int64   `json:"backlog"`
+	LagSeconds float64 `json:"lag_seconds"`
+	Failed     int64   `json:"failed"`
+	// Untaken events are not routed yet, and no part of the backlog.
+	Untaken      int64         `json:"untaken"`
 	Parked       int64         `json:"parked"`
 	LastMinute   history.Rate  `json:"last_minute"`
 	Destinations []Destination `json:"destinations"`
@@ -47,7 +49,7 @@ func (c *Control) Overview(ctx context.Context) (Overview, error) {
 		return Overview{}, err
 	}
 	o := Overview{
-		At: s.At, Advice: s.Advice, Parked: s.Parked, Backlog: s.Parked, LastMinute: c.History.LastMinute(""),
+		At: s.At, Advice: s.Advice, Untaken: s.Untaken.Events, Parked: s.Parked, Backlog: s.Parked, LastMinute: c.History.LastMinute(""),
 		Destinations: []Destination{}, Alerts: len(s.Alerts),
 	}
 	for _, d := range s.Destinations {

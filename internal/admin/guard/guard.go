@@ -12,6 +12,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin"
 	"github.com/outbox-relay/outbox-relay/internal/check"
@@ -37,6 +40,8 @@ type Config struct {
 	TLS, BehindProxy bool
 	// AllowedHosts are names under which the server may be reached, beside localhost and IP addresses.
 	AllowedHosts []string
+	// Log of wrong tokens. The zero value discards.
+	Log zerolog.Logger
 }
 
 // Problems returns the mistakes of the configuration. path is that of its section.
@@ -92,15 +97,25 @@ func (c Config) Handler(next http.Handler, refuse Refusal) http.Handler {
 			"A page of another origin may not change anything here. Open the page under its own address and repeat the change there.")
 	}))
 	inner := sameOrigin.Handler(next)
+	tokens := &wrongTokens{log: c.Log, of: map[string]*guesses{}}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setHeaders(w.Header())
-		if !c.allows(r.Host) {
+		if !c.Allows(r.Host) {
 			refuse(w, r, http.StatusMisdirectedRequest, "This host name is not allowed",
 				"Add the name under which you reach this server to admin.allowed_hosts. Names that are not listed are refused, because a foreign site could point its own name here.")
 			return
 		}
-		caller, known := c.caller(r)
+		from, tries := addressOf(r), c.Token != "" && r.Header.Get("Authorization") != ""
+		if tries && !tokens.mayTry(from, time.Now()) {
+			w.Header().Set("Retry-After", "1")
+			refuse(w, r, http.StatusTooManyRequests, "Too many wrong tokens", "Wrong tokens came from your address. From there one token a second is compared now; try again.")
+			return
+		}
+		caller, known := c.caller(r, from)
 		if !known {
+			if tries {
+				tokens.wrong(from, time.Now())
+			}
 			w.Header().Set("WWW-Authenticate", `Basic realm="outbox-relay", charset="UTF-8"`)
 			refuse(w, r, http.StatusUnauthorized, "Sign in",
 				"Give your name as the user and the token (admin.token or admin.read_token) as the password, or send the header Authorization: Bearer TOKEN.")
@@ -123,8 +138,8 @@ func setHeaders(h http.Header) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// allows reports whether a request may name the host. A foreign site can point a name of its own here, but no IP address.
-func (c Config) allows(host string) bool {
+// Allows reports whether a request may name the host. A foreign site can point a name of its own here, but no IP address.
+func (c Config) Allows(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
@@ -135,12 +150,15 @@ func (c Config) allows(host string) bool {
 	return slices.ContainsFunc(c.AllowedHosts, func(allowed string) bool { return strings.EqualFold(allowed, host) })
 }
 
-// caller returns who sends a request. The name of Basic authentication is chosen by the client.
-func (c Config) caller(r *http.Request) (Caller, bool) {
-	from := "unknown"
+func addressOf(r *http.Request) string {
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
-		from = host
+		return host
 	}
+	return "unknown"
+}
+
+// caller returns who sends a request from an address. The name of Basic authentication is chosen by the client.
+func (c Config) caller(r *http.Request, from string) (Caller, bool) {
 	if c.Token == "" {
 		return Caller{Name: "local@" + from, MayChange: true}, true
 	}

@@ -51,7 +51,7 @@ type request struct{ Destination, Curl string }
 
 func (p *Page) event(r *http.Request) (view, error) {
 	data, err := p.readEvent(r, func(ctx context.Context, id int64) (ops.EventReport, error) {
-		return p.Control.Outbox.Event(ctx, id, false)
+		return p.Control.Outbox.Event(ctx, id)
 	})
 	return viewOfEvent(data, true, err)
 }
@@ -70,11 +70,9 @@ func (p *Page) find(w http.ResponseWriter, r *http.Request) {
 	}
 	ids, err := p.Control.Outbox.FindEvents(r.Context(), text)
 	switch {
-	case errors.Is(err, ops.ErrUnknownEvent):
-		p.answer(w, r, view{Template: "find.html", Title: "Find an event", Active: "events", Data: query(url.Values{"related": {text}}), Problem: &control.Problem{
-			Status: http.StatusNotFound, Title: "No such event",
-			Detail: fmt.Sprintf("No event has the id or the idempotency key %q, and none of the newest %s has it as its reference.", plain.Line(text), count(ops.RelatedAmong)),
-		}}, nil)
+	case errors.As(err, new(ops.UnknownEvent)):
+		problem, _ := control.ProblemOf(err)
+		p.answer(w, r, view{Template: "find.html", Title: "Find an event", Active: "events", Data: query(url.Values{"related": {text}}), Problem: &problem}, nil)
 	case err != nil:
 		p.answer(w, r, view{Active: "events"}, err)
 	case len(ids) > 1:
@@ -96,7 +94,7 @@ func viewOfEvent(data eventData, live bool, err error) (view, error) {
 // reveal shows an event with its payload. It is no redirect, so that the payload stands behind no address.
 func (p *Page) reveal(w http.ResponseWriter, r *http.Request) {
 	if !guard.CallerOf(r.Context()).MayReveal {
-		p.Refuse(w, r, http.StatusForbidden, "Your role may not see payloads", "Only who signs in with admin.token may. Without that setting payloads are shown to no caller.")
+		p.answer(w, r, view{}, control.ErrNoPayloads)
 		return
 	}
 	data, err := p.readEvent(r, p.outbox(r).Reveal)
@@ -106,9 +104,8 @@ func (p *Page) reveal(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Page) readEvent(r *http.Request, read func(context.Context, int64) (ops.EventReport, error)) (data eventData, err error) {
-	data.ID, err = strconv.ParseInt(r.PathValue("id"), 10, 64)
-	if err != nil || data.ID < 1 {
-		return data, check.Problem{Path: "id", Text: "is not a number above 0"}
+	if data.ID, err = control.ParseID("id", r.PathValue("id")); err != nil {
+		return data, err
 	}
 	if data.EventReport, err = read(r.Context(), data.ID); err != nil {
 		return data, err

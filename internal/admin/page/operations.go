@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"strconv"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
@@ -27,9 +26,7 @@ type previewData struct {
 func (p *Page) preview(r *http.Request) (view, error) {
 	v := view{Active: "events", Title: "Preview"}
 	if !guard.CallerOf(r.Context()).MayChange {
-		problem := control.Problem{Status: http.StatusForbidden, Title: "Your role may only read", Detail: "Sign in with admin.token to change something."}
-		v.Template, v.Problem = "problem.html", &problem
-		return v, nil
+		return v, control.ErrReadOnly
 	}
 	q := r.URL.Query()
 	if q.Has("selected") && len(q["id"]) == 0 { // the filter alone would name more than the list shows
@@ -80,9 +77,9 @@ type operationData struct {
 
 func (p *Page) operation(r *http.Request) (view, error) {
 	v := view{Active: "audit", Title: "Operation"}
-	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
-	if err != nil || id < 1 {
-		return v, check.Problem{Path: "id", Text: "is not a number above 0"}
+	id, err := control.ParseID("id", r.PathValue("id"))
+	if err != nil {
+		return v, err
 	}
 	entry, err := p.Control.Outbox.AuditEntry(r.Context(), id)
 	if err != nil {
@@ -101,9 +98,9 @@ func (p *Page) operation(r *http.Request) (view, error) {
 }
 
 func (p *Page) changeOperation(r *http.Request, _ *ops.Outbox) (to string, err error) {
-	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
-	if err != nil || id < 1 {
-		return "", check.Problem{Path: "id", Text: "is not a number above 0"}
+	id, err := control.ParseID("id", r.PathValue("id"))
+	if err != nil {
+		return "", err
 	}
 	to = fmt.Sprintf("/operations/%d?done=", id)
 	switch r.PathValue("action") {

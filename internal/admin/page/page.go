@@ -96,6 +96,7 @@ func (p *Page) Handler() http.Handler {
 	mux.HandleFunc("GET /static/{file...}", p.static)
 	mux.HandleFunc("POST /events/{id}/reveal", p.reveal)
 	mux.HandleFunc("POST /destinations/{name}/{action}", p.change(p.changeDestination))
+	mux.HandleFunc("POST /alerts/{action}", p.change(p.changeAlert))
 	mux.HandleFunc("POST /operations", p.change(p.startOperation))
 	mux.HandleFunc("POST /operations/{id}/{action}", p.change(p.changeOperation))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -170,7 +171,7 @@ func (p *Page) Refuse(w http.ResponseWriter, r *http.Request, status int, title,
 func (p *Page) change(change func(*http.Request, *ops.Outbox) (to string, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !guard.CallerOf(r.Context()).MayChange {
-			p.Refuse(w, r, http.StatusForbidden, "Your role may only read", "Sign in with admin.token to change something.")
+			p.answer(w, r, view{}, control.ErrReadOnly)
 			return
 		}
 		if err := r.ParseForm(); err != nil {
@@ -209,6 +210,9 @@ func done(word string) string {
 		"was_resumed":   "It was not paused.",
 		"breaker_reset": "The breaker is closed: deliveries flow at once.",
 		"breaker_was":   "The breaker was not open.",
+		"acknowledged":  "Acknowledged. It is not sent again until it returns; its recovery is.",
+		"silenced":      "Silent for two hours. What lasts longer is sent then.",
+		"unsilenced":    "The silence has ended. What lasts is sent.",
 		"interrupted":   "It ends after its present batch. What was changed stays changed.",
 		"continued":     "It goes on.",
 	}[word]

@@ -98,7 +98,7 @@ func pages() []string {
 // Every text that others write stays text, and a payload stays hidden, on every page.
 func TestCanariesStayInert(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	const canary = `"'><script>alert(4471)</script><img src=x onerror=alert(4471)>{{.}}`
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
 		SELECT replace($1, ' ', '-'), json_build_object('secret', 'hidden-payload-4471'), $1, $1, $1, jsonb_build_object('x-a', 'canary-header')`, canary)
@@ -142,7 +142,7 @@ var field = regexp.MustCompile(`name="(\w+)" value="([^"]*)"`)
 // Both times are shown, each by its name: how long receivers take, and how long events take from their commit.
 func TestPageNamesResponseTimeAndLatency(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	s := serve(t, db.Pool)
 	for _, page := range []string{"/", "/destinations/default"} {
@@ -158,7 +158,7 @@ func TestPageNamesResponseTimeAndLatency(t *testing.T) {
 // From the pages of a destination and of an event to the preview of a retry, and from there to an operation of the audit.
 func TestRetryNowFromThePage(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(2, "k")
 	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now(), last_reason = 'unauthorized', next_attempt_at = now() + interval '4 hours'`)
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
@@ -188,7 +188,7 @@ func TestRetryNowFromThePage(t *testing.T) {
 // From a filter to a preview to a replay, and a pause and its end, with forms alone.
 func TestFormsWorkWithoutScripts(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(3, "k")
 	db.Settled("failed", "event_id < 3")
 	s := serve(t, db.Pool)
@@ -232,6 +232,17 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 	if status, body := s.post("/destinations/default/resume", nil); status != 200 || !strings.Contains(body, "Resumed.") {
 		t.Errorf("%d", status)
 	}
+	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default')`)
+	about := url.Values{"rule": {"lag"}, "subject": {"default"}}
+	if status, body := s.post("/alerts/acknowledge", about); status != 200 || !strings.Contains(body, "Acknowledged.") || !strings.Contains(body, "acknowledged by") {
+		t.Errorf("%d %s", status, body)
+	}
+	if status, body := s.post("/alerts/silence", about); status != 200 || !strings.Contains(body, "silent until") || !strings.Contains(body, "End silence") {
+		t.Errorf("%d %s", status, body)
+	}
+	if status, body := s.post("/alerts/unsilence", about); status != 200 || strings.Contains(body, "silent until") {
+		t.Errorf("%d %s", status, body)
+	}
 	if status, _ := s.post("/destinations/nowhere/pause", nil); status != 404 {
 		t.Errorf("an unknown destination: %d", status)
 	}
@@ -240,7 +251,7 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 // An operation whose process was killed says so, and goes on from the page.
 func TestKilledOperationGoesOn(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(5, "k")
 	db.Settled("failed", "true")
 	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done, updated_at)
@@ -266,7 +277,7 @@ func TestKilledOperationGoesOn(t *testing.T) {
 
 func TestReaderSeesNoButtons(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	db.Settled("failed", "true")
 	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection) VALUES ('rob', 'page', 'replay', 'interrupted', '{"destination": "default"}')`)
@@ -277,7 +288,7 @@ func TestReaderSeesNoButtons(t *testing.T) {
 			t.Errorf("%s offers a change", path)
 		}
 	}
-	for _, path := range []string{"/destinations/default/pause", "/destinations/default/resume", "/destinations/default/reset-breaker", "/operations", "/operations/1/resume", "/operations/1/interrupt", "/events/1/reveal"} {
+	for _, path := range []string{"/destinations/default/pause", "/destinations/default/resume", "/destinations/default/reset-breaker", "/operations", "/operations/1/resume", "/operations/1/interrupt", "/events/1/reveal", "/alerts/silence"} {
 		if status, body := s.post(path, nil); status != 403 || !strings.Contains(body, "role") {
 			t.Errorf("%s: %d", path, status)
 		}
@@ -289,7 +300,7 @@ func TestReaderSeesNoButtons(t *testing.T) {
 
 func TestForeignersAreRefused(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	s := serve(t, db.Pool)
 	s.header = http.Header{"Sec-Fetch-Site": {"cross-site"}, "Origin": {"https://evil.example"}}
 	if status, body := s.post("/destinations/default/pause", nil); status != 403 || !strings.Contains(body, "Another site") {
@@ -338,7 +349,7 @@ func TestVendoredFiles(t *testing.T) {
 // Who has not signed in, or comes from a foreign name, learns nothing of the relay and its database.
 func TestStrangersLearnNothing(t *testing.T) {
 	t.Parallel()
-	s := serve(t, relaytest.New(t).Pool)
+	s := serve(t, relaytest.Covered(t).Pool)
 	ask := func(status int) {
 		t.Helper()
 		got, body := s.get("/")
@@ -356,7 +367,7 @@ func TestStrangersLearnNothing(t *testing.T) {
 // Selected are those that were ticked, and never all that the filter leaves.
 func TestNothingSelected(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(3, "k")
 	db.Settled("failed", "true")
 	s := serve(t, db.Pool)
@@ -380,13 +391,13 @@ func TestNothingSelected(t *testing.T) {
 // An event is found by its id, its key or its reference; of a reference that several events have, the list shows all, page by page.
 func TestFindsEvents(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, related_reference)
 		SELECT 't', '{}', 'key-' || i, CASE WHEN i = 7 THEN 'INV-7' WHEN i <= 60 THEN 'INV & sons' END FROM generate_series(1, 70) i`)
 	s := serve(t, db.Pool)
 	for text, want := range map[string]string{
 		"7": "<h1>Event 7</h1>", "key-9": "<h1>Event 9</h1>", " INV-7 ": "<h1>Event 7</h1>", "": `id="filter"`,
-		"nothing <b>": "No such event", "a\x00b": "contains a NUL", "INV & sons": `value="INV &amp; sons"`,
+		"nothing <b>": "There is no such event", "a\x00b": "contains a NUL", "INV & sons": `value="INV &amp; sons"`,
 	} {
 		if _, body := s.get("/find?q=" + url.QueryEscape(text)); !strings.Contains(body, want) {
 			t.Errorf("%q leads to\n%s", text, body)
@@ -405,7 +416,7 @@ func TestFindsEvents(t *testing.T) {
 // A search by reference that was cut says so, how far it came, and goes on from there.
 func TestSearchByReferenceSaysWhereItEnded(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, related_reference) SELECT 't', '{}', 'k' || i, CASE i WHEN 1 THEN 'old' END FROM generate_series(1, 12000) i`)
 	s := serve(t, db.Pool)
 	_, body := s.get("/events?related=old")
@@ -421,7 +432,7 @@ func TestSearchByReferenceSaysWhereItEnded(t *testing.T) {
 // The probes of a long outage are two moments of the timeline, with how many lie between.
 func TestTimelineOfManyProbes(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, error)
 		SELECT 1, i, now() + make_interval(mins => i), 1, CASE WHEN i < 10 THEN 1 ELSE 2 END, i % 2, 'default', 'hold', 'connect', 'refused' FROM generate_series(1, 11) i`)
@@ -434,7 +445,7 @@ func TestTimelineOfManyProbes(t *testing.T) {
 // Attempts count anew after a replay: the timeline names who replayed the event, and that the replay delivered it.
 func TestTimelineOfReplay(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	db.Settled("failed", "true")
 	_, err := ops.New(db.Pool).As(ops.Actor{Name: "root@vm"}).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}}, 0, nil)
@@ -451,7 +462,7 @@ func TestTimelineOfReplay(t *testing.T) {
 // The audit says which deliveries an operation was for, not their destination alone.
 func TestAuditNamesTheSelection(t *testing.T) {
 	t.Parallel()
-	db := relaytest.New(t)
+	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	_, err := ops.New(db.Pool).As(ops.Actor{Name: "ann"}).Discard(t.Context(), ops.Selection{EventIDs: []int64{1}, Destination: "default", Type: "in*"}, nil)
 	relaytest.Must(t, err)

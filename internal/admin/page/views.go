@@ -1,10 +1,11 @@
 package page
 
 import (
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/history"
@@ -86,6 +87,9 @@ func (p *Page) changeDestination(r *http.Request, outbox *ops.Outbox) (to string
 type eventsData struct {
 	Filter url.Values
 	List   []ops.Delivery
+	// Untaken events are not routed yet, and not listed; 0 where the filter leaves out what is
+	// pending.
+	Untaken int64
 	// Searched is how far back was looked without filling the page; nil: all was looked at, or the page is full.
 	Searched *ops.Searched
 	// Next is the query of the next page; empty: this is the last. First is that of the first one.
@@ -101,10 +105,8 @@ type eventsData struct {
 
 // Same returns the query that previews an action on all that match.
 func (d eventsData) Same(action string) string {
-	q := url.Values{"action": {action}}
-	for name, values := range d.same {
-		q[name] = values
-	}
+	q := maps.Clone(d.same)
+	q.Set("action", action)
 	return query(q)
 }
 
@@ -118,12 +120,9 @@ func (p *Page) events(r *http.Request) (view, error) {
 			q.Set(name, value)
 		}
 	}
-	same := url.Values{}
-	for name, values := range q {
-		if name != "after" && name != "limit" {
-			same[name] = values
-		}
-	}
+	same := maps.Clone(q)
+	same.Del("after")
+	same.Del("limit")
 	status := q.Get("status")
 	data := eventsData{
 		Filter: q, Reasons: policy.Reasons(), same: same, Narrowed: len(same) > 0 && !same.Has("related"), First: query(same),
@@ -140,12 +139,14 @@ func (p *Page) events(r *http.Request) (view, error) {
 		data.List, data.Searched, position = list.Deliveries, list.Searched, list.Next
 	}
 	if err == nil && position != nil {
-		next := url.Values{}
-		for name, values := range same {
-			next[name] = values
-		}
+		next := maps.Clone(same)
 		next.Set("after", position.String())
 		data.Next = query(next)
+	}
+	if err == nil && data.Filter.Get("after") == "" && (status == "" || status == "pending") {
+		if s, statusErr := p.Control.Status(r.Context()); statusErr == nil {
+			data.Untaken = s.Untaken.Events
+		}
 	}
 	if names, namesErr := p.Control.Outbox.Destinations(r.Context()); namesErr == nil {
 		data.Destinations = names
@@ -169,6 +170,26 @@ func (p *Page) alerts(r *http.Request) (view, error) {
 	return view{Template: "alerts.html", Title: "Alerts", Active: "alerts", Live: true, Data: alertsData{s.Alerts, s.Destinations}}, err
 }
 
+// silentFor is how long the button of an alert keeps it silent.
+const silentFor = 2 * time.Hour
+
+// changeAlert does what a button of the page of alerts says.
+func (p *Page) changeAlert(r *http.Request, outbox *ops.Outbox) (to string, err error) {
+	rule, subject := r.PostForm.Get("rule"), r.PostForm.Get("subject")
+	var word string
+	switch r.PathValue("action") {
+	case "acknowledge":
+		word, err = "acknowledged", outbox.AcknowledgeAlert(r.Context(), rule, subject)
+	case "silence":
+		word, err = "silenced", outbox.SilenceAlerts(r.Context(), rule, subject, silentFor, "from the page")
+	case "unsilence":
+		word, err = "unsilenced", outbox.SilenceAlerts(r.Context(), rule, subject, 0, "from the page")
+	default:
+		return "", check.Problem{Path: "action", Text: "is not known"}
+	}
+	return "/alerts?done=" + word, err
+}
+
 type relaysData struct{ Relays []ops.RelayStatus }
 
 func (p *Page) relays(r *http.Request) (view, error) {
@@ -187,8 +208,8 @@ func (p *Page) audit(r *http.Request) (view, error) {
 	before := int64(0)
 	if text := r.URL.Query().Get("before"); text != "" {
 		var err error
-		if before, err = strconv.ParseInt(text, 10, 64); err != nil || before < 1 {
-			return v, check.Problem{Path: "before", Text: "is not a number above 0"}
+		if before, err = control.ParseID("before", text); err != nil {
+			return v, err
 		}
 	}
 	entries, err := p.Control.Outbox.Audit(r.Context(), before, pageSize)

@@ -1,4 +1,4 @@
-// Package alert is the command alert, which tries the alert channels.
+// Package alert is the command alert: it tries the alert channels, acknowledges alerts and silences them.
 package alert
 
 import (
@@ -16,11 +16,69 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // Command is the command alert.
 type Command struct {
-	Test testCommand `cmd:"" help:"Send a test alert to every channel and show what came back."`
+	Test        testCommand        `cmd:"" help:"Send a test alert to every channel and show what came back."`
+	Acknowledge acknowledgeCommand `cmd:"" help:"Say that an open alert is known: it is not repeated until it returns."`
+	Silence     silenceCommand     `cmd:"" help:"Send nothing of some alerts for a while, as during maintenance."`
+}
+
+type acknowledgeCommand struct {
+	config.DatabaseFlags
+	cli.ActorFlag
+	Rule    string `arg:"" help:"The rule, as status and the alert name it."`
+	Subject string `arg:"" help:"What it is about: the destination, the relay or the database."`
+}
+
+func (acknowledgeCommand) Help() string {
+	return `Its recovery is sent. The audit and status say who has acknowledged it.`
+}
+
+func (cmd acknowledgeCommand) Run(inv *cli.Invocation) error {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+		return outbox.AcknowledgeAlert(ctx, cmd.Rule, cmd.Subject)
+	})
+	if err == nil {
+		_, err = fmt.Fprintf(inv.Stdout, "%s of %s is acknowledged: it is not sent again until it returns.\n", plain.Line(cmd.Rule), plain.Line(cmd.Subject))
+	}
+	return err
+}
+
+type silenceCommand struct {
+	config.DatabaseFlags
+	cli.ActorFlag
+	Rule    string        `placeholder:"RULE" help:"Only alerts of this rule."`
+	Subject string        `placeholder:"NAME" help:"Only alerts about this destination, relay or database."`
+	For     time.Duration `required:"" placeholder:"DURATION" help:"For how long, at most 720h; 0s ends a silence."`
+	Reason  string        `placeholder:"TEXT" help:"Why, for the audit."`
+}
+
+func (silenceCommand) Help() string {
+	return `Without --rule and --subject all alerts are silent. What lasts longer than the silence is sent when it ends, and recoveries of what was sent
+before are sent within it. Status and the page show what is silenced.`
+}
+
+func (cmd silenceCommand) Run(inv *cli.Invocation) error {
+	if cmd.For < 0 || cmd.For > ops.MaxSilence {
+		return cli.Usagef("--for: %s is out of range; write up to 720h, or 0s to end a silence", cmd.For)
+	}
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+		return outbox.SilenceAlerts(ctx, cmd.Rule, cmd.Subject, cmd.For, cmd.Reason)
+	})
+	switch {
+	case errors.Is(err, ops.ErrUnknownRule):
+		return cli.Usagef("--rule: %v", err)
+	case err != nil:
+		return err
+	case cmd.For == 0:
+		_, err = fmt.Fprintln(inv.Stdout, "The silence has ended.")
+	default:
+		_, err = fmt.Fprintf(inv.Stdout, "Silent for %s.\n", plain.Span(cmd.For))
+	}
+	return err
 }
 
 type testCommand struct {

@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/measure"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -184,7 +185,7 @@ type bench struct {
 	schema string
 	pool   *pgxpool.Pool // of one connection
 
-	load        *load
+	load        *measure.Process
 	postmaster  int // 0: the server is not on this machine
 	destination post.Destination
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/measure"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/procstat"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -25,10 +26,10 @@ func (b *bench) measure(ctx context.Context) (report Report, err error) {
 	if b.load, err = startLoad(ctx, b.inv); err != nil {
 		return report, err
 	}
-	defer b.load.stop()
-	ready, err := b.load.call(loadOrder{DSN: b.config.DirectURL(), Schema: b.schema, Payload: b.cmd.Payload})
+	defer func() { _ = b.load.Stop() }() // how it ends does not matter
+	ready, err := b.order(ctx, "open", loadOrder{DSN: b.config.DirectURL(), Schema: b.schema, Payload: b.cmd.Payload})
 	if err != nil {
-		return report, b.cause(ctx, err)
+		return report, err
 	}
 	if err := b.setDestination(ready.URL); err != nil {
 		return report, err
@@ -41,8 +42,8 @@ func (b *bench) measure(ctx context.Context) (report Report, err error) {
 		return report, err
 	}
 	b.progress("inserting %s", plain.Plural(b.cmd.Events, "event", "events"))
-	if _, err := b.load.call(loadOrder{Events: b.cmd.Events}); err != nil {
-		return report, b.cause(ctx, err)
+	if _, err := b.order(ctx, "fill", loadOrder{Events: b.cmd.Events}); err != nil {
+		return report, err
 	}
 	running, err := b.start(ctx)
 	if err != nil {
@@ -64,9 +65,15 @@ func (b *bench) measure(ctx context.Context) (report Report, err error) {
 	return report, err
 }
 
+// order has the other process do something.
+func (b *bench) order(ctx context.Context, name string, order loadOrder) (answer loadAnswer, err error) {
+	err = b.cause(ctx, b.load.Call(name, order, &answer))
+	return answer, err
+}
+
 // cause returns why the run ended. After an interrupt the errors of the other process are noise.
 func (b *bench) cause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err
@@ -116,7 +123,7 @@ func (b *bench) prepareDatabase(ctx context.Context) (roundTrip float64, err err
 		times = append(times, float64(time.Since(begun))/float64(time.Millisecond))
 	}
 	slices.Sort(times)
-	return quantile(times, 0.5), nil
+	return measure.Quantile(times, 0.5), nil
 }
 
 // isLocal reports whether a host is this machine: a directory of a socket, or loopback.
@@ -124,20 +131,38 @@ func isLocal(host string) bool {
 	return len(host) > 0 && host[0] == '/' || slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 }
 
-// usage is the processor time and the WAL that were used up to a moment.
+// usage is the processor time and the WAL that were used within a time.
 type usage struct {
-	at             time.Time
+	window         time.Duration
 	relay, server  time.Duration
 	load           time.Duration // of the producers' process
 	busy, capacity time.Duration // of the machine
 	wal            float64
 }
 
+// during returns what is used while something is done.
+func (b *bench) during(ctx context.Context, do func() error) (used usage, err error) {
+	before, err := b.usage(ctx)
+	begun := time.Now()
+	if err == nil {
+		err = do()
+	}
+	if err != nil {
+		return used, err
+	}
+	after, err := b.usage(ctx)
+	return usage{
+		window: time.Since(begun), relay: after.relay - before.relay, server: after.server - before.server, load: after.load - before.load,
+		busy: after.busy - before.busy, capacity: after.capacity - before.capacity, wal: after.wal - before.wal,
+	}, err
+}
+
+// usage returns what was used up to now.
 func (b *bench) usage(ctx context.Context) (u usage, err error) {
 	if err := b.pool.QueryRow(ctx, selectWAL).Scan(&u.wal); err != nil {
 		return u, fmt.Errorf("read the WAL's position: %w", err)
 	}
-	u.at, u.relay, u.load = time.Now(), procstat.Process(os.Getpid()), procstat.Process(b.load.cmd.Process.Pid)
+	u.relay, u.load = procstat.Process(os.Getpid()), procstat.Process(b.load.PID())
 	if b.postmaster > 0 {
 		u.server = procstat.Family(b.postmaster)
 	}
@@ -288,35 +313,28 @@ func (b *bench) wait(ctx context.Context, running *runningRelay, count int, phas
 }
 
 func (b *bench) drain(ctx context.Context, running *runningRelay, roundTrip float64) (d Drain, err error) {
-	before, err := b.usage(ctx)
-	if err != nil {
-		return d, err
-	}
-	if err := b.wait(ctx, running, b.cmd.Events, "drain"); err != nil {
-		return d, err
-	}
-	after, err := b.usage(ctx)
+	used, err := b.during(ctx, func() error { return b.wait(ctx, running, b.cmd.Events, "drain") })
 	if err != nil {
 		return d, err
 	}
 	running.mu.Lock()
 	defer running.mu.Unlock()
-	took, window := running.last.Sub(running.first), after.at.Sub(before.at)
+	took := running.last.Sub(running.first)
 	events := float64(b.cmd.Events)
 	d = Drain{
 		Events: b.cmd.Events, Attempts: running.attempts, Seconds: took.Seconds(), PerSecond: events / max(took.Seconds(), 1e-9),
-		RelayMicros:    per(after.relay-before.relay, time.Microsecond, events),
-		PostgresMicros: per(after.server-before.server, time.Microsecond, events),
-		WALBytes:       (after.wal - before.wal) / events,
+		RelayMicros:    per(used.relay, time.Microsecond, events),
+		PostgresMicros: per(used.server, time.Microsecond, events),
+		WALBytes:       used.wal / events,
 		InFlight:       running.inPosts.Seconds() / max(took.Seconds(), 1e-9),
 		AnswerMS:       running.inPosts.Seconds() * 1000 / float64(max(running.attempts, 1)),
 	}
 	whole := b.destination.WithDefaults(post.Egress{})
 	d.Limit = limits{
-		window: window, inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
+		window: used.window, inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
 		rate: d.PerSecond, rateLimit: whole.RateLimit, failures: running.failures,
-		busy: share(after.busy-before.busy, after.capacity-before.capacity), relay: share(after.relay-before.relay, window),
-		server: share(after.server-before.server, window), load: share(after.load-before.load, window), processors: runtime.NumCPU(),
+		busy: share(used.busy, used.capacity), relay: share(used.relay, used.window),
+		server: share(used.server, used.window), load: share(used.load, used.window), processors: runtime.NumCPU(),
 	}.String()
 	return d, nil
 }
@@ -324,19 +342,15 @@ func (b *bench) drain(ctx context.Context, running *runningRelay, roundTrip floa
 func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, error) {
 	count := max(int(float64(b.cmd.Rate)*b.cmd.Duration.Seconds()), 1)
 	b.progress("committing %d events/s for %s", b.cmd.Rate, b.cmd.Duration)
-	before, err := b.usage(ctx)
-	if err != nil {
-		return nil, err
-	}
-	committed, err := b.load.call(loadOrder{First: b.cmd.Events, Events: count, Rate: b.cmd.Rate, For: b.cmd.Duration})
-	if err != nil {
-		return nil, b.cause(ctx, err)
-	}
-	count = len(committed.IDs) // fewer than were due, if the database is slower than the rate
-	if err := b.wait(ctx, running, b.cmd.Events+count, "steady"); err != nil {
-		return nil, err
-	}
-	after, err := b.usage(ctx)
+	var committed loadAnswer
+	used, err := b.during(ctx, func() (err error) {
+		committed, err = b.order(ctx, "steady", loadOrder{First: b.cmd.Events, Events: count, Rate: b.cmd.Rate, For: b.cmd.Duration})
+		if err != nil {
+			return err
+		}
+		count = len(committed.IDs) // fewer than were due, if the database is slower than the rate
+		return b.wait(ctx, running, b.cmd.Events+count, "steady")
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -347,12 +361,12 @@ func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, err
 		times = append(times, max(0, float64(running.answered[id].UnixNano()-committed.Committed[i])/float64(time.Millisecond)))
 	}
 	slices.Sort(times)
-	seconds := after.at.Sub(before.at).Seconds()
+	seconds := used.window.Seconds()
 	inserting := float64(slices.Max(committed.Committed)-slices.Min(committed.Committed)) / float64(time.Second)
 	return &Steady{
-		Rate: b.cmd.Rate, Events: count, P50: quantile(times, 0.5), P90: quantile(times, 0.9), P99: quantile(times, 0.99), Max: quantile(times, 1),
-		RelayMS:     per(after.relay-before.relay, time.Millisecond, seconds),
-		PostgresMS:  per(after.server-before.server, time.Millisecond, seconds),
+		Rate: b.cmd.Rate, Events: count, P50: measure.Quantile(times, 0.5), P90: measure.Quantile(times, 0.9), P99: measure.Quantile(times, 0.99), Max: measure.Quantile(times, 1),
+		RelayMS:     per(used.relay, time.Millisecond, seconds),
+		PostgresMS:  per(used.server, time.Millisecond, seconds),
 		CommittedAt: float64(count) / (inserting + 1/float64(b.cmd.Rate)), // each event has its part of the time, the last one too
 	}, nil
 }
@@ -362,22 +376,18 @@ func (b *bench) inserts(ctx context.Context, stopRelay func() error) (*Inserts, 
 	report := &Inserts{Clients: connections, Seconds: b.cmd.Inserts.Seconds()}
 	first := maxEvents + maxRate*int(maxDuration.Seconds()) // beyond all numbers before
 	measure := func() (rate InsertRate, err error) {
-		before, err := b.usage(ctx)
-		if err != nil {
-			return rate, err
-		}
-		answer, err := b.load.call(loadOrder{First: first, For: b.cmd.Inserts})
-		if err != nil {
-			return rate, b.cause(ctx, err)
-		}
-		after, err := b.usage(ctx)
+		var answer loadAnswer
+		used, err := b.during(ctx, func() (err error) {
+			answer, err = b.order(ctx, "insert", loadOrder{First: first, For: b.cmd.Inserts})
+			return err
+		})
 		if err != nil {
 			return rate, err
 		}
 		first += answer.Inserted
 		n := float64(answer.Inserted)
-		rate.PerSecond = n / after.at.Sub(before.at).Seconds()
-		rate.PostgresMS = per(after.server-before.server, time.Millisecond, n)
+		rate.PerSecond = n / used.window.Seconds()
+		rate.PostgresMS = per(used.server, time.Millisecond, n)
 		return rate, nil
 	}
 	b.progress("committing events as fast as the database answers, for %s beside the relay and for %[1]s without it", b.cmd.Inserts)
@@ -391,8 +401,6 @@ func (b *bench) inserts(ctx context.Context, stopRelay func() error) (*Inserts, 
 	report.Alone, err = measure()
 	return report, err
 }
-
-func quantile(sorted []float64, q float64) float64 { return sorted[int(q*float64(len(sorted)-1)+0.5)] }
 
 func share(part, whole time.Duration) float64 {
 	if whole <= 0 {

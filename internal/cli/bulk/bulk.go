@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
@@ -32,8 +33,8 @@ type Work[B any] interface {
 	Refuse(found B) error
 	// Act changes what was found.
 	Act(ctx context.Context, found B, progress func(B)) (B, error)
-	// Counts returns the fields of B that count.
-	Counts(b *B) Counts
+	// Counts returns the part of B that counts.
+	Counts(b *B) *batch.Counts
 	// Merge adds to found what only the result knows.
 	Merge(found *B, result B)
 	// Report returns what --json prints.
@@ -42,12 +43,6 @@ type Work[B any] interface {
 	Sample(found B) (remark string, rows [][]any)
 	// LeftOut returns lines about what was found and stays as it is.
 	LeftOut(found B) []string
-}
-
-// Counts holds the common fields of a command's counts.
-type Counts struct {
-	Matched, Done, Missed *int64
-	More                  *bool
 }
 
 // An Outcome is what --json prints before the counts.
@@ -72,7 +67,7 @@ func (b Operation[B]) Run(ctx context.Context, inv *cli.Invocation, c *config.Co
 	if err := b.Work.Refuse(found); err != nil {
 		return err
 	}
-	if *b.Work.Counts(&found).Matched == 0 {
+	if b.Work.Counts(&found).Matched == 0 {
 		return b.print(inv, Outcome{}, found)
 	}
 	if !b.Yes {
@@ -82,19 +77,19 @@ func (b Operation[B]) Run(ctx context.Context, inv *cli.Invocation, c *config.Co
 		}
 	}
 	result, err := b.Work.Act(ctx, found, b.progress(inv, found))
-	Audit(inv, c, b.Action, b.Selection, *b.Work.Counts(&result).Done, err)
+	Audit(inv, c, b.Action, b.Selection, b.Work.Counts(&result).Done, err)
 	return b.finish(inv, found, result, err)
 }
 
 // progress returns what shows a person how far the command is.
 func (b Operation[B]) progress(inv *cli.Invocation, found B) func(B) {
-	matched := *b.Work.Counts(&found).Matched
+	matched := b.Work.Counts(&found).Matched
 	if !output.IsTerminal(inv.Stderr) || slices.Contains(inv.Env, "TERM=dumb") || matched <= 1000 {
 		return nil
 	}
 	return func(so B) {
 		t := b.Work.Counts(&so)
-		output.Draw(inv.Stderr, fmt.Sprintf("%s %d of %s", b.Done, *t.Done, b.count(found)), *t.Matched >= matched)
+		output.Draw(inv.Stderr, fmt.Sprintf("%s %d of %s", b.Done, t.Done, b.count(found)), t.Matched >= matched)
 	}
 }
 
@@ -111,13 +106,13 @@ func Audit(inv *cli.Invocation, c *config.Config, action, selection string, done
 func (b Operation[B]) finish(inv *cli.Invocation, found, result B, err error) error {
 	b.Work.Merge(&found, result)
 	f, r := b.Work.Counts(&found), b.Work.Counts(&result)
-	*f.Done, *f.Missed = *r.Done, *r.Missed
-	if *f.More {
-		*f.Matched, *f.More = *r.Matched, err != nil
+	f.Done, f.Missed = r.Done, r.Missed
+	if f.More {
+		f.Matched, f.More = r.Matched, err != nil
 	} else {
-		*f.Matched = max(*f.Matched, *r.Matched)
+		f.Matched = max(f.Matched, r.Matched)
 	}
-	left := max(*f.Matched-*r.Done-*r.Missed, 0)
+	left := max(f.Matched-r.Done-r.Missed, 0)
 	if err == nil {
 		return b.print(inv, Outcome{Left: left}, found)
 	}
@@ -127,10 +122,10 @@ func (b Operation[B]) finish(inv *cli.Invocation, found, result B, err error) er
 		}
 	}
 	leftText := fmt.Sprint(left)
-	if *f.More {
+	if f.More {
 		leftText = "an unknown number"
 	}
-	text := fmt.Sprintf("%d %s, %s left; the same command goes on", *r.Done, b.Done, leftText)
+	text := fmt.Sprintf("%d %s, %s left; the same command goes on", r.Done, b.Done, leftText)
 	if errors.Is(err, cli.ErrInterrupted) {
 		return cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted: " + text)}
 	}
@@ -145,16 +140,16 @@ func (b Operation[B]) print(inv *cli.Invocation, r Outcome, found B) error {
 	w := inv.Stdout
 	found = output.Printable(found)
 	t := b.Work.Counts(&found)
-	if r.DryRun || *t.Matched == 0 {
+	if r.DryRun || t.Matched == 0 {
 		b.printFound(w, found)
-		if r.DryRun && *t.Matched > 0 {
+		if r.DryRun && t.Matched > 0 {
 			fmt.Fprintf(w, "Nothing was %s: this was a dry run.\n", b.Done)
 		}
 		return nil
 	}
-	fmt.Fprintf(w, "%s %s.\n", Capital(b.Done), plain.Plural(*t.Done, b.One, b.Many))
-	if *t.Missed > 0 {
-		fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", *t.Missed)
+	fmt.Fprintf(w, "%s %s.\n", plain.Capital(b.Done), plain.Plural(t.Done, b.One, b.Many))
+	if t.Missed > 0 {
+		fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", t.Missed)
 	}
 	printLines(w, b.Work.LeftOut(found))
 	return nil
@@ -162,14 +157,14 @@ func (b Operation[B]) print(inv *cli.Invocation, r Outcome, found B) error {
 
 // printFound says how many there are, which the first of them are, and what is left out.
 func (b Operation[B]) printFound(w io.Writer, found B) {
-	if t := b.Work.Counts(&found); *t.Matched == 0 {
+	if t := b.Work.Counts(&found); t.Matched == 0 {
 		fmt.Fprintf(w, "There is nothing to %s.\n", b.Verb)
 	} else {
 		remark, rows := b.Work.Sample(found)
-		if *t.Matched > int64(len(rows)) {
+		if t.Matched > int64(len(rows)) {
 			remark += ", such as"
 		}
-		fmt.Fprintf(w, "%s to %s%s:\n", Capital(b.count(found)), b.Verb, remark)
+		fmt.Fprintf(w, "%s to %s%s:\n", plain.Capital(b.count(found)), b.Verb, remark)
 		_ = output.List(w, "", "", rows, func(cells []any) []any { return cells })
 	}
 	printLines(w, b.Work.LeftOut(found))
@@ -184,8 +179,8 @@ func printLines(w io.Writer, lines []string) {
 // count says how many were found.
 func (b Operation[B]) count(found B) string {
 	t := b.Work.Counts(&found)
-	text := plain.Plural(*t.Matched, b.One, b.Many)
-	if *t.More {
+	text := plain.Plural(t.Matched, b.One, b.Many)
+	if t.More {
 		return "at least " + text
 	}
 	return text
@@ -202,6 +197,3 @@ func NotFound(what string, ids []int64, all int64) string {
 	}
 	return fmt.Sprintf("Not found: %s: %s", what, strings.Join(texts, ", "))
 }
-
-// Capital returns the text with its first letter, which is of ASCII, in upper case.
-func Capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }

@@ -2,8 +2,9 @@ package config
 
 import (
 	"crypto/tls"
+	"net/url"
 	"path"
-	"slices"
+	"reflect"
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
@@ -22,8 +23,8 @@ type Admin struct {
 
 // Equal reports whether nothing that is read from the configuration differs.
 func (a Admin) Equal(b Admin) bool {
-	return a.Listen == b.Listen && a.PathPrefix == b.PathPrefix && a.Token == b.Token && a.ReadToken == b.ReadToken &&
-		a.CertFile == b.CertFile && a.KeyFile == b.KeyFile && a.BehindProxy == b.BehindProxy && slices.Equal(a.AllowedHosts, b.AllowedHosts)
+	a.Certificate, b.Certificate = nil, nil
+	return reflect.DeepEqual(a, b)
 }
 
 func (c *Config) adminRows() []settings.Row {
@@ -34,10 +35,20 @@ func (c *Config) adminRows() []settings.Row {
 		{Path: "admin.read_token", Env: "ADMIN_READ_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.ReadToken))},
 		{Path: "admin.allowed_hosts", Env: "ADMIN_ALLOWED_HOSTS", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.AllowedHosts))},
 		{Path: "admin.behind_proxy", Env: "ADMIN_BEHIND_PROXY", Value: settings.One("true", settings.ParseBool, settings.To(&a.BehindProxy), false)},
+		{Path: "admin.public_url", Env: "ADMIN_PUBLIC_URL", Value: settings.One("https://relay.internal/outbox", optional(parsePublicURL), settings.To(&c.Relay.Alerts.PageURL), "")},
 		{Path: "admin.path_prefix", Env: "ADMIN_PATH_PREFIX", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.PathPrefix), "")},
 		{Path: "admin.tls.cert_file", Env: "ADMIN_TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.CertFile))},
 		{Path: "admin.tls.key_file", Env: "ADMIN_TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.KeyFile))},
 	}
+}
+
+// parsePublicURL returns the address of the page, which alerts link to, without a slash at its end.
+func parsePublicURL(text string) (string, string) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return "", settings.Quote(text) + ` is not the address of a page; write one such as "https://relay.internal/outbox"`
+	}
+	return strings.TrimRight(text, "/"), ""
 }
 
 func parsePathPrefix(text string) (string, string) {
@@ -49,21 +60,7 @@ func parsePathPrefix(text string) (string, string) {
 
 // checkAdmin reports mistakes of section admin beyond the single value.
 func (c *Config) checkAdmin() {
-	a := &c.Admin
-	cert, key := "admin.tls.cert_file", "admin.tls.key_file"
-	switch {
-	case c.Failed(cert) || c.Failed(key):
-	case (a.CertFile == "") != (a.KeyFile == ""):
-		c.ProblemAt(map[bool]string{true: cert, false: key}[a.CertFile != ""], "is set without the other file of tls; set both")
-	case a.CertFile != "":
-		pair, err := settings.WatchKeyPair(&c.Log, a.CertFile, a.KeyFile)
-		if err != nil {
-			c.ProblemAt(cert, err.Error())
-			break
-		}
-		c.WarnReadable(key, a.KeyFile)
-		a.Certificate = pair.Get
-	}
+	c.Admin.Certificate = c.keyPair("admin.tls", c.Admin.CertFile, c.Admin.KeyFile)
 	for _, p := range c.Guard().Problems("admin") {
 		if !c.Failed(p.Path) && !c.FailedBelow("admin") {
 			c.ProblemAt(p.Path, p.Text)
@@ -75,6 +72,6 @@ func (c *Config) checkAdmin() {
 func (c *Config) Guard() guard.Config {
 	a := c.Admin
 	return guard.Config{
-		Address: a.Listen, Token: a.Token, ReadToken: a.ReadToken, TLS: a.Certificate != nil, BehindProxy: a.BehindProxy, AllowedHosts: a.AllowedHosts,
+		Address: a.Listen, Token: a.Token, ReadToken: a.ReadToken, TLS: a.Certificate != nil, BehindProxy: a.BehindProxy, AllowedHosts: a.AllowedHosts, Log: c.Log,
 	}
 }

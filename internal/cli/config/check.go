@@ -27,22 +27,19 @@ func (c *Config) checkRelay() {
 
 // checkDatabase parses the database URLs.
 func (c *Config) checkDatabase() {
-	switch {
-	case c.Failed("database.url"):
-		return
-	case !c.Has("database.url"):
+	if !c.Failed("database.url") && !c.Has("database.url") {
 		c.ProblemAt("database.url", "is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE")
-		return
 	}
 	c.Pool = c.parsedURL("database.url", c.databaseURL)
-	if c.listenURL.Secret != "" {
-		c.Direct = c.parsedURL("database.listen_url", c.listenURL)
-	}
+	c.Direct = c.parsedURL("database.listen_url", c.listenURL)
 }
 
-// parsedURL returns the database URL at path, nil if it cannot be used.
-func (c *Config) parsedURL(path string, u maskedURL) *pgxpool.Config {
-	pool, problem := ParseDatabaseURL(string(u.Secret))
+// parsedURL returns the database URL at path; nil: there is none, or it cannot be used.
+func (c *Config) parsedURL(path string, url settings.Secret) *pgxpool.Config {
+	if url == "" {
+		return nil
+	}
+	pool, problem := ParseDatabaseURL(string(url))
 	if problem != "" {
 		c.ProblemAt(path, problem)
 	}

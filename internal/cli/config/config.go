@@ -10,7 +10,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
@@ -30,7 +29,7 @@ type Config struct {
 	LogFormat     string         // auto, json or console
 	Log           zerolog.Logger // for changes of files that destinations name; discards until the log exists
 
-	databaseURL, listenURL maskedURL
+	databaseURL, listenURL settings.Secret
 	logLevelName           string
 }
 
@@ -44,14 +43,12 @@ type destination struct {
 	credentialsFile, seedFile string
 }
 
-// A channel is where alerts go. Exactly one field is set.
-type channel struct{ slack, webhook, service string }
-
 // sources are what a configuration is read from.
 type sources struct {
 	Env      []string          // "NAME=value", as os.Environ returns it
 	Flags    map[string]string // those that were given, by name
 	Hostname string            // the default of relay.name
+	NoFile   bool              // leave the file out
 }
 
 // Read is [load] for a command. It prints the warnings; mistakes are an error.
@@ -61,6 +58,23 @@ func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
 		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
 	}
 	return c, c.Err()
+}
+
+// ReadToLook is [Read] for a command that changes nothing: it does without a file that cannot be read, as long as the
+// environment names the database.
+func ReadToLook(inv *cli.Invocation, sections ...string) (*Config, error) {
+	c := Load(inv, sections...)
+	if !c.Readable {
+		hostname, _ := os.Hostname()
+		alone := loadFrom(sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname, NoFile: true}, sections...)
+		if alone.Err() == nil {
+			for _, p := range c.Problems {
+				fmt.Fprintf(inv.Stderr, "warning: %s; the database is that of the environment\n", p)
+			}
+			return alone, nil
+		}
+	}
+	return Read(inv, sections...)
 }
 
 // Load reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
@@ -73,9 +87,9 @@ func Load(inv *cli.Invocation, sections ...string) *Config {
 // loadFrom is [load] for sources that are no command's.
 func loadFrom(from sources, sections ...string) *Config {
 	c := &Config{Log: zerolog.Nop()}
-	c.Set = settings.Load(c.table(from.Hostname), settings.Sources{Env: from.Env, Flags: from.Flags})
+	c.Set = settings.Load(c.table(from.Hostname), settings.Sources{Env: from.Env, Flags: from.Flags, NoFile: from.NoFile})
 	c.Inherit("destinations", "defaults")
-	if c.Readable() {
+	if c.Readable {
 		c.bind()
 	}
 	c.Keep(sections...)
@@ -146,25 +160,23 @@ func (c *Config) bindChannels() {
 		if c.Failed(path) || c.FailedBelow(path) {
 			continue
 		}
-		var ch channel
-		c.Bind(path, channelRows(&ch))
-		urls := slices.DeleteFunc([]string{ch.slack, ch.webhook, ch.service}, func(url string) bool { return url == "" })
+		var made []alert.Channel
+		c.Bind(path, channelRows(&made, transport))
 		switch {
-		case len(urls) == 0:
+		case len(made) == 0:
 			c.ProblemAt(path, `names no channel; write {slack: "https://…"}, {webhook: "https://…"} or {service: "smtp://…"}`)
-		case len(urls) > 1:
+		case len(made) > 1:
 			c.ProblemAt(path, "names two channels; write an entry for each")
-		case seen[urls[0]]:
+		case seen[urlSum(made[0])]:
 			c.ProblemAt(path, "repeats the URL of another channel")
-		case ch.slack != "":
-			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, alert.Slack(ch.slack, transport))
-		case ch.webhook != "":
-			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, alert.Webhook(ch.webhook, transport))
 		default:
-			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, notify.New(settings.Secret(ch.service), transport))
-		}
-		if len(urls) > 0 {
-			seen[urls[0]] = true
+			seen[urlSum(made[0])] = true
+			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, made[0])
 		}
 	}
+}
+
+// urlSum returns what the name of a channel says of its URL, whatever its kind.
+func urlSum(channel alert.Channel) string {
+	return channel.Name()[strings.LastIndex(channel.Name(), "-"):]
 }

@@ -39,52 +39,17 @@ func TestWarnings(t *testing.T) {
 		want string
 	}{
 		"unknown variable": {env: []string{"OUTBOX_LEASSE=1m"}, want: "warning: env OUTBOX_LEASSE: is not a setting of this version; did you mean OUTBOX_LEASE?\n"},
-		"no likeness":      {env: []string{"OUTBOX_FROBNICATE=1"}, want: "warning: env OUTBOX_FROBNICATE: is not a setting of this version\n"},
 		"readable by all":  {env: []string{"OUTBOX_SIGNING_SECRET_FILE=" + open}, want: "warning: env OUTBOX_SIGNING_SECRET_FILE: DIR/secret is readable by everyone on this machine; run: chmod o-r DIR/secret\n"},
 		"shrinking delays": {
 			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\ndefaults: {retry: {schedule: [30s, 5s]}}\n",
 			want: "warning: outbox-relay.yaml:2: defaults.retry.schedule: has a delay that is shorter than the one before it\n",
 		},
-		"a variable the file refers to":  {env: []string{"OUTBOX_LOGISTICS=https://l"}, file: "destinations: {a: {url: '${OUTBOX_LOGISTICS}'}}\n"},
-		"what Kubernetes sets by itself": {env: []string{"OUTBOX_RELAY_SERVICE_HOST=x", "OUTBOX_RELAY_PORT=tcp://x", "OUTBOX_RELAY_PORT_80_TCP_ADDR=x", "OUTBOX_RELAY_SERVICE_PORT_HTTP=80"}},
-		"other programs' variables":      {env: []string{"OUTBOXES=1", "LEASE=1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := check(t, test.file, append(settingsBeside(test.file), test.env...))
 			if got := strings.ReplaceAll(r.stderr, dir, "DIR"); r.code != 0 || got != test.want {
 				t.Errorf("exit code %d, stderr:\n%s\nwant:\n%s", r.code, got, test.want)
-			}
-		})
-	}
-}
-
-// What a file may look like and still mean the same.
-func TestTolerance(t *testing.T) {
-	t.Parallel()
-	for name, file := range map[string]string{
-		"byte order mark":   "\ufefflog: {level: warn}\n",
-		"CRLF":              "log:\r\n  level: warn\r\n",
-		"one document":      "---\nlog: {level: warn}\n...\n",
-		"comments":          "# x\n\n---\n# y\nlog: {level: warn} # z\n",
-		"quotes":            "\"log\": {'level': \"warn\"}\n",
-		"alias":             "relay: {name: &x warn}\nlog: {level: *x}\n",
-		"empty sections":    "relay:\ndefaults: {}\nroutes:\nlog: {level: warn}\n",
-		"reference":         "log: {level: '${LEVEL}'}\n",
-		"default":           "log: {level: '${NONE:-warn}'}\n",
-		"default for empty": "log: {level: '${EMPTY:-warn}'}\n",
-		"part":              "log: {level: 'w${PART}n'}\n",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			path := writeFile(t, filepath.Join(t.TempDir(), usualFile), file)
-			c := loadFrom(sources{
-				Env:      append([]string{"LEVEL=warn", "PART=ar", "EMPTY="}, twoSettings...),
-				Flags:    map[string]string{"config": path},
-				Hostname: "host",
-			})
-			if err := c.Err(); err != nil || c.logLevelName != "warn" {
-				t.Errorf("log.level is %q, error %v", c.logLevelName, err)
 			}
 		})
 	}
@@ -210,13 +175,13 @@ func TestRelayConfig(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
 database: {url: postgres://u:p@h/db, listen_url: postgres://u:p@h2/db, pooler: none, schema: Billing}
 relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, log_delivered: true}
-defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, not_after: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
+defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, not_after: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, event_headers: [x-a, x-b-*], max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
 destinations:
   a: {url: http://a, headers: {Authorization: x, X-Y: z}, signing_secrets: [`+goodSecret+`]}
-  b: {url: https://b, format: raw, cloudevents_source: /t, max_payload_bytes: 20, excerpts: text, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, rate_limit: 0.5, on_failure: block, breaker: {enabled: false, failures: 28, probe_after: 29s, probe_max: 30s}, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h, not_after: 600h}, responses: {retry: [501], fail: []}}
+  b: {url: https://b, format: raw, cloudevents_source: /t, event_headers: [], max_payload_bytes: 20, excerpts: text, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, rate_limit: 0.5, on_failure: block, breaker: {enabled: false, failures: 28, probe_after: 29s, probe_max: 30s}, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h, not_after: 600h}, responses: {retry: [501], fail: []}}
 routes: [{event: x.*, to: [a, b]}, {event: y, to: [b]}]
 egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
-alerts: {window: 17m, lag_over: 18m, vacuum_blocked_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
+alerts: {after: 17s, after_by_rule: {lag: 0s}, repeat: 0s, lag_over: 18m, vacuum_blocked_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
 	c := loadFrom(sources{Flags: map[string]string{"config": file}, Hostname: "host"})
@@ -226,7 +191,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 	got := c.Relay
 	none, half := 0.0, 0.5
 	want := relay.Config{
-		Pool: c.Pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.Direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
+		Pool: c.Pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.Direct}, Schema: "Billing", RefuseSuperuser: true, Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
 		Destinations: []post.Destination{
 			{
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
@@ -234,7 +199,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 				RateLimit:      24, OnFailure: policy.SkipFailed, Breaker: policy.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
 				Retry:     policy.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, NotAfter: 500 * time.Hour},
 				Responses: policy.Responses{Retry: []int{}, Fail: []int{404}},
-				Wire:      post.Wire{Format: post.FormatCloudEvents, Source: "/s", MaxPayloadBytes: 19, Excerpts: post.ExcerptsNone},
+				Wire:      post.Wire{Format: post.FormatCloudEvents, Source: "/s", EventHeaders: []string{"x-a", "x-b-*"}, MaxPayloadBytes: 19, Excerpts: post.ExcerptsNone},
 			},
 			{
 				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
@@ -242,14 +207,14 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, NotAfter: 600 * time.Hour},
 				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},
 				Wire: post.Wire{
-					Format: post.FormatRaw, Source: "/t", MaxPayloadBytes: 20, Excerpts: post.ExcerptsText, Proxy: "http://p:22",
+					Format: post.FormatRaw, Source: "/t", EventHeaders: []string{}, MaxPayloadBytes: 20, Excerpts: post.ExcerptsText, Proxy: "http://p:22",
 					TLS: post.TLS{MinVersion: tls.VersionTLS13, ServerName: "n"},
 				},
 			},
 		},
 		Routes:    []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
 		Egress:    post.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
-		Alerts:    alert.Config{Window: 17 * time.Minute, LagOver: 18 * time.Minute, VacuumBlockedOver: 23 * time.Minute, Channels: got.Alerts.Channels},
+		Alerts:    alert.Config{After: 17 * time.Second, AfterByRule: map[string]time.Duration{alert.RuleLag: 0}, Repeat: -1, LagOver: 18 * time.Minute, VacuumBlockedOver: 23 * time.Minute, Channels: got.Alerts.Channels},
 		Retention: archive.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
 	}
 	if !reflect.DeepEqual(got, want) { // which follows pointers

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -143,10 +144,7 @@ func warnQuarantined(inv *cli.Invocation, outbox *ops.Outbox, environment string
 
 // DirectURL returns the URL that leads past a pooler, with its password; that of the pooler if there is no other.
 func (c *Config) DirectURL() string {
-	if c.listenURL.Secret != "" {
-		return string(c.listenURL.Secret)
-	}
-	return string(c.databaseURL.Secret)
+	return string(cmp.Or(c.listenURL, c.databaseURL))
 }
 
 // OpenMigrator returns what migrates the database, with a connection of its own. The caller closes that.

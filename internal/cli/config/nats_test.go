@@ -40,6 +40,7 @@ func TestNATSMistakes(t *testing.T) {
 		"url: 'nats://a', subject: 'a.{tpye}', stream: s":           `subject: "a.{tpye}" holds a { that begins neither {type}, {destination} nor {partition}; write one such as "outbox.{type}"`,
 		"url: 'nats://a', subject: 'a.>', stream: s":                `subject: "a.>" holds a wildcard, '*' or '>'; write one such as "outbox.{type}"`,
 		"url: 'nats://a', subject: '$JS.{type}', stream: s":         `subject: "$JS.{type}" begins with a sign of the server's own subjects, '$' or '_'; write one such as "outbox.{type}"`,
+		"url: 'nats://a', subject: 'a b', stream: s":                `subject: "a b" holds a blank or a character beyond printable ASCII; write one such as "outbox.{type}"`,
 		"url: 'nats://a', subject: 'a..b', stream: s":               `subject: "a..b" has an empty word between its dots; write one such as "outbox.{type}"`,
 		"url: 'nats://a', subject: s":                               "stream: is not set; write the name of the stream that stores the events",
 		"url: 'nats://a', subject: s, stream: a.b":                  `stream: "a.b" is not the name of a stream: it holds a blank, '.', '*', '>' or a slash`,

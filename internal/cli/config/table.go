@@ -3,9 +3,11 @@ package config
 import (
 	"crypto/tls"
 	"slices"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
@@ -36,7 +38,7 @@ func (c *Config) table(hostname string) settings.Table {
 			settings.Under("destinations.*", slices.Concat(targetRows(&destination{}), settings.Inherited(shared), credentialRows(&destination{}), brokerRows(&destination{}))),
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
-			settings.Under("alerts.channels[]", channelRows(&channel{})),
+			settings.Under("alerts.channels[]", channelRows(nil, nil)),
 			c.alertRows(), c.retentionRows(), c.metricsRows(), c.tracesRows(), c.adminRows(), c.logRows(),
 		),
 	}
@@ -45,10 +47,11 @@ func (c *Config) table(hostname string) settings.Table {
 func (c *Config) databaseRows() []settings.Row {
 	return []settings.Row{
 		{Path: "environment", Env: "ENVIRONMENT", Value: settings.One("production", settings.ParseText, settings.To(&c.Relay.Environment), "")},
-		{Path: "database.url", Env: "DATABASE_URL", FromFile: true, Value: settings.One("postgres://…", parseDatabaseText, settings.To(&c.databaseURL))},
-		{Path: "database.listen_url", Env: "DATABASE_LISTEN_URL", FromFile: true, Value: settings.One("postgres://…", optional(parseDatabaseText), settings.To(&c.listenURL))},
+		{Path: "database.url", Env: "DATABASE_URL", FromFile: true, Value: settings.Showing(settings.One("postgres://…", settings.ParseSecret, settings.To(&c.databaseURL)), databasePart)},
+		{Path: "database.listen_url", Env: "DATABASE_LISTEN_URL", FromFile: true, Value: settings.Showing(settings.One("postgres://…", optional(settings.ParseSecret), settings.To(&c.listenURL)), databasePart)},
 		{Path: "database.pooler", Env: "DATABASE_POOLER", Value: settings.One("auto", settings.ParseChoice(relay.PoolerAuto, relay.PoolerNone, relay.PoolerTransaction), settings.To(&c.Relay.Pooler.Mode), relay.PoolerAuto)},
 		{Path: "database.schema", Env: "DATABASE_SCHEMA", Flag: "schema", Value: settings.One("billing", optional(parseSchema), settings.To(&c.Relay.Schema), "")},
+		{Path: "database.allow_superuser", Env: "DATABASE_ALLOW_SUPERUSER", Value: settings.One("true", settings.ParseBool, func(allowed bool) { c.Relay.RefuseSuperuser = !allowed }, false)},
 	}
 }
 
@@ -87,6 +90,7 @@ func policyRows(d *destination) []settings.Row {
 
 		{Path: "format", Env: "FORMAT", Value: settings.One("raw", settings.ParseChoice(post.FormatRaw, post.FormatCloudEvents), settings.To(&wire.Format), post.FormatRaw)},
 		{Path: "cloudevents_source", Env: "CLOUDEVENTS_SOURCE", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
+		{Path: "event_headers", Env: "EVENT_HEADERS", Value: settings.Many("[x-event-*]", settings.ParseText, settings.To(&wire.EventHeaders), webhook.DefaultEventHeaders())},
 		{Path: "max_payload_bytes", Env: "MAX_PAYLOAD_BYTES", Value: settings.One("262144", settings.ParseNumber, func(n int) { wire.MaxPayloadBytes = int64(n) }, 0)},
 		{Path: "excerpts", Env: "EXCERPTS", Value: settings.One("problem", settings.ParseChoice(post.ExcerptsProblem, post.ExcerptsText, post.ExcerptsNone), settings.To(&wire.Excerpts), post.ExcerptsProblem)},
 		{Path: "tls.ca_file", Env: "TLS_CA_FILE", Value: settings.One("/etc/tls/ca.pem", settings.ParseText, settings.To(&d.caFile))},
@@ -101,7 +105,7 @@ func policyRows(d *destination) []settings.Row {
 // targetRows say where a destination's requests go, and what proves that they come from here.
 func targetRows(d *destination) []settings.Row {
 	return []settings.Row{
-		{Path: "url", Env: "DESTINATION_URL", Flag: "destination-url", Make: addDefaultDestination, Value: settings.One("https://logistics.internal/webhooks/finance", showing(settings.ParseSecret, WithoutQuery), toText(&d.URL))},
+		{Path: "url", Env: "DESTINATION_URL", Flag: "destination-url", Make: addDefaultDestination, Value: settings.Showing(settings.One("https://logistics.internal/webhooks/finance", settings.ParseText, settings.To(&d.URL)), WithoutQuery)},
 		{Path: "signing_secrets", Env: "SIGNING_SECRET", FromFile: true, Value: settings.Many("[whsec_…]", parseSigningSecret, settings.To(&d.SigningSecrets))},
 		{Path: "headers.*", Value: settings.Each("Bearer …", settings.ParseSecret, func(values map[string]settings.Secret) {
 			for name, value := range values {
@@ -135,14 +139,14 @@ func credentialRows(d *destination) []settings.Row {
 		{Path: "basic_auth.username", Value: settings.One("outbox", parseUsername, settings.To(&d.user))},
 		{Path: "basic_auth.password", Value: settings.One("${LOGISTICS_PASSWORD}", settings.ParseSecret, settings.To(&d.password))},
 		{Path: "basic_auth.password_file", Value: settings.One("/var/run/secrets/logistics/password", settings.ParseText, settings.To(&d.passwordFile))},
-		{Path: "proxy", Value: settings.One("http://proxy.internal:3128", showing(settings.ParseSecret, withoutUser), toText(&d.Wire.Proxy))},
+		{Path: "proxy", Value: settings.Showing(settings.One("http://proxy.internal:3128", settings.ParseText, settings.To(&d.Wire.Proxy)), withoutUser)},
 	}
 }
 
 func (c *Config) egressRows() []settings.Row {
 	return []settings.Row{
 		{Path: "egress.allow_private", Env: "EGRESS_ALLOW_PRIVATE", Value: settings.Many("[10.20.0.0/16]", parsePrefix, settings.To(&c.Relay.Egress.AllowPrivate))},
-		{Path: "egress.proxy", Env: "EGRESS_PROXY", FromFile: true, Value: settings.One("http://proxy.internal:3128", showing(settings.ParseSecret, withoutUser), toText(&c.Relay.Egress.Proxy))},
+		{Path: "egress.proxy", Env: "EGRESS_PROXY", FromFile: true, Value: settings.Showing(settings.One("http://proxy.internal:3128", settings.ParseText, settings.To(&c.Relay.Egress.Proxy)), withoutUser)},
 	}
 }
 
@@ -153,18 +157,30 @@ func routeRows(r *relay.Route) []settings.Row {
 	}
 }
 
-func channelRows(ch *channel) []settings.Row {
+// channelRows append the channel of each URL to made.
+func channelRows(made *[]alert.Channel, transport *alert.Transport) []settings.Row {
+	slack := func(url string) { *made = append(*made, alert.Slack(url, transport)) }
+	webhook := func(url string) { *made = append(*made, alert.Webhook(url, transport)) }
+	service := func(url settings.Secret) { *made = append(*made, notify.New(url, transport)) }
 	return []settings.Row{
-		{Path: "slack", Env: "SLACK_WEBHOOK_URL", FromFile: true, Value: settings.One("https://hooks.slack.com/…", showing(parseChannelURL, OnlyHost), toText(&ch.slack))},
-		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.One("https://ops.internal/hooks/outbox", showing(parseChannelURL, OnlyHost), toText(&ch.webhook))},
-		{Path: "service", Env: "ALERT_SERVICE_URL", FromFile: true, Value: settings.One("smtp://…", showing(notify.ParseURL, onlyService), toText(&ch.service))},
+		{Path: "slack", Env: "SLACK_WEBHOOK_URL", FromFile: true, Value: settings.Showing(settings.One("https://hooks.slack.com/…", parseChannelURL, slack), OnlyHost)},
+		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.Showing(settings.One("https://ops.internal/hooks/outbox", parseChannelURL, webhook), OnlyHost)},
+		{Path: "service", Env: "ALERT_SERVICE_URL", FromFile: true, Value: settings.Showing(settings.One("smtp://…", notify.ParseURL, service), onlyService)},
 	}
 }
 
 func (c *Config) alertRows() []settings.Row {
 	a := &c.Relay.Alerts
 	return []settings.Row{
-		{Path: "alerts.window", Env: "ALERT_WINDOW", Value: settings.One("15m", settings.ParseDuration, settings.To(&a.Window), alert.DefaultWindow)},
+		{Path: "alerts.after", Env: "ALERT_AFTER", Value: settings.One("45s", parseWait, func(d time.Duration) {
+			a.After = max(d, 1) // 0 would be the default
+		}, alert.DefaultAfter)},
+		{Path: "alerts.after_by_rule.*", Value: settings.Each("2m", parseWait, settings.To(&a.AfterByRule))},
+		{Path: "alerts.repeat", Env: "ALERT_REPEAT", Value: settings.One("1h", parseWait, func(d time.Duration) {
+			if a.Repeat = d; d == 0 {
+				a.Repeat = -1
+			}
+		}, alert.DefaultRepeat)},
 		{Path: "alerts.lag_over", Env: "ALERT_LAG_OVER", Value: settings.One("10m", settings.ParseDuration, settings.To(&a.LagOver), alert.DefaultLagOver)},
 		{Path: "alerts.vacuum_blocked_over", Env: "ALERT_VACUUM_BLOCKED_OVER", Value: settings.One("5m", settings.ParseDuration, settings.To(&a.VacuumBlockedOver), alert.DefaultVacuumBlockedOver)},
 	}
@@ -173,10 +189,10 @@ func (c *Config) alertRows() []settings.Row {
 func (c *Config) retentionRows() []settings.Row {
 	keep := &c.Relay.Retention
 	return []settings.Row{
-		{Path: "retention.archive_after", Env: "RETENTION_ARCHIVE_AFTER", Value: settings.One("720h", parseKept, settings.To(&keep.ArchiveAfter), archive.DefaultArchiveAfter)},
-		{Path: "retention.delete_after", Env: "RETENTION_DELETE_AFTER", Value: settings.One("8760h", parseKept, settings.To(&keep.DeleteAfter), archive.DefaultDeleteAfter)},
-		{Path: "retention.attempts", Env: "RETENTION_ATTEMPTS", Value: settings.One("2160h", parseKept, settings.To(&keep.Attempts), archive.DefaultKeepAttempts)},
-		{Path: "retention.processed_events", Env: "RETENTION_PROCESSED_EVENTS", Value: settings.One("2160h", parseKept, settings.To(&keep.ProcessedEvents), archive.DefaultKeepProcessed)},
+		{Path: "retention.archive_after", Env: "RETENTION_ARCHIVE_AFTER", Value: settings.One("720h", parseWait, settings.To(&keep.ArchiveAfter), archive.DefaultArchiveAfter)},
+		{Path: "retention.delete_after", Env: "RETENTION_DELETE_AFTER", Value: settings.One("8760h", parseWait, settings.To(&keep.DeleteAfter), archive.DefaultDeleteAfter)},
+		{Path: "retention.attempts", Env: "RETENTION_ATTEMPTS", Value: settings.One("2160h", parseWait, settings.To(&keep.Attempts), archive.DefaultKeepAttempts)},
+		{Path: "retention.processed_events", Env: "RETENTION_PROCESSED_EVENTS", Value: settings.One("2160h", parseWait, settings.To(&keep.ProcessedEvents), archive.DefaultKeepProcessed)},
 		{Path: "retention.schedule", Env: "RETENTION_SCHEDULE", Value: settings.One(`"17 3 * * *"`, settings.ParseText, settings.To(&keep.Schedule), archive.DefaultArchiveSchedule)},
 	}
 }

@@ -14,31 +14,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// A maskedURL is a URL with a secret in it. config show prints the part that is none.
-type maskedURL struct {
-	settings.Secret
-	part func(text string) string
-}
-
-// Shown implements [settings.Shown].
-func (u maskedURL) Shown() string {
-	if u.Secret == "" {
-		return ""
-	}
-	return u.part(string(u.Secret))
-}
-
-// showing returns a parser of URLs of which config show prints a part.
-func showing(parse settings.Parser[settings.Secret], part func(text string) string) settings.Parser[maskedURL] {
-	return func(text string) (maskedURL, string) {
-		secret, problem := parse(text)
-		return maskedURL{secret, part}, problem
-	}
-}
-
-// toText returns a function that writes the whole URL to a field.
-func toText(field *string) func(maskedURL) { return func(u maskedURL) { *field = string(u.Secret) } }
-
 // optional returns a parser that accepts an empty text, too: the zero value.
 func optional[T any](parse settings.Parser[T]) settings.Parser[T] {
 	return func(text string) (T, string) {
@@ -50,14 +25,16 @@ func optional[T any](parse settings.Parser[T]) settings.Parser[T] {
 	}
 }
 
-func parseDatabaseText(text string) (maskedURL, string) {
-	return showing(settings.ParseSecret, func(text string) string {
-		pool, problem := ParseDatabaseURL(text)
-		if problem != "" {
-			return settings.Mask
-		}
-		return databaseName(pool.ConnConfig)
-	})(text)
+// databasePart shows a database's URL without its password.
+func databasePart(raw settings.Secret) string {
+	if raw == "" {
+		return ""
+	}
+	pool, problem := ParseDatabaseURL(string(raw))
+	if problem != "" {
+		return settings.Mask
+	}
+	return databaseName(pool.ConnConfig)
 }
 
 // WithoutQuery shows where requests go; a token often stands in the query.
@@ -91,7 +68,7 @@ func OnlyHost(raw string) string {
 }
 
 // onlyService shows the service of a channel, whose host may be the key.
-func onlyService(raw string) string { return notify.Kind(raw) + "://" + settings.Mask }
+func onlyService(raw settings.Secret) string { return notify.Kind(string(raw)) + "://" + settings.Mask }
 
 func parseSchema(text string) (string, string) {
 	text, problem := settings.ParseText(text)
@@ -114,7 +91,7 @@ func parseSigningSecret(text string) (webhook.Secret, string) {
 }
 
 // parseChannelURL never repeats the URL: everyone who knows it can post to the channel.
-func parseChannelURL(text string) (settings.Secret, string) {
+func parseChannelURL(text string) (string, string) {
 	if _, problem := settings.ParseText(text); problem != "" {
 		return "", problem
 	}
@@ -127,11 +104,11 @@ func parseChannelURL(text string) (settings.Secret, string) {
 	case u.Hostname() == "":
 		return "", "has no host"
 	}
-	return settings.Secret(text), ""
+	return text, ""
 }
 
-// parseKept parses a duration of which 0, with or without a unit, means for ever.
-func parseKept(text string) (time.Duration, string) {
+// parseWait parses a duration that may be 0, with or without a unit.
+func parseWait(text string) (time.Duration, string) {
 	if d, err := time.ParseDuration(text); err == nil && d == 0 {
 		return 0, ""
 	}

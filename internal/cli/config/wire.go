@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"slices"
@@ -24,32 +25,40 @@ func (c *Config) bindTLS(path string, d *destination) {
 		}
 		return
 	}
-	ca, cert, key := path+".tls.ca_file", path+".tls.cert_file", path+".tls.key_file"
-	if d.caFile != "" && !c.Failed(ca) {
+	if ca := path + ".tls.ca_file"; d.caFile != "" && !c.Failed(ca) {
 		if w, err := settings.WatchAuthorities(&c.Log, d.caFile); err != nil {
 			c.ProblemAt(ca, err.Error())
 		} else {
 			t.Roots = w.Get
 		}
 	}
+	t.Certificate = c.keyPair(path+".tls", d.certFile, d.keyFile)
+}
+
+// keyPair returns the certificate in the two files that a section tls names; nil: it names none, or has a mistake, which is
+// reported.
+func (c *Config) keyPair(section, certFile, keyFile string) func() *tls.Certificate {
+	cert, key := section+".cert_file", section+".key_file"
 	switch {
-	case c.Failed(cert) || c.Failed(key):
-	case d.certFile == "" && d.keyFile != "":
+	case c.Failed(cert) || c.Failed(key) || certFile == "" && keyFile == "":
+		return nil
+	case certFile == "":
 		c.ProblemAt(key, "is set without tls.cert_file; set both")
-	case d.certFile != "" && d.keyFile == "":
+		return nil
+	case keyFile == "":
 		c.ProblemAt(cert, "is set without tls.key_file; set both")
-	case d.certFile != "":
-		pair, err := settings.WatchKeyPair(&c.Log, d.certFile, d.keyFile)
-		if err != nil {
-			c.ProblemAt(cert, err.Error())
-			return
-		}
-		c.WarnReadable(key, d.keyFile)
-		if notice := pair.Notice(); notice != "" {
-			c.WarnAt(cert, notice)
-		}
-		t.Certificate = pair.Get
+		return nil
 	}
+	pair, err := settings.WatchKeyPair(&c.Log, certFile, keyFile)
+	if err != nil {
+		c.ProblemAt(cert, err.Error())
+		return nil
+	}
+	c.WarnReadable(key, keyFile)
+	if notice := pair.Notice(); notice != "" {
+		c.WarnAt(cert, notice)
+	}
+	return pair.Get
 }
 
 // withoutTLS returns the scheme of a URL without TLS, and the one that it has with TLS; both empty: the URL has TLS.

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -9,17 +8,13 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -208,98 +203,4 @@ destinations:
 	if value := follow(); value != "Bearer two" {
 		t.Errorf("after a change: %q", value)
 	}
-}
-
-// A file that changes is read again; one that cannot be used leaves what was, and is told of once.
-func TestWatchedFiles(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	name := filepath.Join(dir, "token")
-	var out bytes.Buffer
-	log := zerolog.New(&out)
-	told := func(t *testing.T, want string) {
-		t.Helper()
-		if got := strings.Count(out.String(), "\n"); (want == "") != (got == 0) || !strings.Contains(out.String(), want) || got > 1 {
-			t.Errorf("told %q, want %q once", out.String(), want)
-		}
-		out.Reset()
-	}
-	writeFile(t, name, "one")
-	old := time.Now().Add(-time.Hour)
-	age := func(name string) {
-		if err := os.Chtimes(name, old, old); err != nil {
-			t.Fatal(err)
-		}
-	}
-	age(name)
-	reads := 0
-	w, err := settings.WatchFiles(&log, 10, func(contents [][]byte) (string, error) {
-		reads++
-		if problem := string(contents[0]); strings.HasPrefix(problem, "!") {
-			return "", os.ErrInvalid
-		}
-		return string(contents[0]), nil
-	}, name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	is := func(t *testing.T, want string) {
-		t.Helper()
-		for range 3 {
-			if got := w.Get(); got != want {
-				t.Errorf("holds %q, want %q", got, want)
-			}
-		}
-	}
-	is(t, "one")
-	if reads != 1 {
-		t.Errorf("an unchanged file was read %d times", reads)
-	}
-	told(t, "")
-
-	writeFile(t, name, "two, longer")
-	is(t, "one")
-	told(t, "larger than")
-	writeFile(t, name, "two")
-	is(t, "two")
-	told(t, "in use")
-	// Read when it was half written, and the rest carries the same time.
-	soon := time.Now().Add(time.Minute)
-	for _, text := range []string{"ten", "six"} {
-		writeFile(t, name, text)
-		if err := os.Chtimes(name, soon, soon); err != nil {
-			t.Fatal(err)
-		}
-		is(t, text)
-		told(t, "in use")
-	}
-	writeFile(t, name, "!bad")
-	is(t, "six")
-	told(t, "stays in use")
-	if err := os.Remove(name); err != nil {
-		t.Fatal(err)
-	}
-	is(t, "six")
-	told(t, "no such file")
-
-	// As Kubernetes swaps a secret: the link changes, and the new file may be as long and as old as the former.
-	for _, version := range []string{"v1", "v2"} {
-		writeFile(t, filepath.Join(dir, version), version)
-		age(filepath.Join(dir, version))
-	}
-	link := func(to string) {
-		t.Helper()
-		if err := os.Symlink(filepath.Join(dir, to), name+".new"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(name+".new", name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	link("v1")
-	is(t, "v1")
-	told(t, "in use")
-	link("v2")
-	is(t, "v2")
-	told(t, "in use")
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -77,9 +78,7 @@ func (d operation) Refuse(found ops.Bulk) error {
 	return nil
 }
 
-func (operation) Counts(b *ops.Bulk) bulk.Counts {
-	return bulk.Counts{Matched: &b.Matched, Done: &b.Done, Missed: &b.Missed, More: &b.More}
-}
+func (operation) Counts(b *ops.Bulk) *batch.Counts { return &b.Counts }
 
 func (operation) Merge(found *ops.Bulk, result ops.Bulk) {
 	found.InFlight = max(found.InFlight, result.InFlight)
@@ -131,6 +130,10 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 		default:
 			add(n, "%s.", status)
 		}
+	}
+	if n := found.NotRouted; n > 0 {
+		lines = append(lines, fmt.Sprintf("Left alone: %s not routed yet: no relay has taken them, or one is sending them now; repeat the command later.",
+			plain.Plural(n, "event", "events")))
 	}
 	if found.Unknown > 0 {
 		lines = append(lines, bulk.NotFound(plain.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))

@@ -20,9 +20,9 @@ type createCommand struct {
 }
 
 func (createCommand) Help() string {
-	return `Events that were loaded with triggers disabled, or by logical replication, have no deliveries, and nothing sends them.
-This gives each of them the deliveries that its type has by the stored routes, or parks it. Events that have a delivery
-are left alone. They are sent as new ones: an event with an ordering key arrives after later ones that were delivered.
+	return `Events that were loaded from another server, by logical replication or from a dump, may have no deliveries, and no relay takes
+them. This gives each of them the deliveries that its type has by the stored routes, or parks it. Events that have a delivery
+are left alone, and so are those that a relay has yet to route. They are sent as new ones: an event with an ordering key arrives after later ones that were delivered.
 
 It works in batches, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +23,7 @@ type Command struct {
 	Show showCommand `cmd:"" help:"Show one event: what was inserted, its deliveries, and the attempts that did not deliver."`
 	Tail tailCommand `cmd:"" help:"Print what happens from now on."`
 
-	CreateDeliveries createCommand `cmd:"" help:"Create the deliveries of events that have none, since the trigger did not run."`
+	CreateDeliveries createCommand `cmd:"" help:"Create the deliveries of events that have none, and that no relay takes."`
 }
 
 type listCommand struct {
@@ -68,6 +66,7 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 		filter.Status, filter.Attempts = "pending", 1
 	}
 	var page ops.DeliveryPage
+	var untaken ops.Untaken
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		if filter.Since, filter.Until, err = cmd.Bounds(ctx, outbox); err != nil {
 			return err
@@ -76,10 +75,16 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 		if err == nil && len(page.Deliveries) == 0 {
 			err = refuseUnknown(ctx, outbox, cmd.Destination, cmd.Reason, cmd.Type)
 		}
+		if err == nil && cmd.After == "" && (filter.Status == "" || filter.Status == "pending" && filter.Attempts == 0) {
+			untaken, err = outbox.Untaken(ctx)
+		}
 		return err
 	})
 	if err != nil {
 		return err
+	}
+	if untaken.Events > 0 {
+		fmt.Fprintf(inv.Stderr, "Not listed: %s not routed yet, and so without deliveries.\n", plain.Plural(untaken.Events, "event is", "events are"))
 	}
 	if err := output.Show(inv.Stdout, cmd.JSON, output.OrEmpty(page.Deliveries), printDeliveries); err != nil || page.Searched == nil {
 		return err
@@ -139,7 +144,7 @@ func (arg eventArg) report(ctx context.Context, inv *cli.Invocation, outbox *ops
 	case payload:
 		return outbox.Reveal(ctx, id)
 	}
-	return outbox.Event(ctx, id, false)
+	return outbox.Event(ctx, id)
 }
 
 // find returns the id of the event that is meant.
@@ -205,7 +210,9 @@ func (cmd showCommand) Run(inv *cli.Invocation) error {
 func printEvent(w io.Writer, shown ops.EventReport) error {
 	printInserted(w, shown.Event)
 	if len(shown.Deliveries) == 0 {
-		fmt.Fprintln(w, "\nIt has no delivery, so that nothing sends it: outbox-relay events create-deliveries")
+		if printWaits(w, shown.Waits); len(shown.Waits) == 0 {
+			fmt.Fprintln(w, "\nIt has no delivery, so that nothing sends it: outbox-relay events create-deliveries")
+		}
 		return nil
 	}
 	fmt.Fprintln(w)
@@ -252,8 +259,12 @@ func printInserted(w io.Writer, e ops.Event) {
 	if e.ArchivedAt != nil {
 		line("archived", output.Cell(e.ArchivedAt))
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.Headers)) {
-		line("header", name+": "+e.Headers[name])
+	for _, name := range e.HeaderNames {
+		value := "not shown"
+		if e.Headers != nil {
+			value = e.Headers[name]
+		}
+		line("header", name+": "+value)
 	}
 	if e.Payload == nil {
 		line("payload", plain.Plural(e.PayloadBytes, "byte", "bytes")+", not shown; add --payload")
@@ -267,7 +278,7 @@ func printWaits(w io.Writer, waits []ops.Wait) {
 		fmt.Fprintln(w, "\nWhy it waits:")
 	}
 	for _, wait := range waits {
-		if wait.Destination == "" { // parked, as the text says
+		if wait.Destination == "" { // parked or not routed, as the text says
 			fmt.Fprintf(w, "  %s\n", wait.Text)
 			continue
 		}

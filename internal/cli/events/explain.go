@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -16,7 +17,7 @@ import (
 type Explain struct {
 	config.DatabaseFlags
 	eventArg
-	JSON bool `help:"Print JSON: {event, history, waits}. Fields are added, never renamed or removed."`
+	JSON bool `help:"Print JSON: {event, history, waits, dropped_headers}. Fields are added, never renamed or removed."`
 }
 
 func (Explain) Help() string {
@@ -28,18 +29,54 @@ each delivery, and why what is pending still waits, with the command that goes o
 }
 
 func (cmd Explain) Run(inv *cli.Invocation) error {
+	c, err := config.ReadToLook(inv, "database")
+	if err != nil {
+		return err
+	}
 	var report ops.EventReport
-	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, inv, outbox, false)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return output.Show(inv.Stdout, cmd.JSON, report.Explain(), printExplanation)
+	return output.Show(inv.Stdout, cmd.JSON, explanation{report.Explain(), droppedHeaders(c, report)}, printExplanation)
 }
 
-func printExplanation(w io.Writer, x ops.Explanation) error {
+// An explanation is that of the event, with what its headers come to by this configuration.
+type explanation struct {
+	ops.Explanation
+	DroppedHeaders []droppedHeader `json:"dropped_headers"`
+}
+
+// A droppedHeader is a header of an event that a destination does not let through.
+type droppedHeader struct {
+	Destination string `json:"destination"`
+	Header      string `json:"header"`
+}
+
+// droppedHeaders returns what is not sent of the headers of an event. A destination that this configuration lacks counts as one that
+// sets no event_headers.
+func droppedHeaders(c *config.Config, report ops.EventReport) []droppedHeader {
+	all := []droppedHeader{}
+	for _, d := range report.Deliveries {
+		var allowed []string
+		for _, configured := range c.Relay.Destinations {
+			if configured.Name == d.Destination {
+				allowed = configured.Wire.EventHeaders
+			}
+		}
+		for _, name := range report.Event.HeaderNames {
+			if d.Destination != "" && !webhook.EventMaySet(allowed, name) {
+				all = append(all, droppedHeader{d.Destination, name})
+			}
+		}
+	}
+	return all
+}
+
+func printExplanation(w io.Writer, x explanation) error {
 	const alike = 3 // as many are printed whole
 	for i := 0; i < len(x.History); i++ {
 		m, last := x.History[i], i
@@ -51,6 +88,9 @@ func printExplanation(w io.Writer, x ops.Explanation) error {
 			i = last
 			printMoment(w, x.History[last], fmt.Sprintf("%d more like it, then ", more))
 		}
+	}
+	for _, h := range x.DroppedHeaders {
+		output.Prose(w, "  ", fmt.Sprintf("  %s: the header %s is not sent; events may set what event_headers of the destination names", h.Destination, output.Printable(h.Header)))
 	}
 	printWaits(w, x.Waits)
 	if len(x.History) == 1 && len(x.Waits) == 0 {

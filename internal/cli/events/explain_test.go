@@ -24,7 +24,7 @@ func TestExplanationOfManyProbes(t *testing.T) {
 	attempt("1", "1", "503")
 	attempt("2", "1", "503")
 	var b strings.Builder
-	if err := printExplanation(&b, x); err != nil {
+	if err := printExplanation(&b, explanation{Explanation: x}); err != nil {
 		t.Fatal(err)
 	}
 	const want = `2026-01-02 03:00:00.000  inserted as event 1 of type t

@@ -26,7 +26,7 @@ type Command struct {
 
 type showCommand struct {
 	config.DatabaseFlags
-	JSON bool `help:"Print JSON: {recorded, found, differences, quarantined, working}. Fields are added, never renamed or removed."`
+	JSON bool `help:"Print JSON: {recorded, found, differences, foreign?, quarantined, working}. Fields are added, never renamed or removed."`
 }
 
 func (cmd showCommand) Run(inv *cli.Invocation) error {
@@ -44,7 +44,7 @@ type acceptCommand struct {
 
 func (cmd acceptCommand) Run(inv *cli.Invocation) error {
 	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
-		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
+		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 && report.Foreign == "" {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
 			return err
 		}
@@ -52,8 +52,33 @@ func (cmd acceptCommand) Run(inv *cli.Invocation) error {
 		if err := confirmIdentity(inv, report, cmd.Yes, what, "nothing was accepted"); err != nil {
 			return err
 		}
+		if err := rebase(ctx, inv, outbox); err != nil {
+			return err
+		}
 		return accept(ctx, inv.Stdout, outbox, environment)
 	})
+}
+
+// rebase makes events pending that relays could not find, since their transaction ids are another
+// server's.
+func rebase(ctx context.Context, inv *cli.Invocation, outbox *ops.Outbox) error {
+	terminal, drawn := output.IsTerminal(inv.Stderr), false
+	deliveries, err := outbox.Rebase(ctx, func(events int64) {
+		if terminal {
+			output.Draw(inv.Stderr, fmt.Sprintf("went through %d events", events), false)
+			drawn = true
+		}
+	})
+	if drawn {
+		fmt.Fprintln(inv.Stderr)
+	}
+	if deliveries > 0 {
+		fmt.Fprintf(inv.Stdout, "made %s of events whose transaction ids are another server's\n", plain.Plural(deliveries, "pending delivery", "pending deliveries"))
+	}
+	if err != nil {
+		return fmt.Errorf("nothing is accepted; repeat the command: %w", err)
+	}
+	return nil
 }
 
 type discardCommand struct {
@@ -143,6 +168,9 @@ func because(r identity.Report) string {
 	for _, d := range r.Differences {
 		texts = append(texts, d.String())
 	}
+	if r.Foreign != "" {
+		texts = append(texts, r.Foreign)
+	}
 	for _, q := range r.Quarantined {
 		texts = append(texts, fmt.Sprintf("relay %q is quarantined", q.Name))
 	}
@@ -174,6 +202,9 @@ func printReport(w io.Writer, r identity.Report) error {
 	for _, d := range r.Differences {
 		fmt.Fprintf(w, "Different: %s.\n", d)
 	}
+	if r.Foreign != "" {
+		fmt.Fprintf(w, "No relay takes events: %s.\n", r.Foreign)
+	}
 	for _, name := range r.Working {
 		fmt.Fprintf(w, "Relay %q works here.\n", name)
 	}
@@ -187,6 +218,11 @@ func printReport(w io.Writer, r identity.Report) error {
 // advice says what to do about a report.
 func advice(r identity.Report) string {
 	switch {
+	case r.Foreign != "":
+		return "If relays shall work here, and send what the tables show as not yet sent:\n" +
+			"  outbox-relay identity accept\n" +
+			"If it is a copy, whose pending events the original delivers:\n" +
+			"  outbox-relay identity discard-pending"
 	case r.Recorded == nil:
 		return "No relay has worked here yet: the first one records the database as its own."
 	case len(r.Quarantined) == 0 && len(r.Working) == 0 && r.Discardable() != nil && len(r.Differences) > 0:

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -126,9 +127,7 @@ func (b operation) Act(ctx context.Context, found inboxops.Bulk, progress func(i
 
 func (operation) Refuse(inboxops.Bulk) error { return nil }
 
-func (operation) Counts(b *inboxops.Bulk) bulk.Counts {
-	return bulk.Counts{Matched: &b.Matched, Done: &b.Done, Missed: &b.Missed, More: &b.More}
-}
+func (operation) Counts(b *inboxops.Bulk) *batch.Counts { return &b.Counts }
 
 func (operation) Merge(found *inboxops.Bulk, result inboxops.Bulk) { found.KeysLeft = result.KeysLeft }
 

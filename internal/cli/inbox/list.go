@@ -18,7 +18,7 @@ import (
 
 type listCommand struct {
 	filterFlags
-	State      []string `enum:"pending,processing,succeeded,ignored,failed,recorded" placeholder:"STATE" help:"pending, processing, succeeded, ignored or failed; several with commas. With --remembered: succeeded, ignored or recorded (by an inbox). Default: any."`
+	State      []string `enum:"pending,processing,succeeded,ignored,failed,recorded" placeholder:"STATE" help:"pending, processing, succeeded, ignored or failed; several with commas. With --remembered: succeeded, ignored, failed or recorded (by an inbox). Default: any."`
 	Remembered bool     `help:"List what the receiver remembers (processed_events), also of events that no inbox has: in the order of receiver, source and key."`
 	Limit      int64    `default:"50" help:"How many at most."`
 	Before     int64    `placeholder:"ID" help:"Go on behind a list that ended with this inbox id."`
@@ -42,8 +42,8 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	}
 	for _, state := range s.States {
 		switch {
-		case cmd.Remembered && !strings.Contains("succeeded ignored recorded", state):
-			return cli.Usagef("--state %s: events with --remembered are succeeded, ignored or recorded", state)
+		case cmd.Remembered && !strings.Contains("succeeded ignored failed recorded", state):
+			return cli.Usagef("--state %s: events with --remembered are succeeded, ignored, failed or recorded", state)
 		case !cmd.Remembered && state == inboxops.Recorded:
 			return cli.Usagef("--state recorded needs --remembered: it says that an inbox has the event")
 		}

@@ -21,7 +21,7 @@ type rolesCommand struct {
 }
 
 func (rolesCommand) Help() string {
-	return `Runs migrations/roles.sql, which this program carries: it creates the roles outbox_producer, outbox_relay, outbox_reader, inbox_receiver
+	return `Runs migrations/roles.sql, which this program carries: it creates the roles outbox_producer, outbox_relay, outbox_reader, outbox_support, inbox_receiver
 and inbox_support where they are absent, and grants them what this version needs on the tables that there are, of producers and receivers. It does
 all or nothing, and may run many times. Run it after migrate up, as the owner of the tables or as a superuser; who creates the roles needs CREATEROLE.
 

@@ -1,6 +1,9 @@
 package run
 
 import (
+	"errors"
+	"strings"
+
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
@@ -11,11 +14,11 @@ import (
 // A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
 // mistakes changes nothing.
 type reloader struct {
-	inv   *cli.Invocation
-	apply func(relay.Config) (changes []string, err error)
-	hooks relay.Hooks
-	log   zerolog.Logger
-	level *config.Level
+	inv    *cli.Invocation
+	apply  func(relay.Config) (changes []string, err error)
+	refuse func(error)
+	log    zerolog.Logger
+	level  *config.Level
 	// What stays until a restart: the format of the log, where metrics are served, the page, and where spans go.
 	format, metricsListen string
 	console               config.Admin
@@ -41,14 +44,14 @@ func (rl *reloader) reload() {
 	for _, w := range c.Warnings {
 		rl.log.Warn().Msg(w.String())
 	}
-	if err := c.Err(); err != nil {
+	if len(c.Problems) > 0 {
+		var problems []string
 		for _, p := range c.Problems {
 			rl.log.Error().Msg(p.String())
+			problems = append(problems, p.String())
 		}
 		rl.log.Error().Int("problems", len(c.Problems)).Msg(unchanged)
-		if rl.hooks.Reloaded != nil {
-			rl.hooks.Reloaded(nil, err)
-		}
+		rl.refuse(errors.New(strings.Join(problems, "; ")))
 		return
 	}
 	c.Log = rl.log

@@ -80,7 +80,7 @@ func (Command) Run(inv *cli.Invocation) error {
 	}
 	defer monitor.start(inv.Ctx, r)()
 	defer page.start(inv.Ctx)()
-	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, console: c.Admin, traces: c.Traces, page: &page})
+	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, refuse: r.RefuseReload, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, console: c.Admin, traces: c.Traces, page: &page})
 }
 
 // runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.

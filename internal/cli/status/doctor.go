@@ -26,7 +26,7 @@ type Doctor struct {
 func (Doctor) Help() string {
 	return `Examines the configuration, the database and the way to each destination, and changes nothing: the version and settings of the server, a pooler
 before it, clocks, old transactions, rights, each table, index, constraint, trigger and function of the schema against the migrations, dead rows, the identity
-of the database, events without deliveries, what status advises, and a connection (TCP, TLS, no request) to each destination from this host. Each finding has
+of the database, whether relays can take events and send what they have taken, events without deliveries, what status advises, and a connection (TCP, TLS, no request) to each destination from this host. Each finding has
 its remedy.
 
 Exits 1 if a finding is an error, with warnings alone 0.`

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -33,16 +34,20 @@ func (Command) Help() string {
                  served, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
                  blocked: [{key, event_id, reason}], retry_at?, failed_at?, last_delivered_at?}]
                  each count ends at 10001, failed and failed_unsendable at 1001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the
-                 age of the oldest due delivery; blocked_keys counts ordering keys that wait behind a failed delivery, up
-                 to 1001, and blocked names up to three of them; routed says whether a route leads there; breaker is
+                 age of the oldest due delivery that no earlier one of its ordering key blocks, or of an event that is not routed yet
+                 and has a route there, without replays; blocked_keys counts ordering keys that wait behind a failed delivery, up
+                 to 10001, and blocked names up to three of them; routed says whether a route leads there; breaker is
                  closed, open (held: the destination is down) or half_open (being tried); served says whether a running
                  relay has the destination: what is pending for another one is unserved; retry_… are of the latest attempt
                  of those that are retried; failed_unsendable counts events that can never be sent; last_delivered_at is
                  looked for among the newest 1000 deliveries and around retry_event_id
+  untaken        {events, oldest_seconds}: events that are not routed yet, since no relay has taken them, and the age of the oldest
   parked         deliveries that match no route
   relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
-                 destinations}]
-  alerts         [{rule, subject, count, opened_at, first_event_id, first_error}], the open ones; ids are strings
+                 destinations, reload_error?, reload_failed_at?}]
+  differences?   [{destination, secrets, relays}]: relays that have different settings of a destination; secrets: nothing else differs
+  alerts         [{rule, subject, count, opened_at, began_at, database, returned?, first_event_id?, first_error?, detail?,
+                 acknowledged_by?, silent_until?}], the open ones; ids are strings
   quarantined?   why relays do nothing on this database; see outbox-relay identity show
   advice         [{why, subject, text, commands}]: what is wrong and what to do, the most urgent first; empty if all is well`
 }
@@ -51,7 +56,7 @@ func (Command) Help() string {
 const healthTimeout = 5 * time.Second
 
 func (cmd Command) Run(inv *cli.Invocation) error {
-	c, err := config.Read(inv, "database", "relay.name")
+	c, err := config.ReadToLook(inv, "database", "relay.name")
 	if err != nil {
 		return err
 	}
@@ -130,18 +135,37 @@ func printStatus(w io.Writer, s ops.Status) error {
 	for _, d := range s.Destinations {
 		printLaneNotes(w, d)
 	}
-	fmt.Fprintf(w, "\nParked: %s\nRelays: %d\n", upTo(s.Parked), len(s.Relays))
+	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked), len(s.Relays))
 	for _, r := range s.Relays {
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, r.Name, r.Version,
 			r.State(), r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
-		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", a.Rule, a.Subject, a.Count,
-			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), output.AfterColon(cmp.Or(a.FirstError, a.Detail)))
+		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", a.Rule, a.Subject, a.Count,
+			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), quiet(a), output.AfterColon(cmp.Or(a.FirstError, a.Detail)))
 	}
 	fmt.Fprintln(w)
 	return printAdvice(w, s.Advice)
+}
+
+// unrouted says how many events no relay has taken, and for how long the oldest waits.
+func unrouted(u ops.Untaken) string {
+	if u.Events == 0 {
+		return "0"
+	}
+	return upTo(u.Events) + ", the oldest for " + output.Age(u.OldestSeconds)
+}
+
+// quiet says why an alert is not sent; empty: it is.
+func quiet(a alert.Alert) (text string) {
+	if a.AcknowledgedBy != "" {
+		text = ", acknowledged by " + a.AcknowledgedBy
+	}
+	if a.SilentUntil != nil {
+		text += ", silent until " + a.SilentUntil.UTC().Format(time.RFC3339)
+	}
+	return text
 }
 
 // firstEvent names an alert's first event; empty: it has none.

@@ -28,7 +28,8 @@ func TestPrintStatus(t *testing.T) {
 			},
 			{Destination: "mail", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
-		Parked: 2,
+		Untaken: ops.Untaken{Events: 10_001, OldestSeconds: 61},
+		Parked:  2,
 		Relays: []ops.RelayStatus{
 			{Instance: 1, Name: "a", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
 			{Instance: 2, Name: "b", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10},
@@ -50,6 +51,7 @@ func TestPrintStatus(t *testing.T) {
   logistics: paused since 2026-01-02T02:04:05Z: 410 �[31m
   mail: held since 2026-01-02T02:04:05Z, next probe in 12s: connection refused
 
+Not yet routed: 10000+, the oldest for 1m1s
 Parked: 2
 Relays: 3
   1 a v1, idle, started 2026-01-02T02:04:05Z, heard of 400ms ago

@@ -1,4 +1,5 @@
-// Package exampletest runs an example as what it is, a program in a process of its own, and sends it what a relay would.
+// Package exampletest runs an example as what it is, a program in its own process, and sends it
+// what a relay would.
 package exampletest
 
 import (
@@ -21,7 +22,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -60,8 +60,9 @@ type Example struct {
 // listening finds what an example logs when it is ready: its address, or the log that it reads.
 var listening = regexp.MustCompile(`\b(?:listening address|reading (?:stream|topics))=(\S+)`)
 
-// Start runs the example at a database of its own, with the receiver's tables and those that schema makes, and env
-// beside DATABASE_URL and FINANCE_SECRET. When t ends, the example gets SIGTERM and has to exit with 0.
+// Start runs the example at its own database, with the receiver's tables and those that schema
+// makes, and env beside DATABASE_URL and FINANCE_SECRET. When t ends, the example gets SIGTERM and
+// has to exit with 0.
 func Start(t testing.TB, schema string, env ...string) *Example {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Inbox)
@@ -129,7 +130,7 @@ func (e *Example) Stop() {
 		return
 	}
 	defer e.reader.Wait()
-	_ = e.process.Process.Signal(syscall.SIGTERM) // unless it has ended by itself, of which Wait tells
+	_ = e.process.Process.Signal(syscall.SIGTERM) // unless it has ended by itself, which Wait reports
 	select {
 	case err := <-e.ended:
 		if err != nil {
@@ -179,25 +180,22 @@ func (e *Example) Request(path, body string) *http.Request {
 	return r
 }
 
-// Deliver sends what a relay would send for an event. Change may alter headers before they are signed.
-func (e *Example) Deliver(path, eventType, key, body string, change ...func(http.Header)) Answer {
+// Deliver sends what a relay would send for an event. change may add to the event.
+func (e *Example) Deliver(path, eventType, key, body string, change ...func(*consumer.Event)) Answer {
 	e.t.Helper()
 	return e.deliver(Secret, path, eventType, key, body, change...)
 }
 
-func (e *Example) deliver(secret, path, eventType, key, body string, change ...func(http.Header)) Answer {
+func (e *Example) deliver(secret, path, eventType, key, body string, change ...func(*consumer.Event)) Answer {
 	e.t.Helper()
-	parsed, err := webhook.ParseSecret(secret)
+	event := consumer.Event{Key: key, Type: eventType, Payload: []byte(body)}
+	for _, f := range change {
+		f(&event)
+	}
+	r, err := consumertest.NewRequest(e.t.Context(), e.url+path, event, secret)
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	r := e.Request(path, body)
-	r.Header.Set(webhook.IdempotencyKey, key)
-	r.Header.Set(webhook.EventType, eventType)
-	for _, f := range change {
-		f(r.Header)
-	}
-	webhook.Sign(r.Header, []byte(body), time.Now(), parsed)
 	return e.Send(r)
 }
 
@@ -274,8 +272,8 @@ func (e *Example) TakesEffectOnce(path string) {
 	if _, err := e.Pool.Exec(t.Context(), "ALTER TABLE shipments DROP CONSTRAINT shipments_total_check"); err != nil {
 		t.Fatal(err)
 	}
-	deliver("a rule mended", Secret, "k3", Invoice("INV-3", "-1"), 200, 201, 204)
-	shipped("a rule mended", "INV-3", 1)
+	deliver("a rule fixed", Secret, "k3", Invoice("INV-3", "-1"), 200, 201, 204)
+	shipped("a rule fixed", "INV-3", 1)
 
 	for _, malformed := range []string{`{"invoice":`, `[]`} {
 		answer := deliver("malformed "+malformed, Secret, "k4 "+malformed, malformed, 400, 422, 500)

@@ -1,4 +1,4 @@
-// Package server serves an example's handler until the program is told to stop.
+// Package server serves an example's handler until the program is to stop.
 package server
 
 import (
@@ -8,8 +8,22 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 )
+
+// Main runs an example until it fails, or until the program gets SIGINT or SIGTERM, which end ctx.
+// It returns the program's exit code.
+func Main(run func(ctx context.Context) error) (code int) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		slog.Error("the receiver has ended", "error", err)
+		return 1
+	}
+	return 0
+}
 
 // Run serves handler at LISTEN, by default 127.0.0.1:8080, until ctx ends, and then lets the requests that it has taken
 // come to their end: a relay whose request is cut off sends it again, but one that is finished need not be.

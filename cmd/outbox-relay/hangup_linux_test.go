@@ -1,0 +1,89 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// ignoresHangups reports whether a process ignores SIGHUP.
+func ignoresHangups(t *testing.T, pid int) bool {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "SigIgn:\t")
+	mask, _, _ := strings.Cut(rest, "\n")
+	bits, err := strconv.ParseUint(mask, 16, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", status, err)
+	}
+	return bits>>(syscall.SIGHUP-1)&1 == 1
+}
+
+// From its first moments on, before it has initialised its packages and read its configuration, a relay does not end at SIGHUP. It comes up,
+// and reloads.
+func TestHangupsWhileARelayStarts(t *testing.T) {
+	t.Parallel()
+	env := append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+pgtest.New(t, migrations.Outbox), "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in",
+		"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
+	const starts = 100
+	for range starts {
+		program := exec.CommandContext(t.Context(), os.Args[0], "run")
+		s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
+		program.Env, program.Stderr = env, s.stderr
+		if err := program.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_ = program.Wait()
+			s.code <- program.ProcessState.ExitCode()
+		}()
+		ignores := false
+		for !ignores && s.stderr.String() == "" && len(s.code) == 0 {
+			ignores = ignoresHangups(t, program.Process.Pid)
+		}
+		if !ignores { // this test was too slow to see it
+			_ = program.Process.Kill()
+			<-s.code
+			continue
+		}
+		for !strings.Contains(s.stderr.String(), `"msg":"registered"`) && len(s.code) == 0 {
+			_ = program.Process.Signal(syscall.SIGHUP)
+		}
+		s.stderr.wait(t, `"msg":"registered"`, s.code)
+		s.stderr.wait(t, "configuration read again", s.code)
+		_ = program.Process.Signal(syscall.SIGTERM)
+		if code := <-s.code; code != 0 {
+			t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
+		}
+		return
+	}
+	t.Errorf("in %d starts the program was never seen to ignore SIGHUP", starts)
+}
+
+// A command that is no relay ends with its terminal.
+func TestHangupEndsAnotherCommand(t *testing.T) {
+	t.Parallel()
+	program := exec.CommandContext(t.Context(), os.Args[0], "status", "--watch")
+	program.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+pgtest.New(t, migrations.Outbox))
+	out := &awaited{written: make(chan struct{}, 1)}
+	program.Stdout, program.Stderr = out, out
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.wait(t, "\n", nil)
+	_ = program.Process.Signal(syscall.SIGHUP)
+	_ = program.Wait()
+	if status, _ := program.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGHUP {
+		t.Errorf("%s", program.ProcessState)
+	}
+}

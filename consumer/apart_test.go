@@ -1,0 +1,149 @@
+package consumer_test
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// Two receivers in one database have a role each. The login of one neither sees nor changes a row of the other, and cannot keep an event
+// away by the lock of its key. Both receive the same events, in every mode.
+func TestSecurityReceiversAreKeptApart(t *testing.T) {
+	t.Parallel()
+	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
+	pgtest.Migrate(t, server.DSN(""), migrations.Inbox)
+	owner := pgtest.Pool(t, server.DSN(""))
+	must := func(query string) {
+		t.Helper()
+		if _, err := owner.Exec(t.Context(), query, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(receivertest.Schema + `
+		CREATE ROLE inbox_receiver_alpha; CREATE ROLE inbox_receiver_beta;
+		CREATE ROLE alpha LOGIN IN ROLE inbox_receiver_alpha; CREATE ROLE beta LOGIN IN ROLE inbox_receiver_beta;
+		GRANT INSERT, SELECT ON effect TO alpha, beta`)
+	for range 2 { // as after an upgrade
+		must(migrations.Roles())
+	}
+	dsn := func(login string) string {
+		u, err := url.Parse(server.DSN(""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.User = url.User(login)
+		return u.String()
+	}
+	count := func(query string) (n int) {
+		t.Helper()
+		if err := owner.QueryRow(t.Context(), query).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	handle := func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		applied, err := consumer.ApplyIfNewer(ctx, tx, "invoice", "1", consumer.BySequence(1))
+		if err == nil && !applied {
+			t.Errorf("%s: another receiver's version counts", event.Receiver)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := consumer.Once(ctx, tx, event.Receiver, "other", event.Key); err != nil {
+			return err
+		}
+		return receivertest.EffectOf(ctx, event.Key)
+	}
+	envs := map[string]*receivertest.Env{}
+	for _, name := range []string{"alpha", "beta"} {
+		worked := make(chan consumer.Report, 10)
+		envs[name] = receivertest.StartEnv(t, receivertest.PGX(), dsn(name), consumer.Config{Receiver: name}, func(_ *receivertest.Env, cfg consumer.Config) http.Handler {
+			mux := http.NewServeMux()
+			mux.Handle("/", receivertest.Must(consumer.New(pgtest.Pool(t, dsn(name)), cfg, handle)))
+			cfg.Observe = func(_ context.Context, r consumer.Report) {
+				if r.Inbox {
+					worked <- r
+				}
+			}
+			box := receivertest.Must(inbox.New(pgtest.Pool(t, dsn(name)), inbox.Config{Config: cfg, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+				return receivertest.EffectOf(ctx, event.Key)
+			}}))
+			ctx, cancel := context.WithCancel(context.Background())
+			ended := make(chan error, 1)
+			go func() { ended <- box.Run(ctx) }()
+			t.Cleanup(func() {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Errorf("Run: %v", err)
+				}
+			})
+			mux.Handle("/inbox", box.Handler())
+			return mux
+		})
+		receivertest.WantFirst(t, envs[name].Post("k", "{}"), http.StatusNoContent, "")
+		if got := envs[name].Do(envs[name].NewRequestTo("/inbox", "recorded", "{}")); got.Status != http.StatusAccepted {
+			t.Fatalf("%s: recorded with %d %s: %s", name, got.Status, got.Body, envs[name].Logged)
+		}
+		if r := <-worked; r.Result != consumer.ResultProcessed {
+			t.Errorf("%s: worked with %+v", name, r)
+		}
+	}
+
+	must(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('alpha', 'outbox', '2020-01-01', now())`)
+	beta, err := pgx.Connect(t.Context(), dsn("beta"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer beta.Close(t.Context())
+	const all = `(SELECT count(*) FROM processed_events WHERE receiver = 'alpha') + (SELECT count(*) FROM inbox_events WHERE receiver = 'alpha')
+		+ (SELECT count(*) FROM inbox_freshness WHERE receiver = 'alpha') + (SELECT count(*) FROM inbox_forgotten WHERE receiver = 'alpha')`
+	before := count("SELECT " + all)
+	if before != 6 { // k by the middleware and by Once, recorded in both tables, a version, a mark
+		t.Fatalf("alpha has %d rows", before)
+	}
+	for _, query := range []string{
+		"SELECT " + all,
+		"WITH gone AS (DELETE FROM processed_events WHERE receiver = 'alpha' RETURNING 1) SELECT count(*) FROM gone",
+		"WITH gone AS (DELETE FROM inbox_events WHERE receiver <> 'beta' RETURNING 1) SELECT count(*) FROM gone",
+		"WITH gone AS (DELETE FROM inbox_freshness WHERE receiver = 'alpha' RETURNING 1) SELECT count(*) FROM gone",
+		"WITH mine AS (UPDATE processed_events SET receiver = 'beta' WHERE receiver = 'alpha' RETURNING 1) SELECT count(*) FROM mine",
+		"WITH mine AS (UPDATE inbox_events SET payload = NULL WHERE receiver = 'alpha' RETURNING 1) SELECT count(*) FROM mine",
+		"WITH mine AS (UPDATE inbox_forgotten SET received_before = '-infinity' WHERE receiver = 'alpha' RETURNING 1) SELECT count(*) FROM mine",
+		"SELECT count(*) FROM (SELECT FROM inbox_events WHERE receiver = 'alpha' FOR UPDATE) locked",
+	} {
+		var n int
+		if err := beta.QueryRow(t.Context(), query).Scan(&n); err != nil || n != 0 {
+			t.Errorf("%s: %d, %v", query, n, err)
+		}
+	}
+	for _, query := range []string{
+		"INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('alpha', 'outbox', 'next', 'succeeded')",
+		"INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state) VALUES ('alpha', 'outbox', 'next', 'pending')",
+		"INSERT INTO inbox_freshness (receiver, scope, entity, sequence) VALUES ('alpha', 'invoice', '1', 1000) ON CONFLICT ON CONSTRAINT inbox_freshness_pkey DO UPDATE SET sequence = 1000",
+		"INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('alpha', 'outbox', now() - interval '2 days', now())",
+		"UPDATE processed_events SET receiver = 'alpha'", "TRUNCATE processed_events", "ALTER TABLE processed_events DISABLE ROW LEVEL SECURITY",
+		"SET ROLE inbox_receiver_alpha", "SET ROLE alpha", "SET row_security = off; SELECT FROM processed_events",
+	} {
+		if _, err := beta.Exec(t.Context(), query, pgx.QueryExecModeSimpleProtocol); err == nil {
+			t.Errorf("%s: not refused", query)
+		}
+	}
+	if n := count("SELECT " + all); n != before {
+		t.Errorf("alpha has %d rows, want %d", n, before)
+	}
+	if _, err := beta.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended(E'alpha\noutbox\nlocked', 122550254464888 # 'processed_events'::regclass::oid::bigint))`); err != nil {
+		t.Fatal(err)
+	}
+	must("DELETE FROM inbox_freshness")
+	receivertest.WantFirst(t, envs["alpha"].Post("locked", "{}"), http.StatusNoContent, "")
+}

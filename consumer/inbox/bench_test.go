@@ -1,0 +1,300 @@
+package inbox_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// latencyRate is how many events BenchmarkInboxLatency records a second.
+const latencyRate = 500
+
+// latencySchema remembers in which transaction an event was recorded: finishing it writes its row anew.
+const latencySchema = chaosSchema + `;
+CREATE TABLE recorded (key text NOT NULL);
+CREATE FUNCTION note_recorded() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO recorded VALUES (NEW.idempotency_key); RETURN NULL; END';
+CREATE TRIGGER note_recorded AFTER INSERT ON inbox_events FOR EACH ROW EXECUTE FUNCTION note_recorded()`
+
+// BenchmarkInboxLatency records events over HTTP at a fixed rate, without waiting for answers, and measures from the commit
+// that recorded an event to the commit of its effect; both times are the server's. planned is from the moment at which
+// the event was to be sent, so that a stall which delays the sender itself shows too. An iteration is one event:
+// -benchtime 5000x takes 10 seconds.
+func BenchmarkInboxLatency(b *testing.B) {
+	for name, elsewhere := range map[string]bool{"same-process": false, "another-process": true} {
+		b.Run(name, func(b *testing.B) {
+			server := pgtest.Start(b, localpg.Options{Durable: true, Settings: map[string]string{"track_commit_timestamp": "on"}})
+			dsn := server.DSN("postgres")
+			pgtest.Migrate(b, dsn, migrations.Inbox)
+			pool := pgtest.Pool(b, receivertest.WithSetting(dsn, "pool_max_conns", "16"))
+			if _, err := pool.Exec(b.Context(), latencySchema); err != nil {
+				b.Fatal(err)
+			}
+			in := receivertest.Must(inbox.New(pool, chaosConfig(workAsBidden("benchmark", true))))
+			if elsewhere {
+				ready := make(chan struct{})
+				begun := sync.OnceFunc(func() { close(ready) })
+				p, err := receivertest.Launch(b.Context(), "work", receivertest.WithSetting(dsn, "pool_max_conns", "16"), func(string) { begun() }, inboxCalm+"=yes")
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer p.Kill()
+				<-ready
+			} else {
+				ctx, stop := context.WithCancel(b.Context())
+				var working sync.WaitGroup
+				working.Go(func() {
+					if err := in.Run(ctx); err != nil {
+						b.Error(err)
+					}
+				})
+				defer working.Wait()
+				defer stop()
+			}
+			receiver := httptest.NewServer(in.Handler())
+			defer receiver.Close()
+			receiver.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = 64
+
+			bringOnTime(b, receiver, pool, "warm-", 100)
+			b.ResetTimer()
+			planned := bringOnTime(b, receiver, pool, "evt-", b.N)
+			b.StopTimer()
+			reportLatency(b, pool, planned)
+		})
+	}
+}
+
+// bringOnTime sends so many events, each at its time, and returns the times when all are done.
+func bringOnTime(b *testing.B, receiver *httptest.Server, pool *pgxpool.Pool, prefix string, events int) map[string]time.Time {
+	planned := make(map[string]time.Time, events)
+	begun := time.Now()
+	var all sync.WaitGroup
+	for i := range events {
+		e := &brought{Key: prefix + strconv.Itoa(i), Type: "invoice.created", Bidding: toSucceed}
+		at := begun.Add(time.Duration(i) * time.Second / latencyRate)
+		planned[e.Key] = at
+		<-time.After(time.Until(at))
+		all.Go(func() {
+			body := e.body()
+			r, err := http.NewRequestWithContext(b.Context(), http.MethodPost, receiver.URL, strings.NewReader(body))
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			signAs(r.Header, e, body, 1)
+			resp, err := receiver.Client().Do(r)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			text, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusAccepted {
+				b.Errorf("%s was answered %d %s", e.Key, resp.StatusCode, text)
+			}
+		})
+	}
+	all.Wait()
+	for done := false; !done; {
+		<-time.After(10 * time.Millisecond)
+		if err := pool.QueryRow(b.Context(), `SELECT count(*) = 0 FROM inbox_events WHERE processing_state IN ('pending', 'processing')`).Scan(&done); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return planned
+}
+
+// reportLatency tells how long after its recording an event was done.
+func reportLatency(b *testing.B, pool *pgxpool.Pool, planned map[string]time.Time) {
+	rows, err := pool.Query(b.Context(), `
+		SELECT key, pg_xact_commit_timestamp(recorded.xmin), pg_xact_commit_timestamp(effect.xmin)
+		FROM recorded JOIN effect USING (key) WHERE key LIKE 'evt-%'`)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var fromRecorded, fromPlanned []time.Duration
+	var key string
+	var recorded, done time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&key, &recorded, &done}, func() error {
+		fromRecorded = append(fromRecorded, done.Sub(recorded))
+		fromPlanned = append(fromPlanned, done.Sub(planned[key]))
+		return nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+	if len(fromRecorded) != len(planned) {
+		b.Fatalf("%d of %d events have an effect", len(fromRecorded), len(planned))
+	}
+	for unit, durations := range map[string][]time.Duration{"ms": fromRecorded, "planned-ms": fromPlanned} {
+		slices.Sort(durations)
+		for _, share := range []int{50, 99} {
+			d := durations[min(len(durations)*share/100, len(durations)-1)]
+			b.ReportMetric(float64(d.Microseconds())/1000, fmt.Sprintf("p%d-%s", share, unit))
+		}
+	}
+	b.ReportMetric(0, "ns/op") // an event's time is the rate's
+}
+
+// BenchmarkInboxDrain measures how fast one process works what has piled up, with a handler that makes one effect. An
+// iteration is one event.
+func BenchmarkInboxDrain(b *testing.B) {
+	server := pgtest.Start(b, localpg.Options{Durable: true})
+	dsn := server.DSN("postgres")
+	pgtest.Migrate(b, dsn, migrations.Inbox)
+	traced, err := pgxpool.ParseConfig(receivertest.WithSetting(dsn, "pool_max_conns", "16"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	claims := &claimCounter{}
+	traced.ConnConfig.Tracer = claims
+	pool, err := pgxpool.NewWithConfig(b.Context(), traced)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(b.Context(), chaosSchema); err != nil {
+		b.Fatal(err)
+	}
+	for name, keys := range map[string]int{"no-keys": 0, "100-keys": 100} {
+		b.Run(name, func(b *testing.B) {
+			ctx, stop := context.WithCancel(b.Context())
+			defer stop()
+			var left atomic.Int64
+			left.Store(int64(b.N))
+			cfg := chaosConfig(workAsBidden("benchmark", true))
+			cfg.Source = "outbox-" + name + strconv.Itoa(b.N)
+			cfg.Observe = func(_ context.Context, r consumer.Report) {
+				if r.Inbox && left.Add(-1) == 0 {
+					stop()
+				}
+			}
+			in := receivertest.Must(inbox.New(pool, cfg))
+			pileUp(b, pool, cfg.Source, b.N, keys)
+			b.ResetTimer()
+			before := claims.n.Load()
+			if err := in.Run(ctx); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
+			b.ReportMetric(float64(b.N)/float64(claims.n.Load()-before), "events/claim")
+		})
+	}
+}
+
+// BenchmarkInboxWhileRecording measures how fast a process works events while as many as the pool allows come in, as a part of
+// how fast it does when they no longer do. An iteration is ten times half a second of either, as long as there are events: they
+// take turns, so that both meet the same machine, and what has piled up before keeps the workers busy.
+func BenchmarkInboxWhileRecording(b *testing.B) {
+	const phase, turns, piled = time.Second / 2, 10, 10_000
+	server := pgtest.Start(b, localpg.Options{Durable: true})
+	dsn := server.DSN("postgres")
+	pgtest.Migrate(b, dsn, migrations.Inbox)
+	pool := pgtest.Pool(b, receivertest.WithSetting(dsn, "pool_max_conns", "12"))
+	if _, err := pool.Exec(b.Context(), chaosSchema); err != nil {
+		b.Fatal(err)
+	}
+	var worked, recorded atomic.Int64
+	cfg := chaosConfig(workAsBidden("benchmark", true))
+	cfg.Secrets, cfg.Verify.AllowUnsigned = nil, true
+	cfg.Observe = func(_ context.Context, r consumer.Report) {
+		if r.Inbox {
+			worked.Add(1)
+		}
+	}
+	cfg.Source = "outbox"
+	pileUp(b, pool, cfg.Source, piled, 0)
+	in := receivertest.Must(inbox.New(pool, cfg))
+	handler := in.Handler()
+	ctx, stop := context.WithCancel(b.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = in.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	busy, calm := 0.0, 0.0
+	one := func() {
+		var recording sync.WaitGroup
+		until, before := time.Now().Add(phase), worked.Load()
+		for range 64 {
+			recording.Go(func() {
+				for time.Now().Before(until) {
+					r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(`{"bidding":"succeed"}`))
+					r.Header.Set(webhook.IdempotencyKey, fmt.Sprint("recorded", recorded.Add(1)))
+					r.Header.Set(webhook.EventType, "invoice.created")
+					handler.ServeHTTP(httptest.NewRecorder(), r)
+				}
+			})
+		}
+		recording.Wait()
+		busy += float64(worked.Load()-before) / phase.Seconds()
+		began, before := time.Now(), worked.Load()
+		for tick := time.NewTicker(time.Millisecond); worked.Load() < piled+recorded.Load() && time.Since(began) < phase; {
+			<-tick.C
+		}
+		calm += float64(worked.Load()-before) / time.Since(began).Seconds()
+	}
+	for b.Loop() {
+		for range turns {
+			one()
+		}
+	}
+	b.ReportMetric(busy/calm, "busy/calm")
+	b.ReportMetric(calm/turns/float64(b.N), "worked-calm/s")
+	b.ReportMetric(busy/turns/float64(b.N), "worked-busy/s")
+	b.ReportMetric(float64(recorded.Load())/turns/phase.Seconds()/float64(b.N), "recorded/s")
+	b.ReportMetric(0, "ns/op")
+}
+
+// pileUp records events as Handler does, at once.
+func pileUp(b *testing.B, pool *pgxpool.Pool, source string, events, keys int) {
+	_, err := pool.Exec(b.Context(), `
+		INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload, request_headers,
+			ordering_key, sequence, next_attempt_at)
+		SELECT 'test', $1, 'k' || i, 'invoice.created', 'pending', 0, '{"bidding":"succeed"}',
+			jsonb_build_object('X-Idempotency-Key', jsonb_build_array('k' || i), 'X-Outbox-Event-Type', '["invoice.created"]'::jsonb),
+			'order-' || i % nullif($3::integer, 0), i, CASE WHEN i > $3::integer AND $3::integer > 0 THEN NULL ELSE now() END
+		FROM generate_series(1, $2::integer) i`, source, events, keys)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := pool.Exec(b.Context(), "VACUUM ANALYZE inbox_events"); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// claimCounter counts claims.
+type claimCounter struct {
+	receivertest.StatementNames
+	n atomic.Int64
+}
+
+func (c *claimCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, query := range data.Batch.QueuedQueries {
+		if strings.Contains(query.SQL, "claim = e.claim + 1") {
+			c.n.Add(1)
+		}
+	}
+	return ctx
+}
+
+func (c *claimCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}

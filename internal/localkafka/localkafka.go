@@ -1,0 +1,169 @@
+// Package localkafka runs brokers for tests: an imitation that speaks Kafka's protocol, each in a process of its own on the loopback address,
+// which can be killed and started again with what it had written.
+package localkafka
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"math/big"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outbox-relay/outbox-relay/internal/localserver"
+)
+
+// Topic is the topic that each broker has, with 4 partitions.
+const Topic = "invoices"
+
+// Serve makes this process a broker if [Start] has started it, and then returns true once the broker has ended. TestMain calls it first.
+func Serve() (served bool) {
+	if len(os.Args) != 5 || os.Args[1] != "broker" {
+		return false
+	}
+	serve(os.Args[2], os.Args[3], os.Args[4])
+	return true
+}
+
+// faults of a broker, by the mode that a test asks for.
+func faults(mode string) ([]kfake.Fault, []kfake.Opt) {
+	produce := func(err *kerr.Error) ([]kfake.Fault, []kfake.Opt) {
+		return []kfake.Fault{{Keys: []kmsg.Key{kmsg.Produce}, Topic: Topic, Err: err, Count: -1}}, nil
+	}
+	switch mode {
+	case "no rights":
+		return produce(kerr.TopicAuthorizationFailed)
+	case "policy":
+		return produce(kerr.PolicyViolation)
+	case "replicas":
+		return produce(kerr.NotEnoughReplicas)
+	case "storage":
+		return produce(kerr.KafkaStorageError)
+	case "hiccup":
+		return []kfake.Fault{{Keys: []kmsg.Key{kmsg.Produce}, Topic: Topic, Err: kerr.NotLeaderForPartition, Count: 1}}, nil
+	case "applied":
+		return []kfake.Fault{{Keys: []kmsg.Key{kmsg.Produce}, Topic: Topic, Err: kerr.NotEnoughReplicasAfterAppend, Count: 1}}, nil
+	case "small":
+		return nil, []kfake.Opt{kfake.BrokerConfigs(map[string]string{"message.max.bytes": "2000"})}
+	case "sasl":
+		return nil, []kfake.Opt{kfake.EnableSASL(), kfake.Superuser("SCRAM-SHA-256", "relay", "right"), kfake.Superuser("PLAIN", "relay", "right")}
+	case "acl":
+		return nil, []kfake.Opt{
+			kfake.EnableSASL(), kfake.EnableACLs(), kfake.Superuser("PLAIN", "root", "r"),
+			kfake.User("PLAIN", "relay", "right", kfake.ACL{
+				Resource: kmsg.ACLResourceTypeTopic, Name: Topic, Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: kmsg.ACLOperationDescribe, Allow: true,
+			}),
+		}
+	case "refuses":
+		_, options := faults("sasl")
+		return []kfake.Fault{{Keys: []kmsg.Key{kmsg.SASLAuthenticate}, TopLevel: true, Err: kerr.SaslAuthenticationFailed, Count: -1}}, options
+	case "tls":
+		return nil, []kfake.Opt{kfake.TLS(&tls.Config{Certificates: []tls.Certificate{SelfSigned()}})}
+	}
+	return nil, nil
+}
+
+// serve is a broker in a process of its own.
+func serve(port, dir, mode string) {
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		panic(err)
+	}
+	fault, options := faults(mode)
+	cluster, err := kfake.NewCluster(append(options, kfake.NumBrokers(1), kfake.Ports(number), kfake.SeedTopics(4, Topic), kfake.DataDir(dir), kfake.SyncWrites())...)
+	if err != nil {
+		panic(err)
+	}
+	cluster.Fault(fault...)
+	if mode == "silent" {
+		cluster.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) { select {} })
+	}
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, os.Interrupt)
+	<-end
+}
+
+// Start runs a broker until the test ends, and returns its address. mode is one of those of faults; empty: a broker without any.
+func Start(t testing.TB, mode string) (address string, broker *localserver.Server) {
+	t.Helper()
+	address = FreeAddress(t)
+	return address, StartAt(t, address, mode)
+}
+
+// StartAt does so at an address.
+func StartAt(t testing.TB, address, mode string) (broker *localserver.Server) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(address)
+	must(t, err)
+	program, err := os.Executable()
+	must(t, err)
+	broker, err = localserver.StartAt(t.Context(), port, func(dir string) []string { return []string{program, "broker", port, dir, mode} })
+	must(t, err)
+	t.Cleanup(func() { must(t, broker.Stop()) })
+	return broker
+}
+
+// FreeAddress returns an address at which nothing listens.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	must(t, listener.Close())
+	return listener.Addr().String()
+}
+
+// Client returns a client of a broker that is not the relay's.
+func Client(t testing.TB, address string, options ...kgo.Opt) *kgo.Client {
+	t.Helper()
+	c, err := kgo.NewClient(append(options, kgo.SeedBrokers(address))...)
+	must(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// CreateTopic creates a topic with a setting.
+func CreateTopic(t testing.TB, c *kgo.Client, name, setting, value string) {
+	t.Helper()
+	request := kmsg.NewPtrCreateTopicsRequest()
+	wanted := kmsg.NewCreateTopicsRequestTopic()
+	wanted.Topic, wanted.NumPartitions, wanted.ReplicationFactor = name, 4, 1
+	own := kmsg.NewCreateTopicsRequestTopicConfig()
+	own.Name, own.Value = setting, kmsg.StringPtr(value)
+	wanted.Configs = append(wanted.Configs, own)
+	request.Topics = append(request.Topics, wanted)
+	answer, err := request.RequestWith(t.Context(), c)
+	must(t, err)
+	must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
+}
+
+// SelfSigned is a certificate that no authority knows.
+func SelfSigned() tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		panic(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

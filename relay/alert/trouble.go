@@ -1,0 +1,113 @@
+package alert
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// A Trouble is what one relay sees of its database: that it is away, or that it refuses for lack of disk, memory or
+// connections. It is safe for concurrent use.
+type Trouble struct {
+	mu      sync.Mutex
+	since   time.Time // the first failure; zero: there is none
+	last    time.Time // the last failure
+	ended   time.Time
+	lasting bool // a statement that works does not end it, as others may be refused still
+	cause   string
+}
+
+// lastsAfter is how long a lack of disk, memory or connections lasts after the last statement that was refused for it.
+const lastsAfter = 30 * time.Second
+
+// Failed notes a statement that failed. Errors that say nothing of the server's state are not counted.
+func (t *Trouble) Failed(now time.Time, err error) {
+	lacking, away := false, true
+	if refused, ok := errors.AsType[*pgconn.PgError](err); ok && len(refused.Code) == 5 {
+		lacking = refused.Code[:2] == "53" || refused.Code[:2] == "58"
+		away = refused.Code[:2] == "08" || refused.Code[:2] == "28" || refused.Code[:2] == "3D" || strings.HasPrefix(refused.Code, "57P")
+	}
+	if !lacking && !away || errors.Is(err, context.Canceled) || errors.Is(err, pg.ErrSchema) || errors.Is(err, pg.ErrTakenForDead) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.since.IsZero() || !t.ended.IsZero() {
+		t.since, t.ended, t.lasting = now, time.Time{}, false
+	}
+	t.last, t.lasting, t.cause = now, t.lasting || lacking, plain.Clip(err.Error())
+	if hint := pg.Hint(err); hint != "" {
+		t.cause += ": " + hint
+	}
+}
+
+// Worked notes that the database has answered as it should.
+func (t *Trouble) Worked(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.since.IsZero() || !t.ended.IsZero() || t.lasting && now.Before(t.last.Add(lastsAfter)) {
+		return
+	}
+	t.ended = now
+}
+
+// observe returns the trouble as the alert of a relay; false: there was none yet.
+func (t *Trouble) observe(relay string) (a Alert, found bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.since.IsZero() {
+		return Alert{}, false
+	}
+	a = Alert{Rule: RuleDatabase, Subject: relay, Count: 1, OpenedAt: t.since, BeganAt: t.since, FirstError: t.cause}
+	if !t.ended.IsZero() {
+		ended := t.ended
+		a.ResolvedAt = &ended
+	}
+	return a, true
+}
+
+// sendTrouble sends a channel what is new about the database, of which nothing can be stored while it is away. state is what the
+// channel knows.
+func (s *Sender) sendTrouble(ctx context.Context, now time.Time, name string, state *State) {
+	if s.Trouble == nil {
+		return
+	}
+	a, found := s.Trouble.observe(s.Relay)
+	channel, cfg := s.channel(name), s.Config()
+	if !found || channel == nil {
+		return
+	}
+	state.Rule = a.Rule
+	if !state.OpenedAt.IsZero() && a.OpenedAt.After(state.OpenedAt) {
+		state.Returned++
+		if a.OpenedAt.Sub(state.ResolvedAt) > calm {
+			state.Returned = 0
+		}
+	}
+	state.OpenedAt, state.ResolvedAt = a.OpenedAt, time.Time{}
+	if a.ResolvedAt != nil {
+		state.ResolvedAt = *a.ResolvedAt
+	}
+	a.Returned = state.Returned
+	if !cfg.Policy().Decide(now, *state).Send {
+		return
+	}
+	composed := s.compose(a, *state, cfg)
+	err := s.notify(ctx, channel, composed)
+	s.notified(channel, composed, err)
+	switch {
+	case err != nil:
+		state.Tried, state.BusyUntil = true, now.Add(Retry)
+	case a.ResolvedAt != nil:
+		*state = State{Rule: a.Rule, OpenedAt: state.OpenedAt, ResolvedAt: state.ResolvedAt, Returned: state.Returned}
+	default:
+		state.SentAt, state.Tried, state.BusyUntil = now, false, time.Time{}
+	}
+}

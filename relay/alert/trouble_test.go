@@ -1,0 +1,69 @@
+package alert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/rs/zerolog"
+)
+
+// A recorder is a channel that remembers what it was sent.
+type recorder struct{ sent []string }
+
+func (*recorder) Name() string { return "recorder" }
+
+func (c *recorder) Notify(_ context.Context, a Alert) error {
+	c.sent = append(c.sent, a.State())
+	if a.FirstError != "" {
+		c.sent[len(c.sent)-1] += " " + a.FirstError
+	}
+	return nil
+}
+
+// What a relay sees of its database is sent without it: once it has lasted, and when it has ended.
+func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
+	t.Parallel()
+	lost, full := errors.New("connection lost"), &pgconn.PgError{Code: "53100", Message: "no space left"}
+	for name, c := range map[string]struct {
+		steps string // of seconds: l lost, f full, w works, k a lock, . nothing
+		want  string
+	}{
+		"a restart":                      {strings.Repeat("l", 20) + strings.Repeat("w", 100), ""},
+		"an outage":                      {strings.Repeat("l", 100) + "w....", "45s firing connection lost, 1m40s resolved connection lost"},
+		"no disk, while reads work":      {strings.Repeat("fw", 50) + strings.Repeat("w", 60), "45s firing : no space left (SQLSTATE 53100), 2m8s resolved : no space left (SQLSTATE 53100)"},
+		"a lock is no trouble":           {strings.Repeat("k", 100), ""},
+		"another outage":                 {strings.Repeat("l", 60) + strings.Repeat("w", 10) + strings.Repeat("l", 60) + "w", "45s firing connection lost, 1m0s resolved connection lost, 1m55s firing connection lost, 2m10s resolved connection lost"},
+		"one that no statement has seen": {strings.Repeat(".", 100), ""},
+	} {
+		channel, trouble, state := &recorder{}, &Trouble{}, State{}
+		s := &Sender{
+			Config: func() Config { return Config{Channels: []Channel{channel}}.WithDefaults() }, Trouble: trouble, Relay: "r1", Log: zerolog.Nop(),
+		}
+		var got []string
+		for second, what := range c.steps {
+			switch what {
+			case 'l':
+				trouble.Failed(at(second), lost)
+			case 'f':
+				trouble.Failed(at(second), full)
+			case 'k':
+				trouble.Failed(at(second), &pgconn.PgError{Code: "55P03"})
+			case 'w':
+				trouble.Worked(at(second))
+			}
+			before := len(channel.sent)
+			s.sendTrouble(t.Context(), at(second), channel.Name(), &state)
+			for _, sent := range channel.sent[before:] {
+				got = append(got, fmt.Sprint(time.Duration(second)*time.Second, " ", sent))
+			}
+		}
+		if joined := strings.Join(got, ", "); joined != c.want {
+			t.Errorf("%s: got %s, want %s", name, joined, c.want)
+		}
+	}
+}

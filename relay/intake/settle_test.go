@@ -1,0 +1,269 @@
+package intake
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// What each state of a delivery looks like in its row.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(insertMany, "e", 6)
+	of := r.take(1, usual)
+	promise := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	one := func(event int64, destination string, status Status) Delivery {
+		return Delivery{Seq: of.Seq, EventID: event, Destination: destination, Status: status, PayloadBytes: 8}
+	}
+	retried := one(2, "default", Pending)
+	retried.Attempts, retried.Wait, retried.Since, retried.Code, retried.Reason, retried.Error = 1, time.Hour, time.Minute, 503, "server_error", "503"
+	retried.NotAfter, retried.OrderingKey = promise, new("k")
+	delivered := one(1, "default", Delivered)
+	delivered.Attempts, delivered.Code = 1, 204
+	behind := one(4, "default", Pending)
+	behind.BlockedBy, behind.OrderingKey = 2, new("k")
+	inFlight := one(5, "default", Pending)
+	inFlight.Lease = time.Minute
+	s := Settlement{Relay: 1, Ranges: []Hold{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
+		delivered, retried, one(3, "default", Failed), behind, inFlight, one(6, "", Pending), one(1, "other", Discarded),
+	}}
+	done, err := SettleRanges(t.Context(), r.pool, s)
+	relaytest.Must(t, err)
+	if done.Lost != nil || done.Existing != nil {
+		t.Errorf("%+v", done)
+	}
+	got := relaytest.Rows[string](r.Database, `
+		SELECT concat_ws(' ', event_id, destination, status, attempts, last_status, last_reason, last_error, ordering_key, blocked_by, claimed_by,
+			extract(year FROM not_after),
+			CASE WHEN delivered_at IS NOT NULL THEN 'delivered' END,
+			CASE WHEN last_attempt_at < now() - interval '50 s' THEN 'a minute ago' WHEN last_attempt_at IS NOT NULL THEN 'now' END,
+			CASE WHEN next_attempt_at > now() + interval '50 min' THEN 'in an hour' END,
+			CASE WHEN lease_expires_at > now() + interval '50 s' THEN 'leased' END,
+			CASE WHEN claim <> $1 THEN 'another fence' END, payload_bytes)
+		FROM outbox_delivery ORDER BY event_id, destination`, of.Fence)
+	want := []string{
+		"1 default delivered 1 204 delivered now 8",
+		"1 other discarded 0 8",
+		"2 default pending 1 503 server_error 503 k 2030 a minute ago in an hour 8",
+		"3 default failed 0 8",
+		"4 default pending 0 k 2 8",
+		"5 default pending 0 1 leased 8",
+		"6  pending 0 8",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if n := relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`); n != 1 {
+		t.Errorf("%d ranges are open, want one", n)
+	}
+
+	// Again, as after a lost acknowledgement, now with the end of the range; a delivery that is given twice is written once.
+	s.Ranges[0].Ended = true
+	s.Deliveries = append(s.Deliveries[5:], one(2, "new", Delivered), one(2, "new", Delivered))
+	done, err = SettleRanges(t.Context(), r.pool, s)
+	relaytest.Must(t, err)
+	if done.Lost != nil || !slices.Equal(done.Existing, []int{0, 1, 3}) {
+		t.Errorf("%+v", done)
+	}
+	done, err = SettleRanges(t.Context(), r.pool, s)
+	relaytest.Must(t, err)
+	if !slices.Equal(done.Lost, []int64{of.Seq}) || done.Existing != nil {
+		t.Errorf("after the end: %+v", done)
+	}
+}
+
+// A relay that does not have a range any more writes nothing of it, and of its other ranges all.
+func TestSettleStale(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]string{
+		"taken over":          `UPDATE outbox_range SET relay = 2, fence = fence + 1 WHERE seq = $1`,
+		"taken over and back": `UPDATE outbox_range SET fence = fence + 1 WHERE seq = $1`,
+		// A failover that lost the range: another relay took another event of the same id under the same number.
+		"given out again": `WITH d AS (DELETE FROM outbox_range WHERE seq = $1 RETURNING *)
+			INSERT INTO outbox_range SELECT seq, 2, fence + 1000, base, target, low, upto, young, more, oldest, keys FROM d`,
+		"gone":  `DELETE FROM outbox_range WHERE seq = $1`,
+		"ended": `UPDATE outbox_range SET ended_at = now() WHERE seq = $1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRoom(t)
+			r.Exec(insertOne, "lost")
+			lost := r.take(1, usual)
+			r.Exec(insertOne, "kept")
+			kept := r.take(1, usual)
+			tx := r.Begin()
+			_, err := tx.Exec(t.Context(), change, lost.Seq)
+			relaytest.Must(t, err)
+			relaytest.Must(t, tx.Commit(t.Context()))
+			s := settlement(1, lost, lost.Events)
+			s2 := settlement(1, kept, kept.Events)
+			s.Ranges, s.Deliveries = append(s.Ranges, s2.Ranges...), append(s.Deliveries, s2.Deliveries...)
+			done, err := SettleRanges(t.Context(), r.pool, s)
+			relaytest.Must(t, err)
+			if !slices.Equal(done.Lost, []int64{lost.Seq}) || done.Existing != nil {
+				t.Errorf("%+v", done)
+			}
+			if got := relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery`); !slices.Equal(got, []int64{2}) {
+				t.Errorf("written: %v", got)
+			}
+		})
+	}
+}
+
+// A rescue reads the range again less what is settled, oldest first, and its former owner can write no more.
+func TestRescue(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	rescue := func(inHand ...int64) (Range, bool) {
+		t.Helper()
+		got, found, err := RescueRange(t.Context(), r.pool, 2, inHand, 1<<20)
+		relaytest.Must(t, err)
+		return got, found
+	}
+	late := r.Begin()
+	_, err := late.Exec(t.Context(), insertOne, "late")
+	relaytest.Must(t, err)
+	r.Exec(insertMany, "e", 3)
+	first := r.take(1, usual)
+	relaytest.Must(t, late.Commit(t.Context()))
+	r.Exec(insertMany, "f", 2)
+	second := r.take(1, usual)
+	if keys(second.Events) != "late f1 f2" {
+		t.Fatalf("took %q", keys(second.Events))
+	}
+	part := settlement(1, first, first.Events[:2])
+	part.Ranges[0].Ended = false
+	_, err = SettleRanges(t.Context(), r.pool, part)
+	relaytest.Must(t, err)
+	if got, found := rescue(); found {
+		t.Fatalf("%+v of a relay that lives", got)
+	}
+
+	r.Exec(`DELETE FROM outbox_relay WHERE instance = 1`)
+	got, found := rescue()
+	if !found || got.Seq != first.Seq || keys(got.Events) != "e1 e2 e3" || got.Fence <= first.Fence {
+		t.Fatalf("%v, %q of %+v", found, keys(got.Events), got)
+	}
+	for i, want := range [][]string{{"default"}, {"default"}, {}} {
+		if !slices.Equal(got.Events[i].Settled, want) {
+			t.Errorf("event %d is settled at %q", i, got.Events[i].Settled)
+		}
+	}
+	if done := r.settle(1, first); !slices.Equal(done.Lost, []int64{first.Seq}) {
+		t.Errorf("the former owner settled: %+v", done)
+	}
+	if done := r.settle(2, got); done.Lost != nil || done.Existing != nil {
+		t.Errorf("%+v", done)
+	}
+	// The answer of this rescue is lost. The relay looks for what is its own and not in hand.
+	_, _ = rescue()
+	again, found := rescue()
+	if !found || again.Seq != second.Seq || keys(again.Events) != "late f1 f2" {
+		t.Fatalf("%v, %q of %+v", found, keys(again.Events), again)
+	}
+	if got, found := rescue(again.Seq); found {
+		t.Errorf("%+v is in hand", got)
+	}
+	r.settle(2, again)
+	if got, found := rescue(); found {
+		t.Errorf("%+v has ended", got)
+	}
+}
+
+// Ended ranges go, but for the last one, and none that an open one may need.
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	var taken []Range
+	for _, key := range []string{"a", "b", "c", "d"} {
+		r.Exec(insertOne, key)
+		taken = append(taken, r.take(1, usual))
+	}
+	prune := func(from, want int64, left ...int64) {
+		t.Helper()
+		next, err := PruneRanges(t.Context(), r.pool, from)
+		relaytest.Must(t, err)
+		if got := relaytest.Rows[int64](r.Database, `SELECT seq FROM outbox_range ORDER BY seq`); next != want || !slices.Equal(got, left) {
+			t.Errorf("left %v, next %d; want %v, %d", got, next, left, want)
+		}
+	}
+	r.settle(1, taken[0])
+	r.settle(1, taken[2])
+	prune(0, 2, 2, 3, 4, 5)
+	r.settle(1, taken[1])
+	r.settle(1, taken[3])
+	r.Exec(insertOne, "e")
+	r.settle(1, r.take(1, usual))
+	prune(2, 6, 6)
+	prune(6, 6, 6)
+	r.Exec(insertOne, "f")
+	r.wantTaken(1, "f")
+}
+
+// Keys that are in hand elsewhere, or have rows.
+func TestFindBlockedKeys(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(insertKeyed, "a", "theirs")
+	theirs := r.take(1, usual)
+	r.Exec(`UPDATE outbox_range SET taken_at = now() - interval '1 minute'`)
+	r.Exec(insertKeyed, "b", "mine")
+	mine := r.take(2, usual)
+	r.Exec(`UPDATE outbox_range SET taken_at = now() - interval '1 minute'`)
+	r.Exec(insertKeyed, "c", "younger")
+	r.take(1, usual)
+	r.Exec(`INSERT INTO outbox_delivery (event_id, destination, status, ordering_key) VALUES
+		(90, 'default', 'pending', 'pending'), (91, 'default', 'failed', 'failed'), (92, 'default', 'failed', 'skipped'),
+		(93, 'default', 'discarded', 'free'), (94, 'other', 'pending', 'free')`)
+	ask := []Key{
+		{"theirs", "default", false},
+		{"mine", "default", false},
+		{"younger", "default", false},
+		{"pending", "default", true},
+		{"failed", "default", false},
+		{"skipped", "default", true},
+		{"free", "default", false},
+		{"pending", "other", false},
+	}
+	check := func(want ...Blocked) {
+		t.Helper()
+		got, err := FindBlockedKeys(t.Context(), r.pool, 2, Hold{Seq: mine.Seq, Fence: mine.Fence}, ask)
+		relaytest.Must(t, err)
+		if !slices.Equal(got, want) {
+			t.Errorf("%+v", got)
+		}
+	}
+	hand, row := Blocked{InHand: true}, Blocked{ByRow: true}
+	check(hand, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
+	r.settle(1, theirs)
+	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
+	r.Exec(`DELETE FROM outbox_range WHERE seq = $1`, mine.Seq)
+	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, Hold{Seq: mine.Seq, Fence: mine.Fence}, ask); !errors.Is(err, ErrLost) {
+		t.Errorf("of a range that was lost: %v", err)
+	}
+}
+
+// Keys stay with the relay that has some in hand, as long as it takes. Events without keys go to any relay.
+func TestKeysStay(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(insertKeyed, "a", "k")
+	first := r.take(1, usual)
+	r.Exec(`UPDATE outbox_range SET taken_at = now() + interval '1 hour' WHERE seq = $1`, first.Seq) // it goes on taking
+	r.Exec(insertOne, "b")
+	r.wantTaken(2, "b")
+	r.Exec(insertKeyed, "c", "other")
+	r.find(2, Busy)
+	r.Exec(insertMany, "d", usual.Events)
+	r.find(2, Busy) // what is cut, too
+	if got := r.take(1, usual); len(got.Events) != usual.Events || !got.More {
+		t.Errorf("took %q", keys(got.Events))
+	}
+	r.Exec(insertKeyed, "e", "k")
+	r.Exec(`UPDATE outbox_range SET taken_at = now() - interval '1 second'`)
+	r.take(2, usual)
+}

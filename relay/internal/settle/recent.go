@@ -1,0 +1,114 @@
+package settle
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// The relay's statements do not wait for the disk, so a crash of the server undoes the last of them: by default those of
+// 3 × wal_writer_delay, 0.6 s. A delivery whose settle is lost stays claimed, and holds up its ordering key, until the lease
+// ends. So the settlements of the last seconds are kept, and written again when the session comes back.
+const (
+	// recentFor is how long before a sign of life of the session a settle must have been written to be on the disk by then.
+	recentFor = 3 * time.Second
+	// recentMost bounds how many settlements are kept: about 5 MiB. The oldest go first.
+	recentMost = 10_000
+)
+
+// recent are those that the server has acknowledged and may still lose. They are safe for concurrent use.
+type recent struct {
+	mu      sync.Mutex
+	batches []recentBatch
+	size    int
+}
+
+type recentBatch struct {
+	written     time.Time
+	settlements []Settlement
+}
+
+// add remembers settlements that the server has just acknowledged.
+func (r *recent) add(now time.Time, settlements []Settlement) {
+	if len(settlements) == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.batches = append(r.batches, recentBatch{now, settlements})
+	r.size += len(settlements)
+	for r.size > recentMost && len(r.batches) > 1 {
+		r.drop()
+	}
+}
+
+func (r *recent) drop() {
+	r.size -= len(r.batches[0].settlements)
+	r.batches[0] = recentBatch{}
+	r.batches = r.batches[1:]
+}
+
+func (r *recent) all() []recentBatch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.batches)
+}
+
+// ForgetDurable forgets the settlements that are on the disk because the server has answered a request that began at the given time.
+func (w *Settler) ForgetDurable(at time.Time) {
+	r := &w.recent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.batches) > 0 && at.Sub(r.batches[0].written) > recentFor {
+		r.drop()
+	}
+}
+
+// WriteAgain writes the settlements of the last seconds once more, over a connection of the session, before anything is
+// claimed: the server may have been restarted, or replaced. What it did not lose stays as it is, since each settle is
+// fenced and has happened. They stay remembered, because the next crash may come at once.
+func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) error {
+	restored := 0
+	for _, recent := range w.recent.all() {
+		n, err := w.writeBatchAgain(ctx, store{on}, instance, batch{settlements: recent.settlements, apart: true})
+		if err != nil {
+			return fmt.Errorf("write the last outcomes again: %w", err)
+		}
+		restored += n
+	}
+	if restored > 0 {
+		w.Log.Warn().Int("deliveries", restored).Msg("wrote outcomes again that the database server had lost in a crash")
+	}
+	return nil
+}
+
+// writeBatchAgain writes one batch again, row by row if the database refuses it. What is refused then waits for its lease.
+func (w *Settler) writeBatchAgain(ctx context.Context, over store, instance int32, b batch) (restored int, err error) {
+	for range 2 { // the first try restores lost claims (see RestoreLostClaims), the second settles them
+		missed, stale, err := over.settle(ctx, instance, &b)
+		if pg.ClassifyError(err) != pg.ErrorPassing {
+			w.Failed("settle", err)
+			for _, part := range b.parts(err) {
+				n, err := w.writeBatchAgain(ctx, over, instance, part)
+				if err != nil {
+					return restored, err
+				}
+				restored += n
+			}
+			return restored, nil
+		}
+		if err != nil {
+			return restored, err
+		}
+		restored += len(b.settlements) - stale - len(missed)
+		if len(missed) == 0 {
+			break
+		}
+		b.settlements = copies(missed)
+	}
+	return restored, nil
+}

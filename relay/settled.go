@@ -1,0 +1,131 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// newSettler returns what writes the outcomes of deliveries.
+func (r *Relay) newSettler() *settle.Settler {
+	s := settle.New()
+	s.Log, s.Ran, s.Stale = r.cfg.Log, r.cfg.Hooks.SettleRan, r.cfg.Hooks.StaleSettle
+	s.Instance = func() int32 {
+		instance, _ := r.current()
+		return instance
+	}
+	s.NeedsRoom = func(destination string) bool { return !r.lanes.get(destination).hasMuchRoom() }
+	s.Written, s.Dropped, s.RangeEnded, s.Failed = r.applyWritten, r.applyDropped, r.hands.remove, r.databaseError
+	return s
+}
+
+// newSettlement returns the settlement of a delivery, without the payload, which is not needed any more.
+func newSettlement(d *delivery, decided policy.Decision, startedAt time.Time, took time.Duration) settle.Settlement {
+	return settle.Settlement{
+		Decision: decided, EventID: d.eventID, Destination: d.destination, Fence: d.fence, Attempts: d.attempts,
+		OrderingKey: d.event.OrderingKey, Key: d.event.Key, NotAfter: d.notAfter, Promised: d.promised, LeaseEnds: d.leaseEnds,
+		StartedAt: startedAt, Took: took, InHand: d.given, Class: int(d.class), DueAt: d.nextAttemptAt.Time,
+	}
+}
+
+// held returns the settlement that gives a delivery back of which nothing was sent.
+func held(d delivery, reason policy.Reason) settle.Settlement {
+	return newSettlement(&d, policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
+}
+
+// applyWritten makes room in the lanes for outcomes that the database has taken, and wakes what waits for them.
+func (r *Relay) applyWritten(settlements []settle.Settlement) {
+	type label struct {
+		destination string
+		outcome     policy.Outcome
+		reason      policy.Reason
+		class       class
+		pauses      bool
+	}
+	counts := map[label]int{}
+	givenBack, failed := false, false
+	now := time.Now()
+	for i := range settlements {
+		s := &settlements[i]
+		r.noteWritten(s, now)
+		failed = failed || s.Outcome == policy.Fail
+		if s.Spilled {
+			continue
+		}
+		counts[label{s.Destination, s.Outcome, s.Reason, class(s.Class), s.PausesDestination}]++
+		if s.Outcome == policy.Retry {
+			r.wake.retries.Add(now, s.Delay)
+		}
+		givenBack = givenBack || needsScan(s)
+	}
+	for of, n := range counts {
+		l := r.lanes.get(of.destination)
+		if of.pauses {
+			r.cfg.Log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
+			l.pauseWritten()
+		}
+		l.release(of.class, n)
+		if hook := r.cfg.Hooks.Settled; hook != nil {
+			hook(of.destination, of.outcome, of.reason, n)
+		}
+	}
+	r.wake.post(policy.CauseRoom)
+	if givenBack && r.taking.Err() == nil {
+		r.wake.post(policy.CauseSweep) // the lane's cursor is past what was given back
+	}
+	if failed {
+		signal(r.wake.alerts)
+	}
+}
+
+// needsScan reports whether the claimer must scan at once for what was given back. It need not for a delivery that an open breaker
+// holds, since the probes lead to it; for one behind another of its ordering key, or the next one of a free key, since the key leads to
+// it; and must not for one that cannot be read, or that is suspect, since it would be claimed again and again.
+func needsScan(s *settle.Settlement) bool {
+	return s.Outcome == policy.Hold && !s.Posted && !s.FreesKey &&
+		s.Reason != policy.ReasonBreaker && s.Reason != policy.ReasonOrder && s.Reason != policy.ReasonDatabase && s.Reason != policy.ReasonSuspect
+}
+
+// noteWritten records when a row that was made is due, and that a delivery of an ordering key is settled.
+func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
+	l := r.lanes.get(s.Destination)
+	if s.Outcome == policy.Hold && s.InHand != nil {
+		if wait := s.InHand.UntilDue(now); wait > 0 {
+			r.wake.retries.Add(now, wait)
+		} else if l != nil {
+			l.noteDue(s.DueAt)
+		}
+	}
+	if l != nil {
+		l.settleKey(s, s.FreesKey, s.Blocks)
+	}
+}
+
+// applyDropped gives the room and the ordering key of an outcome back that the database refused until its lease ended.
+func (r *Relay) applyDropped(s *settle.Settlement) {
+	l := r.lanes.get(s.Destination)
+	if l == nil {
+		return
+	}
+	l.settleKey(s, true, true)
+	if s.Spilled {
+		return
+	}
+	if s.PausesDestination {
+		l.pauseWritten() // which it is not, but nothing else would let the lane send again
+	}
+	l.release(class(s.Class), 1)
+	r.wake.post(policy.CauseRoom)
+}
+
+// settleKey counts a delivery with an ordering key that was settled.
+func (l *lane) settleKey(s *settle.Settlement, frees, blocks bool) {
+	switch key := s.OrderingKey; {
+	case key == nil:
+	case s.Spilled:
+		l.endSpill(*key)
+	default:
+		l.keySettled(*key, class(s.Class), frees, s.InHand != nil && blocks)
+	}
+}

@@ -1,0 +1,405 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/relay/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+const (
+	takeEvents  = 2000        // of one range, at most
+	leastEvents = 500         // for which a fast lane must have room
+	takeBytes   = 16 << 20    // of their payloads
+	blindFor    = time.Minute // payloads are not read by a take after one could not be: they are loaded one by one
+
+	rescueIntervals = 6 // poll intervals between two searches for ranges that no relay has in hand, if nothing asks for one
+
+	checkAgain = 2 * time.Millisecond // between two questions whether another relay still has keys in hand
+)
+
+// A taker is what the claimer knows about new events. They are taken as ranges: see package intake.
+type taker struct {
+	cut        bool      // the last range was cut: its difference has further events
+	passedAt   time.Time // when events beyond a cut were searched for last
+	blindUntil time.Time // payloads are not read until then
+
+	routes   *intake.Routes
+	routesAt int64           // what the take said with which they were read
+	parked   bool            // an event was parked by these routes
+	held     map[string]bool // destinations of which this relay may send nothing
+	heldAt   int64
+
+	awaiting []awaitingRange // in their order
+}
+
+// takeEvents takes a range of new events, and gives it to the lanes. polling says that it is time to poll.
+func (c *claimer) takeEvents(ctx context.Context, instance int32, polling bool) error {
+	begun := time.Now()
+	size := c.lanes.rangeSize(begun, c.config().Lease)
+	r := intake.Range{Found: intake.Busy} // while a lane has no room
+	if size >= leastEvents {
+		var err error
+		if r, err = c.takeRange(ctx, instance, size, begun); err != nil {
+			return err
+		}
+	}
+	if r.Found == intake.Busy || r.Found == intake.Beaten {
+		c.agenda.At(policy.CauseTakeAgain, begun)
+		if polling {
+			c.pace.Full(begun)
+		}
+		return nil
+	}
+	if c.taker.cut = r.More; r.More {
+		c.agenda.At(policy.CauseCutRange, begun)
+	}
+	if len(r.Events) > 0 {
+		c.clock.set(r.TakenAt)
+		if err := c.give(ctx, instance, &r, begun); err != nil {
+			c.agenda.At(policy.CauseRescue, begun) // no relay has it in hand
+			return err
+		}
+	}
+	switch now := time.Now(); {
+	case polling:
+		c.pace.Polled(now, len(r.Events), now.Sub(begun))
+	case len(r.Events) > 0:
+		c.pace.Worked(now)
+	}
+	return nil
+}
+
+// takeRange takes a range of at most so many events.
+func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
+	t := &c.taker
+	terms := intake.Terms{Events: size, Bytes: takeBytes, Promised: c.shortestPromise()}
+	if begun.Before(t.blindUntil) {
+		terms.Bytes = 0
+	}
+	r, err := intake.TakeRange(ctx, c.store.pool, instance, terms, t.cut)
+	if err != nil {
+		c.agenda.At(policy.CauseRescue, begun) // it may have been taken
+		if pg.ClassifyError(err) == pg.ErrorDamaged {
+			t.blindUntil = begun.Add(blindFor)
+		}
+		return r, err
+	}
+	if r.Found == intake.Missing {
+		return r, intake.ErrNoIntake
+	}
+	if hook := c.config().Hooks.ClaimRan; hook != nil {
+		hook(len(r.Events), time.Since(begun))
+	}
+	return r, nil
+}
+
+// checkOrigin makes sure that the transaction ids of the events are this server's, and begins again where they are not.
+func (c *claimer) checkOrigin(ctx context.Context) error {
+	err := intake.CheckOrigin(ctx, c.store.pool)
+	foreign, is := errors.AsType[*intake.ForeignError](err)
+	switch {
+	case !is:
+		return err
+	case foreign.IsFailover():
+		c.config().Log.Info().Int32("timeline", foreign.Found.Timeline).Msg("the database server was promoted")
+		return intake.AcceptTimeline(ctx, c.store.pool, foreign)
+	}
+	c.config().Log.Warn().Err(foreign).Msg("every event that may not be settled becomes pending again")
+	n, err := intake.Rebase(ctx, c.store.pool, foreign.Found, 10_000)
+	if err == nil {
+		c.config().Log.Warn().Int64("deliveries", n).Msg("made pending deliveries of the events from another server")
+	}
+	return err
+}
+
+// shortestPromise returns the shortest X-Outbox-Not-After that a lane promises.
+func (c *claimer) shortestPromise() (shortest time.Duration) {
+	for _, l := range c.lanes.list() {
+		if p := l.current().Destination.Retry.NotAfter; shortest == 0 || p < shortest {
+			shortest = p
+		}
+	}
+	return shortest
+}
+
+// refresh reads the routes and the states of destinations again if they have changed since.
+func (c *claimer) refresh(ctx context.Context, instance int32, r *intake.Range) (err error) {
+	t := &c.taker
+	if t.routes == nil || r.Routes != t.routesAt {
+		list, err := c.store.routes(ctx)
+		if err != nil {
+			return err
+		}
+		t.routes, t.routesAt = intake.NewRoutes(list), r.Routes
+		if t.parked { // perhaps after the search for what has a route now
+			t.parked = false
+			signal(c.wake.reparked)
+		}
+	}
+	if t.held == nil || r.Destinations != t.heldAt {
+		if t.held, err = c.store.heldDestinations(ctx, instance); err != nil {
+			return err
+		}
+		t.heldAt = r.Destinations
+	}
+	return nil
+}
+
+// give routes the events of a range and gives them to the lanes. What these cannot send soon becomes pending.
+func (c *claimer) give(ctx context.Context, instance int32, r *intake.Range, begun time.Time) error {
+	if err := c.refresh(ctx, instance, r); err != nil {
+		return err
+	}
+	targets := targets{c: c}
+	of, deliveries := c.spread(&targets, instance, r, begun)
+	c.hands.add(of.Seq)
+	if len(deliveries) == 0 {
+		return c.endRange(ctx, of)
+	}
+	c.settler.Hold(of)
+	var keyed []delivery
+	parts := map[string][]delivery{}
+	for i := range deliveries {
+		d := &deliveries[i]
+		if d.rule != "" {
+			c.fail(d)
+			continue
+		}
+		if d.event.OrderingKey != nil && d.destination != "" {
+			d.given.Awaits.Store(true)
+			keyed = append(keyed, *d)
+			continue
+		}
+		if reason := targets.of(d.destination).whyNot(d); reason != "" {
+			c.spill(*d, reason)
+			continue
+		}
+		part := parts[d.destination]
+		if part == nil {
+			part = make([]delivery, 0, len(deliveries)/len(targets.all)+1)
+		}
+		parts[d.destination] = append(part, *d)
+	}
+	c.handOutGiven(parts)
+	if len(keyed) == 0 {
+		return nil
+	}
+	a := awaitingRange{instance: instance, seq: of.Seq, of: of, deliveries: keyed}
+	rest, err := c.giveKeyed(ctx, a, c.taker.awaitedKeys())
+	if err != nil {
+		rest = a
+	}
+	c.await(rest)
+	return err
+}
+
+// endRange ends a range of which each delivery has a row.
+func (c *claimer) endRange(ctx context.Context, of *settle.Range) error {
+	hold := of.Held()
+	hold.Ended = true
+	_, err := intake.SettleRanges(ctx, c.store.pool, intake.Settlement{Relay: of.Instance, Ranges: []intake.Hold{hold}})
+	c.hands.remove(of.Seq)
+	return err
+}
+
+// spread makes the deliveries of a range.
+func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begun time.Time) (*settle.Range, []delivery) {
+	of := &settle.Range{Seq: r.Seq, Fence: r.Fence, Instance: instance, Begun: begun}
+	destinations := make([][]string, len(r.Events))
+	n := 0
+	for i := range r.Events {
+		e := &r.Events[i]
+		if e.EventType != nil {
+			destinations[i] = c.taker.routes.Destinations(*e.EventType)
+		}
+		if len(destinations[i]) == 0 {
+			destinations[i] = parked
+			c.taker.parked = true
+		}
+		n += len(destinations[i])
+	}
+	of.Deliveries = make([]settle.InHand, 0, n)
+	all := make([]delivery, 0, n)
+	leaseEnds, window := begun.Add(c.config().Lease), r.TakenAt.Add(-liveWindow)
+	for i := range r.Events {
+		e := &r.Events[i]
+		event, bytes := e.Event, len(e.Payload)
+		switch {
+		case e.Payload == nil: // it was not read
+			bytes = inlinePayload + 1
+		case bytes > inlinePayload:
+			event.Payload = nil // loaded again when its turn comes
+		}
+		rule := intake.BrokenRule(e)
+		due, wait := e.AvailableAt, e.Wait
+		switch {
+		case due.InfinityModifier != pgtype.Finite:
+			due, wait = e.CreatedAt, 0
+		case due.Time.Before(e.CreatedAt.Time):
+			due, wait = e.CreatedAt, wait+e.CreatedAt.Time.Sub(due.Time)
+		}
+		for _, to := range destinations[i] {
+			of.Deliveries = append(of.Deliveries, settle.InHand{
+				Range: of, EventID: e.ID, Destination: to, OrderingKey: e.OrderingKey, PayloadBytes: bytes, Wait: wait, LeaseEnds: leaseEnds,
+			})
+			g := &of.Deliveries[len(of.Deliveries)-1]
+			if slices.Contains(e.Settled, to) {
+				g.HasRow = true
+				continue
+			}
+			all = append(all, delivery{
+				eventID: e.ID, destination: to, fence: r.Fence, nextAttemptAt: due, payloadBytes: bytes, leaseEnds: leaseEnds, given: g, event: event,
+			})
+			d := &all[len(all)-1]
+			if to != "" {
+				d.rule = rule
+			}
+			d.class = d.classAt(window)
+			if t := targets.of(to); t.lane != nil {
+				d.notAfter, d.promiseEnds, d.promised = r.TakenAt.Add(t.promise), begun.Add(t.promise), true
+				g.NotAfter = d.notAfter
+			}
+		}
+	}
+	return of, all
+}
+
+// parked are the destinations of an event without a route.
+var parked = []string{""}
+
+// A target is a destination as the claimer finds it when it hands out a range.
+type target struct {
+	lane    *lane         // nil: this relay does not serve it
+	reason  policy.Reason // why nothing may be sent there now; empty: it may
+	promise time.Duration
+	room    int // how many deliveries the lane may still get
+}
+
+// whyNot returns why a delivery must become pending at once. Otherwise it counts the delivery, and returns nothing.
+func (t *target) whyNot(d *delivery) policy.Reason {
+	switch {
+	case t.reason != "":
+		return t.reason
+	case d.given.UntilDue(time.Now()) > 0:
+		return policy.ReasonEarly
+	case t.room == 0:
+		return policy.ReasonFull
+	}
+	t.room--
+	return ""
+}
+
+// targets are those of a range.
+type targets struct {
+	c   *claimer
+	all map[string]*target
+}
+
+func (ts *targets) of(destination string) *target {
+	if t, known := ts.all[destination]; known {
+		return t
+	}
+	t := &target{lane: ts.c.lanes.get(destination)}
+	switch {
+	case t.lane == nil:
+		t.reason = policy.ReasonRemoved
+	case ts.c.taker.held[destination]:
+		t.reason = policy.ReasonPaused
+	default:
+		t.reason, t.room = t.lane.stopReason(), t.lane.capacity(ts.c.config().Lease)
+	}
+	if t.lane != nil {
+		t.promise = t.lane.current().Destination.Retry.NotAfter
+	}
+	if ts.all == nil {
+		ts.all = map[string]*target{}
+	}
+	ts.all[destination] = t
+	return t
+}
+
+// spill makes a delivery pending that no lane has.
+func (c *claimer) spill(d delivery, reason policy.Reason) {
+	s := held(d, reason)
+	s.Spilled = true
+	c.settle(s)
+}
+
+func (c *claimer) settle(s settle.Settlement) {
+	if l := c.lanes.get(s.Destination); l != nil && s.OrderingKey != nil {
+		l.beginSpill(*s.OrderingKey)
+	}
+	c.settler.Settle(s)
+}
+
+// fail settles an event that breaks a rule.
+func (c *claimer) fail(d *delivery) {
+	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: "the event breaks the rule " + d.rule}
+	about := policy.Circumstances{Ordered: d.event.OrderingKey != nil}
+	if l := c.lanes.get(d.destination); l != nil {
+		about.OnFailure = l.current().Destination.OnFailure
+	}
+	s := newSettlement(d, policy.Decide(v, about), time.Now(), 0)
+	s.Spilled = true
+	c.settle(s)
+}
+
+// findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.
+func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []delivery) (map[policy.OrderingKey]intake.Blocked, error) {
+	for _, l := range c.lanes.list() {
+		l.forgetBlocked()
+	}
+	found := make(map[policy.OrderingKey]intake.Blocked, len(of))
+	var keys []intake.Key
+	for i := range of {
+		d := &of[i]
+		key := d.orderingKey()
+		if _, known := found[key]; known {
+			continue
+		}
+		found[key] = intake.Blocked{}
+		skips := false
+		if l := c.lanes.get(d.destination); l != nil {
+			skips = l.current().Destination.OnFailure == policy.SkipFailed
+		}
+		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips})
+	}
+	blocked, err := intake.FindBlockedKeys(ctx, c.store.pool, instance, hold, keys)
+	if err != nil {
+		return nil, err
+	}
+	for i, k := range keys {
+		found[policy.OrderingKey{Destination: k.Destination, Key: k.Key}] = blocked[i]
+	}
+	return found, nil
+}
+
+// handOutGiven queues deliveries of a range, and starts senders for them.
+func (c *claimer) handOutGiven(parts map[string][]delivery) {
+	if len(parts) == 0 {
+		return
+	}
+	shares := c.lanes.divide(c.config().MaxInFlight, parts)
+	for name, deliveries := range parts {
+		if c.config().Hooks.Claimed != nil {
+			c.config().Hooks.Claimed(name, len(deliveries))
+		}
+		l := c.lanes.get(name)
+		l.setShare(shares, true) // before it starts senders: all lanes together may have MaxInFlight
+		start, refused := l.give(deliveries)
+		for range start {
+			c.senders.start(l)
+		}
+		for _, d := range refused {
+			c.spill(d, policy.ReasonOrder)
+		}
+	}
+}

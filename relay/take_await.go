@@ -1,0 +1,139 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// An awaitingRange has deliveries whose ordering keys another relay has in hand.
+type awaitingRange struct {
+	instance   int32 // under which this relay has it
+	of         *settle.Range
+	deliveries []delivery
+	seq        int64
+	rescued    *intake.Range        // of a relay that died: its deliveries get rows
+	keys       []policy.OrderingKey // of what was rescued
+}
+
+// abandon leaves the deliveries to the settler, which finds out that their range is lost.
+func (a *awaitingRange) abandon() {
+	for i := range a.deliveries {
+		a.deliveries[i].given.Awaits.Store(false)
+	}
+}
+
+func (c *claimer) await(a awaitingRange) {
+	if len(a.deliveries) == 0 && a.rescued == nil {
+		return
+	}
+	t := &c.taker
+	t.awaiting = append(t.awaiting, a)
+	slices.SortStableFunc(t.awaiting, func(a, b awaitingRange) int { return cmp.Compare(a.seq, b.seq) })
+	c.agenda.At(policy.CauseAwaitedKeys, time.Now().Add(checkAgain))
+}
+
+// awaitedKeys returns the ordering keys for which anything waits.
+func (t *taker) awaitedKeys() map[policy.OrderingKey]bool {
+	keys := map[policy.OrderingKey]bool{}
+	for _, a := range t.awaiting {
+		for _, key := range a.keys {
+			keys[key] = true
+		}
+		for i := range a.deliveries {
+			keys[a.deliveries[i].orderingKey()] = true
+		}
+	}
+	return keys
+}
+
+// recheckAwaiting gives the lanes what no other relay has in hand any more. A range that waits for long has got rows: then its deliveries
+// are given back, and claimed by their keys.
+func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
+	t := &c.taker
+	if len(t.awaiting) == 0 {
+		return nil
+	}
+	list := t.awaiting
+	t.awaiting = nil
+	still := map[policy.OrderingKey]bool{}
+	for n, a := range list {
+		if a.instance != instance { // this relay was taken for dead, and with it what it had in hand
+			a.abandon()
+			continue
+		}
+		if a.rescued != nil {
+			waits, err := c.giveBackRescued(ctx, instance, a.rescued, still)
+			if err != nil || len(waits) > 0 {
+				t.awaiting = append(t.awaiting, a)
+				for _, key := range a.keys { // what follows waits, too
+					still[key] = true
+				}
+			}
+			continue
+		}
+		rest, err := c.giveKeyed(ctx, a, still)
+		if err != nil {
+			t.awaiting = append(t.awaiting, list[n:]...)
+			return err
+		}
+		if len(rest.deliveries) > 0 {
+			t.awaiting = append(t.awaiting, rest)
+		}
+	}
+	if len(t.awaiting) > 0 {
+		c.agenda.At(policy.CauseAwaitedKeys, time.Now().Add(checkAgain))
+	}
+	return nil
+}
+
+// giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order, unless something of the key comes first: a
+// row, or what another relay has in hand. It returns what has to wait for that. still are the keys for which earlier ranges wait; it adds
+// those of this one.
+func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[policy.OrderingKey]bool) (rest awaitingRange, err error) {
+	blocked, err := c.findBlocked(ctx, a.instance, a.of.Held(), a.deliveries)
+	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
+		a.abandon()
+		c.agenda.At(policy.CauseTakeAgain, time.Now())
+		return rest, nil
+	}
+	if err != nil {
+		return rest, err
+	}
+	old := time.Since(a.of.Begun) > settle.RowsAfter*3/4
+	rest = awaitingRange{instance: a.instance, seq: a.seq, of: a.of}
+	parts := map[string][]delivery{}
+	targets := targets{c: c}
+	for _, d := range a.deliveries {
+		key := d.orderingKey()
+		if blocked[key].InHand || still[key] {
+			still[key] = true
+			rest.deliveries = append(rest.deliveries, d)
+			continue
+		}
+		d.given.Awaits.Store(false)
+		reason := policy.ReasonOrder
+		if !blocked[key].ByRow && !old {
+			reason = targets.of(d.destination).whyNot(&d)
+		}
+		if reason == "" {
+			parts[d.destination] = append(parts[d.destination], d)
+			continue
+		}
+		blocked[key] = intake.Blocked{ByRow: true} // for what follows it
+		c.spill(d, reason)
+	}
+	c.handOutGiven(parts)
+	return rest, nil
+}
+
+// orderingKey returns the key of a delivery that has one.
+func (d *delivery) orderingKey() policy.OrderingKey {
+	return policy.OrderingKey{Destination: d.destination, Key: *d.event.OrderingKey}
+}

@@ -1,0 +1,87 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/intake"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// rescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this one if the answer of a take was lost.
+// Their deliveries become pending rows.
+func (c *claimer) rescueRanges(ctx context.Context, now time.Time, instance int32) error {
+	for {
+		r, found, err := intake.RescueRange(ctx, c.store.pool, instance, c.hands.list(), 1)
+		if err != nil {
+			return err
+		}
+		if !found {
+			c.agenda.At(policy.CauseRescue, now.Add(rescueIntervals*c.config().PollInterval))
+			return nil
+		}
+		c.hands.add(r.Seq)
+		waits, err := c.giveBackRescued(ctx, instance, &r, c.taker.awaitedKeys())
+		if err != nil {
+			c.hands.remove(r.Seq)
+			return err
+		}
+		if len(waits) > 0 {
+			c.await(awaitingRange{instance: instance, seq: r.Seq, rescued: &r, keys: waits})
+		}
+	}
+}
+
+// giveBackRescued makes what is left of a range that was taken over pending. While another relay has some of its ordering keys in hand, or
+// some are among awaiting, those of ranges that wait in this relay, it does nothing and returns all keys of the range.
+func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[policy.OrderingKey]bool) (waits []policy.OrderingKey, err error) {
+	if err := c.refresh(ctx, instance, r); err != nil {
+		return nil, err
+	}
+	of, left := c.spread(&targets{c: c}, instance, r, time.Now())
+	var keyed []delivery
+	for _, d := range left {
+		if d.event.OrderingKey != nil {
+			keyed = append(keyed, d)
+		}
+	}
+	if len(keyed) > 0 {
+		blocked, err := c.findBlocked(ctx, instance, of.Held(), keyed)
+		if errors.Is(err, intake.ErrLost) { // it is found again
+			c.hands.remove(r.Seq)
+			c.agenda.At(policy.CauseRescue|policy.CauseTakeAgain, time.Now())
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		inHand := false
+		for key, why := range blocked {
+			waits = append(waits, key)
+			inHand = inHand || why.InHand || awaiting[key]
+		}
+		if inHand {
+			return waits, nil
+		}
+	}
+	if len(left) == 0 {
+		return nil, c.endRange(ctx, of)
+	}
+	for i := range left {
+		d := &left[i]
+		d.promised = false // by an earlier request, perhaps
+		if d.destination == "" {
+			continue
+		}
+		d.given.Rescues = 1 // the relay may have died of it
+		if promised := r.TakenAt.Add(r.Promised); r.Promised > 0 && (d.given.NotAfter.IsZero() || promised.Before(d.given.NotAfter)) {
+			d.given.NotAfter = promised
+		}
+	}
+	c.settler.Hold(of)
+	for _, d := range left { // through the settler, which makes rows of what this relay has in hand of their keys
+		c.spill(d, policy.ReasonShutdown)
+	}
+	return nil, nil
+}

@@ -1,0 +1,86 @@
+package relay
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// takeAs takes what there is for a relay that is not running.
+func takeAs(db *relaytest.Database, on pg.DB, instance int32) {
+	db.Helper()
+	relaytest.Eventually(db, "a range", func() bool {
+		r, err := intake.TakeRange(db.Context(), on, instance, intake.Terms{Events: 100, Bytes: 1 << 20, Promised: time.Hour}, false)
+		relaytest.Must(db, err)
+		return r.Found == intake.Taken && len(r.Events) > 0
+	})
+}
+
+const deadRelay = 9999
+
+// A range of a dead relay waits until a living one has no earlier event of its keys in hand. Until then nothing that follows in any of its
+// keys is sent.
+func TestRescuedRangeThatWaitsKeepsItsKeys(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING instance`)
+	db.Exec(insertKeyedEvent, "j-1", "j")
+	takeAs(db, db.Pool, living)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', 'k-1', 'k'), ('t', '{}', 'j-2', 'j')`)
+	takeAs(db, db.Pool, deadRelay)
+	db.Exec(insertKeyedEvent, "k-2", "k")
+	takeAs(db, db.Pool, deadRelay)
+
+	r := start(t, config(db, to(rc.URL)))
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay = $1`, deadRelay)
+	db.Exec(insertKeyedEvent, "k-3", "k")
+	relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
+	if n := rc.Total(); n > 0 {
+		t.Errorf("sent: %v", rc.Keys())
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery`); n > 0 {
+		t.Errorf("%d have rows, which any relay could claim", n)
+	}
+	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, living)
+	r.settles(t, policy.Delivered, 5)
+	keys := slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' })
+	if !slices.Equal(keys, []string{"k-1", "k-2", "k-3"}) || slices.Index(rc.Keys(), "j-1") > slices.Index(rc.Keys(), "j-2") {
+		t.Errorf("%v", rc.Keys())
+	}
+}
+
+// A relay that takes over a range while it has earlier events of its keys in hand makes rows of these with it. Otherwise a third relay would
+// claim what follows.
+func TestRescueMakesRowsOfEarlierEventsToo(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	g, rc := relaytest.NewGated(t, "k-1")
+	r := start(t, config(db, to(rc.URL)))
+	r.instance()
+	db.Exec(insertKeyedEvent, "k-1", "k")
+	<-g.Arrived
+	lock := db.Begin() // k-1 gets no row meanwhile
+	_, err := lock.Exec(t.Context(), `SELECT FROM outbox_range ORDER BY seq DESC LIMIT 1 FOR UPDATE`)
+	relaytest.Must(t, err)
+	take := db.Begin()
+	_, err = take.Exec(t.Context(), `LOCK TABLE outbox_range IN SHARE ROW EXCLUSIVE MODE`)
+	relaytest.Must(t, err)
+	db.Exec(insertKeyedEvent, "k-2", "k")
+	takeAs(db, take, deadRelay)
+	relaytest.Must(t, take.Commit(t.Context()))
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay = $1`, deadRelay)
+	relaytest.Must(t, lock.Commit(t.Context()))
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery`)
+	if alone := relaytest.Row[bool](db, `SELECT (array_agg(d.xmin::text::bigint ORDER BY o.idempotency_key))[1] > max(d.xmin::text::bigint) FILTER (WHERE o.idempotency_key = 'k-2')
+		FROM outbox_delivery d JOIN outbox o ON o.id = d.event_id`); alone {
+		t.Error("the row of k-2 was written before that of k-1")
+	}
+	g.Open()
+	r.settles(t, policy.Delivered, 2)
+}

@@ -1,0 +1,373 @@
+package relay
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+const insertKeyedEvent = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', $1, $2)`
+
+// rangesEnd waits until no range is open and each event has a row.
+func rangesEnd(db *relaytest.Database) {
+	db.Helper()
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox o WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id)`)
+}
+
+// A delivery is written once, with its outcome: no row is inserted as pending and updated, unless its answer took a second.
+func TestEventsAreTakenAndWrittenOnce(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`CREATE TABLE noted (inserted text, slow boolean);
+		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$ BEGIN
+			INSERT INTO noted SELECT NEW.status, clock_timestamp() > o.created_at + interval '1 second' FROM outbox o WHERE o.id = NEW.event_id;
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER note AFTER INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION note()`)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
+	r.instance()
+	db.Insert(50, "key")
+	r.settles(t, policy.Delivered, 50)
+	rangesEnd(db)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1 AND claim > 0`); n != 50 || rc.Total() != 50 {
+		t.Errorf("%d are delivered, %d requests", n, rc.Total())
+	}
+	if got := relaytest.Rows[string](db, `SELECT inserted || ' ' || slow || ' ' || count(*) FROM noted WHERE inserted <> 'delivered' AND NOT slow GROUP BY inserted, slow`); len(got) > 0 {
+		t.Errorf("inserted: %v", got)
+	}
+}
+
+// A transaction that commits long after later ones delays nothing, and its event comes when it has committed, also to a relay that does not
+// poll.
+func TestLateCommitArrives(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, rarely(config(db, to(rc.URL))))
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	late := db.Begin()
+	_, err := late.Exec(t.Context(), insertKeyedEvent, "late", "k")
+	relaytest.Must(t, err)
+	db.Insert(3, "early")
+	r.settles(t, policy.Delivered, 3)
+	relaytest.Must(t, late.Commit(t.Context()))
+	r.settles(t, policy.Delivered, 4)
+	if keys := rc.Keys(); keys[3] != "late" {
+		t.Errorf("%v", keys)
+	}
+}
+
+// An event that commits while a later one of its ordering key is being sent does not wait for that one's retry.
+func TestLateCommitWhileItsKeyIsInHand(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	g := relaytest.NewGate(t)
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Key == "k-2" {
+			g.Pass(r)
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	d := to(rc.URL)
+	d.Retry.Schedule = []time.Duration{time.Hour}
+	r := start(t, rarely(config(db, d)))
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	late := db.Begin()
+	_, err := late.Exec(t.Context(), insertKeyedEvent, "k-1", "k")
+	relaytest.Must(t, err)
+	db.Exec(insertKeyedEvent, "k-2", "k")
+	<-g.Arrived
+	relaytest.Must(t, late.Commit(t.Context()))
+	db.Insert(1, "other")
+	r.settles(t, policy.Delivered, 1)
+	g.Open()
+	r.settles(t, policy.Delivered, 2)
+}
+
+// What cannot be sent within a second gets rows, so that the range ends.
+func TestRangeEndsWhileItsDeliveriesAreInFlight(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	g, rc := relaytest.NewGated(t)
+	d := to(rc.URL)
+	d.MaxInFlight = 2
+	r := start(t, config(db, d))
+	db.Insert(5, "key")
+	<-g.Arrived
+	<-g.Arrived
+	rangesEnd(db)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL`); n == 0 {
+		t.Error("no row is claimed")
+	}
+	g.Open()
+	r.settles(t, policy.Delivered, 5)
+	if rc.Total() != 5 {
+		t.Errorf("%d requests", rc.Total())
+	}
+}
+
+// Whatever fails, the events of an ordering key are accepted in their order and once each, by several relays.
+func TestKeysKeepTheirOrderInRanges(t *testing.T) {
+	t.Parallel()
+	for name, relays := range map[string]int{"one relay": 1, "three relays": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := relaytest.New(t)
+			var mu sync.Mutex
+			accepted := map[string][]string{}
+			rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				if r.Number == 1 && rand.IntN(5) == 0 {
+					w.WriteHeader(http.StatusInternalServerError)
+					return
+				}
+				if key, _, _ := strings.Cut(r.Key, "/"); !slices.Contains(accepted[key], r.Key) {
+					accepted[key] = append(accepted[key], r.Key)
+				}
+			})
+			d := to(rc.URL)
+			d.MaxInFlight = 8
+			d.Retry.MaxAttempts = 20
+			for i := range relays {
+				cfg := config(db, d)
+				cfg.Name = fmt.Sprint("relay", i)
+				start(t, cfg)
+			}
+			n := testsize.Of(400, 100)
+			var producers sync.WaitGroup
+			for k := range 6 {
+				producers.Go(func() {
+					for i := range n {
+						if _, err := db.Pool.Exec(t.Context(), insertKeyedEvent, fmt.Sprintf("k%d/%04d", k, i), fmt.Sprint("k", k)); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			producers.Wait()
+			relaytest.Becomes(db, 6*n, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+			mu.Lock()
+			defer mu.Unlock()
+			for key, list := range accepted {
+				if len(list) != n || !slices.IsSorted(list) {
+					t.Errorf("%s: %d events, sorted: %v", key, len(list), slices.IsSorted(list))
+				}
+			}
+		})
+	}
+}
+
+// A new event of a paused destination becomes pending, and is sent when the destination is resumed.
+func TestNewEventsOfAPausedDestination(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
+	db.Insert(1, "first")
+	r.settles(t, policy.Delivered, 1)
+	db.Exec(`INSERT INTO outbox_destination AS d (destination, paused, paused_at) VALUES ('default', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
+	db.Insert(3, "paused")
+	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL`)
+	if rc.Total() != 1 {
+		t.Errorf("%d requests", rc.Total())
+	}
+	db.Exec(`UPDATE outbox_destination SET paused = false, paused_at = NULL`)
+	db.Insert(1, "last")
+	r.settles(t, policy.Delivered, 5)
+}
+
+// A route applies to the events that commit after it, and parked ones are released.
+func TestRouteAppliesAtOnce(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "other")
+	rc := relaytest.NewReceiver(t, nil)
+	cfg := config(db, to(rc.URL), named("other", to(rc.URL)))
+	cfg.Routes = nil
+	r := start(t, cfg)
+	db.Insert(1, "a")
+	r.await(t, "the first", func(o *observer) bool { return o.outcomes[policy.Delivered] >= 1 })
+	for i := range 20 {
+		db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ($1, 'default')`, fmt.Sprintf("t%d", i))
+		db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ($1, '{}', $2)`, fmt.Sprintf("t%d", i), fmt.Sprintf("t%d", i))
+	}
+	relaytest.Becomes(db, 20, `SELECT count(*) FROM outbox_delivery WHERE destination = 'default' AND status = 'delivered' AND event_id > 1`)
+}
+
+// A relay takes events for destinations that only another one serves.
+func TestEventsForAnotherRelay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "a", "b")
+	rc := relaytest.NewReceiver(t, nil)
+	a, b := rarely(config(db, named("a", to(rc.URL)))), rarely(config(db, named("b", to(rc.URL))))
+	ra, rb := start(t, a), start(t, b)
+	ra.instance()
+	rb.instance() // both routes are stored
+	for range 10 {
+		before := relaytest.Row[int](db, `SELECT count(*) FROM outbox`)
+		db.Insert(1, fmt.Sprint("key", before))
+		ra.settles(t, policy.Delivered, before+1)
+		rb.settles(t, policy.Delivered, before+1)
+	}
+}
+
+// An event that breaks a rule which no domain keeps fails, under the name of the rule.
+func TestEventThatBreaksARuleFails(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('t', '{}', 'bad', '{"content-length": "1"}')`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'never', 'infinity')`)
+	db.Insert(1, "good")
+	r.settles(t, policy.Delivered, 1)
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'invalid_event' AND last_error LIKE '%the rule outbox\_%'`)
+	relaytest.Becomes(db, 2, `SELECT count FROM outbox_alert WHERE rule = 'failed'`)
+}
+
+// An event of the future is not sent early, and is sent in time.
+func TestEventOfTheFutureBecomesPending(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'later', now() + interval '2 seconds')`)
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND next_attempt_at > now()`)
+	r.settles(t, policy.Delivered, 1)
+	if early := relaytest.Row[bool](db, `SELECT d.last_attempt_at < o.available_at FROM outbox_delivery d JOIN outbox o ON o.id = d.event_id`); early {
+		t.Error("it was sent early")
+	}
+}
+
+// A backlog that no relay has taken is delivered in whole, with keys and without, beside a destination that bears little.
+func TestBacklogIsTaken(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "fast", "slow")
+	fast := relaytest.NewReceiver(t, nil)
+	slow := relaytest.NewReceiver(t, func(http.ResponseWriter, relaytest.Request) { <-time.After(5 * time.Millisecond) })
+	n := testsize.Of(6000, 3000)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, created_at)
+		SELECT 't', '{}', 'e' || i, CASE WHEN i % 3 = 0 THEN 'k' || i % 50 END, now() - interval '1 hour' FROM generate_series(1, $1) i`, n)
+	s := named("slow", to(slow.URL))
+	s.MaxInFlight = 8
+	start(t, config(db, named("fast", to(fast.URL)), s))
+	relaytest.Becomes(db, n, `SELECT count(*) FROM outbox_delivery WHERE destination = 'fast' AND status = 'delivered'`)
+	relaytest.Becomes(db, 2*n, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	if fast.Total() != n || slow.Total() != n {
+		t.Errorf("%d and %d requests for %d events", fast.Total(), slow.Total(), n)
+	}
+}
+
+// A killed relay's ranges are taken over.
+func TestKilledRelaysRangesAreTakenOver(t *testing.T) {
+	t.Parallel()
+	const events = 200
+	db := relaytest.New(t)
+	g, rc := relaytest.NewGated(t)
+	victim, _ := startProcess(t, db.DSN, rc.URL)
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_relay`)
+	tx, err := db.Pool.Begin(t.Context())
+	relaytest.Must(t, err)
+	for i := range events {
+		_, err := tx.Exec(t.Context(), insertKeyedEvent, fmt.Sprint("key-", i), fmt.Sprint("k", i%7))
+		relaytest.Must(t, err)
+	}
+	relaytest.Must(t, tx.Commit(t.Context()))
+	<-g.Arrived
+	rc.Kill(t, victim)
+	g.Open()
+	survivor := start(t, config(db, to(rc.URL)))
+	survivor.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
+	relaytest.Becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	rangesEnd(db)
+	for key, n := range counted(rc.Keys()) {
+		if n > 2 {
+			t.Errorf("%s came %d times", key, n)
+		}
+	}
+}
+
+// A relay that stops gives back what it has not sent.
+func TestStopGivesBackWhatIsInHand(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	g, rc := relaytest.NewGated(t, "key-1")
+	d := to(rc.URL)
+	d.MaxInFlight = 1
+	r := start(t, config(db, d))
+	db.Insert(1, "key")
+	<-g.Arrived
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'more' || i, 'k' FROM generate_series(1, 10) i`)
+	relaytest.Becomes(db, true, `SELECT pg_current_xact_id() IS NOT NULL AND NOT EXISTS (
+		SELECT FROM outbox o WHERE NOT pg_visible_in_snapshot(o.xid, (SELECT target FROM outbox_range ORDER BY seq DESC LIMIT 1)))`)
+	r.cancel()
+	g.Open()
+	r.stop()
+	rangesEnd(db)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND attempts = 0`); n != 10 {
+		t.Errorf("%d are given back", n)
+	}
+	start(t, config(db, d)).settles(t, policy.Delivered, 10)
+}
+
+// A key whose head has failed for good holds what follows, in the range and in later ones.
+func TestFailedHeadHoldsNewEvents(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Key == "k-1" {
+			w.WriteHeader(http.StatusBadRequest)
+		}
+	})
+	r := start(t, config(db, to(rc.URL)))
+	batch := &pgx.Batch{}
+	for i := 1; i <= 5; i++ {
+		batch.Queue(insertKeyedEvent, fmt.Sprint("k-", i), "k")
+	}
+	relaytest.Must(t, db.Pool.SendBatch(t.Context(), batch).Close())
+	r.settles(t, policy.Fail, 1)
+	db.Exec(insertKeyedEvent, "k-6", "k")
+	db.Insert(1, "other")
+	r.settles(t, policy.Delivered, 1)
+	relaytest.Becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
+	if n := rc.Total(); n != 2 {
+		t.Errorf("%d requests: %v", n, rc.Keys())
+	}
+}
+
+// A receiver that was fast and stops answering keeps no new event from other destinations.
+func TestHungReceiverKeepsNoNewEventFromOthers(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "hung", "well")
+	g := relaytest.NewGate(t)
+	hung := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) {
+		if strings.HasPrefix(r.Key, "later") {
+			g.Pass(r)
+		}
+	})
+	well := relaytest.NewReceiver(t, nil)
+	start(t, config(db, named("hung", to(hung.URL)), named("well", to(well.URL))))
+	db.Insert(1000, "first")
+	relaytest.Becomes(db, 2000, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	n := testsize.Of(8000, 3000)
+	for i := range 4 {
+		db.Insert(n/4, fmt.Sprint("later", i))
+	}
+	relaytest.Becomes(db, 1000+n, `SELECT count(*) FROM outbox_delivery WHERE destination = 'well' AND status = 'delivered'`)
+	g.Open()
+	relaytest.Becomes(db, 1000+n, `SELECT count(*) FROM outbox_delivery WHERE destination = 'hung' AND status = 'delivered'`)
+}
