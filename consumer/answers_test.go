@@ -191,15 +191,11 @@ func TestDatabaseStopsAndComesBack(t *testing.T) {
 		e := receivertest.NewEnvAt(t, f, dsn, consumer.Config{}, receivertest.Effect)
 		e.MustExec(receivertest.Schema)
 		receivertest.WantFirst(t, e.Post("before", "{}"), 201, `{"done":"before"}`)
-		if err := server.StopImmediate(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, server.StopImmediate(t.Context()))
 		for range 2 { // once on a broken connection, once on none
 			receivertest.WantProblem(t, e.Post("after", "{}"), 503, "database-unavailable")
 		}
-		if err := server.StartAgain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, server.StartAgain(t.Context()))
 		receivertest.WantReplayed(t, e.Post("before", "{}"), 201, "")
 		receivertest.WantFirst(t, e.Post("after", "{}"), 201, `{"done":"after"}`)
 	})

@@ -25,9 +25,7 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 	owner := pgtest.Pool(t, server.DSN(""))
 	must := func(query string) {
 		t.Helper()
-		if _, err := owner.Exec(t.Context(), query, pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Exec(t, owner, query, pgx.QueryExecModeSimpleProtocol)
 	}
 	must(receivertest.Schema + `
 		CREATE ROLE inbox_receiver_alpha; CREATE ROLE inbox_receiver_beta;
@@ -38,17 +36,13 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 	}
 	dsn := func(login string) string {
 		u, err := url.Parse(server.DSN(""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		u.User = url.User(login)
 		return u.String()
 	}
 	count := func(query string) (n int) {
 		t.Helper()
-		if err := owner.QueryRow(t.Context(), query).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, owner.QueryRow(t.Context(), query).Scan(&n))
 		return n
 	}
 	handle := func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
@@ -101,9 +95,7 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 
 	must(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('alpha', 'outbox', '2020-01-01', now())`)
 	beta, err := pgx.Connect(t.Context(), dsn("beta"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer beta.Close(t.Context())
 	const all = `(SELECT count(*) FROM processed_events WHERE receiver = 'alpha') + (SELECT count(*) FROM inbox_events WHERE receiver = 'alpha')
 		+ (SELECT count(*) FROM inbox_freshness WHERE receiver = 'alpha') + (SELECT count(*) FROM inbox_forgotten WHERE receiver = 'alpha')`
@@ -141,9 +133,7 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 	if n := count("SELECT " + all); n != before {
 		t.Errorf("alpha has %d rows, want %d", n, before)
 	}
-	if _, err := beta.Exec(t.Context(), `SELECT pg_advisory_lock(hashtextextended(E'alpha\noutbox\nlocked', 122550254464888 # 'processed_events'::regclass::oid::bigint))`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, beta, `SELECT pg_advisory_lock(hashtextextended(E'alpha\noutbox\nlocked', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
 	must("DELETE FROM inbox_freshness")
 	receivertest.WantFirst(t, envs["alpha"].Post("locked", "{}"), http.StatusNoContent, "")
 }

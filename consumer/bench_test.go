@@ -31,9 +31,7 @@ func BenchmarkOverhead(b *testing.B) {
 			dsn := server.DSN("postgres")
 			pgtest.Migrate(b, dsn, migrations.Inbox)
 			pool := pgtest.Pool(b, dsn)
-			if _, err := pool.Exec(b.Context(), receivertest.Schema); err != nil {
-				b.Fatal(err)
-			}
+			pgtest.Exec(b, pool, receivertest.Schema)
 			guarded := f.Wrap(b, dsn, consumer.Config{Receiver: "test", Secrets: []string{receivertest.SecretText}})(http.HandlerFunc(
 				func(w http.ResponseWriter, r *http.Request) {
 					if err := f.Exec(r.Context(), "INSERT INTO effect VALUES ($1)", "k"); err != nil {
@@ -95,9 +93,7 @@ func quietest(durations []time.Duration) float64 {
 func (s *served) ask(b *testing.B, i int) {
 	body := bytes.Repeat([]byte(`{"a":1}`), 100)
 	r, err := http.NewRequestWithContext(b.Context(), http.MethodPost, s.url, bytes.NewReader(body))
-	if err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Must(b, err)
 	r.Header.Set(webhook.IdempotencyKey, "key-"+strconv.Itoa(i))
 	r.Header.Set(webhook.EventType, "invoice.created")
 	r.Header.Set(webhook.EventID, strconv.Itoa(i+1))
@@ -107,9 +103,7 @@ func (s *served) ask(b *testing.B, i int) {
 	webhook.Sign(r.Header, body, time.Now(), receivertest.Secret())
 	start := time.Now()
 	response, err := s.client.Do(r)
-	if err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Must(b, err)
 	took := time.Since(start)
 	s.waited, s.each = s.waited+took, append(s.each, took)
 	answer, _ := io.ReadAll(response.Body)

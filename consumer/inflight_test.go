@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -88,9 +89,7 @@ func TestInFlightElsewhereWithoutTheLock(t *testing.T) {
 		default:
 		}
 		finish()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, <-done)
 		receivertest.WantReplayed(t, e.Post("k", "{}"), 200, "") // known, but never answered
 		e.WantRows("k", 0, 1)
 	})

@@ -189,9 +189,7 @@ func TestHiddenDeadlinesAreReported(t *testing.T) {
 		dsn := pgtest.New(t, migrations.Inbox)
 		e := receivertest.StartEnv(t, receivertest.PGX(), dsn, consumer.Config{}, func(_ *receivertest.Env, cfg consumer.Config) http.Handler {
 			handler, err := consumer.New(pgtest.Pool(t, dsn), cfg, func(context.Context, pgx.Tx, consumer.Event) error { return nil })
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			return wrap(handler)
 		})
 		for _, key := range []string{"a", "b"} {
@@ -220,9 +218,7 @@ func TestConnectionThatRemembersElsewhere(t *testing.T) {
 	if got := e.Post("k", "{}"); got.Status != http.StatusCreated {
 		t.Fatalf("answered %d %s", got.Status, got.Body)
 	}
-	if _, err := pool.Exec(t.Context(), `SELECT set_config('search_path', 'tenant, public', false)`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, pool, `SELECT set_config('search_path', 'tenant, public', false)`)
 	for _, want := range []int{http.StatusServiceUnavailable, http.StatusCreated} { // the second on a new connection
 		if got := e.Post("k", "{}"); got.Status != want {
 			t.Errorf("a duplicate is answered %d %s, want %d", got.Status, got.Body, want)

@@ -6,15 +6,14 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // expression is what a pattern stands for, as package regexp has it.
 func expression(t testing.TB, pattern string) *regexp.Regexp {
 	t.Helper()
 	re, err := regexp.Compile(`\A(?s:` + strings.ReplaceAll(regexp.QuoteMeta(pattern), `\*`, `.*`) + `)\z`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	return re
 }
 

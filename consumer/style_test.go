@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -164,9 +165,7 @@ func fillDisk(e *receivertest.Env) {
 	if err == nil {
 		err = os.Symlink("/dev/full", filepath.Join(dir, file))
 	}
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 }
 
 func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {

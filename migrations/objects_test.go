@@ -16,9 +16,7 @@ import (
 func TestObjectsAreThoseOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	conn, err := pgx.Connect(t.Context(), pgtest.New(t, migrations.Outbox))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	rows, err := conn.Query(t.Context(), `
 			SELECT CASE relkind WHEN 'i' THEN 'index' WHEN 'I' THEN 'index' WHEN 'S' THEN 'sequence' ELSE 'table' END || ' ' || relname FROM pg_class c
@@ -29,13 +27,9 @@ func TestObjectsAreThoseOfTheDatabase(t *testing.T) {
 			UNION ALL SELECT 'domain ' || typname FROM pg_type WHERE typnamespace = 'public'::regnamespace AND typtype = 'd'
 			UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger WHERE NOT tgisinternal
 			UNION ALL SELECT 'function ' || proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	there, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var read []string
 	for _, o := range migrations.Objects() {
 		read = append(read, o.Kind+" "+o.Name)

@@ -20,18 +20,14 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
 	script, err := os.ReadFile("roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	run := func(role, statements string) error {
 		_, err := open(t, server.DSN("")+"&search_path=shop&role="+role).ExecContext(t.Context(), statements)
 		return err
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 	}
 	refused := func(err error, why string) {
 		t.Helper()
@@ -89,21 +85,15 @@ func TestRolesWarnOfAnOwnerWhoCannotArchive(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)
 	config, err := pgx.ParseConfig(s.dsn("shop_owner"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var warnings []string
 	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { warnings = append(warnings, n.Message+"; "+n.Hint) }
 	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer conn.Close(t.Context())
 	owner := &session{t, "shop_owner", conn}
 	script, err := os.ReadFile("roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	owner.exec(string(script))
 	if len(warnings) > 0 {
 		t.Errorf("an owner with the right is warned: %q", warnings)

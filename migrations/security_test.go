@@ -39,9 +39,7 @@ func newShop(t *testing.T, sets ...migrations.Set) *shop {
 		CREATE ROLE shop_owner LOGIN CREATEROLE;
 		GRANT CREATE ON SCHEMA public TO shop_owner`)
 	pgtest.Migrate(t, s.dsn("shop_owner"), sets...)
-	if err := s.applyRoles("shop_owner"); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, s.applyRoles("shop_owner"))
 	s.superuser(`
 		CREATE ROLE producer LOGIN IN ROLE outbox_producer;
 		CREATE ROLE other_producer LOGIN IN ROLE outbox_producer;
@@ -54,9 +52,7 @@ func newShop(t *testing.T, sets ...migrations.Set) *shop {
 
 func (s *shop) dsn(login string) string {
 	u, err := url.Parse(s.server.DSN(""))
-	if err != nil {
-		s.Fatal(err)
-	}
+	pgtest.Must(s, err)
 	u.User = url.User(login)
 	return u.String()
 }
@@ -65,9 +61,7 @@ func (s *shop) dsn(login string) string {
 func (s *shop) as(login string) *session {
 	s.Helper()
 	conn, err := pgx.Connect(s.Context(), s.dsn(login))
-	if err != nil {
-		s.Fatal(err)
-	}
+	pgtest.Must(s, err)
 	s.Cleanup(func() { _ = conn.Close(context.WithoutCancel(s.Context())) })
 	return &session{s.T, login, conn}
 }
@@ -75,22 +69,16 @@ func (s *shop) as(login string) *session {
 func (s *shop) superuser(statements string) {
 	s.Helper()
 	conn, err := pgx.Connect(s.Context(), s.server.DSN(""))
-	if err != nil {
-		s.Fatal(err)
-	}
+	pgtest.Must(s, err)
 	defer conn.Close(s.Context())
-	if _, err := conn.Exec(s.Context(), statements); err != nil {
-		s.Fatal(err)
-	}
+	pgtest.Exec(s, conn, statements)
 }
 
 // applyRoles runs roles.sql as the login.
 func (s *shop) applyRoles(login string) error {
 	s.Helper()
 	script, err := os.ReadFile("roles.sql")
-	if err != nil {
-		s.Fatal(err)
-	}
+	pgtest.Must(s, err)
 	_, err = s.as(login).conn.Exec(s.Context(), string(script))
 	return err
 }
@@ -147,9 +135,7 @@ func deref(text *string) string {
 // superuserName returns the login of the server's superuser.
 func (s *shop) superuserName() string {
 	u, err := url.Parse(s.server.DSN(""))
-	if err != nil {
-		s.Fatal(err)
-	}
+	pgtest.Must(s, err)
 	return u.User.Username()
 }
 

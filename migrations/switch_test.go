@@ -19,9 +19,7 @@ func TestSwitchBesideProducers(t *testing.T) {
 	m, err := migrations.New(db, migrations.Outbox, migrations.Options{
 		LockTimeout: 20 * time.Millisecond, OnWait: func(*migrations.LockedError) { waits <- struct{}{} },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if _, err := m.DownTo(t.Context(), before); err != nil {
 		t.Fatal(err)
 	}
@@ -39,9 +37,7 @@ func TestSwitchBesideProducers(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-waits
-	if err := first.Commit(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, first.Commit())
 	migrating.Wait()
 	if _, err := db.ExecContext(t.Context(), insert, "after"); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/outbox"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -26,7 +27,7 @@ func TestNewEvent(t *testing.T) {
 		{"nil", nil, `null`},
 	} {
 		got, err := outbox.NewEvent("note.written", "note-1", c.payload)
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, c.name, got, outbox.Event{Type: "note.written", IdempotencyKey: "note-1", Payload: json.RawMessage(c.want)})
 	}
 

@@ -17,15 +17,11 @@ func TestGuideForProducersIsComplete(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
 	guide, err := os.ReadFile("../docs/producing.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	rows, err := pool.Query(t.Context(), `SELECT attname::text FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attnum > 0
 		UNION SELECT conname::text FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND contype NOT IN ('p', 'n')
 		UNION SELECT conname::text FROM pg_constraint WHERE contypid <> 0 AND connamespace = 'public'::regnamespace`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(names) < 15 {
 		t.Fatalf("%d names: %v", len(names), err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
@@ -17,7 +18,7 @@ func (db *database) as(role string) pgx.Tx {
 	db.t.Helper()
 	tx := begin(db.t, db.pool, pgx.ReadCommitted)
 	_, err := tx.Exec(db.t.Context(), `SET LOCAL ROLE `+role)
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	return tx
 }
 
@@ -26,17 +27,17 @@ func TestEnqueueNeedsOnlyTheRoleOfProducers(t *testing.T) {
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		db.applyRoles()
 		tx := db.begin(nil)
-		must(t, tx.Exec(`SET LOCAL ROLE outbox_producer`))
+		pgtest.Must(t, tx.Exec(`SET LOCAL ROLE outbox_producer`))
 		result, err := tx.Enqueue(outbox.Producer{}, event("a"), event("b"), event("a"))
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "result", result, outbox.Result{Inserted: 2, Duplicates: []string{"a"}})
-		must(t, tx.Commit())
+		pgtest.Must(t, tx.Commit())
 		equal(t, "events", db.keys(), []string{"a", "b"})
 
 		tx = db.begin(nil)
-		must(t, tx.Exec(`SET LOCAL ROLE outbox_producer`))
+		pgtest.Must(t, tx.Exec(`SET LOCAL ROLE outbox_producer`))
 		result, err = tx.Enqueue(outbox.Producer{}, event("a"), event("c"))
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "result of a repeated event", result, outbox.Result{Inserted: 1, Duplicates: []string{"a"}})
 		reused := event("b")
 		reused.Payload = []byte(`2`)
@@ -44,14 +45,14 @@ func TestEnqueueNeedsOnlyTheRoleOfProducers(t *testing.T) {
 		if !errors.Is(err, outbox.ErrKeyReused) || !strings.Contains(err.Error(), "Payload") {
 			t.Errorf("a reused key: %v", err)
 		}
-		must(t, tx.Rollback())
+		pgtest.Must(t, tx.Rollback())
 
 		tx = db.begin(nil)
-		must(t, tx.Exec(`SET LOCAL ROLE outbox_relay`))
+		pgtest.Must(t, tx.Exec(`SET LOCAL ROLE outbox_relay`))
 		_, err = tx.Enqueue(outbox.Producer{}, event("c"))
 		equal(t, "error", err.Error(), `outbox: insert events: ERROR: permission denied for table outbox (SQLSTATE 42501); `+
 			`grant outbox_producer to the role, see migrations/roles.sql`)
-		must(t, tx.Rollback())
+		pgtest.Must(t, tx.Rollback())
 	})
 }
 
@@ -64,10 +65,10 @@ func TestSecurityProducerCannotDivertTheDefault(t *testing.T) {
 	db.exec(`CREATE SCHEMA evil; GRANT ALL ON SCHEMA evil TO outbox_producer;
 		SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint + 600000)`)
 	listener, err := pgx.Connect(t.Context(), db.dsn)
-	must(t, err)
+	pgtest.Must(t, err)
 	defer listener.Close(t.Context())
 	_, err = listener.Exec(t.Context(), `LISTEN outbox_wake`)
-	must(t, err)
+	pgtest.Must(t, err)
 	tx := db.as("outbox_producer")
 	_, err = tx.Exec(t.Context(), `
 		CREATE TEMP SEQUENCE outbox_armed;
@@ -79,12 +80,12 @@ func TestSecurityProducerCannotDivertTheDefault(t *testing.T) {
 		CREATE FUNCTION pg_notification_queue_usage() RETURNS float8 LANGUAGE sql AS 'SELECT 1::float8';
 		CREATE FUNCTION pg_notify(text, name) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''as %'', current_user; END';
 		INSERT INTO public.outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
-	must(t, err)
+	pgtest.Must(t, err)
 	var xid string
-	must(t, tx.QueryRow(t.Context(), `SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text`).Scan(&xid))
-	must(t, tx.Commit(t.Context()))
+	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text`).Scan(&xid))
+	pgtest.Must(t, tx.Commit(t.Context()))
 	equal(t, "xid", db.strings(`SELECT xid::text FROM outbox`), []string{xid})
 	notification, err := listener.WaitForNotification(t.Context())
-	must(t, err)
+	pgtest.Must(t, err)
 	equal(t, "payload", notification.Payload, "public")
 }

@@ -3,6 +3,8 @@ package outbox_test
 import (
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // decoys are temporary tables of the names and columns of all real ones. Their triggers record the role that they run as.
@@ -31,7 +33,7 @@ func TestSecurityTemporaryTables(t *testing.T) {
 	caught := func(s *session, by string) {
 		t.Helper()
 		var roles string
-		must(t, s.conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(role, ' '), '') FROM pg_temp.caught`).Scan(&roles))
+		pgtest.Must(t, s.conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(role, ' '), '') FROM pg_temp.caught`).Scan(&roles))
 		equal(t, "roles that "+by+" lent to the decoys", roles, "")
 	}
 	producer := db.login("producer")
@@ -125,7 +127,7 @@ func TestSecurityNoLoginRises(t *testing.T) {
 			equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
 		}
 		var seen int
-		must(t, s.conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stats WHERE schemaname = 'public'
+		pgtest.Must(t, s.conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stats WHERE schemaname = 'public'
 			AND tablename IN ('outbox', 'outbox_delivery', 'outbox_destination', 'outbox_identity', 'outbox_alert')`).Scan(&seen))
 		equal(t, "statistics that "+login+" sees", seen, 0)
 	}

@@ -48,13 +48,13 @@ type session struct {
 func (db *database) login(name string) *session {
 	db.t.Helper()
 	u, err := url.Parse(db.dsn)
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	u.User = url.User("attack_" + name)
 	cfg, err := pgx.ParseConfig(u.String())
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // several statements in one, as psql sends them
 	conn, err := pgx.ConnectConfig(db.t.Context(), cfg)
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	db.t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(db.t.Context())) })
 	return &session{db.t, name, conn}
 }
@@ -64,9 +64,9 @@ func (s *session) tries(statement string) string {
 	s.t.Helper()
 	ctx := s.t.Context()
 	tx, err := s.conn.Begin(ctx)
-	must(s.t, err)
+	pgtest.Must(s.t, err)
 	_, err = tx.Exec(ctx, statement)
-	must(s.t, tx.Rollback(ctx))
+	pgtest.Must(s.t, tx.Rollback(ctx))
 	return refusal(s.t, err)
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // The rights that migrations/roles.sql gives, by relation or function and by login: "producer: insert; reader: select".
@@ -223,11 +225,11 @@ func (db *database) objects() []object {
 		SELECT 'function', oid::regprocedure::text,
 		       proname || '(' || array_to_string(ARRAY (SELECT 'NULL::' || format_type(a, NULL) FROM unnest(proargtypes) a), ', ') || ')', oid::regprocedure::text
 		FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY 1, 2`)
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	objects, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (o object, err error) {
 		return o, row.Scan(&o.kind, &o.name, &o.use, &o.detail)
 	})
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	return objects
 }
 

@@ -23,10 +23,10 @@ func TestInsertWritesTheEventAlone(t *testing.T) {
 	tx := begin(t, db.pool, pgx.ReadCommitted)
 	_, err := tx.Exec(t.Context(), `SAVEPOINT s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'a');
 		RELEASE s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'b')`)
-	must(t, err)
+	pgtest.Must(t, err)
 	var xid string
-	must(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid))
-	must(t, tx.Commit(t.Context()))
+	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid))
+	pgtest.Must(t, tx.Commit(t.Context()))
 	equal(t, "transactions", db.strings(`SELECT xid::text FROM outbox`), []string{xid, xid})
 	equal(t, "deliveries", db.strings(`SELECT destination FROM outbox_delivery`), []string{})
 }
@@ -42,11 +42,11 @@ func TestManyEventsInOneStatement(t *testing.T) {
 		"INSERT SELECT": func(db *database) { db.exec(`INSERT INTO outbox (` + columns + `) ` + events) },
 		"COPY": func(db *database) {
 			read, err := db.pool.Query(t.Context(), events)
-			must(t, err)
+			pgtest.Must(t, err)
 			rows, err := pgx.CollectRows(read, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
-			must(t, err)
+			pgtest.Must(t, err)
 			_, err = db.pool.CopyFrom(t.Context(), pgx.Identifier{"outbox"}, strings.Split(columns, ", "), pgx.CopyFromRows(rows))
-			must(t, err)
+			pgtest.Must(t, err)
 		},
 		"INSERT ON CONFLICT, and again": func(db *database) {
 			for range 2 {
@@ -121,11 +121,11 @@ func TestParametersMayServeSeveralColumns(t *testing.T) {
 			tx := begin(t, db.pool, pgx.ReadCommitted)
 			_, err := tx.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
 				VALUES ($1::text, $2, $1::text, $1, $1, $3)`, mode, text, `{"a":1}`, map[string]string{"Tenant": "x"})
-			must(t, err)
+			pgtest.Must(t, err)
 			var event string
-			must(t, tx.QueryRow(t.Context(), `SELECT concat_ws('|', event_type, payload::text, idempotency_key, ordering_key, related_reference, headers::text)
+			pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT concat_ws('|', event_type, payload::text, idempotency_key, ordering_key, related_reference, headers::text)
 				FROM outbox`).Scan(&event))
-			must(t, tx.Rollback(t.Context()))
+			pgtest.Must(t, tx.Rollback(t.Context()))
 			equal(t, mode.String(), strings.ReplaceAll(event, event[:3], "k"), `k|{"a":1}|k|k|k|{"Tenant": "x"}`)
 		}
 	}
@@ -141,10 +141,10 @@ func TestParametersOfOneColumn(t *testing.T) {
 		db.exec(insert, "t", []byte(`{"a":1}`), text)
 	}
 	standard, err := sql.Open("pgx", db.dsn)
-	must(t, err)
+	pgtest.Must(t, err)
 	defer standard.Close()
 	_, err = standard.ExecContext(t.Context(), insert, "t", []byte(`{"a":1}`), "f")
-	must(t, err)
+	pgtest.Must(t, err)
 	equal(t, "keys", db.keys(), []string{"a", "b", "c", "d", "e", "f"})
 	for _, missing := range []any{nil, sql.NullString{}} {
 		_, err := db.pool.Exec(t.Context(), insert, "t", `1`, missing)
@@ -205,8 +205,8 @@ func TestSchemasDoNotMix(t *testing.T) {
 
 		tx := begin(t, db.pool, pgx.ReadCommitted)
 		result, err := outbox.Enqueue(t.Context(), tx, event("same key"))
-		must(t, err)
-		must(t, tx.Commit(t.Context()))
+		pgtest.Must(t, err)
+		pgtest.Must(t, tx.Commit(t.Context()))
 		equal(t, schema, result, outbox.Result{Inserted: 1})
 
 		// From elsewhere, by the table's full name: the deliveries that a function makes stand where the table does.

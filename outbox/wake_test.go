@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // A NOTIFY in every producing transaction would serialise their commits.
@@ -38,17 +40,17 @@ func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
 			db.exec(duplicate)
 			db.exec(c.relays)
 			listener, err := pgx.Connect(t.Context(), db.dsn)
-			must(t, err)
+			pgtest.Must(t, err)
 			defer listener.Close(t.Context())
 			_, err = listener.Exec(t.Context(), `LISTEN outbox_wake`)
-			must(t, err)
+			pgtest.Must(t, err)
 
 			db.exec(c.statement)
 			db.exec(`NOTIFY outbox_wake, 'the end'`) // arrives after whatever the statement sent
 			var got []string
 			for {
 				notification, err := listener.WaitForNotification(t.Context())
-				must(t, err)
+				pgtest.Must(t, err)
 				if notification.Payload == "the end" {
 					break
 				}

@@ -40,20 +40,14 @@ func (s started) console(t testing.TB) consoleClient {
 func (c consoleClient) send(method, path string, form url.Values) (int, string) {
 	c.Helper()
 	r, err := http.NewRequestWithContext(c.Context(), method, c.url+path, strings.NewReader(form.Encode()))
-	if err != nil {
-		c.Fatal(err)
-	}
+	pgtest.Must(c, err)
 	r.SetBasicAuth("ann", pageToken)
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	response, err := c.client.Do(r)
-	if err != nil {
-		c.Fatal(err)
-	}
+	pgtest.Must(c, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		c.Fatal(err)
-	}
+	pgtest.Must(c, err)
 	return response.StatusCode, string(body)
 }
 

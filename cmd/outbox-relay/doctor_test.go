@@ -34,9 +34,7 @@ func overTLS(t *testing.T) string {
 func asRole(t *testing.T, dsn, role string) string {
 	t.Helper()
 	u, err := url.Parse(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	u.User = url.User(role)
 	query := u.Query()
 	query.Del("user")
@@ -60,13 +58,9 @@ func TestDoctor(t *testing.T) {
 	command(env, "doctor").expect(t, 0, "Nothing is wrong. Checked: configuration, server, session, transactions, schema, rights, indexes, constraints, triggers, functions, vacuum, identity, intake, events, deliveries, destinations.\n", "")
 
 	conn, err := pgx.Connect(t.Context(), dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	if _, err := conn.Exec(t.Context(), "BEGIN; SELECT pg_current_xact_id()"); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, conn, "BEGIN; SELECT pg_current_xact_id()")
 	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {new: {url: '"+receiver+"'}}\n")
 	for _, c := range []struct {
 		env                []string

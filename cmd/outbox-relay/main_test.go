@@ -151,8 +151,6 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 // writeFile makes a file that only its owner reads.
 func writeFile(t *testing.T, name, content string) string {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, os.WriteFile(name, []byte(content), 0o600))
 	return name
 }

@@ -21,14 +21,10 @@ func fetch(t *testing.T, url string) (code int, body string) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true}
 	response, err := (&http.Client{Transport: transport}).Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	return response.StatusCode, string(text)
 }
 

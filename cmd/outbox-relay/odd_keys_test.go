@@ -36,9 +36,7 @@ func TestAdvisedCommandsTakeOddKeys(t *testing.T) {
 		_, advised, _ := strings.Cut(command(env, "explain", "2").stdout, ", or outbox-relay ")
 		advised, _, _ = strings.Cut(advised, "\n")
 		var status ops.Status
-		if err := json.Unmarshal([]byte(command(env, "status", "--json").stdout), &status); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, json.Unmarshal([]byte(command(env, "status", "--json").stdout), &status))
 		fromStatus := ""
 		for _, a := range status.Advice {
 			for _, c := range a.Commands {

@@ -23,9 +23,7 @@ import (
 // replaceFile swaps in another content at once, as editors and Kubernetes do.
 func replaceFile(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.Rename(writeFile(t, name+".new", content), name); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, os.Rename(writeFile(t, name+".new", content), name))
 }
 
 // reload sends a hangup and waits for the line that says what became of it.
@@ -94,9 +92,7 @@ func TestReload(t *testing.T) {
 		}
 	}
 	deliver("3", "/new 3")
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, os.Remove(file))
 	s.reload(t, notUsable)
 	if !strings.Contains(s.stderr.String(), "cannot read "+file) {
 		t.Errorf("stderr:\n%s", s.stderr)
@@ -175,9 +171,7 @@ func TestSecretRotation(t *testing.T) {
 	}
 	s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 	program.Stderr = s.stderr
-	if err := program.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Start())
 	go func() {
 		_ = program.Wait()
 		s.code <- program.ProcessState.ExitCode()
@@ -201,9 +195,7 @@ func TestSecretRotation(t *testing.T) {
 		t.Helper()
 		before := len(s.stderr.String())
 		replaceFile(t, file, content)
-		if err := program.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, program.Process.Signal(syscall.SIGHUP))
 		s.stderr.waitBehind(t, before, `"changes":["destinations.default changed: signing_secrets"]`, s.code)
 	}
 	arrives("old")
@@ -214,9 +206,7 @@ func TestSecretRotation(t *testing.T) {
 	for query[int](t, db, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'") < inserted {
 		receive(t, time.After(20*time.Millisecond), s)
 	}
-	if err := program.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Process.Signal(syscall.SIGTERM))
 	if code := <-s.code; code != 0 {
 		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
 	}

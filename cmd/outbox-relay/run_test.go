@@ -191,21 +191,13 @@ func TestRunWithBrokenLog(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	execute(t, open(t, dsn), "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.paid', '{}', 'first')")
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := reader.Close(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
+	pgtest.Must(t, reader.Close())
 	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--log-level=debug")
 	program.Env = []string{asProgram + "=1", "OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL}
 	program.Stdout, program.Stderr = writer, writer
-	if err := program.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := writer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Start())
+	pgtest.Must(t, writer.Close())
 	ended := make(chan error, 1)
 	go func() { ended <- program.Wait() }()
 	select {
@@ -213,9 +205,7 @@ func TestRunWithBrokenLog(t *testing.T) {
 	case err := <-ended:
 		t.Fatalf("the relay ended before it delivered: %v", err)
 	}
-	if err := program.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Process.Signal(syscall.SIGTERM))
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

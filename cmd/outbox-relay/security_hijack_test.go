@@ -15,7 +15,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -86,7 +85,7 @@ func wordsOfStatements(t *testing.T) string {
 			words = append(words, regexp.MustCompile(`[a-z][a-z0-9_]+`).FindAllString(string(text), -1)...)
 			return err
 		})
-		relaytest.Must(t, err)
+		pgtest.Must(t, err)
 	}
 	slices.Sort(words)
 	return "'{" + strings.Join(slices.Compact(words), ",") + "}'::text[]"

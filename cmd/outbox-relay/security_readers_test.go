@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -25,7 +24,7 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 	get := func(url, host, token string) int {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-		relaytest.Must(t, err)
+		pgtest.Must(t, err)
 		if host != "" {
 			r.Host = host
 		}
@@ -33,8 +32,8 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 			r.Header.Set("Authorization", "Bearer "+token)
 		}
 		response, err := c.client.Do(r)
-		relaytest.Must(t, err)
-		relaytest.Must(t, response.Body.Close())
+		pgtest.Must(t, err)
+		pgtest.Must(t, response.Body.Close())
 		return response.StatusCode
 	}
 	metrics := "http://" + metricsAddress.FindStringSubmatch(s.stderr.String())[1]
@@ -86,7 +85,7 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 		"a header with a bearer's token": {"destinations: {a: {url: 'http://127.0.0.1:1/', headers: {Authorization: Bearer hunter2}}}\n", 0o644, true},
 	} {
 		file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), c.text)
-		relaytest.Must(t, os.Chmod(file, c.mode))
+		pgtest.Must(t, os.Chmod(file, c.mode))
 		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "SECRET=" + goodSecret, "OUTBOX_CONFIG=" + file, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off"}
 		for _, args := range [][]string{{"config", "check"}, {"doctor"}} {
 			r := command(env, args...)
@@ -96,7 +95,7 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 		}
 	}
 	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), literal)
-	relaytest.Must(t, os.Chmod(file, 0o644))
+	pgtest.Must(t, os.Chmod(file, 0o644))
 	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_CONFIG=" + file})
 	s.stderr.wait(t, "holds the secret of destinations.a.signing_secrets and is readable by everyone", s.code)
 	s.signals <- syscall.SIGTERM

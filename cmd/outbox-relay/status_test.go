@@ -141,9 +141,7 @@ func TestHealthcheck(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	hostname, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	command(env, "status", "--healthcheck").expect(t, cli.ExitFailed, "", fmt.Sprintf("outbox-relay: no relay named %q is registered in the database\n", hostname))
 }
 
@@ -151,9 +149,7 @@ func TestHealthcheck(t *testing.T) {
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer listener.Close()
 	for _, args := range []string{"status", "status --healthcheck", "migrate up"} {
 		signals := make(chan os.Signal)

@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // A relayProcess is outbox-relay run as a process of its own.
@@ -22,9 +24,7 @@ func launchAs(t testing.TB, dir string, args []string, env ...string) *relayProc
 		program: exec.CommandContext(t.Context(), os.Args[0], args...),
 	}
 	p.program.Dir, p.program.Env, p.program.Stderr = dir, append([]string{asProgram + "=1", allowSuperuser}, env...), p.stderr
-	if err := p.program.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, p.program.Start())
 	go func() {
 		_ = p.program.Wait()
 		p.code <- p.program.ProcessState.ExitCode()
@@ -35,9 +35,7 @@ func launchAs(t testing.TB, dir string, args []string, env ...string) *relayProc
 
 func (p *relayProcess) signal(t testing.TB, s syscall.Signal) {
 	t.Helper()
-	if err := p.program.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, p.program.Process.Signal(s))
 }
 
 // stop ends the relay as an orchestrator does.

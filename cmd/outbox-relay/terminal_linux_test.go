@@ -20,14 +20,10 @@ import (
 func terminal(t *testing.T) (person, program *os.File) {
 	t.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = person.Close() })
 	raw, err := person.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var number int
 	var ioctlErr error
 	err = raw.Control(func(fd uintptr) {
@@ -39,9 +35,7 @@ func terminal(t *testing.T) (person, program *os.File) {
 		t.Fatal(err, ioctlErr)
 	}
 	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = program.Close() })
 	return person, program
 }
@@ -117,9 +111,7 @@ func readUntil(t *testing.T, person *os.File, text string) string {
 	chunk := make([]byte, 4096)
 	for !strings.Contains(seen.String(), text) {
 		n, err := person.Read(chunk)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		seen.Write(chunk[:n])
 	}
 	return seen.String()

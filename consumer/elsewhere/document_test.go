@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // Each block of code in the document stands in the receiver of its language, line by line.
@@ -12,14 +14,10 @@ func TestDocumentShowsTheReceivers(t *testing.T) {
 	t.Parallel()
 	const name = "../../docs/receiving-elsewhere.md"
 	document, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	for _, l := range languages {
 		source, err := os.ReadFile(filepath.Join(l.name, l.file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		blocks := strings.Split(string(document), "```"+l.fence+"\n")[1:]
 		if len(blocks) == 0 {
 			t.Errorf("%s shows no %s", name, l.name)

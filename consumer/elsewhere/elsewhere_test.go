@@ -175,9 +175,7 @@ func headers(t *testing.T, r *receiver) {
 	if err == nil {
 		err = request.Write(&text)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	padded := strings.Replace(text.String(), "X-Idempotency-Key: k4\r\n", "X-Idempotency-Key: \t k4 \t \r\n", 1)
 	if got := r.raw(t, padded, ""); !strings.HasPrefix(got, "HTTP/1.1 204") || !strings.Contains(strings.ToLower(got), "idempotency-replayed: true") {
 		t.Errorf("with blanks around its key a duplicate got %q", got)
@@ -190,16 +188,10 @@ func headers(t *testing.T, r *receiver) {
 func (r *receiver) raw(t *testing.T, text, rest string) (head string) {
 	t.Helper()
 	to, err := url.Parse(r.url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", to.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
+	pgtest.Must(t, conn.SetDeadline(time.Now().Add(patience)))
 	if _, err := fmt.Fprint(conn, text); err != nil {
 		t.Fatal(err)
 	}
@@ -241,13 +233,9 @@ func unfinishedBody(t *testing.T, r *receiver) {
 	number := strings.Repeat("6", 2000)
 	body := invoice(number)
 	request, err := request(t.Context(), r.url, "k6", body, signing{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var text bytes.Buffer
-	if err := request.Write(&text); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, request.Write(&text))
 	begun, rest := text.String()[:text.Len()-len(body)], body // it never stops for long, and takes minutes
 	if got := r.raw(t, begun, rest); got != "" && !strings.HasPrefix(got, "HTTP/1.1 408") {
 		t.Errorf("a request without its end got %q", got) // the JDK's server can only close the connection

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
@@ -76,9 +77,7 @@ func (s *chaosStage) wantNeighbours(l *chaosLoad) {
 			}
 		}
 		var effects, events int
-		if err := s.pool.QueryRow(s.t.Context(), "SELECT count(*), count(DISTINCT key) FROM "+table).Scan(&effects, &events); err != nil {
-			s.t.Fatal(err)
-		}
+		pgtest.Must(s.t, s.pool.QueryRow(s.t.Context(), "SELECT count(*), count(DISTINCT key) FROM "+table).Scan(&effects, &events))
 		if brought == 0 || effects != brought || events != brought {
 			s.t.Errorf("%s acknowledged %d events and has %d effects of %d events", path, brought, effects, events)
 		}

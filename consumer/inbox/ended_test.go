@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
@@ -63,9 +64,7 @@ func TestInboxGivesNothingBackThatIsCommitted(t *testing.T) {
 			p.run()
 			p.record("k")
 			<-committed
-			if err := p.stop(); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, p.stop())
 			p.wantState("k", inbox.StateFailed, 1)
 			p.WantRows("k", 1, 1)
 		})

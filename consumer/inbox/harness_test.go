@@ -68,14 +68,10 @@ func (p *inboxProcess) open(cfg inbox.Config) {
 func (p *inboxProcess) configured(change func(*pgxpool.Config)) *pgxpool.Pool {
 	p.T.Helper()
 	cfg, err := pgxpool.ParseConfig(p.DSN)
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	pgtest.Must(p.T, err)
 	change(cfg)
 	pool, err := pgxpool.NewWithConfig(p.T.Context(), cfg)
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	pgtest.Must(p.T, err)
 	p.T.Cleanup(pool.Close)
 	return pool
 }
@@ -200,10 +196,7 @@ func (p *inboxProcess) wantState(key string, want inbox.State, attempts int) {
 
 func (p *inboxProcess) wantLastError(key, text string) {
 	p.T.Helper()
-	var got string
-	if err := p.Pool.QueryRow(p.T.Context(), "SELECT coalesce(last_error, '') FROM inbox_events WHERE idempotency_key = $1", key).Scan(&got); err != nil {
-		p.T.Fatal(err)
-	}
+	got := pgtest.Row[string](p.T, p.Pool, "SELECT coalesce(last_error, '') FROM inbox_events WHERE idempotency_key = $1", key)
 	if !strings.Contains(got, text) || (got == "") != (text == "") {
 		p.T.Errorf("last_error of %s is %q, want it to say %q", key, got, text)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -81,18 +82,11 @@ func TestInboxWithTheRightsOfAReceiver(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
 	roles, err := os.ReadFile("../../migrations/roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = p.Pool.Exec(t.Context(), string(roles), pgx.QueryExecModeSimpleProtocol)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
+	pgtest.Exec(t, p.Pool, string(roles), pgx.QueryExecModeSimpleProtocol)
 	p.MustExec("GRANT INSERT ON effect TO inbox_receiver")
 	dsn, err := url.Parse(p.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	p.DSN = receivertest.WithSetting(dsn.String(), "role", "inbox_receiver")
 	receiver := p.again(inbox.Config{OnFailure: inbox.FailureSkips})
 	receiver.run()

@@ -17,9 +17,7 @@ func TestInboxOperatorsUseTheSameLockAndNotification(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Inbox)
 	pool := pgtest.Pool(t, dsn)
 	conn, err := pgx.Connect(t.Context(), dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	exec := func(query string, args ...any) {
 		t.Helper()
@@ -32,9 +30,7 @@ func TestInboxOperatorsUseTheSameLockAndNotification(t *testing.T) {
 	notified := func() string {
 		t.Helper()
 		n, err := conn.WaitForNotification(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		return n.Channel + " " + n.Payload
 	}
 	exec(notifySQL, "shipping", "finance")
@@ -43,19 +39,13 @@ func TestInboxOperatorsUseTheSameLockAndNotification(t *testing.T) {
 	for key, left := range map[string]int64{"o": 1, "another": 0} {
 		exec("UPDATE inbox_events SET processing_state = 'failed', next_attempt_at = NULL")
 		tx, err := conn.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), lockOrderSQL, "shipping", "finance", key); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
+		pgtest.Exec(t, tx, lockOrderSQL, "shipping", "finance", key)
 		b, err := inboxops.New(pool).Replay(t.Context(), failed, nil)
 		if err != nil || b.Done != 1 || b.KeysLeft != left {
 			t.Errorf("beside the lock of %q: %+v, %v, want %d keys left", key, b, err, left)
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, tx.Rollback(t.Context()))
 		if got := notified(); got != want {
 			t.Errorf("workers are notified by %q, want %q", got, want)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
@@ -58,9 +59,7 @@ func TestInboxSurvivesAnObserveThatPanics(t *testing.T) {
 		p.record(key)
 		p.awaitState(key, inbox.StateSucceeded)
 	}
-	if err := p.stop(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, p.stop())
 	for _, key := range []string{"1", "2"} {
 		p.wantState(key, inbox.StateSucceeded, 1)
 		p.WantRows(key, 1, 1)

@@ -92,9 +92,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 			conns := map[planned]*pgx.Conn{}
 			for _, how := range []planned{kept, pinned, eachTime} {
 				conn, err := pgx.Connect(t.Context(), dsn)
-				if err != nil {
-					t.Fatal(err)
-				}
+				pgtest.Must(t, err)
 				t.Cleanup(func() { _ = conn.Close(t.Context()) })
 				conns[how] = conn
 			}
@@ -128,9 +126,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 						continue // its plan is as good as the statistics, and better as soon as they are
 					}
 					rows, err := conns[s.planned].Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE "`+statement+`" (`+s.args+`)`, pgx.QueryExecModeSimpleProtocol)
-					if err != nil {
-						t.Fatal(err)
-					}
+					pgtest.Must(t, err)
 					lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 					if err != nil {
 						t.Fatalf("%s: %v", statement, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -49,9 +50,7 @@ func TestRouterInAnInbox(t *testing.T) {
 		t.Errorf("report %+v", report)
 	}
 	old.wantState("malformed", inbox.StateFailed, 1)
-	if err := old.stop(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, old.stop())
 
 	after := consumer.NewRouter()
 	consumer.HandleJSON(after, "invoice.*", 0, effects)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -22,9 +23,7 @@ func TestSecurityInboxNotificationsAreBounded(t *testing.T) {
 	t.Parallel()
 	recorder := newInbox(t, inbox.Config{})
 	u, err := url.Parse(recorder.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	seen := &statements{}
 	worker := recorder.again(inbox.Config{})
 	worker.openOn(recorder.configured(func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = seen }), inbox.Config{PollInterval: never})
@@ -34,17 +33,13 @@ func TestSecurityInboxNotificationsAreBounded(t *testing.T) {
 	recorder.MustExec(`DO $$ BEGIN CREATE ROLE inbox_stranger LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$`)
 	u.User = url.User("inbox_stranger")
 	stranger, err := pgx.Connect(t.Context(), u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = stranger.Close(t.Context()) })
 	before, _ := seen.count("UPDATE inbox_events e\nSET processing_state = 'processing'")
 	began := time.Now()
 	const notifications = 5000
 	for range notifications {
-		if _, err := stranger.Exec(t.Context(), `SELECT pg_notify('inbox_wake', 'outbox')`); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Exec(t, stranger, `SELECT pg_notify('inbox_wake', 'outbox')`)
 	}
 	recorder.record("key")
 	worker.wantWorked("key", consumer.ResultProcessed)

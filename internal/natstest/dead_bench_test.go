@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -80,10 +81,10 @@ func newLiveLane(b *testing.B, cluster string) *liveLane {
 func (l *liveLane) insertApart(eventType, prefix string, n int) {
 	l.db.Helper()
 	conn, err := pgx.Connect(l.db.Context(), l.db.DSN)
-	must(l.db, err)
+	pgtest.Must(l.db, err)
 	_, err = conn.Exec(l.db.Context(), insertSeries, eventType, prefix, n)
-	must(l.db, err)
-	must(l.db, conn.Close(l.db.Context()))
+	pgtest.Must(l.db, err)
+	pgtest.Must(l.db, conn.Close(l.db.Context()))
 }
 
 // run runs a relay, and returns how long each of some hundred events took from its commit to the receiver. Before them the breaker of

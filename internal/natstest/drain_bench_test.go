@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -57,16 +58,16 @@ func startProcess(b *testing.B, kind string) (address string, process *os.Proces
 	cmd := exec.CommandContext(b.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), serveVariable+"="+kind)
 	in, err := cmd.StdinPipe()
-	must(b, err)
+	pgtest.Must(b, err)
 	out, err := cmd.StdoutPipe()
-	must(b, err)
-	must(b, cmd.Start())
+	pgtest.Must(b, err)
+	pgtest.Must(b, cmd.Start())
 	b.Cleanup(func() {
 		_ = in.Close()
 		_ = cmd.Wait()
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
-	must(b, err)
+	pgtest.Must(b, err)
 	return line[:len(line)-1], cmd.Process
 }
 
@@ -101,16 +102,16 @@ func drain(b *testing.B, kind string, events, keys int) {
 		var address string
 		address, receiver = startProcess(b, b.TempDir())
 		nc, err := nats.Connect("nats://" + address)
-		must(b, err)
+		pgtest.Must(b, err)
 		defer nc.Close()
 		js, err := jetstream.New(nc)
-		must(b, err)
+		pgtest.Must(b, err)
 		storage := jetstream.FileStorage
 		if kind == "memory" {
 			storage = jetstream.MemoryStorage
 		}
 		_, err = js.CreateStream(b.Context(), jetstream.StreamConfig{Name: "EVENTS", Subjects: []string{"outbox.>"}, Storage: storage})
-		must(b, err)
+		pgtest.Must(b, err)
 		d = settingsOf("nats://" + address)
 	}
 	left, done := events, make(chan struct{})
@@ -162,6 +163,6 @@ func scheduled(pids ...int) (sum time.Duration) {
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var usage syscall.Rusage
-	must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
+	pgtest.Must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

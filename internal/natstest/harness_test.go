@@ -31,13 +31,6 @@ func TestMain(m *testing.M) {
 // patience bounds every wait of a test. It measures nothing.
 const patience = 20 * time.Second
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // startServer starts a server with JetStream on a free port, with changed options.
 func startServer(t testing.TB, changes ...func(*server.Options)) *server.Server {
 	t.Helper()
@@ -51,7 +44,7 @@ func startServer(t testing.TB, changes ...func(*server.Options)) *server.Server 
 func startWith(t testing.TB, options *server.Options) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(options)
-	must(t, err)
+	pgtest.Must(t, err)
 	go s.Start()
 	if !s.ReadyForConnections(patience) {
 		t.Fatal("the server does not start")
@@ -70,10 +63,10 @@ func addressOf(s *server.Server) string { return s.Addr().String() }
 func admin(t testing.TB, s *server.Server, options ...nats.Option) (*nats.Conn, jetstream.JetStream) {
 	t.Helper()
 	nc, err := nats.Connect("nats://"+addressOf(s), options...)
-	must(t, err)
+	pgtest.Must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
-	must(t, err)
+	pgtest.Must(t, err)
 	return nc, js
 }
 
@@ -85,7 +78,7 @@ func addStream(t testing.TB, js jetstream.JetStream, changes ...func(*jetstream.
 		change(&config)
 	}
 	stream, err := js.CreateStream(t.Context(), config)
-	must(t, err)
+	pgtest.Must(t, err)
 	return stream
 }
 
@@ -106,7 +99,7 @@ func endpointOf(t testing.TB, d post.Destination, egress post.Egress) *post.Endp
 		t.Fatal(problem)
 	}
 	e, err := post.NewEndpoint(d, "test")
-	must(t, err)
+	pgtest.Must(t, err)
 	t.Cleanup(e.Retire)
 	return e
 }
@@ -172,7 +165,7 @@ func outcome(v policy.Result) policy.Outcome {
 func closedPort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	pgtest.Must(t, err)
 	defer l.Close()
 	return fmt.Sprint(l.Addr())
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -22,9 +23,9 @@ type conn = net.Conn
 func portOf(t testing.TB, e *post.Endpoint) int {
 	t.Helper()
 	_, port, err := net.SplitHostPort(e.URL.Host)
-	must(t, err)
+	pgtest.Must(t, err)
 	n, err := strconv.Atoi(port)
-	must(t, err)
+	pgtest.Must(t, err)
 	return n
 }
 
@@ -47,7 +48,7 @@ func eventually(t testing.TB, what string, done func() bool) {
 func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	pgtest.Must(t, err)
 	template := func(name string) *x509.Certificate {
 		return &x509.Certificate{
 			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
@@ -58,16 +59,16 @@ func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.C
 	root := template("authority")
 	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
 	der, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
-	must(t, err)
+	pgtest.Must(t, err)
 	ca, err = x509.ParseCertificate(der)
-	must(t, err)
+	pgtest.Must(t, err)
 	return ca, func(name string) tls.Certificate {
 		own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		must(t, err)
+		pgtest.Must(t, err)
 		der, err := x509.CreateCertificate(rand.Reader, template(name), ca, own.Public(), key)
-		must(t, err)
+		pgtest.Must(t, err)
 		leaf, err := x509.ParseCertificate(der)
-		must(t, err)
+		pgtest.Must(t, err)
 		return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: own, Leaf: leaf}
 	}
 }
@@ -75,8 +76,8 @@ func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.C
 func split(t testing.TB, address string) (host string, port int) {
 	t.Helper()
 	host, text, err := net.SplitHostPort(address)
-	must(t, err)
+	pgtest.Must(t, err)
 	port, err = strconv.Atoi(text)
-	must(t, err)
+	pgtest.Must(t, err)
 	return host, port
 }

@@ -29,16 +29,12 @@ func newMemory(t *testing.T, configure func(*pgxpool.Config)) *ownMemory {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Inbox)
 	cfg, err := pgxpool.ParseConfig(receivertest.WithSetting(dsn, "pool_max_conns", "1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if configure != nil {
 		configure(cfg)
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(pool.Close)
 	s := memory.Settings{Receiver: "test", Source: "outbox", Tolerance: time.Minute, HandlerTimeout: receivertest.Patience, CommitTimeout: receivertest.Patience}
 	m := &ownMemory{

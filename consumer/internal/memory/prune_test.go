@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -177,13 +178,9 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 				e.Old("outbox", "old", 1)
 				e.Post("prepared", "{}") // which takes a lock, too, but no snapshot that lasts
 				table, err := e.Pool.Begin(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				pgtest.Must(t, err)
 				defer table.Rollback(context.Background())
-				if _, err := table.Exec(t.Context(), `LOCK TABLE processed_events IN EXCLUSIVE MODE`); err != nil {
-					t.Fatal(err)
-				}
+				pgtest.Exec(t, table, `LOCK TABLE processed_events IN EXCLUSIVE MODE`)
 				request, answer := e.NewRequest("old1", "{}", receivertest.LongAgo()), make(chan receivertest.Response, 1)
 				go func() {
 					got, err := e.Try(request)
@@ -195,13 +192,8 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 				e.Await(lockAwaited)
 				e.MustExec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at)
 					VALUES ('test', 'outbox', now() - interval '90 days', now() - interval '2 minutes')`)
-				var removed int
-				if err := table.QueryRow(t.Context(), `SELECT removed FROM inbox_prune('test', 0, 16, interval '90 days', false)`).Scan(&removed); err != nil {
-					t.Fatal(err)
-				}
-				if err := table.Commit(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				removed := pgtest.Row[int](t, table, `SELECT removed FROM inbox_prune('test', 0, 16, interval '90 days', false)`)
+				pgtest.Must(t, table.Commit(t.Context()))
 				receivertest.WantReplayed(t, <-answer, http.StatusOK, "")
 				if removed != 0 {
 					t.Errorf("%d rows were removed under a session that could not know", removed)
@@ -271,9 +263,7 @@ func TestPruneStopsWithItsContext(t *testing.T) {
 		if err == nil {
 			_, err = listener.Exec(t.Context(), `LISTEN removed`)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		defer listener.Release()
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {

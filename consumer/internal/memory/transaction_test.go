@@ -25,9 +25,7 @@ func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 		},
 	} {
 		begun, err := db.Begin(t.Context(), func(row pgx.Row) error { return row.Scan(&one) }, "SELECT 1", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		tx, ok := begun.(*PgxTransaction)
 		if !ok {
 			t.Fatalf("begun %T", begun)

@@ -30,9 +30,7 @@ func TestWarnings(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	open := writeFile(t, filepath.Join(dir, "secret"), goodSecret)
-	if err := os.Chmod(open, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(open, 0o644))
 	for name, test := range map[string]struct {
 		env  []string
 		file string
@@ -81,9 +79,7 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 		Flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
 		Hostname: "host",
 	})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	for path, want := range map[string]string{
 		"relay.poll_interval":                     "5s # default",
 		"relay.lease":                             "1m1s # FILE:2",
@@ -127,9 +123,7 @@ alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 		}, twoSettings...),
 		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	cfg := c.Relay
 	if len(cfg.Destinations) != 1 || cfg.Destinations[0].Name != "logistics" || len(cfg.Destinations[0].SigningSecrets) != 2 || len(cfg.Alerts.Channels) != 1 {
 		t.Errorf("destinations %v, channels %v", cfg.Destinations, cfg.Alerts.Channels)
@@ -185,9 +179,7 @@ alerts: {after: 17s, after_by_rule: {lag: 0s}, repeat: 0s, lag_over: 18m, vacuum
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
 	c := loadFrom(sources{Flags: map[string]string{"config": file}, Hostname: "host"})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	got := c.Relay
 	none, half := 0.0, 0.5
 	want := relay.Config{
@@ -238,9 +230,7 @@ func TestFlagsAreSettings(t *testing.T) {
 	parser, err := kong.New(&struct {
 		Run struct{ SettingFlags } `cmd:""`
 	}{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	run := slices.IndexFunc(parser.Model.Children, func(n *kong.Node) bool { return n.Name == "run" })
 	var got []string
 	for _, group := range parser.Model.Children[run].AllFlags(false) {
@@ -266,9 +256,7 @@ func TestChecksNameSettings(t *testing.T) {
 	found := 0
 	for _, name := range []string{"config.go", "check.go", "wire.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, decl := range file.Decls {
 			f, ok := decl.(*ast.FuncDecl)
 			if !ok || f.Recv == nil {

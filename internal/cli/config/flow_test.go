@@ -54,9 +54,7 @@ destinations:
 		},
 		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	list := c.Relay.Destinations
 	a, b := list[0], list[1]
 	if a.RateLimit != 12.5 || a.OnFailure != policy.SkipFailed || a.Breaker != (policy.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {

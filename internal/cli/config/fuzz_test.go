@@ -16,9 +16,7 @@ import (
 // and what is accepted can be shown.
 func FuzzFile(f *testing.F) {
 	text, err := os.ReadFile(sample)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	for _, seed := range []string{
 		string(text), "", "a: &a [*a]\n", "routes: &r [{event: x, to: &t [a]}, {event: y, to: *t}]\nalerts: *r\n",
 		"destinations: {a.b: {url: 'http://a', headers: {x.y: z}}, '': {}, ' ': {}}\n", "? {a: b}\n: c\n", "log: !!binary aGk=\n", "<<: {log: {}}\n",
@@ -28,9 +26,7 @@ func FuzzFile(f *testing.F) {
 	}
 	file := filepath.Join(f.TempDir(), usualFile)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, content, 0o600))
 		c := loadFrom(sources{
 			Env:      []string{"OUTBOX_DATABASE_URL=postgres://u:hunter2@localhost/db", "OUTBOX_DESTINATION_URL=http://a", "A=b"},
 			Flags:    map[string]string{"config": file},

@@ -38,8 +38,14 @@ func (r result) expect(t *testing.T, code int, stdout, stderr string) {
 // writeFile makes a file that only its owner reads.
 func writeFile(t *testing.T, name, content string) string {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+	must(t, os.WriteFile(name, []byte(content), 0o600))
+	return name
+}
+
+// must ends the test when err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return name
 }

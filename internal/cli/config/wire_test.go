@@ -23,21 +23,15 @@ import (
 func certificate(t *testing.T, name string, end time.Time) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: end.Add(-365 * 24 * time.Hour), NotAfter: end,
 		IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
@@ -144,9 +138,7 @@ func TestSharedTLS(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
 	c := loadFrom(sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	if d := c.Relay.Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
 		t.Error("the authorities are not those of b alone")
 	}
@@ -179,9 +171,7 @@ destinations:
   basic: {url: "https://a", basic_auth: {username: u, password: p}}
   basic_file: {url: "https://a", basic_auth: {username: u, password_file: `+password+`}}
 `)}})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	got := map[string]string{}
 	for _, d := range c.Relay.Destinations {
 		if d.Wire.Authorization != nil {
