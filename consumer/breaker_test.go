@@ -70,19 +70,6 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 	})
 }
 
-func TestDatabaseAwayOpensTheBreaker(t *testing.T) {
-	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
-		b := receivertest.Must(breaker.New(breaker.Config{OpenFor: time.Hour}))
-		e := unreachable(t, f, consumer.Config{Breaker: b})
-		for range 5 {
-			receivertest.WantProblem(t, e.Post("k", "{}"), 503, "database-unavailable")
-			e.WantResult(consumer.ResultUnavailable)
-		}
-		wantHeld(t, e.Post("k", "{}"), 3599, 4501)
-		e.WantResult(consumer.ResultBreakerOpen)
-	})
-}
-
 func TestBreakerClosesAgain(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		var status atomic.Int64

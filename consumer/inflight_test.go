@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -62,36 +61,6 @@ func TestDuplicatesOfARequestInFlight(t *testing.T) {
 			t.Errorf("answers %v, want 50 times the stored status", tally)
 		}
 		e.WantRows("k", 1, 1)
-	})
-}
-
-// Plain SQL and Once insert without the advisory lock, which the middleware would wait for at the unique index.
-func TestInFlightElsewhereWithoutTheLock(t *testing.T) {
-	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
-		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
-		holding, finished := make(chan struct{}), make(chan struct{})
-		finish := sync.OnceFunc(func() { close(finished) })
-		defer finish()
-		done := make(chan error, 1)
-		go func() {
-			first, err := e.Once(t.Context(), e, "outbox", "k", func() { close(holding); <-finished })
-			if !first {
-				t.Error("Once: not the first")
-			}
-			done <- err
-		}()
-		<-holding
-		receivertest.WantProblem(t, e.Post("k", "{}"), 409, "in-flight")
-		e.WantResult(consumer.ResultInFlight)
-		select {
-		case err := <-done:
-			t.Errorf("Once had ended, %v: nothing was in flight", err)
-		default:
-		}
-		finish()
-		pgtest.Must(t, <-done)
-		receivertest.WantReplayed(t, e.Post("k", "{}"), 200, "") // known, but never answered
-		e.WantRows("k", 0, 1)
 	})
 }
 

@@ -12,82 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
-
-// newLeavingEnv is NewEnv with a handler that leaves its connection as the statement of its key does. Requests that come one
-// after the other mostly get the same one.
-func newLeavingEnv(t *testing.T, f receivertest.Flavour, leave map[string]string) *receivertest.Env {
-	t.Helper()
-	e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			mustNot(e, e.Exec(r.Context(), "INSERT INTO public.met SELECT $1, current_user, current_setting('search_path')", consumer.EventFrom(r.Context()).Key))
-			if statement := leave[consumer.EventFrom(r.Context()).Key]; statement != "" {
-				mustNot(e, e.Exec(r.Context(), statement))
-			}
-			mustNot(e, e.Exec(r.Context(), "INSERT INTO public.effect VALUES ($1)", consumer.EventFrom(r.Context()).Key))
-			status := http.StatusNoContent
-			if r.Header.Get("Test-Refuse") != "" {
-				status = http.StatusTeapot
-			}
-			w.WriteHeader(status)
-		}
-	})
-	e.MustExec(`CREATE TABLE met (key text, role text, path text)`)
-	return e
-}
-
-// Multi-tenant code sets search_path for the session. Where the tenant's schema has a table of that name, too, the next event
-// would be remembered there, and its duplicate would take effect again.
-func TestSearchPathOfATenantReachesNoOtherEvent(t *testing.T) {
-	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
-		tenant := "SELECT set_config('search_path', 'tenant, public', false)"
-		e := newLeavingEnv(t, f, map[string]string{"a": tenant, "b": tenant, "local": "SET LOCAL search_path = tenant, public"})
-		e.MustExec(`CREATE SCHEMA tenant; CREATE TABLE tenant.processed_events (LIKE public.processed_events INCLUDING ALL)`)
-		for range 2 {
-			for _, key := range []string{"a", "plain", "b", "local", "plain too"} {
-				if got := e.Post(key, "{}"); got.Status != http.StatusNoContent {
-					t.Errorf("%s: %d %s", key, got.Status, got.Body)
-				}
-				e.WantRows(key, 1, 1)
-			}
-		}
-		if n := e.Count("SELECT count(*) FROM tenant.processed_events"); n != 0 {
-			t.Errorf("%d events are remembered in the tenant's schema", n)
-		}
-		if n := e.Count("SELECT count(DISTINCT path) FROM met"); n != 1 {
-			t.Errorf("handlers met %d search paths, want 1", n)
-		}
-	})
-}
-
-// A role and session locks that a handler leaves behind reach no other event, whether its work is committed or not.
-func TestRolesAndLocksReachNoOtherEvent(t *testing.T) {
-	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
-		e := newLeavingEnv(t, f, map[string]string{
-			"role": "SET ROLE pg_read_all_data", "lock": "SELECT pg_advisory_lock(4711)",
-		})
-		e.MustExec(`GRANT ALL ON ALL TABLES IN SCHEMA public TO pg_read_all_data`) // a role that every server has
-		for _, key := range []string{"role", "lock"} {
-			wantTeapot := e.NewRequest(key, "{}", receivertest.With("Test-Refuse", "yes"))
-			if got := e.Do(wantTeapot); got.Status != http.StatusTeapot {
-				t.Errorf("%s: %d %s", key, got.Status, got.Body)
-			}
-			if got := e.Post(key, "{}"); got.Status != http.StatusNoContent {
-				t.Errorf("%s: %d %s", key, got.Status, got.Body)
-			}
-			if got := e.Post("after "+key, "{}"); got.Status != http.StatusNoContent {
-				t.Errorf("after %s: %d %s", key, got.Status, got.Body)
-			}
-			if n := e.Count("SELECT count(*) FROM (" + receivertest.AdvisoryLocks + " AND objid = 4711) held"); n != 0 {
-				t.Errorf("after %s: %d locks are held", key, n)
-			}
-		}
-		if n := e.Count("SELECT count(DISTINCT role) FROM met"); n != 1 {
-			t.Errorf("handlers met %d roles, want 1", n)
-		}
-	})
-}
 
 // changes are ways in which a handler changes its session, and ends.
 var changes = map[string][]string{
@@ -100,10 +27,13 @@ var changes = map[string][]string{
 	"exchange":    {unseen + "COMMIT AND CHAIN", "SET bytea_output = 'escape'", unseen + "COMMIT AND CHAIN"},
 	"search path": {"SET search_path = pg_catalog, public"},
 	"everything":  {"SET app.tenant = '42'", "RESET ALL", "SET app.tenant = '43'"},
+	"schema":      {"SELECT set_config('search_path', 'tenant, public', false)"}, // which has a table of the same name
+	"role":        {"SET ROLE pg_read_all_data"},
+	"lock":        {"SELECT pg_advisory_lock(4711)"},
 }
 
-// No setting of a handler reaches the next event, whatever it is, and whether the handler succeeds or fails. What the pool has given
-// the session does.
+// No setting, role or lock of a handler reaches the next event, whether the handler succeeds or fails.
+// What the pool has given the session does.
 func TestSecuritySettingsReachNoOtherEvent(t *testing.T) {
 	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
 		dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "application_name", "receiver")
@@ -113,7 +43,7 @@ func TestSecuritySettingsReachNoOtherEvent(t *testing.T) {
 		e := newAnswering(t, f, dsn, answers["204"], func(http.HandlerFunc) func(e *receivertest.Env) http.HandlerFunc {
 			return func(e *receivertest.Env) http.HandlerFunc {
 				return func(w http.ResponseWriter, r *http.Request) {
-					mustNot(e, e.Exec(r.Context(), `INSERT INTO met SELECT $1, current_setting('application_name'),
+					mustNot(e, e.Exec(r.Context(), `INSERT INTO public.met SELECT $1, current_setting('application_name') || ' ' || current_user,
 						(SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) FROM pg_settings WHERE source = 'session')`, consumer.EventFrom(r.Context()).Key))
 					for _, statement := range r.Header["Test-Statement"] {
 						mustNot(e, e.Exec(r.Context(), statement))
@@ -126,12 +56,20 @@ func TestSecuritySettingsReachNoOtherEvent(t *testing.T) {
 				}
 			}
 		})
-		e.MustExec(`CREATE TABLE met (key text, name text, session text)`)
+		e.MustExec(`CREATE TABLE met (key text, name text, session text);
+			CREATE SCHEMA tenant; CREATE TABLE tenant.processed_events (LIKE public.processed_events INCLUDING ALL);
+			GRANT ALL ON ALL TABLES IN SCHEMA public TO pg_read_all_data`) // a role that every server has
 		for name, statements := range changes {
 			e.Do(e.NewRequest(name, "{}", running(statements...)))
 			e.Do(e.NewRequest(name+", refused", "{}", running(statements...), receivertest.With("Test-Refuse", "yes")))
 			if got := e.Post("after "+name, "{}"); got.Status != http.StatusNoContent {
 				t.Errorf("after %s: %d %s", name, got.Status, got.Body)
+			}
+			if got := e.Post(name, "{}"); got.Header.Get(webhook.Replayed) != "true" {
+				t.Errorf("%s again: %d %s", name, got.Status, got.Body)
+			}
+			if n := e.Count("SELECT count(*) FROM (" + receivertest.AdvisoryLocks + " AND objid = 4711) held"); n != 0 {
+				t.Errorf("after %s: %d locks are held", name, n)
 			}
 		}
 		for _, what := range []string{"name", "session"} {

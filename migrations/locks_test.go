@@ -248,44 +248,6 @@ func TestStockGooseWithLockTimeout(t *testing.T) {
 	}
 }
 
-// Every replica of a service may migrate on start, also while a producer holds them up.
-func TestMigratorsWaitForAProducer(t *testing.T) {
-	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
-	db := open(t, dsn)
-	first := produce(t, db)
-	waits := make(chan struct{}, 1000)
-	var (
-		all     sync.WaitGroup
-		mu      sync.Mutex
-		applied int
-	)
-	t.Cleanup(all.Wait)
-	t.Cleanup(func() { _ = first.Rollback() })
-	for range 2 {
-		m, err := migrations.NewOver(open(t, dsn), migrations.Outbox, with(t, addColumn), migrations.Options{
-			LockTimeout: 20 * time.Millisecond, OnWait: func(*migrations.LockedError) { waits <- struct{}{} },
-		})
-		pgtest.Must(t, err)
-		all.Go(func() {
-			done, err := m.Up(t.Context())
-			mu.Lock()
-			defer mu.Unlock()
-			if applied += len(done); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	for range 4 {
-		<-waits
-	}
-	pgtest.Must(t, first.Commit())
-	all.Wait()
-	if applied != 1 || !scan[bool](t, db, hasColumn) {
-		t.Errorf("the file was applied %d times", applied)
-	}
-}
-
 // Autovacuum gives way to those who wait for a second, which a migration must not do. It is made to give way nevertheless.
 func TestAutovacuumGivesWay(t *testing.T) {
 	testsize.Long(t)

@@ -189,33 +189,6 @@ func TestTraceHeaders(t *testing.T) {
 	}
 }
 
-// A repeated business operation has another trace, and is a duplicate all the same.
-func TestTraceIsNoContent(t *testing.T) {
-	t.Parallel()
-	withBothAPIs(t, func(t *testing.T, db *database) {
-		e := event("some key")
-		e.Headers = map[string]string{"X-Event-Tenant": "x"}
-		for _, c := range []struct {
-			trace string
-			want  outbox.Result
-		}{
-			{"00-1-2-01", outbox.Result{Inserted: 1}},
-			{"00-8-9-01", outbox.Result{Duplicates: []string{"some key"}}},
-		} {
-			producer := outbox.Producer{TraceHeaders: func(context.Context) map[string]string {
-				return map[string]string{"traceparent": c.trace}
-			}}
-			tx := db.begin(nil)
-			got, err := tx.Enqueue(producer, e)
-			pgtest.Must(t, err)
-			pgtest.Must(t, tx.Commit())
-			equal(t, "result", got, c.want)
-		}
-		equal(t, "stored headers", db.strings(`SELECT headers::text FROM outbox`), []string{`{"traceparent": "00-1-2-01", "X-Event-Tenant": "x"}`})
-		equal(t, "the caller's headers", e.Headers, map[string]string{"X-Event-Tenant": "x"})
-	})
-}
-
 func TestErrorsTellWhatToDo(t *testing.T) {
 	t.Parallel()
 	withBothAPIs(t, func(t *testing.T, db *database) {

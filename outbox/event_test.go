@@ -131,7 +131,7 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 		webhook.IdempotencyKey, webhook.EventType, webhook.EventVersion, webhook.EventID, webhook.CreatedAt,
 		webhook.RelatedReference, webhook.OrderingKey, webhook.Sequence, webhook.Attempt, webhook.DeliveryID,
 		webhook.NotAfter, webhook.Replay, webhook.ID, webhook.Timestamp, webhook.Signature, webhook.OutboxPrefix + "Future",
-		"Authorization", "Cookie", "X-Forwarded-For", "X_Forwarded_For",
+		"Authorization", "Cookie", "X-Forwarded-For", "X_Forwarded_For", "x_forwarded_proto", "X.Real.Ip", "X-Original-Url", "X-Http-Method-Override", "Proxy",
 	} {
 		e := event("inv-7")
 		e.Headers = map[string]string{name: "x", "X-Event-Tenant": "fine"}

@@ -2,7 +2,6 @@ package outbox_test
 
 import (
 	"database/sql"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -29,50 +28,6 @@ func TestInsertWritesTheEventAlone(t *testing.T) {
 	pgtest.Must(t, tx.Commit(t.Context()))
 	equal(t, "transactions", db.strings(`SELECT xid::text FROM outbox`), []string{xid, xid})
 	equal(t, "deliveries", db.strings(`SELECT destination FROM outbox_delivery`), []string{})
-}
-
-// The same, in whichever way a statement inserts many events.
-func TestManyEventsInOneStatement(t *testing.T) {
-	t.Parallel()
-	const columns = `event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers`
-	const events = `SELECT 'order.paid' AS event_type, i % 7 + 1 AS event_version, '{"n": 1}'::json AS payload, 'key ' || i AS idempotency_key,
-		CASE WHEN i % 2 = 0 THEN 'customer-' || i % 10 END AS ordering_key, repeat('r', 255) AS related_reference, '{"Tenant": "x"}'::jsonb AS headers
-		FROM generate_series(1, 1000) i`
-	for name, insert := range map[string]func(*database){
-		"INSERT SELECT": func(db *database) { db.exec(`INSERT INTO outbox (` + columns + `) ` + events) },
-		"COPY": func(db *database) {
-			read, err := db.pool.Query(t.Context(), events)
-			pgtest.Must(t, err)
-			rows, err := pgx.CollectRows(read, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
-			pgtest.Must(t, err)
-			_, err = db.pool.CopyFrom(t.Context(), pgx.Identifier{"outbox"}, strings.Split(columns, ", "), pgx.CopyFromRows(rows))
-			pgtest.Must(t, err)
-		},
-		"INSERT ON CONFLICT, and again": func(db *database) {
-			for range 2 {
-				db.exec(`INSERT INTO outbox (` + columns + `) ` + events + ` ON CONFLICT (idempotency_key) DO NOTHING`)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newDatabase(t)
-			insert(db)
-			equal(t, "events, transactions", db.strings(`SELECT concat_ws(' ', count(*), count(DISTINCT xid)) FROM outbox`), []string{"1000 1"})
-		})
-	}
-}
-
-// One event that breaks a rule is refused with all others of its statement, wherever it stands among them.
-func TestOneBadEventAmongMany(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	for _, bad := range []int{1, 500, 1000} {
-		_, err := db.pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key)
-			SELECT CASE WHEN i = $1 THEN 'a b' ELSE 't' END, '1', i FROM generate_series(1, 1000) i`, bad)
-		equal(t, "event "+strconv.Itoa(bad), refusal(t, err), typeRule)
-	}
-	equal(t, "events", db.keys(), []string{})
 }
 
 // What has no type, no key, or a value that its column cannot hold is refused at the insert. All other rules are for when the event is routed.

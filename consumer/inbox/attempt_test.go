@@ -84,13 +84,6 @@ func TestInboxAttempts(t *testing.T) {
 		"its own Commit, refused": {
 			func(ctx context.Context) error { return consumer.Tx(ctx).Commit(ctx) }, nil, retried(consumer.ErrMiddlewareCommits.Error()),
 		},
-		"its own COMMIT, refused": {
-			func(ctx context.Context) error { return exec(ctx, "COMMIT") }, nil, retried(consumer.ErrMiddlewareCommits.Error()),
-		},
-		"its own ROLLBACK, refused": {
-			func(ctx context.Context) error { _ = exec(ctx, "ROLLBACK"); return nil }, nil,
-			want{consumer.ResultCommitFailed, inbox.StatePending, 1, 0, "committed or rolled back", false},
-		},
 		"its own COMMIT": {
 			func(ctx context.Context) error { return exec(ctx, commits) }, nil,
 			ended(consumer.ResultCommitFailed, 1),
@@ -160,19 +153,6 @@ func TestInboxAttempts(t *testing.T) {
 		},
 		"COMMIT AND CHAIN, and an error": {
 			func(ctx context.Context) error { return errors.Join(sent(ctx, chains), receivertest.ErrHandler) }, nil, ended(consumer.ResultFailed, 1),
-		},
-		"COMMIT AND CHAIN over the connection": {
-			func(ctx context.Context) error {
-				_, err := consumer.Tx(ctx).Conn().Exec(ctx, chains)
-				return errors.Join(err, receivertest.ErrHandler)
-			}, nil, ended(consumer.ResultFailed, 1),
-		},
-		"COMMIT AND CHAIN in a batch": {
-			func(ctx context.Context) error {
-				batch := &pgx.Batch{}
-				batch.Queue(chains)
-				return errors.Join(consumer.Tx(ctx).SendBatch(ctx, batch).Close(), receivertest.ErrHandler)
-			}, nil, ended(consumer.ResultFailed, 1),
 		},
 		"COMMIT and BEGIN, and an error": {
 			func(ctx context.Context) error {

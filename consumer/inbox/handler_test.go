@@ -16,30 +16,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 )
 
-func TestInboxLargeObjectsEndWithTheirTransaction(t *testing.T) {
-	t.Parallel()
-	kept := make(chan receivertest.LargeObjects, 1)
-	cfg := inbox.Config{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		if event.Key == "first" {
-			left, err := receivertest.WriteLargeObject(ctx, consumer.Tx(ctx))
-			kept <- left
-			return err
-		}
-		(<-kept).Use(context.WithoutCancel(ctx), t)
-		return receivertest.EffectOf(ctx, event.Key)
-	}}
-	p := newInbox(t, cfg)
-	p.openOn(receivertest.PoolOf(t, p.DSN, 2), cfg)
-	p.run()
-	for _, key := range []string{"first", "second"} {
-		p.record(key)
-		p.wantWorked(key, consumer.ResultProcessed)
-	}
-	if n := p.Count("SELECT count(*) FROM pg_largeobject_metadata"); n != 1 {
-		t.Errorf("there are %d large objects, want 1", n)
-	}
-}
-
 // A handler that calls Once for its own event would learn that another has worked it, and the
 // effect would be lost. For the events inside of its event Once works as ever, and the inbox knows
 // them.
