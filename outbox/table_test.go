@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"database/sql"
+	"os"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/outbox"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 )
 
 // An insert writes the event with the id of its transaction, by which relays find it, and makes no delivery.
@@ -172,4 +174,81 @@ func TestSchemasDoNotMix(t *testing.T) {
 		[]string{"1ledger", "2ledger"})
 	equal(t, "Order Desk", admin.strings(`SELECT event_id || destination FROM "Order Desk".outbox_delivery ORDER BY 1`),
 		[]string{"1warehouse", "2warehouse"})
+}
+
+// Producers in other languages have docs/producing.md alone: it names each column that they may write, and each rule that refuses one.
+func TestGuideForProducersIsComplete(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
+	guide, err := os.ReadFile("../docs/producing.md")
+	pgtest.Must(t, err)
+	rows, err := pool.Query(t.Context(), `SELECT attname::text FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attnum > 0
+		UNION SELECT conname::text FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND contype NOT IN ('p', 'n')
+		UNION SELECT conname::text FROM pg_constraint WHERE contypid <> 0 AND connamespace = 'public'::regnamespace`)
+	pgtest.Must(t, err)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(names) < 15 {
+		t.Fatalf("%d names: %v", len(names), err)
+	}
+	whenRouted := []string{
+		intake.RuleAvailable, intake.RuleVersion, intake.RuleHeaders, intake.RuleID, intake.RuleOrdering, intake.RuleReference, intake.RulePayload,
+	}
+	for _, name := range append(names, whenRouted...) {
+		if !strings.Contains(string(guide), "`"+name+"`") {
+			t.Errorf("docs/producing.md does not name %s", name)
+		}
+	}
+}
+
+// A NOTIFY in every producing transaction would serialise their commits.
+func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
+	t.Parallel()
+	const (
+		insert    = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', gen_random_uuid())`
+		duplicate = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k') ON CONFLICT DO NOTHING`
+	)
+	const armed = `SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint + 10000)`
+	for name, c := range map[string]struct {
+		relays, statement string
+		want              []string
+	}{
+		"no relay":                        {`SELECT`, insert, nil},
+		"a busy relay":                    {`SELECT setval('outbox_armed', 0)`, insert, nil},
+		"an idle relay":                   {armed, insert, []string{"public"}},
+		"a dead idle relay":               {`SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint)`, insert, nil},
+		"many statements":                 {armed, insert + `;` + insert, []string{"public"}},
+		"a duplicate":                     {armed, duplicate, []string{"public"}}, // PostgreSQL computes defaults before it finds the conflict
+		"a rolled back insert":            {armed, `BEGIN;` + insert + `;ROLLBACK`, nil},
+		"a producer that must not notify": {armed, `SET LOCAL outbox.notify = off; ` + insert, nil},
+		"an event in the future": {
+			armed,
+			`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'f', now() + interval '1 day')`,
+			[]string{"public"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(duplicate)
+			db.exec(c.relays)
+			listener, err := pgx.Connect(t.Context(), db.dsn)
+			pgtest.Must(t, err)
+			defer listener.Close(t.Context())
+			_, err = listener.Exec(t.Context(), `LISTEN outbox_wake`)
+			pgtest.Must(t, err)
+
+			db.exec(c.statement)
+			db.exec(`NOTIFY outbox_wake, 'the end'`) // arrives after whatever the statement sent
+			var got []string
+			for {
+				notification, err := listener.WaitForNotification(t.Context())
+				pgtest.Must(t, err)
+				if notification.Payload == "the end" {
+					break
+				}
+				got = append(got, notification.Payload)
+			}
+			equal(t, "notifications", got, c.want)
+		})
+	}
 }

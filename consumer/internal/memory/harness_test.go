@@ -18,6 +18,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
+func TestMain(m *testing.M) {
+	receivertest.RunTests(m, map[string]func(p *receivertest.Player){"prune-die": pruneAndDie})
+}
+
 // ownMemory is a memory in its own database, with one connection and no receiver around it.
 type ownMemory struct {
 	*receivertest.Env
