@@ -135,8 +135,7 @@ func (db *database) enqueue(events ...outbox.Event) (outbox.Result, error) {
 // exec runs SQL outside of any test transaction.
 func (db *database) exec(statement string, arguments ...any) {
 	db.t.Helper()
-	_, err := db.pool.Exec(db.t.Context(), statement, arguments...)
-	pgtest.Must(db.t, err)
+	pgtest.Exec(db.t, db.pool, statement, arguments...)
 }
 
 // strings returns the first column of a query.

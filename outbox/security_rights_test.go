@@ -253,8 +253,7 @@ const insufficientPrivilege = "42501"
 func (db *database) as(role string) pgx.Tx {
 	db.t.Helper()
 	tx := begin(db.t, db.pool, pgx.ReadCommitted)
-	_, err := tx.Exec(db.t.Context(), `SET LOCAL ROLE `+role)
-	pgtest.Must(db.t, err)
+	pgtest.Exec(db.t, tx, `SET LOCAL ROLE `+role)
 	return tx
 }
 
@@ -303,10 +302,9 @@ func TestSecurityProducerCannotDivertTheDefault(t *testing.T) {
 	listener, err := pgx.Connect(t.Context(), db.dsn)
 	pgtest.Must(t, err)
 	defer listener.Close(t.Context())
-	_, err = listener.Exec(t.Context(), `LISTEN outbox_wake`)
-	pgtest.Must(t, err)
+	pgtest.Exec(t, listener, `LISTEN outbox_wake`)
 	tx := db.as("outbox_producer")
-	_, err = tx.Exec(t.Context(), `
+	pgtest.Exec(t, tx, `
 		CREATE TEMP SEQUENCE outbox_armed;
 		SET LOCAL search_path = evil, public;
 		CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT ''2100-01-01''::timestamptz';
@@ -316,7 +314,6 @@ func TestSecurityProducerCannotDivertTheDefault(t *testing.T) {
 		CREATE FUNCTION pg_notification_queue_usage() RETURNS float8 LANGUAGE sql AS 'SELECT 1::float8';
 		CREATE FUNCTION pg_notify(text, name) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''as %'', current_user; END';
 		INSERT INTO public.outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
-	pgtest.Must(t, err)
 	var xid string
 	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text`).Scan(&xid))
 	pgtest.Must(t, tx.Commit(t.Context()))

@@ -22,9 +22,8 @@ func TestInsertWritesTheEventAlone(t *testing.T) {
 	db := newDatabase(t)
 	db.exec(`INSERT INTO outbox_route VALUES ('*', 'logistics')`)
 	tx := begin(t, db.pool, pgx.ReadCommitted)
-	_, err := tx.Exec(t.Context(), `SAVEPOINT s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'a');
+	pgtest.Exec(t, tx, `SAVEPOINT s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'a');
 		RELEASE s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'b')`)
-	pgtest.Must(t, err)
 	var xid string
 	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid))
 	pgtest.Must(t, tx.Commit(t.Context()))
@@ -76,9 +75,8 @@ func TestParametersMayServeSeveralColumns(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeDescribeExec} {
 		for _, text := range []any{"a-1", []byte("b-1"), sql.NullString{String: "c-1", Valid: true}} {
 			tx := begin(t, db.pool, pgx.ReadCommitted)
-			_, err := tx.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
+			pgtest.Exec(t, tx, `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
 				VALUES ($1::text, $2, $1::text, $1, $1, $3)`, mode, text, `{"a":1}`, map[string]string{"Tenant": "x"})
-			pgtest.Must(t, err)
 			var event string
 			pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT concat_ws('|', event_type, payload::text, idempotency_key, ordering_key, related_reference, headers::text)
 				FROM outbox`).Scan(&event))
@@ -234,8 +232,7 @@ func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
 			listener, err := pgx.Connect(t.Context(), db.dsn)
 			pgtest.Must(t, err)
 			defer listener.Close(t.Context())
-			_, err = listener.Exec(t.Context(), `LISTEN outbox_wake`)
-			pgtest.Must(t, err)
+			pgtest.Exec(t, listener, `LISTEN outbox_wake`)
 
 			db.exec(c.statement)
 			db.exec(`NOTIFY outbox_wake, 'the end'`) // arrives after whatever the statement sent

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -96,10 +95,7 @@ func TestConsole(t *testing.T) {
 			t.Errorf("%s: %d", path, status)
 		}
 	}
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
-	}
+	s.end(t, 0)
 	if strings.Contains(s.stderr.String(), pageToken) {
 		t.Error("the token is in the log")
 	}
@@ -176,10 +172,7 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 		t.Errorf("without a token: %d", got)
 	}
 	waitUntil(t, "the right token", func() bool { return get(page, "", pageToken) == 200 })
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	s.end(t, 0)
 	if n := strings.Count(s.stderr.String(), "wrong tokens were sent to the page or the API"); n < 1 || n > 2 || strings.Contains(s.stderr.String(), "wrong-token") {
 		t.Errorf("%d lines in the log\n%s", n, s.stderr)
 	}
@@ -217,8 +210,5 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 	pgtest.Must(t, os.Chmod(file, 0o644))
 	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_CONFIG=" + file})
 	s.stderr.wait(t, "holds the secret of destinations.a.signing_secrets and is readable by everyone", s.code)
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	s.end(t, 0)
 }

@@ -105,10 +105,7 @@ func TestReload(t *testing.T) {
 	s.hangups <- syscall.SIGHUP
 	s.reload(t, `"settings":["log.format"],"time"`)
 	deliver("5", "/newer 5")
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
-	}
+	s.end(t, 0)
 }
 
 // Before the database is there, and while the relay stops, a hangup is harmless.

@@ -117,10 +117,7 @@ func TestRun(t *testing.T) {
 	if r := command(env[:4], "status", "--healthcheck"); r.code != 0 || !strings.HasPrefix(r.stdout, `ok: relay "r1" was heard of `) {
 		t.Errorf("%+v", r)
 	}
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
-	}
+	s.end(t, 0)
 	if status := query[string](t, db, "SELECT status FROM outbox_delivery"); status != "delivered" {
 		t.Errorf("the delivery is %s", status)
 	}

@@ -247,14 +247,13 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 
 // pileUp records events as Handler does, at once.
 func pileUp(b *testing.B, pool *pgxpool.Pool, source string, events, keys int) {
-	_, err := pool.Exec(b.Context(), `
+	pgtest.Exec(b, pool, `
 		INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload, request_headers,
 			ordering_key, sequence, next_attempt_at)
 		SELECT 'test', $1, 'k' || i, 'invoice.created', 'pending', 0, '{"bidding":"succeed"}',
 			jsonb_build_object('X-Idempotency-Key', jsonb_build_array('k' || i), 'X-Outbox-Event-Type', '["invoice.created"]'::jsonb),
 			'order-' || i % nullif($3::integer, 0), i, CASE WHEN i > $3::integer AND $3::integer > 0 THEN NULL ELSE now() END
 		FROM generate_series(1, $2::integer) i`, source, events, keys)
-	pgtest.Must(b, err)
 	pgtest.Exec(b, pool, "VACUUM ANALYZE inbox_events")
 }
 

@@ -93,8 +93,7 @@ func newEnv(t *testing.T, faults string) *env {
 	pgtest.Must(t, err)
 	t.Cleanup(e.send.Close)
 	e.pool = pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
-	_, err = e.pool.Exec(t.Context(), `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
-	pgtest.Must(t, err)
+	pgtest.Exec(t, e.pool, `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
 	return e
 }
 

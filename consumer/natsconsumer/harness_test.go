@@ -63,8 +63,7 @@ func newEnv(t *testing.T, change ...func(*jetstream.StreamConfig)) *env {
 	t.Cleanup(func() { pgtest.Must(t, cluster.Stop()) })
 	e := &env{t: t, cluster: cluster, js: connect(t, cluster.URL()), dsn: pgtest.New(t, migrations.Inbox)}
 	e.pool = pgtest.Pool(t, e.dsn)
-	_, err = e.pool.Exec(t.Context(), `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
-	pgtest.Must(t, err)
+	pgtest.Exec(t, e.pool, `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
 	cfg := jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}
 	for _, c := range change {
 		c(&cfg)

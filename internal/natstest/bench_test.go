@@ -92,8 +92,7 @@ func (l *liveLane) insertApart(eventType, prefix string, n int) {
 	l.db.Helper()
 	conn, err := pgx.Connect(l.db.Context(), l.db.DSN)
 	pgtest.Must(l.db, err)
-	_, err = conn.Exec(l.db.Context(), insertSeries, eventType, prefix, n)
-	pgtest.Must(l.db, err)
+	pgtest.Exec(l.db, conn, insertSeries, eventType, prefix, n)
 	pgtest.Must(l.db, conn.Close(l.db.Context()))
 }
 
