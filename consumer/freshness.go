@@ -50,7 +50,7 @@ func (v Version) String() string { return memory.Version(v).String() }
 //
 // Scope names the kind of entity and the source of its numbers: entities of two senders need two
 // scopes. Scope and entity are 1 to 255 bytes of UTF-8 without control characters, compared byte by
-// byte. Normalize text that people type. All versions of one entity have the same kind; mixing
+// byte. Normalise text that people type. All versions of one entity have the same kind; mixing
 // kinds is an error.
 //
 // ApplyIfNewer waits while another transaction holds the entity, bounded by ctx and lock_timeout. A

@@ -198,7 +198,7 @@ func (in *engine) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	return found, nil
 }
 
-// lockOrderSQL serializes recording, finishing and replaying events of one ordering key, until
+// lockOrderSQL serialises recording, finishing and replaying events of one ordering key, until
 // the end of each transaction. The number separates it from other advisory locks made of
 // hashes; it reads "order". The wait is bounded, so that a key whose lock is held cannot take
 // all connections of a pool. In a handler's transaction unboundLocksSQL restores the handler's

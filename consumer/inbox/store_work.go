@@ -66,7 +66,7 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 // nothing. It starts behind the type that the last claim ended with, so that no type is always the
 // last.
 //
-// The rows are locked in a materialized step and then updated by ctid. "IN (SELECT … LIMIT …)" with
+// The rows are locked in a materialised step and then updated by ctid. "IN (SELECT … LIMIT …)" with
 // a lock inside may run again for each row and claim more than its limit. LIMIT stands outside the
 // join, which visits the types one by one, so no more rows are locked than claimed. next_attempt_at
 // does not change, so an event that is given back keeps its place.
