@@ -9,15 +9,17 @@ import (
 	"time"
 )
 
-// A body that announces no more than freeBytes needs no room of the budget: most events are smaller, so a full budget does not delay
-// them.
+// freeBytes is the announced length up to which a body takes nothing from the budget. Most events
+// are smaller, so a full budget does not delay them.
 const freeBytes = 4 << 10
 
-// readBody reads the body within Config.Limits.BodyTimeout. It returns the body's room in the budget for unverified bodies, nil for
-// a small body, for the caller to give back.
+// readBody reads the body within Limits.BodyTimeout. It also returns the body's share of the budget
+// for unverified bodies, which the caller gives back. The share is nil for a body of at most
+// freeBytes.
 func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte, room *share, refusal *problem) {
 	deadline := time.Now().Add(s.Limits.BodyTimeout)
-	// A ResponseWriter without read deadlines is that of a test, or it is hidden by what a middleware has put around it.
+	// A ResponseWriter has no read deadlines in a test, or when a middleware hides those of the
+	// connection.
 	connection := http.NewResponseController(w)
 	bounded := connection.SetReadDeadline(deadline) == nil
 	if !bounded && r.Context().Value(http.ServerContextKey) != nil {
@@ -65,35 +67,39 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 			leaveUnread(w, r)
 			return nil, room, receiverBusy()
 		case err == io.EOF:
-			if bounded { // or it would end the wait for the client to go. After an error it stays, lest the server waits for the rest
+			// The deadline would also end the wait for the client to go away. After an error it
+			// stays, so that the server does not wait for the rest of the body.
+			if bounded {
 				_ = connection.SetReadDeadline(time.Time{})
 			}
 			return body, room, nil
 		default:
-			// 408 and not 400, on which a relay gives the event up: the request broke on its way and may be whole next time.
+			// On 400 a relay gives the event up, but this request may arrive whole next time.
 			return nil, room, newProblem(http.StatusRequestTimeout, "body-unreadable", "The body did not arrive whole",
 				fmt.Sprintf("The connection broke before the body's end, or that took longer than %v. Send the request again.", s.Limits.BodyTimeout))
 		}
 	}
 }
 
-// warnUnbounded says, once, that strangers can hold connections and memory for as long as they like.
+// warnUnbounded logs, once, that a client can hold a connection and memory for any time.
 func (s *settings) warnUnbounded(w http.ResponseWriter, r *http.Request) {
 	s.shared.Logger().WarnContext(r.Context(), "consumer: BodyTimeout has no effect, because a middleware hides the connection's deadlines: give its ResponseWriter "+
 		"a method Unwrap, or set http.Server.ReadTimeout", "receiver", s.Receiver, "source", s.Source, "writer", fmt.Sprintf("%T", w))
 }
 
-// unreadTimeout is for the rest of a body that is on its way while its request is refused.
+// unreadTimeout bounds reading the rest of a body whose request is refused.
 const unreadTimeout = 500 * time.Millisecond
 
-// leaveUnread prepares w for an answer to a request whose body is not wanted: the connection is closed after it. Otherwise
-// net/http would read up to 256 KiB of the body first, and wait for them with all buffers of the connection.
+// leaveUnread makes net/http close the connection after the answer instead of reading the body.
+// net/http would otherwise read up to 256 KiB of it first, and keep the connection's buffers while
+// it waits for them.
 func leaveUnread(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength == 0 {
 		return // the connection can be used again
 	}
-	// To exceed a limit is the only way to have net/http close a connection that the client still writes to so that the
-	// answer arrives: it waits half a second before it does, and gives its buffers back before that.
+	// Exceeding a limit is the only way to make net/http close a connection that the client still
+	// writes to and still deliver the answer. net/http releases its buffers at once and closes half
+	// a second later.
 	_, _ = http.MaxBytesReader(w, io.NopCloser(strings.NewReader("x")), 0).Read(make([]byte, 1))
 	deadline := time.Now()
 	if w.Header().Get("Connection") != "close" { // w is not that of an HTTP/1 server

@@ -9,21 +9,25 @@ import (
 )
 
 const (
-	// A body that arrives slower than fullSpeed, in bytes a second, falls behind once slack is used up, which the network and a busy
-	// machine need. Then it loses its room to a body that waits. Strangers who keep a full budget from that must send as much as it
-	// holds, again and again.
+	// fullSpeed is in bytes a second. A slower body falls behind once it has used up slack, which
+	// the network and a busy machine need. A body that is behind loses its room to one that waits.
+	// Clients that want to keep the budget full must therefore send as much as it holds, again and
+	// again.
 	fullSpeed = 2 << 20
 	slack     = 250 * time.Millisecond
 
-	// Each byte of a body puts its turn back by waitPerByte: a body comes before one that is 16 KiB longer and came ten seconds
-	// earlier. So strangers who announce long bodies wait behind the events, and among equals the first comes first.
+	// waitPerByte delays the turn of a body by its length. A body goes before one that is 16 KiB
+	// longer and came up to ten seconds earlier, so long bodies wait behind the events. Bodies of
+	// one length are served in the order of arrival.
 	waitPerByte = 10 * time.Second / (16 << 10)
 )
 
-// A budget is the memory that unverified bodies share. A body gets room for all of its length at once, or waits for it without
-// holding any. While one waits, the body that is furthest behind fullSpeed loses its room. A budget is safe for concurrent use.
+// A budget is the memory that all unverified bodies share. A body gets room for its whole length at
+// once, or waits for it without holding any. While one waits, the body that is furthest behind
+// fullSpeed loses its room. A budget is safe for concurrent use.
 //
-// There is no share per peer address: behind a proxy all senders have one address, and a stranger may have many.
+// It has no share for each peer address: behind a proxy all senders have one address, and an
+// attacker may have many.
 type budget struct {
 	unbounded sync.Once // said that BodyTimeout has no effect
 
@@ -41,14 +45,14 @@ type share struct {
 	end     func()       // makes the body's Read fail; nil: nothing can, and the room is kept
 	arrived atomic.Int64 // bytes
 
-	// What follows is guarded by the budget's mutex.
+	// The budget's mutex guards the fields below.
 	turn  time.Time
 	since time.Time // it has room
 	ready chan struct{}
 	lost  bool
 }
 
-// behind returns when the body falls behind, unless more of it arrives.
+// behind returns the time at which the body falls behind unless more of it arrives.
 func (s *share) behind() time.Time {
 	return s.since.Add(slack + time.Duration(s.arrived.Load())*time.Second/fullSpeed)
 }
@@ -57,7 +61,7 @@ func newBudget(bytes int64) *budget {
 	return &budget{free: bytes, reading: map[*share]struct{}{}}
 }
 
-// take waits for the room of s. It reports false when ctx or the time ends first.
+// take waits for the room of s. It reports false when ctx ends or until comes first.
 func (b *budget) take(ctx context.Context, until time.Time, s *share) bool {
 	s.turn, s.ready = time.Now().Add(time.Duration(s.bytes)*waitPerByte), make(chan struct{})
 	b.mu.Lock()
@@ -89,7 +93,8 @@ func (b *budget) take(ctx context.Context, until time.Time, s *share) bool {
 	return false
 }
 
-// keep ends the reading of a body, and reports whether it still has its room, or needed none. It keeps that until it gives it back.
+// keep ends the reading of a body and reports whether it still has its room, or needs none. The
+// body keeps the room until give is called.
 func (b *budget) keep(s *share) bool {
 	if s == nil {
 		return true
@@ -100,7 +105,7 @@ func (b *budget) keep(s *share) bool {
 	return !s.lost
 }
 
-// give takes the room of s back.
+// give returns the room of s to the budget.
 func (b *budget) give(s *share) {
 	if s == nil {
 		return
@@ -115,7 +120,8 @@ func (b *budget) give(s *share) {
 	b.serve()
 }
 
-// serve gives room to those who wait, in turn. Where there is none, it takes that of bodies that are behind. The caller holds mu.
+// serve gives room to the waiting bodies, in turn. When none is free it takes the room of bodies
+// that are behind. The caller holds mu.
 func (b *budget) serve() {
 	for len(b.waiting) > 0 {
 		next := b.waiting[0]
@@ -147,7 +153,7 @@ func (b *budget) serve() {
 	}
 }
 
-// furthestBehind returns the body that is behind first, and when.
+// furthestBehind returns the body that falls behind first, and when it does.
 func (b *budget) furthestBehind() (last *share, falls time.Time) {
 	for s := range b.reading {
 		if at := s.behind(); last == nil || at.Before(falls) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -32,15 +33,11 @@ func FuzzCheck(f *testing.F) {
 		"signed": {Receiver: "test", Secrets: []string{fuzzSecret}}, "unsigned": {Receiver: "test", Verify: Verify{AllowUnsigned: true}}, "foreign": {Receiver: "test", Secrets: []string{fuzzSecret}, Verify: Verify{AcceptForeign: true}},
 	} {
 		s, err := cfg.complete()
-		if err != nil {
-			f.Fatal(err)
-		}
+		pgtest.Must(f, err)
 		settings[name] = s
 	}
 	secret, err := webhook.ParseSecret(fuzzSecret)
-	if err != nil {
-		f.Fatal(err)
-	}
+	pgtest.Must(f, err)
 	f.Add("k", "", "invoice.created", "1", "4711", "2026-01-31T09:15:00.123456Z", "INV-1", "a", "true", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", false)
 	f.Add("", "msg_1", "", "", "", "", "", "", "", "", false)
 	f.Add("k", webhook.DeriveID("k"), "größe", "-1", "9223372036854775808", "tomorrow", "\x00", strings.Repeat("k", 256), "TRUE", "\xff", true)

@@ -38,27 +38,6 @@ func skewWrites(e *receivertest.Env, r *http.Request) {
 	}))
 }
 
-// A pgx.Tx is lent under guard: it refuses Commit, which does no harm, and remembers Rollback.
-func TestTxRefusesToEnd(t *testing.T) {
-	t.Parallel()
-	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			receivertest.Effect(e)(w, r)
-			end := consumer.Tx(r.Context()).Commit
-			if consumer.EventFrom(r.Context()).Key == "rollback" {
-				end = consumer.Tx(r.Context()).Rollback
-			}
-			if err := end(r.Context()); !errors.Is(err, consumer.ErrMiddlewareCommits) {
-				t.Errorf("ended with %v", err)
-			}
-		}
-	})
-	receivertest.WantFirst(t, e.Post("commit", "{}"), 201, `{"done":"commit"}`)
-	e.WantRows("commit", 1, 1)
-	receivertest.WantProblem(t, e.Post("rollback", "{}"), 500, "handler-ended-transaction")
-	e.WantRows("rollback", 0, 0)
-}
-
 // A handler that ends the transaction by a statement is found out, whatever it answers. What it
 // writes into a transaction that it put in the place of the middleware's has no row of the event
 // beside it: if that were committed, every request would write it again.

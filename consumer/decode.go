@@ -10,12 +10,14 @@ import (
 	"strings"
 )
 
-// HandleJSON registers a handler that gets the payload decoded from JSON, as package encoding/json does it; pattern and
-// version are those of [Router.Handle]. Fields that T does not have are passed over, so that a producer may add some.
+// HandleJSON registers a handler that gets the payload decoded by package encoding/json. The
+// pattern and the version are those of [Router.Handle]. Fields that T lacks are ignored, so a
+// producer may add some.
 //
-// A payload that cannot be decoded is a [Permanent] error, and the handler does not run: invalid JSON, anything after the
-// value, a value that does not fit its field, and null where T has no null. The error names the field or the place and
-// never repeats a value, because it is stored, logged and answered.
+// A payload that cannot be decoded is a [Permanent] error, and the handler does not run. That
+// includes invalid JSON, text after the value, a value that does not fit its field, and null where
+// T has no null. The error names the field or the position. It never repeats a value, because
+// errors are stored, logged and sent.
 func HandleJSON[T, Tx any](r *Router[Tx], pattern string, version int, handle func(ctx context.Context, tx Tx, event Event, payload T) error) {
 	if handle == nil {
 		r.Handle(pattern, version, nil) // panics with a message that names the pattern
@@ -33,8 +35,8 @@ func HandleJSON[T, Tx any](r *Router[Tx], pattern string, version int, handle fu
 	})
 }
 
-// nullable reports whether null means something to a type. To the others package json leaves the zero value, of which a
-// handler would make an effect.
+// nullable reports whether a type can hold null. Package json leaves the zero value in any other
+// type, which a handler would take for data.
 func nullable(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Map, reflect.Slice, reflect.Interface:
@@ -43,8 +45,8 @@ func nullable(t reflect.Type) bool {
 	return reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]())
 }
 
-// withoutValues says what an error of package json says, except for the value: a person's data must not get into a log
-// because it is malformed.
+// withoutValues returns the message of an error of package json without the value. A malformed
+// payload must not put personal data into a log.
 func withoutValues(err error) error {
 	var syntax *json.SyntaxError
 	var mismatch *json.UnmarshalTypeError

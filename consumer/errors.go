@@ -46,6 +46,7 @@ func Ignore(reason string) error {
 	return verdict.Verdict{Action: verdict.Ignore}.Mark(errors.New(reason))
 }
 
-// errNoAnswer: frameworks whose handlers return errors write the answer to an error after the middleware has returned.
+// errNoAnswer is the cause for a handler that answered nothing. A framework whose handlers return
+// errors writes the answer to an error only after the middleware has returned.
 var errNoAnswer = errors.New("the handler returned without writing a status, so that its writes were rolled back: before it returns, " +
 	"write 2xx to the ResponseWriter that the middleware passes to it; what is written to another one, or later, does not count")

@@ -1,15 +1,23 @@
 package consumer_test
 
 import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -124,4 +132,130 @@ func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
 			t.Error("the row says what was never said")
 		}
 	})
+}
+
+// Fifty senders repeat events of today and of three months ago for as long as it takes until ten of these were
+// processed, grew old, were announced, removed and refused. No effect happens twice, and nothing is refused without an
+// announcement.
+func TestPruneUnderDuplicates(t *testing.T) {
+	underDuplicates := func(t *testing.T, f receivertest.Flavour) {
+		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+			t.Run(isolation.String(), func(t *testing.T) {
+				if isolation != sql.LevelReadCommitted {
+					testsize.Long(t)
+				}
+				t.Parallel()
+				pruneUnderDuplicates(t, f, isolation)
+			})
+		}
+	}
+	t.Run("inbox", func(t *testing.T) {
+		t.Parallel()
+		underDuplicates(t, recording)
+	})
+	receivertest.EachFlavour(t, underDuplicates)
+}
+
+// recording is a receiver that records events, and works them in the same process.
+var recording = receivertest.Flavour{
+	Name: "inbox",
+	Wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
+		in := receivertest.Must(inbox.New(receivertest.PoolOf(t, dsn, 12), inbox.Config{
+			Config: cfg,
+			Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+				return receivertest.EffectOf(ctx, event.Key)
+			},
+		}))
+		ctx, stop := context.WithCancel(context.Background())
+		var working sync.WaitGroup
+		working.Go(func() {
+			if err := in.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Cleanup(working.Wait)
+		t.Cleanup(stop)
+		return func(http.Handler) http.Handler { return in.Handler() }
+	},
+	Prune: receivertest.PGX().Prune,
+}
+
+func pruneUnderDuplicates(t *testing.T, f receivertest.Flavour, isolation sql.IsolationLevel) {
+	const senders, keys, enough = 30, 30, 6
+	var done atomic.Bool
+	ignore := func(_ context.Context, _ consumer.Report) {}
+	e := receivertest.NewEnv(t, f, consumer.Config{Isolation: isolation, Observe: ignore}, receivertest.Effect)
+	e.MustExec(`CREATE TABLE refused (key text NOT NULL)`)
+	old := receivertest.LongAgo()
+
+	send := func() error {
+		key, change := fmt.Sprint("new", rand.IntN(keys)), receivertest.Created(time.Now())
+		isOld := rand.IntN(2) == 0
+		if isOld {
+			key, change = fmt.Sprint("old", rand.IntN(keys)), old
+		}
+		got, err := e.Try(e.NewRequest(key, "{}", change))
+		switch {
+		case err != nil:
+			return err
+		case got.Status == http.StatusUnprocessableEntity:
+			var announced bool
+			err := e.Pool.QueryRow(t.Context(), `SELECT coalesce(bool_or(received_before > now() - interval '91 days'), false) FROM inbox_forgotten`).Scan(&announced)
+			if err != nil {
+				return err
+			}
+			if !announced || !isOld {
+				return fmt.Errorf("%s was refused, announced: %v", key, announced)
+			}
+			_, err = e.Pool.Exec(t.Context(), `INSERT INTO refused VALUES ($1)`, key)
+			return err
+		case got.Status == http.StatusOK, got.Status == http.StatusCreated, got.Status == http.StatusAccepted, got.Status == http.StatusConflict, got.Status == http.StatusServiceUnavailable:
+			return nil
+		}
+		return fmt.Errorf("%s: %d %s", key, got.Status, got.Body)
+	}
+	var wg sync.WaitGroup
+	for range senders {
+		wg.Go(func() {
+			for !done.Load() {
+				if err := send(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	defer wg.Wait()
+	defer done.Store(true)
+
+	cfg := receivertest.Ninety()
+	cfg.BatchPages, cfg.Pause = 1, time.Microsecond
+	refused := 0
+	e.Await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
+	for removed := int64(0); (removed < enough || refused < enough) && !t.Failed(); {
+		// Half of what was processed, and is done, is suddenly old: from here on a request for it may meet its removal.
+		e.MustExec(`WITH aged AS (
+				UPDATE processed_events p SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
+				WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5 AND NOT EXISTS (
+					SELECT FROM inbox_events e WHERE e.idempotency_key = p.idempotency_key AND e.processing_state <> 'succeeded')
+				RETURNING idempotency_key
+			)
+			UPDATE inbox_events SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
+			WHERE idempotency_key IN (SELECT idempotency_key FROM aged)`)
+		removed += e.MustPrune(cfg).Removed
+		e.Settle()
+		refused = e.Count(`SELECT count(DISTINCT key) FROM refused`)
+		if n := e.Count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) > 1) twice`); n != 0 {
+			t.Errorf("%d effects happened twice", n)
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	e.Await(`SELECT NOT EXISTS (SELECT FROM inbox_events WHERE processing_state IN ('pending', 'processing'))`)
+	if n := e.Count(`SELECT count(*) FROM processed_events p WHERE (SELECT count(*) FROM effect WHERE key = p.idempotency_key) <> 1`); n != 0 {
+		t.Errorf("%d events are known without their effect", n)
+	}
+	if n := e.Count(`SELECT count(DISTINCT key) FROM effect WHERE key LIKE 'new%'`); n == 0 || n != e.Count(`SELECT count(*) FROM processed_events WHERE idempotency_key LIKE 'new%'`) {
+		t.Errorf("%d new events took effect, which is not what is known", n)
+	}
 }

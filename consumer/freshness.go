@@ -9,48 +9,55 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 )
 
-// Version orders the events of one entity: [BySequence] or [ByTime]. The zero value is none and refused.
+// Version orders the events of one entity. Make one with [BySequence] or [ByTime]. The zero value
+// is refused.
 type Version memory.Version
 
-// BySequence makes a version of a number that grows with every event of the entity, such as [Event].Sequence or a revision
-// in the payload. It is at least 1: 0 is what Event.Sequence says of an event without an ordering key, and would make every
-// event after the first one stale.
+// BySequence returns a version made of a number that grows with every event of the entity, such as
+// [Event].Sequence or a revision in the payload. It is at least 1. Event.Sequence is 0 for an event
+// without an ordering key, which would make every event after the first one stale.
 func BySequence(n int64) Version { return Version(memory.BySequence(n)) }
 
-// ByTime makes a version of when something happened and a number that decides between equal times, such as
-// [Event].CreatedAt and [Event].ID, which grows within one outbox. Times are compared in microseconds, as PostgreSQL keeps
-// them; what is shorter is dropped. t lies in the years 1 to 9999 and is not the zero time, which is what Event.CreatedAt
-// says of a foreign sender's event.
+// ByTime returns a version made of a time and a number that decides between equal times, such as
+// [Event].CreatedAt and [Event].ID, which grows within one outbox. Times are truncated to
+// microseconds, as in PostgreSQL. t lies in the years 1 to 9999. The zero time is refused: it is
+// the CreatedAt of a foreign sender's event.
 //
-// Times order events as well as the clocks they come from do. CreatedAt is when the producer's transaction began: of two
-// that ran at the same time, the one that committed last may bear the earlier time. Where that matters, use a sequence.
+// Times order events only as well as the clocks behind them. CreatedAt is the time at which the
+// producer's transaction began. Of two transactions that ran at once, the one that committed last
+// may have the earlier time. Use a sequence where that matters.
 func ByTime(t time.Time, tiebreak int64) Version { return Version(memory.ByTime(t, tiebreak)) }
 
-// String is the version as errors show it.
+// String returns the version as it appears in errors.
 func (v Version) String() string { return memory.Version(v).String() }
 
-// ApplyIfNewer records v as the newest version of an entity, inside the transaction of the handler, if it is newer than all
-// earlier ones. Call it before writing, and write only if applied is true. Otherwise a version as new or newer is there
-// already: leave the entity as it is, the event is processed all the same.
+// ApplyIfNewer records v as the newest version of an entity, in the handler's transaction, if it is
+// newer than all earlier ones. Call it before writing, and write only if applied is true. When it
+// is false, a version at least as new is recorded: leave the entity as it is. The event counts as
+// processed all the same.
 //
-//	applied, err := consumer.ApplyIfNewer(ctx, tx, "customer", customer.ID, consumer.BySequence(event.Sequence))
+//	version := consumer.BySequence(event.Sequence)
+//	applied, err := consumer.ApplyIfNewer(ctx, tx, "customer", customer.ID, version)
 //	if err != nil || !applied {
 //		return err // nil for a stale event
 //	}
 //
-// So the entity ends as its newest event says, in whatever order events arrive and however many are worked at once. It is
-// for events that carry the whole state; those that change it by a difference need order instead. A version that equals
-// the newest is stale. What is recorded rolls back with tx, and outlives the entity: a deletion is one more version, after
-// which late updates are stale.
+// The entity then ends in the state of its newest event, in whatever order events arrive and
+// however many are processed at once. ApplyIfNewer is for events that carry the whole state. Events
+// that change the state by a difference need an ordering key instead. A version equal to the newest
+// one is stale. The record is rolled back with tx, and outlives the entity: a deletion is one more
+// version, after which late updates are stale.
 //
-// Scope says what kind of thing entity is, and whose numbering v is of: entities of two senders need two scopes. Both are
-// 1 to 255 bytes of UTF-8 without control characters, compared byte by byte: bring texts that people type into one form
-// first. All versions of an entity are of one kind; the other one is an error.
+// Scope names the kind of entity and the source of its numbers: entities of two senders need two
+// scopes. Scope and entity are 1 to 255 bytes of UTF-8 without control characters, compared byte by
+// byte. Normalise text that people type. All versions of one entity have the same kind; mixing
+// kinds is an error.
 //
-// While another transaction holds the entity, ApplyIfNewer waits until that one ends, bounded by ctx and lock_timeout. A
-// handler that asks about several entities asks in one order, such as sorted, because two that ask crosswise deadlock, and
-// PostgreSQL fails one of them (40P01). Above READ COMMITTED it fails (40001) when the version was changed since tx began.
-// Return both errors as they are: the event is then tried again. After any error of the database tx is of no more use.
+// ApplyIfNewer waits while another transaction holds the entity, bounded by ctx and lock_timeout. A
+// handler that calls it for several entities must use one order, such as sorted: otherwise two
+// handlers can deadlock, and PostgreSQL fails one of them (40P01). Above READ COMMITTED it fails
+// with 40001 when the version changed since tx began. Return both errors unchanged, and the event
+// is retried. After any error of the database tx cannot be used any more.
 func ApplyIfNewer(ctx context.Context, tx pgx.Tx, scope, entity string, v Version) (applied bool, err error) {
 	return memory.ApplyIfNewer(ctx, scope, entity, memory.Version(v), execIn(tx))
 }

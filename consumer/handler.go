@@ -43,5 +43,6 @@ func Tx(ctx context.Context) pgx.Tx {
 	panic("consumer: Tx needs the context of a request that came through Middleware")
 }
 
-// EventFrom returns the verified event whose handler got ctx, and the zero Event for any other context.
+// EventFrom returns the verified event of the handler that got ctx. It returns the zero Event for
+// any other context.
 func EventFrom(ctx context.Context) Event { return Event(handlerctx.From(ctx).Event) }

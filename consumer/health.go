@@ -13,7 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// reportHealth reports to Config.Breaker what a request that it let in has proven.
+// reportHealth tells Config.Breaker what an admitted request has shown about its dependencies.
 func (s *settings) reportHealth(ctx context.Context, rq *request, report Report) {
 	if s.Breaker == nil || report.Result == ResultRejected || report.Result == ResultBreakerOpen {
 		return
@@ -26,11 +26,12 @@ func (s *settings) reportHealth(ctx context.Context, rq *request, report Report)
 	s.Breaker.Leave(rq.pass, now, h, cause)
 }
 
-// impatience is how soon a client that leaves before its transaction has begun, or its handler has succeeded, proves nothing.
-// One that waited for longer met something that hangs, or a pool without a free connection.
+// impatience is the time before which a client that hangs up shows nothing about the dependencies.
+// A client that waited longer met something that hangs, or a pool without a free connection.
 const impatience = time.Second
 
-// healthOf classifies the outcome of a request that took so long. ended is why its context has ended, nil if it has not.
+// healthOf classifies the outcome of a request that took the given time. ended is the cause of its
+// context's end, nil if it has not ended.
 func healthOf(report Report, ended error, took time.Duration) (breaker.Health, error) {
 	timedOut := errors.Is(ended, context.DeadlineExceeded) || errors.Is(report.Err, context.DeadlineExceeded)
 	switch report.Result {
@@ -59,5 +60,6 @@ func healthOf(report Report, ended error, took time.Duration) (breaker.Health, e
 	return breaker.Unknown, nil
 }
 
-// spread lengthens a wait by up to a quarter, so that those who were refused together do not return together.
+// spread lengthens a wait by up to a quarter, so that clients that are refused together do not
+// return together.
 func spread(wait time.Duration) time.Duration { return wait + rand.N(wait/4+1) }

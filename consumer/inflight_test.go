@@ -64,38 +64,6 @@ func TestDuplicatesOfARequestInFlight(t *testing.T) {
 	})
 }
 
-// Plain SQL and Once insert without the advisory lock, which the middleware would wait for at the unique index.
-func TestInFlightElsewhereWithoutTheLock(t *testing.T) {
-	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
-		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
-		holding, finished := make(chan struct{}), make(chan struct{})
-		finish := sync.OnceFunc(func() { close(finished) })
-		defer finish()
-		done := make(chan error, 1)
-		go func() {
-			first, err := e.Once(t.Context(), e, "outbox", "k", func() { close(holding); <-finished })
-			if !first {
-				t.Error("Once: not the first")
-			}
-			done <- err
-		}()
-		<-holding
-		receivertest.WantProblem(t, e.Post("k", "{}"), 409, "in-flight")
-		e.WantResult(consumer.ResultInFlight)
-		select {
-		case err := <-done:
-			t.Errorf("Once had ended, %v: nothing was in flight", err)
-		default:
-		}
-		finish()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		receivertest.WantReplayed(t, e.Post("k", "{}"), 200, "") // known, but never answered
-		e.WantRows("k", 0, 1)
-	})
-}
-
 func TestKnownKeysAreAnsweredWhileTheLockIsHeld(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)

@@ -32,10 +32,11 @@ import (
 // What handle returns decides about the transaction and the answer:
 //
 //	nil                               committed: 204
-//	Ignore                            committed: 204, and the event is remembered as "ignored", with the reason
+//	Ignore                            committed: 204; the event is "ignored", with the reason
 //	Permanent                         422, permanent-failure
 //	ErrUnknownEvent                   422, event-unknown
-//	RetryAfter, DependencyDown        503, retry-later, with Retry-After in whole seconds, rounded up; 1 for the latter
+//	RetryAfter                        503, retry-later, with Retry-After in seconds, rounded up
+//	DependencyDown                    503, retry-later, with Retry-After: 1
 //	a conflict of transactions        503, serialization-failure, with Retry-After: 1
 //	any other                         500, handler-failed
 //
@@ -157,7 +158,8 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// answerFound returns the answer to a request whose event no handler gets now, and completes its report.
+// answerFound returns the answer for a request whose event gets no handler, and completes its
+// report.
 func (rc *receiver) answerFound(rq *request, found memory.Found, report *Report) *answer {
 	switch {
 	case report.Err != nil:
@@ -186,13 +188,14 @@ func (rc *receiver) answerFound(rq *request, found memory.Found, report *Report)
 	return foundAnswer(found).replayed()
 }
 
-// diverted says what to set when an event comes from a second destination of its sender.
+// diverted returns the error for an event that comes from a second destination of its sender. It
+// says what to set.
 func (s *settings) diverted(event *headers.Event) error {
 	return fmt.Errorf("the event was received before, as another destination than %q, by a receiver that has the same Config.Receiver (%q) and "+
 		"Source (%q): give the receiver of each destination its own Receiver, or name both in Config.Destinations if they are one", event.Destination(), s.Receiver, s.Source)
 }
 
-// run lets the handler work on an event, and has it remembered or given up before it answers.
+// run calls the handler for an event. It commits or rolls back before it answers.
 func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Held, rq *request) {
 	returned := false
 	began := time.Now()
@@ -223,7 +226,8 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Hel
 	if answer.ignored != "" {
 		report.Result = ResultIgnored
 	}
-	// Not under the request's context: when the client has gone by now, the work is done all the same.
+	// The request's context must not cancel this: if the client has gone by now, the work is done
+	// all the same.
 	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.Limits.CommitTimeout)
 	defer cancel()
 	if err := taken.Remember(lasting, answer.status, answer.ignored); err != nil {
@@ -233,7 +237,8 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Hel
 	rc.finish(w, r, rq, report, answer)
 }
 
-// rollBack gives the event up. It reports false, and the report says so, when the handler has committed by itself.
+// rollBack rolls the event back. It reports false, and completes the report, when the handler has
+// committed by itself.
 func (report *Report) rollBack(taken memory.Held) bool {
 	if taken.Rollback() {
 		return true
@@ -243,8 +248,8 @@ func (report *Report) rollBack(taken memory.Held) bool {
 	return false
 }
 
-// unwind gives the event up after a handler that did not return. cause is nil when it called runtime.Goexit, as t.FailNow does:
-// net/http then closes the connection, and the client sees no answer.
+// unwind rolls the event back after a handler that did not return. cause is nil when the handler
+// called runtime.Goexit, as t.FailNow does. net/http then closes the connection without an answer.
 func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken memory.Held, rq *request, cause any) {
 	report := Report{Result: ResultFailed, Event: Event(rq.Event)}
 	switch cause {
@@ -264,8 +269,8 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken memory.
 	}
 }
 
-// forHandler returns r, a copy of the request, with its body unread. What a foreign sender's signature does not cover of a relay's headers is left out:
-// a handler would take it for proven.
+// forHandler returns r, which is a copy of the request, with an unread body. It removes a relay's
+// headers that a foreign signature does not cover, because a handler would trust them.
 func (rq *request) forHandler(r *http.Request) *http.Request {
 	r.Body = io.NopCloser(bytes.NewReader(rq.Body))
 	r.ContentLength = int64(len(rq.Body))
@@ -279,7 +284,7 @@ func (rq *request) forHandler(r *http.Request) *http.Request {
 	return r
 }
 
-// finish logs, reports and answers. Without an answer the connection is about to be closed.
+// finish logs, reports and answers. A nil answer means that the connection is about to be closed.
 func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, report Report, a *answer) {
 	if a != nil {
 		report.Status = a.status
@@ -296,7 +301,7 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 	}
 }
 
-// log reports what only an operator can fix. What a handler answers is its own to log.
+// log writes what only an operator can fix at a higher level than the rest.
 func (rc *receiver) log(ctx context.Context, report Report) {
 	level := slog.LevelDebug
 	switch report.Result {

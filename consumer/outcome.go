@@ -12,7 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
-// answerTo returns the answer that the error of an event's handler asks for. [New] has the table.
+// answerTo returns the answer for the error of an event's handler. [New] has the table.
 func (s *settings) answerTo(event *headers.Event, err error) *answer {
 	if err == nil {
 		return &answer{status: http.StatusNoContent, header: http.Header{}}
@@ -45,7 +45,7 @@ func (s *settings) answerTo(event *headers.Event, err error) *answer {
 	return answer
 }
 
-// wholeSeconds rounds up, and never to 0, which some senders take for no answer.
+// wholeSeconds rounds up. It never returns 0, which some senders treat as a missing header.
 func wholeSeconds(d time.Duration) int64 {
 	seconds := int64(d / time.Second)
 	if d%time.Second > 0 {

@@ -6,18 +6,19 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 )
 
-// validPattern is the rule of outbox_route: 1 to 255 printable ASCII characters without blanks.
+// validPattern reports whether a pattern follows the rule of outbox_route: 1 to 255 printable ASCII
+// characters without blanks.
 func validPattern(pattern string) bool {
 	return headers.Printable(pattern) && !strings.Contains(pattern, " ")
 }
 
 func isGlob(pattern string) bool { return strings.Contains(pattern, "*") }
 
-// literals counts the characters that stand for themselves.
+// literals returns the number of characters that are not '*'.
 func literals(pattern string) int { return len(pattern) - strings.Count(pattern, "*") }
 
-// match reports whether text is what pattern stands for, in which '*' is any run of characters. It goes back to the last
-// '*' only, so it takes at most len(pattern) × len(text) steps, whatever the pattern.
+// match reports whether a pattern matches text. '*' matches any run of characters. match backtracks
+// to the last '*' only, so it takes at most len(pattern) × len(text) steps.
 func match(pattern, text string) bool {
 	p, t := 0, 0
 	star, resume := -1, 0 // where the last '*' stands, and where what follows it is tried next
@@ -41,7 +42,8 @@ func match(pattern, text string) bool {
 
 // overlap reports whether some text matches both patterns.
 func overlap(a, b string) bool {
-	// reach[j] says whether what is read of a so far and the first j characters of b match a common text.
+	// reach[j] reports whether the part of a read so far and the first j characters of b match a
+	// common text.
 	reach := make([]bool, len(b)+1)
 	reach[0] = true
 	for j := range len(b) {

@@ -1,20 +1,24 @@
 package consumer
 
 import (
+	"context"
+	"encoding/json"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // expression is what a pattern stands for, as package regexp has it.
 func expression(t testing.TB, pattern string) *regexp.Regexp {
 	t.Helper()
 	re, err := regexp.Compile(`\A(?s:` + strings.ReplaceAll(regexp.QuoteMeta(pattern), `\*`, `.*`) + `)\z`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	return re
 }
 
@@ -32,31 +36,7 @@ func TestMatch(t *testing.T) {
 
 func TestOverlap(t *testing.T) {
 	t.Parallel()
-	cases := []struct {
-		a, b string
-		want bool
-	}{
-		{"*", "*", true},
-		{"*", "", true},
-		{"a*", "*b", true},
-		{"a*", "b*", false},
-		{"*a", "*b", false},
-		{"a*c", "ab*", true},
-		{"a*c", "*b*", true},
-		{"a*c", "a*b", false},
-		{"invoice.*", "*.paid", true},
-		{"invoice.*", "shipment.*", false},
-		{"abc", "abc", true},
-		{"abc", "abd", false},
-		{"a*b", "ab", true},
-		{"a*b", "a", false},
-	}
-	for _, c := range cases {
-		if overlap(c.a, c.b) != c.want || overlap(c.b, c.a) != c.want {
-			t.Errorf("overlap(%q, %q) is not %v both ways", c.a, c.b, c.want)
-		}
-	}
-	// Against every short text: two patterns of up to three characters overlap if one of up to six matches both.
+	// Two patterns of up to three characters overlap if a text of up to six matches both.
 	words := func(alphabet string, n int) (all []string) {
 		all = []string{""}
 		for last := all; n > 0; n-- {
@@ -103,6 +83,53 @@ func FuzzPattern(f *testing.F) {
 		}
 		if !isGlob(pattern) && matched != (pattern == text) {
 			t.Errorf("%q matches %q", pattern, text)
+		}
+	})
+}
+
+// FuzzHandleJSON lets any payload come. The handler gets what package json makes of it, and no error repeats a value.
+func FuzzHandleJSON(f *testing.F) {
+	type line struct {
+		Article string
+		Count   int8
+	}
+	type invoice struct {
+		Number string
+		Amount int64
+		Lines  []line
+		Notes  map[string]string
+		Due    *string
+	}
+	for _, seed := range []string{
+		`{"number":"1","amount":2,"lines":[{"article":"a","count":3}],"notes":{"a":"b"},"due":null}`, `{"number":"1"} {}`, `{"a":1,"A":1}`, `null`, ` 1 `,
+		`{"lines":[{"count":300}]}`, `{"notes":{"a":"1","a":"2"}}`, `[[[{"x":{"y":[]}}]]]`, `{"\u0061mount":1,"amount":2}`, "{\"number\":\"\xff\"}", `{"K":1}`,
+	} {
+		f.Add(seed)
+	}
+	var got invoice
+	router := NewRouter()
+	HandleJSON(router, "invoice", 0, func(_ context.Context, _ pgx.Tx, _ Event, decoded invoice) error {
+		got = decoded
+		return nil
+	})
+	f.Fuzz(func(t *testing.T, payload string) {
+		var want invoice
+		errJSON := json.Unmarshal([]byte(payload), &want)
+		isNull := strings.Trim(payload, " \t\r\n") == "null"
+		err := router.Dispatch(t.Context(), nil, Event{Type: "invoice", Payload: []byte(payload)})
+		if (err == nil) != (errJSON == nil && !isNull) || err == nil && !reflect.DeepEqual(want, got) {
+			t.Errorf("%q: %v; package json: %v", payload, err, errJSON)
+		}
+		if strings.Contains(payload, "canary") || strings.Contains(payload, "47114711") {
+			return // as a name, it may come back
+		}
+		// A value planted where it does not fit must not come back.
+		planted, _ := json.Marshal(map[string]any{"amount": "canary" + payload, "lines": []any{map[string]any{"count": 47114711}}})
+		for _, p := range [][]byte{planted, append([]byte(`{"number":"canary"}`), payload...), []byte(`{"count":"canary","n":47114711.` + payload + `}`)} {
+			err := router.Dispatch(t.Context(), nil, Event{Type: "invoice", Payload: p})
+			if err != nil && (strings.Contains(err.Error(), "canary") || strings.Contains(err.Error(), "47114711")) {
+				t.Errorf("%q: the error repeats a value: %v", p, err)
+			}
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// problem is a refusal as RFC 9457 has it.
+// problem is a refusal in the form of RFC 9457.
 type problem struct {
 	Type   string `json:"type"` // stable: callers may branch on it
 	Title  string `json:"title"`
@@ -24,7 +24,7 @@ type problem struct {
 
 const problemPrefix = "urn:outbox-relay:problem:"
 
-// retrySeconds is the least Retry-After of refusals that pass by themselves.
+// retrySeconds is the smallest Retry-After of a refusal that time resolves.
 const retrySeconds = 1
 
 func newProblem(status int, name, title, detail string) *problem {
@@ -128,7 +128,8 @@ func noAnswer() *problem {
 			"returns, and to the ResponseWriter that the middleware passes to it.")
 }
 
-// unremembered says why an event whose handler succeeded does not count as processed.
+// unremembered returns the refusal for an event whose handler succeeded and that is not known to be
+// remembered.
 func unremembered(err error) *problem {
 	switch {
 	case sqlstate.IsConflict(err):

@@ -36,11 +36,12 @@ type PruneConfig struct {
 type Pruned struct {
 	// Removed counts the events that were forgotten.
 	Removed int64
-	// Announced counts those that are old enough but had to be announced first: they go with the next run, if that begins
-	// more than a minute later and no transaction is left that began before the announcement.
+	// Announced counts the events that are old enough and had to be announced first. The next run
+	// removes them, if it begins more than a minute later and no transaction is left that began
+	// before the announcement.
 	Announced int64
-	// RemembersSince is the moment since which everything that was received is known. Events that were created before it are refused
-	// when they are not known. Zero: nothing has ever been forgotten.
+	// RemembersSince is the time since which every received event is known. An unknown event that
+	// was created before it is refused. Zero: nothing was ever forgotten.
 	RemembersSince time.Time
 }
 

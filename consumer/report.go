@@ -2,7 +2,8 @@ package consumer
 
 import "time"
 
-// Result is the outcome of one request, or of one attempt of an inbox's worker: a closed set, fit for a metric label.
+// Result is the outcome of one request, or of one attempt of an inbox's worker. The set of results
+// is closed, so it can be a metric label.
 type Result string
 
 const (
@@ -21,22 +22,24 @@ const (
 	ResultCommitFailed     Result = "commit_failed"     // the handler succeeded, but did not commit, or its store may not remember it; or it ended the transaction itself
 )
 
-// Report is what became of one request, or of one attempt of an inbox's worker.
+// Report describes one request, or one attempt of an inbox's worker.
 type Report struct {
 	Result Result
-	// Receiver and Source are the Config's, also where the event is not known.
+	// Receiver and Source are those of the Config, set even when the event is unknown.
 	Receiver, Source string
-	// Event is the event without its Payload; zero for ResultRejected, of which nothing is proven.
+	// Event is the event without its Payload. It is zero for ResultRejected, which proves nothing.
 	Event Event
-	// Inbox says that a worker of an inbox reports; otherwise a request does.
+	// Inbox is true for a worker of an inbox and false for a request.
 	Inbox bool
-	// Status is what the client is answered; 0 when the handler aborted the connection, and for workers.
+	// Status is the status that the client gets. It is 0 when the handler aborted the connection,
+	// and for workers.
 	Status int
-	// Final says of ResultFailed that neither sender nor worker tries again: the error was permanent, or attempts are used up.
+	// Final is true for a ResultFailed that neither the sender nor a worker retries: the error was
+	// permanent, or no attempts are left.
 	Final bool
-	// Err is why, where an error or a panic was the reason.
+	// Err is the error or panic behind the result; nil if there was none.
 	Err error
-	// Duration is how long the request or the attempt took, and HandlerDuration the handler's part of it: 0 if it did
-	// not run.
+	// Duration is the time of the whole request or attempt. HandlerDuration is the handler's part
+	// of it, 0 if the handler did not run.
 	Duration, HandlerDuration time.Duration
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// answer is a whole response. Nothing of it is on the wire before the transaction has ended.
+// answer is a complete response. None of it is sent before the transaction has ended.
 type answer struct {
 	status  int
 	header  http.Header
@@ -40,8 +40,8 @@ func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified && status >= 200
 }
 
-// foundAnswer is the answer to an event that is known or recorded: the status of the first answer, or the state that an inbox's
-// event is in.
+// foundAnswer returns the answer for an event that is known or recorded: the status of the first
+// answer, or the state of an inbox's event.
 func foundAnswer(found memory.Found) *answer {
 	a := &answer{status: found.Status, header: http.Header{}}
 	if found.State != "" {
@@ -56,8 +56,8 @@ func (a *answer) replayed() *answer {
 	return a
 }
 
-// buffer is the ResponseWriter of the handler. It has no Flush, Hijack, ReadFrom or Unwrap on purpose: each of them
-// would let a response out before the commit that it announces.
+// buffer is the handler's ResponseWriter. It deliberately lacks Flush, Hijack, ReadFrom and Unwrap,
+// each of which would send a response before the commit that it announces.
 type buffer struct {
 	header http.Header
 	answer answer
@@ -93,7 +93,8 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// result returns what the handler has answered. Nothing is not 200: an error may be on its way to a framework.
+// result returns the handler's answer. A handler that answered nothing gets no 200: its error may
+// still be on the way to a framework.
 func (b *buffer) result() *answer {
 	if b.answer.status == 0 {
 		refusal := noAnswer().answer()

@@ -13,12 +13,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
-// ErrUnknownEvent is what [Router.Dispatch] returns for an event that no handler takes; errors.Is finds it. An inbox keeps
-// such an event as "ignored" until it is replayed. Behind the middleware, which keeps no payloads, it is answered 422
-// with the problem event-unknown: the relay marks it failed, alerts, and can replay it.
+// ErrUnknownEvent is the error of [Router.Dispatch] for an event without a handler, found by
+// errors.Is. An inbox keeps such an event as "ignored" until it is replayed. The middleware keeps
+// no payloads, so it answers 422 with the problem event-unknown: the relay marks the delivery
+// failed, alerts, and can replay it.
 var ErrUnknownEvent = verdict.ErrUnknownEvent
 
-// unknownEventError says which event has no handler.
+// unknownEventError names the event that has no handler.
 type unknownEventError struct {
 	eventType string
 	version   int
@@ -33,9 +34,9 @@ func (e *unknownEventError) Error() string {
 
 func (e *unknownEventError) Is(target error) bool { return target == ErrUnknownEvent }
 
-// Router calls the handler that is registered for an event's type and version. The zero value has no handlers. Register
-// all of them first; from the first event on it does not change, and may be used concurrently. Its method Dispatch is a
-// [Handler], for [New], sqlconsumer.New and inboxes.
+// Router calls the handler that is registered for an event's type and version. The zero value has
+// no handlers. Register all handlers before the first event; after that a Router is safe for
+// concurrent use. Its method Dispatch is a [Handler] for [New], sqlconsumer.New and inboxes.
 type Router[Tx any] struct {
 	exact    map[route]Handler[Tx]
 	globs    []globRoute[Tx] // in the order in which they are tried
@@ -43,7 +44,7 @@ type Router[Tx any] struct {
 	used     atomic.Bool
 }
 
-// route is one type and version. Version 0 stands for any.
+// route is a pattern and a version. Version 0 means any.
 type route struct {
 	pattern string
 	version int
@@ -58,18 +59,18 @@ type globRoute[Tx any] struct {
 // NewRouter returns a Router without handlers, for [New] and inboxes.
 func NewRouter() *Router[pgx.Tx] { return &Router[pgx.Tx]{} }
 
-// Handle registers handle for the events whose type matches pattern and whose version is version; 0 means any version.
-// A pattern is as in the relay's routes: '*' matches any run of characters, also an empty one, everything else itself; it
-// has 1 to 255 printable ASCII characters without blanks. No pattern takes an event without a type; only Fallback does. Of
-// several that match an event, the first of these takes it:
+// Handle registers handle for events whose type matches pattern and whose version is version.
+// Version 0 means any. A pattern is one of the relay's routes: '*' matches any run of characters,
+// also an empty one. It has 1 to 255 printable ASCII characters without blanks. No pattern matches
+// an event without a type; only Fallback takes it. The first match of this list handles an event:
 //
-//  1. its exact type and version
-//  2. its exact type, any version
-//  3. the pattern with the most characters beside '*'; among equals the one with the version before any version
-//  4. the handler of [Router.Fallback]
+// 1. the exact type and version
+// 2. the exact type, any version
+// 3. the pattern with the most characters beside '*', with a version before any version
+// 4. the handler of [Router.Fallback]
 //
-// It panics when pattern or version cannot be, handle is nil, the same pattern and version are taken, two patterns could
-// claim an event with equal right, or an event has been dispatched: such mistakes belong to the start.
+// Handle panics when pattern or version is invalid, handle is nil, the pattern and version are
+// taken, two patterns could claim an event with equal right, or an event was dispatched already.
 func (r *Router[Tx]) Handle(pattern string, version int, handle Handler[Tx]) {
 	added := route{pattern: pattern, version: version}
 	r.mayRegister(added.String(), handle)
@@ -104,8 +105,9 @@ func (r *Router[Tx]) Handle(pattern string, version int, handle Handler[Tx]) {
 	})
 }
 
-// Fallback registers the handler of what no pattern takes, and of events without a type, which foreign senders send.
-// Without one they are [ErrUnknownEvent]. It panics as Handle does.
+// Fallback registers the handler for events that no pattern matches, and for events without a type,
+// which foreign senders send. Without a fallback they are [ErrUnknownEvent]. Fallback panics as
+// Handle does.
 func (r *Router[Tx]) Fallback(handle Handler[Tx]) {
 	r.mayRegister("Fallback", handle)
 	if r.fallback != nil {
@@ -130,7 +132,7 @@ func (r route) String() string {
 	return fmt.Sprintf("%q version %d", r.pattern, r.version)
 }
 
-// Dispatch calls the handler of event and returns its error, or one that is [ErrUnknownEvent].
+// Dispatch calls the handler of event and returns its error, or an [ErrUnknownEvent].
 func (r *Router[Tx]) Dispatch(ctx context.Context, tx Tx, event Event) error {
 	if !r.used.Load() { // a store by every event would have the processors wait for each other
 		r.used.Store(true)

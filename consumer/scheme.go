@@ -26,7 +26,7 @@ import (
 // masked, and the error to [Config].Observe.
 type VerifyFunc func(header http.Header, body []byte, now time.Time) (Event, error)
 
-// verifyOwn asks Config.Verify.Custom and holds what it returns to the rules of a relay's headers.
+// verifyOwn calls Config.Verify.Custom and checks its event against the rules of a relay's headers.
 func (s *settings) verifyOwn(header http.Header, body []byte, arrived time.Time) (headers.Event, *problem) {
 	proven, err := s.Verify.Custom(header, body, arrived)
 	if err != nil {

@@ -58,9 +58,7 @@ func TestSecurityUnsignedBodiesAreNotRead(t *testing.T) {
 func stall(e *receivertest.Env, size int) net.Conn {
 	r := e.NewRequest("stalled", strings.Repeat("x", 1<<20))
 	conn, err := net.Dial("tcp", r.URL.Host)
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	e.T.Cleanup(func() { _ = conn.Close() })
 	var head strings.Builder
 	fmt.Fprintf(&head, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n", 1<<20)
@@ -214,9 +212,7 @@ func TestSecurityRefusedRequestsEnd(t *testing.T) {
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{BodyTimeout: 300 * time.Millisecond, MaxBodyBytes: 1 << 16}}, receivertest.Effect)
 	for name, head := range map[string]string{"unsigned": "", "too large": ""} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		defer conn.Close()
 		if name == "too large" {
 			var signed strings.Builder
@@ -241,9 +237,7 @@ func TestSecurityRefusedBodiesAreNotDrained(t *testing.T) {
 	unsigned.Header.Del(webhook.Signature)
 	for status, r := range map[int]*http.Request{401: unsigned, 413: e.NewRequest("k", strings.Repeat("x", 200_000))} {
 		answer, err := e.Client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		text, err := io.ReadAll(answer.Body)
 		_ = answer.Body.Close()
 		if answer.StatusCode != status || err != nil || !strings.Contains(string(text), "urn:outbox-relay:problem:") || !answer.Close {

@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -164,9 +165,7 @@ func fillDisk(e *receivertest.Env) {
 	if err == nil {
 		err = os.Symlink("/dev/full", filepath.Join(dir, file))
 	}
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 }
 
 func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
@@ -314,38 +313,6 @@ func TestHandlerWorksPastItsTime(t *testing.T) {
 		if err := <-late; !errors.Is(err, pgx.ErrTxClosed) && !errors.Is(err, sql.ErrTxDone) {
 			t.Errorf("the late statement: %v", err)
 		}
-		e.WantRows("k", 0, 0)
-		receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
-		e.WantRows("k", 1, 1)
-	})
-}
-
-func TestClientGoneBeforeAFailedCommit(t *testing.T) {
-	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
-		working := make(chan struct{})
-		e := receivertest.NewEnv(t, f, consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				receivertest.Effect(e)(w, r)
-				if r.Header.Get("Test-Hang-Up") != "" {
-					mustNot(e, e.Exec(r.Context(), "INSERT INTO child VALUES (1)"))
-					close(working)
-					<-r.Context().Done() // the server has noticed
-				}
-			}
-		})
-		ctx, hangUp := context.WithCancel(t.Context())
-		request := e.NewRequest("k", "{}", receivertest.With("Test-Hang-Up", "yes")).WithContext(ctx)
-		sent := make(chan error, 1)
-		go func() {
-			_, err := e.Try(request)
-			sent <- err
-		}()
-		<-working
-		hangUp()
-		if err := <-sent; !errors.Is(err, context.Canceled) {
-			t.Errorf("the client got %v", err)
-		}
-		e.WantResult(consumer.ResultCommitFailed)
 		e.WantRows("k", 0, 0)
 		receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
 		e.WantRows("k", 1, 1)

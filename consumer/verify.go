@@ -42,22 +42,22 @@ type Event struct {
 	Payload []byte
 }
 
-// request is one on its way.
+// request is a verified request and what became of it so far.
 type request struct {
 	memory.Request
 	handled time.Duration // how long the handler took
 	pass    breaker.Pass  // of Config.Breaker
 }
 
-// check reads and verifies a request without touching the database. A nil problem means that the request may be
-// processed.
+// check reads and verifies a request without using the database. A nil problem means that the
+// request may be processed.
 func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
 	rq := request{Request: memory.Request{Began: time.Now(), Header: r.Header}}
 	arrived, stored := message.StoredAt(r.Context())
 	if !stored {
 		arrived = rq.Began
 	}
-	// First what costs nothing to find out: the body of a request without a signature is not even read.
+	// Headers come first: the body of an unsigned request is not read.
 	if p := s.checkHeaders(r.Header, arrived); p != nil {
 		leaveUnread(w, r)
 		return rq, p
@@ -138,7 +138,7 @@ func (s *settings) verify(header http.Header, body []byte, arrived time.Time) (h
 	return headers.Event{Key: id, Version: 1, Foreign: true}, nil
 }
 
-// unproven is the refusal of a request for an error of the package webhook.
+// unproven returns the refusal for an error of package webhook.
 func (s *settings) unproven(err error) *problem {
 	if errors.Is(err, webhook.ErrTooOld) || errors.Is(err, webhook.ErrTooNew) {
 		return newProblem(http.StatusUnauthorized, "timestamp-out-of-tolerance", "The request is not recent",
@@ -147,8 +147,8 @@ func (s *settings) unproven(err error) *problem {
 	return signatureInvalid(err.Error() + ".")
 }
 
-// unsignedEvent takes every header at its word. A webhook-id beside the key must still belong to it: a request that
-// contradicts itself is a mistake on the way, not an event.
+// unsignedEvent trusts every header. A webhook-id beside the key must still match it: a request
+// that contradicts itself is a mistake, not an event.
 func unsignedEvent(header http.Header) (headers.Event, *problem) {
 	key, id := header.Get(webhook.IdempotencyKey), header.Get(webhook.ID)
 	if key == "" {

@@ -33,14 +33,10 @@ func with(t *testing.T, text string) fs.FS {
 	files := fstest.MapFS{"00900_further.sql": {Data: []byte(text)}}
 	original := migrations.Outbox.FS()
 	names, err := fs.Glob(original, "*.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	for _, name := range names {
 		data, err := fs.ReadFile(original, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		files[name] = &fstest.MapFile{Data: data}
 	}
 	return files
@@ -58,17 +54,13 @@ const insert = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES
 func produce(t *testing.T, db *sql.DB) producerTx {
 	t.Helper()
 	tx, err := db.BeginTx(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback() })
 	if _, err := tx.ExecContext(t.Context(), insert, "open"); err != nil {
 		t.Fatal(err)
 	}
 	p := producerTx{Tx: tx}
-	if err := tx.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&p.pid); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, tx.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&p.pid))
 	return p
 }
 
@@ -115,9 +107,7 @@ func TestProducersDoNotWaitForMigrations(t *testing.T) {
 				defer mu.Unlock()
 				waits = append(waits, e)
 			}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			migrate := m.Up
 			if direction == "down" {
 				if _, err := m.Up(t.Context()); err != nil {
@@ -150,9 +140,7 @@ func TestProducersDoNotWaitForMigrations(t *testing.T) {
 				longest = max(longest, time.Since(start))
 			}
 			t.Logf("the slowest of 5 inserts behind the migration's lock took %s", longest.Round(time.Millisecond))
-			if err := first.Commit(); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, first.Commit())
 			migrating.Wait()
 			if got := scan[bool](t, db, hasColumn); got != (direction == "up") {
 				t.Errorf("after %s, that the column exists is %v", direction, got)
@@ -178,9 +166,7 @@ func TestMigratorGivesUp(t *testing.T) {
 	db := open(t, pgtest.New(t, migrations.Outbox)+"&application_name=billing&lock_timeout=7777")
 	files := with(t, strings.Replace(addColumn, "Up\n", "Up\nCREATE TABLE half_done ();\n", 1))
 	m, err := migrations.NewOver(db, migrations.Outbox, files, migrations.Options{LockTimeout: 3 * time.Second, RetryFor: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	first := produce(t, db)
 	_, err = m.Up(t.Context())
 	locked := new(migrations.LockedError)
@@ -201,9 +187,7 @@ func TestMigratorGivesUp(t *testing.T) {
 	if got := scan[int](t, db, "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database WHERE locktype = 'advisory' AND datname = current_database()"); got != 0 {
 		t.Errorf("%d advisory locks are left", got)
 	}
-	if err := first.Rollback(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, first.Rollback())
 	if _, err := m.Up(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -224,9 +208,7 @@ func TestSecurityMigratorNamesTheStranger(t *testing.T) {
 		t.Fatal(err)
 	}
 	u, err := url.Parse(dsn + "&application_name=psql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	u.User = url.User(name)
 	stranger := open(t, u.String())
 	stranger.SetMaxOpenConns(1)
@@ -234,9 +216,7 @@ func TestSecurityMigratorNamesTheStranger(t *testing.T) {
 	h.Write([]byte("outbox-relay/migrations/outbox"))
 	pid := scan[int](t, stranger, "SELECT pg_backend_pid() FROM pg_advisory_lock($1)", int64(h.Sum64()))
 	m, err := migrations.New(db, migrations.Outbox, migrations.Options{RetryFor: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	_, err = m.Up(t.Context())
 	want := fmt.Sprintf(`session %d (application "psql", user %s); if it does not migrate, end it: SELECT pg_terminate_backend(%[1]d)`, pid, name)
 	if err == nil || !strings.HasSuffix(err.Error(), want) {
@@ -258,59 +238,13 @@ func TestStockGooseWithLockTimeout(t *testing.T) {
 	first := produce(t, open(t, dsn))
 	stock, err := goose.NewProvider(goose.DialectPostgres, open(t, dsn+"&lock_timeout=50ms"), with(t, addColumn),
 		goose.WithTableName(migrations.Outbox.VersionTable()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if _, err := stock.Up(t.Context()); err == nil || !strings.Contains(err.Error(), "55P03") {
 		t.Errorf("Up = %v", err)
 	}
-	if err := first.Commit(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, first.Commit())
 	if _, err := stock.Up(t.Context()); err != nil {
 		t.Error(err)
-	}
-}
-
-// Every replica of a service may migrate on start, also while a producer holds them up.
-func TestMigratorsWaitForAProducer(t *testing.T) {
-	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
-	db := open(t, dsn)
-	first := produce(t, db)
-	waits := make(chan struct{}, 1000)
-	var (
-		all     sync.WaitGroup
-		mu      sync.Mutex
-		applied int
-	)
-	t.Cleanup(all.Wait)
-	t.Cleanup(func() { _ = first.Rollback() })
-	for range 2 {
-		m, err := migrations.NewOver(open(t, dsn), migrations.Outbox, with(t, addColumn), migrations.Options{
-			LockTimeout: 20 * time.Millisecond, OnWait: func(*migrations.LockedError) { waits <- struct{}{} },
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		all.Go(func() {
-			done, err := m.Up(t.Context())
-			mu.Lock()
-			defer mu.Unlock()
-			if applied += len(done); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	for range 4 {
-		<-waits
-	}
-	if err := first.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	all.Wait()
-	if applied != 1 || !scan[bool](t, db, hasColumn) {
-		t.Errorf("the file was applied %d times", applied)
 	}
 }
 
@@ -322,9 +256,7 @@ func TestAutovacuumGivesWay(t *testing.T) {
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := open(t, server.DSN(""))
 	m, err := migrations.NewOver(db, migrations.Outbox, with(t, addColumn), migrations.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	const slow = `ALTER TABLE outbox SET (autovacuum_vacuum_threshold = 1, autovacuum_vacuum_scale_factor = 0,
 		autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1)` // several minutes
 	for _, statement := range []string{
@@ -361,9 +293,7 @@ func TestIndexIsBuiltBesideProducers(t *testing.T) {
 	m, err := migrations.NewOver(db, migrations.Outbox, with(t, addIndex), migrations.Options{
 		LockTimeout: 20 * time.Millisecond, OnWait: func(e *migrations.LockedError) { waits <- e },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var migrating sync.WaitGroup
 	migrating.Go(func() {
 		if _, err := m.Up(t.Context()); err != nil {
@@ -378,9 +308,7 @@ func TestIndexIsBuiltBesideProducers(t *testing.T) {
 	if _, err := db.ExecContext(t.Context(), insert, "other"); err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Commit(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, first.Commit())
 	migrating.Wait()
 	if len(waits) != 0 || !scan[bool](t, db, indexIsValid) {
 		t.Errorf("%d more waits; that the index is valid is %v", len(waits), scan[bool](t, db, indexIsValid))
@@ -398,15 +326,11 @@ func TestFailedIndexIsBuiltAgain(t *testing.T) {
 			t.Parallel()
 			db := open(t, pgtest.New(t, migrations.Outbox))
 			m, err := migrations.NewOver(db, migrations.Outbox, with(t, addIndex), migrations.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			up := m.Up
 			if runner == "goose" {
 				stock, err := goose.NewProvider(goose.DialectPostgres, db, with(t, addIndex), goose.WithTableName(migrations.Outbox.VersionTable()))
-				if err != nil {
-					t.Fatal(err)
-				}
+				pgtest.Must(t, err)
 				up = stock.Up
 			}
 			if _, err := db.ExecContext(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key, related_reference)
@@ -468,14 +392,10 @@ func TestFilesWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	for _, set := range sets {
 		names, err := fs.Glob(set.FS(), "*.sql")
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		for _, name := range names {
 			text, err := fs.ReadFile(set.FS(), name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			for _, mistake := range lockingMistakes(string(text)) {
 				t.Errorf("%s/%s: %s", set, name, mistake)
 			}

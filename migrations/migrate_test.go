@@ -22,9 +22,7 @@ var sets = []migrations.Set{migrations.Outbox, migrations.Inbox}
 func open(t *testing.T, dsn string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("pgx", dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
 }
@@ -33,9 +31,7 @@ func open(t *testing.T, dsn string) *sql.DB {
 func tables(t *testing.T, db *sql.DB, schema string) (n int) {
 	t.Helper()
 	row := db.QueryRowContext(t.Context(), "SELECT count(*) FROM pg_tables WHERE schemaname = $1", schema)
-	if err := row.Scan(&n); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, row.Scan(&n))
 	return n
 }
 
@@ -56,9 +52,7 @@ func TestUpConcurrently(t *testing.T) {
 	wg.Wait()
 	for _, set := range sets {
 		migrator, err := migrations.New(db, set, migrations.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		if version, err := migrator.Version(t.Context()); err != nil || version != set.Latest() {
 			t.Errorf("%s is at version %d, %v; want %d", set, version, err, set.Latest())
 		}
@@ -73,9 +67,7 @@ func TestDownAndUpAgain(t *testing.T) {
 			db := open(t, pgtest.New(t, set))
 			before := tables(t, db, "public")
 			migrator, err := migrations.New(db, set, migrations.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			if _, err := migrator.DownTo(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
@@ -85,9 +77,7 @@ func TestDownAndUpAgain(t *testing.T) {
 			if n := scan[int](t, db, "SELECT count(*) FROM pg_type WHERE typnamespace = 'public'::regnamespace AND typtype = 'd'"); n != 0 {
 				t.Errorf("%d domains are left", n)
 			}
-			if err := migrations.Up(t.Context(), db, set); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, migrations.Up(t.Context(), db, set))
 			if after := tables(t, db, "public"); after != before {
 				t.Errorf("%d tables after down and up, %d before", after, before)
 			}
@@ -102,32 +92,22 @@ func TestDownRestoresFunctions(t *testing.T) {
 		FROM pg_proc WHERE pronamespace = 'public'::regnamespace`
 	files := fstest.MapFS{}
 	names, err := fs.Glob(migrations.Outbox.FS(), "*.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	for _, name := range names[:len(names)-1] {
 		text, err := fs.ReadFile(migrations.Outbox.FS(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		files[name] = &fstest.MapFile{Data: text}
 	}
 	db := open(t, pgtest.New(t))
 	before, err := migrations.NewOver(db, migrations.Outbox, files, migrations.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if _, err := before.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	want := scan[string](t, db, functions)
-	if err := migrations.Up(t.Context(), db, migrations.Outbox); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, migrations.Up(t.Context(), db, migrations.Outbox))
 	all, err := migrations.New(db, migrations.Outbox, migrations.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if _, err := all.DownTo(t.Context(), migrations.Outbox.Latest()-1); err != nil {
 		t.Fatal(err)
 	}

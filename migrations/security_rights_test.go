@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -33,9 +34,7 @@ func TestSecurityProducersChooseNeitherIdNorTime(t *testing.T) {
 	// Rights that a version before granted are taken back.
 	owner := s.as("shop_owner")
 	owner.exec(`GRANT INSERT ON outbox TO outbox_producer; GRANT ALL ON outbox_delivery, outbox_attempt TO outbox_relay`)
-	if err := s.applyRoles("shop_owner"); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, s.applyRoles("shop_owner"))
 	s.as("producer").refused(insufficientPrivilege, `INSERT INTO outbox (id, event_type, payload, idempotency_key) OVERRIDING SYSTEM VALUE VALUES (2, 't', '1', 'k')`)
 	s.as("relay").refused(insufficientPrivilege, `DELETE FROM outbox_delivery`, `DELETE FROM outbox_attempt`)
 	// Not even the owner makes an archive of thousands of months.

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/outbox"
 	"github.com/outbox-relay/outbox-relay/relay/intake"
@@ -165,16 +166,16 @@ func TestGoAndTableAgreeOnWhatever(t *testing.T) {
 func goRefuses(t *testing.T, db *database, e outbox.Event) string {
 	t.Helper()
 	tx, err := db.pool.Begin(t.Context())
-	must(t, err)
+	pgtest.Must(t, err)
 	defer tx.Rollback(t.Context())
 	_, err = outbox.Producer{EventHeaders: []string{"*"}}.Enqueue(t.Context(), tx, e)
 	if invalid, ok := errors.AsType[*outbox.ValidationError](err); ok {
 		return invalid.Field
 	}
-	must(t, err)
+	pgtest.Must(t, err)
 
 	var got outbox.Event
-	must(t, tx.QueryRow(t.Context(), `SELECT event_type, event_version, payload::text, idempotency_key,
+	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT event_type, event_version, payload::text, idempotency_key,
 			coalesce(ordering_key, ''), coalesce(related_reference, ''), headers, available_at FROM outbox`).
 		Scan(&got.Type, &got.Version, (*[]byte)(&got.Payload), &got.IdempotencyKey, &got.OrderingKey, &got.RelatedReference,
 			&got.Headers, &got.AvailableAt))
@@ -196,10 +197,10 @@ func goRefuses(t *testing.T, db *database, e outbox.Event) string {
 func sqlRefuses(t *testing.T, db *database, e outbox.Event) string {
 	t.Helper()
 	tx, err := db.pool.Begin(t.Context())
-	must(t, err)
+	pgtest.Must(t, err)
 	defer tx.Rollback(t.Context())
 	headers, err := json.Marshal(e.Headers)
-	must(t, err)
+	pgtest.Must(t, err)
 	available := any(e.AvailableAt)
 	if e.AvailableAt.IsZero() {
 		available = time.Now()
@@ -216,7 +217,7 @@ func sqlRefuses(t *testing.T, db *database, e outbox.Event) string {
 		return refusal(t, err)
 	}
 	var stored intake.Event
-	must(t, tx.QueryRow(t.Context(), `SELECT id, event_type::text, event_version, payload::text, idempotency_key::text, ordering_key, related_reference,
+	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT id, event_type::text, event_version, payload::text, idempotency_key::text, ordering_key, related_reference,
 			nullif(headers, '{}')::text, available_at, created_at::timestamptz FROM outbox`).
 		Scan(&stored.ID, &stored.EventType, &stored.Version, &stored.Payload, &stored.Key, &stored.OrderingKey, &stored.RelatedReference,
 			&stored.Headers, &stored.AvailableAt, &stored.CreatedAt))

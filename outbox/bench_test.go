@@ -20,10 +20,10 @@ func BenchmarkEnqueue(b *testing.B) {
 			pool := pgtest.Pool(b, benchDatabase(b))
 			run(b, size, func(events []outbox.Event) {
 				tx, err := pool.Begin(b.Context())
-				must(b, err)
+				pgtest.Must(b, err)
 				_, err = outbox.Enqueue(b.Context(), tx, events...)
-				must(b, err)
-				must(b, tx.Commit(b.Context()))
+				pgtest.Must(b, err)
+				pgtest.Must(b, tx.Commit(b.Context()))
 			})
 		})
 		b.Run(fmt.Sprintf("events=%d/sql", size), func(b *testing.B) {
@@ -31,10 +31,10 @@ func BenchmarkEnqueue(b *testing.B) {
 			defer db.Close()
 			run(b, size, func(events []outbox.Event) {
 				tx, err := db.BeginTx(b.Context(), nil)
-				must(b, err)
+				pgtest.Must(b, err)
 				_, err = outbox.EnqueueSQL(b.Context(), tx, events...)
-				must(b, err)
-				must(b, tx.Commit())
+				pgtest.Must(b, err)
+				pgtest.Must(b, tx.Commit())
 			})
 		})
 	}
@@ -44,7 +44,7 @@ func benchDatabase(b *testing.B) string {
 	b.Helper()
 	dsn := pgtest.New(b, migrations.Outbox)
 	_, err := pgtest.Pool(b, dsn).Exec(b.Context(), `INSERT INTO outbox_route VALUES ('*', 'logistics')`)
-	must(b, err)
+	pgtest.Must(b, err)
 	return dsn
 }
 

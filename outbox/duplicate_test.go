@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
@@ -13,15 +14,15 @@ func TestDuplicatesAreReportedAndWriteNothing(t *testing.T) {
 	t.Parallel()
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		first, err := db.enqueue(event("a"), event("b"))
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "first call", first, outbox.Result{Inserted: 2})
 
 		again, err := db.enqueue(event("b"), event("c"), event("a"), event("d"), event("c"))
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "second call", again, outbox.Result{Inserted: 2, Duplicates: []string{"b", "a", "c"}})
 
 		all, err := db.enqueue(event("d"), event("a"), event("a"))
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "third call", all, outbox.Result{Duplicates: []string{"d", "a", "a"}})
 
 		equal(t, "events", db.keys(), []string{"a", "b", "c", "d"})
@@ -45,13 +46,13 @@ func TestDuplicatesWithinOneTransaction(t *testing.T) {
 			{"", []outbox.Event{event("e")}, outbox.Result{Duplicates: []string{"e"}}},
 		} {
 			if step.savepoint != "" {
-				must(t, tx.Exec(step.savepoint))
+				pgtest.Must(t, tx.Exec(step.savepoint))
 			}
 			got, err := tx.Enqueue(outbox.Producer{}, step.events...)
-			must(t, err)
+			pgtest.Must(t, err)
 			equal(t, "after "+step.savepoint, got, step.want)
 		}
-		must(t, tx.Commit())
+		pgtest.Must(t, tx.Commit())
 		equal(t, "events", db.keys(), []string{"a", "b", "c", "d", "e"})
 	})
 }
@@ -86,7 +87,7 @@ func TestKeyReused(t *testing.T) {
 	}
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		_, err := db.enqueue(original)
-		must(t, err)
+		pgtest.Must(t, err)
 		for _, c := range cases {
 			e := original
 			c.edit(&e)
@@ -96,7 +97,7 @@ func TestKeyReused(t *testing.T) {
 			for _, events := range [][]outbox.Event{{event("new " + c.name), e}, {elsewhereOriginal, elsewhere}} {
 				result, err := db.enqueue(events...)
 				if c.fields == nil {
-					must(t, err)
+					pgtest.Must(t, err)
 					equal(t, c.name, result, outbox.Result{Inserted: 1, Duplicates: []string{events[1].IdempotencyKey}})
 					continue
 				}
@@ -120,7 +121,7 @@ func TestKeyReusedErrorNamesEveryKey(t *testing.T) {
 	t.Parallel()
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		_, err := db.enqueue(event("a"), event("b"))
-		must(t, err)
+		pgtest.Must(t, err)
 		a, b := event("a"), event("b")
 		a.Version, b.RelatedReference, b.Payload = 2, "INV-1", json.RawMessage(`1`)
 		_, err = db.enqueue(event("c"), b, a)
@@ -150,9 +151,9 @@ func TestSecondTransactionWaitsForTheFirst(t *testing.T) {
 			t.Parallel()
 			withBothAPIs(t, func(t *testing.T, db *database) {
 				first, second := db.begin(nil), db.begin(&sql.TxOptions{Isolation: c.isolation})
-				must(t, second.Exec(`SELECT`)) // takes the snapshot of REPEATABLE READ
+				pgtest.Must(t, second.Exec(`SELECT`)) // takes the snapshot of REPEATABLE READ
 				_, err := first.Enqueue(outbox.Producer{}, event("some key"))
-				must(t, err)
+				pgtest.Must(t, err)
 
 				type answer struct {
 					outbox.Result
@@ -165,9 +166,9 @@ func TestSecondTransactionWaitsForTheFirst(t *testing.T) {
 				}()
 				db.waitUntilBlocked()
 				if c.commit {
-					must(t, first.Commit())
+					pgtest.Must(t, first.Commit())
 				} else {
-					must(t, first.Rollback())
+					pgtest.Must(t, first.Rollback())
 				}
 				got := <-answered
 				equal(t, "result", got.Result, c.want)
@@ -177,7 +178,7 @@ func TestSecondTransactionWaitsForTheFirst(t *testing.T) {
 				default:
 					equal(t, "code", refusal(t, got.error), c.code)
 				}
-				must(t, second.Rollback())
+				pgtest.Must(t, second.Rollback())
 			})
 		})
 	}
@@ -188,7 +189,7 @@ func TestCollisionOfIDsIsNoDuplicate(t *testing.T) {
 	t.Parallel()
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		_, err := db.enqueue(event("a"), event("b"))
-		must(t, err)
+		pgtest.Must(t, err)
 		db.exec(`ALTER TABLE outbox ALTER COLUMN id RESTART WITH 1`)
 		result, err := db.enqueue(event("c"), event("d"), event("e"))
 		equal(t, "result", result, outbox.Result{})

@@ -20,14 +20,14 @@ func TestEventExistsOnlyOnceCommitted(t *testing.T) {
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		rolledBack := db.begin(nil)
 		_, err := rolledBack.Enqueue(outbox.Producer{}, event("rolled back"))
-		must(t, err)
-		must(t, rolledBack.Rollback())
+		pgtest.Must(t, err)
+		pgtest.Must(t, rolledBack.Rollback())
 
 		committed := db.begin(nil)
 		_, err = committed.Enqueue(outbox.Producer{}, event("committed"))
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "before the commit", db.keys(), []string{})
-		must(t, committed.Commit())
+		pgtest.Must(t, committed.Commit())
 		equal(t, "events", db.keys(), []string{"committed"})
 	})
 }
@@ -42,7 +42,7 @@ func TestEveryFieldIsStored(t *testing.T) {
 			AvailableAt: available.Add(678_901_999).In(time.FixedZone("", 7200)),
 		}
 		_, err := db.enqueue(full, event("defaults"))
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "rows", db.strings(`SELECT concat_ws('|', event_type, event_version, payload, idempotency_key,
 			coalesce(ordering_key, '<null>'), coalesce(related_reference, '<null>'), headers,
 			CASE available_at WHEN created_at THEN 'now' ELSE (available_at AT TIME ZONE 'UTC')::text END) FROM outbox ORDER BY id`), []string{
@@ -66,11 +66,11 @@ func TestPayloadIsStoredByteForByte(t *testing.T) {
 			events = append(events, e)
 		}
 		_, err := db.enqueue(events...)
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "payloads", db.strings(`SELECT payload::text FROM outbox ORDER BY id`), payloads)
 
 		again, err := db.enqueue(events...)
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "inserted again", again.Inserted, 0)
 	})
 }
@@ -86,7 +86,7 @@ func TestManyEventsKeepTheirOrder(t *testing.T) {
 			events = append(events, event(keys[i]))
 		}
 		result, err := db.enqueue(events...)
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, "result", result, outbox.Result{Inserted: many})
 		equal(t, "keys", db.keys(), keys)
 	})
@@ -95,7 +95,7 @@ func TestManyEventsKeepTheirOrder(t *testing.T) {
 func TestNoEventsIsNoStatement(t *testing.T) {
 	t.Parallel()
 	result, err := outbox.Enqueue(t.Context(), nil)
-	must(t, err)
+	pgtest.Must(t, err)
 	equal(t, "result", result, outbox.Result{})
 }
 
@@ -108,20 +108,20 @@ func TestEveryQueryModeOfPgx(t *testing.T) {
 		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		config, err := pgx.ParseConfig(dsn)
-		must(t, err)
+		pgtest.Must(t, err)
 		config.DefaultQueryExecMode = mode
 		conn, err := pgx.ConnectConfig(t.Context(), config)
-		must(t, err)
+		pgtest.Must(t, err)
 		defer conn.Close(t.Context())
 
 		e := event(mode.String())
 		e.Payload = json.RawMessage(`{"quote":"'\u0000\\", "$1":"$1"}`)
 		for _, want := range []outbox.Result{{Inserted: 1}, {Duplicates: []string{mode.String()}}} {
 			tx, err := conn.Begin(t.Context())
-			must(t, err)
+			pgtest.Must(t, err)
 			got, err := outbox.Enqueue(t.Context(), tx, e)
-			must(t, err)
-			must(t, tx.Commit(t.Context()))
+			pgtest.Must(t, err)
+			pgtest.Must(t, tx.Commit(t.Context()))
 			equal(t, "result", got, want)
 		}
 	}
@@ -182,49 +182,22 @@ func TestTraceHeaders(t *testing.T) {
 			db := newDatabase(t)
 			tx := begin(t, db.pool, pgx.ReadCommitted)
 			_, err := producer.Enqueue(context.WithValue(t.Context(), key{}, c.trace), tx, c.event)
-			must(t, err)
-			must(t, tx.Commit(t.Context()))
+			pgtest.Must(t, err)
+			pgtest.Must(t, tx.Commit(t.Context()))
 			equal(t, "headers", db.strings(`SELECT headers::text FROM outbox`), []string{c.want})
 		})
 	}
-}
-
-// A repeated business operation has another trace, and is a duplicate all the same.
-func TestTraceIsNoContent(t *testing.T) {
-	t.Parallel()
-	withBothAPIs(t, func(t *testing.T, db *database) {
-		e := event("some key")
-		e.Headers = map[string]string{"X-Event-Tenant": "x"}
-		for _, c := range []struct {
-			trace string
-			want  outbox.Result
-		}{
-			{"00-1-2-01", outbox.Result{Inserted: 1}},
-			{"00-8-9-01", outbox.Result{Duplicates: []string{"some key"}}},
-		} {
-			producer := outbox.Producer{TraceHeaders: func(context.Context) map[string]string {
-				return map[string]string{"traceparent": c.trace}
-			}}
-			tx := db.begin(nil)
-			got, err := tx.Enqueue(producer, e)
-			must(t, err)
-			must(t, tx.Commit())
-			equal(t, "result", got, c.want)
-		}
-		equal(t, "stored headers", db.strings(`SELECT headers::text FROM outbox`), []string{`{"traceparent": "00-1-2-01", "X-Event-Tenant": "x"}`})
-		equal(t, "the caller's headers", e.Headers, map[string]string{"X-Event-Tenant": "x"})
-	})
 }
 
 func TestErrorsTellWhatToDo(t *testing.T) {
 	t.Parallel()
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		tx := db.begin(nil)
-		must(t, tx.Exec(`SET LOCAL search_path = pg_catalog`))
+		pgtest.Must(t, tx.Exec(`SET LOCAL search_path = pg_catalog`))
 		_, err := tx.Enqueue(outbox.Producer{}, event("some key"))
 		equal(t, "code", refusal(t, err), "42P01")
 		equal(t, "error", err.Error(), `outbox: insert events: ERROR: relation "outbox" does not exist (SQLSTATE 42P01); `+
 			`run outbox-relay migrate up, or put the schema of the outbox on the search_path`)
-		must(t, tx.Rollback())
+		pgtest.Must(t, tx.Rollback())
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/outbox"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -26,7 +27,7 @@ func TestNewEvent(t *testing.T) {
 		{"nil", nil, `null`},
 	} {
 		got, err := outbox.NewEvent("note.written", "note-1", c.payload)
-		must(t, err)
+		pgtest.Must(t, err)
 		equal(t, c.name, got, outbox.Event{Type: "note.written", IdempotencyKey: "note-1", Payload: json.RawMessage(c.want)})
 	}
 
@@ -130,7 +131,7 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 		webhook.IdempotencyKey, webhook.EventType, webhook.EventVersion, webhook.EventID, webhook.CreatedAt,
 		webhook.RelatedReference, webhook.OrderingKey, webhook.Sequence, webhook.Attempt, webhook.DeliveryID,
 		webhook.NotAfter, webhook.Replay, webhook.ID, webhook.Timestamp, webhook.Signature, webhook.OutboxPrefix + "Future",
-		"Authorization", "Cookie", "X-Forwarded-For", "X_Forwarded_For",
+		"Authorization", "Cookie", "X-Forwarded-For", "X_Forwarded_For", "x_forwarded_proto", "X.Real.Ip", "X-Original-Url", "X-Http-Method-Override", "Proxy",
 	} {
 		e := event("inv-7")
 		e.Headers = map[string]string{name: "x", "X-Event-Tenant": "fine"}

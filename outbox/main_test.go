@@ -53,11 +53,11 @@ func withBothAPIs(t *testing.T, test func(t *testing.T, db *database)) {
 		t.Parallel()
 		db := newDatabase(t)
 		pool, err := sql.Open("pgx", db.dsn)
-		must(t, err)
+		pgtest.Must(t, err)
 		t.Cleanup(func() { pool.Close() })
 		db.begin = func(o *sql.TxOptions) transaction {
 			tx, err := pool.BeginTx(t.Context(), o)
-			must(t, err)
+			pgtest.Must(t, err)
 			t.Cleanup(func() { tx.Rollback() })
 			return sqlTransaction{t, tx}
 		}
@@ -75,7 +75,7 @@ func newDatabase(t *testing.T) *database {
 func begin(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel) pgx.Tx {
 	t.Helper()
 	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-	must(t, err)
+	pgtest.Must(t, err)
 	t.Cleanup(func() { tx.Rollback(context.WithoutCancel(t.Context())) })
 	return tx
 }
@@ -125,27 +125,26 @@ func (db *database) enqueue(events ...outbox.Event) (outbox.Result, error) {
 	tx := db.begin(nil)
 	result, err := tx.Enqueue(outbox.Producer{}, events...)
 	if err != nil {
-		must(db.t, tx.Rollback())
+		pgtest.Must(db.t, tx.Rollback())
 		return result, err
 	}
-	must(db.t, tx.Commit())
+	pgtest.Must(db.t, tx.Commit())
 	return result, nil
 }
 
 // exec runs SQL outside of any test transaction.
 func (db *database) exec(statement string, arguments ...any) {
 	db.t.Helper()
-	_, err := db.pool.Exec(db.t.Context(), statement, arguments...)
-	must(db.t, err)
+	pgtest.Exec(db.t, db.pool, statement, arguments...)
 }
 
 // strings returns the first column of a query.
 func (db *database) strings(query string, arguments ...any) []string {
 	db.t.Helper()
 	rows, err := db.pool.Query(db.t.Context(), query, arguments...)
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	values, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	return values
 }
 
@@ -170,7 +169,7 @@ func (db *database) waitUntilBlocked() {
 	defer tick.Stop()
 	for {
 		var blocked bool
-		must(db.t, db.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity
+		pgtest.Must(db.t, db.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&blocked))
 		if blocked {
 			return
@@ -185,7 +184,7 @@ var rolesLock sync.Mutex
 func (db *database) applyRoles() {
 	db.t.Helper()
 	roles, err := os.ReadFile("../migrations/roles.sql")
-	must(db.t, err)
+	pgtest.Must(db.t, err)
 	rolesLock.Lock()
 	defer rolesLock.Unlock()
 	db.exec(string(roles))
@@ -193,13 +192,6 @@ func (db *database) applyRoles() {
 
 func event(key string) outbox.Event {
 	return outbox.Event{Type: "invoice.issued", IdempotencyKey: key, Payload: json.RawMessage(`{"invoice":4711}`)}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // refusal returns by which constraint or, if none, with which SQLSTATE PostgreSQL refused; "" for no error.

@@ -1,9 +1,86 @@
 package outbox_test
 
 import (
+	"context"
+	"fmt"
+	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
+
+// logins are what an attacker may have taken over, each with the role of migrations/roles.sql that it was granted. The
+// stranger may connect to the database, and that is all.
+var logins = map[string]string{
+	"producer": "outbox_producer", "neighbour": "outbox_producer", "relay": "outbox_relay", "reader": "outbox_reader", "support": "outbox_support",
+	"receiver": "inbox_receiver", "stranger": "",
+}
+
+// newTarget returns a database that holds an outbox and an inbox, with the roles and the logins.
+func newTarget(t *testing.T) *database {
+	t.Helper()
+	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
+	db := &database{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+	db.applyRoles()
+	rolesLock.Lock()
+	defer rolesLock.Unlock()
+	for login, role := range logins {
+		if len(db.strings(`SELECT rolname FROM pg_roles WHERE rolname = $1`, "attack_"+login)) > 0 {
+			continue
+		}
+		db.exec(`CREATE ROLE attack_` + login + ` LOGIN`)
+		if role != "" {
+			db.exec(`GRANT ` + role + ` TO attack_` + login)
+		}
+	}
+	return db
+}
+
+// A session belongs to one login. SET ROLE in a superuser's session would not do: an attacker could undo it.
+type session struct {
+	t    *testing.T
+	name string
+	conn *pgx.Conn
+}
+
+func (db *database) login(name string) *session {
+	db.t.Helper()
+	u, err := url.Parse(db.dsn)
+	pgtest.Must(db.t, err)
+	u.User = url.User("attack_" + name)
+	cfg, err := pgx.ParseConfig(u.String())
+	pgtest.Must(db.t, err)
+	cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // several statements in one, as psql sends them
+	conn, err := pgx.ConnectConfig(db.t.Context(), cfg)
+	pgtest.Must(db.t, err)
+	db.t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(db.t.Context())) })
+	return &session{db.t, name, conn}
+}
+
+// tries runs a statement, undoes it, and returns with what PostgreSQL refused it, "" for nothing.
+func (s *session) tries(statement string) string {
+	s.t.Helper()
+	ctx := s.t.Context()
+	tx, err := s.conn.Begin(ctx)
+	pgtest.Must(s.t, err)
+	_, err = tx.Exec(ctx, statement)
+	pgtest.Must(s.t, tx.Rollback(ctx))
+	return refusal(s.t, err)
+}
+
+// runs runs a statement that is no attack.
+func (s *session) runs(statement string) {
+	s.t.Helper()
+	_, err := s.conn.Exec(s.t.Context(), statement)
+	if err != nil {
+		s.t.Fatalf("%s: %s: %v", s.name, statement, err)
+	}
+}
 
 // decoys are temporary tables of the names and columns of all real ones. Their triggers record the role that they run as.
 func (db *database) decoys() string {
@@ -31,7 +108,7 @@ func TestSecurityTemporaryTables(t *testing.T) {
 	caught := func(s *session, by string) {
 		t.Helper()
 		var roles string
-		must(t, s.conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(role, ' '), '') FROM pg_temp.caught`).Scan(&roles))
+		pgtest.Must(t, s.conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(role, ' '), '') FROM pg_temp.caught`).Scan(&roles))
 		equal(t, "roles that "+by+" lent to the decoys", roles, "")
 	}
 	producer := db.login("producer")
@@ -125,8 +202,37 @@ func TestSecurityNoLoginRises(t *testing.T) {
 			equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
 		}
 		var seen int
-		must(t, s.conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stats WHERE schemaname = 'public'
+		pgtest.Must(t, s.conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stats WHERE schemaname = 'public'
 			AND tablename IN ('outbox', 'outbox_delivery', 'outbox_destination', 'outbox_identity', 'outbox_alert')`).Scan(&seen))
 		equal(t, "statistics that "+login+" sees", seen, 0)
 	}
+}
+
+// A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of notifications. Producers
+// insert all the same: an event that wakes no relay is found by polling. PostgreSQL 17 lets the queue be small enough to try.
+func TestSecurityFullNotificationQueue(t *testing.T) {
+	t.Parallel()
+	if newDatabase(t).strings(`SELECT CASE WHEN current_setting('server_version_num')::int < 170000 THEN 'old' ELSE 'new' END`)[0] == "old" {
+		t.Skip("the queue holds 8 GB before PostgreSQL 17")
+	}
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"max_notify_queue_pages": "64"}})
+	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
+	db := &database{t: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
+	db.applyRoles()
+	for _, login := range []string{"producer", "stranger"} {
+		db.exec(`CREATE ROLE attack_` + login + ` LOGIN`)
+	}
+	db.exec(`GRANT outbox_producer TO attack_producer`)
+	db.exec(`SELECT setval('outbox_armed', (extract(epoch FROM now() + interval '1 hour') * 1000)::bigint)`) // relays are idle
+	listener, filler := db.login("stranger"), db.login("stranger")
+	listener.runs(`LISTEN x`)
+	listener.runs(`BEGIN; SELECT 1`)
+	for i := range 100 {
+		if _, err := filler.conn.Exec(t.Context(), fmt.Sprintf(`SELECT pg_notify('x', '%d%s')`, i, strings.Repeat("x", 7900))); err != nil {
+			break
+		}
+	}
+	producer := db.login("producer")
+	producer.runs(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
+	equal(t, "events", db.keys(), []string{"k"})
 }

@@ -2,7 +2,7 @@ package outbox_test
 
 import (
 	"database/sql"
-	"strconv"
+	"os"
 	"strings"
 	"testing"
 
@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/outbox"
+	"github.com/outbox-relay/outbox-relay/relay/intake"
 )
 
 // An insert writes the event with the id of its transaction, by which relays find it, and makes no delivery.
@@ -21,58 +22,13 @@ func TestInsertWritesTheEventAlone(t *testing.T) {
 	db := newDatabase(t)
 	db.exec(`INSERT INTO outbox_route VALUES ('*', 'logistics')`)
 	tx := begin(t, db.pool, pgx.ReadCommitted)
-	_, err := tx.Exec(t.Context(), `SAVEPOINT s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'a');
+	pgtest.Exec(t, tx, `SAVEPOINT s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'a');
 		RELEASE s; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'b')`)
-	must(t, err)
 	var xid string
-	must(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid))
-	must(t, tx.Commit(t.Context()))
+	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid))
+	pgtest.Must(t, tx.Commit(t.Context()))
 	equal(t, "transactions", db.strings(`SELECT xid::text FROM outbox`), []string{xid, xid})
 	equal(t, "deliveries", db.strings(`SELECT destination FROM outbox_delivery`), []string{})
-}
-
-// The same, in whichever way a statement inserts many events.
-func TestManyEventsInOneStatement(t *testing.T) {
-	t.Parallel()
-	const columns = `event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers`
-	const events = `SELECT 'order.paid' AS event_type, i % 7 + 1 AS event_version, '{"n": 1}'::json AS payload, 'key ' || i AS idempotency_key,
-		CASE WHEN i % 2 = 0 THEN 'customer-' || i % 10 END AS ordering_key, repeat('r', 255) AS related_reference, '{"Tenant": "x"}'::jsonb AS headers
-		FROM generate_series(1, 1000) i`
-	for name, insert := range map[string]func(*database){
-		"INSERT SELECT": func(db *database) { db.exec(`INSERT INTO outbox (` + columns + `) ` + events) },
-		"COPY": func(db *database) {
-			read, err := db.pool.Query(t.Context(), events)
-			must(t, err)
-			rows, err := pgx.CollectRows(read, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
-			must(t, err)
-			_, err = db.pool.CopyFrom(t.Context(), pgx.Identifier{"outbox"}, strings.Split(columns, ", "), pgx.CopyFromRows(rows))
-			must(t, err)
-		},
-		"INSERT ON CONFLICT, and again": func(db *database) {
-			for range 2 {
-				db.exec(`INSERT INTO outbox (` + columns + `) ` + events + ` ON CONFLICT (idempotency_key) DO NOTHING`)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newDatabase(t)
-			insert(db)
-			equal(t, "events, transactions", db.strings(`SELECT concat_ws(' ', count(*), count(DISTINCT xid)) FROM outbox`), []string{"1000 1"})
-		})
-	}
-}
-
-// One event that breaks a rule is refused with all others of its statement, wherever it stands among them.
-func TestOneBadEventAmongMany(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	for _, bad := range []int{1, 500, 1000} {
-		_, err := db.pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key)
-			SELECT CASE WHEN i = $1 THEN 'a b' ELSE 't' END, '1', i FROM generate_series(1, 1000) i`, bad)
-		equal(t, "event "+strconv.Itoa(bad), refusal(t, err), typeRule)
-	}
-	equal(t, "events", db.keys(), []string{})
 }
 
 // What has no type, no key, or a value that its column cannot hold is refused at the insert. All other rules are for when the event is routed.
@@ -119,13 +75,12 @@ func TestParametersMayServeSeveralColumns(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeDescribeExec} {
 		for _, text := range []any{"a-1", []byte("b-1"), sql.NullString{String: "c-1", Valid: true}} {
 			tx := begin(t, db.pool, pgx.ReadCommitted)
-			_, err := tx.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
+			pgtest.Exec(t, tx, `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
 				VALUES ($1::text, $2, $1::text, $1, $1, $3)`, mode, text, `{"a":1}`, map[string]string{"Tenant": "x"})
-			must(t, err)
 			var event string
-			must(t, tx.QueryRow(t.Context(), `SELECT concat_ws('|', event_type, payload::text, idempotency_key, ordering_key, related_reference, headers::text)
+			pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT concat_ws('|', event_type, payload::text, idempotency_key, ordering_key, related_reference, headers::text)
 				FROM outbox`).Scan(&event))
-			must(t, tx.Rollback(t.Context()))
+			pgtest.Must(t, tx.Rollback(t.Context()))
 			equal(t, mode.String(), strings.ReplaceAll(event, event[:3], "k"), `k|{"a":1}|k|k|k|{"Tenant": "x"}`)
 		}
 	}
@@ -141,10 +96,10 @@ func TestParametersOfOneColumn(t *testing.T) {
 		db.exec(insert, "t", []byte(`{"a":1}`), text)
 	}
 	standard, err := sql.Open("pgx", db.dsn)
-	must(t, err)
+	pgtest.Must(t, err)
 	defer standard.Close()
 	_, err = standard.ExecContext(t.Context(), insert, "t", []byte(`{"a":1}`), "f")
-	must(t, err)
+	pgtest.Must(t, err)
 	equal(t, "keys", db.keys(), []string{"a", "b", "c", "d", "e", "f"})
 	for _, missing := range []any{nil, sql.NullString{}} {
 		_, err := db.pool.Exec(t.Context(), insert, "t", `1`, missing)
@@ -205,8 +160,8 @@ func TestSchemasDoNotMix(t *testing.T) {
 
 		tx := begin(t, db.pool, pgx.ReadCommitted)
 		result, err := outbox.Enqueue(t.Context(), tx, event("same key"))
-		must(t, err)
-		must(t, tx.Commit(t.Context()))
+		pgtest.Must(t, err)
+		pgtest.Must(t, tx.Commit(t.Context()))
 		equal(t, schema, result, outbox.Result{Inserted: 1})
 
 		// From elsewhere, by the table's full name: the deliveries that a function makes stand where the table does.
@@ -217,4 +172,80 @@ func TestSchemasDoNotMix(t *testing.T) {
 		[]string{"1ledger", "2ledger"})
 	equal(t, "Order Desk", admin.strings(`SELECT event_id || destination FROM "Order Desk".outbox_delivery ORDER BY 1`),
 		[]string{"1warehouse", "2warehouse"})
+}
+
+// Producers in other languages have docs/producing.md alone: it names each column that they may write, and each rule that refuses one.
+func TestGuideForProducersIsComplete(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
+	guide, err := os.ReadFile("../docs/producing.md")
+	pgtest.Must(t, err)
+	rows, err := pool.Query(t.Context(), `SELECT attname::text FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attnum > 0
+		UNION SELECT conname::text FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND contype NOT IN ('p', 'n')
+		UNION SELECT conname::text FROM pg_constraint WHERE contypid <> 0 AND connamespace = 'public'::regnamespace`)
+	pgtest.Must(t, err)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(names) < 15 {
+		t.Fatalf("%d names: %v", len(names), err)
+	}
+	whenRouted := []string{
+		intake.RuleAvailable, intake.RuleVersion, intake.RuleHeaders, intake.RuleID, intake.RuleOrdering, intake.RuleReference, intake.RulePayload,
+	}
+	for _, name := range append(names, whenRouted...) {
+		if !strings.Contains(string(guide), "`"+name+"`") {
+			t.Errorf("docs/producing.md does not name %s", name)
+		}
+	}
+}
+
+// A NOTIFY in every producing transaction would serialise their commits.
+func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
+	t.Parallel()
+	const (
+		insert    = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', gen_random_uuid())`
+		duplicate = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k') ON CONFLICT DO NOTHING`
+	)
+	const armed = `SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint + 10000)`
+	for name, c := range map[string]struct {
+		relays, statement string
+		want              []string
+	}{
+		"no relay":                        {`SELECT`, insert, nil},
+		"a busy relay":                    {`SELECT setval('outbox_armed', 0)`, insert, nil},
+		"an idle relay":                   {armed, insert, []string{"public"}},
+		"a dead idle relay":               {`SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint)`, insert, nil},
+		"many statements":                 {armed, insert + `;` + insert, []string{"public"}},
+		"a duplicate":                     {armed, duplicate, []string{"public"}}, // PostgreSQL computes defaults before it finds the conflict
+		"a rolled back insert":            {armed, `BEGIN;` + insert + `;ROLLBACK`, nil},
+		"a producer that must not notify": {armed, `SET LOCAL outbox.notify = off; ` + insert, nil},
+		"an event in the future": {
+			armed,
+			`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'f', now() + interval '1 day')`,
+			[]string{"public"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(duplicate)
+			db.exec(c.relays)
+			listener, err := pgx.Connect(t.Context(), db.dsn)
+			pgtest.Must(t, err)
+			defer listener.Close(t.Context())
+			pgtest.Exec(t, listener, `LISTEN outbox_wake`)
+
+			db.exec(c.statement)
+			db.exec(`NOTIFY outbox_wake, 'the end'`) // arrives after whatever the statement sent
+			var got []string
+			for {
+				notification, err := listener.WaitForNotification(t.Context())
+				pgtest.Must(t, err)
+				if notification.Payload == "the end" {
+					break
+				}
+				got = append(got, notification.Payload)
+			}
+			equal(t, "notifications", got, c.want)
+		})
+	}
 }

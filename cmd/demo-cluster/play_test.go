@@ -25,9 +25,7 @@ func TestThePlay(t *testing.T) {
 				Relay: "../../bin/outbox-relay", Root: "../..", Log: log, Events: 600, Keys: 40, Rate: 100, Partitions: 8, Receiver: "logistics",
 				KillLeader: 2 * time.Second, KillRelay: time.Second, KillOne: time.Second, Patience: 2 * time.Minute,
 			}
-			if err := o.play(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.play(t.Context()))
 		})
 	}
 }

@@ -86,9 +86,9 @@ func (s *stage) read(ctx context.Context, readers int) (whole, middle float64, e
 	return whole, middle, err
 }
 
-func must(b *testing.B, err error) {
-	b.Helper()
+func must(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 }

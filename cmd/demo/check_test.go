@@ -56,9 +56,7 @@ func facts(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	db := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
 	for _, script := range []string{financeTables, createFacts, story} {
-		if _, err := db.Exec(t.Context(), script); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Exec(t, db, script)
 	}
 	return db
 }
@@ -67,17 +65,11 @@ func facts(t *testing.T) *pgxpool.Pool {
 func broken(t *testing.T, db *pgxpool.Pool, lie string) (breaches []string) {
 	t.Helper()
 	tx, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := tx.Exec(t.Context(), lie); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, tx, lie)
 	_, rules, err := check(t.Context(), tx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	for _, r := range rules {
 		breaches = append(breaches, r.broken...)
 	}
@@ -97,9 +89,7 @@ func TestCheckKeepsQuiet(t *testing.T) {
 	if got, _, err := check(t.Context(), db); got != want || err != nil {
 		t.Errorf("figures are %+v, %v, want %+v", got, err, want)
 	}
-	if _, err := db.Exec(t.Context(), `TRUNCATE facts.invoice, facts.shipment`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, db, `TRUNCATE facts.invoice, facts.shipment`)
 	if got, _, err := check(t.Context(), db); got.Committed != 0 || got.P50 != 0 || err != nil {
 		t.Errorf("without invoices figures are %+v, %v", got, err)
 	}

@@ -61,9 +61,7 @@ const seed = 4711
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	s, err := openStage(t.Context(), relayBinary(t), seed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() {
 		if err := s.close(); err != nil {
 			t.Error(err)
@@ -75,9 +73,7 @@ func newStage(t *testing.T) *stage {
 // try fails the test on an error of a step. If the play has ended for a reason, that is the error.
 func (s *stage) try(t *testing.T, err error) {
 	t.Helper()
-	if err = s.Reason(err); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, s.Reason(err))
 }
 
 // enter starts the receiver and n relays.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -46,16 +47,12 @@ func TestDemoLeavesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			binary := relayBinary(t)
 			self, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			out := &output{}
 			cmd := exec.Command(self, "--relay", binary)
 			cmd.Env = append(os.Environ(), asDemo+"=1", "HOME=")
 			cmd.Stdout, cmd.Stderr = out, out
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, cmd.Start())
 			t.Cleanup(func() { _ = cmd.Process.Kill() }) // unless it has ended
 			waitFor(t, "finance to issue", func() bool { return strings.Contains(out.String(), "finance issues") })
 			found := regexp.MustCompile(`PostgreSQL runs in (\S+);`).FindStringSubmatch(out.String())
@@ -66,9 +63,7 @@ func TestDemoLeavesNothing(t *testing.T) {
 			if n := len(processes(t, dir, binary)); n < 5 {
 				t.Fatalf("only %d processes run: %q", n, processes(t, dir, binary))
 			}
-			if err := cmd.Process.Signal(test.signal); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, cmd.Process.Signal(test.signal))
 			_ = cmd.Wait() // the code says more
 			if code := cmd.ProcessState.ExitCode(); code != test.code {
 				t.Errorf("exit code %d, want %d:\n%s", code, test.code, out)

@@ -101,9 +101,7 @@ func newLoad(b *testing.B, events int) *load {
 
 	l.relay = exec.Command(os.Args[0], "run")
 	l.relay.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+l.dsn, "OUTBOX_DESTINATION_URL="+receiver.URL, "OUTBOX_RETENTION_SCHEDULE=0 0 29 2 *")
-	if err := l.relay.Start(); err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Must(b, l.relay.Start())
 	b.Cleanup(func() {
 		_ = l.relay.Process.Kill()
 		_ = l.relay.Wait()

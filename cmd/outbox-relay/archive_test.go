@@ -60,9 +60,7 @@ func archiveProcess(t testing.TB, dsn string, args ...string) (*exec.Cmd, *bytes
 	var out bytes.Buffer
 	cmd.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+dsn)
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -77,9 +75,7 @@ func until(t testing.TB, db *sql.DB, statement string, args ...any) {
 	defer tick.Stop()
 	for {
 		var done bool
-		if err := db.QueryRowContext(t.Context(), statement, args...).Scan(&done); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, db.QueryRowContext(t.Context(), statement, args...).Scan(&done))
 		if done {
 			return
 		}
@@ -98,9 +94,7 @@ func TestArchiveIsInterrupted(t *testing.T) {
 	settled(t, db, 1, events)
 	cmd, out := archiveProcess(t, dsn, "--batch=20", "--json")
 	until(t, db, archivedOver, 100)
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, cmd.Process.Signal(os.Interrupt))
 	_ = cmd.Wait()
 	var done struct {
 		DryRun, Complete bool
@@ -122,9 +116,7 @@ func TestArchiveWithRelayRights(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
 	db := open(t, dsn)
 	roles, err := os.ReadFile("../../migrations/roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	execute(t, db, string(roles)+`; CREATE ROLE archiving_relay LOGIN IN ROLE outbox_relay`)
 	t.Cleanup(func() { _, _ = db.Exec(`DROP ROLE archiving_relay`) })
 	settled(t, db, 1, 10)
@@ -174,9 +166,7 @@ func TestCommandsWithoutRights(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
 	roles, err := os.ReadFile("../../migrations/roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	execute(t, db, string(roles)+`; CREATE ROLE looking_reader LOGIN IN ROLE outbox_reader; INSERT INTO outbox_route VALUES ('*', 'shop')`)
 	t.Cleanup(func() { _, _ = db.Exec(`DROP ROLE looking_reader`) })
 	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "looking_reader@", 1)}
@@ -208,14 +198,10 @@ func TestArchiveUsage(t *testing.T) {
 
 	db := open(t, dsn)
 	tx, err := db.BeginTx(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if _, err := tx.ExecContext(t.Context(), `LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
 	command(env, "archive", "run").expect(t, cli.ExitFailed, nothing, "outbox-relay: another relay or command is archiving at the moment\n")
-	if err := tx.Rollback(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, tx.Rollback())
 }

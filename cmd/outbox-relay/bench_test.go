@@ -26,17 +26,13 @@ func outboxWithEvent(t *testing.T) (dsn string, unchanged func()) {
 	t.Helper()
 	dsn = coveredOutbox(t)
 	pool := pgtest.Pool(t, dsn)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.created', '{}', 'k')`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, pool, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.created', '{}', 'k')`)
 	state := func() (text string) {
 		t.Helper()
 		err := pool.QueryRow(t.Context(), `SELECT (SELECT json_agg(o) FROM outbox o) || (SELECT json_agg(d)::text FROM outbox_delivery d)
 			|| (SELECT count(*) FROM outbox_route) || (SELECT count(*) FROM outbox_relay) || (SELECT last_value FROM outbox_armed)
 			|| (SELECT coalesce(string_agg(nspname, ','), '') FROM pg_namespace WHERE nspname LIKE 'outbox%')`).Scan(&text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		return text
 	}
 	before := state()
@@ -56,9 +52,7 @@ func TestBench(t *testing.T) {
 		t.Fatalf("exit code %d, stderr %s", r.code, r.stderr)
 	}
 	var report bench.Report
-	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, json.Unmarshal([]byte(r.stdout), &report))
 	d, s := report.Drain, report.Steady
 	if d.Events != 300 || d.Attempts < 300 || d.PerSecond <= 0 || d.WALBytes <= 0 || d.InFlight <= 0 || d.Limit == "" || report.Payload != 500 {
 		t.Errorf("the drain is %+v", d)
@@ -124,9 +118,7 @@ func TestBenchOverload(t *testing.T) {
 	t.Parallel()
 	dsn, unchanged := outboxWithEvent(t)
 	pool := pgtest.Pool(t, dsn)
-	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA outbox_bench_left`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, pool, `CREATE SCHEMA outbox_bench_left`)
 	r := command(benchEnv(dsn), "bench", "--json", "--events", "1", "--rate", "100000", "--duration", "1s", "--inserts", "0")
 	var report bench.Report
 	if err := json.Unmarshal([]byte(r.stdout), &report); r.code != 0 || err != nil {
@@ -138,9 +130,7 @@ func TestBenchOverload(t *testing.T) {
 	if !strings.Contains(r.stderr, "remove what a killed one has left: DROP SCHEMA outbox_bench_left CASCADE\n") {
 		t.Errorf("stderr does not name the schema of a killed run:\n%s", r.stderr)
 	}
-	if _, err := pool.Exec(t.Context(), `DROP SCHEMA outbox_bench_left`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, pool, `DROP SCHEMA outbox_bench_left`)
 	unchanged()
 }
 
@@ -149,9 +139,7 @@ func TestBenchMistakes(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t)
 	pool := pgtest.Pool(t, dsn)
-	if _, err := pool.Exec(t.Context(), `CREATE ROLE bench_guest LOGIN`); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, pool, `CREATE ROLE bench_guest LOGIN`)
 	defer func() { _, _ = pool.Exec(t.Context(), `DROP ROLE bench_guest`) }()
 	r := command(benchEnv(asRole(t, dsn, "bench_guest")), "bench")
 	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "GRANT CREATE ON DATABASE ") || !strings.Contains(r.stderr, `TO "bench_guest"`) {

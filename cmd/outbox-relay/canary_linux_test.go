@@ -64,16 +64,12 @@ func plant(t *testing.T, db *sql.DB) {
 			FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND attgenerated = '' JOIN pg_type ty ON ty.oid = a.atttypid
 			WHERE relkind = 'r' AND relname LIKE 'outbox%' AND relnamespace = current_schema::regnamespace
 				AND (a.atttypid = 'text[]'::regtype OR 'text'::regtype IN (ty.oid, ty.typbasetype))`, canary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer rows.Close()
 	var statements []string
 	for rows.Next() {
 		var statement string
-		if err := rows.Scan(&statement); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, rows.Scan(&statement))
 		statements = append(statements, statement)
 	}
 	if len(statements) < 40 || rows.Err() != nil {
@@ -266,9 +262,7 @@ func relayOnTerminal(t *testing.T, env []string, file string, await func()) stri
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "run", "--config", file)
 	cmd.Env = append(env, "TERM=xterm")
 	cmd.Stdout, cmd.Stderr = program, program
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, cmd.Start())
 	_ = program.Close()
 	shown := make(chan []byte, 1)
 	go func() {
@@ -276,9 +270,7 @@ func relayOnTerminal(t *testing.T, env []string, file string, await func()) stri
 		shown <- all
 	}()
 	await()
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 	all := <-shown
 	_ = cmd.Wait()
 	return string(all)

@@ -2,10 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -105,4 +110,137 @@ func TestEvents(t *testing.T) {
 	if r := command(env, "events", "list", "--limit=0"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "--limit: 0 is out of range") {
 		t.Errorf("%+v", r)
 	}
+}
+
+// Events without deliveries get theirs after a yes, once.
+func TestEventsCreateDeliveries(t *testing.T) {
+	t.Parallel()
+	dsn := coveredOutbox(t)
+	db := open(t, dsn)
+	execute(t, db, `INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics'), ('*', 'analytics')`)
+	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k1'), ('paid', '{}', 'k2')`)
+	execute(t, db, `DELETE FROM outbox_delivery WHERE event_id = 2`)
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	command(env, "events", "create-deliveries").expect(t, 2, "",
+		"outbox-relay: create the deliveries of 1 event without any, the first is event 2, as the stored routes say; repeat the command with --yes to do it\n")
+	command(env, "events", "create-deliveries", "--yes").expect(t, 0, "2 deliveries created for 1 event\n", "")
+	command(env, "events", "create-deliveries", "--yes").expect(t, 0, "0 deliveries created for 0 events\n", "")
+	command(env, "events", "create-deliveries", "--json").expect(t, 0, "{\n  \"events\": 0,\n  \"deliveries\": 0\n}\n", "")
+}
+
+// words splits a command as a shell does.
+func words(t *testing.T, line string) []string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf '%s\\0' "+line).Output()
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+}
+
+// The commands that explain and status advise work when they are pasted, whatever the ordering key is.
+func TestAdvisedCommandsTakeOddKeys(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"--destination", "-", "-y", `it's "a" $(id) \ key`, "# key", "*", "--", strings.Repeat("k", 255)} {
+		dsn := coveredOutbox(t)
+		db := open(t, dsn)
+		execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics')")
+		quoted := "'" + strings.ReplaceAll(key, "'", "''") + "'"
+		execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 'paid', '1', 'k' || i, "+quoted+" FROM generate_series(1, 3) i")
+		env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+		execute(t, db, "UPDATE outbox_delivery SET status = 'failed', attempts = 1, last_reason = 'rejected' WHERE event_id = 1")
+		_, advised, _ := strings.Cut(command(env, "explain", "2").stdout, ", or outbox-relay ")
+		advised, _, _ = strings.Cut(advised, "\n")
+		var status ops.Status
+		pgtest.Must(t, json.Unmarshal([]byte(command(env, "status", "--json").stdout), &status))
+		fromStatus := ""
+		for _, a := range status.Advice {
+			for _, c := range a.Commands {
+				if strings.Contains(c, "--head-of-key") {
+					fromStatus = strings.TrimPrefix(c, "outbox-relay ")
+				}
+			}
+		}
+		for i, line := range []string{advised, fromStatus} {
+			execute(t, db, fmt.Sprintf("UPDATE outbox_delivery SET status = 'failed', attempts = 1, last_reason = 'rejected' WHERE event_id = %d", i+1))
+			if r := command(env, append(words(t, line), "--yes")...); r.code != 0 || r.stdout != "Discarded 1 delivery.\n" {
+				t.Errorf("%q: %s: %+v", key, line, r)
+			}
+		}
+	}
+}
+
+// The command that send advises finds the event.
+func TestSentOddKeysAreFound(t *testing.T) {
+	t.Parallel()
+	env := []string{"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox)}
+	for _, key := range []string{"--help", "-", "it's", "k 1"} {
+		sent := command(env, "send", "paid", "--key="+key)
+		_, advised, _ := strings.Cut(sent.stdout, ": outbox-relay ")
+		if r := command(env, words(t, strings.TrimSpace(advised))...); r.code != 0 || !strings.Contains(r.stdout, "inserted as event ") {
+			t.Errorf("%q: %+v: %+v", key, sent, r)
+		}
+	}
+}
+
+// A number may be the id of one event and the key of another: the commands say so.
+func TestNumberIsKeyOfAnotherEvent(t *testing.T) {
+	t.Parallel()
+	dsn := coveredOutbox(t)
+	db := open(t, dsn)
+	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics')")
+	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('paid', '1', 'k1', 'o'), ('paid', '1', '1', 'o'), ('paid', '1', '3', 'o'), ('paid', '1', '77', 'o')")
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	const note = "Note: 1 is taken as the id of an event; event 2 has it as its idempotency key: to name that one, write 2.\n"
+	for _, args := range [][]string{{"explain", "1"}, {"events", "show", "1"}, {"events", "show", "1", "--json"}, {"discard", "1", "--dry-run"}, {"replay", "1", "--dry-run"}, {"retry", "1", "--dry-run"}} {
+		if r := command(env, args...); r.code != 0 || r.stderr != note {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	for _, args := range [][]string{{"explain", "2"}, {"explain", "3"}, {"explain", "k1"}, {"explain", "77"}, {"discard", "3", "--dry-run"}} {
+		if r := command(env, args...); r.code != 0 || r.stderr != "" {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	if r := command(env, "discard", "--destination=logistics", "--head-of-key=o", "--yes"); r.code != 0 || strings.Contains(r.stderr, "Note") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestAuditCommand(t *testing.T) {
+	t.Parallel()
+	dsn := coveredOutbox(t)
+	db := open(t, dsn)
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	command(env, "audit").expect(t, 0, "No entry: nothing was changed or revealed.\n", "")
+	command(env, "audit", "--json").expect(t, 0, "[]\n", "")
+	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics')")
+	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '1', 'k1'), ('paid', '1', 'k2')")
+	for _, args := range [][]string{
+		{"pause", "logistics", "--as=ann", "--reason=a \x1b[31mred\u202e night"},
+		{"discard", "--destination=logistics", "--type=p*", "--yes", "--as=bob"},
+		{"events", "show", "1", "--payload"},
+	} {
+		if r := command(env, args...); r.code != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	at := regexp.MustCompile(`20[0-9T:-]+Z`)
+	login := regexp.MustCompile(`(3 +TIME +)[^ ]+ +`)
+	r := command(env, "audit")
+	r.stdout = login.ReplaceAllString(at.ReplaceAllString(r.stdout, "TIME"), "${1}LOGIN ")
+	rows := regexp.MustCompile(` +`).ReplaceAllString(r.stdout, " ")
+	if r.stderr != "" || rows != "ENTRY WHEN WHO BY ACTION STATE DONE WHICH\n"+
+		"3 TIME LOGIN cli reveal_payload done 0 event 1: login postgres\n"+
+		"2 TIME bob cli discard done 2 {\"destination\":\"logistics\",\"type\":\"p*\"}\n"+
+		"1 TIME ann cli pause done 0 logistics: a \ufffd[31mred\ufffd night\n" {
+		t.Errorf("%s%s", rows, r.stderr)
+	}
+	r = command(env, "audit", "--json", "--limit=1", "--before=3")
+	var list []ops.AuditEntry
+	if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || len(list) != 1 || list[0].ID != 2 || list[0].Done != 2 || r.stderr != "There may be more: repeat the command with --before 2\n" {
+		t.Errorf("%v: %+v", err, r)
+	}
+	command(env, "audit", "--limit=0").expect(t, cli.ExitUsage, "", "outbox-relay: --limit: 0 is out of range; write 1 to 10000\n")
+	command(env, "audit", "--before=-1").expect(t, cli.ExitUsage, "", "outbox-relay: --before: -1 is no number of an entry; write 1 or more\n")
 }

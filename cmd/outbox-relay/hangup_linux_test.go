@@ -17,9 +17,7 @@ import (
 func ignoresHangups(t *testing.T, pid int) bool {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	_, rest, _ := strings.Cut(string(status), "SigIgn:\t")
 	mask, _, _ := strings.Cut(rest, "\n")
 	bits, err := strconv.ParseUint(mask, 16, 64)
@@ -40,9 +38,7 @@ func TestHangupsWhileARelayStarts(t *testing.T) {
 		program := exec.CommandContext(t.Context(), os.Args[0], "run")
 		s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 		program.Env, program.Stderr = env, s.stderr
-		if err := program.Start(); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, program.Start())
 		go func() {
 			_ = program.Wait()
 			s.code <- program.ProcessState.ExitCode()
@@ -77,9 +73,7 @@ func TestHangupEndsAnotherCommand(t *testing.T) {
 	program.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+pgtest.New(t, migrations.Outbox))
 	out := &awaited{written: make(chan struct{}, 1)}
 	program.Stdout, program.Stderr = out, out
-	if err := program.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Start())
 	out.wait(t, "\n", nil)
 	_ = program.Process.Signal(syscall.SIGHUP)
 	_ = program.Wait()

@@ -276,9 +276,7 @@ func TestSecurityInboxSupport(t *testing.T) {
 	execute(t, db, "UPDATE inbox_events SET payload = NULL WHERE inbox_id = 4")
 	execute(t, db, "CREATE ROLE support LOGIN")
 	login, err := url.Parse(server.DSN(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	login.User = url.User("support")
 	env := []string{"OUTBOX_DATABASE_URL=" + login.String()}
 
@@ -291,13 +289,9 @@ func TestSecurityInboxSupport(t *testing.T) {
 	}
 	lacking("inbox_support", "inbox", "status")
 	roles, err := os.ReadFile("../../migrations/roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	conn, err := pgx.Connect(t.Context(), server.DSN(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer conn.Close(t.Context())
 	if _, err := conn.PgConn().Exec(t.Context(), string(roles)).ReadAll(); err != nil {
 		t.Fatal(err)
@@ -322,9 +316,7 @@ func TestSecurityInboxSupport(t *testing.T) {
 	lacking("inbox_receiver", "inbox", "prune", "--older-than=24h", "--yes")
 
 	support, err := pgx.Connect(t.Context(), login.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer support.Close(t.Context())
 	for _, statement := range []string{
 		"SELECT payload FROM inbox_events", "SELECT request_headers FROM inbox_events", "SELECT * FROM inbox_events", "TABLE processed_events",
@@ -348,9 +340,7 @@ func TestSecurityInboxSupport(t *testing.T) {
 		t.Errorf("%v, %v", exists, err)
 	}
 	execute(t, db, "CREATE ROLE stranger LOGIN")
-	if _, err := conn.Exec(t.Context(), "SET SESSION AUTHORIZATION stranger"); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, conn, "SET SESSION AUTHORIZATION stranger")
 	if err := conn.QueryRow(t.Context(), "SELECT inbox_has_payload(1)").Scan(&exists); !pg.HasCode(err, pg.LacksPrivilege) && !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("a stranger learns whether there is a payload: %v, %v", exists, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 
 	"github.com/outbox-relay/outbox-relay/internal/localkafka"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -25,9 +26,9 @@ const topic = localkafka.Topic
 func programFile(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
-	relaytest.Must(t, err)
+	pgtest.Must(t, err)
 	path := filepath.Join(t.TempDir(), "outbox-relay")
-	relaytest.Must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+asProgram+"=1 exec '"+self+"' \"$@\"\n"), 0o700))
+	pgtest.Must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+asProgram+"=1 exec '"+self+"' \"$@\"\n"), 0o700))
 	return path
 }
 
@@ -64,8 +65,8 @@ func alterTopic(t *testing.T, c *kgo.Client, name, setting, value string) {
 	resource.Configs = append(resource.Configs, change)
 	request.Resources = append(request.Resources, resource)
 	answer, err := request.RequestWith(t.Context(), c)
-	relaytest.Must(t, err)
-	relaytest.Must(t, kerr.ErrorForCode(answer.Resources[0].ErrorCode))
+	pgtest.Must(t, err)
+	pgtest.Must(t, kerr.ErrorForCode(answer.Resources[0].ErrorCode))
 }
 
 // allowWriting gives the relay's user the right to write to a topic.
@@ -77,8 +78,8 @@ func allowWriting(t *testing.T, c *kgo.Client, name string) {
 	right.Principal, right.Host, right.Operation, right.PermissionType = "User:relay", "*", kmsg.ACLOperationWrite, kmsg.ACLPermissionTypeAllow
 	request.Creations = append(request.Creations, right)
 	answer, err := request.RequestWith(t.Context(), c)
-	relaytest.Must(t, err)
-	relaytest.Must(t, kerr.ErrorForCode(answer.Results[0].ErrorCode))
+	pgtest.Must(t, err)
+	pgtest.Must(t, kerr.ErrorForCode(answer.Results[0].ErrorCode))
 }
 
 // Each row of the second table in docs/kafka.md: a relay reports it when it starts, continues with other destinations, and loses nothing.
@@ -88,7 +89,7 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) string {
 		path := filepath.Join(dir, name)
-		relaytest.Must(t, os.WriteFile(path, []byte(content), 0o600))
+		pgtest.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		return path
 	}
 	to := func(address, topic string) string { return "url: 'kafka://" + address + "', topic: " + topic }
@@ -128,9 +129,9 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	}
 	secure, _ := localkafka.Start(t, "tls")
 	conn, err := tls.Dial("tcp", secure, &tls.Config{InsecureSkipVerify: true})
-	relaytest.Must(t, err)
+	pgtest.Must(t, err)
 	certificate := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: conn.ConnectionState().PeerCertificates[0].Raw}))
-	relaytest.Must(t, conn.Close())
+	pgtest.Must(t, conn.Close())
 	other := localkafka.SelfSigned()
 	authority := write("ca", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Certificate[0]})))
 	overTLS := kgo.DialTLSConfig(&tls.Config{InsecureSkipVerify: true})

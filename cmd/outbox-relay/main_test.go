@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -151,8 +152,26 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 // writeFile makes a file that only its owner reads.
 func writeFile(t *testing.T, name, content string) string {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, os.WriteFile(name, []byte(content), 0o600))
 	return name
+}
+
+// usualFile is the name of a configuration file.
+const usualFile = "outbox-relay.yaml"
+
+const (
+	goodSecret  = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+	otherSecret = "whsec_OTg3NjU0MzIxMDk4NzY1NDMyMTA5ODc2NTQzMjEwOTg="
+)
+
+// The environment that needs nothing else.
+var twoSettings = []string{"OUTBOX_DATABASE_URL=postgres://u:p@localhost/db", "OUTBOX_DESTINATION_URL=https://logistics.internal/in"}
+
+// mistakes returns what stderr must hold for these lines.
+func mistakes(lines ...string) string {
+	end := fmt.Sprintf("%d problems. Nothing was started.\n", len(lines))
+	if len(lines) == 1 {
+		end = "1 problem. Nothing was started.\n"
+	}
+	return strings.Join(append(lines, end), "\n")
 }

@@ -34,9 +34,7 @@ func files(t *testing.T, set migrations.Set) []string {
 	t.Helper()
 	var names []string
 	dir, err := os.ReadDir("../../migrations/" + string(set))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	for _, entry := range dir {
 		names = append(names, entry.Name())
 	}
@@ -55,9 +53,7 @@ func lines(verb string, names []string) string {
 func open(t *testing.T, dsn string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("pgx", dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() {
 		if err := db.Close(); err != nil {
 			t.Error(err)
@@ -213,9 +209,7 @@ func TestMigrateWithoutRightToCreateSchemas(t *testing.T) {
 		}
 	})
 	u, err := url.Parse(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	u.User = url.User(role)
 	names := files(t, migrations.Outbox)
 	runMigrate(u.String(), "up", "--schema=billing").expect(t, 0, lines("applied", names)+fmt.Sprintf("outbox schema is up to date: version %d\n", len(names)), "")
@@ -233,9 +227,7 @@ func TestMigrationThatWaits(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	producer := open(t, dsn+"&application_name=billing")
 	tx, err := producer.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback() })
 	if _, err := tx.Exec("INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'open')"); err != nil {
 		t.Fatal(err)
@@ -247,9 +239,7 @@ outbox-relay: migrate outbox: [0-9a-z_]+\.sql did not get its locks in [0-9]+ at
 $`).MatchString(r.stderr) {
 		t.Errorf("%+v", r)
 	}
-	if err := tx.Commit(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, tx.Commit())
 	if r := runMigrate(dsn, "down", "--yes", "--to=0"); r.code != 0 || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
@@ -344,9 +334,7 @@ func TestMigrateRoles(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
 	script, err := os.ReadFile("../../migrations/roles.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	runMigrate(server.DSN(""), "roles", "--print").expect(t, 0, string(script), "")
 
 	db := open(t, server.DSN(""))

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -23,9 +25,7 @@ import (
 // replaceFile swaps in another content at once, as editors and Kubernetes do.
 func replaceFile(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.Rename(writeFile(t, name+".new", content), name); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, os.Rename(writeFile(t, name+".new", content), name))
 }
 
 // reload sends a hangup and waits for the line that says what became of it.
@@ -94,9 +94,7 @@ func TestReload(t *testing.T) {
 		}
 	}
 	deliver("3", "/new 3")
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, os.Remove(file))
 	s.reload(t, notUsable)
 	if !strings.Contains(s.stderr.String(), "cannot read "+file) {
 		t.Errorf("stderr:\n%s", s.stderr)
@@ -107,10 +105,7 @@ func TestReload(t *testing.T) {
 	s.hangups <- syscall.SIGHUP
 	s.reload(t, `"settings":["log.format"],"time"`)
 	deliver("5", "/newer 5")
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
-	}
+	s.end(t, 0)
 }
 
 // Before the database is there, and while the relay stops, a hangup is harmless.
@@ -175,9 +170,7 @@ func TestSecretRotation(t *testing.T) {
 	}
 	s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 	program.Stderr = s.stderr
-	if err := program.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Start())
 	go func() {
 		_ = program.Wait()
 		s.code <- program.ProcessState.ExitCode()
@@ -201,9 +194,7 @@ func TestSecretRotation(t *testing.T) {
 		t.Helper()
 		before := len(s.stderr.String())
 		replaceFile(t, file, content)
-		if err := program.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, program.Process.Signal(syscall.SIGHUP))
 		s.stderr.waitBehind(t, before, `"changes":["destinations.default changed: signing_secrets"]`, s.code)
 	}
 	arrives("old")
@@ -214,9 +205,7 @@ func TestSecretRotation(t *testing.T) {
 	for query[int](t, db, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'") < inserted {
 		receive(t, time.After(20*time.Millisecond), s)
 	}
-	if err := program.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Process.Signal(syscall.SIGTERM))
 	if code := <-s.code; code != 0 {
 		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
 	}
@@ -235,4 +224,81 @@ func TestSecretRotation(t *testing.T) {
 func rotationSecret(t *testing.T, n int) string {
 	t.Helper()
 	return "whsec_" + base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "%032d", n))
+}
+
+// fetch returns the answer of a local server.
+func fetch(t *testing.T, url string) (code int, body string) {
+	t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true}
+	response, err := (&http.Client{Transport: transport}).Get(url)
+	pgtest.Must(t, err)
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	pgtest.Must(t, err)
+	return response.StatusCode, string(text)
+}
+
+var metricsAddress = regexp.MustCompile(`"metrics":"([^"]*)"`)
+
+// monitorOf returns where a started relay serves its metrics.
+func monitorOf(t *testing.T, s started) string {
+	t.Helper()
+	s.stderr.wait(t, `"msg":"starting"`, s.code)
+	return "http://" + metricsAddress.FindStringSubmatch(s.stderr.String())[1]
+}
+
+func (s started) end(t *testing.T, want int) {
+	t.Helper()
+	s.signals <- syscall.SIGTERM
+	if code := <-s.code; code != want {
+		t.Errorf("exit code %d, want %d, stderr:\n%s", code, want, s.stderr)
+	}
+}
+
+// A relay that drains is alive and not ready: a load of its metrics shows the last outcomes.
+func TestMonitorServesWhileTheRelayDrains(t *testing.T) {
+	t.Parallel()
+	reached, release := make(chan struct{}, 1), make(chan struct{})
+	receiver := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		reached <- struct{}{}
+		<-release
+	}))
+	defer receiver.Close()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'k')`)
+	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_METRICS_LISTEN=127.0.0.1:0"})
+	url := monitorOf(t, s)
+	receive(t, reached, s)
+	s.signals <- syscall.SIGTERM
+	s.stderr.wait(t, `"msg":"stopping"`, s.code)
+	if code, text := fetch(t, url+"/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "the relay is stopping") {
+		t.Errorf("%d %s", code, text)
+	}
+	if code, _ := fetch(t, url+"/healthz"); code != http.StatusOK {
+		t.Errorf("healthz: %d", code)
+	}
+	close(release)
+	if code := <-s.code; code != 0 {
+		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
+	}
+}
+
+// A changed address needs a restart, and the log says so.
+func TestReloadKeepsTheMonitor(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	file := filepath.Join(t.TempDir(), "relay.yaml")
+	const text = "destinations: {shop: {url: 'http://127.0.0.1:1/'}}\nmetrics: {listen: '127.0.0.1:0'}\n"
+	writeFile(t, file, text)
+	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_METRICS_LISTEN=127.0.0.1:0"}, "--config", file)
+	url := monitorOf(t, s)
+	s.stderr.wait(t, `"msg":"registered"`, s.code)
+	writeFile(t, file, strings.Replace(text, "shop: {url: 'http://127.0.0.1:1/'}", "shop: {url: 'http://127.0.0.1:1/'}, mail: {url: 'http://127.0.0.1:1/'}", 1))
+	s.hangups <- os.Signal(syscall.SIGHUP)
+	relaytest.Eventually(t, "the series of a new destination", func() bool {
+		_, text := fetch(t, url+"/metrics")
+		return strings.Contains(text, `outbox_claimed_deliveries_total{destination="mail"} 0`) && strings.Contains(text, `outbox_reloads_total{outcome="ok"} 1`)
+	})
+	s.end(t, 0)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli/events"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
@@ -193,13 +194,13 @@ func replayByCommand(b *testing.B) {
 	s.measure(replayWay{
 		preview: func() {
 			out, err := s.program(append(args, "--dry-run", "--json")...).Output()
-			relaytest.Must(b, err)
+			pgtest.Must(b, err)
 			var report events.BulkReport
 			if err := json.Unmarshal(out, &report); err != nil || report.Matched != int64(s.events) || report.Seconds != float64(s.events)/500 {
 				b.Errorf("%s: %v", out, err)
 			}
 		},
-		order: func() { relaytest.Must(b, killed.Start()) },
+		order: func() { pgtest.Must(b, killed.Start()) },
 		kill: func() {
 			_ = killed.Process.Kill()
 			_ = killed.Wait()

@@ -194,9 +194,7 @@ func TestInterruptedReplay(t *testing.T) {
 	execute(t, db, `CREATE FUNCTION wait_for_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
 		CREATE TRIGGER wait_for_test BEFORE UPDATE ON outbox_delivery FOR EACH STATEMENT EXECUTE FUNCTION wait_for_test()`)
 	holder, err := db.Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer holder.Close()
 	lock := func(name string) {
 		if _, err := holder.ExecContext(t.Context(), "SELECT "+name+"(4711)"); err != nil { //nolint:gosec // one of two names

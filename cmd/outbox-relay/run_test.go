@@ -117,10 +117,7 @@ func TestRun(t *testing.T) {
 	if r := command(env[:4], "status", "--healthcheck"); r.code != 0 || !strings.HasPrefix(r.stdout, `ok: relay "r1" was heard of `) {
 		t.Errorf("%+v", r)
 	}
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
-	}
+	s.end(t, 0)
 	if status := query[string](t, db, "SELECT status FROM outbox_delivery"); status != "delivered" {
 		t.Errorf("the delivery is %s", status)
 	}
@@ -191,21 +188,13 @@ func TestRunWithBrokenLog(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	execute(t, open(t, dsn), "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.paid', '{}', 'first')")
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := reader.Close(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
+	pgtest.Must(t, reader.Close())
 	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--log-level=debug")
 	program.Env = []string{asProgram + "=1", "OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL}
 	program.Stdout, program.Stderr = writer, writer
-	if err := program.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := writer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Start())
+	pgtest.Must(t, writer.Close())
 	ended := make(chan error, 1)
 	go func() { ended <- program.Wait() }()
 	select {
@@ -213,10 +202,63 @@ func TestRunWithBrokenLog(t *testing.T) {
 	case err := <-ended:
 		t.Fatalf("the relay ended before it delivered: %v", err)
 	}
-	if err := program.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, program.Process.Signal(syscall.SIGTERM))
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// A relayProcess is outbox-relay run as a process of its own.
+type relayProcess struct {
+	started
+	program *exec.Cmd
+}
+
+// launchAs starts a relay in a folder, with nothing but these arguments and variables, and waits until it works.
+func launchAs(t testing.TB, dir string, args []string, env ...string) *relayProcess {
+	t.Helper()
+	p := &relayProcess{
+		started: started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)},
+		program: exec.CommandContext(t.Context(), os.Args[0], args...),
+	}
+	p.program.Dir, p.program.Env, p.program.Stderr = dir, append([]string{asProgram + "=1", allowSuperuser}, env...), p.stderr
+	pgtest.Must(t, p.program.Start())
+	go func() {
+		_ = p.program.Wait()
+		p.code <- p.program.ProcessState.ExitCode()
+	}()
+	p.stderr.wait(t, `"registered"`, p.code)
+	return p
+}
+
+func (p *relayProcess) signal(t testing.TB, s syscall.Signal) {
+	t.Helper()
+	pgtest.Must(t, p.program.Process.Signal(s))
+}
+
+// stop ends the relay as an orchestrator does.
+func (p *relayProcess) stop(t testing.TB) {
+	t.Helper()
+	p.signal(t, syscall.SIGTERM)
+	if code := <-p.code; code != 0 {
+		t.Errorf("exit code %d, stderr:\n%s", code, p.stderr)
+	}
+}
+
+func (p *relayProcess) kill(t testing.TB) {
+	t.Helper()
+	p.signal(t, syscall.SIGKILL)
+	<-p.code
+}
+
+// awaitUntil waits until a condition holds that neither a log line nor a channel tells of.
+func awaitUntil(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for range 600 {
+		if holds() {
+			return
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+	t.Fatalf("never came: %s", what)
 }

@@ -25,9 +25,7 @@ import (
 func malformed(t *testing.T, answer string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -93,9 +91,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	log := &awaited{written: make(chan struct{}, 1)}
 	relay := exec.CommandContext(t.Context(), os.Args[0], "run")
 	relay.Env, relay.Stderr = env, log
-	if err := relay.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, relay.Start())
 	ended := make(chan int, 1)
 	go func() { _ = relay.Wait(); ended <- relay.ProcessState.ExitCode() }()
 	s := started{stderr: log, code: ended}
@@ -153,9 +149,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 		add(table, query[string](t, db, "SELECT coalesce(string_agg(t::text, E'\\n'), '') FROM "+table+" t"))
 	}
 	// The stacks of all goroutines are what a panic prints.
-	if err := relay.Process.Signal(syscall.SIGQUIT); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, relay.Process.Signal(syscall.SIGQUIT))
 	<-ended
 	if !strings.Contains(log.String(), "goroutine ") {
 		t.Error("the log has no stacks")

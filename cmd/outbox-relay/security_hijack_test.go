@@ -9,13 +9,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -86,7 +84,7 @@ func wordsOfStatements(t *testing.T) string {
 			words = append(words, regexp.MustCompile(`[a-z][a-z0-9_]+`).FindAllString(string(text), -1)...)
 			return err
 		})
-		relaytest.Must(t, err)
+		pgtest.Must(t, err)
 	}
 	slices.Sort(words)
 	return "'{" + strings.Join(slices.Compact(words), ",") + "}'::text[]"
@@ -147,10 +145,7 @@ func TestSecurityNoStatementIsHijacked(t *testing.T) {
 			t.Errorf("%s: %+v", args, r)
 		}
 	}
-	s.signals <- syscall.SIGTERM
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	s.end(t, 0)
 	calls("the stop")
 	if strings.Contains(s.stderr.String(), "hijacked") {
 		t.Errorf("the log:\n%s", s.stderr)
@@ -169,10 +164,7 @@ func TestSecurityRunRefusesASuperuser(t *testing.T) {
 		t.Helper()
 		s := start(t, env)
 		s.stderr.wait(t, `"registered"`, s.code)
-		s.signals <- syscall.SIGTERM
-		if code := <-s.code; code != 0 {
-			t.Errorf("exit code %d", code)
-		}
+		s.end(t, 0)
 	}
 	registers(env) // as in the quick start: the server has no other login
 	execute(t, db, migrations.Roles()+"; CREATE ROLE other LOGIN; CREATE ROLE mine LOGIN IN ROLE outbox_relay")

@@ -96,17 +96,11 @@ func consuming(t *testing.T, secret string, handler http.HandlerFunc) string {
 func closedPort(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = syscall.Close(fd) })
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	name, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	port := name.(*syscall.SockaddrInet4).Port
 	return "http://" + (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}).String()
 }
@@ -271,13 +265,9 @@ var situations = map[string]situation{
 	"vacuum blocked": {
 		func(t *testing.T, s *stage) {
 			conn, err := pgx.Connect(t.Context(), s.dsn)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-			if _, err := conn.Exec(t.Context(), "BEGIN; SELECT pg_current_xact_id()"); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Exec(t, conn, "BEGIN; SELECT pg_current_xact_id()")
 			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK), "OUTBOX_ALERT_VACUUM_BLOCKED_OVER=1s")
 		},
 		[]string{"cannot clean up: process ", "let its owner end it, or run: SELECT pg_terminate_backend("},

@@ -98,15 +98,11 @@ func TestListenPrintsNothingThatTerminalsObey(t *testing.T) {
 	t.Parallel()
 	receiver, url := startListening(t, nil)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/%1b%5B2J%0aforged", strings.NewReader("\x1b[2Jend"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	response, err := transport.RoundTrip(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	_ = response.Body.Close()
 	receiver.stdout.wait(t, "end", receiver.code)
 	if got := receiver.stdout.String(); strings.Contains(got, "\x1b") || !strings.HasPrefix(got, "POST /\ufffd[2J forged, ") {

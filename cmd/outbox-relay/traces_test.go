@@ -91,9 +91,7 @@ func traceParent(s *tracepb.Span) string {
 func producerSpan(t *testing.T, c *collector) (headers string, parent trace.SpanContext) {
 	t.Helper()
 	endpoint, err := url.Parse(c.URL + "/v1/traces")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	service := traces.Open(traces.Config{Endpoint: endpoint, ServiceName: "finance", SampleRatio: 1, IDs: spans.IDs{}})
 	defer service.Close(t.Context())
 	ctx, span := service.Provider().Tracer("test").Start(t.Context(), "issue invoice")

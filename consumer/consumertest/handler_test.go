@@ -31,13 +31,9 @@ func ship(w http.ResponseWriter, r *http.Request) {
 func TestWithTx(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t))
-	if _, err := pool.Exec(t.Context(), "CREATE TABLE shipment (invoice text)"); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, pool, "CREATE TABLE shipment (invoice text)")
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	ctx := consumertest.WithTx(t.Context(), created, tx)
 	answer := httptest.NewRecorder()
 	ship(answer, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader("{}")))
@@ -65,14 +61,10 @@ func TestWithTx(t *testing.T) {
 func TestWithTxSQL(t *testing.T) {
 	t.Parallel()
 	db, err := sql.Open("pgx", pgtest.New(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	tx, err := db.BeginTx(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer tx.Rollback()
 	ctx := consumertest.WithTxSQL(t.Context(), created, tx)
 	if got := sqlconsumer.Tx(ctx); got != tx || !reflect.DeepEqual(consumer.EventFrom(ctx), created) {

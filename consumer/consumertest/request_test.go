@@ -48,9 +48,7 @@ func TestNewRequest(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ send, want consumer.Event }{"all of it": {whole, whole}, "the least": {least, filled}} {
 		r, err := consumertest.NewRequest(t.Context(), "http://receiver/", c.send, "whsec_"+strings.Repeat("b", 44), secretText)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		if answer := send(r); answer.Code != http.StatusNoContent {
 			t.Fatalf("%s: answered %d %s", name, answer.Code, answer.Body)
 		}
@@ -67,9 +65,7 @@ func TestNewRequest(t *testing.T) {
 	}
 
 	r, err := consumertest.NewRequest(t.Context(), "http://receiver/", consumer.Event{Key: "unsigned", Type: "t"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if answer := send(r); answer.Code != http.StatusUnauthorized || !strings.Contains(answer.Body.String(), "signature-invalid") {
 		t.Errorf("unsigned: answered %d %s", answer.Code, answer.Body)
 	}

@@ -57,9 +57,7 @@ func start(ctx context.Context, program string) (*localserver.Server, error) {
 func needDynalite(t testing.TB) string {
 	t.Helper()
 	program, err := filepath.Abs(dynalite)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := os.Stat(program); err != nil {
 		t.Fatal("these tests need dynalite; install it with make test-stores, or: npm install --prefix bin/dynalite dynalite@3.2.2")
 	}
@@ -76,9 +74,7 @@ func server(t testing.TB) *localserver.Server {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := start(ctx, program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -126,9 +122,7 @@ func create(t testing.TB, s *localserver.Server, table string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := dynamostore.CreateTable(ctx, client(t, s), table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, dynamostore.CreateTable(ctx, client(t, s), table))
 }
 
 // memory is what the receivers of one test share.
@@ -140,9 +134,15 @@ func memory(t testing.TB, s *localserver.Server, table string) storetest.Memory 
 		Start: func() {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if err := s.Restart(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Restart(ctx))
 		},
+	}
+}
+
+// must ends the test when err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

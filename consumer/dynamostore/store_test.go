@@ -40,9 +40,7 @@ func attributes(t *testing.T, c *dynamodb.Client, table, event string) map[strin
 		TableName: &table, ConsistentRead: aws.Bool(true),
 		Key: map[string]types.AttributeValue{"event": &types.AttributeValueMemberS{Value: event}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out.Item
 }
 
@@ -69,9 +67,7 @@ func TestNameAndTimesToLive(t *testing.T) {
 	want("claimed", asked.Add(time.Hour), time.Now().Add(time.Hour))
 	const ttl = 7 * 24 * time.Hour
 	asked = time.Now()
-	if err := kept.Complete(ctx, one, 200, ttl); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kept.Complete(ctx, one, 200, ttl))
 	answered := time.Now()
 	want("completed", asked.Add(ttl), answered.Add(ttl))
 	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
@@ -87,9 +83,7 @@ func number(t *testing.T, v types.AttributeValue) int64 {
 		t.Fatalf("%T is not a number", v)
 	}
 	n, err := strconv.ParseInt(text.Value, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
@@ -135,9 +129,7 @@ func TestCreateTable(t *testing.T) {
 	s, table := common(t)
 	c := client(t, s)
 	for range 2 { // the second time it is there
-		if err := dynamostore.CreateTable(t.Context(), c, table); err != nil {
-			t.Fatal(err)
-		}
+		must(t, dynamostore.CreateTable(t.Context(), c, table))
 	}
 	if got, err := dynamostore.New(c, table).Acquire(t.Context(), claim("k"), time.Hour); err != nil || !got.Claimed {
 		t.Errorf("%+v, %v", got, err)

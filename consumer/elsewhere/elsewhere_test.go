@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -175,9 +176,7 @@ func headers(t *testing.T, r *receiver) {
 	if err == nil {
 		err = request.Write(&text)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	padded := strings.Replace(text.String(), "X-Idempotency-Key: k4\r\n", "X-Idempotency-Key: \t k4 \t \r\n", 1)
 	if got := r.raw(t, padded, ""); !strings.HasPrefix(got, "HTTP/1.1 204") || !strings.Contains(strings.ToLower(got), "idempotency-replayed: true") {
 		t.Errorf("with blanks around its key a duplicate got %q", got)
@@ -190,16 +189,10 @@ func headers(t *testing.T, r *receiver) {
 func (r *receiver) raw(t *testing.T, text, rest string) (head string) {
 	t.Helper()
 	to, err := url.Parse(r.url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", to.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
+	pgtest.Must(t, conn.SetDeadline(time.Now().Add(patience)))
 	if _, err := fmt.Fprint(conn, text); err != nil {
 		t.Fatal(err)
 	}
@@ -241,13 +234,9 @@ func unfinishedBody(t *testing.T, r *receiver) {
 	number := strings.Repeat("6", 2000)
 	body := invoice(number)
 	request, err := request(t.Context(), r.url, "k6", body, signing{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var text bytes.Buffer
-	if err := request.Write(&text); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, request.Write(&text))
 	begun, rest := text.String()[:text.Len()-len(body)], body // it never stops for long, and takes minutes
 	if got := r.raw(t, begun, rest); got != "" && !strings.HasPrefix(got, "HTTP/1.1 408") {
 		t.Errorf("a request without its end got %q", got) // the JDK's server can only close the connection
@@ -283,4 +272,26 @@ func failingHandlers(t *testing.T, r *receiver) {
 	}
 	wantProblem(t, r.send(t, "k8", invoice("INV-8"), signing{change: set(webhook.EventType, "invoice.unheard")}), 422, "event-unknown")
 	r.wantRows(t, "k8", "INV-8", 0, 0)
+}
+
+// Each block of code in the document stands in the receiver of its language, line by line.
+func TestDocumentShowsTheReceivers(t *testing.T) {
+	t.Parallel()
+	const name = "../../docs/receiving-elsewhere.md"
+	document, err := os.ReadFile(name)
+	pgtest.Must(t, err)
+	for _, l := range languages {
+		source, err := os.ReadFile(filepath.Join(l.name, l.file))
+		pgtest.Must(t, err)
+		blocks := strings.Split(string(document), "```"+l.fence+"\n")[1:]
+		if len(blocks) == 0 {
+			t.Errorf("%s shows no %s", name, l.name)
+		}
+		for _, block := range blocks {
+			block, _, _ = strings.Cut(block, "```")
+			if !strings.Contains(string(source), block) {
+				t.Errorf("%s: %s has no\n%s", name, l.file, block)
+			}
+		}
+	}
 }

@@ -169,26 +169,20 @@ CREATE TABLE tenant.processed_events (LIKE processed_events INCLUDING ALL);`
 func newReceiver(t *testing.T, server *localpg.Server, l language) *receiver {
 	t.Helper()
 	source, err := os.ReadFile(filepath.Join(l.name, l.file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if strings.Count(string(source), l.handler) != 1 {
 		t.Fatalf("%s has no line %q", l.file, l.handler)
 	}
 	r := &receiver{language: l, dir: t.TempDir(), client: &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: 20}}}
 	t.Cleanup(r.client.CloseIdleConnections)
 	text := strings.Replace(string(source), l.handler, l.handler+l.cases, 1)
-	if err := os.WriteFile(filepath.Join(r.dir, l.file), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, os.WriteFile(filepath.Join(r.dir, l.file), []byte(text), 0o600))
 	if r.command, err = l.prepare(t.Context(), r.dir); err != nil && *require {
 		t.Fatal(err)
 	} else if err != nil {
 		t.Skip(err)
 	}
-	if err := server.CreateDatabase(t.Context(), l.name, ""); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, server.CreateDatabase(t.Context(), l.name, ""))
 	r.dsn = server.DSN(l.name)
 	pgtest.Migrate(t, r.dsn, migrations.Inbox)
 	r.pool = pgtest.Pool(t, r.dsn)
@@ -216,13 +210,9 @@ func (r *receiver) start(t *testing.T) {
 	process := exec.Command(r.command[0], r.command[1:]...)
 	process.Dir, process.Env = r.dir, r.env
 	out, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	process.Stdout, process.Stderr = in, in
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, process.Start())
 	in.Close()
 	port := make(chan string, 1)
 	r.process, r.ended = process, &sync.WaitGroup{}
@@ -265,9 +255,7 @@ func (r *receiver) hold(t *testing.T) (release func()) {
 	if err == nil {
 		_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock(4711)")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	release = sync.OnceFunc(func() { _ = conn.Close(context.Background()) })
 	t.Cleanup(release)
 	return release

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -115,9 +116,7 @@ func (r *receiver) try(ctx context.Context, url, key, body string, s signing) (a
 func (r *receiver) send(t *testing.T, key, body string, s signing) answer {
 	t.Helper()
 	got, err := r.try(t.Context(), r.url, key, body, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	return got
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
-// work is an event that a worker has under its lock.
+// work is an event that a worker holds under its lock.
 type work struct {
 	*ticket
 	tx            *memory.PgxTransaction
@@ -39,8 +39,8 @@ type work struct {
 	handled       time.Duration
 }
 
-// work takes one claimed event through its steps: begin, run the handler, finish or settle. conn is nil when the worker
-// has to find a connection for itself. ctx ends when nothing new may begin.
+// work takes one claimed event through its steps: begin, run the handler, finish or settle. A nil
+// conn makes it acquire a connection. ctx ends when nothing new may begin.
 func (s *runner) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	began := time.Now()
 	conn, err := s.connection(ctx, conn)
@@ -99,7 +99,7 @@ func (s *runner) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	s.unsuccessful(lasting, wk, report)
 }
 
-// connection returns conn, or a connection of the pool if it is nil; an error if ctx has ended.
+// connection returns conn, or acquires a connection if conn is nil. It fails if ctx has ended.
 func (s *runner) connection(ctx context.Context, conn *pgxpool.Conn) (*pgxpool.Conn, error) {
 	if conn == nil {
 		var err error
@@ -114,7 +114,7 @@ func (s *runner) connection(ctx context.Context, conn *pgxpool.Conn) (*pgxpool.C
 	return conn, nil
 }
 
-// unbegun gives back an event whose work has not begun. If that fails too, it is rescued.
+// unbegun gives back an event whose work has not begun. If that fails, the event is rescued.
 func (s *runner) unbegun(ctx context.Context, t *ticket, cause error) {
 	err := s.giveBack(context.WithoutCancel(ctx), t)
 	if err != nil || ctx.Err() == nil {
@@ -122,7 +122,8 @@ func (s *runner) unbegun(ctx context.Context, t *ticket, cause error) {
 	}
 }
 
-// cutOff gives back the event of a handler that was running when Run did not wait any longer. If that fails, it is rescued.
+// cutOff gives back the event of a handler that was still running at the end of DrainTimeout. If
+// that fails, the event is rescued.
 func (s *runner) cutOff(ctx context.Context, t *ticket, cause error) {
 	level, what := slog.LevelInfo, "consumer: gave an event back whose handler was cut off at the end of DrainTimeout"
 	if err := s.giveBack(ctx, t); err != nil {
@@ -132,13 +133,14 @@ func (s *runner) cutOff(ctx context.Context, t *ticket, cause error) {
 	s.Logger().Log(ctx, level, what, "receiver", s.Receiver, "source", s.Source, "key", t.key, "error", s.Redacted(cause))
 }
 
-// endedItself is what becomes of an event whose handler has ended the transaction by itself: another attempt would repeat
-// what that one has committed. The handler's own error is kept as text only.
+// endedItself returns the error of a handler that ended the transaction by itself. It is permanent:
+// another attempt would repeat what is committed. It keeps the handler's own error as text only.
 func (s *runner) endedItself(err error) error {
 	return consumer.Permanent(fmt.Errorf("%w; it ended with: %s", memory.ErrEnded, s.Redacted(err)))
 }
 
-// handle runs the handler. It returns why its work must be rolled back, nil or an error of Ignore otherwise.
+// handle runs the handler. It returns nil or an error of Ignore when the work may be committed, and
+// otherwise the reason for the rollback.
 func (s *runner) handle(wk *work) (err error) {
 	ctx, cancel := context.WithTimeoutCause(s.handling, s.HandlerTimeout, memory.ErrTimeout)
 	defer cancel()
@@ -148,7 +150,7 @@ func (s *runner) handle(wk *work) (err error) {
 	wk.tx.Attach(scope)
 	ctx = handlerctx.With(ctx, scope)
 
-	// In its own goroutine, so that a handler which ends its goroutine ends nothing else.
+	// The handler runs in its own goroutine, so that runtime.Goexit ends nothing else.
 	var running sync.WaitGroup
 	handed := time.Now()
 	running.Go(func() {
@@ -165,7 +167,7 @@ func (s *runner) handle(wk *work) (err error) {
 	running.Wait()
 	wk.handled = time.Since(handed)
 
-	// The handler's own error is kept as text only in what follows: what it asks for does not count.
+	// From here on the handler's own error is kept as text only: its mark does not count.
 	cause := endedBy(ctx)
 	switch {
 	case err == nil && errors.Is(cause, memory.ErrTimeout):
@@ -186,7 +188,7 @@ func (s *runner) succeeded(ctx context.Context, wk *work, report consumer.Report
 	s.reportAttempt(ctx, wk, report, "consumer: event "+string(report.Result))
 }
 
-// releaseNext releases what waits behind an event. If it fails, a sweep does it.
+// releaseNext releases the next event of the ordering key. If it fails, a sweep does it.
 func (s *runner) releaseNext(ctx context.Context, wk *work) {
 	promoted, err := s.release(ctx, wk.orderingKey)
 	wk.promoted = promoted
@@ -195,8 +197,8 @@ func (s *runner) releaseNext(ctx context.Context, wk *work) {
 	}
 }
 
-// unsuccessful ends an attempt whose work is rolled back, or may not have been committed. The state
-// decides: what is committed is not processing any more, and stays as it is.
+// unsuccessful ends an attempt whose work is rolled back or may not be committed. The state in the
+// database decides: a committed event is no longer processing, and stays as it is.
 func (s *runner) unsuccessful(ctx context.Context, wk *work, report consumer.Report) {
 	if errors.Is(report.Err, errStopping) {
 		s.cutOff(ctx, wk.ticket, report.Err)
@@ -245,8 +247,8 @@ func (s *runner) reportAttempt(ctx context.Context, wk *work, report consumer.Re
 	}
 }
 
-// callObserve calls Config.Observe. It recovers from a panic, which would end the process on this goroutine; the outcome is
-// committed already.
+// callObserve calls Config.Observe and recovers from a panic, which would end the process on this
+// goroutine. The outcome is committed already.
 func (s *runner) callObserve(ctx context.Context, report consumer.Report) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -257,7 +259,7 @@ func (s *runner) callObserve(ctx context.Context, report consumer.Report) {
 	s.cfg.Observe(ctx, report)
 }
 
-// healthOfAttempt classifies the outcome of an attempt of an inbox's worker.
+// healthOfAttempt classifies the outcome of a worker's attempt for the breaker.
 func healthOfAttempt(report consumer.Report) breaker.Health {
 	switch report.Result {
 	case consumer.ResultProcessed, consumer.ResultIgnored:

@@ -46,17 +46,13 @@ func BenchmarkInboxLatency(b *testing.B) {
 			dsn := server.DSN("postgres")
 			pgtest.Migrate(b, dsn, migrations.Inbox)
 			pool := pgtest.Pool(b, receivertest.WithSetting(dsn, "pool_max_conns", "16"))
-			if _, err := pool.Exec(b.Context(), latencySchema); err != nil {
-				b.Fatal(err)
-			}
+			pgtest.Exec(b, pool, latencySchema)
 			in := receivertest.Must(inbox.New(pool, chaosConfig(workAsBidden("benchmark", true))))
 			if elsewhere {
 				ready := make(chan struct{})
 				begun := sync.OnceFunc(func() { close(ready) })
 				p, err := receivertest.Launch(b.Context(), "work", receivertest.WithSetting(dsn, "pool_max_conns", "16"), func(string) { begun() }, inboxCalm+"=yes")
-				if err != nil {
-					b.Fatal(err)
-				}
+				pgtest.Must(b, err)
 				defer p.Kill()
 				<-ready
 			} else {
@@ -116,9 +112,7 @@ func bringOnTime(b *testing.B, receiver *httptest.Server, pool *pgxpool.Pool, pr
 	all.Wait()
 	for done := false; !done; {
 		<-time.After(10 * time.Millisecond)
-		if err := pool.QueryRow(b.Context(), `SELECT count(*) = 0 FROM inbox_events WHERE processing_state IN ('pending', 'processing')`).Scan(&done); err != nil {
-			b.Fatal(err)
-		}
+		pgtest.Must(b, pool.QueryRow(b.Context(), `SELECT count(*) = 0 FROM inbox_events WHERE processing_state IN ('pending', 'processing')`).Scan(&done))
 	}
 	return planned
 }
@@ -128,9 +122,7 @@ func reportLatency(b *testing.B, pool *pgxpool.Pool, planned map[string]time.Tim
 	rows, err := pool.Query(b.Context(), `
 		SELECT key, pg_xact_commit_timestamp(recorded.xmin), pg_xact_commit_timestamp(effect.xmin)
 		FROM recorded JOIN effect USING (key) WHERE key LIKE 'evt-%'`)
-	if err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Must(b, err)
 	var fromRecorded, fromPlanned []time.Duration
 	var key string
 	var recorded, done time.Time
@@ -161,19 +153,13 @@ func BenchmarkInboxDrain(b *testing.B) {
 	dsn := server.DSN("postgres")
 	pgtest.Migrate(b, dsn, migrations.Inbox)
 	traced, err := pgxpool.ParseConfig(receivertest.WithSetting(dsn, "pool_max_conns", "16"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Must(b, err)
 	claims := &claimCounter{}
 	traced.ConnConfig.Tracer = claims
 	pool, err := pgxpool.NewWithConfig(b.Context(), traced)
-	if err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Must(b, err)
 	defer pool.Close()
-	if _, err := pool.Exec(b.Context(), chaosSchema); err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Exec(b, pool, chaosSchema)
 	for name, keys := range map[string]int{"no-keys": 0, "100-keys": 100} {
 		b.Run(name, func(b *testing.B) {
 			ctx, stop := context.WithCancel(b.Context())
@@ -191,9 +177,7 @@ func BenchmarkInboxDrain(b *testing.B) {
 			pileUp(b, pool, cfg.Source, b.N, keys)
 			b.ResetTimer()
 			before := claims.n.Load()
-			if err := in.Run(ctx); err != nil {
-				b.Fatal(err)
-			}
+			pgtest.Must(b, in.Run(ctx))
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
 			b.ReportMetric(float64(b.N)/float64(claims.n.Load()-before), "events/claim")
 		})
@@ -209,9 +193,7 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 	dsn := server.DSN("postgres")
 	pgtest.Migrate(b, dsn, migrations.Inbox)
 	pool := pgtest.Pool(b, receivertest.WithSetting(dsn, "pool_max_conns", "12"))
-	if _, err := pool.Exec(b.Context(), chaosSchema); err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Exec(b, pool, chaosSchema)
 	var worked, recorded atomic.Int64
 	cfg := chaosConfig(workAsBidden("benchmark", true))
 	cfg.Secrets, cfg.Verify.AllowUnsigned = nil, true
@@ -265,19 +247,14 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 
 // pileUp records events as Handler does, at once.
 func pileUp(b *testing.B, pool *pgxpool.Pool, source string, events, keys int) {
-	_, err := pool.Exec(b.Context(), `
+	pgtest.Exec(b, pool, `
 		INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload, request_headers,
 			ordering_key, sequence, next_attempt_at)
 		SELECT 'test', $1, 'k' || i, 'invoice.created', 'pending', 0, '{"bidding":"succeed"}',
 			jsonb_build_object('X-Idempotency-Key', jsonb_build_array('k' || i), 'X-Outbox-Event-Type', '["invoice.created"]'::jsonb),
 			'order-' || i % nullif($3::integer, 0), i, CASE WHEN i > $3::integer AND $3::integer > 0 THEN NULL ELSE now() END
 		FROM generate_series(1, $2::integer) i`, source, events, keys)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if _, err := pool.Exec(b.Context(), "VACUUM ANALYZE inbox_events"); err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Exec(b, pool, "VACUUM ANALYZE inbox_events")
 }
 
 // claimCounter counts claims.

@@ -55,9 +55,7 @@ func newChaosStage(t *testing.T, workers int) *chaosStage {
 	t.Helper()
 	s := &chaosStage{t: t, dsn: pgtest.New(t, migrations.Inbox), runs: map[string][]run{}, open: map[string]int{}, kills: map[string]time.Time{}}
 	s.pool = pgtest.Pool(t, receivertest.WithSetting(s.dsn, "pool_max_conns", "8"))
-	if _, err := s.pool.Exec(t.Context(), chaosSchema+";"+neighboursSchema); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, s.pool, chaosSchema+";"+neighboursSchema)
 	s.ctx, s.end = context.WithCancelCause(t.Context())
 	t.Cleanup(func() {
 		s.end(nil)
@@ -291,7 +289,5 @@ func (s *chaosStage) stop() {
 		s.retire(m)
 	}
 	s.units.Wait()
-	if err := context.Cause(s.ctx); err != nil {
-		s.t.Fatal(err)
-	}
+	pgtest.Must(s.t, context.Cause(s.ctx))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -153,9 +154,7 @@ func (s *chaosStage) gather(l *chaosLoad) *chaosFacts {
 		SELECT idempotency_key, coalesce(CASE p.processing_state WHEN 'recorded' THEN e.processing_state END, 'in one table only'),
 			coalesce(e.attempts, 0), coalesce(e.claim, 0)
 		FROM processed_events p FULL JOIN inbox_events e USING (receiver, source, idempotency_key) WHERE receiver = 'test'`)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	pgtest.Must(s.t, err)
 	var key string
 	var row kept
 	if _, err := pgx.ForEachRow(rows, []any{&key, &row.state, &row.attempts, &row.claims}, func() error {

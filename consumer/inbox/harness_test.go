@@ -3,6 +3,7 @@ package inbox_test
 import (
 	"cmp"
 	"context"
+	"flag"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,25 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	runMoreAtOnce()
+	receivertest.RunTests(m, map[string]func(p *receivertest.Player){
+		"work-die": workAndDie,
+		"record":   recordOnly,
+		"work":     recordAndWork,
+	})
+}
+
+// runMoreAtOnce doubles -parallel, unless it is 1. Nearly all tests of this package wait: for locks that time out, and for the
+// looks at workers that have died.
+func runMoreAtOnce() {
+	parallel := flag.Lookup("test.parallel").Value
+	if n, err := strconv.Atoi(parallel.String()); err == nil && n > 1 {
+		_ = parallel.Set(strconv.Itoa(2 * n))
+	}
+}
 
 // inboxProcess is what one process does with an inbox: it has a pool of its own.
 type inboxProcess struct {
@@ -68,14 +88,10 @@ func (p *inboxProcess) open(cfg inbox.Config) {
 func (p *inboxProcess) configured(change func(*pgxpool.Config)) *pgxpool.Pool {
 	p.T.Helper()
 	cfg, err := pgxpool.ParseConfig(p.DSN)
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	pgtest.Must(p.T, err)
 	change(cfg)
 	pool, err := pgxpool.NewWithConfig(p.T.Context(), cfg)
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	pgtest.Must(p.T, err)
 	p.T.Cleanup(pool.Close)
 	return pool
 }
@@ -200,10 +216,7 @@ func (p *inboxProcess) wantState(key string, want inbox.State, attempts int) {
 
 func (p *inboxProcess) wantLastError(key, text string) {
 	p.T.Helper()
-	var got string
-	if err := p.Pool.QueryRow(p.T.Context(), "SELECT coalesce(last_error, '') FROM inbox_events WHERE idempotency_key = $1", key).Scan(&got); err != nil {
-		p.T.Fatal(err)
-	}
+	got := pgtest.Row[string](p.T, p.Pool, "SELECT coalesce(last_error, '') FROM inbox_events WHERE idempotency_key = $1", key)
 	if !strings.Contains(got, text) || (got == "") != (text == "") {
 		p.T.Errorf("last_error of %s is %q, want it to say %q", key, got, text)
 	}

@@ -25,30 +25,33 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// State is what has become of an event so far.
+// State is the state of a recorded event.
 type State string
 
-// The states of an event. Only an operator takes one out of the last three, with the command outbox-relay inbox.
+// The states of an event. Only an operator, with the command outbox-relay inbox, moves an event out
+// of the last three.
 const (
-	StatePending    State = "pending"    // waits for a worker, for its next attempt, or for an earlier event of its ordering key
+	StatePending    State = "pending"    // waits for a worker, its next attempt, or an earlier event of its key
 	StateProcessing State = "processing" // a worker has it
 	StateSucceeded  State = "succeeded"  // the handler's work is committed
 	StateIgnored    State = "ignored"    // of no concern to this receiver; kept for review
 	StateFailed     State = "failed"     // no worker tries again
 )
 
-// OnFailure says what a failed event means to those behind it that have the same ordering key.
+// OnFailure says what a failed event means for later events of its ordering key.
 type OnFailure string
 
 // What a failed event may mean.
 const (
-	// FailureBlocks keeps them waiting until an operator replays or ignores the failed one. The default.
+	// FailureBlocks keeps later events waiting until an operator replays or ignores the failed one.
+	// This is the default.
 	FailureBlocks OnFailure = "block"
-	// FailureSkips lets them continue.
+	// FailureSkips lets later events continue.
 	FailureSkips OnFailure = "skip"
 )
 
-// Config says how an [Inbox] works. Handle and what [consumer.Config] requires must be set; everything else has a default.
+// Config configures an [Inbox]. Handle and what [consumer.Config] requires must be set. Everything
+// else has a default.
 type Config struct {
 	// Config says whom to trust, as for consumer.New. Isolation is that of the transactions in
 	// which Handle works. What Handle returns after Limits.HandlerTimeout is a failure. A worker
@@ -85,7 +88,8 @@ type Config struct {
 	// wait for it.
 	PollInterval time.Duration
 
-	// Schedule holds the delays after the first, second, … attempt; the last repeats. Default 5s, 30s, 5m, 30m, 4h.
+	// Schedule holds the delays after the first, second, … attempt. The last one repeats. Default
+	// 5s, 30s, 5m, 30m, 4h.
 	Schedule []time.Duration
 
 	// Jitter lengthens every delay of Schedule by a random part of it, up to this fraction, so that
@@ -101,7 +105,8 @@ type Config struct {
 	// 20 seconds.
 	DrainTimeout time.Duration
 
-	// OnFailure says what a failed event means to those behind it with the same ordering key. Default [FailureBlocks].
+	// OnFailure says what a failed event means for later events of its ordering key. Default
+	// [FailureBlocks].
 	OnFailure OnFailure
 }
 
@@ -158,7 +163,7 @@ func (c *Config) complete(connections int) error {
 // zero value is of no use: see [New].
 type Inbox struct{ engine *engine }
 
-// engine is what an Inbox consists of. It embeds what is not to be exported with an Inbox.
+// engine is the state of an Inbox. It embeds what an Inbox must not export.
 type engine struct {
 	memory.Settings
 	cfg     Config
@@ -169,19 +174,23 @@ type engine struct {
 
 	notifying coalescer // at most one notification is on its way
 
-	// recording holds a token for each event that is being recorded while this process works events, too: as many as leave
-	// a connection to each worker and one to claims. Or recorders would queue before workers, who finish nothing then.
+	// recording holds a token for each event that is being recorded while this process also works
+	// events. It leaves a connection for each worker and one for claims. Otherwise recorders would
+	// queue before workers, and no worker could finish.
 	recording chan struct{}
 
-	// beside holds one, too, while more is due than workers can take: a third as many as there are workers. Or recorders would
-	// get most of the database, and what they record would wait for longer and longer. What is not recorded waits with its sender.
+	// beside holds such a token while more is due than the workers can take. It has room for a
+	// third as many tokens as there are workers. Otherwise recorders would take most of the
+	// database, and events would wait longer and longer. An event that is not recorded waits with
+	// its sender.
 	beside chan struct{}
 
 	mu      sync.Mutex           // guards runners
 	runners map[*runner]struct{} // calls of Run
 }
 
-// New returns an inbox whose events and effects are in pool's database. It fails when pool is nil or cfg cannot work.
+// New returns an inbox whose events and effects are in pool's database. It fails when pool is nil
+// or cfg cannot work.
 func New(pool *pgxpool.Pool, cfg Config) (*Inbox, error) {
 	if pool == nil {
 		return nil, errors.New("inbox: New needs a pool")
@@ -205,12 +214,12 @@ func New(pool *pgxpool.Pool, cfg Config) (*Inbox, error) {
 	return &Inbox{in}, nil
 }
 
-// Handler returns the http.Handler that records events. It answers 202 once the event is committed, 200 to a duplicate
-// whatever has become of it, and refuses what consumer.Middleware refuses; the body of both is a small JSON object with the
-// event's state. It needs no Run in its own process.
+// Handler returns the http.Handler that records events. It answers 202 once the event is committed,
+// and 200 to a duplicate in any state. It refuses what consumer.Middleware refuses. The body of a
+// 202 or 200 is a small JSON object with the event's state. The process needs no Run.
 func (in *Inbox) Handler() http.Handler { return in.engine.handler }
 
-// Admit records the event of a request, and has a worker woken.
+// Admit records the event of a request and wakes a worker.
 func (in *engine) Admit(ctx context.Context, rq *memory.Request) (memory.Found, error) {
 	found, err := in.record(ctx, rq)
 	if err != nil || found.Admission != memory.Recorded {
@@ -230,8 +239,8 @@ func (in *engine) Admit(ctx context.Context, rq *memory.Request) (memory.Found, 
 	return found.Found, nil
 }
 
-// advance lets the first event of an ordering key go before those that come behind it. If it fails, that happens when one of
-// them has been tried again.
+// advance lets the first event of an ordering key go before later ones. If it fails, that happens
+// after the next attempt of one of them.
 func (in *engine) advance(ctx context.Context, orderingKey string) (promoted bool) {
 	promoted, err := in.release(context.WithoutCancel(ctx), orderingKey)
 	if err != nil {
@@ -240,11 +249,10 @@ func (in *engine) advance(ctx context.Context, orderingKey string) (promoted boo
 	return promoted
 }
 
-// recordedHeaders returns what of a request a worker needs to make the same event of it, and what
-// may help a person who reads the row. Credentials are not among it: they have no place in a table.
-//
-// What the sender did not say in a header that can be believed, but is known of the event, is said in one: a worker reads
-// nothing else.
+// recordedHeaders returns the headers of a request from which a worker rebuilds the event, and
+// those that help a person who reads the row. It leaves out credentials, which do not belong into a
+// table. It adds a header for each known field of the event that the request did not prove by a
+// header, because a worker reads nothing else.
 func recordedHeaders(e *headers.Event, header http.Header) http.Header {
 	kept := http.Header{}
 	for name, values := range header {
@@ -260,7 +268,7 @@ func recordedHeaders(e *headers.Event, header http.Header) http.Header {
 	return kept
 }
 
-// storable refuses what jsonb cannot hold: one odd header must not fail the recording.
+// storable reports whether jsonb can hold the values. One odd header must not fail the recording.
 func storable(values []string) bool {
 	return !slices.ContainsFunc(values, func(value string) bool { return !utf8.ValidString(value) || strings.Contains(value, "\x00") })
 }

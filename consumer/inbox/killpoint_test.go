@@ -19,6 +19,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -91,9 +92,7 @@ const hangmen = 12
 func eachWorking(t *testing.T, e *receivertest.Env, meet func(p *workingProcess, number int) (moment string), settings ...string) receivertest.Fates {
 	t.Helper()
 	unharmed, err := launchWorking(e, 0, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer unharmed.Kill()
 	if answer := e.Do(e.NewRequestTo(unharmed.url, keyOf(0), "{}")); answer.Status != http.StatusAccepted {
 		t.Fatalf("status %d: %s", answer.Status, answer.Body)

@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -83,9 +84,7 @@ func TestEventByMiddlewareAndInbox(t *testing.T) {
 		receivertest.WantReplayed(t, p.Post("first", "{}"), 200, `{"state":"succeeded"}`+"\n")
 		receivertest.WantReplayed(t, p.Post("ignored", "{}"), 200, `{"state":"ignored"}`+"\n")
 		receivertest.WantProblem(t, p.Post("first", "[]"), 422, "key-reused")
-		if err := p.stop(); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, p.stop())
 		if n := p.Count("SELECT count(*) FROM inbox_events"); n != 0 {
 			t.Errorf("%d events are in the inbox that the middleware had processed", n)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -170,18 +171,14 @@ func TestPruneFindsEventsByTheirKeys(t *testing.T) {
 	e.MustExec(`ALTER TABLE inbox_events SET (autovacuum_enabled = off)`)
 	e.MustExec(`VACUUM ANALYZE`)
 	conn, err := pgx.Connect(t.Context(), e.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(t.Context()) })
 	page := 0
 	run := func() (removed int) {
 		t.Helper()
 		for range 8 { // more than five times, after which a plan is kept
 			var n int
-			if err := conn.QueryRow(t.Context(), `SELECT next_page, removed FROM inbox_prune(NULL, $1, 4, interval '90 days', false)`, page).Scan(&page, &n); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, conn.QueryRow(t.Context(), `SELECT next_page, removed FROM inbox_prune(NULL, $1, 4, interval '90 days', false)`, page).Scan(&page, &n))
 			removed += n
 		}
 		return removed
@@ -195,9 +192,7 @@ func TestPruneFindsEventsByTheirKeys(t *testing.T) {
 			e.MustExec(`VACUUM ANALYZE`)
 		}
 		// The server counts the reads of the last transactions too, until it has passed them on: at most once a second.
-		if _, err := conn.Exec(t.Context(), `BEGIN; CREATE TEMP TABLE noted ON COMMIT DROP AS SELECT * FROM pg_stat_xact_user_tables`); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Exec(t, conn, `BEGIN; CREATE TEMP TABLE noted ON COMMIT DROP AS SELECT * FROM pg_stat_xact_user_tables`)
 		removed := run()
 		if removed == 0 {
 			t.Error("nothing is removed")
@@ -206,15 +201,11 @@ func TestPruneFindsEventsByTheirKeys(t *testing.T) {
 			FROM (SELECT x.relname, x.seq_scan - n.seq_scan AS seq_scan, x.idx_tup_fetch - n.idx_tup_fetch AS idx_tup_fetch
 				FROM pg_stat_xact_user_tables x JOIN noted n USING (relid)) reads
 			WHERE relname IN ('processed_events', 'inbox_events') AND (seq_scan > 0 OR idx_tup_fetch > 4 * $1::int)`, removed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		wrong, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil || len(wrong) > 0 {
 			t.Errorf("with statistics %s, for %d removed: %q, %v", statistics, removed, wrong, err)
 		}
-		if _, err := conn.Exec(t.Context(), `COMMIT`); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Exec(t, conn, `COMMIT`)
 	}
 }

@@ -25,9 +25,7 @@ import (
 func recipes(t *testing.T) map[string]string {
 	t.Helper()
 	document, err := os.ReadFile("../../docs/receiving.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	_, section, ok := strings.Cut(string(document), "## SQL for support\n")
 	if !ok {
 		t.Fatal("docs/receiving.md has no section of SQL for support")
@@ -285,9 +283,7 @@ func TestReplayManyComesToAnEnd(t *testing.T) {
 	start := tableRows(e, "SELECT now()")[0]
 	for _, want := range []int64{2, 0} {
 		tag, err := e.Pool.Exec(t.Context(), filled(replay, map[string]string{"TYPE": "invoice.paid", beforeReplay: start}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		if tag.RowsAffected() != want {
 			t.Errorf("%s, want %d", tag, want)
 		}
@@ -358,9 +354,7 @@ func TestWorkersFollowRecipes(t *testing.T) {
 			}
 			p.run()
 			p.wantWorked("head", consumer.ResultFailed)
-			if err := p.stop(); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, p.stop())
 			mended.Store(true)
 			tableRows(p.Env, filled(all[title], c.values))
 			p.run() // which looks at once for what was changed by hand, and then every half minute

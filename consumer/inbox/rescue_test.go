@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -60,9 +61,7 @@ func TestInboxRescuesWhileItIsBusy(t *testing.T) {
 	p.MustExec(another("i::text") + " FROM generate_series(1, 50) i")
 	for range 10 { // its pool is the application's, too: few can begin at once, and many workers are free
 		conn, err := p.own.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		t.Cleanup(conn.Release)
 	}
 	p.run()
@@ -112,13 +111,9 @@ func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
 	g.wantEntered(t, "k")
 	p.MustExec(`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'`)
 	conn, err := p.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(conn.Release)
-	if _, err := conn.Exec(t.Context(), "LISTEN inbox_wake"); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, conn, "LISTEN inbox_wake")
 	p.MustExec("UPDATE inbox_events SET processing_state = 'pending'") // as another process rescues it
 	g.wantEntered(t, "k")
 	p.record("third")

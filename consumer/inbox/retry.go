@@ -11,10 +11,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
-// longestDelay keeps what a handler asks for within what a timestamp can hold.
+// longestDelay bounds the delay that a handler may ask for to what a timestamp can hold.
 const longestDelay = 10 * 365 * 24 * time.Hour
 
-// completeRetries checks what decides about another attempt, and fills in its defaults.
+// completeRetries checks the settings of retries and fills in their defaults.
 func (c *Config) completeRetries() error {
 	if len(c.Schedule) == 0 {
 		c.Schedule = []time.Duration{5 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, 4 * time.Hour}
@@ -41,7 +41,7 @@ func (c *Config) completeRetries() error {
 	return nil
 }
 
-// settlement is what is written down about an attempt that did not succeed.
+// settlement is what an attempt without success writes to the event's row.
 type settlement struct {
 	state    State // StatePending or StateFailed
 	attempts int   // how many were spent: 1, or 0 when the handler is not to blame
@@ -49,27 +49,29 @@ type settlement struct {
 	text     string // why, redacted
 }
 
-// errStopping is the cause for which the context of a handler ends that Run does not wait for any longer.
+// errStopping ends the context of a handler that is still running at the end of DrainTimeout.
 var errStopping = errors.New("the inbox is stopping")
 
-// errInterrupted is an attempt that was cut off: the handler's error, if there is one, says nothing about the handler.
+// errInterrupted marks an attempt that lost its connection. The handler's error, if any, says
+// nothing about the handler.
 var errInterrupted = errors.New("the connection of the handler's transaction was lost")
 
-// errKeyHeld: another transaction has held the lock of the event's ordering key for too long.
+// errKeyHeld marks an attempt that waited too long for the lock of its ordering key.
 var errKeyHeld = errors.New("the lock of the event's ordering key did not come")
 
-// errNoPayload: an operator has removed what a handler would get, such as for what is personal in it.
+// errNoPayload marks an event whose payload an operator has removed, such as for personal data in
+// it.
 var errNoPayload = errors.New("the event's payload was removed, so there is nothing to work")
 
 // errDropped is memory.ErrAborted for a handler of an inbox.
 var errDropped = errors.New("a statement of the handler failed and the handler returned nil all the same")
 
 const (
-	// maxInterruptions is how often in a row the work on an event may be cut off, by the death of its worker or by the
-	// database, before the event is taken for the cause.
+	// maxInterruptions is how many times in a row the work on an event may be cut off, by the death
+	// of its worker or by the database, before the event itself is taken for the cause.
 	maxInterruptions = 20
 
-	// conflictDelay is when an attempt that the database or its loss cut off is repeated.
+	// conflictDelay is the delay after an attempt that the database cut off.
 	conflictDelay = time.Second
 
 	crashLoopText = "given up: its worker died before the handler returned, again and again"
@@ -80,8 +82,7 @@ const (
 func (c *Config) settlementOf(err error, spent, interruptions int, fraction float64) settlement {
 	o := settlement{state: StatePending}
 	if errors.Is(err, errInterrupted) || errors.Is(err, errKeyHeld) || sqlstate.IsConflict(err) && !verdict.IsMarked(err) { // the handler's own word goes before
-		// The database was in the way. That spends no attempt; but it must not continue for ever
-		// either.
+		// The database was in the way. That spends no attempt, but must not repeat for ever.
 		o.after = jittered(conflictDelay, *c.Jitter, fraction)
 		if interruptions+1 >= maxInterruptions {
 			o.state = StateFailed

@@ -15,18 +15,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// recordSQL is admitSQL for an event that is worked later. It is remembered in processed_events, as recorded, and what has been
-// remembered is put into inbox_events, where its row is pending and holds what a worker needs. The one without the other is
-// nothing that this package leaves: where the memory of an event was removed by hand, the event that is still in
-// the inbox stays as it is, and is remembered again.
+// recordSQL is admitSQL for an event that is processed later. It inserts the event into
+// processed_events, in the state recorded, and into inbox_events, as pending with all that a
+// worker needs. If the row in processed_events was removed by hand but the event is still in
+// inbox_events, the event stays as it is and only processed_events gets a row.
 //
-// An event of an ordering key is due only when nothing of its key is let go, and nothing that comes
-// before it waits or has failed; otherwise it waits, without next_attempt_at, for the one before it
-// to end. The statement sees what has ended because lockOrderSQL ran before it, as a separate
-// statement: one statement for both would take its snapshot before it waits for the lock, and two
-// events of a key that are recorded at once would both be due.
+// An event with an ordering key is due only if no event of its key is released and no earlier
+// one waits or has failed. Otherwise it waits without next_attempt_at. lockOrderSQL must run
+// before, as a separate statement: a single statement would take its snapshot before it waits
+// for the lock, and two events of a key that are recorded at once would both be due.
 //
-// What is not known may have been forgotten: as in admitSQL, and nothing is written then.
+// An unknown event may have been forgotten, as in admitSQL. Nothing is written then.
 const (
 	recordSQL        = recordHead + `now()` + recordTail + `false` + recordEnd
 	recordInOrderSQL = recordHead + firstOfItsKey + recordTail + comesBefore + recordEnd
@@ -72,8 +71,8 @@ WITH locked AS MATERIALIZED (
 )
 SELECT locked.ok AND locked.old, recorded.due, `
 
-	// It is late: an event that comes behind it has been let go already, and may wait for hours for its next attempt, or
-	// even for this one.
+	// The event is late: a later event of its key is already released. That one may wait for hours
+	// for its next attempt, or for this event.
 	comesBefore = `
        EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
            AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.sequence > $12::bigint)`
@@ -82,16 +81,16 @@ SELECT locked.ok AND locked.old, recorded.due, `
 FROM locked LEFT JOIN recorded ON true`
 )
 
-// recorded is what became of a request to record an event.
+// recorded is the outcome of a request to record an event.
 type recorded struct {
 	memory.Found
 	due  bool // it can be worked at once
-	late bool // an event of its ordering key that comes behind it is let go
+	late bool // a later event of its ordering key is released already
 }
 
-// record writes the event down, in a transaction that has ended when it returns: in one round trip if the event is new.
-// The isolation level is READ COMMITTED whatever the Config and the database say, because the lock of an ordering key
-// means nothing to a snapshot that is older.
+// record writes the event in one transaction, which has ended when it returns, and in one round
+// trip if the event is new. The isolation level is always READ COMMITTED, because the lock of an
+// ordering key does not help an older snapshot.
 func (in *engine) record(ctx context.Context, rq *memory.Request) (recorded, error) {
 	for _, room := range in.recordingRoom() {
 		select {
@@ -106,15 +105,15 @@ func (in *engine) record(ctx context.Context, rq *memory.Request) (recorded, err
 		return recorded{}, fmt.Errorf("record event: %w", err)
 	}
 	defer conn.Release()
-	// Not under the request's context: a client that goes away while the event is being written would cost a connection,
-	// and it would be unknown whether the event is there.
+	// The request's context must not cancel this. A client that goes away during the write would
+	// cost a connection and leave it unknown whether the event is recorded.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.CommitTimeout)
 	defer cancel()
 
 	return in.write(ctx, conn, rq, true)
 }
 
-// write is what record does on its connection. Without lock the event's lock is not asked for.
+// write is record on an acquired connection. If lock is false, it does not take the event's lock.
 func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request, lock bool) (recorded, error) {
 	e := &rq.Event
 	headers, _ := json.Marshal(recordedHeaders(e, rq.Header)) // strings always encode
@@ -153,7 +152,8 @@ func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	return found, err
 }
 
-// recordPastStrangers records the event without its lock if the sessions that hold the lock could not record it.
+// recordPastStrangers records the event without its lock if only sessions that cannot record it
+// hold that lock.
 func (in *engine) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
 	var strangers bool
 	if err := conn.QueryRow(ctx, memory.StrangerHoldsSQL, planEachTime, in.Receiver, in.Source, rq.Event.Key).Scan(&strangers); err != nil {
@@ -165,8 +165,8 @@ func (in *engine) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, r
 	return in.write(ctx, conn, rq, false)
 }
 
-// knownSQL reads what is kept of an event that was not recorded. Where it has been, and is not in the inbox any more, because
-// it was removed by hand, it is unknown what became of it: its state is recorded.
+// knownSQL reads what is known of an event that was not recorded now. The state is recorded if the
+// event was removed from inbox_events by hand, because its fate is unknown then.
 const knownSQL = `
 SELECT coalesce(p.payload_hash <> $4::bytea, false), coalesce(e.processing_state, p.processing_state), coalesce($5::timestamptz > coalesce(p.not_after, '-infinity'), false),
        coalesce(p.destination, '')
@@ -198,10 +198,11 @@ func (in *engine) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	return found, nil
 }
 
-// lockOrderSQL makes recording, finishing and replaying events of one ordering key take turns, each for the rest of its
-// transaction. The number keeps it apart from other advisory locks made of hashes; it reads "order". The wait is bounded,
-// so that one key whose turn does not end cannot take a pool's connections one after the other. unboundLocksSQL takes the
-// bound back, in a transaction of a handler: what runs at its COMMIT has the handler's own.
+// lockOrderSQL serialises recording, finishing and replaying events of one ordering key, until
+// the end of each transaction. The number separates it from other advisory locks made of
+// hashes; it reads "order". The wait is bounded, so that a key whose lock is held cannot take
+// all connections of a pool. In a handler's transaction unboundLocksSQL restores the handler's
+// lock_timeout for what runs at COMMIT.
 const (
 	lockOrderSQL = `
 SELECT set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '2s', true),
@@ -214,11 +215,11 @@ func (in *engine) queueOrderLock(batch *pgx.Batch, orderingKey string) *pgx.Queu
 	return batch.Queue(lockOrderSQL, in.Receiver, in.Source, orderingKey)
 }
 
-// notifySQL wakes the inboxes of other processes. It is never part of a transaction that records an event: transactions
-// of one database that notify commit one after the other.
+// notifySQL wakes the inboxes of other processes. It never runs in a transaction that records an
+// event, because transactions of one database that notify commit one after the other.
 const notifySQL = `SELECT pg_notify('inbox_wake', ` + wakePayload + `)`
 
-// wakePayload says which inbox is woken: the channel is one for all schemas of the database.
+// wakePayload names the inbox to wake. All schemas of the database share one channel.
 const wakePayload = `'inbox_events'::regclass::oid::text || ' ' || $1::text || ' ' || $2::text`
 
 func (in *engine) notify(ctx context.Context) error {
@@ -230,16 +231,17 @@ func (in *engine) notify(ctx context.Context) error {
 	return nil
 }
 
-// notifyTimeout bounds a courtesy: a process without a notification polls.
+// notifyTimeout bounds the notification, which is optional: other processes also poll.
 const notifyTimeout = time.Second
 
-// listenSQL asks for what notifySQL says, and listenedSQL for what it says to this inbox.
+// listenSQL subscribes to the notifications of notifySQL. listenedSQL returns the payload for
+// this inbox.
 const (
 	listenSQL   = `LISTEN inbox_wake`
 	listenedSQL = `SELECT ` + wakePayload
 )
 
-// listen returns the payload of the notifications that are meant for this inbox.
+// listen subscribes to wake-ups and returns the payload of those that are meant for this inbox.
 func (in *engine) listen(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
 	if err := conn.QueryRow(ctx, listenedSQL, in.Receiver, in.Source).Scan(&payload); err != nil {
 		return "", fmt.Errorf("listen for events: %w", err)

@@ -7,12 +7,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// rescueSQL gives back what dead workers had claimed. A row that is being worked is locked, so the
-// ones that can be locked have no worker; but one may just be about to begin, or have rolled back
-// and be about to settle. Hence only those are given back that the last inspection, a second ago,
-// found unlocked under the same fence ($4 and $5).
+// rescueSQL gives back what dead workers had claimed. The row of an event that is being worked is
+// locked, so a row that can be locked has no worker. But a worker may be about to begin, or have
+// rolled back and be about to settle. Therefore rescueSQL gives back only the events that the last
+// inspection, a second ago, found unlocked under the same fence ($4 and $5).
 //
-// An event whose workers keep dying is failed at last, or it would take them down for ever.
+// An event whose workers keep dying fails in the end. Otherwise it would end workers for ever.
 const rescueSQL = `
 WITH unattended AS MATERIALIZED (
     SELECT e.ctid AS place, e.idempotency_key, e.claim
@@ -70,10 +70,10 @@ func (s *runner) rescueUnattended(ctx context.Context, suspects map[string]int64
 	return found, err
 }
 
-// sweepSQL finds ordering keys of which something waits and nothing is let go, though nothing that
-// failed stands before it: what is left when a process dies between a commit and release, or when
-// an operator changes rows by hand. It walks the keys after $3, $4 at most, from one to the next by
-// the index. OFFSET 0 keeps it from reading all that is let go into a temporary table first.
+// sweepSQL finds ordering keys with waiting events of which none is released and none has failed
+// before. They remain if a process dies between a commit and release, or if an operator changes
+// rows by hand. It visits at most $4 keys after $3, from key to key by the index. OFFSET 0 prevents
+// a plan that first reads all released events into a temporary table.
 const sweepSQL = `
 WITH RECURSIVE line AS (
     (SELECT w.ordering_key, 1 AS number FROM inbox_events w
@@ -100,8 +100,8 @@ ORDER BY line.ordering_key`
 // sweepBatch is how many ordering keys one sweep visits.
 const sweepBatch = 1000
 
-// stalled returns ordering keys after the given one that have to be let go, and the last key that it has visited;
-// "" when it has seen the end.
+// stalled returns ordering keys after the given one whose next event must be released, and the last
+// key that it has visited, or "" at the end.
 func (s *runner) stalled(ctx context.Context, after string) (keys []string, last string, err error) {
 	visited := 0
 	err = s.inTransaction(ctx, "sweep ordering keys", "off", func(batch *pgx.Batch) {
@@ -125,7 +125,8 @@ func (s *runner) stalled(ctx context.Context, after string) (keys []string, last
 	return keys, last, err
 }
 
-// adoptSQL makes due what an operator has set to pending by hand, without saying when and without an ordering key.
+// adoptSQL makes due what an operator has set to pending by hand without next_attempt_at and
+// without an ordering key.
 const adoptSQL = `
 UPDATE inbox_events
 SET next_attempt_at = now()

@@ -20,8 +20,8 @@ import (
 // what runs rarely that is simpler than pinSQL.
 const planEachTime = pgx.QueryExecModeExec
 
-// kindsOfEvents are the types of the events that may be worked, found one after the other by the index, without reading the
-// events between them.
+// kindsOfEvents lists the types of the events that may be claimed. It steps from type to type by
+// the index and does not read the events between them.
 const kindsOfEvents = `
 WITH RECURSIVE kind AS (
     (SELECT event_type FROM inbox_events
@@ -61,14 +61,15 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
        set_config('jit', 'off', true), set_config('synchronous_commit', $1::text, true)`
 
-// claimSQL takes what is due, at most $6 events, and of each type that $4 names at most $5. It goes from one type to the
-// next by the index, so that a type with any number of due events, or one at its limit, costs the others nothing; and it
-// begins behind the type that the last claim ended with, so that none is always the last.
+// claimSQL claims due events: at most $6 in total, and at most $5 of each type in $4. It steps from
+// type to type by the index. So a type with many due events, or one at its limit, costs the others
+// nothing. It starts behind the type that the last claim ended with, so that no type is always the
+// last.
 //
-// The rows are locked in a materialised step and then updated by where they lie: locking inside "IN (SELECT … LIMIT …)"
-// may run again for each row and claim more than its limit. LIMIT stands outside of the types, which the join visits one
-// after the other, so no more is locked than is taken. next_attempt_at stays, and with it the place of an event that is
-// given back.
+// The rows are locked in a materialised step and then updated by ctid. "IN (SELECT … LIMIT …)" with
+// a lock inside may run again for each row and claim more than its limit. LIMIT stands outside the
+// join, which visits the types one by one, so no more rows are locked than claimed. next_attempt_at
+// does not change, so an event that is given back keeps its place.
 const claimSQL = kindsOfEvents + `, turn AS MATERIALIZED (
     SELECT kind.event_type, coalesce(l.free, $6::integer) AS free
     FROM kind LEFT JOIN unnest($4::text[], $5::integer[]) AS l (event_type, free) ON l.event_type = kind.event_type
@@ -92,9 +93,10 @@ SET processing_state = 'processing', claim = e.claim + 1, claimed_by = $3::text,
 WHERE e.ctid = ANY (ARRAY(SELECT place FROM locked))
 RETURNING e.idempotency_key, e.claim, e.event_type, e.ctid::text`
 
-// pinSomeSQL is pinSQL for a transaction that belongs to a handler. What is behind it must be undone before the handler's
-// own statements are planned, those of deferred triggers at COMMIT among them: by unpinned in the statement that was
-// pinned, which is planned before it runs, or by unpinSQL. beginPinnedSQL is for the first statement of a transaction: see memory.InDatabase.
+// pinSomeSQL is pinSQL for a handler's transaction. It must be undone before the handler's
+// statements are planned, including those of deferred triggers at COMMIT. Either the pinned
+// statement itself contains unpinned (it is planned before it runs), or unpinSQL follows it.
+// beginPinnedSQL is the first statement of a transaction: see memory.InDatabase.
 const (
 	beginPinnedSQL = `SELECT inbox_reset(), ` + pins
 	pinSomeSQL     = `SELECT ` + pins
@@ -103,7 +105,7 @@ const (
 	unpinned       = `set_config('enable_seqscan', NULL, true), set_config('enable_bitmapscan', NULL, true)`
 )
 
-// claimRequest is what a claim wants.
+// claimRequest says how much a claim may take.
 type claimRequest struct {
 	limit int
 	types []string // of which at most room are wanted
@@ -151,12 +153,12 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 	return err
 }
 
-// beginSQL begins the work on a claimed event, and reads it. The lock of the row is the lease: it ends with the worker's
-// transaction, however that ends, and needs no time to expire. The worker that comes second, because the event was given back and
-// claimed again meanwhile, finds the row locked, or another fence or state.
+// beginSQL begins the work on a claimed event and reads it. The row lock is the lease: it ends with
+// the worker's transaction, however that ends, and needs no timeout. If the event was given back
+// and claimed again meanwhile, the second worker finds the row locked, or another fence or state.
 //
-// The row is found where the claim has left it, which needs no index. If it was moved since, it is
-// rescued.
+// The row is found by its ctid, which needs no index. If another transaction has moved it since the
+// claim, the event is rescued later.
 const beginSQL = `
 SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, coalesce(ordering_key, ''),
        current_setting('transaction_isolation'), pg_current_xact_id()::text, ` + unpinned + `,
@@ -165,8 +167,8 @@ FROM inbox_events
 WHERE ctid = $6::text::tid AND receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'
 FOR UPDATE SKIP LOCKED`
 
-// begin opens the transaction in which the handler works. It returns nil, without an error, when the event is not this
-// worker's any more. conn is given back, now or with the transaction.
+// begin opens the transaction for the handler. It returns nil and no error if the event no longer
+// belongs to this worker. It releases conn, now or when the transaction ends.
 func (s *runner) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work, error) {
 	wk := &work{ticket: t}
 	var table int64
@@ -202,10 +204,11 @@ func (s *runner) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*wor
 	return wk, nil
 }
 
-// eventsTable is a table inbox_events, and the statements on it in a transaction that a handler has had; see memory.InDatabase.
+// eventsTable is one table inbox_events with the statements that run on it after a handler. See
+// memory.InDatabase.
 type eventsTable struct{ name, finish, promote string }
 
-// eventsTable returns the table by its oid. It asks once for each, mostly once.
+// eventsTable returns the table with the oid. It asks the database once for each oid.
 func (s *runner) eventsTable(ctx context.Context, tx memory.Transaction, oid int64) (*eventsTable, error) {
 	if known, ok := s.tables.Load(oid); ok {
 		return known.(*eventsTable), nil
@@ -223,13 +226,13 @@ func (s *runner) eventsTable(ctx context.Context, tx memory.Transaction, oid int
 	return table, nil
 }
 
-// finishSQL writes down that the handler has succeeded. It raises an error, which keeps the COMMIT behind it from being
-// carried out, unless it runs in the very transaction that locked the row: a handler that ended that one by itself has
-// let go of the event, and what it wrote since must not be committed.
+// finishSQL records that the handler has succeeded. It raises an error, which prevents the COMMIT
+// behind it, unless it runs in the transaction that locked the row. A handler that has ended that
+// transaction no longer owns the event, and its later writes must not be committed.
 //
-// The row is not where it was when the handler has changed it, as one does that removes the
-// payload. So it is found by its key, and by the primary key only: the state is no condition that
-// another index answers.
+// The handler may have changed the row, for example to remove the payload, and so moved it.
+// Therefore the row is found by the primary key. The state is compared as an expression, so that no
+// other index is used.
 const finishSQL = `
 WITH finished AS (
     UPDATE inbox_events
@@ -240,7 +243,8 @@ WITH finished AS (
     RETURNING 1
 )` + memory.LastHead + `count(*)` + memory.AsFound + `$8` + memory.RoleAsFound + `$9` + memory.LastEnd + ` FROM finished`
 
-// finish commits the handler's work together with the event's state, and lets go what waited behind it.
+// finish commits the handler's work and the event's new state, and releases the next event of its
+// ordering key.
 func (s *runner) finish(ctx context.Context, wk *work, state State, reason string) error {
 	defer wk.tx.Rollback() // what an error left open
 	if err := wk.tx.Unfit(); err != nil {
@@ -257,7 +261,7 @@ func (s *runner) finish(ctx context.Context, wk *work, state State, reason strin
 		}
 		return err
 	})
-	// A snapshot of the whole transaction may be older than an event that has come to wait since: see release.
+	// A snapshot of the whole transaction may be older than an event that waits now: see release.
 	if wk.orderingKey != "" && wk.isolation == string(pgx.ReadCommitted) {
 		s.queueOrderLock(batch, wk.orderingKey).QueryRow(func(row pgx.Row) error {
 			err := row.Scan(nil, nil, nil)
@@ -284,12 +288,13 @@ func (s *runner) finish(ctx context.Context, wk *work, state State, reason strin
 	return fmt.Errorf("commit: %w", err)
 }
 
-// sameSQL asks, in the transaction that a handler has left, whether it is the one that was begun for it.
+// sameSQL asks, in the transaction that a handler has left, whether it is still the one that was
+// begun for the handler.
 const sameSQL = `SELECT coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text`
 
-// exchanged reports whether a handler that did not succeed has certainly ended the transaction that was begun for it. If it
-// certainly has not, no doubt is left. What cannot be asked, because the transaction is aborted or its connection lost, is for
-// committedItself.
+// exchanged reports whether a handler that did not succeed has certainly ended its transaction. It
+// sets wk.same if the handler certainly has not. If the transaction is aborted or the connection
+// lost, it cannot tell, and committedItself has to ask.
 func (s *runner) exchanged(ctx context.Context, wk *work) bool {
 	wk.tx.Close()
 	if wk.tx.Ended() {
@@ -303,9 +308,10 @@ func (s *runner) exchanged(ctx context.Context, wk *work) bool {
 	return !wk.same
 }
 
-// committedSQL asks, from outside, whether the transaction of an attempt is committed although its event is still being
-// worked: it was the handler then that committed it. The row's lock is waited for first, because that ends with the
-// transaction: a COMMIT that was cut off may be carried out all the same.
+// committedSQL asks, from another connection, whether an attempt's transaction is committed
+// although its event is still being processed. Only the handler can have committed it then. It
+// waits for the row lock first, which ends with the transaction: a COMMIT that was cut off may
+// still be carried out.
 const committedSQL = `
 WITH mine AS MATERIALIZED (
     SELECT FROM inbox_events
@@ -314,8 +320,9 @@ WITH mine AS MATERIALIZED (
 )
 SELECT coalesce(pg_xact_status($5::text::xid8) = 'committed', false) FROM mine`
 
-// committedItself reports whether a handler whose transaction is in doubt has committed it. When the database does not say,
-// it is unknown, and the event is tried again: most transactions in doubt are as they were begun.
+// committedItself reports whether the handler has committed a transaction whose fate is in doubt.
+// If the database does not answer, it reports false and the event is tried again: most such
+// transactions are as they were begun.
 func (s *runner) committedItself(ctx context.Context, wk *work) (committed bool) {
 	if wk.same {
 		return false
@@ -326,9 +333,10 @@ func (s *runner) committedItself(ctx context.Context, wk *work) (committed bool)
 	return err == nil && committed
 }
 
-// promoteSQL lets the next event of an ordering key go, once nothing of the key is let go already, and unless one that
-// failed stands before it and keeps it waiting. It runs under the key's lock. The event takes the place in the queue that it
-// has by its age: at the end of the queue a key would have to wait for the whole backlog, once for each of its events.
+// promoteSQL releases the next event of an ordering key. It does nothing if an event of the key is
+// already released, or if an earlier one has failed and blocks it. It runs under the key's lock.
+// The event takes the place in the queue that it has by its age. At the end of the queue, a key
+// would wait for the whole backlog once for each of its events.
 const promoteSQL = `
 UPDATE inbox_events e
 SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
@@ -352,8 +360,8 @@ func (in *engine) queuePromote(batch *pgx.Batch, promote, orderingKey string, pr
 	})
 }
 
-// giveWaySQL makes the event of a key that is let go, but not being worked, wait again when one that comes before it
-// waits: a replay, which is to go first.
+// giveWaySQL makes the released event of a key wait again if an earlier one waits and this one is
+// not being processed. The earlier one is a replay, which goes first.
 const giveWaySQL = `
 UPDATE inbox_events e
 SET next_attempt_at = NULL
@@ -362,10 +370,10 @@ WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $3::tex
       WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
         AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
 
-// release lets the event of an ordering key go whose turn it is, in a separate transaction. After
-// giveWaySQL nothing of the key can begin to be worked, because only what is let go is claimed, and
-// only under the key's lock is anything let go; so promoteSQL, with a later snapshot, sees what has
-// been claimed until then, or that nothing was.
+// release releases the next event of an ordering key, in a separate transaction. Only released
+// events are claimed, and events are released only under the key's lock. So after giveWaySQL no
+// work on an event of the key can begin, and promoteSQL, with a later snapshot, sees everything
+// that was claimed before.
 func (in *engine) release(ctx context.Context, orderingKey string) (promoted bool, err error) {
 	err = in.inTransaction(ctx, "release the next event of a key", "on", func(batch *pgx.Batch) {
 		in.queueOrderLock(batch, orderingKey)
@@ -375,8 +383,9 @@ func (in *engine) release(ctx context.Context, orderingKey string) (promoted boo
 	return promoted, err
 }
 
-// inTransaction sends what queue adds in one transaction, whose statements walk indexes. purpose
-// begins its error; synchronousCommit says whether the commit waits for the disk.
+// inTransaction runs the statements that queue adds in one transaction, planned to walk indexes.
+// purpose is the prefix of its error. synchronousCommit is "on" if the commit waits for the disk,
+// or "off".
 func (in *engine) inTransaction(ctx context.Context, purpose, synchronousCommit string, queue func(batch *pgx.Batch)) error {
 	ctx, cancel := context.WithTimeout(ctx, in.CommitTimeout)
 	defer cancel()
@@ -396,9 +405,8 @@ func (in *engine) inTransaction(ctx context.Context, purpose, synchronousCommit 
 	return nil
 }
 
-// settleSQL writes down an outcome other than success, in a separate transaction: the handler's is
-// rolled back. The fence keeps a worker that comes too late from touching what another has claimed
-// since.
+// settleSQL records an outcome other than success, in a separate transaction, because the handler's
+// is rolled back. The fence keeps a late worker from changing an event that another has claimed.
 const settleSQL = `
 UPDATE inbox_events
 SET processing_state = $5::text,
@@ -409,8 +417,8 @@ SET processing_state = $5::text,
     processed_at = CASE WHEN $5::text = 'failed' THEN clock_timestamp() END
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'`
 
-// settle writes down that an attempt has ended without success. It reports false when the event was not this worker's to
-// settle any more: another worker has it, or the commit that seemed to fail did not.
+// settle records that an attempt has ended without success. It reports false if the event no longer
+// belongs to this worker: another has claimed it, or the commit that seemed to fail has succeeded.
 func (s *runner) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
@@ -421,7 +429,7 @@ func (s *runner) settle(ctx context.Context, wk *work, o settlement) (mine bool,
 	return tag.RowsAffected() > 0, nil
 }
 
-// giveBackSQL undoes a claim. The event keeps its place, because next_attempt_at has never changed.
+// giveBackSQL undoes a claim. next_attempt_at is unchanged since, so the event keeps its place.
 const giveBackSQL = `
 UPDATE inbox_events
 SET processing_state = 'pending'

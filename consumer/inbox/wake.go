@@ -16,7 +16,8 @@ import (
 // notification of PostgreSQL, but that only when its own process has no worker free. Both may be
 // lost. Then the event is found by polling.
 
-// wakeHere wakes the calls of Run in this process, and reports whether one of them has a worker free.
+// wakeHere wakes the calls of Run in this process. It reports whether one of them has a free
+// worker.
 func (in *engine) wakeHere() (free bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -27,15 +28,15 @@ func (in *engine) wakeHere() (free bool) {
 	return free
 }
 
-// coalescer lets one caller at a time do something that need not be done for every caller.
+// coalescer lets one caller do something on behalf of all that ask at the same time.
 type coalescer struct {
 	waiting atomic.Bool // a caller is about to begin
 	turn    sync.Mutex
 }
 
-// do runs f once, unless another caller waits to run it, which then does so for this one, too: what has happened before do
-// is followed by an f that begins later. No caller runs it twice, however many others ask: a request would never end, nor
-// would Run claim, while events keep coming.
+// do runs f, unless another caller waits to run it. That run then counts for this caller too: an f
+// that begins later follows everything that happened before do. No caller runs f twice. Otherwise a
+// request would not end, nor would Run claim, while events keep coming.
 func (c *coalescer) do(f func()) {
 	if !c.waiting.CompareAndSwap(false, true) {
 		return
@@ -46,8 +47,9 @@ func (c *coalescer) do(f func()) {
 	f()
 }
 
-// wakeOthers wakes the inboxes of other processes. However many events are recorded at once, one notification is on its
-// way from this process: they are committed one after the other in the whole database.
+// wakeOthers notifies the inboxes of other processes. At most one notification of this process is
+// under way, however many events are recorded: notifications of one database commit one after the
+// other.
 func (in *engine) wakeOthers(ctx context.Context) {
 	in.notifying.do(func() {
 		if err := in.notify(ctx); err != nil {
@@ -56,7 +58,7 @@ func (in *engine) wakeOthers(ctx context.Context) {
 	})
 }
 
-// wakeUp makes the runner claim as soon as it has a worker free.
+// wakeUp makes the runner claim as soon as it has a free worker.
 func (s *runner) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
@@ -66,16 +68,17 @@ func (s *runner) wakeUp() {
 
 // Times between attempts to connect.
 const (
+	// Delays between attempts to connect.
 	firstReconnect = 100 * time.Millisecond
 	maxReconnect   = 10 * time.Second
 )
 
-// wakeInterval is how long a notification waits after the last one that woke the claimer: every login of the database may
-// notify, as often as it likes, and each wake-up costs a claim.
+// wakeInterval is the shortest time between two wake-ups by notifications. Every login of the
+// database may notify as often as it likes, and each wake-up costs a claim.
 const wakeInterval = 20 * time.Millisecond
 
-// listenForWakes hears, until ctx ends, what other processes have recorded. It has its own
-// connection, beside the pool's, because it keeps it for ever.
+// listenForWakes listens for notifications of other processes until ctx ends. It uses its own
+// connection, outside the pool, because it keeps it.
 func (s *runner) listenForWakes(ctx context.Context) {
 	trouble := outage{inbox: s.engine, what: "consumer: inbox cannot listen for events, and finds them by polling until it can"}
 	pause := firstReconnect
@@ -93,8 +96,8 @@ func (s *runner) listenForWakes(ctx context.Context) {
 	}
 }
 
-// listenOnce listens on one connection until it breaks. It reports whether it got as far as
-// listening, when it calls ready.
+// listenOnce listens on one connection until it breaks. It calls ready once it listens, and reports
+// whether it got that far.
 func (s *runner) listenOnce(ctx context.Context, ready func(context.Context)) (listened bool, err error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -124,8 +127,8 @@ func (s *runner) listenOnce(ctx context.Context, ready func(context.Context)) (l
 	}
 }
 
-// awaitNotification waits for a notification, and reports whether there was one with the payload. If there was one before,
-// it waits only until the given time.
+// awaitNotification waits for a notification and reports whether one with the payload has come. If
+// notified is true it waits until the given time only.
 func (s *runner) awaitNotification(ctx context.Context, conn *pgx.Conn, payload string, notified bool, until time.Time) (bool, error) {
 	waiting, cancel := ctx, context.CancelFunc(func() {})
 	if notified {
@@ -158,7 +161,7 @@ func (s *runner) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// outage logs once when the database goes away, and once when it is back.
+// outage logs the loss of the database once, and its return once.
 type outage struct {
 	inbox *engine
 	what  string
@@ -181,7 +184,7 @@ func (o *outage) over(ctx context.Context) {
 	o.since = time.Time{}
 }
 
-// wait waits for d or for the end of ctx.
+// wait waits for d or the end of ctx.
 func wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -120,9 +121,7 @@ func TestInboxSharesAPoolThatIsEmpty(t *testing.T) {
 	var held []interface{ Release() }
 	for range 3 {
 		conn, err := small.own.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		held = append(held, conn)
 	}
 	small.run()

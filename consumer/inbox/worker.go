@@ -13,7 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
-// ticket is a claimed event, before its worker has read it.
+// ticket is a claimed event that its worker has not read yet.
 type ticket struct {
 	key       string
 	fence     int64
@@ -61,19 +61,21 @@ type runner struct {
 
 // Times of what Run does unasked.
 const (
+	// Intervals of the periodic work of Run.
 	inspectInterval = time.Second      // between searches for events whose workers have died
-	sweepInterval   = 30 * time.Second // between searches for ordering keys that were not let go
+	sweepInterval   = 30 * time.Second // between searches for ordering keys to release
 	passInterval    = 50 * time.Millisecond
 )
 
-// Run works events until ctx ends: as many at once as Workers says, every one of them in a transaction that commits the
-// handler's writes together with the event's state. It may run in any number of processes, and more than once in each;
-// however many there are, no event is worked by two at once, and of one ordering key only one event at a time.
+// Run works events until ctx ends, as many at once as Config.Workers. Each event has its own
+// transaction, which commits the handler's writes together with the event's state. Run may be
+// called in any number of processes, and more than once in each. No event is worked by two workers
+// at once, and events of one ordering key are worked one at a time.
 //
-// An outage of the database, of any length, does not end it. When ctx ends it claims no more, lets the handlers that are
-// running end, for DrainTimeout at most, gives back what it has not begun, and returns nil. It returns an error only when
-// a handler does not return even after its context has ended: what that handler has written is committed only if it
-// returns nil while the process lives.
+// An outage of the database does not end Run, however long it lasts. When ctx ends, Run claims no
+// more events, waits at most Config.DrainTimeout for the running handlers, gives back what has not
+// begun, and returns nil. It returns an error only when a handler does not return after its context
+// has ended. That handler's writes are committed only if it returns nil while the process lives.
 func (in *Inbox) Run(ctx context.Context) error { return in.engine.run(ctx) }
 
 func (in *engine) run(ctx context.Context) error {
@@ -108,7 +110,7 @@ func (in *engine) join(s *runner) {
 	in.runners[s] = struct{}{}
 }
 
-// recordingRoom returns the channels in which an event needs a token while it is recorded.
+// recordingRoom returns the channels in which a recorder needs a token.
 func (in *engine) recordingRoom() []chan struct{} {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -129,7 +131,7 @@ func (in *engine) leave(s *runner) {
 	delete(in.runners, s)
 }
 
-// claimUntil hands out events until ctx ends.
+// claimUntil claims events and starts their workers until ctx ends.
 func (s *runner) claimUntil(ctx context.Context) {
 	defer s.free.Store(0)
 	defer s.behind.Store(false)
@@ -163,8 +165,8 @@ func (s *runner) claimUntil(ctx context.Context) {
 	}
 }
 
-// endAll takes back the tickets of all workers that have ended by now, so that one claim serves them all: one for each of
-// them, while the others wait for theirs, would keep most workers idle.
+// endAll takes back the tickets of all workers that have ended, so that one claim serves them all.
+// A claim for each would keep most workers waiting for it.
 func (s *runner) endAll() {
 	for {
 		select {
@@ -190,7 +192,7 @@ func (s *runner) end(t *ticket) {
 	s.heldUntil = time.Time{} // it may have closed
 }
 
-// claim takes what is due for the workers that are free, and lets them begin.
+// claim takes what is due for the free workers and starts them.
 func (s *runner) claim(ctx context.Context, free int) {
 	now := time.Now()
 	pass, wait, ok := s.cfg.Breaker.Enter(now)
@@ -206,16 +208,17 @@ func (s *runner) claim(ctx context.Context, free int) {
 	}
 }
 
-// claimFor is claim with the breaker's leave, which each of the events takes with it. It returns how many there are.
+// claimFor claims under a pass of the breaker, which each of the events carries. It returns the
+// number of events.
 func (s *runner) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		s.failed(ctx, err)
 		return 0
 	}
-	// No more than can begin at once: an event that waits for a connection waits where no other
-	// process can work it. The first continues with the connection of the claim, so one can begin
-	// however busy the pool is.
+	// Claim no more than can begin at once: no other process can work an event that waits here for
+	// a connection. The first event uses the connection of the claim, so one can begin however busy
+	// the pool is.
 	stat := s.pool.Stat()
 	limit := min(free, 1+max(0, int(stat.MaxConns()-stat.AcquiredConns())))
 	want := claimRequest{limit: limit, types: []string{}, room: []int32{}, after: s.last}
@@ -224,7 +227,8 @@ func (s *runner) claimFor(ctx context.Context, free int, pass breaker.Pass) int 
 			want.types, want.room = append(want.types, kind), append(want.room, int32(room))
 		}
 	}
-	// Not under ctx: a claim that is cut off would cost the connection, and leave events without a worker to a rescue.
+	// The claim does not run under ctx. A canceled claim would cost the connection and leave events
+	// without a worker until their rescue.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.CommitTimeout)
 	defer cancel()
 	tickets, err := s.claimDue(claiming, conn, want)
@@ -260,15 +264,15 @@ func (s *runner) start(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	})
 }
 
-// failed puts the next claim off until something happens, or the next tick.
+// failed postpones the next claim until the next wake-up or tick.
 func (s *runner) failed(ctx context.Context, err error) {
 	s.more = false
 	s.polled = time.Time{}
 	s.trouble.began(ctx, err)
 }
 
-// passOn wakes other processes, because there is more than this one can take: the process that
-// recorded it may have seen a worker free.
+// passOn wakes other processes when this one cannot take everything: the process that recorded the
+// event may have seen a free worker here.
 func (s *runner) passOn(ctx context.Context) {
 	if now := time.Now(); now.Sub(s.passed) >= passInterval {
 		s.passed = now
@@ -276,7 +280,8 @@ func (s *runner) passOn(ctx context.Context) {
 	}
 }
 
-// inspect does what is done unasked. While nothing is due and no worker has died it costs one statement.
+// inspect polls for due events, rescues the events of dead workers, and sweeps. It costs one
+// statement while there is nothing to do.
 func (s *runner) inspect(ctx context.Context) {
 	now := time.Now()
 	poll, inspect := now.Sub(s.polled) >= s.cfg.PollInterval-time.Millisecond, now.Sub(s.inspected) >= inspectInterval-time.Millisecond
@@ -308,8 +313,8 @@ func (s *runner) inspect(ctx context.Context) {
 	}
 }
 
-// rescue gives back the events of workers that have died. What this process works itself is none of it, however long it
-// waits for a connection.
+// rescue gives back the events of workers that have died. It skips this process's own events,
+// however long they wait for a connection.
 func (s *runner) rescue(ctx context.Context, unattended bool) error {
 	suspected := s.suspects
 	s.suspects = map[string]int64{}
@@ -349,8 +354,8 @@ func (s *runner) rescue(ctx context.Context, unattended bool) error {
 	return nil
 }
 
-// sweep lets go what waits although nothing keeps it waiting: a process died at the wrong moment, or an operator changed
-// rows by hand.
+// sweep releases events that wait for no reason: a process died at the wrong moment, or an operator
+// changed rows by hand.
 func (s *runner) sweep(ctx context.Context) error {
 	if s.sweptTo == "" {
 		some, err := s.adopt(ctx)
@@ -374,7 +379,7 @@ func (s *runner) sweep(ctx context.Context) error {
 	return nil
 }
 
-// drain waits for the handlers that are running.
+// drain waits for the running handlers.
 func (s *runner) drain(ctx context.Context) error {
 	timer := time.NewTimer(s.cfg.DrainTimeout)
 	defer timer.Stop()

@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 func TestEachEventTakesEffectOnceWhateverCarriedIt(t *testing.T) {
@@ -33,7 +34,7 @@ func TestEachEventTakesEffectOnceWhateverCarriedIt(t *testing.T) {
 				e.produce(int32((i+1)%partitions), consumer.Event{Key: fmt.Sprint("k", i)}, secretText)
 			}
 			posted, err := consumertest.NewRequest(t.Context(), "http://receiver.test", consumer.Event{Key: "k0", Type: "test", Payload: []byte("{}")}, secretText)
-			must(t, err)
+			pgtest.Must(t, err)
 			answer := httptest.NewRecorder()
 			receive.ServeHTTP(answer, posted)
 			if answer.Code != http.StatusNoContent {
@@ -60,7 +61,7 @@ func TestARecordThatFailsIsTriedAgain(t *testing.T) {
 			e := newEnv(t, "calm")
 			var attempts atomic.Int32
 			c, _ := e.run(kafkaconsumer.Config{}, e.receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-				must(t, effect(ctx, tx, event))
+				pgtest.Must(t, effect(ctx, tx, event))
 				switch {
 				case attempts.Add(1) > 3:
 					return nil
@@ -142,7 +143,7 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 	done := func(n int) {
 		e.becomes(fmt.Sprintf("%d are done", n), func() bool {
 			var done int
-			must(t, e.pool.QueryRow(t.Context(), `SELECT count(*) FROM effect`).Scan(&done))
+			pgtest.Must(t, e.pool.QueryRow(t.Context(), `SELECT count(*) FROM effect`).Scan(&done))
 			return done >= n
 		})
 	}
@@ -151,13 +152,13 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 	_, stop := e.run(kafkaconsumer.Config{Ahead: 5}, e.receiver(handle)) // another process
 	done(partitions * events / 3)
 	e.broker.Kill()
-	must(t, e.broker.Restart(t.Context()))
+	pgtest.Must(t, e.broker.Restart(t.Context()))
 	done(partitions * events / 2)
 	stop()
 	e.effects(partitions * events)
 	e.idle(c)
 	var reordered int
-	must(t, e.pool.QueryRow(t.Context(), `SELECT count(*) FROM effect a JOIN effect b USING (ordering_key) WHERE a.id < b.id AND a.sequence > b.sequence`).Scan(&reordered))
+	pgtest.Must(t, e.pool.QueryRow(t.Context(), `SELECT count(*) FROM effect a JOIN effect b USING (ordering_key) WHERE a.id < b.id AND a.sequence > b.sequence`).Scan(&reordered))
 	if reordered > 0 {
 		t.Fatalf("%d pairs are out of order", reordered)
 	}
@@ -172,11 +173,11 @@ func TestAnInboxTakesPoisonOutOfTheWay(t *testing.T) {
 		}
 		return effect(ctx, tx, event)
 	}})
-	must(t, err)
+	pgtest.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- events.Run(ctx) }()
-	defer func() { cancel(); must(t, <-ended) }()
+	defer func() { cancel(); pgtest.Must(t, <-ended) }()
 	e.run(kafkaconsumer.Config{}, events.Handler())
 	for i, key := range []string{"poison", "a", "b"} {
 		e.produce(0, consumer.Event{Key: key, ID: int64(i + 1), OrderingKey: key, Sequence: 1}, secretText)
@@ -184,7 +185,7 @@ func TestAnInboxTakesPoisonOutOfTheWay(t *testing.T) {
 	e.effects(2)
 	e.becomes("the poison has failed", func() bool {
 		var state string
-		must(t, e.pool.QueryRow(t.Context(), `SELECT processing_state FROM inbox_events WHERE idempotency_key = 'poison'`).Scan(&state))
+		pgtest.Must(t, e.pool.QueryRow(t.Context(), `SELECT processing_state FROM inbox_events WHERE idempotency_key = 'poison'`).Scan(&state))
 		return state == string(inbox.StateFailed)
 	})
 }
@@ -195,7 +196,7 @@ func TestWhatIsRefusedAtTheStart(t *testing.T) {
 	receive := e.receiver(effect)
 	brokers := []kgo.Opt{kgo.SeedBrokers("127.0.0.1:" + e.port)}
 	c, err := kafkaconsumer.New(kafkaconsumer.Config{Group: "g", Topics: []string{"none"}, Client: brokers}, receive)
-	must(t, err)
+	pgtest.Must(t, err)
 	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), `topic "none": UNKNOWN_TOPIC_OR_PARTITION`) {
 		t.Errorf("Run says %v", err)
 	}

@@ -79,22 +79,21 @@ type env struct {
 func newEnv(t *testing.T, faults string) *env {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	pgtest.Must(t, err)
 	_, port, err := net.SplitHostPort(listener.Addr().String())
-	must(t, err)
-	must(t, listener.Close())
+	pgtest.Must(t, err)
+	pgtest.Must(t, listener.Close())
 	program, err := os.Executable()
-	must(t, err)
+	pgtest.Must(t, err)
 	e := &env{t: t, port: port}
 	e.broker, err = localserver.StartAt(t.Context(), port, func(dir string) []string { return []string{program, "broker", port, dir, faults} })
-	must(t, err)
-	t.Cleanup(func() { must(t, e.broker.Stop()) })
+	pgtest.Must(t, err)
+	t.Cleanup(func() { pgtest.Must(t, e.broker.Stop()) })
 	e.send, err = kgo.NewClient(kgo.SeedBrokers("127.0.0.1:"+port), kgo.RecordPartitioner(kgo.ManualPartitioner()))
-	must(t, err)
+	pgtest.Must(t, err)
 	t.Cleanup(e.send.Close)
 	e.pool = pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
-	_, err = e.pool.Exec(t.Context(), `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
-	must(t, err)
+	pgtest.Exec(t, e.pool, `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
 	return e
 }
 
@@ -106,12 +105,12 @@ func (e *env) produce(number int32, event consumer.Event, secret string) {
 	}
 	event.Payload = []byte("{}")
 	r, err := consumertest.NewRequest(e.t.Context(), "http://receiver.test", event, secret)
-	must(e.t, err)
+	pgtest.Must(e.t, err)
 	record := &kgo.Record{Topic: topic, Partition: number, Value: event.Payload}
 	for name, values := range r.Header {
 		record.Headers = append(record.Headers, kgo.RecordHeader{Key: name, Value: []byte(values[0])})
 	}
-	must(e.t, e.send.ProduceSync(e.t.Context(), record).FirstErr())
+	pgtest.Must(e.t, e.send.ProduceSync(e.t.Context(), record).FirstErr())
 }
 
 // effect writes what the event does.
@@ -136,7 +135,7 @@ func (e *env) run(cfg kafkaconsumer.Config, receiver http.Handler) (c *kafkacons
 		cfg.Backoff = []time.Duration{10 * time.Millisecond}
 	}
 	c, err := kafkaconsumer.New(cfg, receiver)
-	must(e.t, err)
+	pgtest.Must(e.t, err)
 	return c, e.start(c)
 }
 
@@ -147,7 +146,7 @@ func (e *env) start(c *kafkaconsumer.Consumer) (stop func()) {
 	go func() { ended <- c.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		must(e.t, <-ended)
+		pgtest.Must(e.t, <-ended)
 	})
 	e.t.Cleanup(stop)
 	return stop
@@ -158,7 +157,7 @@ func (e *env) effects(want int) {
 	e.t.Helper()
 	var n int
 	e.becomes(fmt.Sprintf("%d effects", want), func() bool {
-		must(e.t, e.pool.QueryRow(e.t.Context(), `SELECT count(*) FROM effect`).Scan(&n))
+		pgtest.Must(e.t, e.pool.QueryRow(e.t.Context(), `SELECT count(*) FROM effect`).Scan(&n))
 		return n >= want
 	})
 	if n > want {
@@ -183,13 +182,6 @@ func (e *env) becomes(what string, is func() bool) {
 		case <-ctx.Done():
 			e.t.Fatalf("it does not come to this: %s", what)
 		}
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // journal keeps what a consumer logs.
@@ -41,7 +42,7 @@ func (e *env) runLogged() (log *journal, stop func()) {
 	c, err := kafkaconsumer.New(kafkaconsumer.Config{
 		Group: "test", Topics: []string{topic}, Client: []kgo.Opt{kgo.SeedBrokers("127.0.0.1:" + e.port)}, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	}, e.receiver(effect))
-	must(e.t, err)
+	pgtest.Must(e.t, err)
 	return log, e.start(c)
 }
 
@@ -66,15 +67,15 @@ func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	removed.Topic = kmsg.StringPtr(topic)
 	remove.TopicNames, remove.Topics = []string{topic}, append(remove.Topics, removed)
 	_, err := remove.RequestWith(t.Context(), e.send)
-	must(t, err)
+	pgtest.Must(t, err)
 	e.becomes("the log to say that records are gone", func() bool { return log.count("no records") > 0 })
 	create := kmsg.NewPtrCreateTopicsRequest()
 	created := kmsg.NewCreateTopicsRequestTopic()
 	created.Topic, created.NumPartitions, created.ReplicationFactor = topic, partitions, 1
 	create.Topics = append(create.Topics, created)
 	answer, err := create.RequestWith(t.Context(), e.send)
-	must(t, err)
-	must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
+	pgtest.Must(t, err)
+	pgtest.Must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
 	e.send.PurgeTopicsFromProducing(topic)
 
 	e.produceMany("after", 20)
@@ -118,6 +119,6 @@ func (e *env) cut(before int64) {
 	of.Partitions = append(of.Partitions, at)
 	request.Topics = append(request.Topics, of)
 	answer, err := request.RequestWith(e.t.Context(), e.send)
-	must(e.t, err)
-	must(e.t, kerr.ErrorForCode(answer.Topics[0].Partitions[0].ErrorCode))
+	pgtest.Must(e.t, err)
+	pgtest.Must(e.t, kerr.ErrorForCode(answer.Topics[0].Partitions[0].ErrorCode))
 }

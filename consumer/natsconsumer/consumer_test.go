@@ -20,6 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/consumer/natsconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 func TestEachEventTakesEffectOnceWhateverCarriedIt(t *testing.T) {
@@ -34,7 +35,7 @@ func TestEachEventTakesEffectOnceWhateverCarriedIt(t *testing.T) {
 	}
 	posted, err := consumertest.NewRequest(t.Context(), "http://receiver.test",
 		consumer.Event{Key: "k0", Type: "test", ID: 1, DeliveryID: "1-web-1", Payload: []byte("{}")}, secretText)
-	must(t, err)
+	pgtest.Must(t, err)
 	answer := httptest.NewRecorder()
 	receive.ServeHTTP(answer, posted)
 	if answer.Code != http.StatusNoContent {
@@ -58,7 +59,7 @@ func TestAMessageThatFailsComesAgain(t *testing.T) {
 			e := newEnv(t)
 			var attempts atomic.Int32
 			c, _ := e.run(natsconsumer.Config{Workers: 1}, e.receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-				must(t, effect(ctx, tx, event))
+				pgtest.Must(t, effect(ctx, tx, event))
 				switch {
 				case attempts.Add(1) > 3:
 					return nil
@@ -101,7 +102,7 @@ func TestAMessageThatIsRefusedForGood(t *testing.T) {
 		t.Fatal("the message was refused twice")
 	}
 	kept, err := e.stream.GetMsg(t.Context(), 1)
-	must(t, err)
+	pgtest.Must(t, err)
 	if kept.Header.Get("X-Idempotency-Key") != "k" {
 		t.Fatal("the stream does not keep what was refused")
 	}
@@ -149,7 +150,7 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 	e.idle(c)
 	e.effects(partitions * events)
 	var reordered int
-	must(t, e.pool.QueryRow(t.Context(), `SELECT count(*) FROM effect a JOIN effect b USING (ordering_key) WHERE a.id < b.id AND a.sequence > b.sequence`).Scan(&reordered))
+	pgtest.Must(t, e.pool.QueryRow(t.Context(), `SELECT count(*) FROM effect a JOIN effect b USING (ordering_key) WHERE a.id < b.id AND a.sequence > b.sequence`).Scan(&reordered))
 	if reordered > 0 {
 		t.Fatalf("%d pairs are out of order", reordered)
 	}
@@ -175,11 +176,11 @@ func TestAnOutageOfTheServers(t *testing.T) {
 	e.publish("outbox.test", consumer.Event{Key: "before"}, secretText)
 	e.effects(1)
 	e.cluster.Kill(0)
-	must(t, e.cluster.Restart(t.Context(), 0))
+	pgtest.Must(t, e.cluster.Restart(t.Context(), 0))
 	e.becomes("the stream is there again", func() bool { _, err := e.js.Stream(t.Context(), "OUTBOX"); return err == nil })
 	e.publish("outbox.test", consumer.Event{Key: "after"}, secretText)
 	e.effects(2)
-	must(t, e.js.DeleteConsumer(t.Context(), "OUTBOX", "test")) // by a careless hand
+	pgtest.Must(t, e.js.DeleteConsumer(t.Context(), "OUTBOX", "test")) // by a careless hand
 	e.publish("outbox.test", consumer.Event{Key: "later"}, secretText)
 	if keys := e.effects(3); !slices.Equal(keys, []string{"before", "after", "later"}) {
 		t.Fatalf("effects are %v", keys)
@@ -214,11 +215,11 @@ func TestAnInboxTakesPoisonOutOfTheWay(t *testing.T) {
 		}
 		return effect(ctx, tx, event)
 	}})
-	must(t, err)
+	pgtest.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- events.Run(ctx) }()
-	defer func() { cancel(); must(t, <-ended) }()
+	defer func() { cancel(); pgtest.Must(t, <-ended) }()
 	c, _ := e.run(natsconsumer.Config{Partitions: 1, Subject: "outbox.{partition}.>"}, events.Handler())
 	for i, key := range []string{"poison", "a", "b"} {
 		e.publish("outbox.0.test", consumer.Event{Key: key, ID: int64(i + 1), OrderingKey: key, Sequence: 1}, secretText)
@@ -227,7 +228,7 @@ func TestAnInboxTakesPoisonOutOfTheWay(t *testing.T) {
 	e.effects(2)
 	var state string
 	e.becomes("the poison has failed", func() bool {
-		must(t, e.pool.QueryRow(t.Context(), `SELECT processing_state FROM inbox_events WHERE idempotency_key = 'poison'`).Scan(&state))
+		pgtest.Must(t, e.pool.QueryRow(t.Context(), `SELECT processing_state FROM inbox_events WHERE idempotency_key = 'poison'`).Scan(&state))
 		return state == string(inbox.StateFailed)
 	})
 }
@@ -244,7 +245,7 @@ func TestWhatIsRefusedAtTheStart(t *testing.T) {
 		"stream":    {natsconsumer.Config{Stream: "NONE", Durable: "test"}, "stream not found"},
 	} {
 		made, err := natsconsumer.New(e.js, c.cfg, receive)
-		must(t, err)
+		pgtest.Must(t, err)
 		if err := made.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: Run says %v, want %q", name, err, c.want)
 		}

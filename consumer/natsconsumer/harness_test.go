@@ -57,32 +57,29 @@ type env struct {
 func newEnv(t *testing.T, change ...func(*jetstream.StreamConfig)) *env {
 	t.Helper()
 	program, err := localnats.Find("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	cluster, err := localnats.Start(t.Context(), program, 1, "")
-	must(t, err)
-	t.Cleanup(func() { must(t, cluster.Stop()) })
+	pgtest.Must(t, err)
+	t.Cleanup(func() { pgtest.Must(t, cluster.Stop()) })
 	e := &env{t: t, cluster: cluster, js: connect(t, cluster.URL()), dsn: pgtest.New(t, migrations.Inbox)}
 	e.pool = pgtest.Pool(t, e.dsn)
-	_, err = e.pool.Exec(t.Context(), `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
-	must(t, err)
+	pgtest.Exec(t, e.pool, `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
 	cfg := jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}
 	for _, c := range change {
 		c(&cfg)
 	}
 	e.stream, err = e.js.CreateStream(t.Context(), cfg)
-	must(t, err)
+	pgtest.Must(t, err)
 	return e
 }
 
 func connect(t *testing.T, url string) jetstream.JetStream {
 	t.Helper()
 	conn, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.RetryOnFailedConnect(true))
-	must(t, err)
+	pgtest.Must(t, err)
 	t.Cleanup(conn.Close)
 	js, err := jetstream.New(conn)
-	must(t, err)
+	pgtest.Must(t, err)
 	return js
 }
 
@@ -94,9 +91,9 @@ func (e *env) publish(subject string, event consumer.Event, secret string) {
 	}
 	event.Payload = []byte("{}")
 	r, err := consumertest.NewRequest(e.t.Context(), "http://receiver.test", event, secret)
-	must(e.t, err)
+	pgtest.Must(e.t, err)
 	_, err = e.js.PublishMsg(e.t.Context(), &nats.Msg{Subject: subject, Header: nats.Header(r.Header), Data: event.Payload})
-	must(e.t, err)
+	pgtest.Must(e.t, err)
 }
 
 // effect writes what the event does.
@@ -122,13 +119,13 @@ func (e *env) run(cfg natsconsumer.Config, receiver http.Handler) (c *natsconsum
 		cfg.Backoff = []time.Duration{10 * time.Millisecond}
 	}
 	c, err := natsconsumer.New(e.js, cfg, receiver)
-	must(e.t, err)
+	pgtest.Must(e.t, err)
 	ctx, cancel := context.WithCancel(e.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		must(e.t, <-ended)
+		pgtest.Must(e.t, <-ended)
 	})
 	e.t.Cleanup(stop)
 	return c, stop
@@ -140,9 +137,9 @@ func (e *env) effects(want int) []string {
 	var keys []string
 	e.becomes(fmt.Sprintf("%d effects", want), func() bool {
 		rows, err := e.pool.Query(e.t.Context(), `SELECT key FROM effect ORDER BY id`)
-		must(e.t, err)
+		pgtest.Must(e.t, err)
 		keys, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		must(e.t, err)
+		pgtest.Must(e.t, err)
 		return len(keys) >= want
 	})
 	if len(keys) > want {
@@ -213,19 +210,12 @@ func (e *env) victim() string {
 	cmd := exec.CommandContext(e.t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), roleVar+"="+e.cluster.URL()+" "+e.dsn)
 	out, err := cmd.StdoutPipe()
-	must(e.t, err)
-	must(e.t, cmd.Start())
+	pgtest.Must(e.t, err)
+	pgtest.Must(e.t, cmd.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
-	must(e.t, err)
-	must(e.t, cmd.Wait())
+	pgtest.Must(e.t, err)
+	pgtest.Must(e.t, cmd.Wait())
 	return strings.TrimSpace(line)
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // receiver returns value. It panics when err is not nil.

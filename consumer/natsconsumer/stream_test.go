@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/natsconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // warnings is what a consumer logs for an operator.
@@ -42,11 +43,11 @@ func (e *env) runLogged(cfg natsconsumer.Config) (*natsconsumer.Consumer, warnin
 	logged := make(warnings, 100)
 	cfg.Stream, cfg.Durable, cfg.Logger = "OUTBOX", "test", slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	c, err := natsconsumer.New(e.js, cfg, e.receiver(effect))
-	must(e.t, err)
+	pgtest.Must(e.t, err)
 	ctx, cancel := context.WithCancel(e.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	e.t.Cleanup(func() { cancel(); must(e.t, <-ended) })
+	e.t.Cleanup(func() { cancel(); pgtest.Must(e.t, <-ended) })
 	return c, logged
 }
 
@@ -58,10 +59,10 @@ func TestAStreamThatIsDeletedAndMadeAgain(t *testing.T) {
 	e.publish("outbox.test", consumer.Event{Key: "before"}, secretText)
 	e.effects(1)
 
-	must(t, e.js.DeleteStream(t.Context(), "OUTBOX"))
+	pgtest.Must(t, e.js.DeleteStream(t.Context(), "OUTBOX"))
 	e.becomes("the log to say that the stream is missing", func() bool { return logged.have("stream not found") })
 	_, err := e.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}})
-	must(t, err)
+	pgtest.Must(t, err)
 	e.publish("outbox.test", consumer.Event{Key: "after"}, secretText)
 	e.effects(2)
 	e.idle(c)
@@ -83,7 +84,7 @@ func TestAHandlerThatTakesLongGivesSignsOfLife(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t)
 	signs, err := e.js.Conn().SubscribeSync("$JS.ACK.OUTBOX.test.>")
-	must(t, err)
+	pgtest.Must(t, err)
 	finish := make(chan struct{})
 	var calls atomic.Int32
 	c, _ := e.run(natsconsumer.Config{AckWait: time.Second}, e.receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
@@ -94,7 +95,7 @@ func TestAHandlerThatTakesLongGivesSignsOfLife(t *testing.T) {
 	e.publish("outbox.test", consumer.Event{Key: "k"}, secretText)
 	for n := 0; n < 5; { // a third of AckWait apart
 		sign, err := signs.NextMsg(patience)
-		must(t, err)
+		pgtest.Must(t, err)
 		if string(sign.Data) == "+WPI" {
 			n++
 		}

@@ -33,14 +33,10 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 	t.Helper()
 	event := consumer.Event{Key: key, Type: eventType, Payload: []byte(`{"total":"19.90"}`)}
 	r, err := consumertest.NewRequest(t.Context(), url, event, secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answer, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	answer.Body.Close()
 	return answer.StatusCode
 }
@@ -70,18 +66,14 @@ func newDatabase(t *testing.T) string {
 	dsn := pgtest.New(t, migrations.Inbox)
 	_, err := pgtest.Pool(t, dsn).Exec(t.Context(), `CREATE TABLE parent (id int PRIMARY KEY);
 		CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	return dsn
 }
 
 func mustNew(t *testing.T, registerer prometheus.Registerer, options promobserver.Options) *promobserver.Observer {
 	t.Helper()
 	o, err := promobserver.New(registerer, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	return o
 }
 
@@ -152,9 +144,7 @@ inbox_requests_total{result="rejected",source="finance"} 1
 func samples(t *testing.T, gatherer prometheus.Gatherer, name, source string) (n uint64) {
 	t.Helper()
 	families, err := gatherer.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
 			for _, label := range metric.GetLabel() {
@@ -246,9 +236,7 @@ func TestSeriesDoNotGrowWithEvents(t *testing.T) {
 			})
 		}
 		n, err := testutil.GatherAndCount(registry)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		return n
 	}
 	if one, many := series(1), series(500); one != many {
@@ -321,17 +309,13 @@ var metricName = regexp.MustCompile(`\binbox_[a-z_]+`)
 func TestDocumentedMetrics(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("doc.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
 	o.Observe(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
 	registry.MustRegister(promobserver.Breaker("warehouse", must(breaker.New(breaker.Config{}))))
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	var exported []string
 	for _, family := range families {
 		exported = append(exported, family.GetName())

@@ -62,9 +62,7 @@ func server(t testing.TB, settings ...string) *localserver.Server {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := start(ctx, settings...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -107,9 +105,15 @@ func memory(t testing.TB, s *localserver.Server, o redisstore.Options) storetest
 		Start: func() {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if err := s.Restart(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Restart(ctx))
 		},
+	}
+}
+
+// must ends the test when err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

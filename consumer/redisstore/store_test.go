@@ -57,9 +57,7 @@ func TestKeyAndTimesToLive(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("claimed", time.Hour)
-	if err := kept.Complete(ctx, one, 200, 7*24*time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kept.Complete(ctx, one, 200, 7*24*time.Hour))
 	want("completed", 7*24*time.Hour)
 	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
 		t.Fatalf("%+v, %v", got, err)
@@ -75,9 +73,7 @@ func TestForgottenScripts(t *testing.T) {
 	kept, ctx, one := redisstore.New(c, redisstore.Options{}), t.Context(), claim("k")
 	flush := func() {
 		t.Helper()
-		if err := c.ScriptFlush(ctx).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.ScriptFlush(ctx).Err())
 	}
 	for range 2 {
 		flush()
@@ -85,14 +81,10 @@ func TestForgottenScripts(t *testing.T) {
 			t.Fatalf("%+v, %v", got, err)
 		}
 		flush()
-		if err := kept.Release(ctx, one); err != nil {
-			t.Fatal(err)
-		}
+		must(t, kept.Release(ctx, one))
 		flush()
 	}
-	if err := kept.Complete(ctx, one, 200, time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kept.Complete(ctx, one, 200, time.Hour))
 }
 
 // What is not this package's must not be taken for an event, new or known.
@@ -107,9 +99,7 @@ func TestKeysOfOthers(t *testing.T) {
 		"an odd status": func(key string) error { return c.HSet(ctx, key, odd("status", "x")).Err() },
 		"an odd hash":   func(key string) error { return c.HSet(ctx, key, odd("hash", "x")).Err() },
 	} {
-		if err := put(o.Prefix + "a+b:fin+ance%3A:" + name); err != nil {
-			t.Fatal(err)
-		}
+		must(t, put(o.Prefix+"a+b:fin+ance%3A:"+name))
 		if got, err := kept.Acquire(ctx, claim(name), time.Hour); err == nil {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -126,9 +116,7 @@ func odd(name, value string) map[string]string {
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	s := server(t, "--cluster-enabled", "yes")
-	if err := client(t, s).ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client(t, s).ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{"node:1"},
 		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
@@ -192,9 +180,7 @@ func TestFullRedisRefuses(t *testing.T) {
 	s := server(t, "--maxmemory-policy", "noeviction")
 	c := client(t, s)
 	kept := redisstore.New(c, redisstore.Options{})
-	if err := c.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	if got, err := kept.Acquire(t.Context(), claim("k"), time.Hour); err == nil {
 		t.Errorf("acquired %+v", got)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 const (
@@ -179,13 +180,9 @@ func TestMissed(t *testing.T) {
 	d.exec(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, payload)
 		SELECT 'shipping', 'finance', i::text, 'failed', i, '{}' FROM generate_series(1, 2600) i`)
 	tx, err := d.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := tx.Exec(t.Context(), "SELECT FROM inbox_events WHERE inbox_id = 7 FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Exec(t, tx, "SELECT FROM inbox_events WHERE inbox_id = 7 FOR UPDATE")
 	progressed := 0
 	b, err := d.ops.Replay(t.Context(), inboxops.Selection{States: []string{failed}}, func(so inboxops.Bulk) {
 		progressed++

@@ -44,20 +44,14 @@ func BenchmarkLargeInbox(b *testing.B) {
 func benchmarkInbox(b *testing.B, rows, keys int) {
 	dsn := pgtest.New(b, migrations.Inbox)
 	single, err := url.Parse(dsn) // one session, whose pages are counted as soon as it is asked
-	if err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Must(b, err)
 	query := single.Query()
 	query.Set("pool_max_conns", "1")
 	single.RawQuery = query.Encode()
 	pool := pgtest.Pool(b, single.String())
 	ops := inboxops.New(pool)
-	if _, err := pool.Exec(b.Context(), fillLarge, rows, keys); err != nil {
-		b.Fatal(err)
-	}
-	if _, err := pool.Exec(b.Context(), "VACUUM ANALYZE"); err != nil {
-		b.Fatal(err)
-	}
+	pgtest.Exec(b, pool, fillLarge, rows, keys)
+	pgtest.Exec(b, pool, "VACUUM ANALYZE")
 	type sel = inboxops.Selection
 	list := func(s inboxops.Selection) func(context.Context) (int64, error) {
 		s.Limit = 50
@@ -106,18 +100,14 @@ func benchmarkInbox(b *testing.B, rows, keys int) {
 		b.Run(command.name, func(b *testing.B) {
 			pages := func() (n int64) {
 				for range 2 {
-					if err := pool.QueryRow(b.Context(), buffers).Scan(nil, nil, &n); err != nil {
-						b.Fatal(err)
-					}
+					pgtest.Must(b, pool.QueryRow(b.Context(), buffers).Scan(nil, nil, &n))
 				}
 				return n
 			}
 			events, before := int64(0), pages()
 			for b.Loop() {
 				n, err := command.do(b.Context())
-				if err != nil {
-					b.Fatal(err)
-				}
+				pgtest.Must(b, err)
 				events += n
 			}
 			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms")

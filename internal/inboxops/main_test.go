@@ -70,9 +70,7 @@ func (d *desk) eventOf(receiver, source string, id int, state string, columns ..
 // ids returns the inbox ids of a query, in order, without blanks between them.
 func (d *desk) ids(where string) (ids string) {
 	d.Helper()
-	if err := d.pool.QueryRow(d.Context(), `SELECT coalesce(string_agg(inbox_id::text, '' ORDER BY inbox_id), '') FROM inbox_events WHERE `+where).Scan(&ids); err != nil {
-		d.Fatal(err)
-	}
+	pgtest.Must(d, d.pool.QueryRow(d.Context(), `SELECT coalesce(string_agg(inbox_id::text, '' ORDER BY inbox_id), '') FROM inbox_events WHERE `+where).Scan(&ids))
 	return ids
 }
 

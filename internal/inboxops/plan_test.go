@@ -21,9 +21,7 @@ func TestNothingReadsTheWholeInbox(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
 	dsn, err := url.Parse(pgtest.New(t, migrations.Inbox))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	query := dsn.Query()
 	query.Set("pool_max_conns", "1") // one session counts
 	dsn.RawQuery = query.Encode()
@@ -31,9 +29,7 @@ func TestNothingReadsTheWholeInbox(t *testing.T) {
 	ops := inboxops.New(pool)
 	exec := func(query string, args ...any) {
 		t.Helper()
-		if _, err := pool.Exec(t.Context(), query, args...); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Exec(t, pool, query, args...)
 	}
 	var version int
 	if err := pool.QueryRow(t.Context(), "SELECT current_setting('server_version_num')::int").Scan(&version); err != nil || version < 150000 {
@@ -87,19 +83,13 @@ func TestNothingReadsTheWholeInbox(t *testing.T) {
 			},
 		} {
 			var scans, entries, scansNow, entriesNow int64
-			if err := pool.QueryRow(t.Context(), readSoFar).Scan(nil, &scans, &entries); err != nil {
-				t.Fatal(err)
-			}
-			if err := pool.QueryRow(t.Context(), readSoFar).Scan(nil, &scans, &entries); err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, pool.QueryRow(t.Context(), readSoFar).Scan(nil, &scans, &entries))
+			pgtest.Must(t, pool.QueryRow(t.Context(), readSoFar).Scan(nil, &scans, &entries))
 			if err := command(); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			for range 2 { // what the first one flushes shows in the second
-				if err := pool.QueryRow(t.Context(), readSoFar).Scan(nil, &scansNow, &entriesNow); err != nil {
-					t.Fatal(err)
-				}
+				pgtest.Must(t, pool.QueryRow(t.Context(), readSoFar).Scan(nil, &scansNow, &entriesNow))
 			}
 			if scansNow != scans || entriesNow-entries > few {
 				t.Errorf("%s, %s: %d scans of a table, %d entries of indexes are read", name, when, scansNow-scans, entriesNow-entries)

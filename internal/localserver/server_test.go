@@ -98,9 +98,7 @@ func TestKillRestartStop(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := localserver.Start(ctx, command())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := ask(t, s.Socket()); got != "nothing" || err != nil {
 		t.Errorf("a new server answered %q, %v", got, err)
 	}
@@ -110,9 +108,7 @@ func TestKillRestartStop(t *testing.T) {
 		if _, err := ask(t, s.Socket()); err == nil {
 			t.Error("a killed server accepts connections")
 		}
-		if err := s.Restart(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Restart(ctx))
 		if got, err := ask(t, s.Socket()); got != "data" || err != nil {
 			t.Errorf("a restarted server answered %q, %v", got, err)
 		}
@@ -146,28 +142,18 @@ func TestServerEndsWithItsOwner(t *testing.T) {
 	owner := exec.CommandContext(t.Context(), os.Args[0])
 	owner.Env = append(os.Environ(), role+"=owner")
 	in, err := owner.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer in.Close()
 	out, err := owner.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, owner.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	socket := strings.TrimSpace(line)
 	if _, err := ask(t, socket); err != nil {
 		t.Fatal(err)
 	}
-	if err := owner.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, owner.Process.Kill())
 	_ = owner.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -179,4 +165,12 @@ func TestServerEndsWithItsOwner(t *testing.T) {
 		}
 	}
 	t.Errorf("the server or its directory outlives its owner: %s", filepath.Dir(socket))
+}
+
+// must ends the test when err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -39,7 +40,7 @@ func TestAcknowledgedMessageIsDelivered(t *testing.T) {
 	expect(t, attemptWith(t, e, replay), duplicate, "")
 
 	stored, err := stream.GetMsg(t.Context(), 1)
-	must(t, err)
+	pgtest.Must(t, err)
 	if stored.Subject != "outbox.invoice.paid" || string(stored.Data) != `{"n":1}` {
 		t.Errorf("%s: %s", stored.Subject, stored.Data)
 	}
@@ -106,7 +107,7 @@ func TestErrorsOfAStream(t *testing.T) {
 		"too many messages": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
 			addStream(t, js, func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = 1, jetstream.DiscardNew })
 			_, err := js.Publish(t.Context(), "outbox.first", []byte("1"))
-			must(t, err)
+			pgtest.Must(t, err)
 		}, want: answered(policy.ReasonUnavailable), outcome: policy.Retry, text: `maximum messages exceeded (10077): the stream "EVENTS" is full`},
 		"too many bytes": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
 			addStream(t, js, func(c *jetstream.StreamConfig) { c.MaxBytes, c.Discard = 100, jetstream.DiscardNew })
@@ -121,7 +122,7 @@ func TestErrorsOfAStream(t *testing.T) {
 			config := addStream(t, js).CachedInfo().Config
 			config.Sealed = true
 			_, err := js.UpdateStream(t.Context(), config)
-			must(t, err)
+			pgtest.Must(t, err)
 		}, want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: "takes nothing any more"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -153,8 +154,8 @@ func TestShutdownOfTheServer(t *testing.T) {
 	s := startServer(t)
 	nc, _ := admin(t, s)
 	_, err := nc.Subscribe("outbox.>", func(*nats.Msg) { go s.Shutdown() })
-	must(t, err)
-	must(t, nc.Flush())
+	pgtest.Must(t, err)
+	pgtest.Must(t, nc.Flush())
 	e := to(t, s)
 	expect(t, attempt(t, e, "k"), answered(policy.ReasonNetwork), "the server closed the connection before it acknowledged the message")
 	s.WaitForShutdown()
@@ -183,7 +184,7 @@ func TestLameDuck(t *testing.T) {
 	s.WaitForShutdown()
 	eventually(t, "a delivery over the other server", func() bool { return attempt(t, e, "next").Reason == policy.ReasonOK })
 	info, err := stored.Info(t.Context())
-	if must(t, err); info.State.Msgs == 0 {
+	if pgtest.Must(t, err); info.State.Msgs == 0 {
 		t.Error("nothing reached the other server")
 	}
 }
@@ -266,9 +267,9 @@ func TestStreamsThatLoseWhatTheyAcknowledge(t *testing.T) {
 				expect(t, attempt(t, e, fmt.Sprint("k", i)), delivered, "")
 			}
 			info, err := stream.Info(t.Context())
-			must(t, err)
+			pgtest.Must(t, err)
 			warnings, err := e.Reach(t.Context())
-			must(t, err)
+			pgtest.Must(t, err)
 			if lost := int(info.State.Msgs) < c.events; lost != (c.text != "") || !strings.Contains(strings.Join(warnings, " "), c.text) || len(warnings) > 1 {
 				t.Errorf("%d of %d messages are stored, the relay warns %q", info.State.Msgs, c.events, warnings)
 			}

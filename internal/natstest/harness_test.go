@@ -2,9 +2,17 @@ package natstest
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"fmt"
+	"math/big"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,13 +39,6 @@ func TestMain(m *testing.M) {
 // patience bounds every wait of a test. It measures nothing.
 const patience = 20 * time.Second
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // startServer starts a server with JetStream on a free port, with changed options.
 func startServer(t testing.TB, changes ...func(*server.Options)) *server.Server {
 	t.Helper()
@@ -51,7 +52,7 @@ func startServer(t testing.TB, changes ...func(*server.Options)) *server.Server 
 func startWith(t testing.TB, options *server.Options) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(options)
-	must(t, err)
+	pgtest.Must(t, err)
 	go s.Start()
 	if !s.ReadyForConnections(patience) {
 		t.Fatal("the server does not start")
@@ -70,10 +71,10 @@ func addressOf(s *server.Server) string { return s.Addr().String() }
 func admin(t testing.TB, s *server.Server, options ...nats.Option) (*nats.Conn, jetstream.JetStream) {
 	t.Helper()
 	nc, err := nats.Connect("nats://"+addressOf(s), options...)
-	must(t, err)
+	pgtest.Must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
-	must(t, err)
+	pgtest.Must(t, err)
 	return nc, js
 }
 
@@ -85,7 +86,7 @@ func addStream(t testing.TB, js jetstream.JetStream, changes ...func(*jetstream.
 		change(&config)
 	}
 	stream, err := js.CreateStream(t.Context(), config)
-	must(t, err)
+	pgtest.Must(t, err)
 	return stream
 }
 
@@ -106,7 +107,7 @@ func endpointOf(t testing.TB, d post.Destination, egress post.Egress) *post.Endp
 		t.Fatal(problem)
 	}
 	e, err := post.NewEndpoint(d, "test")
-	must(t, err)
+	pgtest.Must(t, err)
 	t.Cleanup(e.Retire)
 	return e
 }
@@ -172,7 +173,72 @@ func outcome(v policy.Result) policy.Outcome {
 func closedPort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	pgtest.Must(t, err)
 	defer l.Close()
 	return fmt.Sprint(l.Addr())
+}
+
+type conn = net.Conn
+
+// portOf returns the port of an endpoint's server.
+func portOf(t testing.TB, e *post.Endpoint) int {
+	t.Helper()
+	_, port, err := net.SplitHostPort(e.URL.Host)
+	pgtest.Must(t, err)
+	n, err := strconv.Atoi(port)
+	pgtest.Must(t, err)
+	return n
+}
+
+// eventually waits for what no hook reports.
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	deadline := time.After(patience)
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			t.Fatalf("never came: %s", what)
+		}
+	}
+}
+
+// authority returns a certificate authority, and what makes certificates of it.
+func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.Certificate) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	pgtest.Must(t, err)
+	template := func(name string) *x509.Certificate {
+		return &x509.Certificate{
+			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		}
+	}
+	root := template("authority")
+	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
+	der, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
+	pgtest.Must(t, err)
+	ca, err = x509.ParseCertificate(der)
+	pgtest.Must(t, err)
+	return ca, func(name string) tls.Certificate {
+		own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		pgtest.Must(t, err)
+		der, err := x509.CreateCertificate(rand.Reader, template(name), ca, own.Public(), key)
+		pgtest.Must(t, err)
+		leaf, err := x509.ParseCertificate(der)
+		pgtest.Must(t, err)
+		return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: own, Leaf: leaf}
+	}
+}
+
+func split(t testing.TB, address string) (host string, port int) {
+	t.Helper()
+	host, text, err := net.SplitHostPort(address)
+	pgtest.Must(t, err)
+	port, err = strconv.Atoi(text)
+	pgtest.Must(t, err)
+	return host, port
 }

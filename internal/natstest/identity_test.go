@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -59,14 +60,14 @@ func TestIdentities(t *testing.T) {
 func userKey(t testing.TB) nkeys.KeyPair {
 	t.Helper()
 	pair, err := nkeys.CreateUser()
-	must(t, err)
+	pgtest.Must(t, err)
 	return pair
 }
 
 func seedOf(t testing.TB, pair nkeys.KeyPair) *string {
 	t.Helper()
 	seed, err := pair.Seed()
-	must(t, err)
+	pgtest.Must(t, err)
 	text := string(seed)
 	return &text
 }
@@ -121,14 +122,14 @@ func TestMissingRights(t *testing.T) {
 func trusted(t testing.TB) (s *server.Server, issue func(expires time.Time) string) {
 	t.Helper()
 	operator, err := nkeys.CreateOperator()
-	must(t, err)
+	pgtest.Must(t, err)
 	account, err := nkeys.CreateAccount()
-	must(t, err)
+	pgtest.Must(t, err)
 	system, err := nkeys.CreateAccount()
-	must(t, err)
+	pgtest.Must(t, err)
 	public := func(pair nkeys.KeyPair) string {
 		key, err := pair.PublicKey()
-		must(t, err)
+		pgtest.Must(t, err)
 		return key
 	}
 	operatorClaims := jwt.NewOperatorClaims(public(operator))
@@ -140,8 +141,8 @@ func trusted(t testing.TB) (s *server.Server, issue func(expires time.Time) stri
 			claims.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
 		}
 		token, err := claims.Encode(operator)
-		must(t, err)
-		must(t, resolver.Store(public(pair), token))
+		pgtest.Must(t, err)
+		pgtest.Must(t, resolver.Store(public(pair), token))
 	}
 	s = startServer(t, func(o *server.Options) {
 		o.TrustedOperators, o.AccountResolver, o.SystemAccount = []*jwt.OperatorClaims{operatorClaims}, resolver, public(system)
@@ -153,9 +154,9 @@ func trusted(t testing.TB) (s *server.Server, issue func(expires time.Time) stri
 			claims.Expires = expires.Unix()
 		}
 		token, err := claims.Encode(account)
-		must(t, err)
+		pgtest.Must(t, err)
 		content, err := jwt.FormatUserConfig(token, []byte(*seedOf(t, user)))
-		must(t, err)
+		pgtest.Must(t, err)
 		return string(content)
 	}
 }
@@ -182,8 +183,8 @@ func TestCredentials(t *testing.T) {
 	// The server ends the connection when the credentials do.
 	nc, _ := admin(t, s, nats.UserCredentialBytes([]byte(forever)))
 	_, err := nc.Subscribe("silence.>", func(*nats.Msg) {})
-	must(t, err)
-	must(t, nc.Flush())
+	pgtest.Must(t, err)
+	pgtest.Must(t, nc.Flush())
 	waits := endpointOf(t, settingsOf("nats://"+addressOf(s), func(d *post.Destination) {
 		d.NATS.Subject, d.NATS.Credentials = "silence.{type}", func() string { return *content.Load() }
 	}), post.Egress{})

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -31,9 +32,9 @@ func startRelay(t testing.TB, db *relaytest.Database, cfg relay.Config) (stop fu
 	t.Helper()
 	var err error
 	cfg.Pool, err = pgxpool.ParseConfig(db.DSN)
-	must(t, err)
+	pgtest.Must(t, err)
 	r, err := relay.New(cfg)
-	must(t, err)
+	pgtest.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -59,11 +60,11 @@ func insertOrdered(db *relaytest.Database, keys, n int) {
 func stored(t testing.TB, stream jetstream.Stream) (numbers map[string][]string, repeated int) {
 	t.Helper()
 	info, err := stream.Info(t.Context())
-	must(t, err)
+	pgtest.Must(t, err)
 	numbers = map[string][]string{}
 	for sequence := range info.State.LastSeq {
 		m, err := stream.GetMsg(t.Context(), sequence+1)
-		must(t, err)
+		pgtest.Must(t, err)
 		key, number := m.Header.Get("X-Outbox-Ordering-Key"), m.Header.Get("X-Idempotency-Key")
 		if slices.Contains(numbers[key], number) {
 			repeated++
@@ -116,7 +117,7 @@ func TestRelayOutlivesTheServer(t *testing.T) {
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE status <> 'delivered'`)
 	_, js = admin(t, s)
 	stream, err := js.Stream(t.Context(), "EVENTS")
-	must(t, err)
+	pgtest.Must(t, err)
 	numbers, repeated := stored(t, stream)
 	for k := range keys {
 		var want []string
@@ -170,16 +171,16 @@ func TestMissingStreamHoldsItsLane(t *testing.T) {
 func adviseStream(t *testing.T, db *relaytest.Database, d post.Destination, want string) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), db.DSN)
-	must(t, err)
+	pgtest.Must(t, err)
 	defer pool.Close()
 	s, err := ops.New(pool).Status(t.Context(), "")
-	must(t, err)
+	pgtest.Must(t, err)
 	if !slices.ContainsFunc(s.Advice, func(a ops.Advice) bool { return strings.Contains(a.Remedy, want) }) {
 		t.Errorf("status does not advise %q: %+v", want, s.Advice)
 	}
 	want, _, _ = strings.Cut(want, "later.") // whose pattern doctor asks about
 	found, err := ops.New(pool).Examine(t.Context(), ops.ExamineConfig{Destinations: []post.Destination{d}})
-	must(t, err)
+	pgtest.Must(t, err)
 	if !slices.ContainsFunc(found.Findings, func(f ops.Finding) bool { return f.Check == "destinations" && strings.HasPrefix(f.Remedy, want) }) {
 		t.Errorf("doctor does not advise %q: %+v", want, found.Findings)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
@@ -23,10 +24,10 @@ const relayProgram = "../../bin/outbox-relay"
 func keysIn(t *testing.T, js jetstream.JetStream, stream string) (keys []string) {
 	t.Helper()
 	found, err := js.Stream(t.Context(), stream)
-	must(t, err)
+	pgtest.Must(t, err)
 	for sequence := range found.CachedInfo().State.LastSeq {
 		m, err := found.GetMsg(t.Context(), sequence+1)
-		must(t, err)
+		pgtest.Must(t, err)
 		keys = append(keys, m.Header.Get("X-Idempotency-Key"))
 	}
 	return keys
@@ -47,17 +48,17 @@ func unreadyStreams(t *testing.T) (good string, rows map[string]relaytest.Unread
 		}
 		if u.Problem == "" || len(before.Subjects) > 1 || before.NoAck {
 			_, err := js.CreateStream(t.Context(), before)
-			must(t, err)
+			pgtest.Must(t, err)
 		}
 		u.Mend = func() string {
 			_, err := js.CreateOrUpdateStream(t.Context(), after)
-			must(t, err)
+			pgtest.Must(t, err)
 			return ""
 		}
 		u.Stored = func() []string { return keysIn(t, js, name) }
 		return u
 	}
-	must(t, create(t, js, "good"))
+	pgtest.Must(t, create(t, js, "good"))
 	return fmt.Sprintf("url: 'nats://%s', stream: good, subject: 'good.{type}'", addressOf(s)), map[string]relaytest.Unready{
 		"missing": row("missing", relaytest.Unready{Problem: `there is no stream "missing"; create it with the subject "missing.`}, jetstream.StreamConfig{}, jetstream.StreamConfig{}),
 		"other-subjects": row("other-subjects", relaytest.Unready{Problem: `the stream "other-subjects" takes "a", "b", and not "other-subjects.`},
@@ -91,8 +92,8 @@ func unreadyServers(t *testing.T, rows map[string]relaytest.Unready) {
 	}, Stored: func() []string { return keysIn(t, later, "EVENTS") }}
 	// Another program, a server without JetStream, and one without TLS; mended by other settings.
 	stranger, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { must(t, stranger.Close()) })
+	pgtest.Must(t, err)
+	t.Cleanup(func() { pgtest.Must(t, stranger.Close()) })
 	go func() {
 		for {
 			conn, err := stranger.Accept()
@@ -139,10 +140,10 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	t.Helper()
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
-	write := func(name, content string) { must(t, os.WriteFile(path(name), []byte(content), 0o600)) }
+	write := func(name, content string) { pgtest.Must(t, os.WriteFile(path(name), []byte(content), 0o600)) }
 	user := userKey(t)
 	public, err := user.PublicKey()
-	must(t, err)
+	pgtest.Must(t, err)
 	allow := func(subjects ...string) *server.SubjectPermission { return &server.SubjectPermission{Allow: subjects} }
 	s := startServer(t, func(o *server.Options) {
 		o.Nkeys = []*server.NkeyUser{{Nkey: public}}
@@ -155,7 +156,7 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	})
 	_, js := admin(t, s, nats.UserInfo("root", "r"))
 	row := func(name, identity string, u relaytest.Unready, mend func(settings string) string) {
-		must(t, create(t, js, name))
+		pgtest.Must(t, create(t, js, name))
 		settings := fmt.Sprintf("url: 'nats://%s', stream: %s, subject: '%s.{type}'", addressOf(s), name, name)
 		u.Settings = settings + ", " + identity
 		u.Mend = func() string { return mend(settings) }
@@ -176,7 +177,7 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	operated, issue := trusted(t)
 	write("creds", issue(time.Now().Add(-time.Hour)))
 	_, owner := admin(t, operated, nats.UserCredentialBytes([]byte(issue(time.Time{}))))
-	must(t, create(t, owner, "expired"))
+	pgtest.Must(t, create(t, owner, "expired"))
 	rows["expired"] = relaytest.Unready{
 		Settings: fmt.Sprintf("url: 'nats://%s', stream: expired, subject: 'expired.{type}', credentials_file: %s", addressOf(operated), path("creds")),
 		Problem:  "the user's credentials expired at", Mend: func() string { write("creds", issue(time.Time{})); return "" },
@@ -189,7 +190,7 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 		o.TLSConfig, o.TLSTimeout = &tls.Config{Certificates: []tls.Certificate{pair("localhost")}, MinVersion: tls.VersionTLS12}, 5
 	})
 	_, guarded := admin(t, secure, nats.Secure(&tls.Config{InsecureSkipVerify: true}))
-	must(t, create(t, guarded, "authority"))
+	pgtest.Must(t, create(t, guarded, "authority"))
 	rows["authority"] = relaytest.Unready{
 		Settings: fmt.Sprintf("url: 'tls://%s', stream: authority, subject: 'authority.{type}', tls: {server_name: localhost, ca_file: %s}", addressOf(secure), path("ca")),
 		Problem:  "set tls.ca_file to the authority's certificate", Mend: func() string {

@@ -97,9 +97,7 @@ func SQL() Flavour {
 // OpenSQL returns a database that is closed when t ends.
 func OpenSQL(t testing.TB, dsn string) *sql.DB {
 	db, err := sql.Open("pgx", dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
 }

@@ -126,9 +126,7 @@ func LaunchFor(t testing.TB, role, dsn string, settings ...string) *Process {
 	t.Helper()
 	lines := make(chan string, 1000)
 	p, err := Launch(t.Context(), role, dsn, func(line string) { lines <- line }, settings...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	p.Lines = lines
 	t.Cleanup(p.Kill)
 	return p

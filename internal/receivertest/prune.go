@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // Day has 24 hours, as the memory of events counts it.
@@ -30,9 +31,7 @@ func LongAgo() func(http.Header) { return Created(time.Now().Add(-91*Day - time.
 func (e *Env) MustPrune(cfg consumer.PruneConfig) consumer.Pruned {
 	e.T.Helper()
 	done, err := e.Prune(e.T.Context(), e, cfg)
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	return done
 }
 

@@ -192,14 +192,10 @@ func (e *Env) Hold(what func(tx pgx.Tx) error) (release func()) {
 	if err == nil {
 		err = what(tx)
 	}
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	e.T.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	return func() {
 		e.T.Helper()
-		if err := tx.Commit(context.Background()); err != nil {
-			e.T.Fatal(err)
-		}
+		pgtest.Must(e.T, tx.Commit(context.Background()))
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -47,9 +48,7 @@ func mustSecret(text string) webhook.Secret {
 // NewRequest is what a relay sends, except for what change does to its headers before they are signed.
 func (e *Env) NewRequest(key, body string, change ...func(http.Header)) *http.Request {
 	r, err := http.NewRequestWithContext(e.T.Context(), http.MethodPost, e.URL, strings.NewReader(body))
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	r.GetBody = nil // the transport must not repeat a request on its own
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set(webhook.IdempotencyKey, key)
@@ -88,9 +87,7 @@ type Response struct {
 func (e *Env) Do(r *http.Request) Response {
 	e.T.Helper()
 	answer, err := e.Try(r)
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	return answer
 }
 
@@ -163,14 +160,10 @@ func SentTo(destination string) func(http.Header) {
 func SignPlain(t testing.TB, r *http.Request, id, body string) {
 	t.Helper()
 	sender, err := standardwebhooks.NewWebhook(SecretText)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	now := time.Now()
 	signature, err := sender.Sign(id, now, []byte(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	r.Header.Set(webhook.ID, id)
 	r.Header.Set(webhook.Timestamp, strconv.FormatInt(now.Unix(), 10))
 	r.Header.Set(webhook.Signature, signature)

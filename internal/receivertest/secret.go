@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // WantNoSecret asserts that no way of printing value shows the tests' secret.
@@ -24,19 +26,13 @@ func (e *Env) StrangerLocksKey() {
 	e.T.Helper()
 	var login string
 	var oid int64
-	if err := e.Pool.QueryRow(e.T.Context(), `SELECT 'stranger_' || current_database(), 'processed_events'::regclass::oid::bigint`).Scan(&login, &oid); err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, e.Pool.QueryRow(e.T.Context(), `SELECT 'stranger_' || current_database(), 'processed_events'::regclass::oid::bigint`).Scan(&login, &oid))
 	e.MustExec(`CREATE ROLE ` + login + ` LOGIN`)
 	stranger, err := pgx.Connect(e.T.Context(), WithSetting(e.DSN, "user", login))
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	e.T.Cleanup(func() {
 		_ = stranger.Close(context.Background())
 		_, _ = e.Pool.Exec(context.Background(), `DROP ROLE `+login)
 	})
-	if _, err := stranger.Exec(e.T.Context(), `SELECT pg_advisory_lock(hashtextextended(E'test\noutbox\nk', 122550254464888 # $1::bigint))`, oid); err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Exec(e.T, stranger, `SELECT pg_advisory_lock(hashtextextended(E'test\noutbox\nk', 122550254464888 # $1::bigint))`, oid)
 }

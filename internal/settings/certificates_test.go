@@ -21,24 +21,16 @@ import (
 func TestCertificateThatEndsSoonIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC)}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	key, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for kind, content := range map[string][]byte{"CERTIFICATE": certificate, "PRIVATE KEY": key} {
 		name := filepath.Join(t.TempDir(), kind)
-		if err := os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600))
 		names = append(names, name)
 	}
 	if strings.HasSuffix(names[0], "KEY") {
@@ -47,9 +39,7 @@ func TestCertificateThatEndsSoonIsLoggedOnce(t *testing.T) {
 	var out bytes.Buffer
 	log := zerolog.New(&out)
 	k, err := WatchKeyPair(&log, names[0], names[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	k.next = time.Time{}
 	for range 3 {
 		k.Get()

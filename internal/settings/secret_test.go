@@ -21,13 +21,9 @@ func TestSecuritySecretIsMasked(t *testing.T) {
 	fmt.Fprintf(&shown, "%+v %#v %v ", s, s, &s)
 	fmt.Fprint(&shown, s.S, []Secret{text}, map[string]Secret{"k": text}, map[Secret]int{text: 1})
 	asJSON, err := json.Marshal(map[string]any{"k": s})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	asYAML, err := yaml.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	shown.Write(asJSON)
 	shown.Write(asYAML)
 	log := zerolog.New(&shown)

@@ -55,9 +55,7 @@ func load(t *testing.T, text string, from Sources) (*program, *Set) {
 	t.Helper()
 	p := &program{servers: map[string]*server{}}
 	file := filepath.Join(t.TempDir(), "test.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(text), 0o600))
 	s := p.load(file, from)
 	return p, s
 }
@@ -88,9 +86,7 @@ func TestSourcesAndInheritance(t *testing.T) {
 	t.Parallel()
 	p, s := load(t, "name: file\ndefaults: {timeout: 7s}\nservers: {a: {tags: [x]}, b: {timeout: 9s}}\n",
 		Sources{Env: []string{"TEST_NAME=env", "TEST_TAGS=y, z", "TEST_TOKEN=hunter2"}, Flags: map[string]string{"name": "flag"}})
-	if err := s.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Err())
 	a, b := p.servers["a"], p.servers["b"]
 	if p.name != "flag" || a.timeout != 7*time.Second || b.timeout != 9*time.Second || !slices.Equal(a.tags, []string{"x"}) || !slices.Equal(b.tags, []string{"y", "z"}) || a.token != "hunter2" {
 		t.Errorf("%s, %+v, %+v", p.name, a.tags, b.tags)

@@ -20,9 +20,7 @@ func TestWatchedFiles(t *testing.T) {
 	log := zerolog.New(&out)
 	write := func(name, text string) {
 		t.Helper()
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	logged := func(t *testing.T, want string) {
 		t.Helper()
@@ -34,9 +32,7 @@ func TestWatchedFiles(t *testing.T) {
 	write(name, "one")
 	old := time.Now().Add(-time.Hour)
 	age := func(name string) {
-		if err := os.Chtimes(name, old, old); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(name, old, old))
 	}
 	age(name)
 	reads := 0
@@ -47,9 +43,7 @@ func TestWatchedFiles(t *testing.T) {
 		}
 		return string(contents[0]), nil
 	}, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	is := func(t *testing.T, want string) {
 		t.Helper()
 		for range 3 {
@@ -74,18 +68,14 @@ func TestWatchedFiles(t *testing.T) {
 	soon := time.Now().Add(time.Minute)
 	for _, text := range []string{"ten", "six"} {
 		write(name, text)
-		if err := os.Chtimes(name, soon, soon); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(name, soon, soon))
 		is(t, text)
 		logged(t, "in use")
 	}
 	write(name, "!bad")
 	is(t, "six")
 	logged(t, "stays in use")
-	if err := os.Remove(name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(name))
 	is(t, "six")
 	logged(t, "no such file")
 
@@ -96,12 +86,8 @@ func TestWatchedFiles(t *testing.T) {
 	}
 	link := func(to string) {
 		t.Helper()
-		if err := os.Symlink(filepath.Join(dir, to), name+".new"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(name+".new", name); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(filepath.Join(dir, to), name+".new"))
+		must(t, os.Rename(name+".new", name))
 	}
 	link("v1")
 	is(t, "v1")

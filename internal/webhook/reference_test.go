@@ -27,9 +27,7 @@ const wrongSignature = "v1,Ceo5qEr07ixe2NLpvHk3FH9bwy/WavXrAFQ/9tdO6mc="
 func reference(t testing.TB, secret string) *standardwebhooks.Webhook {
 	t.Helper()
 	webhook, err := standardwebhooks.NewWebhook(secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return webhook
 }
 
@@ -37,9 +35,7 @@ func reference(t testing.TB, secret string) *standardwebhooks.Webhook {
 func signedByReference(t testing.TB, secret, id string, at time.Time, body string) http.Header {
 	t.Helper()
 	signature, err := reference(t, secret).Sign(id, at, []byte(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return http.Header{ID: {id}, Timestamp: {strconv.FormatInt(at.Unix(), 10)}, Signature: {signature}}
 }
 
@@ -128,9 +124,7 @@ func TestTheirSignerOurVerifier(t *testing.T) {
 				secrets = c.secrets
 			}
 			parsed, err := ParseSecrets(secrets)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got, err := Verify(h, []byte(payload), at, tolerance, parsed...)
 			if err != c.want || (err == nil) != (got == VerifiedV1) {
 				t.Errorf("got %v, %v; want %v", got, err, c.want)
@@ -192,9 +186,7 @@ func TestOurSignerTheirVerifier(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			secrets, err := ParseSecrets(c.signs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			h := relayHeader("k")
 			Sign(h, []byte(vectorPayload), time.Now(), secrets...)
 			if c.change != nil {

@@ -74,9 +74,7 @@ func TestSecretNeverPrintsItself(t *testing.T) {
 			fmt.Fprintf(&out, "%"+flag+string(verb)+"\n", &holder)
 		}
 	}
-	if err := json.NewEncoder(&out).Encode(holder); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.NewEncoder(&out).Encode(holder))
 	for _, logger := range []*slog.Logger{slog.New(slog.NewTextHandler(&out, nil)), slog.New(slog.NewJSONHandler(&out, nil))} {
 		logger.Info("secret", "value", secret, "pointer", &secret, "holder", holder, "list", holder.List)
 	}

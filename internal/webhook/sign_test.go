@@ -16,9 +16,7 @@ const (
 func mustParse(t testing.TB, text string) Secret {
 	t.Helper()
 	s, err := ParseSecret(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 

@@ -84,16 +84,12 @@ func writeState(ctx context.Context, exec func(context.Context, string, ...any) 
 func wantNewest(e *receivertest.Env, count int, newest map[string]int64) {
 	e.T.Helper()
 	rows, err := e.Pool.Query(context.Background(), "SELECT entity, number FROM state")
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	states, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
 		Entity string
 		Number int64
 	}])
-	if err != nil {
-		e.T.Fatal(err)
-	}
+	pgtest.Must(e.T, err)
 	wrong := 0
 	for _, state := range states {
 		if newest[state.Entity] != state.Number {
@@ -200,9 +196,7 @@ func inTx(t *testing.T, e *receivertest.Env, driver string, what func(ask func(s
 	t.Helper()
 	if driver == "pgx" {
 		tx, err := e.Pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		defer tx.Rollback(context.Background())
 		what(func(scope, entity string, v consumer.Version) (bool, error) {
 			return consumer.ApplyIfNewer(t.Context(), tx, scope, entity, v)
@@ -211,9 +205,7 @@ func inTx(t *testing.T, e *receivertest.Env, driver string, what func(ask func(s
 		return
 	}
 	tx, err := receivertest.OpenSQL(t, e.DSN).BeginTx(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer tx.Rollback()
 	what(func(scope, entity string, v consumer.Version) (bool, error) {
 		return sqlconsumer.ApplyIfNewer(t.Context(), tx, scope, entity, v)
@@ -340,9 +332,7 @@ func TestFreshnessWaitsForTheOther(t *testing.T) {
 				e.MustExec("INSERT INTO inbox_freshness (scope, entity, sequence) VALUES ('s', 'e', 1)")
 			}
 			first, err := e.Pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			defer first.Rollback(context.Background())
 			if got, err := consumer.ApplyIfNewer(t.Context(), first, "s", "e", consumer.BySequence(c.first)); err != nil || !got {
 				t.Fatalf("the first: %v, %v", got, err)
@@ -364,9 +354,7 @@ func TestFreshnessWaitsForTheOther(t *testing.T) {
 			} else {
 				err = first.Rollback(t.Context())
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			pgtest.Must(t, err)
 			all.Wait()
 			if got != c.want {
 				t.Errorf("the second: %v, want %v", got, c.want)

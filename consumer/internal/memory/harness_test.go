@@ -18,6 +18,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
+func TestMain(m *testing.M) {
+	receivertest.RunTests(m, map[string]func(p *receivertest.Player){"prune-die": pruneAndDie})
+}
+
 // ownMemory is a memory in its own database, with one connection and no receiver around it.
 type ownMemory struct {
 	*receivertest.Env
@@ -29,16 +33,12 @@ func newMemory(t *testing.T, configure func(*pgxpool.Config)) *ownMemory {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Inbox)
 	cfg, err := pgxpool.ParseConfig(receivertest.WithSetting(dsn, "pool_max_conns", "1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	if configure != nil {
 		configure(cfg)
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	t.Cleanup(pool.Close)
 	s := memory.Settings{Receiver: "test", Source: "outbox", Tolerance: time.Minute, HandlerTimeout: receivertest.Patience, CommitTimeout: receivertest.Patience}
 	m := &ownMemory{

@@ -1,7 +1,10 @@
 package memory
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,9 +28,7 @@ func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 		},
 	} {
 		begun, err := db.Begin(t.Context(), func(row pgx.Row) error { return row.Scan(&one) }, "SELECT 1", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		tx, ok := begun.(*PgxTransaction)
 		if !ok {
 			t.Fatalf("begun %T", begun)
@@ -44,5 +45,86 @@ func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 		if _, err := tx.handler.Exec(t.Context(), "SELECT 1"); !errors.Is(err, pgx.ErrTxClosed) {
 			t.Errorf("%s: a later call: %v", name, err)
 		}
+	}
+}
+
+// What a handler may not send, and whether it asks to undo its work.
+func TestStatementsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	const passes, refused, undone = "passes", "is refused", "is refused, and undone"
+	for query, want := range map[string]string{
+		"COMMIT":                                refused,
+		"commit":                                refused,
+		" \t\r\n\fCommit Work;":                 refused,
+		"COMMIT;":                               refused,
+		"COMMIT; INSERT INTO effect VALUES (1)": refused,
+		"COMMIT AND CHAIN":                      refused,
+		"END":                                   refused,
+		"BEGIN":                                 refused,
+		"BEGIN ISOLATION LEVEL SERIALIZABLE":    refused,
+		"START TRANSACTION":                     refused,
+		"PREPARE TRANSACTION 'x'":               refused,
+		"prepare\ntransaction 'x'":              refused,
+		"ROLLBACK":                              undone,
+		"rollback;":                             undone,
+		"ROLLBACK AND CHAIN":                    undone,
+		"ROLLBACK; SELECT 1":                    undone,
+		"ABORT":                                 undone,
+		"ABORT AND CHAIN":                       undone,
+
+		"":                                     passes,
+		";":                                    passes,
+		"SAVEPOINT s":                          passes,
+		"RELEASE SAVEPOINT s":                  passes,
+		"ROLLBACK TO s":                        passes,
+		"rollback to savepoint s":              passes,
+		"ROLLBACK WORK TO SAVEPOINT s":         passes,
+		"ROLLBACK TRANSACTION TO s":            passes,
+		"PREPARE":                              passes,
+		"PREPARE finish AS SELECT 1":           passes,
+		"EXECUTE finish":                       passes,
+		"INSERT INTO effect VALUES ('COMMIT')": passes,
+		"commit_order":                         passes, // names of prepared statements
+		"begin-work":                           passes,
+		"rollbacks":                            passes,
+		"endless":                              passes,
+		"/* */ COMMIT":                         passes, // shows at the end
+		"-- \nCOMMIT":                          passes,
+		"SELECT 1; COMMIT":                     passes,
+	} {
+		got := passes
+		if ends, undoes := endsTransaction(query); undoes {
+			got = undone
+		} else if ends {
+			got = refused
+		}
+		if got != want {
+			t.Errorf("%q %s, want that it %s", query, got, want)
+		}
+	}
+}
+
+type mute struct{}
+
+func (mute) Error() string { panic("no text") }
+
+func TestConfigRedactComesFirst(t *testing.T) {
+	t.Parallel()
+	s := &Settings{Redact: func(text string) string {
+		return strings.ReplaceAll(text, "Ada", "password=secret") + "\n"
+	}}
+	if got := s.Redacted(errors.New("ship to Ada now")); got != "ship to password=*** now" {
+		t.Errorf("got %q", got)
+	}
+	for name, s := range map[string]*Settings{
+		"its own text":  {},
+		"Config.Redact": {Redact: func(string) string { panic("no") }},
+	} {
+		if got := s.Redacted(mute{}); !strings.Contains(got, "panicked") {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+	if got := (&Settings{}).Redacted(fmt.Errorf("wait: %w", context.Canceled)); got != "wait: context canceled" {
+		t.Errorf("got %q", got)
 	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"crypto/tls"
 	"fmt"
 	"go/ast"
@@ -26,13 +27,52 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
+// result is what one command left behind.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// command runs a program that has the commands of this package alone.
+func command(env []string, args ...string) result {
+	var stdout, stderr bytes.Buffer
+	program := cli.Program{
+		Grammar: &struct {
+			Config Command `cmd:""`
+		}{},
+		Env: env, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr,
+	}
+	code := program.Run(args)
+	return result{code, stdout.String(), stderr.String()}
+}
+
+func (r result) expect(t *testing.T, code int, stdout, stderr string) {
+	t.Helper()
+	if r.code != code || r.stdout != stdout || r.stderr != stderr {
+		t.Errorf("got exit code %d, stdout:\n%s\nstderr:\n%s\nwant %d, stdout:\n%s\nstderr:\n%s", r.code, r.stdout, r.stderr, code, stdout, stderr)
+	}
+}
+
+// writeFile makes a file that only its owner reads.
+func writeFile(t *testing.T, name, content string) string {
+	t.Helper()
+	must(t, os.WriteFile(name, []byte(content), 0o600))
+	return name
+}
+
+// must ends the test when err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	open := writeFile(t, filepath.Join(dir, "secret"), goodSecret)
-	if err := os.Chmod(open, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(open, 0o644))
 	for name, test := range map[string]struct {
 		env  []string
 		file string
@@ -81,9 +121,7 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 		Flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
 		Hostname: "host",
 	})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	for path, want := range map[string]string{
 		"relay.poll_interval":                     "5s # default",
 		"relay.lease":                             "1m1s # FILE:2",
@@ -127,9 +165,7 @@ alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 		}, twoSettings...),
 		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	cfg := c.Relay
 	if len(cfg.Destinations) != 1 || cfg.Destinations[0].Name != "logistics" || len(cfg.Destinations[0].SigningSecrets) != 2 || len(cfg.Alerts.Channels) != 1 {
 		t.Errorf("destinations %v, channels %v", cfg.Destinations, cfg.Alerts.Channels)
@@ -185,9 +221,7 @@ alerts: {after: 17s, after_by_rule: {lag: 0s}, repeat: 0s, lag_over: 18m, vacuum
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
 	c := loadFrom(sources{Flags: map[string]string{"config": file}, Hostname: "host"})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	got := c.Relay
 	none, half := 0.0, 0.5
 	want := relay.Config{
@@ -238,9 +272,7 @@ func TestFlagsAreSettings(t *testing.T) {
 	parser, err := kong.New(&struct {
 		Run struct{ SettingFlags } `cmd:""`
 	}{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	run := slices.IndexFunc(parser.Model.Children, func(n *kong.Node) bool { return n.Name == "run" })
 	var got []string
 	for _, group := range parser.Model.Children[run].AllFlags(false) {
@@ -266,9 +298,7 @@ func TestChecksNameSettings(t *testing.T) {
 	found := 0
 	for _, name := range []string{"config.go", "check.go", "wire.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, decl := range file.Decls {
 			f, ok := decl.(*ast.FuncDecl)
 			if !ok || f.Recv == nil {

@@ -21,13 +21,9 @@ var sampleEnv = []string{
 func TestSample(t *testing.T) {
 	t.Parallel()
 	c := loadFrom(sources{Env: sampleEnv, Flags: map[string]string{"config": sample}, Hostname: "host"})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	text, err := os.ReadFile(sample)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	own := writeFile(t, filepath.Join(t.TempDir(), "own.yaml"), string(text)) // as config init makes it: for its owner alone
 	command(sampleEnv, "config", "check", "-c", own).expect(t, 0, own+" is valid; it delivers to logistics, analytics\nNot signed, since they have no signing_secrets: requests to analytics\n", "")
 	plain := loadFrom(sources{Env: sampleEnv})
@@ -60,13 +56,9 @@ func TestSample(t *testing.T) {
 func shownAt(t *testing.T, c *Config, path string) (value, comment string) {
 	t.Helper()
 	text, err := c.Show()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var document yaml.Node
-	if err := yaml.Unmarshal(text, &document); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(text, &document))
 	n := document.Content[0]
 	for step := range strings.SplitSeq(path, ".") {
 		i := slices.IndexFunc(n.Content, func(key *yaml.Node) bool { return key.Value == step })
@@ -78,9 +70,7 @@ func shownAt(t *testing.T, c *Config, path string) (value, comment string) {
 	comment = n.LineComment
 	n.LineComment = ""
 	line, err := yaml.Marshal(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return strings.TrimSpace(string(line)), comment
 }
 
@@ -247,9 +237,7 @@ traces: {endpoint: "http://collector:4318"}
 	}
 	r := command(env, "config", "show", "--config", file, "--max-in-flight", "100")
 	hostname, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.stdout = strings.ReplaceAll(strings.Replace(r.stdout, "name: "+hostname, "name: host", 1), dir+"/", "")
 	r.expect(t, 0, wantShow, "")
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -23,21 +24,15 @@ import (
 func certificate(t *testing.T, name string, end time.Time) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: end.Add(-365 * 24 * time.Hour), NotAfter: end,
 		IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
@@ -144,9 +139,7 @@ func TestSharedTLS(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
 	c := loadFrom(sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	if d := c.Relay.Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
 		t.Error("the authorities are not those of b alone")
 	}
@@ -179,9 +172,7 @@ destinations:
   basic: {url: "https://a", basic_auth: {username: u, password: p}}
   basic_file: {url: "https://a", basic_auth: {username: u, password_file: `+password+`}}
 `)}})
-	if err := c.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Err())
 	got := map[string]string{}
 	for _, d := range c.Relay.Destinations {
 		if d.Wire.Authorization != nil {
@@ -203,4 +194,185 @@ destinations:
 	if value := follow(); value != "Bearer two" {
 		t.Errorf("after a change: %q", value)
 	}
+}
+
+func TestFlowMistakes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		file string
+		want []string
+	}{
+		"a rate with a unit":     {"defaults: {rate_limit: 100/s}\n", []string{`outbox-relay.yaml:1: defaults.rate_limit: "100/s" is not a number; write requests per second, such as 100, or 0 for no limit`}},
+		"no rate":                {"defaults: {rate_limit: ''}\n", []string{`outbox-relay.yaml:1: defaults.rate_limit: "" is not a number; write requests per second, such as 100, or 0 for no limit`}},
+		"an endless rate":        {"defaults: {rate_limit: .inf}\n", []string{`outbox-relay.yaml:1: defaults.rate_limit: ".inf" is not a number; write requests per second, such as 100, or 0 for no limit`}},
+		"a negative rate":        {"defaults: {rate_limit: -1}\n", []string{`outbox-relay.yaml:1: defaults.rate_limit: -1 is out of range; write requests per second, 0.01 to 1000000, or 0 for no limit`}},
+		"a rate too low":         {"defaults: {rate_limit: 0.001}\n", []string{`outbox-relay.yaml:1: defaults.rate_limit: 0.001 is out of range; write requests per second, 0.01 to 1000000, or 0 for no limit`}},
+		"another policy":         {"defaults: {on_failure: blok}\n", []string{`outbox-relay.yaml:1: defaults.on_failure: "blok" is not known; did you mean "block"?`}},
+		"a breaker of one word":  {"defaults: {breaker: off}\n", []string{`outbox-relay.yaml:1: defaults.breaker: is not a section; write its settings on the lines below it, indented`}},
+		"a breaker set to no":    {"defaults: {breaker: {enabled: no}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.enabled: "no" is neither true nor false`}},
+		"no failures":            {"defaults: {breaker: {failures: 0}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.failures: "0" is too small; write 1 or more`}},
+		"too many failures":      {"defaults: {breaker: {failures: 2000}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.failures: 2000 is out of range; write 1 to 1000`}},
+		"a first probe too late": {"defaults: {breaker: {probe_after: 45s}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.probe_after: 45s is out of range; write more than 0 and at most probe_max (5s)`}},
+		"probes too rare":        {"defaults: {breaker: {probe_max: 2h}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.probe_max: 2h0m0s is out of range; write more than 0 and at most 1h`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
+			t.Parallel()
+			check(t, test.file, twoSettings).expect(t, cli.ExitConfig, "", mistakes(test.want...))
+		})
+	}
+}
+
+// What stands under a destination wins over defaults, those over the environment's names for them.
+func TestFlowSettings(t *testing.T) {
+	t.Parallel()
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+defaults:
+  rate_limit: 12.5
+  breaker: {failures: 7}
+destinations:
+  a: {url: http://a}
+  b: {url: http://b, rate_limit: 0, on_failure: block, breaker: {enabled: false, probe_after: 2s}}
+`)
+	c := loadFrom(sources{
+		Env: []string{
+			twoSettings[0], "OUTBOX_ON_FAILURE=skip", "OUTBOX_BREAKER_FAILURES=9", "OUTBOX_BREAKER_PROBE_MAX=1m",
+		},
+		Flags: map[string]string{"config": file}, Hostname: "host",
+	})
+	must(t, c.Err())
+	list := c.Relay.Destinations
+	a, b := list[0], list[1]
+	if a.RateLimit != 12.5 || a.OnFailure != policy.SkipFailed || a.Breaker != (policy.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {
+		t.Errorf("%g %s %+v", a.RateLimit, a.OnFailure, a.Breaker)
+	}
+	if b.RateLimit != 0 || b.OnFailure != policy.BlockFailed || b.Breaker != (policy.BreakerPolicy{Off: true, Failures: 9, ProbeAfter: 2 * time.Second, ProbeMax: time.Minute}) {
+		t.Errorf("%g %s %+v", b.RateLimit, b.OnFailure, b.Breaker)
+	}
+}
+
+func TestKafkaMistakes(t *testing.T) {
+	t.Parallel()
+	const usable = "url: 'kafka://a', topic: invoices"
+	for settings, want := range map[string]string{
+		usable: "",
+		"url: 'kafka+ssl://a:9093,b', topic: 'outbox.{type}', tls: {server_name: a}": "",
+		usable + ", key: idempotency_key, headers: {X-Tenant: a}, proxy: none":       "",
+		usable + ", basic_auth: {username: u, password: p}, sasl: scram-sha-512":     "",
+		usable + ", bearer_token: x, format: cloudevents, cloudevents_source: /a":    "",
+		"url: 'kafka://a'":                                        `topic: is not set; write one such as "invoices" or "outbox.{type}"`,
+		"url: 'kafka://a', topic: 'a.{tpye}'":                     `topic: "a.{tpye}" holds a { that begins neither {type} nor {destination}; write one such as "invoices" or "outbox.{type}"`,
+		"url: 'kafka://a', topic: 'a b'":                          `topic: "a b" is not 1 to 249 letters, digits, '.', '_' and '-'; write one such as "invoices" or "outbox.{type}"`,
+		"url: 'kafka://a,,b', topic: a":                           "url: names a server that cannot be used: has no host; write host:port",
+		usable + ", key: event_type":                              `key: "event_type" is not known; write one of ordering_key, idempotency_key`,
+		"url: 'kafka://a', topic: '..'":                           `topic: ".." is not a name of a topic; write one such as "invoices" or "outbox.{type}"`,
+		"url: 'kafka://a', topic: " + strings.Repeat("a", 250):    `topic: "` + strings.Repeat("a", 250) + `" is not 1 to 249 letters, digits, '.', '_' and '-'; write one such as "invoices" or "outbox.{type}"`,
+		"url: 'kafka://', topic: a":                               "url: names a server that cannot be used: has no host; write host:port",
+		"url: 'kafka+ssl:a', topic: a":                            "url: names no server; write one such as kafka+ssl://kafka.internal",
+		"url: 'kafka://u:hunter2@a', topic: a":                    "url: contains user info; move it to basic_auth, bearer_token, credentials_file or nkey_file",
+		usable + ", basic_auth: {username: u, password: hunter2}": "sasl: is not set beside basic_auth; write plain, scram-sha-256 or scram-sha-512, as the brokers have it",
+		usable + ", bearer_token: hunter2, sasl: plain":           "sasl: has no effect on bearer_token, which is sent by the mechanism oauthbearer; remove it",
+		usable + ", sasl: plain":                                  `sasl: is set without basic_auth; write {username: …, password: "${…}"} there`,
+		usable + ", sasl: gssapi":                                 `sasl: "gssapi" is not known; write one of plain, scram-sha-256, scram-sha-512`,
+		usable + ", subject: x":                                   "subject: is for destinations of NATS, whose url begins with nats:// or tls://; remove it",
+		"url: 'nats://a', subject: s, stream: s, topic: a":        "topic: is for destinations of Kafka, whose url begins with kafka:// or kafka+ssl://; remove it",
+		"url: 'nats://a', subject: 's.{partition}', stream: s":    "partitions: is not set, and the subject holds {partition}; write as many as readers shall work at once, such as 16",
+		"url: 'nats://a', subject: s, stream: s, partitions: 16":  "partitions: has no effect: the subject holds no {partition}",
+		"url: 'http://a', topic: a":                               "topic: is for destinations of Kafka, whose url begins with kafka:// or kafka+ssl://; remove it",
+		usable + ", headers: {authorization: hunter2}":            "headers.authorization: does not identify the relay to Kafka; write basic_auth or bearer_token",
+		usable + ", tls: {server_name: a}":                        "tls.server_name: has no effect, as the url begins with kafka://; write kafka+ssl://, or remove tls",
+	} {
+		t.Run(settings, func(t *testing.T) {
+			t.Parallel()
+			r := check(t, "destinations:\n  a: {"+settings+"}\n", twoSettings[:1])
+			switch {
+			case want == "" && r.code != 0:
+				t.Errorf("exit code %d\n%s", r.code, r.stderr)
+			case want != "":
+				r.expect(t, cli.ExitConfig, "", mistakes("outbox-relay.yaml:2: destinations.a."+want))
+			}
+			if strings.Contains(r.stderr, "hunter2") {
+				t.Error("the secret is repeated")
+			}
+		})
+	}
+}
+
+// A user's credentials as nsc writes them, of an account that exists nowhere.
+const (
+	natsJWT  = "eyJ0eXAiOiJKV1QiLCJhbGciOiJlZDI1NTE5LW5rZXkifQ.eyJuYW1lIjoidGVzdCJ9.c2lnbmF0dXJl"
+	natsSeed = "SUADAMJSGM2DKNRXHA4TAMJSGM2DKNRXHA4TAMJSGM2DKNRXHA4TAMMLDU"
+	natsFile = "-----BEGIN NATS USER JWT-----\n" + natsJWT + "\n------END NATS USER JWT------\n\n-----BEGIN USER NKEY SEED-----\n" + natsSeed + "\n------END USER NKEY SEED------\n"
+)
+
+func TestNATSMistakes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "creds"), natsFile)
+	writeFile(t, filepath.Join(dir, "nk"), natsSeed+"\n")
+	writeFile(t, filepath.Join(dir, "text"), "hunter2\n")
+	const usable = "url: 'nats://a', subject: 'outbox.{type}', stream: EVENTS"
+	for settings, want := range map[string]string{
+		usable: "",
+		"url: 'tls://a:4222,tls://b', subject: 'outbox.{destination}.{type}', stream: EVENTS, tls: {server_name: a}": "",
+		usable + ", credentials_file: DIR/creds":                                                         "",
+		usable + ", nkey_file: DIR/nk, inbox_prefix: _INBOX_a.b, headers: {X-Tenant: a}, proxy: none":    "",
+		usable + ", format: cloudevents, cloudevents_source: /a, basic_auth: {username: u, password: p}": "",
+		"url: 'kafak://a'":                                          `url: scheme "kafak" is not supported; it may be http:// or https://, nats:// or tls:// (NATS), kafka:// or kafka+ssl:// (Kafka): write one such as https://logistics.internal/webhooks/finance`,
+		"url: 'nats:a', subject: s, stream: s":                      "url: names no server; write one such as nats://nats.internal",
+		"url: 'nats://', subject: s, stream: s":                     "url: names a server that cannot be used: has no host; write host:port",
+		"url: 'nats://u:hunter2@a', subject: s, stream: s":          "url: contains user info; move it to basic_auth, bearer_token, credentials_file or nkey_file",
+		"url: 'nats://a,tls://b', subject: s, stream: s":            "url: names servers with another scheme than the first; write one scheme, and a comma between servers",
+		"url: 'nats://a/b', subject: s, stream: s":                  "url: has something behind the servers, which would be ignored; remove it",
+		"url: 'nats://a,169.254.169.254', subject: s, stream: s":    "url: names a server that cannot be used: address 169.254.169.254 is never dialled: it is link-local, a cloud's metadata service, or otherwise not a host's own",
+		"url: 'nats://a:99999', subject: s, stream: s":              "url: names a server that cannot be used: port 99999 is out of range; write 1 to 65535",
+		"url: 'nats://a', stream: s":                                `subject: is not set; write one such as "outbox.{type}"`,
+		"url: 'nats://a', subject: 'a.{tpye}', stream: s":           `subject: "a.{tpye}" holds a { that begins neither {type}, {destination} nor {partition}; write one such as "outbox.{type}"`,
+		"url: 'nats://a', subject: 'a.>', stream: s":                `subject: "a.>" holds a wildcard, '*' or '>'; write one such as "outbox.{type}"`,
+		"url: 'nats://a', subject: '$JS.{type}', stream: s":         `subject: "$JS.{type}" begins with a sign of the server's own subjects, '$' or '_'; write one such as "outbox.{type}"`,
+		"url: 'nats://a', subject: 'a b', stream: s":                `subject: "a b" holds a blank or a character beyond printable ASCII; write one such as "outbox.{type}"`,
+		"url: 'nats://a', subject: 'a..b', stream: s":               `subject: "a..b" has an empty word between its dots; write one such as "outbox.{type}"`,
+		"url: 'nats://a', subject: s":                               "stream: is not set; write the name of the stream that stores the events",
+		"url: 'nats://a', subject: s, stream: a.b":                  `stream: "a.b" is not the name of a stream: it holds a blank, '.', '*', '>' or a slash`,
+		usable + ", inbox_prefix: 'a.>'":                            `inbox_prefix: "a.>" is not usable; write words of letters, digits, '-' and '_' with dots between them`,
+		usable + ", credentials_file: DIR/none":                     "credentials_file: cannot read DIR/none: no such file or directory",
+		usable + ", credentials_file: DIR/text":                     "credentials_file: DIR/text holds no user's JWT (-----BEGIN NATS USER JWT-----); write it with: nsc generate creds",
+		usable + ", nkey_file: DIR/text":                            "nkey_file: DIR/text holds no seed of a user's NKey, which begins with SU; write one with: nsc generate nkey --user",
+		usable + ", credentials_file: DIR/creds, nkey_file: DIR/nk": "nkey_file: is set beside credentials_file, and a connection can have one identity; remove one of them",
+		usable + ", credentials_file: DIR/creds, bearer_token: x":   "credentials_file: is set beside basic_auth or bearer_token, and a connection can have one identity; remove one of them",
+		usable + ", headers: {authorization: hunter2}":              "headers.authorization: does not identify the relay to NATS; write credentials_file, nkey_file, basic_auth or bearer_token",
+		usable + ", headers: {nats-rollup: all}":                    "headers.nats-rollup: is a command to the server; remove it",
+		usable + ", proxy: 'http://p:1'":                            "proxy: has no effect: NATS is not reached through a proxy of HTTP; remove it",
+		usable + ", responses: {fail: [404]}":                       "responses.fail: has no effect: NATS answers without a status code of HTTP; remove it",
+		usable + ", excerpts: text":                                 "excerpts: has no effect: NATS and Kafka answer without a body; remove it",
+		usable + ", tls: {server_name: a}":                          "tls.server_name: has no effect, as the url begins with nats://; write tls://, or remove tls",
+		"url: 'http://a', subject: s":                               "subject: is for destinations of NATS, whose url begins with nats:// or tls://; remove it",
+		"url: 'http://a', credentials_file: DIR/creds":              "credentials_file: is for destinations of NATS, whose url begins with nats:// or tls://; remove it",
+	} {
+		t.Run(settings, func(t *testing.T) {
+			t.Parallel()
+			file := "defaults: {responses: {fail: [404]}, excerpts: text, tls: {min_version: \"1.3\"}}\ndestinations:\n  a: {" + strings.ReplaceAll(settings, "DIR", dir) + "}\n"
+			r := check(t, file, twoSettings[:1])
+			r.stderr = strings.ReplaceAll(r.stderr, dir, "DIR")
+			switch {
+			case want == "" && r.code != 0:
+				t.Errorf("exit code %d\n%s", r.code, r.stderr)
+			case want != "":
+				r.expect(t, cli.ExitConfig, "", mistakes("outbox-relay.yaml:3: destinations.a."+want))
+			}
+			if strings.Contains(r.stderr, "hunter2") {
+				t.Error("the secret is repeated")
+			}
+		})
+	}
+	for file, want := range map[string]string{
+		"egress: {proxy: 'http://p:1'}\ndestinations: {a: {" + usable + "}}":                              "destinations.a.proxy: is not none, although egress.proxy names a proxy through which NATS is not reached; write proxy: none to connect directly",
+		"egress: {allow_private: []}\ndestinations: {a: {url: 'nats://10.1.2.3', subject: s, stream: s}}": "destinations.a.url: names a server that cannot be used: address 10.1.2.3 is private and not within egress.allow_private",
+	} {
+		if r := check(t, file+"\n", twoSettings[:1]); r.code != cli.ExitConfig || !strings.Contains(r.stderr, ": "+want+"\n") {
+			t.Errorf("%s: exit code %d\n%s", file, r.code, r.stderr)
+		}
+	}
+	r := check(t, "destinations: {a: {url: 'http://a'}}\n", append(twoSettings[:1:1], "OUTBOX_DESTINATION_STREAM=EVENTS"))
+	r.expect(t, cli.ExitConfig, "", mistakes(`env OUTBOX_DESTINATION_STREAM: is that of the destination "default", and there is none; write stream for each destination that needs it`))
 }

@@ -20,21 +20,13 @@ func openTerminal(t *testing.T, width uint16) (screen, program *os.File) {
 	}
 	t.Cleanup(func() { _ = screen.Close() })
 	fd := int(screen.Fd())
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	program, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = program.Close() })
-	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}))
 	return screen, program
 }
 
@@ -45,9 +37,7 @@ func TestFitsTheTerminal(t *testing.T) {
 	w := NewTextWriter(program, true)
 	long := strings.Repeat("long ", 40) + "end"
 	row := func(s string) []any { return []any{s, long} }
-	if err := List(w, "", "KEY\tERROR", []string{"key-1"}, row); err != nil {
-		t.Fatal(err)
-	}
+	must(t, List(w, "", "KEY\tERROR", []string{"key-1"}, row))
 	Prose(w, "  ", long)
 	lines := bufio.NewScanner(screen)
 	var all []string
@@ -67,9 +57,7 @@ func TestFitsTheTerminal(t *testing.T) {
 	key := strings.Repeat("k", 255)
 	cells := func(s string) []any { return []any{4711, key, "failed", s} }
 	for _, header := range []string{"EVENT\tKEY\tSTATUS\tERROR", ""} { // without a header, as a preview
-		if err := List(w, "", header, []string{"503"}, cells); err != nil {
-			t.Fatal(err)
-		}
+		must(t, List(w, "", header, []string{"503"}, cells))
 		line := ""
 		for !strings.HasPrefix(line, "4711") && lines.Scan() {
 			line = lines.Text()
@@ -80,9 +68,7 @@ func TestFitsTheTerminal(t *testing.T) {
 	}
 
 	var b strings.Builder
-	if err := List(NewTextWriter(&b, false), "", "KEY\tERROR", []string{"key-1"}, row); err != nil {
-		t.Fatal(err)
-	}
+	must(t, List(NewTextWriter(&b, false), "", "KEY\tERROR", []string{"key-1"}, row))
 	Prose(&b, "  ", long)
 	if want := "KEY    ERROR\nkey-1  " + long + "\n" + long + "\n"; b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)

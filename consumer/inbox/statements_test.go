@@ -1,12 +1,15 @@
 package inbox
 
 import (
+	"context"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -92,9 +95,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 			conns := map[planned]*pgx.Conn{}
 			for _, how := range []planned{kept, pinned, eachTime} {
 				conn, err := pgx.Connect(t.Context(), dsn)
-				if err != nil {
-					t.Fatal(err)
-				}
+				pgtest.Must(t, err)
 				t.Cleanup(func() { _ = conn.Close(t.Context()) })
 				conns[how] = conn
 			}
@@ -128,9 +129,7 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 						continue // its plan is as good as the statistics, and better as soon as they are
 					}
 					rows, err := conns[s.planned].Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE "`+statement+`" (`+s.args+`)`, pgx.QueryExecModeSimpleProtocol)
-					if err != nil {
-						t.Fatal(err)
-					}
+					pgtest.Must(t, err)
 					lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 					if err != nil {
 						t.Fatalf("%s: %v", statement, err)
@@ -173,4 +172,72 @@ func wantInboxPlan(t *testing.T, what string, lines, want []string) {
 	if len(wrong) > 0 {
 		t.Errorf("%s:\n%s\nin\n%s", what, strings.Join(wrong, "\n"), plan)
 	}
+}
+
+// The package inboxops repeats the lock of an ordering key and the notification of workers. Both must be those of this package.
+func TestInboxOperatorsUseTheSameLockAndNotification(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Inbox)
+	pool := pgtest.Pool(t, dsn)
+	conn, err := pgx.Connect(t.Context(), dsn)
+	pgtest.Must(t, err)
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	exec := func(query string, args ...any) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), query, args...); err != nil {
+			t.Fatalf("%s: %v", query, err)
+		}
+	}
+	exec(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, ordering_key, payload) VALUES ('shipping', 'finance', 'k', 'failed', 'o', '{}')`)
+	exec(listenSQL)
+	notified := func() string {
+		t.Helper()
+		n, err := conn.WaitForNotification(t.Context())
+		pgtest.Must(t, err)
+		return n.Channel + " " + n.Payload
+	}
+	exec(notifySQL, "shipping", "finance")
+	want := notified()
+	failed := inboxops.Selection{States: []string{inboxops.Failed}}
+	for key, left := range map[string]int64{"o": 1, "another": 0} {
+		exec("UPDATE inbox_events SET processing_state = 'failed', next_attempt_at = NULL")
+		tx, err := conn.Begin(t.Context())
+		pgtest.Must(t, err)
+		pgtest.Exec(t, tx, lockOrderSQL, "shipping", "finance", key)
+		b, err := inboxops.New(pool).Replay(t.Context(), failed, nil)
+		if err != nil || b.Done != 1 || b.KeysLeft != left {
+			t.Errorf("beside the lock of %q: %+v, %v, want %d keys left", key, b, err, left)
+		}
+		pgtest.Must(t, tx.Rollback(t.Context()))
+		if got := notified(); got != want {
+			t.Errorf("workers are notified by %q, want %q", got, want)
+		}
+	}
+}
+
+// How many events may be recorded at once depends on what the process works.
+func TestRecordersLeaveRoomToWorkers(t *testing.T) {
+	t.Parallel()
+	const byPool, besideBacklog = 8, 2
+	in := &engine{recording: make(chan struct{}, byPool), beside: make(chan struct{}, besideBacklog), runners: map[*runner]struct{}{}}
+	wantRoom := func(want ...int) {
+		t.Helper()
+		got := []int{}
+		for _, room := range in.recordingRoom() {
+			got = append(got, cap(room))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("room for %v, want %v", got, want)
+		}
+	}
+	wantRoom() // it only records
+	s := &runner{engine: in}
+	in.join(s)
+	wantRoom(byPool)
+	s.behind.Store(true)
+	wantRoom(besideBacklog, byPool)
+	s.behind.Store(false)
+	wantRoom(byPool)
+	in.leave(s)
+	wantRoom()
 }
