@@ -13,8 +13,8 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 )
 
 // The overview follows what happens, without a reload, and stands still while it is paused.
@@ -31,7 +31,7 @@ func TestOverviewIsLive(t *testing.T) {
 	db.Insert(2, "k")
 	db.Settled("failed", "true")
 	s.reads(`2 deliveries to "default" failed; last:`)
-	if !evaluate[bool](s, `window.kept === true && document.querySelectorAll(".u-wrap").length === 3`) {
+	if !evaluate[bool](s, `window.kept === true && document.querySelectorAll(".plot.none").length === 4`) {
 		t.Error("the page was loaded again, or its charts are gone")
 	}
 	db.Exec(`UPDATE outbox_delivery SET status = 'discarded'`)
@@ -127,7 +127,8 @@ func TestKeyboardOnly(t *testing.T) {
 // What an update brings stands where it stood: nothing jumps from under a pointer.
 func TestUpdatesShiftNothing(t *testing.T) {
 	t.Parallel()
-	s := open(t, outage(t), lastHour(), 1280, "light")
+	db := outage(t)
+	s := open(t, db, lastHour(db), 1280, "light")
 	for _, path := range []string{"/", "/events?status=failed", "/events/1301", "/destinations/crm", "/relays"} {
 		s.visit(path)
 		s.run(chromedp.Evaluate(`window.shift = 0; new PerformanceObserver(list => { for (const e of list.getEntries()) window.shift += e.value; }).observe({type: "layout-shift"})`, nil))
@@ -166,7 +167,7 @@ func TestPictures(t *testing.T) {
 	}{{"light", 1280, "light"}, {"dark", 1280, "dark"}, {"narrow-light", 390, "light"}, {"narrow-dark", 390, "dark"}} {
 		db := outage(t)
 		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 minute'`)
-		s := open(t, db, lastHour(), look.width, look.scheme)
+		s := open(t, db, lastHour(db), look.width, look.scheme)
 		for name, path := range map[string]string{
 			"overview": "/", "destination": "/destinations/crm", "events": "/events?status=failed", "event": "/events/1301", "preview": "/operations/new?action=replay&status=failed&destination=crm",
 			"alerts": "/alerts", "relays": "/relays",
