@@ -53,7 +53,8 @@
   const day = (t) => new Date(t * 1000).toLocaleDateString("en", { month: "short", day: "numeric" });
   const quantiles = [["p50", "--accent"], ["p95", "--p95"], ["p99", "--p99"]];
   const kinds = {
-    rates: { of: ["delivered", "retried", "failed", "probes"], lines: [["Delivered", "--good", true], ["Retried", "--odd"], ["Failed", "--bad"], ["Probes", "--p95"]], format: short, none: "Nothing was sent" },
+    delivered: { of: ["delivered"], lines: [["Delivered", "--good", true]], format: short, none: "Nothing was delivered" },
+    others: { of: ["retried", "failed", "probes"], lines: [["Retried", "--odd"], ["Failed", "--bad"], ["Probes", "--p95"]], format: short, none: "Every attempt delivered" },
     latency: { of: ["latency_p50", "latency_p95", "latency_p99"], lines: quantiles, format: seconds, log: true, none: "Nothing was delivered" },
     response: { of: ["p50", "p95", "p99"], lines: quantiles, format: seconds, log: true, none: "Nothing was delivered" },
     backlog: { of: ["backlog"], lines: [["Backlog", "--accent", true]], format: short, none: "Nothing waited" },
@@ -67,6 +68,12 @@
     if (!chart.kind.log) return [0, Math.max(high || 0, 1) * 1.1];
     return [10 ** Math.floor(Math.log10(low || 0.001)), 10 ** Math.ceil(Math.log10((high || 0.01) * 1.001))];
   };
+  // Lines of a log scale at 1, 2 and 5 of each decade.
+  const decades = (u, axis, low, high) => {
+    const all = [];
+    for (let d = 10 ** Math.floor(Math.log10(low)); d <= high * 1.001; d *= 10) all.push(...[d, 2 * d, 5 * d].filter((n) => n >= low * 0.999 && n <= high * 1.001));
+    return all.length > 8 ? all.filter((n) => Math.abs(Math.log10(n) - Math.round(Math.log10(n))) < 1e-6) : all;
+  };
   const make = (box, chart, data) => {
     const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const kind = chart.kind;
@@ -78,7 +85,7 @@
       axes: [
         { ...axis, grid: { show: false }, size: 26, space: 52, values: (u, ticks) => ticks.map(chart.range[1] - chart.range[0] > 2 * 86400 ? day : clock) },
         { ...axis, size: 56, space: 28, incrs: kind.log ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6],
-          values: (u, ticks) => ticks.map((n) => n == null || kind.log && Math.abs(Math.log10(n) % 1) > 1e-6 ? "" : kind.format(n)) },
+          splits: kind.log ? decades : undefined, filter: kind.log ? (u, ticks) => ticks : undefined, values: (u, ticks) => ticks.map((n) => kind.format(n)) },
       ],
       series: [{ label: "Time", value: (u, t) => t == null ? "" : day(t) + " " + clock(t) }, ...kind.lines.map(([label, name, filled]) => ({
         label, stroke: color(name), width: 1.5, points: { show: true, size: 5, fill: color(name), filter: alone }, spanGaps: false,
