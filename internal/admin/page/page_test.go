@@ -147,7 +147,7 @@ func TestPageNamesResponseTimeAndLatency(t *testing.T) {
 	s := serve(t, db.Pool)
 	for _, page := range []string{"/", "/destinations/default"} {
 		_, body := s.get(page)
-		for _, label := range []string{"<dt>Response time</dt>", "<dt>Latency from commit</dt>", `aria-label="Response time"`, `aria-label="Latency from commit"`, "latency_p99"} {
+		for _, label := range []string{"<dt>Response <small>p50, 1h", "<dt>From commit <small>p50, 1h", `aria-label="Response time"`, `aria-label="Latency from commit"`, "latency_p99"} {
 			if !strings.Contains(body, label) {
 				t.Errorf("%s lacks %s", page, label)
 			}

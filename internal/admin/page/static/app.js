@@ -83,7 +83,7 @@
       legend: { live: true },
       scales: { x: { range: () => chart.range }, y: { distr: kind.log ? 3 : 1, range: bounds(chart) } },
       axes: [
-        { ...axis, grid: { show: false }, size: 26, space: 52, values: (u, ticks) => ticks.map(chart.range[1] - chart.range[0] > 2 * 86400 ? day : clock) },
+        { ...axis, grid: { show: false }, size: 28, gap: 8, space: 52, values: (u, ticks) => ticks.map(chart.range[1] - chart.range[0] > 2 * 86400 ? day : clock) },
         { ...axis, size: 56, space: 28, incrs: kind.log ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6],
           splits: kind.log ? decades : undefined, filter: kind.log ? (u, ticks) => ticks : undefined, values: (u, ticks) => ticks.map((n) => kind.format(n)) },
       ],
