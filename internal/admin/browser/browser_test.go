@@ -168,11 +168,18 @@ func TestPictures(t *testing.T) {
 		db := outage(t)
 		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 minute'`)
 		s := open(t, db, lastHour(db), look.width, look.scheme)
+		s.expected = []string{"404"} // an event that is not there
 		for name, path := range map[string]string{
 			"overview": "/", "destination": "/destinations/crm", "events": "/events?status=failed", "event": "/events/1301", "preview": "/operations/new?action=replay&status=failed&destination=crm",
-			"alerts": "/alerts", "relays": "/relays",
+			"payload": "/events/1300", "alerts": "/alerts", "relays": "/relays", "audit": "/audit", "operation": "/operations/2", "held": "/destinations/analytics?span=14d", "day": "/?span=24h&sort=failed",
+			"discard": "/operations/new?action=discard&id=1301", "retry": "/operations/new?action=retry&destination=analytics", "nowhere": "/events/99999", "list": "/events?destination=analytics",
 		} {
 			s.visit(path)
+			if name == "payload" {
+				s.run(chromedp.Click("#reveal", chromedp.ByID))
+				s.reads("As it is stored")
+				s.run(chromedp.Click("details.curl summary", chromedp.ByQuery))
+			}
 			if width := evaluate[int64](s, `document.documentElement.scrollWidth`); width > look.width {
 				t.Errorf("%s, %s: %d wide", name, look.name, width)
 			}

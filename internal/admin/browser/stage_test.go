@@ -221,7 +221,7 @@ func outage(t *testing.T) *relaytest.Database {
 	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid, started_at) VALUES ('billing-1', '1.0.0', 41, now() - interval '3 days 7 hours'), ('billing-2', '1.0.0', 42, now() - interval '58 minutes')`)
 	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, created_at, available_at)
-		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7),
+		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7, 'customer', json_build_object('name', 'Nordlicht GmbH', 'country', 'XK'), 'lines', json_build_array(json_build_object('sku', 'A-17', 'price', 12.50))),
 		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds', now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds'
 		FROM generate_series(1, 1400) i`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '4 seconds' * (1400 - event_id), attempts = 1,
@@ -240,5 +240,11 @@ func outage(t *testing.T) *relaytest.Database {
 		FROM (VALUES (1, 0, 31), (2, 7, 28)) v (a, s, ms)`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, opened_at, count, detail, first_event_id) VALUES
 		('breaker_open', 'analytics', now() - interval '9 minutes', 1, '503 Service Unavailable: upstream is restarting', 1301), ('failed', 'crm', now() - interval '3 hours', 11, '422 rejected: unknown country', 42)`)
+	db.Exec(`INSERT INTO outbox_alert_past (rule, subject, began_at, resolved_at, returned, count, first_event_id, first_error, notices)
+		SELECT 'breaker_open', 'logistics', now() - interval '2 days', now() - interval '47 hours', 0, 1, 7, '503 Service Unavailable',
+			jsonb_build_array(jsonb_build_object('channel', 'slack-a8351fcf', 'sent_at', now() - interval '2 days', 'ended_at', now() - interval '47 hours'))`)
+	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done, destination) VALUES
+		('ann@10.0.0.7', 'page', 'replay', 'done', '{"destination": "crm", "statuses": ["failed"], "type": "customer.*"}', 42, 42, 'crm'),
+		('bob@laptop', 'cli', 'discard', 'interrupted', '{"event_ids": [17, 23], "destination": "crm"}', 2, 1, 'crm')`)
 	return db
 }

@@ -212,7 +212,7 @@ func selection(s *ops.Selection) string {
 		return t.UTC().Format(time.RFC3339)
 	}
 	if n := len(s.EventIDs); n > 0 {
-		ids := strings.Trim(fmt.Sprint(s.EventIDs[:min(n, 10)]), "[]")
+		ids := strings.ReplaceAll(strings.Trim(fmt.Sprint(s.EventIDs[:min(n, 10)]), "[]"), " ", ", ")
 		if n > 10 {
 			ids += fmt.Sprintf(" and %d more", n-10)
 		}
