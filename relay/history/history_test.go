@@ -57,7 +57,7 @@ func TestRelaysAddUp(t *testing.T) {
 		if len(past.Types) != 2 || past.Types[0].EventType != "paid" || past.Types[1].Delivered != 5 {
 			t.Errorf("%s: types %+v", span.Name, past.Types)
 		}
-		if got := int(span.Back / span.Step); len(past.Series.Times) != got || past.Series.Delivered[0] != nil {
+		if points := int(span.Back / span.Step); len(past.Series.Times) < points-1 || len(past.Series.Times) > points || past.Series.Delivered[0] != nil {
 			t.Errorf("%s: %d points", span.Name, len(past.Series.Times))
 		}
 	}

@@ -149,13 +149,17 @@ func Build(stored []Point, destination string, unwritten map[Key]*Counts, span S
 	return past
 }
 
-// seriesOf returns the points of a span. Before the first that is known nothing is; after it, a step without counts had none.
+// seriesOf returns the points of a span. Before the first that is known nothing is; after it, a step without counts had none. The present
+// step, which is not over, is left out unless it is the only one.
 func seriesOf(steps map[int64]*Point, span Span, now time.Time) Series {
 	last := now.Truncate(span.Step)
 	s := Series{From: last.Add(span.Step - span.Back).Unix(), To: last.Unix()}
 	known := false
 	perMinute := 1 / span.Step.Minutes()
 	for at := s.From; at <= s.To; at += int64(span.Step / time.Second) {
+		if known && at == s.To {
+			break
+		}
 		p := steps[at]
 		known = known || p != nil
 		if p == nil {

@@ -223,7 +223,7 @@ func (p *Page) curl(e ops.Event, d ops.Delivery) string {
 	} else {
 		to = quoted(to)
 	}
-	command := []string{fmt.Sprintf("outbox-relay events show %d --payload --json | jq -rj .event.payload | curl -X POST %s", e.ID, to)}
+	command := []string{fmt.Sprintf("outbox-relay events show %d --payload --json | jq -rj .event.payload |\n  curl -X POST %s", e.ID, to)}
 	header := func(name, value string) { command = append(command, "-H "+quoted(name+": "+value)) }
 	header("Content-Type", "application/json")
 	header(webhook.IdempotencyKey, e.IdempotencyKey)
