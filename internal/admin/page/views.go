@@ -58,8 +58,14 @@ func (p *Page) overview(r *http.Request) (view, error) {
 // Columns are those by which destinations can be sorted: the parameter, its heading, and its class.
 func (overviewData) Columns() [][3]string {
 	return [][3]string{
-		{"name", "Destination", ""}, {"state", "State", ""}, {"delivered", "Delivered, 1 h", "num wide"}, {"pending", "Pending", "num"},
-		{"retrying", "Retrying", "num wide"}, {"failed", "Failed", "num"}, {"lag", "Lag", "num wide"}, {"p95", "p95, 1 h", "num wide"},
+		{"name", "Destination", ""},
+		{"state", "State", ""},
+		{"delivered", "Delivered, 1 h", "num wide"},
+		{"pending", "Pending", "num"},
+		{"retrying", "Retrying", "num wide"},
+		{"failed", "Failed", "num"},
+		{"lag", "Lag", "num wide"},
+		{"p95", "p95, 1 h", "num wide"},
 	}
 }
 
