@@ -91,6 +91,9 @@ func (a *API) overview(r *http.Request) (any, error) { return a.control.Overview
 
 func (a *API) history(r *http.Request) (any, error) {
 	q := r.URL.Query()
+	if name := q.Get("span"); name != "" && history.SpanOf(name).Name != name {
+		return nil, check.Problem{Path: "span", Text: "is not known; write 1h, 24h or 14d"}
+	}
 	past, err := a.control.Past(r.Context(), q.Get("destination"), history.SpanOf(q.Get("span")))
 	return historyAnswer{past}, err
 }
