@@ -95,11 +95,14 @@ func sortDestinations(all []control.Destination, by string) {
 	}
 }
 
-// Headline says what is wrong: the one thing, or at how many destinations. Single reports whether it is the first advice alone.
-func (d overviewData) Headline() (headline struct {
+// A headline says what is wrong.
+type headline struct {
 	Text, Level string
-	Single      bool
-}) {
+	Single      bool // it is the first advice alone
+}
+
+// Headline returns the one thing that is wrong, or at how many destinations something is.
+func (d overviewData) Headline() headline {
 	first := d.Advice[0]
 	subjects, others := map[string]bool{}, 0
 	for _, a := range d.Advice {
@@ -111,14 +114,14 @@ func (d overviewData) Headline() (headline struct {
 			subjects[a.Destination()] = true
 		}
 	}
-	headline.Text, headline.Level, headline.Single = first.Text, string(first.Level), true
+	h := headline{first.Text, string(first.Level), true}
 	if len(subjects) > 1 && first.Destination() != "" {
-		headline.Text, headline.Single = fmt.Sprintf("%d destinations need you", len(subjects)), false
+		h.Text, h.Single = fmt.Sprintf("%d destinations need you", len(subjects)), false
 		if others > 0 {
-			headline.Text += ", and " + plain.Plural(others, "thing", "things") + " more"
+			h.Text += ", and " + plain.Plural(others, "thing", "things") + " more"
 		}
 	}
-	return headline
+	return h
 }
 
 // Findings returns the advice that the headline does not say: the first ones, and the rest.

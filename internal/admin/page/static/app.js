@@ -78,7 +78,7 @@
     const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const kind = chart.kind;
     chart.plot = new uPlot({
-      width: box.clientWidth, height: 180, padding: [8, 10, 0, 0],
+      width: box.clientWidth, height: 180, padding: [8, 20, 0, 0],
       cursor: { y: false, points: { size: 6 } },
       legend: { live: true },
       scales: { x: { range: () => chart.range }, y: { distr: kind.log ? 3 : 1, range: bounds(chart) } },
