@@ -137,7 +137,9 @@ test-page: #: Vet and test the page in a browser: Debian's chromium (OUTBOX_SCRE
 
 .PHONY: pictures
 pictures: #: Make the pictures of the page in docs/pictures again
-	$(MAKE) --no-print-directory test-page OUTBOX_SCREENSHOTS='$(CURDIR)/docs/pictures' TESTFLAGS='-run TestPictures -count=1'
+	mkdir -p bin/pictures
+	$(MAKE) --no-print-directory test-page OUTBOX_SCREENSHOTS='$(CURDIR)/bin/pictures' TESTFLAGS='-run TestPictures -count=1'
+	for picture in docs/pictures/*.png; do cp "bin/pictures/$${picture##*/}" "$$picture" || exit 1; done
 
 .PHONY: test-stores
 test-stores: $(dynalite) #: Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB

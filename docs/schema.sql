@@ -831,11 +831,39 @@ CREATE TABLE outbox_alert_notice (
     channel text NOT NULL,
     claimed_until timestamp with time zone,
     sent_at timestamp with time zone,
-    sent_level bigint DEFAULT 0 NOT NULL
+    sent_level bigint DEFAULT 0 NOT NULL,
+    first_sent_at timestamp with time zone,
+    ended_sent_at timestamp with time zone
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox_alert_notice IS 'What each channel has been told of each open alert.';
+
+CREATE TABLE outbox_alert_past (
+    id bigint NOT NULL,
+    rule text NOT NULL COLLATE pg_catalog."C",
+    subject text NOT NULL COLLATE pg_catalog."C",
+    began_at timestamp with time zone NOT NULL,
+    resolved_at timestamp with time zone NOT NULL,
+    returned integer NOT NULL,
+    count bigint NOT NULL,
+    first_event_id bigint,
+    first_error text,
+    detail text,
+    acknowledged_by text,
+    notices jsonb NOT NULL
+);
+
+COMMENT ON TABLE outbox_alert_past IS 'Alerts that have ended within two weeks: notices says which channels were sent them, and when.';
+
+ALTER TABLE outbox_alert_past ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME outbox_alert_past_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 CREATE TABLE outbox_alert_silence (
     rule text NOT NULL COLLATE pg_catalog."C",
@@ -999,6 +1027,23 @@ COMMENT ON COLUMN outbox_destination.breaker_events IS 'The first events that we
 COMMENT ON COLUMN outbox_destination.reordered IS 'Grows whenever deliveries of earlier events become pending again: by a replay, or because they were parked. Relays then forget up to which event an ordering key is settled.';
 
 COMMENT ON COLUMN outbox_destination.parked_after IS 'A route to the destination was added: parked deliveries up to this event have been looked through for it, those behind it not yet. NULL: all have.';
+
+CREATE TABLE outbox_history (
+    step smallint NOT NULL,
+    destination text NOT NULL COLLATE pg_catalog."C",
+    at timestamp with time zone NOT NULL,
+    event_type text NOT NULL COLLATE pg_catalog."C",
+    delivered bigint NOT NULL,
+    failed bigint NOT NULL,
+    retried bigint NOT NULL,
+    probes bigint NOT NULL,
+    backlog bigint,
+    took integer[] NOT NULL,
+    latency integer[] NOT NULL
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox_history IS 'Attempts, times and backlog of each minute and hour, added up over relays.';
 
 ALTER TABLE outbox ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME outbox_id_seq
@@ -1217,6 +1262,9 @@ ALTER TABLE ONLY inbox_freshness
 ALTER TABLE ONLY outbox_alert_notice
     ADD CONSTRAINT outbox_alert_notice_pkey PRIMARY KEY (rule, subject, channel);
 
+ALTER TABLE ONLY outbox_alert_past
+    ADD CONSTRAINT outbox_alert_past_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY outbox_alert
     ADD CONSTRAINT outbox_alert_pkey PRIMARY KEY (rule, subject);
 
@@ -1240,6 +1288,9 @@ ALTER TABLE ONLY outbox_destination
 
 ALTER DOMAIN outbox_event_type
     ADD CONSTRAINT outbox_event_type_is_1_to_255_printable_ascii_no_blanks CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND (VALUE !~ '[^\x21-\x7e]'::text))) NOT VALID;
+
+ALTER TABLE ONLY outbox_history
+    ADD CONSTRAINT outbox_history_pkey PRIMARY KEY (step, destination, at, event_type);
 
 ALTER DOMAIN outbox_idempotency_key
     ADD CONSTRAINT outbox_idempotency_key_is_1_to_255_printable_ascii CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND (VALUE !~ '[^\x20-\x7e]|^ | $'::text))) NOT VALID;
@@ -1296,6 +1347,8 @@ CREATE UNIQUE INDEX inbox_events_one_of_its_key ON inbox_events USING btree (rec
 CREATE INDEX inbox_events_processing ON inbox_events USING btree (receiver, source, claimed_at) WHERE (processing_state = 'processing'::text);
 
 CREATE INDEX inbox_events_waiting ON inbox_events USING btree (receiver, source, ordering_key, sequence, inbox_id) WHERE ((processing_state = 'pending'::text) AND (next_attempt_at IS NULL));
+
+CREATE INDEX outbox_alert_past_resolved_at ON outbox_alert_past USING btree (resolved_at);
 
 CREATE INDEX outbox_archive_archived_at ON ONLY outbox_archive USING btree (archived_at);
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -41,8 +42,10 @@ func (s Set) VersionTable() string {
 }
 
 // Latest returns the newest version of the set that this build knows.
-func (s Set) Latest() int64 {
-	var latest int64
+func (s Set) Latest() int64 { return slices.Max(s.Versions()) }
+
+// Versions returns all of them.
+func (s Set) Versions() (all []int64) {
 	names, err := fs.Glob(s.FS(), "*.sql")
 	if err != nil {
 		panic(fmt.Sprintf("migrations: list %q: %v", string(s), err))
@@ -53,7 +56,7 @@ func (s Set) Latest() int64 {
 		if err != nil {
 			panic(fmt.Sprintf("migrations: file %s does not start with a version", name))
 		}
-		latest = max(latest, version)
+		all = append(all, version)
 	}
-	return latest
+	return all
 }

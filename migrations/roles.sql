@@ -125,7 +125,9 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE ON outbox_destination, outbox_identity TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay, outbox_alert TO outbox_relay;
         GRANT SELECT ON outbox_identity TO outbox_reader;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_alert_silence, outbox_rescue, outbox_void TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_alert_silence, outbox_rescue, outbox_void, outbox_history TO outbox_relay;
+        GRANT SELECT, INSERT, DELETE ON outbox_alert_past TO outbox_relay;
+        GRANT SELECT ON outbox_alert_past, outbox_history TO outbox_reader;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay_destination, outbox_relay_route TO outbox_relay;
         GRANT SELECT ON outbox_relay_destination, outbox_relay_route TO outbox_reader;
         GRANT SELECT, UPDATE ON SEQUENCE outbox_armed TO outbox_relay;

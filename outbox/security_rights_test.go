@@ -32,6 +32,8 @@ var promised = map[string]string{
 	"outbox_alert":             "relay: all; reader: select",
 	"outbox_alert_notice":      "relay: all; reader: select",
 	"outbox_alert_silence":     "relay: all; reader: select",
+	"outbox_alert_past":        "relay: select insert delete; reader: select",
+	"outbox_history":           "relay: all; reader: select",
 	"outbox_rescue":            "relay: all; reader: select",
 	"outbox_void":              "relay: all; reader: select",
 	"outbox_audit":             "relay: select insert update; reader: select",
@@ -46,6 +48,7 @@ var promised = map[string]string{
 	"inbox_schema_version":     "receiver: select",
 
 	"outbox_audit_id_seq":          "",
+	"outbox_alert_past_id_seq":     "",
 	"outbox_armed":                 "producers: select; relay: select update; reader: select; support: select; receiver: select; stranger: select",
 	"outbox_id_seq":                "",
 	"outbox_attempt_id_seq":        "",

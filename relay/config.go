@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
 	"github.com/outbox-relay/outbox-relay/relay/internal/session"
@@ -86,6 +87,9 @@ type Config struct {
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
 	// It costs one more inserted row per delivery.
 	LogDelivered bool
+
+	// History counts what this relay does, and Run adds it to the database each minute. Others may read it too. Nil: there is none.
+	History *history.Recorder
 
 	// Retention says for how long what is done with is kept. The zero value keeps everything.
 	Retention archive.Retention

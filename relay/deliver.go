@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/spans"
@@ -141,12 +142,16 @@ func (s *senders) recordAttempt(d *delivery, decided *policy.Decision, started t
 	if d.span != nil {
 		spans.End(d.span, *decided, ended)
 	}
+	sinceCreated := d.since(d.event.CreatedAt, ended)
+	if d.event.EventType != nil { // else the event is gone
+		s.config().History.Attempted(history.Key{Destination: d.destination, EventType: *d.event.EventType}, decided.Outcome, took, sinceCreated)
+	}
 	if hook := s.config().Hooks.Attempted; hook != nil {
 		hook(Attempt{
 			EventID: d.eventID, Destination: d.destination, Number: d.attempts + 1, StatusCode: decided.StatusCode, Outcome: decided.Outcome,
 			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders,
 			Class:        classNames[d.class],
-			SinceCreated: d.since(d.event.CreatedAt, ended), SinceDue: d.since(d.nextAttemptAt, ended),
+			SinceCreated: sinceCreated, SinceDue: d.since(d.nextAttemptAt, ended),
 		})
 	}
 }

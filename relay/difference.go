@@ -25,6 +25,7 @@ func (c *Config) restarts(next *Config) []string {
 	v.Compare("relay.poll_interval", c.PollInterval == next.PollInterval)
 	v.Compare("relay.lease", c.Lease == next.Lease)
 	v.Compare("watching", c.Watching == next.Watching)
+	v.Compare("relay.history", (c.History == nil) == (next.History == nil))
 	return v
 }
 
@@ -33,7 +34,7 @@ func (c *Config) stay(start *Config) {
 	c.Pool, c.Pooler, c.Schema, c.Environment = start.Pool, start.Pooler, start.Schema, start.Environment
 	c.RefuseSuperuser, c.Name, c.Version = start.RefuseSuperuser, start.Name, start.Version
 	c.PollInterval, c.Lease, c.Watching = start.PollInterval, start.Lease, start.Watching
-	c.Log, c.Hooks, c.Spans = start.Log, start.Hooks, start.Spans
+	c.Log, c.Hooks, c.Spans, c.History = start.Log, start.Hooks, start.Spans, start.History
 }
 
 // fixed returns what of a configuration a reload does not change. The rest is empty, so that no code reads what was true

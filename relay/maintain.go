@@ -30,6 +30,9 @@ func (r *Relay) maintain(ctx context.Context) {
 	}
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(searchParked))
 	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.post(policy.CauseSweep) }}
+	if r.cfg.History != nil {
+		jobs.Schedule(minutely{}, cron.FuncJob(func() { r.writeHistory(ctx) }))
+	}
 	archiving := archive.Schedule{Jobs: jobs, Run: r.archive}
 	archiving.Follow(ctx, r.config().Retention)
 	jobs.Start()
@@ -59,6 +62,26 @@ func (r *Relay) maintain(ctx context.Context) {
 		}
 	}
 	<-jobs.Stop().Done()
+}
+
+// minutely is a schedule at the beginning of each minute, when all relays write their history.
+type minutely struct{}
+
+// Next returns the beginning of the minute after t.
+func (minutely) Next(t time.Time) time.Time { return t.Truncate(time.Minute).Add(time.Minute) }
+
+// writeHistory adds what this relay did since the last time to the database.
+func (r *Relay) writeHistory(ctx context.Context) {
+	if r.cfg.History == nil {
+		return
+	}
+	var names []string
+	for _, l := range r.lanes.list() {
+		names = append(names, l.current().Destination.Name)
+	}
+	if err := r.cfg.History.Flush(ctx, r.chores, names); err != nil && ctx.Err() == nil {
+		r.databaseError("write history", err)
+	}
 }
 
 // archive is the relay's own run. The next one takes up whatever ended this one.

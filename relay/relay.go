@@ -160,6 +160,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	last := time.AfterFunc(settleGrace, giveUp)
 	defer last.Stop()
 	settler.Wait()
+	r.writeHistory(settling)
 	leave()
 	presence.Wait()
 	for _, l := range r.lanes.all() {

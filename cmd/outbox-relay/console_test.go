@@ -60,28 +60,31 @@ func TestConsole(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
 	s := start(t, []string{
-		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL + "/in-4471?token=hunter2", "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_NAME=r1",
+		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL + "/in/x7Kq4471Zs71bT?token=hunter2", "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_NAME=r1",
 		"OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_BEARER_TOKEN=bearer-4471",
 	}, "--poll-interval=1s")
 	c := s.console(t)
 	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.paid', '{"iban": "payload-4471"}', 'first')`)
 	var overview struct {
-		LastMinute struct{ Delivered int } `json:"last_minute"`
+		LastHour struct{ Delivered int } `json:"last_hour"`
 	}
 	waitUntil(t, "the delivery on the page", func() bool {
 		status, body := c.send("GET", "/api/v1/overview", nil)
-		return status == 200 && json.Unmarshal([]byte(body), &overview) == nil && overview.LastMinute.Delivered == 1
+		return status == 200 && json.Unmarshal([]byte(body), &overview) == nil && overview.LastHour.Delivered == 1
 	})
 	for _, path := range []string{"", "/", "/destinations/default", "/events", "/events/1", "/relays", "/alerts", "/audit", "/api/v1/events/1", "/api/v1/destinations/default"} {
 		status, body := c.send("GET", path, nil)
 		if status != 200 {
 			t.Errorf("%s: %d", path, status)
 		}
-		for _, secret := range []string{"hunter2", "in-4471", "bearer-4471", "payload-4471", goodSecret, pageToken} {
+		for _, secret := range []string{"hunter2", "x7Kq4471", "bearer-4471", "payload-4471", goodSecret, pageToken} {
 			if strings.Contains(body, secret) {
 				t.Errorf("%s has %s", path, secret)
 			}
 		}
+	}
+	if _, body := c.send("GET", "/destinations/default", nil); !strings.Contains(body, receiver.URL+"/in/***?***") {
+		t.Errorf("the page of a destination does not show where it leads:\n%s", body)
 	}
 	outside := consoleClient{t, strings.TrimSuffix(c.url, "/outbox"), c.client}
 	if status, body := outside.send("GET", "/", nil); status != 404 || !strings.Contains(body, "admin.path_prefix") {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"html"
 	"log/slog"
 	"net"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -19,11 +21,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/page"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // A situation is what an operator may meet. stage brings it about with the program, a real database and a real receiver.
@@ -51,6 +57,55 @@ func (s *stage) run(t *testing.T, env ...string) {
 		<-r.code
 	})
 	r.stderr.wait(t, `"registered"`, r.code)
+}
+
+// pageAgrees checks that the page says all that status says, and nothing that contradicts it.
+func (s *stage) pageAgrees(t *testing.T) {
+	t.Helper()
+	outbox := ops.New(pgtest.Pool(t, s.dsn))
+	p, err := page.New(page.Config{Control: control.New(control.Config{Outbox: outbox, Environment: s.environment()})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := outbox.Status(t.Context(), s.environment())
+	if err != nil {
+		t.Fatal(err)
+	}
+	digits := regexp.MustCompile(`\d+`) // ages and counts differ from moment to moment
+	text := func(path string) string {
+		w := httptest.NewRecorder()
+		p.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody))
+		return digits.ReplaceAllString(html.UnescapeString(w.Body.String()), "N")
+	}
+	overview := text("/")
+	if strings.Contains(overview, "All is well.") != (len(status.Advice) == 0) {
+		t.Errorf("the first page says\n%s", overview)
+	}
+	for _, a := range status.Advice {
+		if said := digits.ReplaceAllString(plain.Line(a.Text), "N"); !strings.Contains(overview, said) {
+			t.Errorf("the first page does not say %q:\n%s", said, overview)
+		}
+	}
+	for _, d := range status.Destinations {
+		content := text("/destinations/" + d.Destination)
+		wrong := slices.ContainsFunc(status.Advice, func(a ops.Advice) bool { return a.Subject == d.Destination })
+		if strings.Contains(content, "Nothing fails here") == wrong {
+			t.Errorf("the page of %s, which is %s, says\n%s", d.Destination, d.State(), content)
+		}
+		if d.State() == "held" && !strings.Contains(content, "<dt>Held ") {
+			t.Errorf("the page of %s does not say what is held:\n%s", d.Destination, content)
+		}
+	}
+}
+
+// environment returns the name that commands are given.
+func (s *stage) environment() (name string) {
+	for _, variable := range s.env {
+		if value, is := strings.CutPrefix(variable, "OUTBOX_ENVIRONMENT="); is {
+			name = value
+		}
+	}
+	return name
 }
 
 func (s *stage) insert(t *testing.T, columns, values string) {
@@ -312,6 +367,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 					t.Errorf("status does not advise %q:\n%s", line, said)
 				}
 			}
+			s.pageAgrees(t)
 			if c.explains == "" {
 				return
 			}

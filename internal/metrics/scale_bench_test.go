@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 

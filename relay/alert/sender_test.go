@@ -355,3 +355,24 @@ func TestUncertainRelaySendsOnlyThat(t *testing.T) {
 		t.Errorf("sent %q", got)
 	}
 }
+
+// An alert that has ended is listed with the channels that were sent it, and its end.
+func TestEndedAlertsAreListed(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	s := newSender(db, &pager{name: "ops"})
+	fire(db, alert.RuleBreakerOpen)
+	db.Exec(`INSERT INTO outbox_alert_past (rule, subject, began_at, resolved_at, returned, count, notices) VALUES ('lag', 'old', now(), now() - interval '15 days', 0, 1, '[]')`)
+	for _, ends := range []func(){func() {}, func() { resolve(db, alert.RuleBreakerOpen) }, func() {}} {
+		ends()
+		pass(db, 20*time.Minute)
+		for range 3 {
+			relaytest.Must(t, s.SendDue(t.Context()))
+		}
+	}
+	ended, err := alert.Ended(t.Context(), db.Pool)
+	relaytest.Must(t, err)
+	if len(ended) != 1 || ended[0].Rule != alert.RuleBreakerOpen || len(ended[0].Notices) != 2 || ended[0].Notices[1].Channel != "ops" || ended[0].Notices[1].SentAt == nil || ended[0].Notices[1].EndedAt == nil {
+		t.Errorf("%+v", ended)
+	}
+}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -73,6 +74,39 @@ func Open(ctx context.Context, q pg.DB) ([]Alert, error) {
 		return nil, fmt.Errorf("list alerts: %w", err)
 	}
 	return list, nil
+}
+
+// A Past is an alert that has ended.
+type Past struct {
+	Rule           string    `json:"rule"`
+	Subject        string    `json:"subject"`
+	BeganAt        time.Time `json:"began_at"`
+	ResolvedAt     time.Time `json:"resolved_at"`
+	Returned       int       `json:"returned"` // how often its condition returned soon after its end
+	Count          int64     `json:"count"`
+	FirstEventID   int64     `json:"first_event_id,string"` // 0: none
+	FirstError     string    `json:"first_error"`
+	Detail         string    `json:"detail"`
+	AcknowledgedBy string    `json:"acknowledged_by"`
+	// Notices says which channels were sent it; none: it ended before it was due, or was silenced.
+	Notices []Notice `json:"notices"`
+}
+
+// A Notice is when a channel was first sent an alert, and its end; nil: not.
+type Notice struct {
+	Channel string     `json:"channel"`
+	SentAt  *time.Time `json:"sent_at"`
+	EndedAt *time.Time `json:"ended_at"`
+}
+
+const selectPast = `
+SELECT rule, subject, began_at, resolved_at, returned, count, coalesce(first_event_id, 0), coalesce(first_error, ''), coalesce(detail, ''),
+       coalesce(acknowledged_by, ''), notices
+FROM outbox_alert_past ORDER BY resolved_at DESC, id DESC LIMIT 50`
+
+// Ended lists the 50 alerts that ended last, within two weeks.
+func Ended(ctx context.Context, q pg.DB) ([]Past, error) {
+	return rows.Structs[Past](ctx, q, "list alerts that have ended", selectPast)
 }
 
 // A candidate is an alert that may have to be sent to a channel.
@@ -159,6 +193,8 @@ func (s *Sender) claim(ctx context.Context, c *candidate) (n notice, claimed boo
 const recordNotice = `
 UPDATE outbox_alert_notice
 SET sent_at = CASE $4 WHEN 'lasts' THEN now() WHEN 'ended' THEN NULL ELSE sent_at END,
+    first_sent_at = CASE $4 WHEN 'lasts' THEN coalesce(first_sent_at, now()) ELSE first_sent_at END,
+    ended_sent_at = CASE $4 WHEN 'ended' THEN now() ELSE ended_sent_at END,
     sent_level = CASE $4 WHEN 'lasts' THEN $5 ELSE sent_level END,
     claimed_until = CASE WHEN $6::float8 IS NOT NULL THEN now() + make_interval(secs => $6) END
 WHERE rule = $1 AND subject = $2 AND channel = $3`
@@ -194,7 +230,16 @@ WITH seen AS MATERIALIZED (
     JOIN outbox_alert a ON a.rule = p.rule AND a.subject = p.subject AND a.due_at = p.due_at
     FOR NO KEY UPDATE OF a SKIP LOCKED
 ), closed AS (
-    DELETE FROM outbox_alert a USING seen s WHERE a.rule = s.rule AND a.subject = s.subject AND s.over
+    DELETE FROM outbox_alert a USING seen s WHERE a.rule = s.rule AND a.subject = s.subject AND s.over RETURNING a.*
+), past AS (
+    INSERT INTO outbox_alert_past (rule, subject, began_at, resolved_at, returned, count, first_event_id, first_error, detail, acknowledged_by, notices)
+    SELECT c.rule, c.subject, c.began_at, coalesce(c.resolved_at, now()), c.returned, c.count - c.counted_before, c.first_event_id, c.first_error, c.detail,
+           c.acknowledged_by, (
+               SELECT coalesce(jsonb_agg(jsonb_build_object('channel', n.channel, 'sent_at', n.first_sent_at, 'ended_at', n.ended_sent_at) ORDER BY n.channel), '[]')
+               FROM outbox_alert_notice n WHERE n.rule = c.rule AND n.subject = c.subject AND n.first_sent_at IS NOT NULL)
+    FROM closed c
+), forgotten AS (
+    DELETE FROM outbox_alert_past WHERE resolved_at < now() - interval '14 days' AND EXISTS (SELECT FROM closed)
 )
 UPDATE outbox_alert a
 SET due_at = s.next_at, notified_count = CASE WHEN s.sent THEN a.count ELSE a.notified_count END

@@ -202,6 +202,7 @@ type Delivery struct {
 
 // Attempt is one line of the attempt log, which holds the attempts that did not deliver.
 type Attempt struct {
+	EventID     int64          `json:"event_id,string"`
 	Destination string         `json:"destination"`
 	Attempt     int            `json:"attempt"`
 	StartedAt   time.Time      `json:"started_at"`

@@ -23,6 +23,9 @@ func New(pool *pgxpool.Pool) *Outbox {
 	return &Outbox{pool: pg.ReadCommitted(pool, pg.NewNames("", "outbox_schema_version")), address: identity.Address(pool.Config().ConnConfig)}
 }
 
+// DB runs the statements of rooms below this one.
+func (o *Outbox) DB() pg.DB { return o.pool }
+
 // CheckSchema returns nil if this build can work with the outbox schema: the database has the version that this build knows, or
 // a later one that is marked as compatible. Otherwise the error wraps [pg.ErrSchema] and says what to do.
 func (o *Outbox) CheckSchema(ctx context.Context) error {

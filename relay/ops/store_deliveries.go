@@ -150,12 +150,24 @@ func (o *Outbox) fewPending(ctx context.Context, names []string) (few bool, err 
 }
 
 const selectAttempts = `
-SELECT destination, attempt, started_at, duration_ms, relay, status, outcome, reason, error
+SELECT event_id, destination, attempt, started_at, duration_ms, relay, status, outcome, reason, error
 FROM outbox_attempt WHERE event_id = $1 ORDER BY started_at, id`
 
 // Attempts returns what the log holds of one event's attempts, the oldest first.
 func (o *Outbox) Attempts(ctx context.Context, eventID int64) ([]Attempt, error) {
 	return rows.Structs[Attempt](ctx, o.pool, "list attempts", selectAttempts, eventID)
+}
+
+// No index leads from a destination to its attempts: the newest of all are read.
+const selectLatestAttempts = `
+SELECT a.event_id, a.destination, a.attempt, a.started_at, a.duration_ms, a.relay, a.status, a.outcome, a.reason, a.error
+FROM (SELECT * FROM outbox_attempt ORDER BY id DESC LIMIT 2000) a
+WHERE a.destination = $1 AND a.outcome <> 'delivered' ORDER BY a.id DESC LIMIT 10`
+
+// LatestAttempts returns the newest attempts, probes too, that did not deliver to a destination: at most ten, among the newest
+// 2,000 of all destinations, the newest first.
+func (o *Outbox) LatestAttempts(ctx context.Context, destination string) ([]Attempt, error) {
+	return rows.Structs[Attempt](ctx, o.pool, "list attempts", selectLatestAttempts, destination)
 }
 
 // Each of the two statuses has an index of its own.

@@ -94,6 +94,16 @@ func (o *Outbox) EventsOfKey(ctx context.Context, key string) ([]int64, error) {
 	return rows.Values[int64](ctx, o.pool, "look for idempotency key", selectEventsOfKey, key)
 }
 
+// Keys are printable ASCII in the order of bytes: those of a prefix are one range of their index, below the byte 127.
+const selectEventsOfPrefix = `
+SELECT id FROM outbox WHERE idempotency_key >= $1 AND idempotency_key < $1 || chr(127)
+ORDER BY idempotency_key LIMIT $2`
+
+// EventsOfPrefix returns the ids of the events, archived ones left out, whose idempotency key begins with a text, at most so many.
+func (o *Outbox) EventsOfPrefix(ctx context.Context, prefix string, limit int) ([]int64, error) {
+	return rows.Values[int64](ctx, o.pool, "look for idempotency keys", selectEventsOfPrefix, prefix, limit)
+}
+
 const selectRelatedEvents = `
 SELECT min(e.id), count(*), coalesce(array_agg(e.id ORDER BY e.id DESC) FILTER (WHERE e.related_reference = $2), '{}')
 FROM (SELECT id, related_reference FROM outbox WHERE id < $1 ORDER BY id DESC LIMIT $3) e`

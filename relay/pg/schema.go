@@ -40,7 +40,7 @@ func CheckSchema(ctx context.Context, q DB) (newer int64, err error) {
 // CheckHistory checks that the schema has come to its version by the migrations of this build: the numbers of another history, such as
 // of builds before the first release, do not mean the same. An error that wraps [ErrSchema] says what is missing.
 func CheckHistory(ctx context.Context, q DB) error {
-	versions, columns, err := findMissing(ctx, q, migrations.Outbox.Latest())
+	versions, columns, err := findMissing(ctx, q, migrations.Outbox.Versions())
 	if err != nil || len(versions)+len(columns) == 0 {
 		return err
 	}

@@ -50,11 +50,11 @@ func compatibleSince(ctx context.Context, q DB) (version int64, err error) {
 	return version, err
 }
 
-// $1 is the latest version that is known. Of the columns, some that claims, settles and sessions need stand for all. A table that is
+// $1 are the versions that are known. Of the columns, some that claims, settles and sessions need stand for all. A table that is
 // absent as a whole is not counted: an operator may be about to bring it back.
 const selectMissing = `
 SELECT ARRAY(
-    SELECT v::text FROM generate_series(1, $1::bigint) v
+    SELECT v::text FROM unnest($1::bigint[]) v
     WHERE (SELECT is_applied FROM outbox_schema_version WHERE version_id = v ORDER BY id DESC LIMIT 1) IS NOT TRUE ORDER BY v
 ), ARRAY(
     SELECT n.relation || '.' || n.name
@@ -68,8 +68,8 @@ SELECT ARRAY(
     WHERE r.id IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = r.id AND a.attname = n.name AND NOT a.attisdropped)
 )`
 
-func findMissing(ctx context.Context, q DB, latest int64) (versions, columns []string, err error) {
-	if err := q.QueryRow(ctx, selectMissing, latest).Scan(&versions, &columns); err != nil {
+func findMissing(ctx context.Context, q DB, known []int64) (versions, columns []string, err error) {
+	if err := q.QueryRow(ctx, selectMissing, known).Scan(&versions, &columns); err != nil {
 		return nil, nil, fmt.Errorf("compare the schema: %w", err)
 	}
 	return versions, columns, nil

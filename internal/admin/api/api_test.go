@@ -19,8 +19,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 

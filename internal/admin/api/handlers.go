@@ -9,15 +9,15 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // The bodies of requests and answers that no other package has. Fields are added, never renamed or removed.
 type (
-	historyAnswer   struct{ history.Series }
+	historyAnswer   struct{ history.Past }
 	destinationList struct {
 		Destinations []control.Destination `json:"destinations"`
 	}
@@ -54,6 +54,8 @@ type (
 	alertList struct {
 		Alerts   []alertAnswer `json:"alerts"`
 		Silences []ops.Silence `json:"silences"`
+		// Ended are the alerts that ended last, within two weeks.
+		Ended []alert.Past `json:"ended"`
 	}
 	acknowledgeRequest struct {
 		Rule    string `json:"rule"`
@@ -88,7 +90,12 @@ func (a *API) outbox(r *http.Request) *ops.Outbox { return a.control.Outbox.As(a
 func (a *API) overview(r *http.Request) (any, error) { return a.control.Overview(r.Context()) }
 
 func (a *API) history(r *http.Request) (any, error) {
-	return historyAnswer{a.control.History.Series(r.URL.Query().Get("destination"))}, nil
+	q := r.URL.Query()
+	if name := q.Get("span"); name != "" && history.SpanOf(name).Name != name {
+		return nil, check.Problem{Path: "span", Text: "is not known; write 1h, 24h or 14d"}
+	}
+	past, err := a.control.Past(r.Context(), q.Get("destination"), history.SpanOf(q.Get("span")))
+	return historyAnswer{past}, err
 }
 
 func (a *API) destinations(r *http.Request) (any, error) {
@@ -194,6 +201,9 @@ func (a *API) alerts(r *http.Request) (any, error) {
 	}
 	silences, err := a.control.Outbox.Silences(r.Context())
 	list.Silences = append(list.Silences, silences...)
+	if err == nil {
+		list.Ended, err = alert.Ended(r.Context(), a.control.Outbox.DB())
+	}
 	return list, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/page"
@@ -13,8 +14,9 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/history"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The overview follows what happens, without a reload, and stands still while it is paused.
@@ -24,9 +26,13 @@ func TestOverviewIsLive(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r1', '1'); INSERT INTO outbox_relay_destination VALUES (1, 'default')`)
 	beat := func() { db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour'`) }
 	beat()
-	s := open(t, db, history.New(), 1280, "light")
+	past := history.New()
+	s := open(t, db, past, 1280, "light")
 	s.visit("/")
-	s.reads("All is well.")
+	s.reads("Nothing was delivered.")
+	// The first delivery is drawn at once, though no line leads there.
+	past.Attempted(history.Key{Destination: "default", EventType: "t"}, policy.Delivered, 20*time.Millisecond, 30*time.Millisecond)
+	relaytest.Eventually(s, "charts", func() bool { return evaluate[int](s, `document.querySelectorAll(".u-wrap").length`) == 3 })
 	s.run(chromedp.Evaluate(`window.kept = true`, nil))
 	db.Insert(2, "k")
 	db.Settled("failed", "true")
@@ -51,7 +57,7 @@ func TestReplay(t *testing.T) {
 	s.reads(want)
 	s.run(chromedp.Click("#confirm", chromedp.ByID))
 	s.reads("Ordered by")
-	relaytest.Becomes(db, "done ann@127.0.0.1", `SELECT state || ' ' || actor FROM outbox_audit`)
+	relaytest.Becomes(db, "done ann@127.0.0.1", `SELECT state || ' ' || actor FROM outbox_audit ORDER BY id DESC LIMIT 1`)
 	s.reads("9 of 9 done")
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'rejected'`); n != 0 {
 		t.Errorf("%d are left", n)
@@ -127,7 +133,8 @@ func TestKeyboardOnly(t *testing.T) {
 // What an update brings stands where it stood: nothing jumps from under a pointer.
 func TestUpdatesShiftNothing(t *testing.T) {
 	t.Parallel()
-	s := open(t, outage(t), lastHour(), 1280, "light")
+	db := outage(t)
+	s := open(t, db, lastHour(db), 1280, "light")
 	for _, path := range []string{"/", "/events?status=failed", "/events/1301", "/destinations/crm", "/relays"} {
 		s.visit(path)
 		s.run(chromedp.Evaluate(`window.shift = 0; new PerformanceObserver(list => { for (const e of list.getEntries()) window.shift += e.value; }).observe({type: "layout-shift"})`, nil))
@@ -166,12 +173,19 @@ func TestPictures(t *testing.T) {
 	}{{"light", 1280, "light"}, {"dark", 1280, "dark"}, {"narrow-light", 390, "light"}, {"narrow-dark", 390, "dark"}} {
 		db := outage(t)
 		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 minute'`)
-		s := open(t, db, lastHour(), look.width, look.scheme)
+		s := open(t, db, lastHour(db), look.width, look.scheme)
+		s.expected = []string{"404"} // an event that is not there
 		for name, path := range map[string]string{
 			"overview": "/", "destination": "/destinations/crm", "events": "/events?status=failed", "event": "/events/1301", "preview": "/operations/new?action=replay&status=failed&destination=crm",
-			"alerts": "/alerts", "relays": "/relays",
+			"payload": "/events/1300", "alerts": "/alerts", "relays": "/relays", "audit": "/audit", "operation": "/operations/2", "held": "/destinations/analytics?span=14d", "day": "/?span=24h&sort=failed",
+			"discard": "/operations/new?action=discard&id=1301", "retry": "/operations/new?action=retry&destination=analytics", "nowhere": "/events/99999", "list": "/events?destination=analytics",
 		} {
 			s.visit(path)
+			if name == "payload" {
+				s.run(chromedp.Click("#reveal", chromedp.ByID))
+				s.reads("As it is stored")
+				s.run(chromedp.Click("details.curl summary", chromedp.ByQuery))
+			}
 			if width := evaluate[int64](s, `document.documentElement.scrollWidth`); width > look.width {
 				t.Errorf("%s, %s: %d wide", name, look.name, width)
 			}

@@ -3,7 +3,6 @@ package browser
 import (
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -24,13 +23,11 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	dashboard "github.com/outbox-relay/outbox-relay/internal/admin/page"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -50,7 +47,7 @@ type stage struct {
 }
 
 // open serves the page of db and opens a browser. width is that of its window; scheme is light or dark.
-func open(t *testing.T, db *relaytest.Database, past *history.Ring, width int64, scheme string) *stage {
+func open(t *testing.T, db *relaytest.Database, past *history.Recorder, width int64, scheme string) *stage {
 	t.Helper()
 	s := &stage{T: t, db: db}
 	c := control.New(control.Config{Outbox: ops.New(db.Pool), History: past})
@@ -60,7 +57,7 @@ func open(t *testing.T, db *relaytest.Database, past *history.Ring, width int64,
 	p, err := dashboard.New(dashboard.Config{
 		Control: c, Prefix: "/outbox", Relay: "billing-1", Version: "1.0.0", Database: "postgres://relay:***@db.internal:5432/billing", Log: zerolog.Nop(),
 		Targets: func() map[string]string {
-			return map[string]string{"logistics": "https://logistics.internal/webhooks/billing", "analytics": "https://analytics.internal/in"}
+			return map[string]string{"logistics": "https://logistics.internal/webhooks/billing", "crm": "https://crm.internal/hooks/***/in", "analytics": "https://analytics.internal/in"}
 		},
 	})
 	relaytest.Must(t, err)
@@ -190,49 +187,30 @@ func evaluate[T any](s *stage, expression string) (value T) {
 	return value
 }
 
-// lastHour returns an hour of deliveries as a relay would have noted it: a calm one with an outage.
-func lastHour() *history.Ring {
-	now := time.Now()
-	var mu sync.Mutex
-	at := now.Add(-58 * time.Minute)
-	ring := history.NewAt(func() time.Time {
-		mu.Lock()
-		defer mu.Unlock()
-		return at
-	})
-	hooks := ring.Hooks(relay.Hooks{})
-	for i := 0; at.Before(now); i++ {
-		x := float64(i)
-		wave := 1 + 0.25*math.Sin(x/23) + 0.12*math.Sin(x/5) + 0.06*math.Sin(x*1.7)
-		send := func(destination string, n int, slow float64) {
-			for j := range n {
-				took := time.Duration((18 + 9*math.Sin(float64(i*7+j*13)) + 60*math.Pow(float64((j*37+i*11)%100)/100, 12)) * slow * float64(time.Millisecond))
-				waited := time.Duration(900+700*math.Sin(float64(i*3+j*5))+400*math.Sin(x/31)) * time.Microsecond
-				hooks.Attempted(relay.Attempt{Destination: destination, Outcome: policy.Delivered, Duration: took, SinceCreated: took + waited})
-			}
-			hooks.Settled(destination, policy.Delivered, policy.ReasonOK, n)
-		}
-		send("logistics", int(120*wave), 1+0.2*math.Sin(x/40))
-		send("crm", int(22*wave), 2)
-		if i < 300 {
-			send("analytics", int(60*wave), 1.4)
-		} else if i%6 == 0 {
-			hooks.Settled("analytics", policy.Retry, policy.ReasonUnavailable, 5)
-		}
-		if i%37 == 5 {
-			hooks.Settled("crm", policy.Retry, policy.ReasonTimeout, 8)
-		}
-		if i%90 == 40 {
-			hooks.Settled("crm", policy.Fail, policy.ReasonRejected, 3)
-		}
-		mu.Lock()
-		at = at.Add(history.Step)
-		mu.Unlock()
-	}
-	hooks.LaneChanged(relay.LaneState{Destination: "logistics", Concurrency: 64, Breaker: "closed"})
-	hooks.LaneChanged(relay.LaneState{Destination: "crm", Concurrency: 16, RateLimit: 20, Breaker: "closed"})
-	hooks.LaneChanged(relay.LaneState{Destination: "analytics", Concurrency: 0, Breaker: "open"})
-	return ring
+// lastHour stores two weeks of deliveries as relays would have: calm ones, and an outage.
+func lastHour(db *relaytest.Database) *history.Recorder {
+	db.Exec(`WITH shape AS (
+		SELECT s.step, t.at, d.name, d.type, d.n * s.step * (1 + 0.25 * sin(extract(epoch FROM t.at) / 230) + 0.12 * sin(extract(epoch FROM t.at) / 50) + 0.15 * random()) AS n, d.slow
+		FROM (VALUES (1, interval '1 minute', interval '24 hours'), (60, interval '1 hour', interval '14 days')) s (step, width, back)
+		CROSS JOIN LATERAL generate_series(date_bin(s.width, now() - s.back, 'epoch'), now(), s.width) t (at)
+		CROSS JOIN (VALUES ('logistics', 'invoice.created', 420, 3), ('logistics', 'invoice.paid', 300, 3), ('crm', 'customer.moved', 132, 5), ('analytics', 'invoice.paid', 360, 4)) d (name, type, n, slow)
+	), counts AS (
+		SELECT step, at, name, type, CASE WHEN name = 'analytics' AND at > now() - interval '9 minutes' THEN 0 ELSE n END::int AS delivered,
+		       CASE WHEN name = 'crm' AND extract(minute FROM at)::int % 14 = 4 THEN 3 ELSE 0 END AS failed,
+		       CASE WHEN name = 'crm' AND extract(minute FROM at)::int % 6 = 5 THEN 8 ELSE 0 END AS retried,
+		       CASE WHEN name = 'analytics' AND at > now() - interval '9 minutes' THEN 12 ELSE 0 END AS probes, slow
+		FROM shape
+	), sums AS (
+		SELECT step, at, coalesce(name, '') AS name, coalesce(type, '') AS type, sum(delivered) AS delivered, sum(failed) AS failed, sum(retried) AS retried, sum(probes) AS probes,
+		       max(slow)::int AS slow FROM counts GROUP BY step, at, GROUPING SETS ((name, type), (name), (type), ())
+	)
+	INSERT INTO outbox_history (step, destination, at, event_type, delivered, failed, retried, probes, backlog, took, latency)
+	SELECT step, name, at, type, delivered, failed, retried, probes,
+	       CASE WHEN type = '' THEN CASE WHEN name IN ('', 'analytics') AND probes > 0 THEN extract(epoch FROM at - (now() - interval '10 minutes')) * 0.15 ELSE 3 * random() END END::int,
+	       ARRAY(SELECT (delivered * CASE WHEN i < slow + 3 THEN 0 WHEN i < slow + 8 THEN 0.19 WHEN i < slow + 10 THEN 0.024 ELSE 0.002 * random() END)::int FROM generate_series(1, 16) i),
+	       ARRAY(SELECT (delivered * CASE WHEN i < slow + 5 THEN 0 WHEN i < slow + 10 THEN 0.19 WHEN i < slow + 12 THEN 0.024 ELSE 0.002 * random() END)::int FROM generate_series(1, 18) i)
+	FROM sums`)
+	return history.New()
 }
 
 // outage fills an outbox as an operator finds it at night: one destination is down, one refuses some events.
@@ -243,7 +221,7 @@ func outage(t *testing.T) *relaytest.Database {
 	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid, started_at) VALUES ('billing-1', '1.0.0', 41, now() - interval '3 days 7 hours'), ('billing-2', '1.0.0', 42, now() - interval '58 minutes')`)
 	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, created_at, available_at)
-		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7),
+		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7, 'customer', json_build_object('name', 'Nordlicht GmbH', 'country', 'XK'), 'lines', json_build_array(json_build_object('sku', 'A-17', 'price', 12.50))),
 		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds', now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds'
 		FROM generate_series(1, 1400) i`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '4 seconds' * (1400 - event_id), attempts = 1,
@@ -262,5 +240,11 @@ func outage(t *testing.T) *relaytest.Database {
 		FROM (VALUES (1, 0, 31), (2, 7, 28)) v (a, s, ms)`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, opened_at, count, detail, first_event_id) VALUES
 		('breaker_open', 'analytics', now() - interval '9 minutes', 1, '503 Service Unavailable: upstream is restarting', 1301), ('failed', 'crm', now() - interval '3 hours', 11, '422 rejected: unknown country', 42)`)
+	db.Exec(`INSERT INTO outbox_alert_past (rule, subject, began_at, resolved_at, returned, count, first_event_id, first_error, notices)
+		SELECT 'breaker_open', 'logistics', now() - interval '2 days', now() - interval '47 hours', 0, 1, 7, '503 Service Unavailable',
+			jsonb_build_array(jsonb_build_object('channel', 'slack-a8351fcf', 'sent_at', now() - interval '2 days', 'ended_at', now() - interval '47 hours'))`)
+	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done, destination) VALUES
+		('ann@10.0.0.7', 'page', 'replay', 'done', '{"destination": "crm", "statuses": ["failed"], "type": "customer.*"}', 42, 42, 'crm'),
+		('bob@laptop', 'cli', 'discard', 'interrupted', '{"event_ids": [17, 23], "destination": "crm"}', 2, 1, 'crm')`)
 	return db
 }

@@ -20,9 +20,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -52,8 +53,8 @@ type Config struct {
 	Environment string
 	// ReceiverMemory is how long receivers remember what they processed: replays of older events are left out. 0: for ever.
 	ReceiverMemory time.Duration
-	// History of this process.
-	History *history.Ring
+	// History of what this process has not written yet; nil: relay.history is off.
+	History *history.Recorder
 	// Log of operations that end with an error.
 	Log zerolog.Logger
 }
@@ -67,7 +68,10 @@ type Control struct {
 	sampling sync.Mutex // held while the status is read
 	sampled  Sample
 
+	past pastCache
+
 	mu      sync.Mutex // guards the fields below
+	lanes   map[string]relay.LaneState
 	base    context.Context
 	running map[int64]context.CancelCauseFunc
 	used    map[string]time.Time // tokens that have started something, until they expire
@@ -76,7 +80,7 @@ type Control struct {
 
 // New returns a Control. Run must be called for operations to start.
 func New(cfg Config) *Control {
-	c := &Control{Config: cfg, now: time.Now, running: map[int64]context.CancelCauseFunc{}, used: map[string]time.Time{}}
+	c := &Control{Config: cfg, now: time.Now, running: map[int64]context.CancelCauseFunc{}, used: map[string]time.Time{}, lanes: map[string]relay.LaneState{}}
 	_, _ = rand.Read(c.key[:]) // never fails
 	return c
 }
@@ -111,11 +115,6 @@ func (c *Control) Status(ctx context.Context) (Sample, error) {
 		return Sample{}, err
 	}
 	c.sampled = Sample{Status: status, At: c.now()}
-	backlog := map[string]int64{}
-	for _, d := range status.Destinations {
-		backlog[d.Destination] = d.Pending
-	}
-	c.History.NoteBacklog(backlog)
 	return c.sampled, nil
 }
 

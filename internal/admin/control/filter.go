@@ -43,6 +43,12 @@ func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilte
 			return f, check.Problem{Path: name, Text: "contains a NUL"}
 		}
 	}
+	if prefix, cut := strings.CutSuffix(f.Key, "*"); cut {
+		if f.EventIDs, err = c.eventsOf(ctx, prefix); err != nil {
+			return f, err
+		}
+		f.Key = ""
+	}
 	if f.Since, f.Until, err = c.bounds(ctx, q); err != nil {
 		return f, err
 	}
@@ -58,6 +64,23 @@ func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilte
 		return f, nil
 	}
 	return f, c.known(ctx, f.Destination)
+}
+
+// maxOfPrefix is how many events a prefix of their idempotency keys may name.
+const maxOfPrefix = 1000
+
+// eventsOf returns the events whose idempotency key begins with a prefix.
+func (c *Control) eventsOf(ctx context.Context, prefix string) ([]int64, error) {
+	ids, err := c.Outbox.EventsOfPrefix(ctx, prefix, maxOfPrefix+1)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(ids) == 0:
+		return nil, check.Problem{Path: "key", Text: fmt.Sprintf("no idempotency key begins with %q", prefix)}
+	case len(ids) > maxOfPrefix:
+		return nil, check.Problem{Path: "key", Text: fmt.Sprintf("more than %d idempotency keys begin with %q; write more of it", maxOfPrefix, prefix)}
+	}
+	return ids, nil
 }
 
 // Deliveries lists what a filter matches. If that is nothing, and the filter has a name that nothing has, the error says so.
@@ -89,6 +112,7 @@ func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection,
 		}
 		s.Rate = &rate
 	}
+	s.EventIDs = f.EventIDs
 	for _, text := range q["id"] {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || id < 1 {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -15,8 +15,9 @@ type Destination struct {
 	ops.DestinationStatus
 	// State in a word: ok, paused, unserved, held, trying, failing, no route or blocked.
 	State string `json:"state"`
-	// LastMinute of this relay.
-	LastMinute history.Rate `json:"last_minute"`
+	// LastHour of all relays; what others did in the last minute may be missing.
+	LastHour       history.Sum    `json:"last_hour"`
+	LastHourSeries history.Series `json:"-"`
 	// Concurrency is how many requests this relay allows at once, and RateLimit how many a second (0: any number); nil: this
 	// relay has not delivered there.
 	Concurrency *int     `json:"concurrency"`
@@ -33,9 +34,10 @@ type Overview struct {
 	LagSeconds float64 `json:"lag_seconds"`
 	Failed     int64   `json:"failed"`
 	// Untaken events are not routed yet, and no part of the backlog.
-	Untaken      int64         `json:"untaken"`
-	Parked       int64         `json:"parked"`
-	LastMinute   history.Rate  `json:"last_minute"`
+	Untaken int64 `json:"untaken"`
+	Parked  int64 `json:"parked"`
+	// LastHour of all relays; what others did in the last minute may be missing.
+	LastHour     history.Sum   `json:"last_hour"`
 	Destinations []Destination `json:"destinations"`
 	// Relays counts those that live, and Alerts those that are open.
 	Relays int `json:"relays"`
@@ -49,21 +51,27 @@ func (c *Control) Overview(ctx context.Context) (Overview, error) {
 		return Overview{}, err
 	}
 	o := Overview{
-		At: s.At, Advice: s.Advice, Untaken: s.Untaken.Events, Parked: s.Parked, Backlog: s.Parked, LastMinute: c.History.LastMinute(""),
+		At: s.At, Advice: s.Advice, Untaken: s.Untaken.Events, Parked: s.Parked, Backlog: s.Parked,
 		Destinations: []Destination{}, Alerts: len(s.Alerts),
+	}
+	past, err := c.each(ctx, s)
+	if err != nil {
+		return Overview{}, err
 	}
 	for _, d := range s.Destinations {
 		o.Backlog += d.Pending
 		o.Failed += d.Failed
 		o.LagSeconds = max(o.LagSeconds, d.LagSeconds)
-		o.Destinations = append(o.Destinations, c.view(d))
+		o.Destinations = append(o.Destinations, c.view(d, past[d.Destination]))
 	}
 	for _, r := range s.Relays {
 		if r.Alive() {
 			o.Relays++
 		}
 	}
-	return o, nil
+	all, err := c.Past(ctx, "", history.SpanOf("1h"))
+	o.LastHour = all.Sum
+	return o, err
 }
 
 // Destination returns the state of one destination. The error wraps [ops.ErrUnknownDestination] if there is none.
@@ -76,16 +84,19 @@ func (c *Control) Destination(ctx context.Context, name string) (Destination, []
 		at := slices.IndexFunc(s.Destinations, func(d ops.DestinationStatus) bool { return d.Destination == name })
 		if at >= 0 {
 			others := func(a ops.Advice) bool { return a.Subject != name }
-			return c.view(s.Destinations[at]), slices.DeleteFunc(slices.Clone(s.Advice), others), nil
+			past, err := c.Past(ctx, name, history.SpanOf("1h"))
+			return c.view(s.Destinations[at], past), slices.DeleteFunc(slices.Clone(s.Advice), others), err
 		}
 		c.Forget() // it may be younger than the status that was read last
 	}
 	return Destination{}, nil, fmt.Errorf("%w %q", ops.ErrUnknownDestination, name)
 }
 
-func (c *Control) view(d ops.DestinationStatus) Destination {
-	view := Destination{DestinationStatus: d, State: d.State(), LastMinute: c.History.LastMinute(d.Destination)}
-	if lane, known := c.History.Lane(d.Destination); known {
+func (c *Control) view(d ops.DestinationStatus, past history.Past) Destination {
+	view := Destination{DestinationStatus: d, State: d.State(), LastHour: past.Sum, LastHourSeries: past.Series}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if lane, known := c.lanes[d.Destination]; known {
 		view.Concurrency, view.RateLimit = new(lane.Concurrency), new(lane.RateLimit)
 	}
 	return view

@@ -22,6 +22,7 @@ import (
 )
 
 type eventData struct {
+	words
 	ID int64
 	ops.EventReport
 	Timeline []moment
@@ -65,16 +66,23 @@ func (p *Page) find(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if strings.ContainsRune(text, 0) {
-		p.answer(w, r, view{Active: "events"}, check.Problem{Path: "q", Text: "contains a NUL"})
+		p.answer(w, r, view{}, check.Problem{Path: "q", Text: "contains a NUL"})
 		return
 	}
 	ids, err := p.Control.Outbox.FindEvents(r.Context(), text)
+	if errors.As(err, new(ops.UnknownEvent)) {
+		text = strings.TrimSuffix(text, "*")
+		if begun, prefixErr := p.Control.Outbox.EventsOfPrefix(r.Context(), text, 2); prefixErr == nil && len(begun) > 0 {
+			p.redirect(w, r, "/events"+query(url.Values{"key": {text + "*"}}))
+			return
+		}
+	}
 	switch {
 	case errors.As(err, new(ops.UnknownEvent)):
 		problem, _ := control.ProblemOf(err)
-		p.answer(w, r, view{Template: "find.html", Title: "Find an event", Active: "events", Data: query(url.Values{"related": {text}}), Problem: &problem}, nil)
+		p.answer(w, r, view{Template: "find.html", Title: "Find an event", Data: query(url.Values{"related": {text}}), Problem: &problem}, nil)
 	case err != nil:
-		p.answer(w, r, view{Active: "events"}, err)
+		p.answer(w, r, view{}, err)
 	case len(ids) > 1:
 		p.redirect(w, r, "/events"+query(url.Values{"related": {text}}))
 	default:
@@ -84,7 +92,7 @@ func (p *Page) find(w http.ResponseWriter, r *http.Request) {
 
 // viewOfEvent shows an event; without one, the problem alone.
 func viewOfEvent(data eventData, live bool, err error) (view, error) {
-	v := view{Title: fmt.Sprintf("Event %d", data.ID), Active: "events", Live: live, Data: data}
+	v := view{Title: fmt.Sprintf("Event %d", data.ID), Live: live, Data: data}
 	if err == nil {
 		v.Template = "event.html"
 	}
@@ -110,6 +118,7 @@ func (p *Page) readEvent(r *http.Request, read func(context.Context, int64) (ops
 	if data.EventReport, err = read(r.Context(), data.ID); err != nil {
 		return data, err
 	}
+	data.words = p.words(r)
 	data.Timeline = timeline(data.EventReport)
 	for _, d := range data.Deliveries {
 		if d.Destination != "" && data.Event.Type != "" {
@@ -199,10 +208,23 @@ func timeOr(at *time.Time) time.Time {
 	return *at
 }
 
-// curl writes a request as a command. What is secret is masked, and the payload is left to a file: shells keep a history.
+// curl writes a request as commands of a shell. The relay's own sign it. Those with curl are for a receiver that checks no signature;
+// the payload is read from the database, as shells keep a history.
 func (p *Page) curl(e ops.Event, d ops.Delivery) string {
-	lines := []string{"curl -X POST " + quoted(cmp.Or(p.target(d.Destination), "https://"+d.Destination))}
-	header := func(name, value string) { lines = append(lines, "-H "+quoted(name+": "+value)) }
+	again := fmt.Sprintf("outbox-relay replay %d --status failed,delivered,discarded --destination %s", e.ID, plain.ShellWord(d.Destination))
+	if d.Status == "pending" {
+		again = fmt.Sprintf("outbox-relay retry %d --destination %s", e.ID, plain.ShellWord(d.Destination))
+	}
+	to := p.target(d.Destination)
+	lines := []string{"# By the relay, signed:", again, "", "# With curl, for a receiver that checks no signature:"}
+	if to == "" || strings.Contains(to, settings.Mask) {
+		lines = append(lines, "URL="+quoted(cmp.Or(to, "https://…"))+"    # write what is masked")
+		to = `"$URL"`
+	} else {
+		to = quoted(to)
+	}
+	command := []string{fmt.Sprintf("outbox-relay events show %d --payload --json | jq -rj .event.payload |\n  curl -X POST %s", e.ID, to)}
+	header := func(name, value string) { command = append(command, "-H "+quoted(name+": "+value)) }
 	header("Content-Type", "application/json")
 	header(webhook.IdempotencyKey, e.IdempotencyKey)
 	header(webhook.EventType, e.Type)
@@ -215,8 +237,8 @@ func (p *Page) curl(e ops.Event, d ops.Delivery) string {
 	if e.RelatedReference != nil {
 		header(webhook.RelatedReference, *e.RelatedReference)
 	}
-	header(webhook.Signature, settings.Mask)
-	return strings.Join(append(lines, fmt.Sprintf("--data-binary @event-%d.json", e.ID)), " \\\n  ")
+	command = append(command, "--data-binary @-")
+	return strings.Join(append(lines, strings.Join(command, " \\\n  ")), "\n")
 }
 
 // quoted writes a text as one word of a shell.

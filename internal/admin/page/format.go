@@ -22,21 +22,24 @@ func (p *Page) functions() template.FuncMap {
 		"plural": func(n int64, one, many string) string {
 			return count(n) + " " + map[bool]string{true: one, false: many}[n == 1]
 		},
-		"title":  func(word string) string { return strings.ToUpper(word[:1]) + word[1:] },
-		"span":   span,
-		"took":   took,
-		"tail":   tail,
-		"flow":   flow,
-		"rate":   perSecond,
-		"when":   when,
-		"iso":    iso,
-		"points": points,
-		"text":   text,
-		"json":   asJSON,
-		"target": p.target,
-		"line":   plain.Line,
-		"upto":   func(s string, n int) string { return plain.Shorten(plain.Line(s), n) },
-		"dict":   dict,
+		"title":     func(word string) string { return strings.ToUpper(word[:1]) + word[1:] },
+		"span":      span,
+		"took":      took,
+		"tail":      tail,
+		"flow":      flow,
+		"rate":      perSecond,
+		"when":      when,
+		"iso":       iso,
+		"spark":     spark,
+		"tone":      tone,
+		"tree":      jsonTree,
+		"selection": selection,
+		"text":      text,
+		"json":      asJSON,
+		"target":    p.target,
+		"line":      plain.Line,
+		"upto":      func(s string, n int) string { return plain.Shorten(plain.Line(s), n) },
+		"dict":      dict,
 	}
 }
 
@@ -160,22 +163,78 @@ func text(s *string) string {
 	return *s
 }
 
-// points writes a series as the points of a polyline that is 100 wide and 24 high. The last of them are enough for a glance.
-func points(series []float64) string {
-	const shown = 60
-	series = series[max(0, len(series)-shown):]
-	if len(series) < 2 {
-		return ""
-	}
+// spark writes the last points of a series as a path in a box that is 100 wide and 24 high. A point that stands alone is a dot.
+func spark(series []*float64) string {
 	highest := 1.0
 	for _, y := range series {
-		highest = max(highest, y)
+		if y != nil {
+			highest = max(highest, *y)
+		}
 	}
-	var all strings.Builder
+	var path strings.Builder
 	for i, y := range series {
-		fmt.Fprintf(&all, "%.1f,%.1f ", float64(i)*100/float64(len(series)-1), 23-y/highest*21)
+		switch {
+		case y == nil:
+		case i == 0 || series[i-1] == nil:
+			fmt.Fprintf(&path, "M%.1f %.1fh.1", float64(i)*100/float64(max(1, len(series)-1)), 22-*y/highest*20)
+		default:
+			fmt.Fprintf(&path, "L%.1f %.1f", float64(i)*100/float64(max(1, len(series)-1)), 22-*y/highest*20)
+		}
 	}
-	return strings.TrimSpace(all.String())
+	return path.String()
+}
+
+// tone returns how a state looks: good, bad, odd (a person should look) or plain.
+func tone(state string) string {
+	switch state {
+	case "ok", "delivered", "busy", "idle", "done":
+		return "good"
+	case "held", "failing", "unserved", "failed", "quarantined", "silent":
+		return "bad"
+	case "pending", "discarded", "running", "resolved":
+		return "plain"
+	}
+	return "odd"
+}
+
+// selection writes what an operation was for.
+func selection(s *ops.Selection) string {
+	var all []string
+	add := func(name, value string) {
+		if value != "" {
+			all = append(all, name+" "+value)
+		}
+	}
+	at := func(t time.Time) string {
+		if t.IsZero() {
+			return ""
+		}
+		return t.UTC().Format(time.RFC3339)
+	}
+	if n := len(s.EventIDs); n > 0 {
+		ids := strings.ReplaceAll(strings.Trim(fmt.Sprint(s.EventIDs[:min(n, 10)]), "[]"), " ", ", ")
+		if n > 10 {
+			ids += fmt.Sprintf(" and %d more", n-10)
+		}
+		add(map[bool]string{true: "event", false: "events"}[n == 1], ids)
+	}
+	add("destination", s.Destination)
+	if s.Parked {
+		all = append(all, "parked")
+	}
+	add("status", strings.Join(s.Statuses, ", "))
+	add("type", s.Type)
+	add("reason", s.Reason)
+	add("ordering key", s.OrderingKey)
+	add("since", at(s.Since))
+	add("until", at(s.Until))
+	if s.Limit > 0 {
+		add("at most", count(s.Limit))
+	}
+	if s.Rate != nil {
+		add("at", count(*s.Rate)+" a second")
+	}
+	return strings.Join(all, " · ")
 }
 
 // asJSON writes data for a script, in an attribute, where html/template escapes it.

@@ -14,6 +14,7 @@ import (
 )
 
 type previewData struct {
+	words
 	control.Preview
 	// Order as JSON, for the form that confirms it.
 	OrderJSON string
@@ -24,7 +25,7 @@ type previewData struct {
 
 // preview counts what an order would change, and asks.
 func (p *Page) preview(r *http.Request) (view, error) {
-	v := view{Active: "events", Title: "Preview"}
+	v := view{Title: "Preview"}
 	if !guard.CallerOf(r.Context()).MayChange {
 		return v, control.ErrReadOnly
 	}
@@ -53,7 +54,7 @@ func (p *Page) preview(r *http.Request) (view, error) {
 	q.Del("rate")
 	q.Del("id")
 	q.Del("selected")
-	v.Template, v.Data = "preview.html", previewData{preview, string(order), "/events" + query(q), asked}
+	v.Template, v.Data = "preview.html", previewData{p.words(r), preview, string(order), "/events" + query(q), asked}
 	return v, nil
 }
 
@@ -76,7 +77,7 @@ type operationData struct {
 }
 
 func (p *Page) operation(r *http.Request) (view, error) {
-	v := view{Active: "audit", Title: "Operation"}
+	v := view{Title: "Operation"}
 	id, err := control.ParseID("id", r.PathValue("id"))
 	if err != nil {
 		return v, err

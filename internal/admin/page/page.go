@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/rs/zerolog"
 
@@ -110,8 +111,6 @@ type view struct {
 	// Template that shows Data.
 	Template string
 	Title    string
-	// Active is the entry of the menu.
-	Active string
 	// Live pages ask for themselves again while they are looked at.
 	Live bool
 	Data any
@@ -121,7 +120,9 @@ type view struct {
 	Caller  guard.Caller
 	Done    string
 	URL     string
-	Config  Config
+	// Active is the entry of the menu.
+	Active string
+	Config Config
 }
 
 // answer renders a view, or says in its place why there is none.
@@ -148,6 +149,7 @@ func (p *Page) answer(w http.ResponseWriter, r *http.Request, v view, err error)
 func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, v view) {
 	v.Caller, v.Config = guard.CallerOf(r.Context()), p.Config
 	q := r.URL.Query()
+	v.Active = section(strings.TrimPrefix(r.URL.Path, p.Prefix))
 	v.Done = done(q.Get("done"))
 	q.Del("done")
 	v.URL = p.Prefix + r.URL.EscapedPath() + query(q)
@@ -160,6 +162,23 @@ func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, v view
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = body.WriteTo(w)
+}
+
+// section returns the entry of the menu that a path belongs to; empty: none.
+func section(path string) string {
+	first, rest, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	switch first {
+	case "", "destinations":
+		return "overview"
+	case "find":
+		return "events"
+	case "operations":
+		if rest == "new" {
+			return "events"
+		}
+		return "audit"
+	}
+	return first
 }
 
 // Refuse answers a request that may not pass, as a page.

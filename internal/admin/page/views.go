@@ -1,6 +1,8 @@
 package page
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
@@ -8,51 +10,196 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// overviewData is what the first page shows. History is there even while the database is away.
+// overviewData is what the first page shows.
 type overviewData struct {
 	control.Overview
-	History history.Series
-	Lanes   map[string]history.Series
+	chartsData
 	// Sees reports whether the database has answered.
 	Sees bool
+	// Sort is the column by which destinations are sorted.
+	Sort string
+}
+
+// chartsData is the history that a page shows. History is false if it is switched off.
+type chartsData struct {
+	Past    history.Past
+	Span    history.Span
+	Base    string // the path of the page
+	History bool
+}
+
+// Spans returns those to choose from.
+func (chartsData) Spans() []history.Span { return history.Spans() }
+
+func (p *Page) charts(r *http.Request, destination string) (chartsData, error) {
+	span := history.SpanOf(r.URL.Query().Get("span"))
+	past, err := p.Control.Past(r.Context(), destination, span)
+	return chartsData{past, span, r.URL.EscapedPath(), p.Control.History != nil}, err
 }
 
 func (p *Page) overview(r *http.Request) (view, error) {
+	data := overviewData{Sort: r.URL.Query().Get("sort")}
 	o, err := p.Control.Overview(r.Context())
-	if err != nil {
-		o.LastMinute = p.Control.History.LastMinute("")
+	if data.Overview, data.Sees = o, err == nil; err == nil {
+		data.chartsData, err = p.charts(r, "")
 	}
-	data := overviewData{Overview: o, History: p.Control.History.Series(""), Lanes: map[string]history.Series{}, Sees: err == nil}
-	for _, d := range o.Destinations {
-		data.Lanes[d.Destination] = p.Control.History.Series(d.Destination)
+	sortDestinations(data.Destinations, data.Sort)
+	return view{Template: "overview.html", Title: "Overview", Live: true, Data: data}, err
+}
+
+// Columns are those by which destinations can be sorted: the parameter, its heading, and its class.
+func (overviewData) Columns() [][3]string {
+	return [][3]string{
+		{"name", "Destination", ""},
+		{"state", "State", ""},
+		{"delivered", "Delivered, 1 h", "num wide"},
+		{"pending", "Pending", "num"},
+		{"retrying", "Retrying", "num wide"},
+		{"failed", "Failed", "num"},
+		{"lag", "Lag", "num wide"},
+		{"p95", "p95, 1 h", "num wide"},
 	}
-	return view{Template: "overview.html", Title: "Overview", Active: "overview", Live: true, Data: data}, err
+}
+
+// sortDestinations sorts by a column: names up, states from the worst, numbers down.
+func sortDestinations(all []control.Destination, by string) {
+	number := func(of func(control.Destination) float64) func(a, b control.Destination) int {
+		return func(a, b control.Destination) int { return cmp.Compare(of(b), of(a)) }
+	}
+	order := map[string]func(a, b control.Destination) int{
+		"state": number(func(d control.Destination) float64 {
+			return map[string]float64{"good": 0, "plain": 1, "odd": 1, "bad": 2}[tone(d.State)]
+		}),
+		"delivered": number(func(d control.Destination) float64 { return float64(d.LastHour.Delivered) }),
+		"pending":   number(func(d control.Destination) float64 { return float64(d.Pending) }),
+		"retrying":  number(func(d control.Destination) float64 { return float64(d.Retrying) }),
+		"failed":    number(func(d control.Destination) float64 { return float64(d.Failed) }),
+		"lag":       number(func(d control.Destination) float64 { return d.LagSeconds }),
+		"p95": number(func(d control.Destination) float64 {
+			if d.LastHour.Response.P95 == nil {
+				return -1
+			}
+			return *d.LastHour.Response.P95
+		}),
+	}[by]
+	if order != nil {
+		slices.SortStableFunc(all, order)
+	}
+}
+
+// A headline says what is wrong.
+type headline struct {
+	Text, Level string
+	Single      bool // it is the first advice alone
+}
+
+// Headline returns the one thing that is wrong, or at how many destinations something is.
+func (d overviewData) Headline() headline {
+	first := d.Advice[0]
+	subjects, others := map[string]bool{}, 0
+	for _, a := range d.Advice {
+		switch {
+		case a.Level == ops.Notice:
+		case a.Destination() == "":
+			others++
+		default:
+			subjects[a.Destination()] = true
+		}
+	}
+	h := headline{first.Text, string(first.Level), true}
+	if len(subjects) > 1 && first.Destination() != "" {
+		h.Text, h.Single = fmt.Sprintf("%d destinations need you", len(subjects)), false
+		if others > 0 {
+			h.Text += ", and " + plain.Plural(others, "thing", "things") + " more"
+		}
+	}
+	return h
+}
+
+// Findings returns the advice that the headline does not say: the first ones, and the rest.
+func (d overviewData) Findings() [2][]ops.Advice {
+	all, shown := d.Advice, 10
+	if d.Headline().Single {
+		all = all[1:]
+	}
+	shown = min(shown, len(all))
+	return [2][]ops.Advice{all[:shown], all[shown:]}
 }
 
 type destinationData struct {
 	control.Destination
+	chartsData
 	Advice   []ops.Advice
 	Failures []ops.FailureGroup
-	History  history.Series
+	Attempts []ops.Attempt
 	Name     string
 }
 
+// Held reports whether a breaker keeps deliveries back.
+func (d destinationData) Held() bool { return d.State == "held" || d.State == "trying" }
+
+// Waits is how what is pending is called.
+func (d destinationData) Waits() string {
+	return map[string]string{"held": "Held", "trying": "Held", "paused": "Paused", "unserved": "Unserved"}[d.State]
+}
+
+// HeldFor returns why a breaker is open.
+func (d destinationData) HeldFor() policy.Reason { return alert.ReasonOf(d.BreakerError) }
+
 func (p *Page) destination(r *http.Request) (view, error) {
 	name := r.PathValue("name")
+	v := view{Title: name, Live: true}
 	d, advice, err := p.Control.Destination(r.Context(), name)
 	if err != nil {
-		return view{Active: "overview"}, err
+		return view{}, err
 	}
-	failures, err := p.Control.Outbox.Failures(r.Context(), name)
-	data := destinationData{Destination: d, Advice: advice, Failures: failures, History: p.Control.History.Series(name), Name: name}
-	return view{Template: "destination.html", Title: name, Active: "overview", Live: true, Data: data}, err
+	data := destinationData{Destination: d, Advice: advice, Name: name}
+	if data.Failures, err = p.Control.Outbox.Failures(r.Context(), name); err != nil {
+		return v, err
+	}
+	if data.Attempts, err = p.Control.Outbox.LatestAttempts(r.Context(), name); err != nil {
+		return v, err
+	}
+	data.chartsData, err = p.charts(r, name)
+	v.Template, v.Data = "destination.html", data
+	return v, err
+}
+
+// words are the states of destinations, for what waits there.
+type words map[string]string
+
+func (p *Page) words(r *http.Request) words {
+	w := words{}
+	if s, err := p.Control.Status(r.Context()); err == nil {
+		for _, d := range s.Destinations {
+			w[d.Destination] = d.State()
+		}
+	}
+	return w
+}
+
+// Word says what a delivery is in: what is pending where nothing is sent is held, paused or unserved.
+func (w words) Word(status, destination string, attempts int) string {
+	switch state := w[destination]; {
+	case status != "pending":
+	case destination == "":
+		return "parked"
+	case state == "held", state == "paused", state == "unserved":
+		return state
+	case state == "trying":
+		return "held"
+	case attempts > 0:
+		return "retrying"
+	}
+	return status
 }
 
 // changeDestination does what a button of the destination's page says.
@@ -85,6 +232,7 @@ func (p *Page) changeDestination(r *http.Request, outbox *ops.Outbox) (to string
 }
 
 type eventsData struct {
+	words
 	Filter url.Values
 	List   []ops.Delivery
 	// Untaken events are not routed yet, and not listed; 0 where the filter leaves out what is
@@ -125,11 +273,11 @@ func (p *Page) events(r *http.Request) (view, error) {
 	same.Del("limit")
 	status := q.Get("status")
 	data := eventsData{
-		Filter: q, Reasons: policy.Reasons(), same: same, Narrowed: len(same) > 0 && !same.Has("related"), First: query(same),
+		words: p.words(r), Filter: q, Reasons: policy.Reasons(), same: same, Narrowed: len(same) > 0 && !same.Has("related"), First: query(same),
 		Replays:  status == "" || status == "failed" || status == "delivered" || status == "discarded",
 		Discards: status == "" || status == "failed" || status == "pending" || status == "parked",
 	}
-	v := view{Template: "events.html", Title: "Events", Active: "events", Live: q.Get("after") == ""}
+	v := view{Template: "events.html", Title: "Events", Live: q.Get("after") == ""}
 	var position *ops.DeliveryPosition
 	filter, err := p.Control.Filter(r.Context(), q)
 	if err == nil {
@@ -156,7 +304,10 @@ func (p *Page) events(r *http.Request) (view, error) {
 }
 
 type alertsData struct {
-	Alerts       []alert.Alert
+	Alerts []alert.Alert
+	// Ended within two weeks.
+	Ended        []alert.Past
+	Silences     []ops.Silence
 	destinations []ops.DestinationStatus
 }
 
@@ -166,8 +317,17 @@ func (d alertsData) Known(subject string) bool {
 }
 
 func (p *Page) alerts(r *http.Request) (view, error) {
+	v := view{Template: "alerts.html", Title: "Alerts", Live: true}
 	s, err := p.Control.Status(r.Context())
-	return view{Template: "alerts.html", Title: "Alerts", Active: "alerts", Live: true, Data: alertsData{s.Alerts, s.Destinations}}, err
+	data := alertsData{Alerts: s.Alerts, destinations: s.Destinations}
+	if err == nil {
+		data.Ended, err = alert.Ended(r.Context(), p.Control.Outbox.DB())
+	}
+	if err == nil {
+		data.Silences, err = p.Control.Outbox.Silences(r.Context())
+	}
+	v.Data = data
+	return v, err
 }
 
 // silentFor is how long the button of an alert keeps it silent.
@@ -194,7 +354,7 @@ type relaysData struct{ Relays []ops.RelayStatus }
 
 func (p *Page) relays(r *http.Request) (view, error) {
 	s, err := p.Control.Status(r.Context())
-	return view{Template: "relays.html", Title: "Relays", Active: "relays", Live: true, Data: relaysData{s.Relays}}, err
+	return view{Template: "relays.html", Title: "Relays", Live: true, Data: relaysData{s.Relays}}, err
 }
 
 type auditData struct {
@@ -204,7 +364,7 @@ type auditData struct {
 }
 
 func (p *Page) audit(r *http.Request) (view, error) {
-	v := view{Template: "audit.html", Title: "Audit", Active: "audit", Live: true, Data: auditData{}}
+	v := view{Template: "audit.html", Title: "Audit", Live: true, Data: auditData{}}
 	before := int64(0)
 	if text := r.URL.Query().Get("before"); text != "" {
 		var err error

@@ -251,6 +251,10 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 		Alerts:    alert.Config{After: 17 * time.Second, AfterByRule: map[string]time.Duration{alert.RuleLag: 0}, Repeat: -1, LagOver: 18 * time.Minute, VacuumBlockedOver: 23 * time.Minute, Channels: got.Alerts.Channels},
 		Retention: archive.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
 	}
+	if got.History == nil {
+		t.Error("there is no history")
+	}
+	got.History = nil
 	if !reflect.DeepEqual(got, want) { // which follows pointers
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}

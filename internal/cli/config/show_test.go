@@ -86,6 +86,7 @@ relay:
   lease: 1m30s # env OUTBOX_LEASE
   drain_timeout: 20s # default
   max_in_flight: 100 # flag --max-in-flight
+  history: true # default
   log_delivered: true # outbox-relay.yaml:2
 defaults:
   timeout: 15s # outbox-relay.yaml:4

@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -63,6 +64,11 @@ func (c *Config) relayRows(hostname string) []settings.Row {
 		{Path: "relay.lease", Env: "LEASE", Flag: "lease", Value: settings.One("60s", settings.ParseDuration, settings.To(&r.Lease), relay.DefaultLease)},
 		{Path: "relay.drain_timeout", Env: "DRAIN_TIMEOUT", Flag: "drain-timeout", Value: settings.One("20s", settings.ParseDuration, settings.To(&r.DrainTimeout), relay.DefaultDrainTimeout)},
 		{Path: "relay.max_in_flight", Env: "MAX_IN_FLIGHT", Flag: "max-in-flight", Value: settings.One("256", settings.ParseCount, settings.To(&r.MaxInFlight), relay.DefaultMaxInFlight)},
+		{Path: "relay.history", Env: "HISTORY", Value: settings.One("true", settings.ParseBool, func(on bool) {
+			if r.History = nil; on {
+				r.History = history.New()
+			}
+		}, true)},
 		{Path: "relay.log_delivered", Env: "LOG_DELIVERED", Value: settings.One("true", settings.ParseBool, settings.To(&r.LogDelivered), false)},
 	}
 }

@@ -67,6 +67,39 @@ func OnlyHost(raw string) string {
 	return u.Scheme + "://" + u.Host + "/" + settings.Mask
 }
 
+// WithoutSecrets shows a URL without its credential, its query, and what looks like a key in its path.
+func WithoutSecrets(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" {
+		return settings.Mask
+	}
+	parts := strings.Split(u.EscapedPath(), "/")
+	for i, part := range parts {
+		if looksSecret(part) {
+			parts[i] = settings.Mask
+		}
+	}
+	return WithoutQuery(u.Scheme + "://" + u.Host + strings.Join(parts, "/") + map[bool]string{true: "?" + u.RawQuery}[u.RawQuery != ""])
+}
+
+// looksSecret reports whether a part of a path may be a key: a long word, or one in which letters and digits alternate.
+func looksSecret(part string) bool {
+	for _, word := range strings.FieldsFunc(part, func(r rune) bool { return strings.ContainsRune("-_.~", r) }) {
+		changes := 0
+		for i := 1; i < len(word); i++ {
+			digit, before := word[i] >= '0' && word[i] <= '9', word[i-1] >= '0' && word[i-1] <= '9'
+			upper, lower := word[i] >= 'A' && word[i] <= 'Z', word[i-1] >= 'a' && word[i-1] <= 'z'
+			if digit != before || upper && lower {
+				changes++
+			}
+		}
+		if len(word) > 20 || len(word) >= 8 && changes >= 2 || strings.Contains(word, "%") {
+			return true
+		}
+	}
+	return false
+}
+
 // onlyService shows the service of a channel, whose host may be the key.
 func onlyService(raw settings.Secret) string { return notify.Kind(string(raw)) + "://" + settings.Mask }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/admin/api"
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
-	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/admin/page"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -73,7 +72,7 @@ func (s *console) build(ctx context.Context, c *config.Config, version string) e
 	s.targets = new(atomic.Pointer[map[string]string])
 	s.reloaded(c)
 	s.control = control.New(control.Config{
-		Outbox: ops.New(pool), Environment: c.Relay.Environment, ReceiverMemory: c.Relay.Retention.ProcessedEvents, History: history.New(), Log: c.Log,
+		Outbox: ops.New(pool), Environment: c.Relay.Environment, ReceiverMemory: c.Relay.Retention.ProcessedEvents, History: c.Relay.History, Log: c.Log,
 	})
 	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c, version) })
 	return nil
@@ -147,17 +146,17 @@ func (s *console) hooks(next relay.Hooks) relay.Hooks {
 	if s.server == nil {
 		return next
 	}
-	return s.control.History.Hooks(next)
+	return s.control.Hooks(next)
 }
 
-// reloaded takes over what the page shows of a configuration. Only the host of a URL is: the rest may hold a token.
+// reloaded takes over what the page shows of a configuration: URLs, without what may be secret.
 func (s *console) reloaded(c *config.Config) {
 	if s.server == nil {
 		return
 	}
 	targets := map[string]string{}
 	for _, d := range c.Relay.Destinations {
-		targets[d.Name] = config.OnlyHost(d.URL)
+		targets[d.Name] = config.WithoutSecrets(d.URL)
 	}
 	s.targets.Store(&targets)
 }

@@ -12,7 +12,7 @@
     const at = document.activeElement;
     return at && at.closest("#live") && at.matches("select, textarea, input:not([type=checkbox])");
   };
-  const choosing = () => $("#live input[type=checkbox]:checked") || $("#live details[open]:not(.more)");
+  const choosing = () => $("#live input[type=checkbox]:checked") || $("#live details.curl[open], #live details.raw[open]");
   setInterval(() => {
     if (live && !document.hidden && !typing() && !choosing() && !getSelection().toString()) htmx.trigger(document.body, "tick");
   }, 2000);
@@ -47,55 +47,80 @@
   const charts = new Map();
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const short = (n) => n >= 1e6 ? n / 1e6 + "M" : n >= 1e4 ? n / 1e3 + "k" : String(+n.toPrecision(3));
-  const seconds = (n) => n === 0 ? "0" : n < 1 ? +(n * 1000).toPrecision(3) + " ms" : +n.toPrecision(3) + " s";
-  const clock = (t) => new Date(t * 1000).toTimeString().slice(0, 5);
+  const seconds = (n) => n >= 60 ? +(n / 60).toPrecision(3) + " min" : n < 1 ? +(n * 1000).toPrecision(3) + " ms" : +n.toPrecision(3) + " s";
+  const twoDigits = (n) => String(n).padStart(2, "0");
+  const clock = (t) => { const d = new Date(t * 1000); return twoDigits(d.getHours()) + ":" + twoDigits(d.getMinutes()); };
+  const day = (t) => new Date(t * 1000).toLocaleDateString("en", { month: "short", day: "numeric" });
+  const quantiles = [["p50", "--accent"], ["p95", "--p95"], ["p99", "--p99"]];
   const kinds = {
-    rates: (s) => ({ data: [s.times, s.delivered, s.retried, s.failed], lines: [["Delivered", "--good", true], ["Retried", "--odd"], ["Failed", "--bad"]], format: short, least: 6 }),
-    latency: (s) => ({ data: [s.times, s.latency_p50, s.latency_p95, s.latency_p99], lines: [["p50", "--accent"], ["p95", "--p95"], ["p99", "--p99"]], format: seconds, least: 0.01 }),
-    response: (s) => ({ data: [s.times, s.p50, s.p95, s.p99], lines: [["p50", "--accent"], ["p95", "--p95"], ["p99", "--p99"]], format: seconds, least: 0.01 }),
+    delivered: { of: ["delivered"], lines: [["Delivered", "--good", true]], format: short, none: "Nothing was delivered" },
+    others: { of: ["retried", "failed", "probes"], lines: [["Retried", "--odd"], ["Failed", "--bad"], ["Probes", "--p95"]], format: short, none: "None" },
+    latency: { of: ["latency_p50", "latency_p95", "latency_p99"], lines: quantiles, format: seconds, log: true, none: "Nothing was delivered" },
+    response: { of: ["p50", "p95", "p99"], lines: quantiles, format: seconds, log: true, none: "Nothing was delivered" },
+    backlog: { of: ["backlog"], lines: [["Backlog", "--accent", true]], format: short, none: "Nothing waited" },
   };
-  const read = (figure) => {
-    const s = JSON.parse($("template.series", figure).content.textContent);
-    const shown = kinds[figure.dataset.kind](s);
-    // At least ten minutes wide, so that a relay that has just started does not stretch a few points over everything.
-    const now = s.times.length ? s.times[s.times.length - 1] : Math.floor(Date.now() / 1000);
-    shown.from = Math.min(s.times.length ? s.times[0] : now, now - 600);
-    shown.to = now;
-    return shown;
+  // A line through one point cannot be seen: such points are dots.
+  const alone = (u, i) => {
+    const y = u.data[i];
+    return y.flatMap((v, at) => v != null && y[at - 1] == null && y[at + 1] == null ? [at] : []);
+  };
+  const bounds = (chart) => (u, low, high) => {
+    if (!chart.kind.log) return [0, Math.max(high || 0, 1) * 1.1];
+    return [10 ** Math.floor(Math.log10(low || 0.001)), 10 ** Math.ceil(Math.log10((high || 0.01) * 1.001))];
+  };
+  // Lines of a log scale at 1, 2 and 5 of each decade.
+  const decades = (u, axis, low, high) => {
+    const all = [];
+    for (let d = 10 ** Math.floor(Math.log10(low)); d <= high * 1.001; d *= 10) all.push(...[d, 2 * d, 5 * d].filter((n) => n >= low * 0.999 && n <= high * 1.001));
+    return all.length > 8 ? all.filter((n) => Math.abs(Math.log10(n) - Math.round(Math.log10(n))) < 1e-6) : all;
+  };
+  const make = (box, chart, data) => {
+    const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const kind = chart.kind;
+    chart.plot = new uPlot({
+      width: box.clientWidth, height: 180, padding: [8, 20, 0, 0],
+      cursor: { y: false, points: { size: 6 } },
+      legend: { live: true },
+      scales: { x: { range: () => chart.range }, y: { distr: kind.log ? 3 : 1, range: bounds(chart) } },
+      axes: [
+        { ...axis, grid: { show: false }, size: 28, gap: 8, space: 52, values: (u, ticks) => ticks.map(chart.range[1] - chart.range[0] > 2 * 86400 ? day : clock) },
+        { ...axis, size: 56, space: 28, incrs: kind.log ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6],
+          splits: kind.log ? decades : undefined, filter: kind.log ? (u, ticks) => ticks : undefined, values: (u, ticks) => ticks.map((n) => kind.format(n)) },
+      ],
+      series: [{ label: "Time", value: (u, t) => t == null ? "" : day(t) + " " + clock(t) }, ...kind.lines.map(([label, name, filled]) => ({
+        label, stroke: color(name), width: 1.5, points: { show: true, size: 5, fill: color(name), filter: alone }, spanGaps: false,
+        fill: filled ? color(name) + "1f" : undefined, value: (u, v) => v == null ? "" : kind.format(v),
+      }))],
+    }, data, box);
   };
   const draw = (anew) => {
+    const source = $("template#series");
     if (!window.uPlot) return;
     const seen = new Set();
+    const s = source && JSON.parse(source.content.textContent);
     for (const figure of all("figure.chart")) {
-      const box = $(".plot", figure), shown = read(figure);
+      const box = $(".plot", figure), kind = kinds[figure.dataset.kind];
+      const lines = kind.of.map((name) => s[name]);
+      const data = [s.times, ...lines];
+      const something = lines.some((line) => line.some((v) => v > 0));
       seen.add(box);
       const old = charts.get(box);
-      if (old && !anew) {
-        old.least = shown.least;
-        old.range = [shown.from, shown.to];
-        old.plot.setData(shown.data);
+      if (old && old.plot && something && !anew) {
+        old.range = [s.from, s.to];
+        old.plot.setData(data);
         continue;
       }
-      if (old) old.plot.destroy();
-      box.textContent = "";
-      const chart = { range: [shown.from, shown.to], least: shown.least };
-      const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-      chart.plot = new uPlot({
-        width: box.clientWidth, height: 180, padding: [8, 10, 0, 0],
-        cursor: { y: false, points: { size: 6 } },
-        legend: { live: true },
-        scales: { x: { range: () => chart.range }, y: { range: (u, low, high) => [0, Math.max(high || 0, chart.least) * 1.1] } },
-        axes: [{ ...axis, grid: { show: false }, size: 26, space: 48, values: (u, ticks) => ticks.map(clock) }, { ...axis, size: 56, space: 28, values: (u, ticks) => ticks.map(shown.format) }],
-        series: [{ label: "Time" }, ...shown.lines.map(([label, name, filled]) => ({
-          label, stroke: color(name), width: 1.5, points: { show: false }, spanGaps: false,
-          fill: filled ? color(name) + "1f" : undefined, value: (u, v) => v == null ? "" : shown.format(v),
-        }))],
-      }, shown.data, box);
+      if (old && !old.plot && !something) continue;
+      if (old && old.plot) old.plot.destroy();
+      box.textContent = something ? "" : kind.none + ".";
+      box.classList.toggle("none", !something);
+      const chart = { kind, range: [s.from, s.to] };
+      if (something) make(box, chart, data);
       charts.set(box, chart);
     }
-    for (const [box, chart] of charts) if (!seen.has(box)) { chart.plot.destroy(); charts.delete(box); }
+    for (const [box, chart] of charts) if (!seen.has(box)) { if (chart.plot) chart.plot.destroy(); charts.delete(box); }
   };
-  addEventListener("resize", () => { for (const [box, chart] of charts) chart.plot.setSize({ width: box.clientWidth, height: 180 }); });
+  addEventListener("resize", () => { for (const [box, chart] of charts) if (chart.plot) chart.plot.setSize({ width: box.clientWidth, height: 180 }); });
 
   // What each new content needs: at once, or what is shown by scripts alone would blink with each update.
   const countChosen = () => {

@@ -1,0 +1,90 @@
+package control
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/history"
+)
+
+const (
+	// pastAge is for how long what was read of the history is shown: relays add to it once a minute.
+	pastAge = 10 * time.Second
+	// maxPasts bounds what is kept of it.
+	maxPasts = 32
+	// maxEach is of how many destinations a list shows the last hour.
+	maxEach = 200
+)
+
+// pastCache keeps what was read of the history lately.
+type pastCache struct {
+	mu   sync.Mutex // held while the database is asked
+	read map[string]stored
+}
+
+type stored struct {
+	at     time.Time
+	points []history.Point
+}
+
+// points returns what is stored under a key, and reads it if it is not fresh.
+func (c *Control) points(key string, read func() ([]history.Point, error)) ([]history.Point, error) {
+	c.past.mu.Lock()
+	defer c.past.mu.Unlock()
+	now := c.now()
+	if s, known := c.past.read[key]; known && now.Sub(s.at) < pastAge {
+		return s.points, nil
+	}
+	points, err := read()
+	if err != nil {
+		return nil, err
+	}
+	if len(c.past.read) >= maxPasts || c.past.read == nil {
+		c.past.read = map[string]stored{}
+	}
+	c.past.read[key] = stored{now, points}
+	return points, nil
+}
+
+// Past returns the history of a destination; the empty name stands for all together.
+func (c *Control) Past(ctx context.Context, destination string, span history.Span) (history.Past, error) {
+	points, err := c.points(span.Name+destination, func() ([]history.Point, error) { return history.Read(ctx, c.Outbox.DB(), destination, span) })
+	return history.Build(points, destination, c.History.Unwritten(), span, c.now()), err
+}
+
+// each returns the last hour of each destination of a status.
+func (c *Control) each(ctx context.Context, s Sample) (map[string]history.Past, error) {
+	var names []string
+	for _, d := range s.Destinations[:min(maxEach, len(s.Destinations))] {
+		names = append(names, d.Destination)
+	}
+	points, err := c.points("", func() ([]history.Point, error) { return history.ReadEach(ctx, c.Outbox.DB(), names) })
+	if err != nil {
+		return nil, err
+	}
+	of, unwritten, now := map[string][]history.Point{}, c.History.Unwritten(), c.now()
+	for _, p := range points {
+		of[p.Destination] = append(of[p.Destination], p)
+	}
+	all := map[string]history.Past{}
+	for _, name := range names {
+		all[name] = history.Build(of[name], name, unwritten, history.SpanOf("1h"), now)
+	}
+	return all, nil
+}
+
+// Hooks returns hooks that note what the relay lets destinations have, and call next.
+func (c *Control) Hooks(next relay.Hooks) relay.Hooks {
+	hooks := next
+	hooks.LaneChanged = func(state relay.LaneState) {
+		c.mu.Lock()
+		c.lanes[state.Destination] = state
+		c.mu.Unlock()
+		if next.LaneChanged != nil {
+			next.LaneChanged(state)
+		}
+	}
+	return hooks
+}
