@@ -205,7 +205,7 @@ func (m *inDatabase) memoryTable(ctx context.Context, tx Transaction, oid int64)
 
 // selectTableName finds no temporary table: what is remembered there ends with the connection.
 const selectTableName = `
-SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = $1::bigint::oid AND c.relpersistence <> 't'`
 
 // TableName returns the name of a table, with its schema. It fails for a temporary one.
