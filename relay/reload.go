@@ -152,11 +152,11 @@ func (r *Relay) merge(cfg Config) (next *Config, later []string, err error) {
 // newEndpoints makes those of all destinations that differ. One that follows files is made anew each time: whether they
 // are still the same files cannot be told.
 func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint, err error) {
-	now := r.config()
+	byName := post.ByName(r.config().Destinations)
 	endpoints = map[string]*post.Endpoint{}
 	for _, d := range next.Destinations {
-		i := slices.IndexFunc(now.Destinations, func(old post.Destination) bool { return old.Name == d.Name })
-		if i >= 0 && !d.Follows() && !now.Destinations[i].Follows() && now.Destinations[i].SameEgress(d) && len(now.Destinations[i].Differences(d)) == 0 {
+		now := byName[d.Name]
+		if now != nil && !d.Follows() && !now.Follows() && now.SameEgress(d) && len(now.Differences(d)) == 0 {
 			continue
 		}
 		if endpoints[d.Name], err = post.NewEndpoint(d, r.cfg.Version); err != nil {

@@ -28,6 +28,7 @@ type Set struct {
 	table    Table
 	shape    shape
 	entries  map[string]entry    // by path, such as "relay.lease" or "routes[0].to"; sections only for their origin
+	sorted   []string            // the paths of entries, as [Set.valuesBelow] last needed them
 	children map[string][]string // of sections with names and lists: the names, or the paths of the entries
 }
 

@@ -61,13 +61,20 @@ func (s *Set) showNode(pattern, path string) *yaml.Node {
 	return n
 }
 
-// valuesBelow returns the values in a section with keys that the file chooses.
+// valuesBelow returns the values in a section with keys that the file chooses. It finds them in the sorted paths: a file
+// with thousands of destinations has as many such sections, and reading every entry for each would take minutes.
 func (s *Set) valuesBelow(section string) map[string]any {
+	if len(s.sorted) != len(s.entries) { // entries are replaced, and never removed
+		s.sorted = slices.Sorted(maps.Keys(s.entries))
+	}
 	values := map[string]any{}
-	for path, e := range s.entries {
-		if key, ok := strings.CutPrefix(path, section+"."); ok {
-			values[key] = e.value
+	first, _ := slices.BinarySearch(s.sorted, section+".")
+	for _, path := range s.sorted[first:] {
+		key, ok := strings.CutPrefix(path, section+".")
+		if !ok {
+			break
 		}
+		values[key] = s.entries[path].value
 	}
 	return values
 }

@@ -14,22 +14,30 @@ import (
 
 // Differences describes what changes from one list of destinations to the next. It holds no secret.
 func Differences(list, next []Destination) (all []string) {
-	named := func(list []Destination, name string) int {
-		return slices.IndexFunc(list, func(d Destination) bool { return d.Name == name })
-	}
-	for _, d := range next {
-		if i := named(list, d.Name); i < 0 {
-			all = append(all, "destinations."+d.Name+" added")
-		} else if names := list[i].Differences(d); len(names) > 0 {
-			all = append(all, "destinations."+d.Name+" changed: "+strings.Join(names, ", "))
+	old, wanted := ByName(list), ByName(next)
+	for i := range next {
+		name := next[i].Name
+		if before := old[name]; before == nil {
+			all = append(all, "destinations."+name+" added")
+		} else if names := before.Differences(next[i]); len(names) > 0 {
+			all = append(all, "destinations."+name+" changed: "+strings.Join(names, ", "))
 		}
 	}
-	for _, d := range list {
-		if named(next, d.Name) < 0 {
-			all = append(all, "destinations."+d.Name+" removed")
+	for i := range list {
+		if name := list[i].Name; wanted[name] == nil {
+			all = append(all, "destinations."+name+" removed")
 		}
 	}
 	return all
+}
+
+// ByName returns pointers into a list of destinations, by their names.
+func ByName(list []Destination) map[string]*Destination {
+	byName := make(map[string]*Destination, len(list))
+	for i := range list {
+		byName[list[i].Name] = &list[i]
+	}
+	return byName
 }
 
 // Differences returns the names of the settings in which the next configuration of a destination is another one.
