@@ -207,12 +207,11 @@ func (d DestinationStatus) adviseFailed(word string) (text, remedy string, comma
 
 func (d DestinationStatus) adviseBlocked(word string) (text string, commands []string) {
 	var heads []string
-	for _, b := range d.Blocked {
-		waiting := b.Key
-		if i := slices.IndexFunc(d.WaitingBehind, func(h WaitingHead) bool { return h.EventID == b.EventID }); i >= 0 {
-			waiting = fmt.Sprintf("%s: %s", b.Key, counted(d.WaitingBehind[i].Waiting, "waits", "wait"))
+	for _, b := range d.WaitingBehind {
+		if b.Status != "failed" {
+			continue
 		}
-		heads = append(heads, fmt.Sprintf("%s behind event %d, failed (%s)", waiting, b.EventID, b.Reason))
+		heads = append(heads, fmt.Sprintf("%s: %s behind event %d, failed (%s)", b.Key, counted(b.Waiting, "waits", "wait"), b.EventID, b.Reason))
 		if d.Routed && !unsendable(b.Reason) {
 			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
 		}

@@ -17,7 +17,7 @@ const insertEvent = `
 INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
 VALUES ($1, $2::text::json, $3, nullif($4, ''), nullif($5, ''), coalesce($6::jsonb, '{}'))`
 
-const mayWriteAudit = `SELECT has_column_privilege('outbox_audit', 'actor', 'INSERT')`
+const mayWriteAudit = `SELECT has_column_privilege('outbox_audit'::regclass, 'actor', 'INSERT')`
 
 // Send inserts one event as any producer does. It needs nothing but the rights of a producer. A login that may write the audit
 // leaves an entry there.
