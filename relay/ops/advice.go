@@ -211,7 +211,11 @@ func (d DestinationStatus) adviseBlocked(word string) (text string, commands []s
 		if b.Status != "failed" {
 			continue
 		}
-		heads = append(heads, fmt.Sprintf("%s: %s behind event %d, failed (%s)", b.Key, counted(b.Waiting, "waits", "wait"), b.EventID, b.Reason))
+		waiting := b.Key
+		if b.Waiting > 0 {
+			waiting += ": " + counted(b.Waiting, "waits", "wait")
+		}
+		heads = append(heads, fmt.Sprintf("%s behind event %d, failed (%s)", waiting, b.EventID, b.Reason))
 		if d.Routed && !unsendable(b.Reason) {
 			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
 		}
