@@ -211,7 +211,7 @@ func TestSecurityCanariesInAlertsAndLogs(t *testing.T) {
 		"http://webhook.test/", "http://slack.test/", hostile.URL)
 	dir := t.TempDir()
 	file := writeFile(t, filepath.Join(dir, usualFile), string(config))
-	env := append(os.Environ(), asProgram+"=1", "SSL_CERT_FILE="+writeFile(t, filepath.Join(dir, "authority.pem"), string(authority.PEM)), "OUTBOX_DATABASE_URL="+dsn)
+	env := append(os.Environ(), asProgram+"=1", "SSL_CERT_FILE="+writeFile(t, filepath.Join(dir, "authority.pem"), string(authority.PEM)), "OUTBOX_DATABASE_URL="+dsn, allowSuperuser)
 	execute(t, db, `INSERT INTO outbox_alert (rule, subject, first_error, detail) VALUES ('rule' || $1, 'subject' || $1, 'error' || $1, 'detail' || $1)`, canary)
 	log := relayOnTerminal(t, env, file, func() {
 		execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'type', '{}', 'key-' || n FROM generate_series(1, 20) n`)

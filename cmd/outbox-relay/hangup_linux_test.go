@@ -34,7 +34,7 @@ func ignoresHangups(t *testing.T, pid int) bool {
 func TestHangupsWhileARelayStarts(t *testing.T) {
 	t.Parallel()
 	env := append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+pgtest.New(t, migrations.Outbox), "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in",
-		"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
+		"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", allowSuperuser)
 	const starts = 100
 	for range starts {
 		program := exec.CommandContext(t.Context(), os.Args[0], "run")

@@ -171,7 +171,7 @@ func TestSecretRotation(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "secret"), old)
 	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--poll-interval=1s")
 	program.Env = []string{
-		asProgram + "=1", "OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_SIGNING_SECRET_FILE=" + file,
+		asProgram + "=1", "OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_SIGNING_SECRET_FILE=" + file, allowSuperuser,
 	}
 	s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 	program.Stderr = s.stderr
