@@ -140,6 +140,9 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	}
 	if d.BlockedKeys > 0 {
 		text, commands := d.adviseBlocked(word)
+		if d.Failed <= d.failedHeads() {
+			text = strings.TrimSuffix(text, ".") + labelled("; last: %s", strings.TrimRight(d.FailedError, ". ")) + "."
+		}
 		add("blocked", Warning, text, "Mend the cause and replay the failed delivery, or skip it.", commands...)
 	}
 	for _, h := range d.behindEarly() {
