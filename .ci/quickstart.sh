@@ -26,7 +26,7 @@ sleep() {
 START
 	awk -v heading="## $heading" '$0 == heading {here = 1} here && /^```$/ {exit} code {print} here && /^```sh$/ {code = 1}' "$file" |
 		sed -e "s|postgres://postgres@localhost:5432/postgres|'$(echo "$DATABASE_URL" | sed "s|/postgres?|/$database?|; s|&|\\\\&|g")'|" \
-			-e "s|127.0.0.1:8080/|$LISTEN/|" -e "s|outbox-relay listen |&--address $LISTEN |" >>"$steps"
+			-e "s|127.0.0.1:8080/|$LISTEN/|" -e "s|outbox-relay listen |&--listen $LISTEN |" >>"$steps"
 	echo 'kill %1 %2' >>"$steps" # which the text says below its block
 	if ! shown=$(bash "$steps" 2>&1); then
 		echo "$shown"

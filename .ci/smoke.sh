@@ -69,11 +69,11 @@ expect 5 'migrate up' env "$here" "$relay" replay 1..
 expect 2 'is not the id of an event' env "$here" sh -c 'echo 1.. | "$1" replay - --yes' sh "$relay"
 expect 2 'has no zone' env "$here" "$relay" replay --since 2026-01-02T15:04:05
 expect 2 'nothing says which events' env "$here" "$relay" inbox replay --receiver shipping --yes
-expect 2 'must be one of' env "$here" "$relay" inbox ignore --state succeeded
+expect 2 'must be one of' env "$here" "$relay" inbox ignore --status succeeded
 expect 2 'out of range' env "$here" "$relay" bench --events 0
 expect 2 'is less than 24h' env "$here" "$relay" inbox prune --older-than 1h
 expect 2 'needs --destination' env "$here" "$relay" discard --head-of-key a
-expect 2 'repeat the command with --yes' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"
+expect 2 'run the command on a terminal' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"
 expect 0 'version 0' env "$here" "$relay" migrate down --to 0 --yes
 
 # 3: configuration, each mistake with its place and what to write instead.
@@ -174,7 +174,7 @@ expect 0 '' test -z "$(psql -X -t -A -c "SELECT nspname FROM pg_namespace WHERE 
 
 # Giving up and sending again, with nobody at a terminal.
 expect 0 'dry run' env "$here" "$relay" discard --destination default --dry-run
-expect 2 'repeat the command with --yes' env "$here" "$relay" discard 1
+expect 2 'run the command on a terminal' env "$here" "$relay" discard 1
 expect 1 'no event' env "$here" "$relay" replay 1..
 expect 0 'Discarded 1 delivery' env "$here" "$relay" discard 1 --yes
 expect 0 'nothing to retry' env "$here" "$relay" retry 1 --yes
@@ -194,8 +194,8 @@ psql -q -c "INSERT INTO inbox_events (receiver, source, idempotency_key, event_t
 expect 0 '3 events of "shipping" failed' env "$here" "$relay" inbox status
 expect 0 'repeat the command with --before' env "$here" "$relay" inbox list --limit 1
 expect 0 'never reads them' env "$here" "$relay" inbox show --key smoke-1
-expect 2 'repeat the command with --yes' env "$here" "$relay" inbox replay --state failed
-expect 0 'dry run' env "$here" "$relay" inbox replay --state failed --dry-run
+expect 2 'run the command on a terminal' env "$here" "$relay" inbox replay --status failed
+expect 0 'dry run' env "$here" "$relay" inbox replay --status failed --dry-run
 expect 0 'nothing to replay' env "$here" "$relay" inbox replay --type none --yes
 expect 0 'Replayed 1 event.' env "$here" "$relay" inbox replay --key smoke-1 --yes
 expect 0 'Ignored 3 events.' env "$here" "$relay" inbox ignore --type 'smoke.*' --yes
@@ -206,7 +206,7 @@ support="OUTBOX_DATABASE_URL=$(echo "$DATABASE_URL" | sed 's|//[^/@]*@|//|; s|//
 expect 1 'GRANT inbox_support TO smoke_support' env "$support" "$relay" inbox status
 psql -q -c 'REVOKE CREATE ON SCHEMA public FROM PUBLIC' -f "$roles" -c 'GRANT inbox_support TO smoke_support' >/dev/null
 expect 0 'shipping' env "$support" "$relay" inbox status
-expect 0 'Replayed 3 events.' env "$support" "$relay" inbox replay --state ignored --yes
+expect 0 'Replayed 3 events.' env "$support" "$relay" inbox replay --status ignored --yes
 expect 1 'GRANT inbox_receiver TO smoke_support' env "$support" "$relay" inbox prune --older-than 2160h --yes
 
 [ "$failures" -eq 0 ] || {

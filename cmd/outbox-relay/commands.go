@@ -78,5 +78,6 @@ type grammar struct {
 	Bench      bench.Command       `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in a schema of its own."`
 	Version    versionCmd          `cmd:"" help:"Show the version of this program."`
 
+	Complete  completeCmd       `cmd:"" hidden:"" help:"Names for the script that completion prints."`
 	BenchLoad bench.LoadCommand `cmd:"" hidden:"" help:"The producers of bench, in a process of their own."`
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -8,6 +9,8 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type completionCmd struct {
@@ -15,7 +18,7 @@ type completionCmd struct {
 }
 
 func (completionCmd) Help() string {
-	return `Prints a script that completes commands and flags:
+	return `Prints a script that completes commands, flags and their values; destinations and event types are those of the database:
 
   source <(outbox-relay completion bash)                    # in ~/.bashrc
   source <(outbox-relay completion zsh)                     # in ~/.zshrc, after compinit
@@ -39,7 +42,7 @@ func (cmd completionCmd) Run(inv *cli.Invocation, kctx *kong.Context) error {
 
 // completeBash writes a function for bash. It goes through the words before the cursor to find which command they name.
 func completeBash(b *strings.Builder, root *kong.Node) {
-	var paths, words strings.Builder
+	var paths, words, values strings.Builder
 	walkCommands(root, "", func(path string, node *kong.Node) {
 		if path != "" {
 			if paths.Len() > 0 {
@@ -47,21 +50,75 @@ func completeBash(b *strings.Builder, root *kong.Node) {
 			}
 			fmt.Fprintf(&paths, "%q", path)
 		}
-		fmt.Fprintf(&words, "    %q) words=%q ;;\n", path, strings.Join(append(childNames(node), flagNames(node)...), " "))
+		static := strings.Join(append(childNames(node), flagNames(node)...), " ")
+		for _, value := range node.Positional {
+			static = strings.TrimSpace(static + " " + bashValues(value))
+		}
+		fmt.Fprintf(&words, "      %q) words=\"%s\" ;;\n", path, static)
+		for _, flag := range node.Flags {
+			if known := bashValues(flag.Value); known != "" {
+				fmt.Fprintf(&values, "    \"%s --%s\") words=\"%s\" ;;\n", path, flag.Name, known)
+			}
+		}
 	})
 	fmt.Fprintf(b, `_outbox_relay() {
-  local path="" words="" i
+  local path="" words="" i cur="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
+  [ "$cur" != "=" ] || cur=""
+  [ "$before" != "=" ] || before="${COMP_WORDS[COMP_CWORD-2]}"
   for ((i = 1; i < COMP_CWORD; i++)); do
     case "$path ${COMP_WORDS[i]}" in
       %s) path="$path ${COMP_WORDS[i]}" ;;
     esac
   done
-  case "$path" in
-%s  esac
-  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+  case "$path $before" in
+%s    *) case "$path" in
+%s    esac ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }
 complete -o default -F _outbox_relay outbox-relay
-`, paths.String(), words.String())
+`, paths.String(), values.String(), words.String())
+}
+
+// bashValues returns words that expand to what a flag or an argument can be, as far as it is known.
+func bashValues(value *kong.Value) string {
+	if what := namedIn(value); what != "" {
+		return `$("${COMP_WORDS[0]}" complete ` + what + ` 2>/dev/null)`
+	}
+	return strings.ReplaceAll(value.Enum, ",", " ")
+}
+
+// namedIn returns which names of the database a flag or an argument takes; empty: none.
+func namedIn(value *kong.Value) string {
+	switch value.Name {
+	case "destination", "type":
+		return value.Name
+	case "reason":
+		if value.Tag.PlaceHolder == "REASON" { // another is a text
+			return value.Name
+		}
+	case "event-type":
+		return "type"
+	}
+	return ""
+}
+
+type completeCmd struct {
+	config.DatabaseFlags
+	What string `arg:"" enum:"destination,reason,type"`
+}
+
+// Run prints what completes a flag. No destination, reason or type is named ?, so that all that are known are offered.
+func (cmd completeCmd) Run(inv *cli.Invocation) error {
+	return config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+		unknown, err := outbox.UnknownNames(ctx, "?", "?", "?")
+		for _, u := range unknown {
+			if u.What == cmd.What {
+				fmt.Fprintln(inv.Stdout, strings.Join(u.Known, "\n"))
+			}
+		}
+		return err
+	})
 }
 
 // walkCommands calls f for a command and for all below it, with the words that lead there, each behind a blank.
@@ -110,9 +167,24 @@ func completeFish(b *strings.Builder, node *kong.Node, before []string) {
 	}
 	for _, flag := range node.Flags {
 		if !flag.Hidden && flag.Name != "help" {
-			fmt.Fprintf(b, "complete -c outbox-relay -n '%s' -l %s -d '%s'\n", condition, flag.Name, strings.ReplaceAll(flag.Help, "'", `\'`))
+			fmt.Fprintf(b, "complete -c outbox-relay -n '%s' -l %s -d '%s'%s\n", condition, flag.Name, strings.ReplaceAll(flag.Help, "'", `\'`), fishValues(flag.Value))
 		}
 	}
+	for _, value := range node.Positional {
+		if known := fishValues(value); known != "" {
+			fmt.Fprintf(b, "complete -c outbox-relay -n '%s'%s\n", condition, known)
+		}
+	}
+}
+
+func fishValues(value *kong.Value) string {
+	if what := namedIn(value); what != "" {
+		return " -x -a '(outbox-relay complete " + what + " 2>/dev/null)'"
+	}
+	if value.Enum != "" {
+		return " -x -a '" + strings.ReplaceAll(value.Enum, ",", " ") + "'"
+	}
+	return ""
 }
 
 type manCmd struct{}

@@ -40,7 +40,7 @@ func TestEvents(t *testing.T) {
 		"limited":           {[]string{"--limit=2"}, []string{"k3 ", "k2 analytics"}},
 		"parked":            {[]string{"--parked"}, []string{"k3 "}},
 		"by key":            {[]string{"--key=k2", "--destination=logistics"}, []string{"k2 logistics"}},
-		"by reference":      {[]string{"--related=invoice 42"}, []string{"k2 analytics", "k2 logistics", "k1 analytics", "k1 logistics"}},
+		"by reference":      {[]string{"--reference=invoice 42"}, []string{"k2 analytics", "k2 logistics", "k1 analytics", "k1 logistics"}},
 		"an unknown key":    {[]string{"--key=absent"}, []string{}},
 		"none":              {[]string{"--destination=logistics", "--status=discarded"}, []string{}},
 	} {
@@ -90,7 +90,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("%+v", revealed)
 	}
 	command(env, "events", "show", "invoice 42").expect(t, cli.ExitFailed, "",
-		"outbox-relay: several events have the related reference \"invoice 42\": 2, 1; name one by its id, or list them: outbox-relay events list --related 'invoice 42'\n")
+		"outbox-relay: several events have the related reference \"invoice 42\": 2, 1; name one by its id, or list them: outbox-relay events list --reference 'invoice 42'\n")
 	command(env, "events", "show", "4").expect(t, cli.ExitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"4\"\n")
 	command(env, "explain", "absent").expect(t, cli.ExitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"absent\"\n")
 	explained := command(env, "explain", "1")

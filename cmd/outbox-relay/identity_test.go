@@ -90,7 +90,7 @@ func TestIdentityAsksFirst(t *testing.T) {
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_ENVIRONMENT=staging"}
 	for _, name := range []string{"accept", "discard-pending"} {
 		r := command(env, "identity", name)
-		if r.code != cli.ExitUsage || r.stdout != "" || !strings.HasSuffix(r.stderr, "; repeat the command with --yes to do it\n") ||
+		if r.code != cli.ExitUsage || r.stdout != "" || !strings.HasSuffix(r.stderr, "; nothing was done: run the command on a terminal, where it asks first\n") ||
 			!strings.Contains(r.stderr, `as environment "staging"`) || !strings.Contains(r.stderr, `recorded is "production"`) {
 			t.Errorf("%s: %+v", name, r)
 		}

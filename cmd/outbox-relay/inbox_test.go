@@ -47,22 +47,22 @@ func failedInbox(t *testing.T, n int) (env []string, dsn string) {
 func TestMistakesOfInboxCommands(t *testing.T) {
 	t.Parallel()
 	env := []string{"OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db?connect_timeout=2"}
-	const nothing = "nothing says which events are meant; name inbox ids, or narrow it with --state, --type, --key, --ordering-key, --reference, --from, --to, --since or --until"
+	const nothing = "nothing says which events are meant; name inbox ids, or narrow it with --status, --type, --key, --ordering-key, --reference, --from, --to, --since or --until"
 	for _, test := range []struct{ args, stdin, want string }{
 		{"inbox replay", "", nothing},
 		{"inbox replay --receiver shipping --source finance --yes", "", nothing},
 		{"inbox ignore --yes --limit 5", "", nothing},
 		{"inbox replay 0", "", `"0" is not the id of an event; write a number such as 17`},
 		{"inbox replay - --yes", "1\nx7\n", `standard input, line 2: "x7" is not the id of an event; write a number such as 17`},
-		{"inbox ignore -", "1\n", "standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first"},
-		{"inbox replay --state processing", "", `--state must be one of "pending","failed","ignored","succeeded" but got "processing" (see: outbox-relay inbox replay --help)`},
-		{"inbox ignore --state succeeded", "", `--state must be one of "pending","failed" but got "succeeded" (see: outbox-relay inbox ignore --help)`},
+		{"inbox ignore -", "1\n", "standard input cannot both name the events and answer the question; name them as arguments, or look first with --dry-run"},
+		{"inbox replay --status processing", "", `--status must be one of "pending","failed","ignored","succeeded" but got "processing" (see: outbox-relay inbox replay --help)`},
+		{"inbox ignore --status succeeded", "", `--status must be one of "pending","failed" but got "succeeded" (see: outbox-relay inbox ignore --help)`},
 		{"inbox replay 1 --limit 0", "", "--limit: 0 is out of range; write 1 to 100000"},
 		{"inbox replay --from 7 --to 3", "", "--from 7 is above --to 3"},
 		{"inbox replay --since 3d", "", `--since: "3d" uses a unit longer than hours; write "72h"`},
 		{"inbox list --limit 0", "", "--limit: 0 is out of range; write 1 to 10000"},
-		{"inbox list --state recorded", "", "--state recorded needs --remembered: it says that an inbox has the event"},
-		{"inbox list --remembered --state pending", "", "--state pending: events with --remembered are succeeded, ignored, failed or recorded"},
+		{"inbox list --status recorded", "", "--status recorded needs --remembered: it says that an inbox has the event"},
+		{"inbox list --remembered --status pending", "", "--status pending: events with --remembered are succeeded, ignored, failed or recorded"},
 		{"inbox list --remembered --ordering-key o", "", "--remembered excludes --ordering-key, --from, --to and --before: only inboxes know them"},
 		{"inbox list --after a/b/c", "", "--after needs --remembered; a list of the inbox goes on with --before"},
 		{"inbox list --remembered --after a/b", "", `--after: "a/b" is not a place as a list shows it, such as shipping/finance/invoice-17`},
@@ -106,8 +106,8 @@ func TestInboxReplayCommand(t *testing.T) {
 Nothing was replayed: this was a dry run.
 `, "")
 	// Without a terminal there is no answer.
-	if r := command(env, "inbox", "replay", "--state=failed"); r.code != cli.ExitUsage || r.stdout != "" ||
-		!strings.HasPrefix(r.stderr, "7 events to replay (7 failed), such as:\n") || !strings.HasSuffix(r.stderr, "\noutbox-relay: replay 7 events; repeat the command with --yes to do it\n") {
+	if r := command(env, "inbox", "replay", "--status=failed"); r.code != cli.ExitUsage || r.stdout != "" ||
+		!strings.HasPrefix(r.stderr, "7 events to replay (7 failed), such as:\n") || !strings.HasSuffix(r.stderr, "\noutbox-relay: replay 7 events; nothing was done: run the command on a terminal, where it asks first\n") {
 		t.Errorf("%+v", r)
 	}
 	if n := query[int](t, db, waiting); n != 0 {
@@ -129,8 +129,8 @@ Nothing was replayed: this was a dry run.
 		audit["selection"] != "2 inbox ids" && audit["selection"] != "3 inbox ids" || audit["done"] != 2.0 {
 		t.Errorf("%s: %v", r.stderr, err)
 	}
-	command(env, "inbox", "replay", "2", "3", "--yes").expect(t, 0, "There is nothing to replay.\nLeft alone: 2 pending; to replay these too: --state pending.\n", "")
-	r = command(env, "inbox", "ignore", "--state=failed", "--limit=2", "--yes")
+	command(env, "inbox", "replay", "2", "3", "--yes").expect(t, 0, "There is nothing to replay.\nLeft alone: 2 pending; to replay these too: --status pending.\n", "")
+	r = command(env, "inbox", "ignore", "--status=failed", "--limit=2", "--yes")
 	if r.code != 0 || r.stdout != "Ignored 2 events.\n" || query[string](t, db, "SELECT string_agg(inbox_id::text, ' ' ORDER BY inbox_id) FROM inbox_events WHERE processing_state = 'ignored'") != "1 4" {
 		t.Errorf("%+v", r)
 	}
@@ -170,7 +170,7 @@ func TestInboxListCommand(t *testing.T) {
 	}
 	command(env, "inbox", "list", "--type=none").expect(t, 0, "No event matches.\n", "")
 	command(env, "inbox", "list", "--before=1").expect(t, 0, "No event matches.\n", "")
-	if r := command(env, "inbox", "list", "--remembered", "--state=ignored"); r.code != 0 || strings.Count(r.stdout, "\n") != 2 || !strings.Contains(r.stdout, "direct") {
+	if r := command(env, "inbox", "list", "--remembered", "--status=ignored"); r.code != 0 || strings.Count(r.stdout, "\n") != 2 || !strings.Contains(r.stdout, "direct") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -232,7 +232,7 @@ func TestInboxStatusCommand(t *testing.T) {
 	r := command(env, "inbox", "status")
 	for _, want := range []string{
 		"billing finance 0", "shipping finance 3 1 1 1 0 2 0 AN HOUR the beginning", "5 in inbox_events, 5 in processed_events",
-		`2 events of "shipping" failed; 1 ordering key waits behind them`, "outbox-relay inbox replay --state failed --receiver shipping --source finance", "has been due for AN HOUR",
+		`2 events of "shipping" failed; 1 ordering key waits behind them`, "outbox-relay inbox replay --status failed --receiver shipping --source finance", "has been due for AN HOUR",
 	} {
 		if r.code != 0 || r.stderr != "" || !strings.Contains(roughly(r.stdout), want) {
 			t.Errorf("%+v lacks %q", r, want)
@@ -305,9 +305,9 @@ func TestSecurityInboxSupport(t *testing.T) {
 		{"inbox list --remembered", "direct"},
 		{"inbox show 2", "outbox-relay inbox replay 2"},
 		{"inbox show --key direct", "billing"},
-		{"inbox replay --state failed --dry-run", "3 events to replay (3 failed):"},
+		{"inbox replay --status failed --dry-run", "3 events to replay (3 failed):"},
 		{"inbox replay 1 2 4 --yes", "Replayed 2 events.\nLeft alone: 1 whose payload was removed."},
-		{"inbox ignore --from 3 --state failed --yes", "Ignored 2 events."},
+		{"inbox ignore --from 3 --status failed --yes", "Ignored 2 events."},
 	} {
 		if r := command(env, strings.Fields(test[0])...); r.code != 0 || !strings.Contains(r.stdout, test[1]) || strings.Contains(r.stdout, "X-Secret") {
 			t.Errorf("%s: %+v", test[0], r)

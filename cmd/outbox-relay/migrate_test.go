@@ -114,7 +114,7 @@ func TestMigrateDownAsks(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	r := runMigrate(dsn, "down", "--to=0")
-	want := fmt.Sprintf(`outbox-relay: reverting %d migrations of outbox in postgres://postgres@/test_[0-9]+\?host=\S+ drops tables with their data; repeat the command with --yes to do it`+"\n", migrations.Outbox.Latest())
+	want := fmt.Sprintf(`outbox-relay: reverting %d migrations of outbox in postgres://postgres@/test_[0-9]+\?host=\S+ drops tables with their data; nothing was done: run the command on a terminal, where it asks first`+"\n", migrations.Outbox.Latest())
 	if r.code != cli.ExitUsage || r.stdout != "" || !regexp.MustCompile("^"+want+"$").MatchString(r.stderr) {
 		t.Errorf("%+v, want a stderr of %s", r, want)
 	}

@@ -29,7 +29,7 @@ func with(stdin string, env []string, args ...string) result {
 func TestMistakesOfBulkCommands(t *testing.T) {
 	t.Parallel()
 	env := []string{"OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db?connect_timeout=2"}
-	const nothing = "nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until"
+	const nothing = "nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --key, --ordering-key, --since or --until"
 	for _, test := range []struct{ args, stdin, want string }{
 		{"replay", "", nothing},
 		{"replay --yes --limit 5", "", nothing},
@@ -44,7 +44,7 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 		{"replay - --yes", "\n \r\n", "standard input names no event"},
 		{"replay - --yes", strings.Repeat("1", 100_000), "standard input has a line that is too long for the id of an event"},
 		{"replay - 5 --yes", "1", "- reads all ids from standard input; name no others beside it"},
-		{"replay -", "1\n", "standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first"},
+		{"replay -", "1\n", "standard input cannot both name the events and answer the question; name them as arguments, or look first with --dry-run"},
 		{"replay --since yesterday", "", `--since: "yesterday" is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h`},
 		{"replay --since 2026-01-02T15:04:05", "", `--since: "2026-01-02T15:04:05" has no zone; write 2026-01-02T15:04:05Z for UTC, or +02:00 in place of Z`},
 		{"replay --until 2026-01-02", "", `--until: "2026-01-02" has no time; write 2026-01-02T00:00:00Z`},
@@ -112,7 +112,7 @@ func TestReplayCommand(t *testing.T) {
 	command(env, "replay", "1", "--rate=-1").expect(t, cli.ExitUsage, "", "outbox-relay: --rate: -1 is below 0; write how many deliveries a second, or 0 for no limit\n")
 	// There is no terminal to answer. What --dry-run lists is shown before the refusal.
 	found := strings.TrimSuffix(r.stdout, "Nothing was replayed: this was a dry run.\n")
-	command(env, "replay", "--destination=logistics").expect(t, cli.ExitUsage, "", found+"outbox-relay: replay 7 deliveries; repeat the command with --yes to do it\n")
+	command(env, "replay", "--destination=logistics").expect(t, cli.ExitUsage, "", found+"outbox-relay: replay 7 deliveries; nothing was done: run the command on a terminal, where it asks first\n")
 	if n := query[int](t, db, pending); n != 0 {
 		t.Fatalf("%d were replayed without a yes", n)
 	}
@@ -252,7 +252,7 @@ func TestDiscardCommand(t *testing.T) {
 	const shown = "Event 4 (sent, key o1) is the head of \"inv 1\": failed after 8 attempts, last error: 422 \ufffd[31m. Waiting behind it: 2.\n"
 	if r := command(env, "discard", "--destination=logistics", "--head-of-key=inv 1"); r.code != cli.ExitUsage || r.stdout != "" ||
 		!strings.HasPrefix(r.stderr, shown+"1 delivery to discard:\n  4  sent  o1  logistics  failed  20") ||
-		!strings.HasSuffix(r.stderr, "outbox-relay: discard 1 delivery; repeat the command with --yes to do it\n") {
+		!strings.HasSuffix(r.stderr, "outbox-relay: discard 1 delivery; nothing was done: run the command on a terminal, where it asks first\n") {
 		t.Errorf("%+v", r)
 	}
 	if r := command(env, "discard", "--destination=logistics", "--head-of-key=inv 1", "--yes"); r.code != 0 || r.stdout != "Discarded 1 delivery.\n" || !strings.HasPrefix(r.stderr, shown) {

@@ -280,8 +280,8 @@ var situations = map[string]situation{
 			s.insert(t, ", ordering_key", `SELECT 'invoice.paid', '{}', 'k' || i, 'invoice 42' FROM generate_series(1, 3) i`)
 			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusUnprocessableEntity))
 		},
-		[]string{`1 delivery to "default" failed; last: 422 Unprocessable Entity.`, `1 ordering key waits at "default" behind a failed delivery: invoice 42: 2 wait behind event 1, failed (rejected).`},
-		[]string{"outbox-relay events list --status failed --destination default", "outbox-relay replay 1 --destination default", "outbox-relay discard --destination default --head-of-key 'invoice 42'"},
+		[]string{`1 ordering key waits at "default" behind a failed delivery: invoice 42: 2 wait behind event 1, failed (rejected); last: 422 Unprocessable Entity.`},
+		[]string{"outbox-relay explain 1", "outbox-relay replay 1 --destination default", "outbox-relay discard --destination default --head-of-key 'invoice 42'"},
 		"failed for good: 422 Unprocessable Entity",
 	},
 	"behind an event of another producer": { // at once, not when the alert is due

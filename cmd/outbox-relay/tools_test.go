@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"net/http"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // running is a command that goes on beside the test, with its output.
@@ -46,7 +48,7 @@ var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 // startListening starts outbox-relay listen, and returns it with its URL.
 func startListening(t *testing.T, env []string, args ...string) (running, string) {
 	t.Helper()
-	r := begin(t, env, append([]string{"listen", "--address=127.0.0.1:0"}, args...)...)
+	r := begin(t, env, append([]string{"listen", "--listen=127.0.0.1:0"}, args...)...)
 	r.stderr.wait(t, "listening on http://127.0.0.1:", r.code)
 	return r, listening.FindString(r.stderr.String())
 }
@@ -61,14 +63,14 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
 	relay.stderr.wait(t, `"registered"`, relay.code)
 	tail := begin(t, env, "events", "tail")
-	lines := begin(t, env, "events", "tail", "--json")
+	lines := begin(t, env, "events", "tail", "--json", "--destination=default", "--type=invoice.*", "--key=k1")
 	tail.stderr.wait(t, "following", tail.code)
 	lines.stderr.wait(t, "following", lines.code)
 	watch := begin(t, env, "status", "--watch")
 	watch.stdout.wait(t, "All is well.", watch.code)
 	until(t, open(t, dsn), "SELECT EXISTS (SELECT FROM outbox_route)")
 
-	r := command(env, "send", "invoice.created", `--payload={"invoice": "4711"}`, "--key=k1", "--ordering-key=o", "--related=invoice 4711", "--header=tenant=a")
+	r := command(env, "send", "invoice.created", `--payload={"invoice": "4711"}`, "--key=k1", "--ordering-key=o", "--reference=invoice 4711", "--header=tenant=a", "--as=ann")
 	if r.code != 0 || r.stdout != "Inserted. What becomes of it: outbox-relay explain k1\n" || !strings.Contains(r.stderr, `"action":"send"`) {
 		t.Errorf("%+v", r)
 	}
@@ -79,6 +81,13 @@ func TestSendListenTailAndWatch(t *testing.T) {
 		}
 	}
 	lines.stdout.wait(t, `"what":"delivered"`, lines.code)
+	var line ops.TailMoment
+	if err := json.Unmarshal([]byte(lines.stdout.String()), &line); err != nil || line.EventID != 1 || line.Key != "k1" || line.Type != "invoice.created" || *line.Seconds <= 0 {
+		t.Errorf("%v: %+v", err, line)
+	}
+	if r := command(env, "audit"); !strings.Contains(r.stdout, "ann") || !strings.Contains(r.stdout, "invoice.created, key k1") {
+		t.Errorf("%+v", r)
+	}
 	tail.stdout.wait(t, "  event 1: inserted, invoice.created, key k1\n", tail.code)
 	tail.stdout.wait(t, "  default  event 1: delivered after ", tail.code)
 
@@ -157,20 +166,26 @@ func TestHintForMissingTables(t *testing.T) {
 	}
 }
 
-// The script completes commands and flags in a real bash.
+// The script completes commands, flags and values in a real bash.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	shell, err := exec.LookPath("bash")
 	if err != nil {
 		t.Skip("there is no bash")
 	}
+	dsn := coveredOutbox(t)
+	execute(t, open(t, dsn), "INSERT INTO outbox_route (pattern, destination) VALUES ('paid', 'shop')")
 	script := command(nil, "completion", "bash").stdout
 	for words, want := range map[string]string{
 		"outbox-relay mig": "migrate", "outbox-relay migrate ": "up down roles status", "outbox-relay events show --pay": "--payload", "outbox-relay events li": "list",
+		"outbox-relay events list --status re": "retrying", "outbox-relay replay --destination=s": "shop", "outbox-relay pause s": "shop", "outbox-relay events tail --type p": "paid",
 	} {
+		words := strings.ReplaceAll(strings.Replace(words, "outbox-relay", os.Args[0], 1), "=", " = ") // as bash splits them
 		quoted := strings.Split(words, " ")
 		args := append([]string{"-c", script + "\n" + `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _outbox_relay; echo "${COMPREPLY[@]}"`, "bash"}, quoted...)
-		out, err := exec.CommandContext(t.Context(), shell, args...).Output()
+		bash := exec.CommandContext(t.Context(), shell, args...)
+		bash.Env = append(os.Environ(), "OUTBOX_DATABASE_URL="+dsn, asProgram+"=1")
+		out, err := bash.Output()
 		if err != nil || !strings.HasPrefix(string(out), want) {
 			t.Errorf("%q: %q, %v; want %q", words, out, err, want)
 		}

@@ -97,6 +97,7 @@ type service struct {
 	CapDrop         []string `yaml:"cap_drop"`
 	SecurityOpt     []string `yaml:"security_opt"`
 	Init            bool     `yaml:"init"`
+	Ports           []string `yaml:"ports"`
 }
 
 // decode reads every document of a text; strictly means that a key without a field is an error.
@@ -150,6 +151,11 @@ func checkCompose(text string, stages []string, run func(target string, args []s
 				report("waits for the end of %s, which is always restarted", other)
 			case dependency.Condition != "service_healthy" && dependency.Condition != "service_completed_successfully":
 				report("waits for %s only to start", other)
+			}
+		}
+		for _, port := range s.Ports {
+			if !strings.HasPrefix(port, "127.0.0.1:") {
+				report("port %s is open to other hosts", port)
 			}
 		}
 		for _, volume := range s.Volumes {

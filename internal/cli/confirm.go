@@ -11,10 +11,10 @@ import (
 )
 
 // Confirm asks whether to do what cannot be taken back lightly; what is a sentence without its full stop. Without a
-// terminal, --yes must have been given instead of asking. refused is the error's text after a no.
+// terminal nothing is done; no text suggests the flag that skips the question. refused is the error's text after a no.
 func (inv *Invocation) Confirm(what, refused string) error {
 	if !output.IsTerminal(inv.Stdin) {
-		return ExitError{Code: ExitUsage, Err: errors.New(what + "; repeat the command with --yes to do it")}
+		return ExitError{Code: ExitUsage, Err: errors.New(what + "; nothing was done: run the command on a terminal, where it asks first")}
 	}
 	fmt.Fprintf(inv.Stderr, "%s.\nContinue? [y/N] ", what)
 	answered := make(chan string, 1)

@@ -33,17 +33,17 @@ func golden(t *testing.T) map[string][3]string {
 	return all
 }
 
-// The runbook has a line for each metric, in the words of the endpoint.
+// The reference has a line for each metric, in the words of the endpoint.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	t.Parallel()
-	text := readText(t, docs+"operations.md")
+	text := readText(t, docs+"reference.md")
 	for name, m := range golden(t) {
 		labels := ""
 		if m[1] != "" {
 			labels = "`" + strings.ReplaceAll(m[1], ",", "`, `") + "`"
 		}
 		if row := fmt.Sprintf("| `%s` | %s | %s | %s |", name, m[0], labels, m[2]); !strings.Contains(text, row) {
-			t.Errorf("docs/operations.md lacks: %s", row)
+			t.Errorf("docs/reference.md lacks: %s", row)
 		}
 	}
 }

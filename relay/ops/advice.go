@@ -134,12 +134,15 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
 			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
 	}
-	if d.Failed > 0 {
+	if d.Failed > d.failedHeads() { // what blocks a key is told below
 		text, remedy, commands := d.adviseFailed(word)
 		add("failed", Warning, text, remedy, commands...)
 	}
 	if d.BlockedKeys > 0 {
 		text, commands := d.adviseBlocked(word)
+		if d.Failed <= d.failedHeads() {
+			text = strings.TrimSuffix(text, ".") + labelled("; last: %s", strings.TrimRight(d.FailedError, ". ")) + "."
+		}
 		add("blocked", Warning, text, "Mend the cause and replay the failed delivery, or skip it.", commands...)
 	}
 	for _, h := range d.behindEarly() {
@@ -153,6 +156,16 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
 	}
 	return all
+}
+
+// failedHeads returns how many of the Failed are named as what blocks an ordering key.
+func (d DestinationStatus) failedHeads() (n int64) {
+	for _, h := range d.WaitingBehind {
+		if h.Status == "failed" {
+			n++
+		}
+	}
+	return n
 }
 
 // failingWithin is how long before the latest failure a delivery must have arrived for the destination to work: one that refuses some
@@ -207,12 +220,16 @@ func (d DestinationStatus) adviseFailed(word string) (text, remedy string, comma
 
 func (d DestinationStatus) adviseBlocked(word string) (text string, commands []string) {
 	var heads []string
-	for _, b := range d.Blocked {
+	for _, b := range d.WaitingBehind {
+		if b.Status != "failed" {
+			continue
+		}
 		waiting := b.Key
-		if i := slices.IndexFunc(d.WaitingBehind, func(h WaitingHead) bool { return h.EventID == b.EventID }); i >= 0 {
-			waiting = fmt.Sprintf("%s: %s", b.Key, counted(d.WaitingBehind[i].Waiting, "waits", "wait"))
+		if b.Waiting > 0 {
+			waiting += ": " + counted(b.Waiting, "waits", "wait")
 		}
 		heads = append(heads, fmt.Sprintf("%s behind event %d, failed (%s)", waiting, b.EventID, b.Reason))
+		commands = append(commands, fmt.Sprintf("outbox-relay explain %d    # why it failed", b.EventID))
 		if d.Routed && !unsendable(b.Reason) {
 			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
 		}

@@ -66,7 +66,7 @@ func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 	default:
 		err = UnknownEvent{
 			Detail:  fmt.Sprintf("no event has the id or the idempotency key %q, and none of the newest %d has it as its related reference", plain.Clip(text), relatedAmong),
-			Further: "outbox-relay events list " + plain.ShellFlag("--related", plain.Clip(text)),
+			Further: "outbox-relay events list " + plain.ShellFlag("--reference", plain.Clip(text)),
 		}
 	}
 	return ids, err

@@ -54,7 +54,7 @@ func TestTail(t *testing.T) {
 	db := relaytest.New(t, "default", "second")
 	db.Insert(1, "before")
 	outbox := ops.New(db.Pool)
-	tail, err := outbox.Tail(t.Context())
+	tail, err := outbox.Tail(t.Context(), ops.TailFilter{})
 	relaytest.Must(t, err)
 	want := func(what string, want ...string) {
 		t.Helper()

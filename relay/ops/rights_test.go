@@ -50,7 +50,7 @@ func TestRightsOnUnroutedEvents(t *testing.T) {
 			return err
 		},
 		"tail": func() error {
-			tail, err := reader.Tail(t.Context())
+			tail, err := reader.Tail(t.Context(), ops.TailFilter{})
 			if err == nil {
 				db.Insert(1, "tailed")
 				_, err = tail.Look(t.Context())

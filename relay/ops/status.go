@@ -83,14 +83,13 @@ type DestinationStatus struct {
 	// FailedReason and FailedError are of the newest failed event.
 	FailedReason policy.Reason `json:"failed_reason,omitempty"`
 	FailedError  string        `json:"failed_error,omitempty"`
-	// Blocked names up to three of the BlockedKeys, those that have waited for longest.
-	Blocked []BlockedKey `json:"blocked"`
 	// RetryAt and FailedAt are when the attempts of RetryError and FailedError began; nil without one.
 	RetryAt  *time.Time `json:"retry_at,omitempty"`
 	FailedAt *time.Time `json:"failed_at,omitempty"`
 	// LastDeliveredAt is the latest delivery among the newest 1,000 of all, and around RetryEventID; nil: none of them is delivered.
 	LastDeliveredAt *time.Time `json:"last_delivered_at,omitempty"`
-	// WaitingBehind are up to three events, those behind which most of the Waiting wait.
+	// WaitingBehind are the events behind which the Waiting wait: up to three that failed, those that have blocked their key for
+	// longest, and up to three that are not due, those with most behind them.
 	WaitingBehind []WaitingHead `json:"waiting_behind"`
 }
 
@@ -100,15 +99,10 @@ type WaitingHead struct {
 	Waiting      int64   `json:"waiting"` // deliveries, up to 10,001
 	Key          string  `json:"key"`
 	Status       string  `json:"status"`   // failed, or pending: it is not due yet
-	Attempts     int     `json:"attempts"` // 0: its producer wants it sent later
+	Attempts     int     `json:"attempts"` // of one that is not due; 0: its producer wants it sent later
 	DueInSeconds float64 `json:"due_in_seconds"`
-}
 
-// A BlockedKey is an ordering key whose later deliveries wait behind a failed one.
-type BlockedKey struct {
-	Key     string        `json:"key"`
-	EventID int64         `json:"event_id,string"` // of the failed delivery
-	Reason  policy.Reason `json:"reason"`          // why it failed
+	Reason policy.Reason `json:"reason,omitempty"` // why it failed
 }
 
 // State says in a word whether deliveries flow to the destination: ok, paused, unserved, held, trying, failing, no route,

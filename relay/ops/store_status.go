@@ -65,16 +65,21 @@ SELECT k.destination, least(p.pending, 10001), least(p.due, 10001), p.waiting, l
        s.breaker_opened_at, greatest(0, extract(epoch FROM s.breaker_until - now()))::float8, coalesce(s.breaker_error, ''),
        EXISTS (SELECT FROM outbox_relay_destination o WHERE o.destination = k.destination),
        coalesce(p.last_event, 0), coalesce(p.last_reason, ''), coalesce(p.last_error, ''),
-       f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''), b.heads,
+       f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''),
        p.last_at, f.last_at, greatest(w.delivered_at, a.delivered_at), (
            SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
-               SELECT n.blocked_by::text AS event_id, n.waiting, coalesce(h.ordering_key, '') AS key, h.status, h.attempts,
-                      greatest(extract(epoch FROM h.next_attempt_at - now()), 0)::float8 AS due_in_seconds
+               (SELECT h.event_id, (SELECT count(*) FROM (
+                           SELECT FROM outbox_delivery d WHERE d.destination = k.destination AND ` + pg.IsWaiting + ` AND d.blocked_by = h.event_id::bigint LIMIT 10001) w) AS waiting,
+                       h.key, 'failed' AS status, 0 AS attempts, 0::float8 AS due_in_seconds, h.reason
+                FROM jsonb_to_recordset(b.heads) AS h (event_id text, key text, reason text))
+               UNION ALL
+               (SELECT n.blocked_by::text AS event_id, n.waiting, coalesce(h.ordering_key, '') AS key, h.status, h.attempts,
+                      greatest(extract(epoch FROM h.next_attempt_at - now()), 0)::float8 AS due_in_seconds, '' AS reason
                FROM (SELECT b.blocked_by, count(*) AS waiting FROM (
                          SELECT d.blocked_by FROM outbox_delivery d WHERE d.destination = k.destination AND ` + pg.IsWaiting + ` LIMIT 10001) b
                      GROUP BY b.blocked_by ORDER BY waiting DESC, b.blocked_by LIMIT 3) n
                CROSS JOIN LATERAL (SELECT * FROM outbox_delivery h WHERE h.event_id = n.blocked_by AND h.destination = k.destination LIMIT 1) h
-               WHERE h.status IN ('pending', 'failed') ORDER BY n.waiting DESC, n.blocked_by) x)
+               WHERE h.status = 'pending' ORDER BY n.waiting DESC, n.blocked_by)) x)
 FROM known k
 LEFT JOIN lag g ON g.destination = k.destination
 LEFT JOIN outbox_destination s ON s.destination = k.destination

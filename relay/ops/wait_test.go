@@ -81,6 +81,9 @@ func TestStatusOfBlockedLanes(t *testing.T) {
 	if got := fmt.Sprint(a.BlockedKeys, a.Routed, a.Replays, b.BlockedKeys, b.Routed, b.Replays); got != "2 true 0 0 false 2" {
 		t.Errorf("%s: %+v", got, s.Destinations)
 	}
+	if got := fmt.Sprint(a.WaitingBehind); got != "[{1 0 o1 failed 0 0 server_error} {4 0 o2 failed 0 0 server_error}]" {
+		t.Errorf("waiting behind %s", got)
+	}
 	if a.BlockedSeconds < 3600 || b.BlockedSeconds != 0 {
 		t.Errorf("blocked for %g and %g seconds", a.BlockedSeconds, b.BlockedSeconds)
 	}

@@ -308,7 +308,7 @@ public final class Receiver {
         PGSimpleDataSource pool = new PGSimpleDataSource(); // opens a connection for every event; put a pool such as HikariCP in its place
         pool.setUrl(System.getenv("DATABASE_URL")); // jdbc:postgresql://…
         Semaphore connections = new Semaphore(10);
-        HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", Integer.parseInt(Objects.requireNonNullElse(System.getenv("PORT"), "8080"))), 128);
+        HttpServer server = HttpServer.create(new InetSocketAddress(Objects.requireNonNullElse(System.getenv("HOST"), "127.0.0.1"), Integer.parseInt(Objects.requireNonNullElse(System.getenv("PORT"), "8080"))), 128);
         server.createContext("/webhooks/finance", exchange -> serve(pool, connections, exchange));
         server.setExecutor(Executors.newFixedThreadPool(100));
         server.start();

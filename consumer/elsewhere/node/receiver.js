@@ -213,4 +213,4 @@ app.use((error, request, response, next) => {
 
 // Node ends a request that has not arrived whole after requestTimeout, with 408. A relay keeps idle connections for 90 s.
 const server = createServer({ requestTimeout: BODY_SECONDS * 1000, connectionsCheckingInterval: 1000, keepAliveTimeout: 95_000 }, app);
-server.listen(Number(process.env.PORT ?? 8080), '127.0.0.1', () => console.log(`listening on port ${server.address().port}`));
+server.listen(Number(process.env.PORT ?? 8080), process.env.HOST ?? '127.0.0.1', () => console.log(`listening on port ${server.address().port}`));

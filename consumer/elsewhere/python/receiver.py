@@ -241,6 +241,6 @@ class Server(ThreadingHTTPServer):
 
 if __name__ == "__main__":
     with ConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=10, timeout=5) as pool:
-        server = Server(("127.0.0.1", int(os.environ.get("PORT", "8080"))), Webhook)
+        server = Server((os.environ.get("HOST", "127.0.0.1"), int(os.environ.get("PORT", "8080"))), Webhook)
         print(f"listening on port {server.server_port}", flush=True)
         server.serve_forever()

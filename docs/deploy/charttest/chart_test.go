@@ -47,6 +47,7 @@ config:
   traces: {endpoint: "http://collector:4318"}
 secretEnv: {SHOP_SECRET: {name: shop, key: secret}}
 env: {GOMEMLIMIT: 100MiB}
+page: {enabled: true, port: 9998, secret: {name: page, key: token}, publicURL: "https://relay.internal:8443/outbox"}
 metrics: {port: 9999, service: {enabled: true, annotations: {a: b}}, podMonitor: {enabled: true, labels: {release: prometheus}}}
 resources: {limits: {memory: 128Mi}}
 podDisruptionBudget: {enabled: true, maxUnavailable: 50%}
@@ -78,6 +79,9 @@ func (o objects) add(t *testing.T, manifest []byte) {
 	}
 	if err := strict.UnmarshalStrict(manifest, object); err != nil {
 		t.Errorf("%s: %v\n%s", head.Kind, err, manifest)
+	}
+	for o[head.Kind] != nil { // a second one of a kind
+		head.Kind += "+"
 	}
 	o[head.Kind] = object
 }
@@ -159,9 +163,9 @@ func TestChartRenders(t *testing.T) {
 		kinds  []string
 		job    string // what it runs, in this order
 	}{
-		"minimal":   {minimal, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "Service"}, "migrate up, migrate roles"},
-		"complete":  {complete, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "PodMonitor", "Service"}, "migrate up"},
-		"one relay": {minimal + "replicas: 1\nmigrate: {enabled: false}\nmetrics: {service: {enabled: false}}\n", []string{"ConfigMap", "Deployment"}, ""},
+		"minimal":   {minimal, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "Service", "Service+"}, "migrate up, migrate roles"},
+		"complete":  {complete, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "PodMonitor", "Service", "Service+"}, "migrate up"},
+		"one relay": {minimal + "replicas: 1\nmigrate: {enabled: false}\nmetrics: {service: {enabled: false}}\npage: {enabled: false}\n", []string{"ConfigMap", "Deployment"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -263,6 +267,7 @@ func TestChartRefusesValues(t *testing.T) {
 		"a URL in the values":     minimal + "database: {secret: {name: a, key: b}, url: postgres://u:p@h/db}\n",
 		"a URL in the file":       `config: {destinations: {shop: {url: "https://h"}}, database: {url: "postgres://u:p@h/db"}}`,
 		"a listener of metrics":   `config: {destinations: {shop: {url: "https://h"}}, metrics: {listen: ":1"}}`,
+		"a listener of the page":  `config: {destinations: {shop: {url: "https://h"}}, admin: {listen: ":1"}}`,
 		"a digest without a hash": minimal + "image: {digest: latest}\n",
 	} {
 		if _, err := render(t, values); err == nil {
@@ -288,8 +293,8 @@ func TestManifestsAreOfTheAPI(t *testing.T) {
 	}
 	kustomized := objects{}
 	kustomized.addAll(t, text)
-	if len(all) != 3 || len(kustomized) != len(all) {
-		t.Errorf("%d kinds, and %d from the kustomization, want 3", len(all), len(kustomized))
+	if len(all) != 4 || len(kustomized) != len(all) {
+		t.Errorf("%d kinds, and %d from the kustomization, want 4", len(all), len(kustomized))
 	}
 	sidecar := kustomized["Deployment"].(*appsv1.Deployment).Spec.Template.Spec.InitContainers[0]
 	if sidecar.RestartPolicy == nil || *sidecar.RestartPolicy != corev1.ContainerRestartPolicyAlways {

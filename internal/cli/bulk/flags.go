@@ -17,14 +17,14 @@ import (
 // Flags are those of every command that changes many rows.
 type Flags struct {
 	DryRun bool `help:"Only show how many there are, and the first of them."`
-	Yes    bool `short:"y" help:"Do not ask."`
+	Yes    bool `short:"y" help:"Do not ask: for scripts."`
 	JSON   bool `help:"Print JSON: what was found and done. Fields are added, never renamed or removed."`
 }
 
 // ReadIDs returns the ids that the arguments name. all: without ids, everything would be meant.
 func (f Flags) ReadIDs(args []string, stdin io.Reader, all bool, refusal string) ([]int64, error) {
 	if len(args) == 1 && args[0] == "-" && !f.Yes && !f.DryRun {
-		return nil, cli.Usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
+		return nil, cli.Usagef("standard input cannot both name the events and answer the question; name them as arguments, or look first with --dry-run")
 	}
 	// Before the ids are read: an operator at a terminal would wait for a program that waits for input.
 	if all && len(args) == 0 {

@@ -21,6 +21,11 @@ import (
 //go:embed sample.yaml
 var sampleFile []byte
 
+// minimalFile is what config init --minimal writes. It is valid as it is.
+//
+//go:embed minimal.yaml
+var minimalFile []byte
+
 // Command is the command config.
 type Command struct {
 	Init  initCommand  `cmd:"" help:"Write an annotated configuration file."`
@@ -29,12 +34,17 @@ type Command struct {
 }
 
 type initCommand struct {
-	File string `arg:"" optional:"" default:"outbox-relay.yaml" help:"The file to write; - writes to standard output."`
+	File    string `arg:"" optional:"" default:"outbox-relay.yaml" help:"The file to write; - writes to standard output."`
+	Minimal bool   `help:"Only what a relay needs: a database, a destination and a route, from the same variables as without a file."`
 }
 
 func (cmd initCommand) Run(inv *cli.Invocation) error {
+	content, next := sampleFile, "Adapt destinations and routes, remove what you leave as it is, then"
+	if cmd.Minimal {
+		content, next = minimalFile, "Adapt it, then"
+	}
 	if cmd.File == "-" {
-		_, err := inv.Stdout.Write(sampleFile)
+		_, err := inv.Stdout.Write(content)
 		return err
 	}
 	file, err := os.OpenFile(cmd.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -44,12 +54,12 @@ func (cmd initCommand) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
-	_, err = file.Write(sampleFile)
+	_, err = file.Write(content)
 	if err = errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
-	_, err = fmt.Fprintf(inv.Stdout, "Wrote %s. Adapt destinations and routes, remove what you leave as it is, then: outbox-relay config check -c %s\n",
-		output.Printable(cmd.File), plain.ShellWord(output.Printable(cmd.File)))
+	_, err = fmt.Fprintf(inv.Stdout, "Wrote %s. %s: outbox-relay config check -c %s\n",
+		output.Printable(cmd.File), next, plain.ShellWord(output.Printable(cmd.File)))
 	return err
 }
 

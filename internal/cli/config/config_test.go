@@ -339,6 +339,15 @@ func TestConfigInit(t *testing.T) {
 	if r := command(nil, "config", "init", file); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "is there already") {
 		t.Errorf("%+v", r)
 	}
+	minimal := filepath.Join(t.TempDir(), "minimal.yaml")
+	if r := command(nil, "config", "init", "--minimal", minimal); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	for _, env := range [][]string{nil, {"OUTBOX_DATABASE_URL=postgres://h/db", "OUTBOX_DESTINATION_URL=http://h/", "OUTBOX_SIGNING_SECRET=" + goodSecret}} {
+		if r := command(env, "config", "check", "-c", minimal); r.code != 0 {
+			t.Errorf("%+v", r)
+		}
+	}
 	if r := command(nil, "config", "init", "-"); r.code != 0 || r.stdout != string(sampleFile) {
 		t.Errorf("%+v", r)
 	}

@@ -40,7 +40,7 @@ func (cmd Discard) Run(inv *cli.Invocation) error {
 		return cli.Usagef("--parked and --destination exclude each other: a parked delivery has no destination")
 	case cmd.HeadOfKey != "" && cmd.Destination == "":
 		return cli.Usagef("--head-of-key needs --destination: each orders its own deliveries")
-	case cmd.HeadOfKey != "" && (len(cmd.IDs) > 0 || cmd.Type+cmd.Reason+cmd.OrderingKey+cmd.Since+cmd.Until != "" || cmd.Limit != nil || len(cmd.Status) > 0):
+	case cmd.HeadOfKey != "" && (len(cmd.IDs) > 0 || cmd.Type+cmd.Reason+cmd.Key+cmd.OrderingKey+cmd.Since+cmd.Until != "" || cmd.Limit != nil || len(cmd.Status) > 0):
 		return cli.Usagef("--head-of-key names one delivery already; give only --destination beside it")
 	}
 	c, err := config.Read(inv, "database")

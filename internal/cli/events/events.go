@@ -35,7 +35,7 @@ type listCommand struct {
 	Reason      string `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
 	OrderingKey string `placeholder:"KEY" help:"Only events with this ordering key."`
 	Key         string `placeholder:"KEY" xor:"event" help:"Only the event with this idempotency key."`
-	Related     string `placeholder:"REFERENCE" xor:"event" help:"Only events with this related reference; it is looked for from the newest event on."`
+	Reference   string `placeholder:"REFERENCE" xor:"event" help:"Only events with this related reference; it is looked for from the newest event on."`
 	bulk.TimeFlags
 	After string `placeholder:"EVENT.DESTINATION" help:"Only what follows this delivery, such as the last one of a page before."`
 	Limit int    `default:"50" help:"How many at most."`
@@ -51,7 +51,7 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	}
 	filter := ops.DeliveryFilter{
 		Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Type: cmd.Type, Reason: cmd.Reason,
-		OrderingKey: cmd.OrderingKey, Key: cmd.Key, Related: cmd.Related, Limit: cmd.Limit, Among: searchedRows,
+		OrderingKey: cmd.OrderingKey, Key: cmd.Key, Related: cmd.Reference, Limit: cmd.Limit, Among: searchedRows,
 	}
 	if cmd.After != "" {
 		var good bool
@@ -159,7 +159,7 @@ func (arg eventArg) find(ctx context.Context, outbox *ops.Outbox) (id int64, err
 			names = append(names, strconv.FormatInt(id, 10))
 		}
 		return 0, fmt.Errorf("several events have the related reference %q: %s; name one by its id, or list them: outbox-relay events list %s",
-			arg.Event, strings.Join(names, ", "), plain.ShellFlag("--related", arg.Event))
+			arg.Event, strings.Join(names, ", "), plain.ShellFlag("--reference", arg.Event))
 	}
 	return ids[0], nil
 }

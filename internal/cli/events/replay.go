@@ -33,7 +33,7 @@ Of an ordering key, the later deliveries that are still pending wait until a rep
   outbox-relay replay --destination logistics                 # all that failed there
   outbox-relay replay --status delivered --since 2h --until 1h --destination logistics
   outbox-relay replay --type 'invoice.*' --reason timeout --dry-run
-  outbox-relay replay - --yes < ids.txt
+  outbox-relay replay $(cat ids.txt)                          # - reads them from standard input, in a script
 
 It makes 500 deliveries a second due, or --rate of them, in small batches, each a transaction, and lasts as long as that takes:
 what it has not made due stays failed. Ctrl-C ends it between two batches. The same command again goes on.`

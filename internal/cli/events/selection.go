@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -17,6 +18,7 @@ type selectionFlags struct {
 	Destination string   `placeholder:"NAME" help:"Only deliveries to this destination."`
 	Type        string   `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
 	Reason      string   `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
+	Key         string   `placeholder:"KEY" help:"Only the event with this idempotency key."`
 	OrderingKey string   `placeholder:"KEY" help:"Only events with this ordering key."`
 	bulk.TimeFlags
 	Limit *int64 `placeholder:"N" help:"At most so many deliveries."`
@@ -37,8 +39,11 @@ func (f selectionFlags) selection(inv *cli.Invocation, statuses []string, parked
 		return s, err
 	}
 	ids, names := f.split()
-	s.EventIDs, err = f.ReadIDs(ids, inv.Stdin, len(names) == 0 && s.Empty() && f.Since == "" && f.Until == "",
-		"nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
+	if f.Key != "" && len(f.IDs) > 0 {
+		return s, cli.Usagef("--key names an event; name no others beside it")
+	}
+	s.EventIDs, err = f.ReadIDs(ids, inv.Stdin, len(names) == 0 && s.Empty() && f.Key+f.Since+f.Until == "",
+		"nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --key, --ordering-key, --since or --until")
 	return s, err
 }
 
@@ -54,8 +59,14 @@ func (f selectionFlags) split() (ids, names []string) {
 	return ids, names
 }
 
-// named returns the ids of the events that the arguments name by a key or a reference.
+// named returns the ids of the events that --key names, or the arguments by a key or a reference.
 func (f selectionFlags) named(ctx context.Context, outbox *ops.Outbox) (ids []int64, err error) {
+	if f.Key != "" {
+		if ids, err = outbox.EventsOfKey(ctx, f.Key); err == nil && len(ids) == 0 {
+			err = fmt.Errorf("no event has the idempotency key %q", plain.Clip(f.Key))
+		}
+		return ids, err
+	}
 	_, names := f.split()
 	for _, name := range names {
 		id, err := eventArg{name}.find(ctx, outbox)
@@ -78,6 +89,7 @@ func (f selectionFlags) describe(s ops.Selection) string {
 	}
 	text.Add("type", s.Type)
 	text.Add("reason", s.Reason)
+	text.Add("key", f.Key)
 	text.Add("ordering-key", s.OrderingKey)
 	text.Add("since", f.Since)
 	text.Add("until", f.Until)

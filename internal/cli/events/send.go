@@ -20,18 +20,19 @@ import (
 // Send is the command send.
 type Send struct {
 	config.DatabaseFlags
-	Type    string            `arg:"" help:"The event's type, such as invoice.created."`
-	Payload string            `default:"{}" placeholder:"JSON" help:"The payload; @FILE reads it from a file, - from standard input."`
-	Key     string            `placeholder:"KEY" help:"The idempotency key. Default: send- and a random one."`
-	Order   string            `name:"ordering-key" placeholder:"KEY" help:"The ordering key."`
-	Related string            `placeholder:"REFERENCE" help:"The related reference."`
-	Header  map[string]string `placeholder:"NAME=VALUE" help:"A header that is sent with it; may be repeated."`
-	JSON    bool              `help:"Print JSON: {idempotency_key}."`
+	cli.ActorFlag
+	Type      string            `arg:"" help:"The event's type, such as invoice.created."`
+	Payload   string            `default:"{}" placeholder:"JSON" help:"The payload; @FILE reads it from a file, - from standard input."`
+	Key       string            `placeholder:"KEY" help:"The idempotency key. Default: send- and a random one."`
+	Order     string            `name:"ordering-key" placeholder:"KEY" help:"The ordering key."`
+	Reference string            `placeholder:"REFERENCE" help:"The related reference."`
+	Header    map[string]string `placeholder:"NAME=VALUE" help:"A header that is sent with it; may be repeated."`
+	JSON      bool              `help:"Print JSON: {idempotency_key}."`
 }
 
 func (Send) Help() string {
 	return `Inserts one event, with the very INSERT that producers make: to try a route, a receiver or a new installation. It needs the
-rights of a producer (outbox_producer) only.
+rights of a producer (outbox_producer) only. With those of a relay as well (outbox_relay) it is in the audit, too.
 
   outbox-relay send invoice.created --payload '{"invoice": "4711"}' --key invoice-4711-created`
 }
@@ -59,8 +60,8 @@ func (cmd Send) Run(inv *cli.Invocation) error {
 		return err
 	}
 	defer pool.Close()
-	err = ops.New(pool).Send(inv.Ctx, ops.NewEvent{
-		Type: cmd.Type, Payload: payload, IdempotencyKey: cmd.Key, OrderingKey: cmd.Order, RelatedReference: cmd.Related, Headers: cmd.Header,
+	err = ops.New(pool).As(inv.Actor()).Send(inv.Ctx, ops.NewEvent{
+		Type: cmd.Type, Payload: payload, IdempotencyKey: cmd.Key, OrderingKey: cmd.Order, RelatedReference: cmd.Reference, Headers: cmd.Header,
 	})
 	if pg.HasCode(err, "42501") { // insufficient_privilege
 		return fmt.Errorf("%w; run migrations/roles.sql and grant this login outbox_producer", err)

@@ -14,7 +14,10 @@ import (
 
 type tailCommand struct {
 	config.DatabaseFlags
-	JSON bool `help:"Print one JSON object a line: {at, destination, what, text}."`
+	Destination string `placeholder:"NAME" help:"Only what happens to deliveries to this destination."`
+	Type        string `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
+	Key         string `placeholder:"KEY" help:"Only the event with this idempotency key."`
+	JSON        bool   `help:"Print one JSON object a line: {at, destination, what, text, event_id, event_type, idempotency_key, attempt?, reason?, error?, seconds?}. Fields are added, never renamed or removed."`
 }
 
 func (tailCommand) Help() string {
@@ -24,7 +27,7 @@ becomes of each delivery. It looks once a second. Up to 1000 deliveries that hav
 
 func (cmd tailCommand) Run(inv *cli.Invocation) error {
 	return config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
-		tail, err := outbox.Tail(ctx)
+		tail, err := outbox.Tail(ctx, ops.TailFilter{Destination: cmd.Destination, Type: cmd.Type, Key: cmd.Key})
 		if err != nil {
 			return err
 		}
@@ -39,7 +42,7 @@ func (cmd tailCommand) Run(inv *cli.Invocation) error {
 	})
 }
 
-func (cmd tailCommand) print(w io.Writer, moments []ops.Moment) error {
+func (cmd tailCommand) print(w io.Writer, moments []ops.TailMoment) error {
 	for _, m := range moments {
 		if cmd.JSON {
 			line, err := json.Marshal(m)

@@ -25,42 +25,42 @@ type bulkFlags struct {
 
 type replayCommand struct {
 	bulkFlags
-	State []string `enum:"pending,failed,ignored,succeeded" placeholder:"STATE" help:"failed, ignored, pending or succeeded; several with commas. Default: failed and ignored."`
+	Status []string `enum:"pending,failed,ignored,succeeded" placeholder:"STATUS" help:"failed, ignored, pending or succeeded; several with commas. Default: failed and ignored."`
 }
 
 func (replayCommand) Help() string {
 	return `Makes events pending and due at once, as if they had never been tried. An event of an ordering key takes its place in its
 order: before younger ones, unless one of them is being worked. One whose payload was removed is left alone.
 
---state succeeded runs handlers once more, on top of the effect that is there already: only for handlers that you know to be
+--status succeeded runs handlers once more, on top of the effect that is there already: only for handlers that you know to be
 harmless when repeated.
 
   outbox-relay inbox replay 17 18                              # these, if they failed or were ignored
-  outbox-relay inbox replay --receiver shipping --state failed
+  outbox-relay inbox replay --receiver shipping --status failed
   outbox-relay inbox replay --type 'invoice.*' --since 2h --dry-run
-  outbox-relay inbox replay --key invoice-4711 --state succeeded
+  outbox-relay inbox replay --key invoice-4711 --status succeeded
 
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
 func (cmd replayCommand) Run(inv *cli.Invocation) error {
 	return operation{
-		verb: "replay", done: "replayed", bulkFlags: cmd.bulkFlags, states: cmd.State,
+		verb: "replay", done: "replayed", bulkFlags: cmd.bulkFlags, states: cmd.Status,
 		found: (*inboxops.Ops).PreviewReplay, change: (*inboxops.Ops).Replay,
 	}.run(inv)
 }
 
 type ignoreCommand struct {
 	bulkFlags
-	State []string `enum:"pending,failed" placeholder:"STATE" help:"pending or failed. Default: both."`
+	Status []string `enum:"pending,failed" placeholder:"STATUS" help:"pending or failed. Default: both."`
 }
 
 func (ignoreCommand) Help() string {
 	return `Marks events as of no concern to the receiver: failed or pending ones, never those that are being worked. What waits behind
-them in their ordering keys goes on. replay --state ignored brings them back, until they are pruned.
+them in their ordering keys goes on. replay --status ignored brings them back, until they are pruned.
 
   outbox-relay inbox ignore 17
-  outbox-relay inbox ignore --ordering-key invoice-4711 --state failed     # what blocks this key
+  outbox-relay inbox ignore --ordering-key invoice-4711 --status failed     # what blocks this key
   outbox-relay inbox ignore --type 'test.*' --dry-run
 
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
@@ -68,7 +68,7 @@ It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The
 
 func (cmd ignoreCommand) Run(inv *cli.Invocation) error {
 	return operation{
-		verb: "ignore", done: "ignored", bulkFlags: cmd.bulkFlags, states: cmd.State,
+		verb: "ignore", done: "ignored", bulkFlags: cmd.bulkFlags, states: cmd.Status,
 		found: (*inboxops.Ops).PreviewIgnore, change: (*inboxops.Ops).Ignore,
 	}.run(inv)
 }
@@ -96,7 +96,7 @@ func (b operation) selected(inv *cli.Invocation) (inboxops.Selection, error) {
 		}
 	}
 	s.IDs, err = b.ReadIDs(b.IDs, inv.Stdin, s.Empty() && b.Since == "" && b.Until == "",
-		"nothing says which events are meant; name inbox ids, or narrow it with --state, --type, --key, --ordering-key, --reference, --from, --to, --since or --until")
+		"nothing says which events are meant; name inbox ids, or narrow it with --status, --type, --key, --ordering-key, --reference, --from, --to, --since or --until")
 	return s, err
 }
 
@@ -166,7 +166,7 @@ func (b operation) LeftOut(found inboxops.Bulk) (lines []string) {
 		case state == inboxops.Processing:
 			add("Left alone: %d processing, which a worker has now.", n)
 		case b.verb == "replay":
-			add("Left alone: %d %s; to replay these too: --state %[2]s.", n, state)
+			add("Left alone: %d %s; to replay these too: --status %[2]s.", n, state)
 		default:
 			add("Left alone: %d %s.", n, state)
 		}

@@ -29,9 +29,9 @@ func (Command) Help() string {
 
   export OUTBOX_DATABASE_URL=postgres://support@localhost:5432/shipping
   outbox-relay inbox status
-  outbox-relay inbox list --state failed
+  outbox-relay inbox list --status failed
   outbox-relay inbox show 4711
-  outbox-relay inbox replay --state failed --type 'invoice.*'
+  outbox-relay inbox replay --status failed --type 'invoice.*'
 
 The role inbox_support of migrations/roles.sql is enough for all but prune, which needs inbox_receiver. None of them reads a
 payload or the headers of a request. An inbox id is the number that an event got when it was recorded; list shows it.`
@@ -84,7 +84,7 @@ func (f filterFlags) describe(s inboxops.Selection) string {
 	text.AddIDs("inbox id", "inbox ids", s.IDs)
 	text.Add("receiver", s.Receiver)
 	text.Add("source", s.Source)
-	text.Add("state", strings.Join(s.States, ","))
+	text.Add("status", strings.Join(s.States, ","))
 	text.Add("type", s.Type)
 	text.Add("key", s.Key)
 	text.Add("ordering-key", s.OrderingKey)
@@ -191,11 +191,11 @@ func nextSteps(s inboxops.Status) (steps []string) {
 			if r.BlockedKeys > 0 {
 				blocked = fmt.Sprintf("; %s behind them", waitingKeys(r.BlockedKeys))
 			}
-			add("%s of %q failed%s. See why: outbox-relay inbox list --state failed %s\n  Work again: outbox-relay inbox replay --state failed %[4]s",
+			add("%s of %q failed%s. See why: outbox-relay inbox list --status failed %s\n  Work again: outbox-relay inbox replay --status failed %[4]s",
 				plain.Plural(r.Failed, "event", "events"), r.Receiver, blocked, who)
 		}
 		if r.Ignored > 0 {
-			add("%s of %q ignored. See why: outbox-relay inbox list --state ignored %s", plain.Plural(r.Ignored, "event was", "events were"), r.Receiver, who)
+			add("%s of %q ignored. See why: outbox-relay inbox list --status ignored %s", plain.Plural(r.Ignored, "event was", "events were"), r.Receiver, who)
 		}
 		if r.Due > 0 && r.LagSeconds > 60 {
 			add("The oldest due event of %q has been due for %s: its workers are too few, too slow, or not running.", r.Receiver, output.Age(r.LagSeconds))

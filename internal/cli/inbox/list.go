@@ -18,7 +18,7 @@ import (
 
 type listCommand struct {
 	filterFlags
-	State      []string `enum:"pending,processing,succeeded,ignored,failed,recorded" placeholder:"STATE" help:"pending, processing, succeeded, ignored or failed; several with commas. With --remembered: succeeded, ignored, failed or recorded (by an inbox). Default: any."`
+	Status     []string `enum:"pending,processing,succeeded,ignored,failed,recorded" placeholder:"STATUS" help:"pending, processing, succeeded, ignored or failed; several with commas. With --remembered: succeeded, ignored, failed or recorded (by an inbox). Default: any."`
 	Remembered bool     `help:"List what the receiver remembers (processed_events), also of events that no inbox has: in the order of receiver, source and key."`
 	Limit      int64    `default:"50" help:"How many at most."`
 	Before     int64    `placeholder:"ID" help:"Go on behind a list that ended with this inbox id."`
@@ -27,7 +27,7 @@ type listCommand struct {
 }
 
 func (cmd listCommand) Run(inv *cli.Invocation) error {
-	s, err := cmd.selection(cmd.State)
+	s, err := cmd.selection(cmd.Status)
 	switch {
 	case err != nil:
 		return err
@@ -43,9 +43,9 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	for _, state := range s.States {
 		switch {
 		case cmd.Remembered && !strings.Contains("succeeded ignored failed recorded", state):
-			return cli.Usagef("--state %s: events with --remembered are succeeded, ignored, failed or recorded", state)
+			return cli.Usagef("--status %s: events with --remembered are succeeded, ignored, failed or recorded", state)
 		case !cmd.Remembered && state == inboxops.Recorded:
-			return cli.Usagef("--state recorded needs --remembered: it says that an inbox has the event")
+			return cli.Usagef("--status recorded needs --remembered: it says that an inbox has the event")
 		}
 	}
 	after, err := parsePlace(cmd.After)

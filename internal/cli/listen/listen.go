@@ -20,10 +20,10 @@ import (
 
 // Command is the command listen.
 type Command struct {
-	Address string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen. Default: 127.0.0.1:8080."`
-	Secret  string        `env:"OUTBOX_SIGNING_SECRET" placeholder:"whsec_…" help:"Verify signatures with it; several with commas. Better set OUTBOX_SIGNING_SECRET: others see flags in the list of processes."`
-	Fail    int           `placeholder:"STATUS" help:"Answer every request with this status, such as 503."`
-	Delay   time.Duration `placeholder:"2s" help:"Wait so long before each answer."`
+	Listen string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen. Default: 127.0.0.1:8080."`
+	Secret string        `env:"OUTBOX_SIGNING_SECRET" placeholder:"whsec_…" help:"Verify signatures with it; several with commas. Better set OUTBOX_SIGNING_SECRET: others see flags in the list of processes."`
+	Fail   int           `placeholder:"STATUS" help:"Answer every request with this status, such as 503."`
+	Delay  time.Duration `placeholder:"2s" help:"Wait so long before each answer."`
 }
 
 func (Command) Help() string {
@@ -51,9 +51,9 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 			return cli.Usagef("--secret: %s", err)
 		}
 	}
-	listener, err := new(net.ListenConfig).Listen(inv.Ctx, "tcp", cmd.Address)
+	listener, err := new(net.ListenConfig).Listen(inv.Ctx, "tcp", cmd.Listen)
 	if err != nil {
-		return fmt.Errorf("%w; end what listens there, such as another outbox-relay listen, or choose another with --address, such as 127.0.0.1:18080, and write the same into OUTBOX_DESTINATION_URL", err)
+		return fmt.Errorf("%w; end what listens there, such as another outbox-relay listen, or choose another with --listen, such as 127.0.0.1:18080, and write the same into OUTBOX_DESTINATION_URL", err)
 	}
 	fmt.Fprintf(inv.Stderr, "listening on http://%s; signatures are %s\n", listener.Addr(), map[bool]string{true: "verified", false: "not verified: no secret is given"}[len(secrets) > 0])
 	printer := &eventPrinter{cmd: cmd, secrets: secrets, w: inv.Stdout, ctx: inv.Ctx}

@@ -32,11 +32,13 @@ func (Command) Help() string {
   destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
                  served, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
-                 blocked: [{key, event_id, reason}], retry_at?, failed_at?, last_delivered_at?}]
+                 retry_at?, failed_at?, last_delivered_at?,
+                 waiting_behind: [{event_id, waiting, key, status, attempts, due_in_seconds, reason?}]}]
                  each count ends at 10001, failed and failed_unsendable at 1001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the
                  age of the oldest due delivery that no earlier one of its ordering key blocks, or of an event that is not routed yet
                  and has a route there, without replays; blocked_keys counts ordering keys that wait behind a failed delivery, up
-                 to 10001, and blocked names up to three of them; routed says whether a route leads there; breaker is
+                 to 10001; waiting_behind names up to three events that failed and block their key for longest, and up to three
+                 that are not due and have most behind them; routed says whether a route leads there; breaker is
                  closed, open (held: the destination is down) or half_open (being tried); served says whether a running
                  relay has the destination: what is pending for another one is unserved; retry_… are of the latest attempt
                  of those that are retried; failed_unsendable counts events that can never be sent; last_delivered_at is
