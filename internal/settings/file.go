@@ -15,11 +15,11 @@ import (
 )
 
 // MaxFile bounds the file, in bytes.
-const MaxFile = 16 << 20
+const MaxFile = 1 << 20
 
 const (
-	maxNodes    = 1_000_000 // values in the file; an alias counts as often as it is used
-	maxProblems = 100       // after which the rest of the file is not read
+	maxNodes    = 100_000 // values in the file; an alias counts as often as it is used
+	maxProblems = 100     // after which the rest of the file is not read
 )
 
 // readFile reads the file that the flag or the variable names, or the table's file if it exists. It reports whether it could
