@@ -23,7 +23,7 @@ func TestManyBehindAFailedHead(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, refusing("big-1", 1, http.StatusUnprocessableEntity))
-	n := testsize.Of(1500, 500)
+	n := 500
 	var claims atomic.Int64
 	cfg := config(db, to(rc.URL))
 	cfg.Hooks.ClaimRan = func(int, time.Duration) { claims.Add(1) }
