@@ -150,7 +150,7 @@ func drip(conn net.Conn) {
 // are answered all the same, although nobody's time runs out.
 func TestSecurityEndlessBodiesKeepNoEvent(t *testing.T) {
 	t.Parallel()
-	const strangers, length = 600, 256 << 10
+	const strangers, length = 150, 256 << 10
 	for name, more := range map[string]func(net.Conn){"silent": silence, "slow": drip} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -136,7 +136,7 @@ func TestSecurityNoStatementIsHijacked(t *testing.T) {
 		"status", "status --json", "status --healthcheck", "relays", "audit", "routes list", "routes test paid", "doctor", "identity show", "archive run", "archive run --dry-run",
 		"events list", "events list --status failed", "events show 1", "events show 1 --payload", "explain 1", "explain 5", "explain good-5",
 		"pause default", "resume default --reset-breaker", "retry --destination default --yes", "replay 1 --yes", "replay --destination default --yes", "discard --destination default --yes", "discard 2 --yes",
-		"send paid --payload {}", "inbox status", "inbox list", "inbox list --remembered", "inbox show 1", "inbox replay 1 --yes", "inbox ignore 2 --yes", "inbox replay --state failed --yes",
+		"send paid --payload {}", "inbox status", "inbox list", "inbox list --remembered", "inbox show 1", "inbox replay 1 --yes", "inbox ignore 2 --yes", "inbox replay --status failed --yes",
 		"inbox prune --older-than=2160h --yes",
 	} {
 		r := command(env, strings.Fields(args)...)
