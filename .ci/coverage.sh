@@ -58,7 +58,7 @@ match($0, /coverage: [0-9.]+% of statements/) {
 	sub(/^github\.com\/outbox-relay\/outbox-relay\//, "", room)
 	if (covered >= least || !isRoom(room)) next
 	if ($1 == "ok") complain(room " reaches " covered " % from its own tests, not " least)
-	else complain(room " has no tests of its own")
+	else complain(room " has no tests in its directory")
 }
 END {
 	if (failed) print "FAIL"

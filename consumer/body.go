@@ -48,11 +48,7 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 					return nil, nil, receiverBusy()
 				}
 			}
-			grown := length + 1
-			if r.ContentLength < 0 {
-				grown = min(grown, 2*int64(cap(body)))
-			}
-			body = append(make([]byte, 0, grown), body...)
+			body = grow(body, length+1, r.ContentLength >= 0)
 		}
 		n, err := from.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
@@ -79,6 +75,15 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 				fmt.Sprintf("The connection broke before the body's end, or that took longer than %v. Send the request again.", s.Limits.BodyTimeout))
 		}
 	}
+}
+
+// grow returns the body in a larger buffer: one of its whole length if the client declared that,
+// else one of twice the size, at most length.
+func grow(body []byte, length int64, declared bool) []byte {
+	if !declared {
+		length = min(length, 2*int64(cap(body)))
+	}
+	return append(make([]byte, 0, length), body...)
 }
 
 // warnUnbounded logs, once, that a client can hold a connection and memory for any time.

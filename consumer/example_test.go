@@ -142,7 +142,7 @@ func ExamplePrune() {
 			case ctx.Err() != nil:
 				return
 			case err != nil:
-				slog.Error("prune processed events", "error", err) // goes on tomorrow
+				slog.Error("prune processed events", "error", err) // the next run tries again
 			default:
 				slog.Info("pruned processed events", "removed", pruned.Removed, "remembers_since", pruned.RemembersSince)
 			}

@@ -73,9 +73,9 @@ SELECT NOT EXISTS (SELECT FROM outbox_relay JOIN demo_relay USING (instance) WHE
    AND NOT EXISTS (SELECT FROM outbox_range JOIN demo_relay ON instance = relay WHERE ended_at IS NULL AND life = $1)`
 
 const selectLostClaims = `
-SELECT (SELECT count(*) FROM demo_lost_claim WHERE instance = d.instance) + (SELECT coalesce(sum(events), 0)::bigint FROM demo_lost_range WHERE instance = d.instance),
-       coalesce((SELECT max(at) FROM outbox_rescue WHERE instance = d.instance) - $2, '0')
-FROM demo_relay d WHERE life = $1`
+SELECT coalesce(sum((SELECT count(*) FROM demo_lost_claim WHERE instance = d.instance) + (SELECT coalesce(sum(events), 0) FROM demo_lost_range WHERE instance = d.instance)), 0)::bigint,
+       coalesce(max((SELECT max(at) FROM outbox_rescue WHERE instance = d.instance)) - $2, '0')
+FROM demo_relay d WHERE life = $1` // no row: it was killed before it registered, and lost nothing
 
 // takenOver waits until a killed relay has no delivery claimed, and no range open, any more.
 func (s *stage) takenOver(t *takeover) error {

@@ -75,7 +75,7 @@ type grammar struct {
 	Inbox      inbox.Command       `cmd:"" help:"Look at a receiver's events, work them again, ignore or forget them."`
 	Completion completionCmd       `cmd:"" help:"Print a script that completes commands and flags."`
 	Man        manCmd              `cmd:"" help:"Print the manual page."`
-	Bench      bench.Command       `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in a schema of its own."`
+	Bench      bench.Command       `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in its own schema."`
 	Version    versionCmd          `cmd:"" help:"Show the version of this program."`
 
 	Complete  completeCmd       `cmd:"" hidden:"" help:"Names for the script that completion prints."`

@@ -317,7 +317,7 @@ func TestSchemaMismatch(t *testing.T) {
 		{newer, "status --healthcheck", newSchema},
 		{newer, "run", newSchema},
 		{other, "run", "the schema lacks migration 2, and so is of another history than this build; run the outbox-relay that made it, " +
-			"or give this one a schema of its own (outbox-relay migrate up --schema NAME, database.schema)"},
+			"or give this one its own schema (outbox-relay migrate up --schema NAME, database.schema)"},
 		{newer, "migrate up", newSet},
 		{newer, "migrate down --yes", newSet},
 	} {

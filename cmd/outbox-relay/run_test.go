@@ -208,7 +208,7 @@ func TestRunWithBrokenLog(t *testing.T) {
 	}
 }
 
-// A relayProcess is outbox-relay run as a process of its own.
+// A relayProcess is a process that runs outbox-relay.
 type relayProcess struct {
 	started
 	program *exec.Cmd

@@ -112,7 +112,7 @@ func TestSecurityInboxSettingsReachNoOtherEvent(t *testing.T) {
 	}
 }
 
-// A handler may read and change the row of its own event, such as to remove what is personal in it.
+// A handler may read and change its event's row, such as to remove what is personal in it.
 func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 	t.Parallel()
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {

@@ -43,6 +43,8 @@ type Metrics struct {
 	cfg      Config
 	registry *prometheus.Registry
 
+	restFactor time.Duration // see the constant; less in tests
+
 	settled                             *prometheus.CounterVec
 	claimed, duplicates, droppedHeaders *prometheus.CounterVec
 	latency, dueLatency, answer         *prometheus.HistogramVec
@@ -83,7 +85,7 @@ const (
 
 // New returns metrics with every series of the configured destinations at zero.
 func New(cfg Config) *Metrics {
-	m := &Metrics{cfg: cfg, registry: prometheus.NewRegistry()}
+	m := &Metrics{cfg: cfg, registry: prometheus.NewRegistry(), restFactor: restFactor}
 	m.define()
 	for _, name := range cfg.Destinations {
 		m.of(name)

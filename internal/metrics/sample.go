@@ -17,8 +17,8 @@ const (
 	staleSample = 5 * time.Minute
 	// freshWithin bounds how long the first scrape after a rest waits for a sample. Prometheus itself waits for ten seconds.
 	freshWithin = time.Second
-	// restTimes is how often a sample's own duration passes before the next one: samples take a hundredth of the time.
-	restTimes = 100
+	// restFactor is how many times its own duration a sample is followed by a rest: samples take a hundredth of the time.
+	restFactor = 100
 	// sampleTimeout bounds a sample, for whose end a stop waits.
 	sampleTimeout = 10 * time.Second
 	// unregistered is when to try again while the relay is not registered.
@@ -153,7 +153,7 @@ func (m *Metrics) take(ctx context.Context, interval time.Duration) (wait time.D
 	default:
 		m.sampler.keep(sample{backlog, time.Now(), took})
 	}
-	return max(interval, restTimes*took)
+	return max(interval, m.restFactor*took)
 }
 
 // sampleLimit returns where counts stop, so that a sample costs the same with many destinations as with few.

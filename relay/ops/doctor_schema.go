@@ -193,7 +193,7 @@ func (x *examination) rights(ctx context.Context) error {
 	producers, err := x.o.producers(ctx)
 	if len(producers) > 1 {
 		x.add("rights", LevelWarning, fmt.Sprintf("%d logins share this outbox: %s; each can take the idempotency keys of the others, and hold up their ordering keys", len(producers), someOf(producers)),
-			"if they belong to applications that do not trust each other, give each application an outbox in a schema of its own (database.schema)")
+			"if they belong to applications that do not trust each other, give each application an outbox in its own schema (database.schema)")
 	}
 	return err
 }

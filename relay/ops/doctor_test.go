@@ -117,7 +117,7 @@ var faults = map[string]fault{
 		script, err := os.ReadFile("../../migrations/roles.sql")
 		relaytest.Must(p, err)
 		p.execute(string(script), "CREATE ROLE billing LOGIN IN ROLE outbox_producer", `CREATE ROLE "Web shop" LOGIN IN ROLE outbox_producer`)
-	}, "rights", `2 logins share this outbox: "Web shop", billing; each can take the idempotency keys of the others, and hold up their ordering keys`, "an outbox in a schema of its own"},
+	}, "rights", `2 logins share this outbox: "Web shop", billing; each can take the idempotency keys of the others, and hold up their ordering keys`, "an outbox in its own schema"},
 	"autovacuum": {func(p *patient) {
 		p.execute("ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)")
 	}, "vacuum", "autovacuum is off for outbox_delivery", "RESET (autovacuum_enabled)"},

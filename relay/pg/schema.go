@@ -48,7 +48,7 @@ func CheckHistory(ctx context.Context, q DB) error {
 	if len(versions) > 0 {
 		missing = "migration " + strings.Join(versions, ", ")
 	}
-	return fmt.Errorf("%w: the schema lacks %s, and so is of another history than this build; run the outbox-relay that made it, or give this one a schema of its own "+
+	return fmt.Errorf("%w: the schema lacks %s, and so is of another history than this build; run the outbox-relay that made it, or give this one its own schema "+
 		"(outbox-relay migrate up --schema NAME, database.schema)", ErrSchema, missing)
 }
 
