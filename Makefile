@@ -69,7 +69,7 @@ if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env 
 	fi
 endef
 
-# make test leaves out what takes long, in about two minutes instead of seven. SHORT= runs everything.
+# make test leaves out what takes long, in about two minutes instead of eight. SHORT= runs everything.
 SHORT         ?= -short
 # Then each room must be covered by its own tests, unless TESTFLAGS choose among them.
 cover         = $(if $(SHORT)$(TESTFLAGS),,-cover)
@@ -88,7 +88,7 @@ test: ## Run the tests but the longest, with the race detector where a C compile
 	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(if $(cover),sh .ci/coverage.sh env) $(withpg) -data $(GO) test $$race $(SHORT) $(cover) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./relay ./...
 
 .PHONY: test-all
-test-all: ## Run all tests, as CI does
+test-all: ## Run all tests, as CI does with CI_LONG=1
 	@$(MAKE) --no-print-directory test SHORT=
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.

@@ -43,7 +43,7 @@ type Metrics struct {
 	cfg      Config
 	registry *prometheus.Registry
 
-	restFactor time.Duration // see the constant; less in tests
+	restFactor int // see the constant; less in tests
 
 	settled                             *prometheus.CounterVec
 	claimed, duplicates, droppedHeaders *prometheus.CounterVec

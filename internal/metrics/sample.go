@@ -153,7 +153,7 @@ func (m *Metrics) take(ctx context.Context, interval time.Duration) (wait time.D
 	default:
 		m.sampler.keep(sample{backlog, time.Now(), took})
 	}
-	return max(interval, m.restFactor*took)
+	return max(interval, time.Duration(m.restFactor)*took)
 }
 
 // sampleLimit returns where counts stop, so that a sample costs the same with many destinations as with few.
