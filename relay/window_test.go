@@ -98,7 +98,7 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 // it: all others are delivered at the first attempt.
 func TestShareOfRefusalsClosesNoLane(t *testing.T) {
 	t.Parallel()
-	const events, every = 1600, 16
+	const events, every = 400, 16
 	db := relaytest.Covered(t)
 	var requests atomic.Int64
 	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, _ relaytest.Request) {

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"strconv"
@@ -39,7 +37,7 @@ type overKafka struct {
 // open implements [eventLog].
 func (l *overKafka) open(ctx context.Context) (err error) {
 	fmt.Println("starting kfake, an imitation of three Kafka brokers")
-	if l.ports, err = freePorts(brokers); err != nil {
+	if l.ports, err = localserver.FreePorts(brokers); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -165,17 +163,4 @@ func (o *options) imitate(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-// freePorts returns ports that nothing listens on now.
-func freePorts(n int) (ports []string, err error) {
-	for range n {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, errors.Join(err, errors.New("find a free port"))
-		}
-		defer listener.Close()
-		ports = append(ports, strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
-	}
-	return ports, nil
 }

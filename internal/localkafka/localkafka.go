@@ -117,10 +117,9 @@ func StartAt(t testing.TB, address, mode string) (broker *localserver.Server) {
 // FreeAddress returns an address at which nothing listens.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := localserver.FreePorts(1)
 	must(t, err)
-	must(t, listener.Close())
-	return listener.Addr().String()
+	return net.JoinHostPort("127.0.0.1", ports[0])
 }
 
 // Client returns a client of a broker that is not the relay's.

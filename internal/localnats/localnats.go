@@ -6,11 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
@@ -28,7 +26,7 @@ type Cluster struct {
 // Start runs a number of servers, 1 or 3 as a rule, and returns when all accept connections; a cluster needs a moment more to elect a leader.
 // config is appended to the configuration of each server. ctx bounds starting only.
 func Start(ctx context.Context, program string, servers int, config string) (*Cluster, error) {
-	ports, err := freePorts(2 * servers)
+	ports, err := localserver.FreePorts(2 * servers)
 	if err != nil {
 		return nil, err
 	}
@@ -96,18 +94,4 @@ func Find(root string) (string, error) {
 		return "", fmt.Errorf("no NATS server: make nats-server builds one: %w", err)
 	}
 	return program, nil
-}
-
-// freePorts returns ports that nothing listens on now.
-func freePorts(n int) ([]string, error) {
-	ports := make([]string, 0, n)
-	for range n {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer listener.Close()
-		ports = append(ports, strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
-	}
-	return ports, nil
 }
