@@ -153,7 +153,7 @@ test-stores: $(dynalite) #: Vet and test the stores for receivers whose effect i
 .PHONY: test-logs
 test-logs: $(nats) build #: Vet and test what writes to NATS and Kafka and reads from them, with real servers and imitations
 	@$(find_race); \
-	for module in internal/natstest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
+	for module in relay/internal/natstest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
@@ -171,7 +171,7 @@ test-elsewhere: #: Test the receivers in other languages that are installed: Nod
 check-systems: #: Vet everything for macOS, and build the libraries for Windows (ALL=1: and the binary, and for FreeBSD)
 	GOOS=darwin GOARCH=arm64 $(GO) vet ./...
 	GOOS=windows $(GO) build ./outbox ./consumer/... $(if $(ALL),./relay/... ./cmd/outbox-relay)
-	$(if $(ALL),GOOS=freebsd $(GO) vet ./relay/post ./internal/cli/output)
+	$(if $(ALL),GOOS=freebsd $(GO) vet ./relay/internal/post ./internal/cli/output)
 
 .PHONY: check-bare
 check-bare: #: Run the demo and a test as on a machine without PostgreSQL (root on Linux, with npm)
@@ -208,7 +208,7 @@ load-readers: $(nats) build #: Measure the effects per second of 1, 2, 3 and 6 r
 bench-once: #: Run every benchmark for one iteration, to see that it works
 	$(GO) test -short ./... -run '^$$' -bench . -benchtime 1x
 	@# The race detector, with which all tests run, empties pools at random: what a delivery allocates is counted without it.
-	$(GO) test ./relay/post -count 1 -run TestAllocationsOfADelivery
+	$(GO) test ./relay/internal/post -count 1 -run TestAllocationsOfADelivery
 	@$(MAKE) --no-print-directory test-bench
 
 .PHONY: test-bench

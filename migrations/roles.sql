@@ -42,7 +42,7 @@ BEGIN
     IF NOT pg_has_role(tables.relowner, 'USAGE') THEN
         RAISE EXCEPTION '% may not grant rights on %: run this as its owner, %, or as a superuser', current_user, tables.relname, tables.owner;
     END IF;
-    -- The same question as selectSchemaCreators in relay/pg/store_schema.go.
+    -- The same question as selectSchemaCreators in internal/pg/store_schema.go.
     SELECT string_agg(g.grantee, ', ' ORDER BY g.grantee) INTO others
     FROM (SELECT DISTINCT coalesce(quote_ident(r.rolname), 'PUBLIC') AS grantee
           FROM pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a LEFT JOIN pg_roles r ON r.oid = a.grantee

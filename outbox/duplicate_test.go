@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/outbox"
@@ -199,3 +200,5 @@ func TestCollisionOfIDsIsNoDuplicate(t *testing.T) {
 		equal(t, "events", db.keys(), []string{"a", "b"})
 	})
 }
+
+func in(days int) time.Time { return time.Now().UTC().AddDate(0, 0, days).Truncate(time.Microsecond) }

@@ -12,7 +12,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/outbox"
 	"github.com/outbox-relay/outbox-relay/relay"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 func TestNewEvent(t *testing.T) {
@@ -154,7 +153,7 @@ func TestHeadersTheRelayRefusesAreRefused(t *testing.T) {
 		"Webhook-Id", "webhook-future", "X-Idempotency-Key", "X-Outbox-Future", "X-Event-Tenant", "x_tenant", "x!#$%&'*+.^_`|~", "a b",
 		"ä", "",
 	} {
-		config := relay.Config{Destinations: []post.Destination{
+		config := relay.Config{Destinations: []relay.Destination{
 			{Name: "default", URL: "https://receiver.example/", Headers: map[string]string{name: "x"}},
 		}}
 		refused := false

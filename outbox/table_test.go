@@ -2,7 +2,6 @@ package outbox_test
 
 import (
 	"database/sql"
-	"os"
 	"strings"
 	"testing"
 
@@ -13,7 +12,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/outbox"
-	"github.com/outbox-relay/outbox-relay/relay/intake"
+)
+
+// The names of the table's constraints.
+const (
+	typeRule    = "outbox_event_type_is_1_to_255_printable_ascii_no_blanks"
+	keyRule     = "outbox_idempotency_key_is_1_to_255_printable_ascii"
+	createdRule = "outbox_created_at_is_in_years_2000_to_9998"
 )
 
 // An insert writes the event with the id of its transaction, by which relays find it, and makes no delivery.
@@ -172,30 +177,6 @@ func TestSchemasDoNotMix(t *testing.T) {
 		[]string{"1ledger", "2ledger"})
 	equal(t, "Order Desk", admin.strings(`SELECT event_id || destination FROM "Order Desk".outbox_delivery ORDER BY 1`),
 		[]string{"1warehouse", "2warehouse"})
-}
-
-// Producers in other languages have docs/producing.md alone: it names each column that they may write, and each rule that refuses one.
-func TestGuideForProducersIsComplete(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
-	guide, err := os.ReadFile("../docs/producing.md")
-	pgtest.Must(t, err)
-	rows, err := pool.Query(t.Context(), `SELECT attname::text FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attnum > 0
-		UNION SELECT conname::text FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND contype NOT IN ('p', 'n')
-		UNION SELECT conname::text FROM pg_constraint WHERE contypid <> 0 AND connamespace = 'public'::regnamespace`)
-	pgtest.Must(t, err)
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(names) < 15 {
-		t.Fatalf("%d names: %v", len(names), err)
-	}
-	whenRouted := []string{
-		intake.RuleAvailable, intake.RuleVersion, intake.RuleHeaders, intake.RuleID, intake.RuleOrdering, intake.RuleReference, intake.RulePayload,
-	}
-	for _, name := range append(names, whenRouted...) {
-		if !strings.Contains(string(guide), "`"+name+"`") {
-			t.Errorf("docs/producing.md does not name %s", name)
-		}
-	}
 }
 
 // A NOTIFY in every producing transaction would serialise their commits.

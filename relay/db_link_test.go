@@ -11,8 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A link stands between a relay and its database, and can be cut, lead elsewhere, or swallow what the database answers.

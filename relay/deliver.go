@@ -14,8 +14,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
+	"github.com/outbox-relay/outbox-relay/relay/internal/spans"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
 // pastPromise is what operators read of a delivery whose promise has ended.

@@ -47,9 +47,9 @@
 //
 // # Who may import what
 //
-// This package is what a program imports to run a relay, with policy, post, natspost, kafkapost, alert and archive for its
-// configuration. The other packages beside it (ops, pg, identity, watch, intake and spans) serve the command line, the page and the
-// metrics of this repository, and promise no compatibility. What stands in relay/internal is the engine's alone.
+// This package is what a program imports to run a relay, with policy, alert and archive for its configuration. The other
+// packages beside it (ops, identity, watch, history) serve the command line, the page and the metrics of this repository, and
+// promise no compatibility. What stands in relay/internal is the engine's alone.
 //
 // # When the claimer acts
 //

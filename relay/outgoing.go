@@ -4,8 +4,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, and the

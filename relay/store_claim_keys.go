@@ -3,7 +3,7 @@ package relay
 import (
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // A delivery with an ordering key is claimed by its key alone: the first pending one behind the key's floor, if no failed or parked

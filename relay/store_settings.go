@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
-	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 )
 
 const selectSalt = `SELECT salt::text FROM outbox_watch`

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above

@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/relay"
+
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -25,7 +27,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/traces"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
 // A collector takes spans by OTLP over HTTP.
@@ -92,7 +93,7 @@ func producerSpan(t *testing.T, c *collector) (headers string, parent trace.Span
 	t.Helper()
 	endpoint, err := url.Parse(c.URL + "/v1/traces")
 	pgtest.Must(t, err)
-	service := traces.Open(traces.Config{Endpoint: endpoint, ServiceName: "finance", SampleRatio: 1, IDs: spans.IDs{}})
+	service := traces.Open(traces.Config{Endpoint: endpoint, ServiceName: "finance", SampleRatio: 1, IDs: relay.SpanIDs{}})
 	defer service.Close(t.Context())
 	ctx, span := service.Provider().Tracer("test").Start(t.Context(), "issue invoice")
 	defer span.End()

@@ -111,15 +111,15 @@ func TestLibrariesDoNotKnowEachOther(t *testing.T) {
 }
 
 // upward returns the imports of relay's rooms that do not lead downward. A room never needs package relay, which is made of
-// rooms. Nothing of relay needs ops, which is for commands. Among the other rooms the compiler refuses cycles; pg and policy
-// stand on no other room.
+// rooms. Nothing of relay needs ops, which is for commands. Among the other rooms the compiler refuses cycles; policy stands
+// on no other room.
 func upward(all []goPackage) (violations []string) {
 	const ops = relayPath + "/ops"
 	for _, p := range all {
 		if !within(p.ImportPath, relayPath) {
 			continue
 		}
-		bottom := p.ImportPath == relayPath+"/pg" || p.ImportPath == relayPath+"/policy"
+		bottom := p.ImportPath == relayPath+"/policy"
 		for _, imported := range p.Imports {
 			if within(imported, relayPath) && (imported == relayPath || imported == ops || bottom) {
 				violations = append(violations, p.ImportPath+" must not import "+imported)
@@ -136,15 +136,15 @@ func TestRoomsImportDownward(t *testing.T) {
 	}
 	for _, p := range []goPackage{
 		{ImportPath: relayPath + "/ops", Imports: []string{relayPath}},
-		{ImportPath: relayPath, Imports: []string{relayPath + "/pg", relayPath + "/ops"}},
+		{ImportPath: relayPath, Imports: []string{relayPath + "/watch", relayPath + "/ops"}},
 		{ImportPath: relayPath + "/watch", Imports: []string{relayPath + "/ops"}},
-		{ImportPath: relayPath + "/pg", Imports: []string{relayPath + "/identity"}},
+		{ImportPath: relayPath + "/policy", Imports: []string{relayPath + "/identity"}},
 	} {
 		if found := upward([]goPackage{p}); len(found) != 1 {
 			t.Errorf("%+v: reported %q, want once", p, found)
 		}
 	}
-	if found := upward([]goPackage{{ImportPath: relayPath + "/ops", Imports: []string{relayPath + "/pg", relayPath + "/archive"}}}); len(found) != 0 {
+	if found := upward([]goPackage{{ImportPath: relayPath + "/ops", Imports: []string{relayPath + "/policy", relayPath + "/archive"}}}); len(found) != 0 {
 		t.Errorf("wrongly reported: %q", found)
 	}
 }

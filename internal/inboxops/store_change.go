@@ -8,8 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Events are changed only as they were found: with the same claim, still in the same state. One that others hold locked is being

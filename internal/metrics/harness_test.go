@@ -21,7 +21,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A monitored relay runs with its metrics served over HTTP.
@@ -70,15 +69,15 @@ func start(t testing.TB, cfg relay.Config) *monitored {
 	return m
 }
 
-func config(t testing.TB, db *relaytest.Database, destinations ...post.Destination) relay.Config {
+func config(t testing.TB, db *relaytest.Database, destinations ...relay.Destination) relay.Config {
 	t.Helper()
 	pool, err := pgxpool.ParseConfig(db.DSN)
 	relaytest.Must(t, err)
 	return relay.Config{Pool: pool, Destinations: destinations, PollInterval: time.Second, Name: "test"}
 }
 
-func to(name, url string) post.Destination {
-	return post.Destination{Name: name, URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+func to(name, url string) relay.Destination {
+	return relay.Destination{Name: name, URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
 }
 
 // get returns the answer to a request.

@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay"
+
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 func serve(t *testing.T, answer http.HandlerFunc) *httptest.Server {
@@ -27,7 +28,7 @@ func serve(t *testing.T, answer http.HandlerFunc) *httptest.Server {
 }
 
 // direct is the transport of alerts where nothing is configured.
-var direct = alert.NewTransport(post.Egress{})
+var direct = alert.NewTransport(relay.Egress{})
 
 const secretToken = "Aaa.bbb.ccc.ddd"
 

@@ -13,10 +13,11 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/mask"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A request carries one alert to one service. The service's function reads the parts of the URL and posts messages; nothing is
@@ -210,7 +211,7 @@ func (r *request) post(address string, body any, confirm ...any) (answered field
 	answer := r.exchange(http.MethodPost, address, strings.NewReader(content))
 	_ = json.Unmarshal(answer, &answered) // what is not JSON confirms nothing
 	if answer != nil && len(confirm) == 2 && fmt.Sprint(answered[confirm[0].(string)]) != fmt.Sprint(confirm[1]) {
-		excerpt := plain.Shorten(r.mask().Hide(string(answer), true), post.MaxExcerpt)
+		excerpt := plain.Shorten(r.mask().Hide(string(answer), true), mask.MaxExcerpt)
 		r.err = fmt.Errorf("send alert: the channel refused it: %s", plain.Line(excerpt))
 	}
 	return answered
@@ -233,10 +234,10 @@ func (r *request) exchange(method, address string, body io.Reader) (answer []byt
 }
 
 // mask returns the mask of the whole URL: in most services' URLs some part is the key.
-func (r *request) mask() *post.Mask {
+func (r *request) mask() *mask.Mask {
 	secrets := append(strings.Split(r.Path, "/"), r.Host, r.Hostname(), r.User.Username())
 	for _, values := range r.Query() {
 		secrets = append(secrets, split(values[0])...)
 	}
-	return post.MaskOfURL(r.URL, secrets...)
+	return mask.OfURL(r.URL, secrets...)
 }

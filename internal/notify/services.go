@@ -16,9 +16,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/mask"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A service is one kind of channel.
@@ -179,7 +180,7 @@ var services = map[string]service{
 		r.post("https://"+cmp.Or(r.Host, "events.pagerduty.com")+"/v2/enqueue", fields{
 			"routing_key": r.segment(0), "event_action": action, "dedup_key": incidentKey(path.Join("outbox-relay", r.alert.Environment, r.alert.Database, r.alert.Rule, r.alert.Subject)),
 			"payload": fields{
-				"summary": plain.Shorten(r.text, post.MaxExcerpt), "source": cmp.Or(r.option("source"), "default"),
+				"summary": plain.Shorten(r.text, mask.MaxExcerpt), "source": cmp.Or(r.option("source"), "default"),
 				"severity": r.choice("severity", "error", "critical", "warning", "info"), "custom_details": r.json("details"),
 			},
 			"contexts": r.contexts(),

@@ -18,9 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay"
+
 	"github.com/outbox-relay/outbox-relay/internal/notify/notifytest"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 var update = flag.Bool("update", false, "write the golden messages anew")
@@ -62,7 +63,7 @@ func runTests(m *testing.M) int {
 var testedAt = time.Now()
 
 // notifyAll sends an alert to every service in a world whose services answer so. Each must return an error with a text; empty: none.
-func notifyAll(t *testing.T, answers http.HandlerFunc, egress func(proxy string) post.Egress, want string) *notifytest.World {
+func notifyAll(t *testing.T, answers http.HandlerFunc, egress func(proxy string) relay.Egress, want string) *notifytest.World {
 	t.Helper()
 	t.Parallel()
 	w := notifytest.New(t, authority, answers)
@@ -87,7 +88,7 @@ func notifyAll(t *testing.T, answers http.HandlerFunc, egress func(proxy string)
 	return w
 }
 
-func proxied(proxy string) post.Egress { return post.Egress{Proxy: proxy} }
+func proxied(proxy string) relay.Egress { return relay.Egress{Proxy: proxy} }
 
 // Every service is sent what the golden messages hold, through the proxy of egress and never the environment's.
 func TestMessages(t *testing.T) {
@@ -140,8 +141,8 @@ func TestRefusals(t *testing.T) {
 
 // The name of this host, and so of the proxy before every service, leads to an address that may not be dialled.
 func TestSecurityNamesOfForbiddenAddresses(t *testing.T) {
-	w := notifyAll(t, nil, func(proxy string) post.Egress {
-		return post.Egress{Proxy: strings.Replace(proxy, "127.0.0.1", "localhost", 1), AllowPrivate: []netip.Prefix{}}
+	w := notifyAll(t, nil, func(proxy string) relay.Egress {
+		return relay.Egress{Proxy: strings.Replace(proxy, "127.0.0.1", "localhost", 1), AllowPrivate: []netip.Prefix{}}
 	}, "egress.allow_private")
 	if reached, mails := w.Messages(), w.Mail.All(); len(reached)+len(mails) != 0 {
 		t.Errorf("reached were %v, %q", reached, mails)

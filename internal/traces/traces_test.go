@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay"
+
 	"github.com/rs/zerolog"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
 // An export is Traces on their way to a handler, with what is counted and logged.
@@ -57,7 +57,7 @@ func newExport(t *testing.T, collector http.HandlerFunc) *export {
 	e := &export{url: server.URL}
 	e.Traces = Open(Config{
 		Endpoint: endpoint, Headers: map[string]string{"X-Token": "hunter2"}, ServiceName: "relay", Version: "v1", Instance: "r1", SampleRatio: 1,
-		IDs: spans.IDs{}, Log: zerolog.New(&e.log), Counted: func(exported bool, spans int) {
+		IDs: relay.SpanIDs{}, Log: zerolog.New(&e.log), Counted: func(exported bool, spans int) {
 			if exported {
 				e.exported.Add(int64(spans))
 			} else {

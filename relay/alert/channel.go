@@ -10,9 +10,9 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/rs/zerolog"
+	"github.com/outbox-relay/outbox-relay/internal/mask"
 
-	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/rs/zerolog"
 )
 
 // Slack returns a channel that posts to a Slack incoming webhook
@@ -68,7 +68,7 @@ func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
 		return fmt.Errorf("make alert request: the channel's url cannot be used") // the error repeats it, and it is a secret
 	}
 	req.Header.Set("Content-Type", "application/json")
-	_, err = c.transport.Exchange(req, post.MaskOfURL(req.URL))
+	_, err = c.transport.Exchange(req, mask.OfURL(req.URL))
 	return err
 }
 

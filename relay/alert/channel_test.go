@@ -12,10 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/mask"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 )
 
 // direct is the transport of alerts where nothing is configured.
@@ -219,7 +221,7 @@ func TestAlertAnswersAreBounded(t *testing.T) {
 	})
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, endless.URL, nil)
 	relaytest.Must(t, err)
-	answer, err := direct.Exchange(req, post.MaskOfURL(req.URL))
+	answer, err := direct.Exchange(req, mask.OfURL(req.URL))
 	relaytest.Must(t, err)
 	if len(answer) != 64<<10 {
 		t.Errorf("%d bytes were read", len(answer))

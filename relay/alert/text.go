@@ -7,8 +7,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/outbox-relay/outbox-relay/internal/mask"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // An Alert tells that something needs a person, or no longer does. Empty fields are not known, and left out of JSON.
@@ -61,7 +62,7 @@ func (a Alert) Flaps() bool { return a.Returned >= flapsAfter }
 // alert about a receiver with a long answer would not arrive.
 const (
 	maxChatName = 255
-	maxChatText = post.MaxExcerpt
+	maxChatText = mask.MaxExcerpt
 )
 
 // A voice writes alerts for one kind of reader.

@@ -8,15 +8,21 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/post"
+
+	"github.com/outbox-relay/outbox-relay/internal/mask"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
+
+// Egress says where alert channels may be reached, and through what.
+type Egress = post.Egress
 
 // A Transport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
 // redirect, trusts the system's certificate authorities only, and bounds the time and the size of an answer. It keeps no
 // connection, as alerts are rare. It is safe for concurrent use.
 type Transport struct {
-	egress post.Egress
+	egress Egress
 	HTTP   *http.Transport
 }
 
@@ -24,7 +30,7 @@ type Transport struct {
 const maxAlertAnswer = 64 << 10
 
 // NewTransport returns the transport of the alerts under an Egress.
-func NewTransport(e post.Egress) *Transport {
+func NewTransport(e Egress) *Transport {
 	return &Transport{egress: e, HTTP: &http.Transport{
 		DialContext:            e.Dialer(alertTimeout).DialContext,
 		Proxy:                  e.ProxyOf,
@@ -37,14 +43,14 @@ func NewTransport(e post.Egress) *Transport {
 }
 
 // Exchange sends the request of a channel and returns the answer, as far as it is read. An answer other than 2xx is an error that
-// repeats its beginning; a redirect is never followed. The mask hides secrets in every error.
-func (t *Transport) Exchange(req *http.Request, mask *post.Mask) ([]byte, error) {
+// repeats its beginning; a redirect is never followed. secrets are hidden in every error.
+func (t *Transport) Exchange(req *http.Request, secrets *mask.Mask) ([]byte, error) {
 	status, answer, err := t.exchange(req)
 	if err != nil {
-		return nil, fmt.Errorf("send alert: %s", plain.Clip(mask.Hide(err.Error(), false)))
+		return nil, fmt.Errorf("send alert: %s", plain.Clip(secrets.Hide(err.Error(), false)))
 	}
 	if status < 200 || status > 299 {
-		excerpt := plain.Shorten(mask.Hide(string(answer), len(answer) == maxAlertAnswer), post.MaxExcerpt)
+		excerpt := plain.Shorten(secrets.Hide(string(answer), len(answer) == maxAlertAnswer), mask.MaxExcerpt)
 		return nil, fmt.Errorf("send alert: the channel answered %d %s: %s", status, http.StatusText(status), plain.Clip(excerpt))
 	}
 	return answer, nil

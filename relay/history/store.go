@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Relays that write the same rows do so in one order, so that none waits for another in a circle. What was counted since half a minute

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // Report compares a database with what relays were accepted on.

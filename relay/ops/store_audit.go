@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // stalledAfter is for how long a bulk operation that lives may change nothing: one batch ends within the timeout of a statement.

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/batch"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // deliveryColumns are the fields of a Delivery under the names of its JSON.

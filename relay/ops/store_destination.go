@@ -8,9 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // ErrUnknownDestination says that the database does not know a destination: no route, no state, and no pending or failed delivery

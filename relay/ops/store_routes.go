@@ -3,8 +3,8 @@ package ops
 import (
 	"context"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // RouteStatus is one stored route.

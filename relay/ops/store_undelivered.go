@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/outbox-relay/outbox-relay/relay/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
 )
 
 // createBatch is how many events one transaction looks at.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // Each count reads one index and stops at the limit, so that the statement costs the same however much waits. What is pending is

@@ -1,8 +1,8 @@
 package watch
 
 import (
-	"github.com/outbox-relay/outbox-relay/relay/intake"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
 )
 
 // firstPending is the first due delivery of every destination with pending ones, found by skipping

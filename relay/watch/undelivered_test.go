@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
 )
 
 // A search looks at a bounded number of events, the new ones first, goes on where any relay has stopped, and comes by all

@@ -18,7 +18,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/procstat"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // measure runs the drain, the steady rate and the inserts.
@@ -82,7 +81,7 @@ func (b *bench) cause(ctx context.Context, err error) error {
 // setDestination sets where events go: the URL that was given, as the configuration has it, or the receiver of the load's process.
 func (b *bench) setDestination(own string) error {
 	if b.cmd.URL == "" {
-		b.destination = post.Destination{Name: config.DefaultDestination, URL: own}
+		b.destination = relay.Destination{Name: config.DefaultDestination, URL: own}
 		return nil
 	}
 	for _, d := range b.config.Relay.Destinations {
@@ -206,7 +205,7 @@ func (b *bench) start(ctx context.Context) (*runningRelay, error) {
 	running := &runningRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, settled: make(chan struct{}, 1)}
 	cfg := relay.Config{
 		Pool: b.config.Pool, Pooler: b.config.Relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
-		Destinations: []post.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
+		Destinations: []relay.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
 	}
 	if b.cmd.URL != "" {
 		cfg.Egress = b.config.Relay.Egress
@@ -329,7 +328,7 @@ func (b *bench) drain(ctx context.Context, running *runningRelay, roundTrip floa
 		InFlight:       running.inPosts.Seconds() / max(took.Seconds(), 1e-9),
 		AnswerMS:       running.inPosts.Seconds() * 1000 / float64(max(running.attempts, 1)),
 	}
-	whole := b.destination.WithDefaults(post.Egress{})
+	whole := b.destination.WithDefaults(relay.Egress{})
 	d.Limit = limits{
 		window: used.window, inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
 		rate: d.PerSecond, rateLimit: whole.RateLimit, failures: running.failures,

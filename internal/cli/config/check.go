@@ -10,7 +10,6 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // checkRelay reports what the relay itself refuses, but not what only follows from a mistake reported before.
@@ -60,7 +59,7 @@ func (c *Config) checkSchedules() {
 	var shared destination
 	c.Bind("defaults", policyRows(&shared))
 	shared.Name = "defaults"
-	for i, d := range append([]post.Destination{shared.Destination}, c.Relay.Destinations...) {
+	for i, d := range append([]relay.Destination{shared.Destination}, c.Relay.Destinations...) {
 		path := d.Name
 		if i > 0 {
 			path = "destinations." + path

@@ -13,7 +13,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A Config is the whole configuration of the program. Its table binds the settings to these fields.
@@ -33,9 +32,9 @@ type Config struct {
 	logLevelName           string
 }
 
-// A destination is a relay's destination with the settings that only its [post.Wire] is made of.
+// A destination is a relay's destination with the settings that only its [relay.Wire] is made of.
 type destination struct {
-	post.Destination
+	relay.Destination
 	caFile, certFile, keyFile string
 	bearer, password          settings.Secret
 	bearerFile, passwordFile  string
@@ -129,8 +128,8 @@ func (c *Config) bind() {
 	c.checkRelay()
 }
 
-func (c *Config) destination(name string) post.Destination {
-	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
+func (c *Config) destination(name string) relay.Destination {
+	d := destination{Destination: relay.Destination{Name: name, Headers: map[string]string{}}}
 	path := "destinations." + name
 	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), brokerRows(&d)))
 	d.Wire.Authorization = c.authorization(path, &d)

@@ -24,7 +24,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // result is what one command left behind.
@@ -226,28 +225,28 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 	none, half := 0.0, 0.5
 	want := relay.Config{
 		Pool: c.Pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.Direct}, Schema: "Billing", RefuseSuperuser: true, Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
-		Destinations: []post.Destination{
+		Destinations: []relay.Destination{
 			{
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
 				SigningSecrets: got.Destinations[0].SigningSecrets,
 				RateLimit:      24, OnFailure: policy.SkipFailed, Breaker: policy.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
 				Retry:     policy.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, NotAfter: 500 * time.Hour},
 				Responses: policy.Responses{Retry: []int{}, Fail: []int{404}},
-				Wire:      post.Wire{Format: post.FormatCloudEvents, Source: "/s", EventHeaders: []string{"x-a", "x-b-*"}, MaxPayloadBytes: 19, Excerpts: post.ExcerptsNone},
+				Wire:      relay.Wire{Format: relay.FormatCloudEvents, Source: "/s", EventHeaders: []string{"x-a", "x-b-*"}, MaxPayloadBytes: 19, Excerpts: relay.ExcerptsNone},
 			},
 			{
 				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
 				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
 				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, NotAfter: 600 * time.Hour},
 				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},
-				Wire: post.Wire{
-					Format: post.FormatRaw, Source: "/t", EventHeaders: []string{}, MaxPayloadBytes: 20, Excerpts: post.ExcerptsText, Proxy: "http://p:22",
-					TLS: post.TLS{MinVersion: tls.VersionTLS13, ServerName: "n"},
+				Wire: relay.Wire{
+					Format: relay.FormatRaw, Source: "/t", EventHeaders: []string{}, MaxPayloadBytes: 20, Excerpts: relay.ExcerptsText, Proxy: "http://p:22",
+					TLS: relay.TLS{MinVersion: tls.VersionTLS13, ServerName: "n"},
 				},
 			},
 		},
 		Routes:    []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
-		Egress:    post.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
+		Egress:    relay.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
 		Alerts:    alert.Config{After: 17 * time.Second, AfterByRule: map[string]time.Duration{alert.RuleLag: 0}, Repeat: -1, LagOver: 18 * time.Minute, VacuumBlockedOver: 23 * time.Minute, Channels: got.Alerts.Channels},
 		Retention: archive.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
 	}

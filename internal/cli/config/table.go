@@ -12,9 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/history"
-	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 const (
@@ -77,8 +75,8 @@ func (c *Config) relayRows(hostname string) []settings.Row {
 func policyRows(d *destination) []settings.Row {
 	retry, breaker, wire := &d.Retry, &d.Breaker, &d.Wire
 	return []settings.Row{
-		{Path: "timeout", Env: "TIMEOUT", Flag: "timeout", Value: settings.One("10s", settings.ParseDuration, settings.To(&d.Timeout), post.DefaultTimeout)},
-		{Path: "max_in_flight", Env: "DESTINATION_MAX_IN_FLIGHT", Value: settings.One("64", settings.ParseCount, settings.To(&d.MaxInFlight), post.DefaultLaneInFlight)},
+		{Path: "timeout", Env: "TIMEOUT", Flag: "timeout", Value: settings.One("10s", settings.ParseDuration, settings.To(&d.Timeout), relay.DefaultTimeout)},
+		{Path: "max_in_flight", Env: "DESTINATION_MAX_IN_FLIGHT", Value: settings.One("64", settings.ParseCount, settings.To(&d.MaxInFlight), relay.DefaultLaneInFlight)},
 		{Path: "retry.schedule", Env: "RETRY_SCHEDULE", Value: settings.Many("[5s, 30s, 5m]", settings.ParseDuration, settings.To(&retry.Schedule), policy.DefaultSchedule()).NotEmpty()},
 		{Path: "retry.max_attempts", Env: "MAX_ATTEMPTS", Value: settings.One("8", settings.ParseCount, settings.To(&retry.MaxAttempts), policy.DefaultMaxAttempts)},
 		{Path: "retry.jitter", Env: "RETRY_JITTER", Value: settings.One("0.1", settings.ParseFraction("write one from 0 to 1"), func(share float64) { retry.Jitter = &share }, policy.DefaultJitter)},
@@ -94,11 +92,11 @@ func policyRows(d *destination) []settings.Row {
 		{Path: "breaker.probe_after", Env: "BREAKER_PROBE_AFTER", Value: settings.One("1s", settings.ParseDuration, settings.To(&breaker.ProbeAfter), policy.DefaultProbeAfter)},
 		{Path: "breaker.probe_max", Env: "BREAKER_PROBE_MAX", Value: settings.One("5s", settings.ParseDuration, settings.To(&breaker.ProbeMax), policy.DefaultProbeMax)},
 
-		{Path: "format", Env: "FORMAT", Value: settings.One("raw", settings.ParseChoice(post.FormatRaw, post.FormatCloudEvents), settings.To(&wire.Format), post.FormatRaw)},
+		{Path: "format", Env: "FORMAT", Value: settings.One("raw", settings.ParseChoice(relay.FormatRaw, relay.FormatCloudEvents), settings.To(&wire.Format), relay.FormatRaw)},
 		{Path: "cloudevents_source", Env: "CLOUDEVENTS_SOURCE", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
 		{Path: "event_headers", Env: "EVENT_HEADERS", Value: settings.Many("[x-event-*]", settings.ParseText, settings.To(&wire.EventHeaders), webhook.DefaultEventHeaders())},
 		{Path: "max_payload_bytes", Env: "MAX_PAYLOAD_BYTES", Value: settings.One("262144", settings.ParseNumber, func(n int) { wire.MaxPayloadBytes = int64(n) }, 0)},
-		{Path: "excerpts", Env: "EXCERPTS", Value: settings.One("problem", settings.ParseChoice(post.ExcerptsProblem, post.ExcerptsText, post.ExcerptsNone), settings.To(&wire.Excerpts), post.ExcerptsProblem)},
+		{Path: "excerpts", Env: "EXCERPTS", Value: settings.One("problem", settings.ParseChoice(relay.ExcerptsProblem, relay.ExcerptsText, relay.ExcerptsNone), settings.To(&wire.Excerpts), relay.ExcerptsProblem)},
 		{Path: "tls.ca_file", Env: "TLS_CA_FILE", Value: settings.One("/etc/tls/ca.pem", settings.ParseText, settings.To(&d.caFile))},
 		{Path: "tls.cert_file", Env: "TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&d.certFile))},
 		{Path: "tls.key_file", Env: "TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&d.keyFile))},
@@ -131,8 +129,8 @@ func brokerRows(d *destination) []settings.Row {
 		{Path: "credentials_file", Env: "CREDENTIALS_FILE", Value: settings.One("/var/run/secrets/nats/outbox.creds", settings.ParseText, settings.To(&d.credentialsFile))},
 		{Path: "nkey_file", Env: "NKEY_FILE", Value: settings.One("/var/run/secrets/nats/outbox.nk", settings.ParseText, settings.To(&d.seedFile))},
 		{Path: "topic", Env: "DESTINATION_TOPIC", Value: settings.One("invoices", settings.ParseText, settings.To(&d.Kafka.Topic))},
-		{Path: "key", Value: settings.One("ordering_key", settings.ParseChoice(kafkapost.KeyOrdering, kafkapost.KeyIdempotency), settings.To(&d.Kafka.Key))},
-		{Path: "sasl", Value: settings.One("scram-sha-512", settings.ParseChoice(kafkapost.Plain, kafkapost.ScramSHA256, kafkapost.ScramSHA512), settings.To(&d.Kafka.Mechanism))},
+		{Path: "key", Value: settings.One("ordering_key", settings.ParseChoice(relay.KafkaKeyOrdering, relay.KafkaKeyIdempotency), settings.To(&d.Kafka.Key))},
+		{Path: "sasl", Value: settings.One("scram-sha-512", settings.ParseChoice(relay.KafkaPlain, relay.KafkaScramSHA256, relay.KafkaScramSHA512), settings.To(&d.Kafka.Mechanism))},
 	}
 }
 

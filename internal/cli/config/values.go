@@ -8,10 +8,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay"
+
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // optional returns a parser that accepts an empty text, too: the zero value.
@@ -49,7 +50,7 @@ func WithoutQuery(raw string) string {
 // withoutUser shows a proxy without its credential.
 func withoutUser(raw string) string {
 	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" && raw != post.NoProxy {
+	if err != nil || u.Host == "" && raw != relay.NoProxy {
 		return settings.Mask
 	}
 	if u.User != nil {

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/relay"
+
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay/natspost"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // bindTLS reads the files of a destination's TLS settings. TLS settings of its own beside a URL without TLS are a mistake: the
@@ -17,7 +17,7 @@ import (
 func (c *Config) bindTLS(path string, d *destination) {
 	t := &d.Wire.TLS
 	if scheme, secure := withoutTLS(d.URL); secure != "" {
-		*t = post.TLS{}
+		*t = relay.TLS{}
 		for _, key := range []string{"ca_file", "cert_file", "key_file", "min_version", "server_name"} {
 			if c.Own(path + ".tls." + key) {
 				c.ProblemAt(path+".tls."+key, "has no effect, as the url begins with "+scheme+"://; write "+secure+"://, or remove tls")
@@ -134,10 +134,10 @@ func (c *Config) bindBroker(path string, d *destination) {
 		}, whole)
 	}
 	if d.credentialsFile != "" {
-		d.NATS.Credentials = follow(".credentials_file", d.credentialsFile, natspost.CheckCredentials)
+		d.NATS.Credentials = follow(".credentials_file", d.credentialsFile, relay.CheckNATSCredentials)
 	}
 	if d.seedFile != "" {
-		d.NATS.Seed = follow(".nkey_file", d.seedFile, natspost.CheckSeed)
+		d.NATS.Seed = follow(".nkey_file", d.seedFile, relay.CheckNATSSeed)
 	}
 }
 

@@ -14,10 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay"
+
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // certificate makes a certificate that signs itself, and its key, in PEM format.
@@ -188,7 +189,7 @@ destinations:
 	if len(got) != len(want) {
 		t.Errorf("credentials: %q", got)
 	}
-	i := slices.IndexFunc(c.Relay.Destinations, func(d post.Destination) bool { return d.Name == "token_file" })
+	i := slices.IndexFunc(c.Relay.Destinations, func(d relay.Destination) bool { return d.Name == "token_file" })
 	follow := c.Relay.Destinations[i].Wire.Authorization
 	writeFile(t, token, "two\n")
 	if value := follow(); value != "Bearer two" {

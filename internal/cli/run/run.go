@@ -11,7 +11,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Command is the command run.
@@ -121,10 +120,10 @@ func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader) error {
 const startingTakes = 5 * time.Second
 
 // hosts names each destination with the host it leads to; the rest of a URL may hold a token.
-func hosts(destinations []post.Destination) []string {
+func hosts(destinations []relay.Destination) []string {
 	var all []string
 	for _, d := range destinations {
-		if u, err := post.ParseURL(d.URL); err == nil {
+		if u, err := relay.ParseURL(d.URL); err == nil {
 			all = append(all, d.Name+"="+u.Host)
 		}
 	}

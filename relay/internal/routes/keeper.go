@@ -9,8 +9,8 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A Keeper keeps the stored routes for one relay. It is not safe for concurrent use: a relay synchronises its routes in one

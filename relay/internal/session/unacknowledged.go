@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // Unacknowledged finds the claims that the database made without this relay having learned of them: one goroutine claims,

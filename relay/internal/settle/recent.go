@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // The relay's statements do not wait for the disk, so a crash of the server undoes the last of them: by default those of

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // A Keeper marks what waits behind heads, and releases what waits behind a head no longer. Found, Tick and Sweep are safe for concurrent use.

@@ -1,0 +1,280 @@
+package intake
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pressly/goose/v3"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// The migration applied, reverted and applied again to an outbox that is in use, between transactions that are open.
+func TestUpDownUp(t *testing.T) {
+	t.Parallel()
+	r := &room{relaytest.New(t, "default", "other"), nil}
+	r.pool = relayPool(t, r.DSN)
+	db, err := sql.Open("pgx", r.DSN)
+	relaytest.Must(t, err)
+	defer db.Close()
+	runner, err := goose.NewProvider(goose.DialectPostgres, db, os.DirFS("../../../migrations/outbox"), goose.WithTableName("outbox_schema_version"),
+		goose.WithDisableGlobalRegistry(true), goose.WithLogger(goose.NopLogger()))
+	relaytest.Must(t, err)
+	const byTrigger = 12 // when the trigger made deliveries
+	_, err = runner.DownTo(t.Context(), byTrigger)
+	relaytest.Must(t, err)
+	files := func() string {
+		return relaytest.Row[string](r.Database, `SELECT string_agg(relname || relfilenode, ' ' ORDER BY relname) FROM pg_class
+			WHERE oid = 'outbox'::regclass OR relname IN ('outbox_pkey', 'outbox_idempotency_key_is_unique')`)
+	}
+	schema := func() string {
+		return relaytest.Row[string](r.Database, `SELECT string_agg(x, E'\n' ORDER BY x) FROM (
+			SELECT 'column ' || attname || format_type(atttypid, atttypmod) || attnotnull || coalesce(c.collname, '') || coalesce(pg_get_expr(adbin, adrelid), '')
+			FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum LEFT JOIN pg_collation c ON c.oid = attcollation
+			WHERE attrelid = 'outbox'::regclass AND NOT attisdropped
+			UNION ALL SELECT 'trigger ' || pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'outbox'::regclass
+			UNION ALL SELECT 'index ' || indexdef FROM pg_indexes WHERE tablename LIKE 'outbox%'
+			UNION ALL SELECT 'function ' || oid::regprocedure || coalesce(proacl::text, '') FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+			UNION ALL SELECT 'rule ' || conname FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+			UNION ALL SELECT 'table ' || relname || coalesce((SELECT string_agg(a::text, ' ') FROM aclexplode(relacl) a WHERE a.grantee <> relowner), '') FROM pg_class
+			WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'S')) s (x)`)
+	}
+
+	r.Fill(500, 60)
+	r.Exec(insertKeyed, "a key that a rule would refuse later "+strings.Repeat("x", 200), "k")
+	r.Exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id % 50 = 1 AND status = 'pending'`)
+	before, first := files(), schema()
+	deliveries := func() []string {
+		return relaytest.Rows[string](r.Database, `SELECT d::text FROM outbox_delivery d WHERE event_id <= 501 ORDER BY event_id, destination`)
+	}
+	rows := deliveries()
+	beside := r.Begin() // has not written to the outbox: the migration does not wait for it
+	_, err = beside.Exec(t.Context(), `SELECT pg_current_xact_id()`)
+	relaytest.Must(t, err)
+
+	_, err = runner.Up(t.Context())
+	relaytest.Must(t, err)
+	second := schema()
+	if files() != before {
+		t.Errorf("the table or an index was written again: %s, before %s", files(), before)
+	}
+	relaytest.Must(t, CheckOrigin(t.Context(), r.pool))
+	r.find(1, Nothing)
+	_, err = beside.Exec(t.Context(), insertOne, "beside")
+	relaytest.Must(t, err)
+	r.Exec(insertOne, "after")
+	r.wantRules()
+	half := r.wantTaken(1, "after") // goes to two destinations, is settled at one
+	s := settlement(1, half, half.Events)
+	s.Ranges[0].Ended = false
+	_, err = SettleRanges(t.Context(), r.pool, s)
+	relaytest.Must(t, err)
+	relaytest.Must(t, beside.Commit(t.Context()))
+	r.settle(1, r.wantTaken(1, "beside")) // has both
+	r.Exec(insertKeyed, "not taken", "k")
+	r.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', 'x' || i FROM generate_series(1, 50) i`)
+
+	_, err = runner.DownTo(t.Context(), byTrigger)
+	relaytest.Must(t, err)
+	if files() != before || schema() != first {
+		t.Errorf("after Down: files %s, before %s; the schema is\n%s\nand was\n%s", files(), before, schema(), first)
+	}
+	if got := deliveries(); !slices.Equal(got, rows) {
+		t.Error("deliveries from before have changed")
+	}
+	got := relaytest.Rows[string](r.Database, `SELECT e.idempotency_key || ' ' || string_agg(d.destination || ' ' || d.status, ', ' ORDER BY d.destination)
+		FROM outbox e JOIN outbox_delivery d ON d.event_id = e.id WHERE e.idempotency_key IN ('beside', 'after', 'not taken') GROUP BY e.id ORDER BY e.id`)
+	if want := []string{"beside default delivered, other pending", "after default delivered, other pending", "not taken default pending, other pending"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	r.Exec(insertOne, "by trigger")
+	if n := relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox e WHERE 2 <> (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = e.id)`); n != 0 {
+		t.Errorf("%d events do not have two deliveries", n)
+	}
+
+	_, err = runner.Up(t.Context())
+	relaytest.Must(t, err)
+	if schema() != second {
+		t.Errorf("the second Up makes\n%s\nthe first one made\n%s", schema(), second)
+	}
+	r.find(1, Nothing)
+	r.Exec(insertOne, "again")
+	r.wantTaken(1, "again")
+}
+
+// The domains refuse what the trigger refused, by the same names.
+func (r *room) wantRules() {
+	r.Helper()
+	for rule, values := range map[string]string{RuleType: `'a b', 'x'`, RuleKey: `'t', ' x'`} {
+		_, err := r.Pool.Exec(r.Context(), `INSERT INTO outbox (event_type, idempotency_key, payload) VALUES (`+values+`, '{}')`)
+		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != "23514" || e.ConstraintName != rule {
+			r.Errorf("%s: %v", values, err)
+		}
+	}
+	if _, err := r.Pool.Exec(r.Context(), `UPDATE outbox SET payload = '1'`); err == nil || !strings.Contains(err.Error(), "immutable") {
+		r.Errorf("an event was changed: %v", err)
+	}
+}
+
+// Events restored on another server have transaction ids that say nothing there. The guard refuses, and Rebase makes all of them pending or
+// leaves them settled, whatever is inserted meanwhile.
+func TestForeignIDs(t *testing.T) {
+	t.Parallel()
+	for name, shift := range map[string]int64{"from the future": 1_000_000, "from the past": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRoom(t)
+			r.Route("other")
+			relaytest.Must(t, CheckOrigin(t.Context(), r.pool))
+			for i, key := range []string{"settled", "half", "in hand", "untaken"} {
+				r.Exec(insertKeyed, key, "k")
+				if i < 3 {
+					got := r.take(1, usual)
+					s := settlement(1, got, got.Events[:min(2-i, 1)])
+					s.Ranges[0].Ended = i == 0
+					if i == 0 {
+						other := s.Deliveries[0]
+						other.Destination = "other"
+						s.Deliveries = append(s.Deliveries, other)
+					}
+					_, err := SettleRanges(t.Context(), r.pool, s)
+					relaytest.Must(t, err)
+				}
+			}
+			r.Exec(`CREATE FUNCTION shifted(s pg_snapshot, by bigint) RETURNS text LANGUAGE sql AS $$
+				SELECT (pg_snapshot_xmin(s)::text::bigint + by) || ':' || (pg_snapshot_xmax(s)::text::bigint + by) || ':' ||
+					coalesce((SELECT string_agg((x::text::bigint + by)::text, ',' ORDER BY x) FROM pg_snapshot_xip(s) x), '') $$`)
+			// As restored from a server whose counter is ahead: all ids are shifted.
+			r.Exec(fmt.Sprintf(`UPDATE outbox SET xid = (xid::text::bigint + %[1]d)::text::xid8;
+				UPDATE outbox_range SET base = (shifted(base, %[1]d))::pg_snapshot, target = (shifted(target, %[1]d))::pg_snapshot;
+				UPDATE outbox_intake SET system_identifier = system_identifier - 1`, shift))
+			open := r.Begin()
+			_, err := open.Exec(t.Context(), insertOne, "open")
+			relaytest.Must(t, err)
+			r.Exec(insertOne, "before")
+
+			foreign, ok := errors.AsType[*ForeignError](CheckOrigin(t.Context(), r.pool))
+			if !ok || foreign.IsFailover() || foreign.Future != (shift > 0) || !strings.Contains(foreign.Error(), "system identifier") {
+				t.Fatalf("%+v", foreign)
+			}
+			if err := AcceptTimeline(t.Context(), r.pool, foreign); err == nil {
+				t.Error("accepted as a failover")
+			}
+			n, err := Rebase(t.Context(), r.pool, foreign.Found, 2)
+			relaytest.Must(t, err)
+			if n != 7 { // half's other, in hand, untaken, before
+				t.Errorf("%d deliveries were made", n)
+			}
+			relaytest.Must(t, CheckOrigin(t.Context(), r.pool))
+			r.find(2, Nothing)
+			if n := relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox e WHERE NOT pg_visible_in_snapshot(e.xid,
+				(SELECT target FROM outbox_range ORDER BY seq DESC LIMIT 1))`); n != 0 {
+				t.Errorf("%d events would be taken some day", n)
+			}
+			relaytest.Must(t, open.Commit(t.Context()))
+			r.Exec(insertOne, "after")
+			r.wantTaken(2, "open after")
+			got := relaytest.Rows[string](r.Database, `SELECT e.idempotency_key || ' ' || string_agg(d.destination || ' ' || d.status, ', ' ORDER BY d.destination)
+				FROM outbox e JOIN outbox_delivery d ON d.event_id = e.id GROUP BY e.id ORDER BY e.id`)
+			if want := []string{
+				"settled default delivered, other delivered", "half default delivered, other pending", "in hand default pending, other pending",
+				"untaken default pending, other pending", "before default pending, other pending",
+			}; !slices.Equal(got, want) {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}
+
+// A real dump, restored on another server.
+func TestRestoredDump(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(insertMany, "e", 20)
+	r.take(1, Terms{Events: 5, Bytes: 1 << 20})
+	there := pgtest.Start(t, localpg.Options{})
+	dump, restore := pgtest.Program(t, "pg_dump"), pgtest.Program(t, "psql")
+	file := t.TempDir() + "/dump.sql"
+	run(t, dump, "-f", file, "-d", r.DSN)
+	run(t, restore, "-q", "-X", "-v", "ON_ERROR_STOP=1", "-f", file, "-d", there.DSN(""))
+	pool := relayPool(t, there.DSN(""))
+	err := CheckOrigin(t.Context(), pool)
+	foreign, ok := errors.AsType[*ForeignError](err)
+	if !ok || foreign.IsFailover() {
+		t.Fatal(err)
+	}
+	n, err := Rebase(t.Context(), pool, foreign.Found, 7)
+	relaytest.Must(t, err)
+	relaytest.Must(t, CheckOrigin(t.Context(), pool))
+	_, err = pool.Exec(t.Context(), insertOne, "there")
+	relaytest.Must(t, err)
+	got, err := TakeRange(t.Context(), pool, 1, usual, false)
+	relaytest.Must(t, err)
+	if n != 20 || keys(got.Events) != "there" {
+		t.Errorf("%d deliveries; took %q", n, keys(got.Events))
+	}
+}
+
+// A promoted standby has another timeline, and ids that continue.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(insertOne, "a")
+	r.settle(1, r.take(1, usual))
+	r.Exec(`UPDATE outbox_intake SET timeline = 7`)
+	foreign, ok := errors.AsType[*ForeignError](CheckOrigin(t.Context(), r.pool))
+	if !ok || !foreign.IsFailover() || !strings.Contains(foreign.Error(), "the timeline is 1, recorded is 7") {
+		t.Fatalf("%+v", foreign)
+	}
+	relaytest.Must(t, AcceptTimeline(t.Context(), r.pool, foreign))
+	relaytest.Must(t, CheckOrigin(t.Context(), r.pool))
+	r.Exec(insertOne, "b")
+	r.wantTaken(1, "b")
+}
+
+// savepoints runs each query after a savepoint, to which a failed one returns, as if the transaction were a connection.
+type savepoints struct{ pgx.Tx }
+
+func (s savepoints) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if _, err := s.Exec(ctx, `ROLLBACK TO s`); err != nil {
+		panic(err)
+	}
+	return s.Tx.QueryRow(ctx, sql, args...)
+}
+
+// A server that does not show its control file, and an outbox before the switch.
+func TestCheckOriginUnknown(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(`GRANT USAGE ON SCHEMA public TO pg_read_all_data; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
+	relaytest.Must(t, pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SET LOCAL ROLE pg_read_all_data; SAVEPOINT s`); err != nil {
+			return err
+		}
+		return CheckOrigin(t.Context(), savepoints{tx})
+	}))
+	r.Exec(`UPDATE outbox_intake SET system_identifier = 0, timeline = 0`)
+	relaytest.Must(t, CheckOrigin(t.Context(), r.pool))
+	r.Exec(`DELETE FROM outbox_intake`)
+	if err := CheckOrigin(t.Context(), r.pool); !errors.Is(err, ErrNoIntake) {
+		t.Error(err)
+	}
+}
+
+func run(t *testing.T, program string, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", program, err, out)
+	}
+}

@@ -1,0 +1,90 @@
+package intake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+)
+
+// IS TRUE keeps IN from becoming a join, for which the relay's sessions allow nested loops alone: the hashes of all open ranges
+// are put into a table in memory once.
+const selectBlockedKeys = `
+SELECT 0, 'lost' WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $6::bigint AND r.relay = $1::int)
+UNION ALL
+SELECT k.number, 'hand' FROM (
+    SELECT w.number, hashtext(w.key) AS hash FROM unnest($3::text[]) WITH ORDINALITY AS w (key, number)) k
+WHERE (k.hash IN (
+    SELECT unnest(o.keys) FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+        SELECT r.keys FROM outbox_range r
+        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND r.relay <> $1 AND r.keys IS NOT NULL OFFSET 0) o)) IS TRUE
+UNION ALL
+SELECT w.number, 'row' FROM unnest($3, $4::text[], $5::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
+CROSS JOIN LATERAL (
+    (SELECT FROM outbox_delivery d WHERE d.destination = w.destination AND d.ordering_key = w.key AND d.status = 'pending'
+     ORDER BY d.event_id LIMIT 1)
+    UNION ALL
+    (SELECT FROM outbox_delivery d WHERE NOT w.skips AND d.destination = w.destination AND d.ordering_key = w.key AND d.status = 'failed'
+     ORDER BY d.event_id LIMIT 1)
+    UNION ALL
+    (SELECT FROM outbox_destination s CROSS JOIN LATERAL (
+        SELECT FROM outbox_delivery d WHERE d.destination = (SELECT '') AND d.ordering_key = w.key AND d.status = 'pending' AND d.event_id > s.parked_after
+        ORDER BY d.event_id LIMIT 1) p
+     WHERE s.destination = w.destination AND s.parked_after IS NOT NULL)
+    LIMIT 1) d`
+
+// ErrLost says that a range is not this relay's any more: a crash of the server has undone the take, or another relay has taken it over.
+var ErrLost = errors.New("the range is not this relay's any more")
+
+// FindBlockedKeys says of each key of a range why it may not be sent now. A key that is in hand elsewhere must be asked about again
+// before it is sent: its range may end with a pending row. The error is [ErrLost] if a crash of the server has undone the take: it may
+// have undone those before it too, and then nothing shows what comes first.
+func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of Hold, keys []Key) (blocked []Blocked, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	names, destinations, skips := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys))
+	for i, k := range keys {
+		names[i], destinations[i], skips[i] = k.Key, k.Destination, k.SkipsFailed
+	}
+	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence)
+	if err != nil {
+		return nil, fmt.Errorf("find blocked keys: %w", err)
+	}
+	blocked = make([]Blocked, len(keys))
+	lost := false
+	var number int
+	var why string
+	if _, err := pgx.ForEachRow(rows, []any{&number, &why}, func() error {
+		switch why {
+		case "lost":
+			lost = true
+		case "hand":
+			blocked[number-1].InHand = true
+		default:
+			blocked[number-1].ByRow = true
+		}
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("find blocked keys: %w", err)
+	}
+	if lost {
+		return nil, fmt.Errorf("find blocked keys: %w", ErrLost)
+	}
+	return blocked, nil
+}
+
+// A Key is an ordering key at one destination.
+type Key struct {
+	Key, Destination string
+	// SkipsFailed says that at this destination a failed delivery blocks nothing.
+	SkipsFailed bool
+}
+
+// Blocked says why a key has to wait.
+type Blocked struct {
+	InHand bool // another relay has an event of it in an open range before this one, or one of another key with the same hash
+	ByRow  bool // a pending or failed row of it comes first: what follows becomes pending too
+}

@@ -1,0 +1,137 @@
+package intake
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+)
+
+// held are the ranges that are still this relay's. They are locked, so that no rescue comes in between.
+const settleRanges = `
+WITH held AS MATERIALIZED (
+    SELECT r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[]) AS w (seq, fence) CROSS JOIN LATERAL (
+        SELECT o.seq, o.fence FROM outbox_range o
+        WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE) r
+), ended AS (
+    UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT h.seq FROM held h WHERE h.seq = ANY ($4::bigint[])))
+), written AS (
+    INSERT INTO outbox_delivery (event_id, destination, status, claim, attempts, next_attempt_at, delivered_at, last_attempt_at,
+        last_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues)
+    SELECT s.event_id, s.destination, s.status, h.fence, s.attempts, now() + make_interval(secs => s.wait),
+           CASE WHEN s.status = 'delivered' THEN now() END, now() - make_interval(secs => s.since),
+           s.code, s.reason, s.error, s.ordering_key, s.bytes, s.not_after, s.blocked_by,
+           CASE WHEN s.lease IS NOT NULL THEN $1 END, now() + make_interval(secs => s.lease), s.rescues
+    FROM unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::int[], $10::float8[], $11::float8[], $12::smallint[],
+                $13::text[], $14::text[], $15::text[], $16::int[], $17::timestamptz[], $18::bigint[], $19::float8[], $20::smallint[])
+        AS s (seq, event_id, destination, status, attempts, wait, since, code, reason, error, ordering_key, bytes, not_after, blocked_by, lease, rescues)
+    CROSS JOIN LATERAL (SELECT h.fence FROM held h WHERE h.seq = s.seq LIMIT 1) h
+    ON CONFLICT DO NOTHING
+    RETURNING event_id, destination
+)
+SELECT 'lost', w.seq, '' FROM unnest($2) AS w (seq) WHERE NOT EXISTS (SELECT FROM held h WHERE h.seq = w.seq)
+UNION ALL
+(SELECT 'written', event_id, destination FROM written)`
+
+// SettleRanges writes deliveries whose outcome is known, each once, and ends the ranges that have no others. It is one transaction, or
+// part of the caller's, and its order of locks is that of the ranges given. What belongs to a range that is no longer this
+// relay's is not written.
+func SettleRanges(ctx context.Context, db pg.DB, s Settlement) (done Settled, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	rows, err := db.Query(ctx, settleRanges, s.arguments()...)
+	if err == nil {
+		done, err = s.read(rows)
+	}
+	if err != nil {
+		return Settled{}, fmt.Errorf("settle ranges: %w", err)
+	}
+	return done, nil
+}
+
+// Queue adds the statement of [SettleRanges] to a batch, which sets done when it is sent.
+func (s *Settlement) Queue(batch *pgx.Batch, done *Settled) {
+	batch.Queue(settleRanges, s.arguments()...).Query(func(rows pgx.Rows) (err error) {
+		*done, err = s.read(rows)
+		return err
+	})
+}
+
+func (s *Settlement) read(rows pgx.Rows) (done Settled, err error) {
+	var what, destination string
+	var number int64
+	lost, written := map[int64]bool{}, map[target]bool{}
+	if _, err := pgx.ForEachRow(rows, []any{&what, &number, &destination}, func() error {
+		if what == "lost" {
+			lost[number] = true
+		} else {
+			written[target{number, destination}] = true
+		}
+		return nil
+	}); err != nil {
+		return Settled{}, err
+	}
+	for _, h := range s.Ranges {
+		if lost[h.Seq] {
+			done.Lost = append(done.Lost, h.Seq)
+		}
+	}
+	for i := range s.Deliveries {
+		d := &s.Deliveries[i]
+		if key := (target{d.EventID, d.Destination}); !lost[d.Seq] && !written[key] {
+			done.Existing = append(done.Existing, i)
+		} else {
+			delete(written, key) // the same delivery given twice is written once
+		}
+	}
+	return done, nil
+}
+
+type target struct {
+	event       int64
+	destination string
+}
+
+func (s *Settlement) arguments() []any {
+	var ranges, fences []int64
+	ended := []int64{}
+	for _, h := range s.Ranges {
+		ranges, fences = append(ranges, h.Seq), append(fences, h.Fence)
+		if h.Ended {
+			ended = append(ended, h.Seq)
+		}
+	}
+	n := len(s.Deliveries)
+	seqs, events, destinations, statuses := make([]int64, n), make([]int64, n), make([]string, n), make([]string, n)
+	attempts, waits, since, codes := make([]int32, n), make([]float64, n), make([]*float64, n), make([]*int16, n)
+	reasons, errors, keys, sizes := make([]*string, n), make([]*string, n), make([]*string, n), make([]int32, n)
+	notAfter, blocked, leases, rescues := make([]*time.Time, n), make([]*int64, n), make([]*float64, n), make([]int16, n)
+	for i := range s.Deliveries {
+		d := &s.Deliveries[i]
+		seqs[i], events[i], destinations[i], statuses[i] = d.Seq, d.EventID, d.Destination, string(d.Status)
+		attempts[i], waits[i], codes[i], reasons[i], errors[i] = int32(d.Attempts), d.Wait.Seconds(), set(d.Code), set(d.Reason), set(d.Error)
+		if d.Attempts > 0 {
+			since[i] = new(d.Since.Seconds())
+		}
+		keys[i], sizes[i], blocked[i] = d.OrderingKey, int32(d.PayloadBytes), set(d.BlockedBy)
+		if !d.NotAfter.IsZero() {
+			notAfter[i] = &d.NotAfter
+		}
+		leases[i], rescues[i] = set(d.Lease.Seconds()), int16(d.Rescues)
+	}
+	return []any{
+		s.Relay, ranges, fences, ended, seqs, events, destinations, statuses, attempts, waits, since, codes, reasons, errors, keys, sizes,
+		notAfter, blocked, leases, rescues,
+	}
+}
+
+// set returns a pointer to a value that is set, for a column that is null otherwise.
+func set[T comparable](value T) *T {
+	if zero := *new(T); value == zero {
+		return nil
+	}
+	return &value
+}
