@@ -36,7 +36,7 @@ server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
 # The other modules. A program that imports consumer alone does not inherit their dependencies, and ./... does not enter them.
-modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod))
+modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod relay/internal/*/go.mod))
 
 # go.work is for editors. What is built and tested here has the versions of each module's own go.mod.
 export GOWORK := off
