@@ -25,7 +25,7 @@ type Flow struct {
 	down      bool          // fewer at once are being tried
 
 	found    float64 // requests a second, as found; 0: no receiver's 429 has asked for it
-	seeking  bool    // no ceiling is known well enough: double
+	ceiling  float64 // what the receiver accepted in a second when the rate was last cut; 0: not known
 	cut      time.Time
 	grown    time.Time
 	waited   time.Time // when a request last had to wait for its turn
@@ -39,13 +39,12 @@ type Flow struct {
 }
 
 const (
-	cutPause   = time.Second // between two cuts of the rate: what was on its way is answered meanwhile
-	forgetRate = time.Minute // without a 429 and without waiting, after which the found rate is dropped
-	// unknownAfter is when a ceiling that was not met again is no longer believed. At 2 % a second it would be met in ten.
-	unknownAfter = 30 * time.Second
-	growEvery    = 100 * time.Millisecond // at most
-	easyLatency  = 100 * time.Millisecond // below which answers are not called slow
-	roundTime    = 250 * time.Millisecond // the shortest round of slow answers
+	cutPause    = time.Second            // between two cuts of the rate: what was on its way is answered meanwhile
+	forgetRate  = time.Minute            // without a 429 and without waiting, after which the found rate is dropped
+	fewAnswers  = 8                      // a second: too few to know a rate by
+	growEvery   = 100 * time.Millisecond // at most
+	easyLatency = 100 * time.Millisecond // below which answers are not called slow
+	slowRound   = 250 * time.Millisecond // the shortest round of slow answers
 	// maxClosed bounds for how long one answer closes a lane. It may be about its own event alone, or a mistake.
 	maxClosed = time.Minute
 	rampEvery = 200 * time.Millisecond // between two doublings after the lane has reopened
@@ -110,25 +109,24 @@ func (f *Flow) Wait(now time.Time) time.Duration {
 // Answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0: it did not.
 func (f *Flow) Answered(now time.Time, reason Reason, took, retryAfter time.Duration) {
 	f.takes += (took - f.takes) / 8
-	f.refusals.record(now, reason)
+	f.refusals.record(now, reason, took, f.found != 0)
 	stopped := f.refusals.stopped(now)
 	if retryAfter > 0 && stopped {
 		defer f.Close(now, min(retryAfter, maxClosed))
 	}
 	switch reason {
 	case ReasonRateLimited:
-		f.assessCut(now, took, true)
 		switch {
 		case retryAfter > 0 && f.ramp == 1 && !now.Before(f.Reopens):
 			// Refused after a rest, and alone: a rate is not what it is about.
 			f.setRate(now, 0)
 		case !stopped || retryAfter <= time.Second: // asked for more, what was accepted in the last second says nothing
-			f.tooMany(now, stopped)
+			f.adaptRate(now)
 		}
 	case ReasonUnavailable, ReasonTimeout:
 		f.slowDown(now, max(took, growEvery), 0.7)
 	case ReasonOK:
-		f.assessCut(now, took, false)
+		f.adaptRate(now)
 		f.growRate(now)
 		if f.ramp == 0 {
 			f.growConcurrency(now, took)
@@ -148,50 +146,65 @@ func (f *Flow) Close(now time.Time, wait time.Duration) {
 	f.ramp, f.Ramped = 1, f.Reopens
 }
 
-// tooMany cuts the rate to below what the receiver has just accepted, if it refuses more than is tolerated. stopped: it refuses
-// everything. The next cut waits until the effect of this one is known.
-func (f *Flow) tooMany(now time.Time, stopped bool) {
-	r := &f.refusals
-	if now.Sub(f.cut) < cutPause || !stopped && (r.trying(now) || !r.exceed(now, f.found != 0)) {
-		return
+// adaptRate cuts the rate when the receiver refuses more than is tolerated. Where a cut made no difference, the rate returns, and
+// such a share is tolerated.
+func (f *Flow) adaptRate(now time.Time) {
+	r, paced := &f.refusals, f.found != 0
+	if r.before > 0 {
+		ended, same := r.assess(now)
+		if !ended {
+			return
+		}
+		if same {
+			f.ceiling, f.grown = 0, now
+			r.begin(now)
+		}
 	}
-	seen := r.accepted.perSecond(now)
-	if _, responses := r.share(now); f.found == 0 && responses < fewAnswers {
-		f.slowDown(now, cutPause, 0.7)
-		return
-	}
-	ceiling := max(1, seen)
-	f.seeking = f.found == 0 || seen == 0
-	if f.found != 0 {
-		ceiling = min(f.found, max(seen, f.found/2))
-	}
-	f.cut, f.grown, f.waited = now, now, now
-	before := f.found
-	f.setRate(now, max(0.85*ceiling, 0.1))
-	r.cut = cutTrial{}
-	if f.found <= seen { // or more would be refused after the cut, too
-		r.try(now, before)
+	switch {
+	case r.overLimit(now, paced):
+		if now.Sub(f.cut) >= cutPause { // the effect of the last cut is known
+			f.cutRate(now)
+		}
+	case r.complete(now, paced):
+		r.begin(now)
 	}
 }
 
-// assessCut takes the last cut of the rate back if as large a share was refused after it.
-func (f *Flow) assessCut(now time.Time, took time.Duration, refused bool) {
-	if before := f.refusals.cut.rate; f.refusals.assess(now, took, refused) {
-		f.grown, f.seeking = now, true
-		f.setRate(now, before)
+// cutRate cuts the rate to below what the receiver accepts, and begins a trial of that.
+func (f *Flow) cutRate(now time.Time) {
+	r := &f.refusals
+	sent, accepted := f.found, r.perSecond(now, r.accepted)
+	f.ceiling = min(sent, max(0.85*sent, accepted))
+	if f.found == 0 {
+		if sent = r.perSecond(now, r.answers()); sent < fewAnswers && r.share() <= maxBackground {
+			f.slowDown(now, cutPause, 0.7)
+			return
+		}
+		f.ceiling = max(1, accepted)
 	}
+	next := max(0.85*f.ceiling, 0.1)
+	if f.found == 0 || accepted == 0 {
+		f.ceiling = 0
+	}
+	f.cut, f.grown, f.waited = now, now, now
+	f.setRate(now, next)
+	r.try(now, next/sent)
 }
 
 // setRate changes the rate that was found; 0: none.
 func (f *Flow) setRate(now time.Time, found float64) {
-	f.found = found
+	if f.found = found; found == 0 {
+		f.refusals.begin(now)
+		f.refusals.background = 0
+	}
 	f.setBucket(now)
 }
 
-// growRate adds 2 % a second. It doubles while no ceiling is known, or has been met for long.
+// growRate adds 2 % a second, more above the last ceiling, and doubles the rate in a second where none is known. One answer adds
+// little: at a low rate it takes many to see a refusal.
 func (f *Flow) growRate(now time.Time) {
 	elapsed := now.Sub(f.grown).Seconds()
-	if f.found == 0 || elapsed < growEvery.Seconds() || f.refusals.trying(now) {
+	if f.found == 0 || elapsed < growEvery.Seconds() {
 		return
 	}
 	// A rate of less than one a second is waited for less often than once a second.
@@ -201,13 +214,15 @@ func (f *Flow) growRate(now time.Time) {
 		}
 		return
 	}
-	elapsed = min(elapsed, max(1, 1/f.found))
-	if f.seeking || now.Sub(f.cut) > unknownAfter {
-		f.found *= math.Pow(2, elapsed)
-	} else {
-		f.found *= 1 + 0.02*elapsed
-	}
 	f.grown = now
+	if f.refusals.before > 0 || f.refusals.atLimit(true) {
+		return
+	}
+	doublings := min(elapsed, 0.5)
+	if f.ceiling > 0 {
+		doublings = min(1, 0.03*max(1, math.Pow(f.found/f.ceiling, 4))) * min(elapsed, 0.25)
+	}
+	f.found *= math.Pow(2, doublings)
 	f.setBucket(now)
 }
 
@@ -233,7 +248,7 @@ func (f *Flow) growConcurrency(now time.Time, took time.Duration) {
 	limit := f.Concurrency()
 	average := f.latency / time.Duration(f.answers)
 	slow := average > easyLatency
-	if f.answers < limit || slow && now.Sub(f.round) < roundTime {
+	if f.answers < limit || slow && now.Sub(f.round) < slowRound {
 		return
 	}
 	perSecond := float64(f.answers) / max(now.Sub(f.round), time.Millisecond).Seconds()
@@ -281,42 +296,6 @@ func (f *Flow) Configure(now time.Time, most int, configured float64) {
 	f.most, f.configured = most, configured
 	f.AtOnce = min(f.AtOnce, float64(most))
 	f.setBucket(now)
-}
-
-// A counter counts what happened within the last second, in tenths: ten whole ones, and the one that is not over yet.
-type counter struct {
-	counts [11]int
-	begun  time.Time // what the tenths are counted from: a clock that is set must not stop them
-	last   int64     // number of the newest tenth
-}
-
-func (c *counter) advance(now time.Time) int64 {
-	tenth := now.Sub(c.begun).Milliseconds() / 100
-	if c.begun.IsZero() || tenth < c.last {
-		c.begun, tenth = now, 0
-		c.counts, c.last = [11]int{}, 0
-	}
-	if tenth-c.last >= int64(len(c.counts)) {
-		c.counts, c.last = [11]int{}, tenth
-	}
-	for c.last < tenth {
-		c.last++
-		c.counts[c.last%int64(len(c.counts))] = 0
-	}
-	return tenth
-}
-
-func (c *counter) add(now time.Time) {
-	c.counts[c.advance(now)%int64(len(c.counts))]++
-}
-
-func (c *counter) perSecond(now time.Time) float64 {
-	c.advance(now)
-	sum := 0
-	for _, n := range c.counts {
-		sum += n
-	}
-	return float64(sum)
 }
 
 // Throughput is a moving average of deliveries per second.

@@ -287,22 +287,6 @@ func TestFlowWaitsAndFindsTheRate(t *testing.T) {
 	}
 }
 
-// A clock that is put back does not make the counter add up what happened since.
-func TestCounterOutlivesAClockThatWasPutBack(t *testing.T) {
-	t.Parallel()
-	var c counter
-	now := time.Unix(1_000_000, 0) // without a monotonic reading
-	c.add(now)
-	now = now.Add(-time.Hour)
-	for range 100 {
-		c.add(now)
-		now = now.Add(100 * time.Millisecond)
-	}
-	if n := c.perSecond(now); n > 11 {
-		t.Errorf("%g in the last second, at ten a second", n)
-	}
-}
-
 // A receiver that takes five seconds to answer still gets the ten requests a second that are allowed.
 func TestRateIsReachedWhenAnswersTakeLong(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,73 @@
+package relay
+
+import (
+	"fmt"
+	"hash/fnv"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// A receiver refuses 6 % of all requests with 429, asks to come back in two seconds, and fails 4 % with 503, for as long as events
+// come. Each key's events arrive once and in order, each key waits for its own refusals alone, and the lane is neither closed nor
+// slowed: no backlog is left.
+func TestOrderHoldsUnderSustainedRefusals(t *testing.T) {
+	t.Parallel()
+	const keys = 40
+	rounds := testsize.Of(12, 4)
+	var mu sync.Mutex
+	accepted := map[string][]string{} // numbers by ordering key
+	refused := map[int]int{}          // requests by status
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		hash := fnv.New32a()
+		fmt.Fprint(hash, r.Number, "/", r.Key)
+		status := http.StatusNoContent
+		switch chance := hash.Sum32() >> 8 % 100; {
+		case chance < 6:
+			status = http.StatusTooManyRequests
+			w.Header().Set("Retry-After", "2")
+		case chance < 10:
+			status = http.StatusServiceUnavailable
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if key, number, _ := strings.Cut(r.Key, "-"); status == http.StatusNoContent {
+			accepted[key] = append(accepted[key], number)
+		} else {
+			refused[status]++
+		}
+		w.WriteHeader(status)
+	})
+	db := relaytest.Covered(t)
+	d := to(rc.URL)
+	d.Retry.Schedule, d.Retry.MaxAttempts = []time.Duration{50 * time.Millisecond}, 20
+	r := start(t, config(db, d))
+	db.Insert(1, "first") // a refusal that is the first answer of all is a stop
+	r.settles(t, policy.Delivered, 1)
+	for round := range rounds {
+		for key := range keys {
+			keyed(db, fmt.Sprint("k", key), 5*round+1, 5*round+5)
+		}
+	}
+	r.settles(t, policy.Delivered, 1+5*keys*rounds)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status <> 'delivered'`); n > 0 {
+		t.Errorf("%d deliveries are left", n)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for key := range keys {
+		name := fmt.Sprint("k", key)
+		if got := strings.Join(accepted[name], " "); got != numbers(1, 5*rounds) {
+			t.Errorf("of %s were accepted %s", name, got)
+		}
+	}
+	if refused[http.StatusTooManyRequests] < 3*keys*rounds/20 || refused[http.StatusServiceUnavailable] == 0 {
+		t.Errorf("refused: %v", refused)
+	}
+}
