@@ -90,6 +90,9 @@ func needsScan(s *settle.Settlement) bool {
 // noteWritten records when a row that was made is due, and that a delivery of an ordering key is settled.
 func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	l := r.lanes.get(s.Destination)
+	if s.Outcome == policy.Hold && l != nil && l.noteLeft() {
+		r.wake.post(policy.CauseBreaker)
+	}
 	if s.Outcome == policy.Hold && s.InHand != nil {
 		if wait := s.InHand.UntilDue(now); wait > 0 {
 			r.wake.retries.Add(now, wait)
