@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
@@ -50,10 +51,11 @@ func TestOneRelayIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := relaytest.Covered(t)
+			db := relaytest.New(t)
 			rc, url := guarded(t)
 			d := to(url + "/events")
 			d.Headers = map[string]string{"Authorization": "Bearer right"}
+			d.Retry.Schedule = []time.Duration{time.Second} // by then, this relay knows
 			a := config(db, d)
 			a.Name = "a"
 			wrong.change(&d)
@@ -70,12 +72,13 @@ func TestOneRelayIsRefused(t *testing.T) {
 				events += n
 				relaytest.Becomes(db, events, delivered)
 			}
-			for range 40 {
+			insert(20)
+			for range 10 {
 				insert(1)
 			}
 			relaytest.Becomes(db, true, `SELECT count(*) = 1 FROM (`+refusedRelays+`) r (who) WHERE who LIKE $1`, "b: %"+wrong.says+"%")
-			insert(500)
-			for range 20 {
+			insert(200)
+			for range 10 {
 				insert(1)
 			}
 			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt WHERE outcome <> 'hold'`); n > wrong.spends {
@@ -109,7 +112,7 @@ func TestOneRelayIsRefused(t *testing.T) {
 // breaker, and the other one spends no attempt to learn that it is still refused.
 func TestAllRelaysAreRefused(t *testing.T) {
 	t.Parallel()
-	db := relaytest.Covered(t)
+	db := relaytest.New(t)
 	_, url := guarded(t)
 	d := to(url + "/events")
 	d.Headers = map[string]string{"Authorization": "Bearer old"}
@@ -143,7 +146,7 @@ func TestAllRelaysAreRefused(t *testing.T) {
 // When the relay that was accepted has gone, the one that is refused holds the destination for all, and it is alerted.
 func TestRefusedRelayIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	db := relaytest.Covered(t)
+	db := relaytest.New(t)
 	_, url := guarded(t)
 	d := to(url + "/events")
 	d.Headers = map[string]string{"Authorization": "Bearer right"}

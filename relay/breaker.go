@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/internal/breaker"
@@ -19,8 +18,6 @@ type breakerKeeper struct {
 	lanes         *lanes
 	settling      context.Context
 	databaseError func(operation string, err error)
-
-	leftAt time.Time // when other relays were last woken for what this one leaves to them
 }
 
 // writeDecisions writes what the breakers of all lanes have decided, and begins trials that are due. It registers when to do so again.
@@ -46,30 +43,7 @@ func (k *breakerKeeper) writeDecisions(agenda *policy.Agenda, now time.Time, ins
 			agenda.At(policy.CauseBreaker, now.Add(max(next.Sub(now), policy.TurnGap))) // not in this turn again
 		}
 	}
-	return k.wakeOthers(agenda, now)
-}
-
-// wakeOthersAfter bounds how often other relays search for what this one leaves to them.
-const wakeOthersAfter = 200 * time.Millisecond
-
-// wakeOthers makes other relays look for the deliveries that lanes have given back which this relay holds alone. They would find them
-// with their next poll.
-func (k *breakerKeeper) wakeOthers(agenda *policy.Agenda, now time.Time) error {
-	if next := k.leftAt.Add(wakeOthersAfter); now.Before(next) {
-		if slices.ContainsFunc(k.lanes.list(), (*lane).leavesSome) {
-			agenda.At(policy.CauseBreaker, next)
-		}
-		return nil
-	}
-	left := false
-	for _, l := range k.lanes.list() {
-		left = l.takeLeft() || left
-	}
-	if !left {
-		return nil
-	}
-	k.leftAt = now
-	return breaker.RequestSweep(k.settling, k.DB)
+	return nil
 }
 
 // View returns what the breaker's keeper needs to know of the lane.

@@ -29,7 +29,6 @@ type outgoing struct {
 	removed    bool      // from the configuration
 	releasedAt time.Time // when outcomes were last written
 	dueSince   time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
-	left       bool      // something was given back that this relay leaves to others
 }
 
 // Bounds of what a lane claims and holds. Counts are deliveries.
@@ -450,26 +449,11 @@ func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn t
 	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now)
 }
 
-// noteLeft notes that a delivery was given back, and reports whether other relays must be woken for it.
-func (o *outgoing) noteLeft() bool {
+// leavesToOthers reports whether other relays deliver what this one gives back.
+func (o *outgoing) leavesToOthers() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.left = o.left || o.breaker.Alone && o.breaker.Holding()
-	return o.left
-}
-
-func (o *outgoing) leavesSome() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.left
-}
-
-// takeLeft reports whether something was given back since the last call that this relay leaves to others.
-func (o *outgoing) takeLeft() (left bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	left, o.left = o.left, false
-	return left
+	return o.removed || o.breaker.Alone && o.breaker.Holding()
 }
 
 func (o *outgoing) changeBreaker(change func(b *policy.Breaker)) {

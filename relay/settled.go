@@ -16,6 +16,10 @@ func (r *Relay) newSettler() *settle.Settler {
 		return instance
 	}
 	s.NeedsRoom = func(destination string) bool { return !r.lanes.get(destination).hasMuchRoom() }
+	s.ForOthers = func(destination string) bool {
+		l := r.lanes.get(destination)
+		return l == nil || l.leavesToOthers()
+	}
 	s.Written, s.Dropped, s.RangeEnded, s.Failed = r.applyWritten, r.applyDropped, r.hands.remove, r.databaseError
 	return s
 }
@@ -90,9 +94,6 @@ func needsScan(s *settle.Settlement) bool {
 // noteWritten records when a row that was made is due, and that a delivery of an ordering key is settled.
 func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	l := r.lanes.get(s.Destination)
-	if s.Outcome == policy.Hold && l != nil && l.noteLeft() {
-		r.wake.post(policy.CauseBreaker)
-	}
 	if s.Outcome == policy.Hold && s.InHand != nil {
 		if wait := s.InHand.UntilDue(now); wait > 0 {
 			r.wake.retries.Add(now, wait)

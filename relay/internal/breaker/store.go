@@ -202,13 +202,3 @@ func CloseBreaker(ctx context.Context, db pg.DB, destination string, instance in
 	}
 	return nil
 }
-
-// RequestSweep makes other relays look for what this one leaves to them.
-func RequestSweep(ctx context.Context, db pg.DB) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := db.Exec(ctx, pg.RequestSweep); err != nil {
-		return fmt.Errorf("wake other relays: %w", err)
-	}
-	return nil
-}
