@@ -1152,7 +1152,9 @@ CREATE TABLE outbox_relay_destination (
     instance integer NOT NULL,
     destination text NOT NULL COLLATE pg_catalog."C",
     settings text DEFAULT ''::text NOT NULL,
-    secrets text DEFAULT ''::text NOT NULL
+    secrets text DEFAULT ''::text NOT NULL,
+    refused_at timestamp with time zone,
+    refused_error text
 );
 
 COMMENT ON TABLE outbox_relay_destination IS 'Which destinations each registered relay delivers to. Pending deliveries of any other destination are unserved.';

@@ -57,8 +57,11 @@ func (o *outgoing) state() LaneState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	s := LaneState{Destination: o.Destination.Name, Concurrency: o.limit(), RateLimit: o.flow.Paced(), Breaker: o.breaker.State.String()}
-	if o.breaker.Holding() {
+	switch {
+	case o.breaker.Holding():
 		s.Concurrency = 0
+	case o.breaker.Alone: // it sends what comes, with one delivery first
+		s.Breaker = policy.BreakerClosed.String()
 	}
 	return s
 }
@@ -444,6 +447,13 @@ func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn t
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now)
+}
+
+// leavesToOthers reports whether other relays deliver what this one gives back.
+func (o *outgoing) leavesToOthers() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.removed || o.breaker.Alone && o.breaker.Holding()
 }
 
 func (o *outgoing) changeBreaker(change func(b *policy.Breaker)) {

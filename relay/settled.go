@@ -16,6 +16,10 @@ func (r *Relay) newSettler() *settle.Settler {
 		return instance
 	}
 	s.NeedsRoom = func(destination string) bool { return !r.lanes.get(destination).hasMuchRoom() }
+	s.ForOthers = func(destination string) bool {
+		l := r.lanes.get(destination)
+		return l == nil || l.leavesToOthers()
+	}
 	s.Written, s.Dropped, s.RangeEnded, s.Failed = r.applyWritten, r.applyDropped, r.hands.remove, r.databaseError
 	return s
 }

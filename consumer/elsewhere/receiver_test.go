@@ -36,8 +36,11 @@ const patience = time.Minute
 
 // A language is one of the receivers. Its handler gets cases for three types of events, by which a test makes it misbehave.
 type language struct {
-	name, file, fence string // fence: the language of its blocks in the document
-	handler           string // the line of file after which the cases go
+	name, file, fence string   // file has its handler; fence: the language of its blocks in the document
+	others            []string // files and folders of its package
+	shown             []string // files whose code the document shows, beside file
+	own               []string // what the interpreter runs for the package's own tests
+	handler           string   // the line of file after which the cases go
 	cases             string
 	// prepare returns the command that runs the receiver in dir, which holds its file; an error says what to install.
 	prepare func(ctx context.Context, dir string) (command []string, err error)
@@ -46,7 +49,7 @@ type language struct {
 
 var languages = []language{
 	{
-		name: "node", file: "receiver.js", fence: "js", handler: "async function handle(client, event, body) {",
+		name: "node", file: "example.js", fence: "js", others: []string{"package.json", "index.js", "test"}, shown: []string{"index.js"}, own: []string{"--test", "test/"}, handler: "async function handle(client, event, body) {",
 		cases: `
   if (event.type === 'test.swallows') return client.query('SELECT 1 / 0').catch(() => {});
   if (event.type === 'test.commits') await client.query('COMMIT');
@@ -55,8 +58,10 @@ var languages = []language{
 		prepare: prepareNode,
 	},
 	{
-		name: "python", file: "receiver.py", fence: "python", handler: "def handle(conn, event, body):",
+		name: "python", file: "example.py", fence: "python", others: []string{"outbox_relay_receiver", "tests"}, shown: []string{"outbox_relay_receiver/__init__.py"},
+		own: []string{"-m", "unittest", "tests/test_receiver.py"}, handler: "def handle(conn, event, body):",
 		cases: `
+    import psycopg, re
     if event["type"] == "test.swallows":
         try:
             conn.execute("SELECT 1 / 0")
@@ -98,17 +103,14 @@ func prepareNode(_ context.Context, dir string) ([]string, error) {
 	if err == nil {
 		err = os.Symlink(modules, filepath.Join(dir, "node_modules"))
 	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "package.json"), []byte(`{"type": "module"}`), 0o600)
-	}
-	return []string{node, "receiver.js"}, err
+	return []string{node, "example.js"}, err
 }
 
 func preparePython(ctx context.Context, _ string) ([]string, error) {
 	// Debian's packages are for Debian's Python, which need not be the first on PATH.
 	for _, python := range []string{"python3", "/usr/bin/python3"} {
 		if exec.CommandContext(ctx, python, "-c", "import psycopg, psycopg_pool").Run() == nil {
-			return []string{python, "receiver.py"}, nil
+			return []string{python, "example.py"}, nil
 		}
 	}
 	return nil, errors.New("install Python 3 with psycopg 3: apt-get install python3-psycopg python3-psycopg-pool")
@@ -166,6 +168,18 @@ CREATE CONSTRAINT TRIGGER fault_at_commit AFTER INSERT ON shipments DEFERRABLE I
 CREATE SCHEMA tenant;
 CREATE TABLE tenant.processed_events (LIKE processed_events INCLUDING ALL);`
 
+// copyTo copies a file of the package, or a folder with its files.
+func (l language) copyTo(t *testing.T, dir, name string) {
+	t.Helper()
+	from := filepath.Join(l.name, name)
+	text, err := os.ReadFile(from)
+	if err == nil {
+		pgtest.Must(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
+		return
+	}
+	pgtest.Must(t, os.CopyFS(filepath.Join(dir, name), os.DirFS(from)))
+}
+
 func newReceiver(t *testing.T, server *localpg.Server, l language) *receiver {
 	t.Helper()
 	source, err := os.ReadFile(filepath.Join(l.name, l.file))
@@ -177,10 +191,20 @@ func newReceiver(t *testing.T, server *localpg.Server, l language) *receiver {
 	t.Cleanup(r.client.CloseIdleConnections)
 	text := strings.Replace(string(source), l.handler, l.handler+l.cases, 1)
 	pgtest.Must(t, os.WriteFile(filepath.Join(r.dir, l.file), []byte(text), 0o600))
+	for _, name := range l.others {
+		l.copyTo(t, r.dir, name)
+	}
 	if r.command, err = l.prepare(t.Context(), r.dir); err != nil && *require {
 		t.Fatal(err)
 	} else if err != nil {
 		t.Skip(err)
+	}
+	if l.own != nil {
+		tests := exec.CommandContext(t.Context(), r.command[0], l.own...)
+		tests.Dir = r.dir
+		if text, err := tests.CombinedOutput(); err != nil {
+			t.Fatalf("the package's own tests: %v\n%s", err, text)
+		}
 	}
 	pgtest.Must(t, server.CreateDatabase(t.Context(), l.name, ""))
 	r.dsn = server.DSN(l.name)

@@ -42,6 +42,8 @@ const (
 	RuleReloadRefused = "reload_refused"
 	// RuleRelaysDiffer tells that relays have different settings or secrets for one destination.
 	RuleRelaysDiffer = "relays_differ"
+	// RuleRelayRefused tells that a destination refuses some relays while another relay may be accepted.
+	RuleRelayRefused = "relay_refused"
 	// RuleArchive tells that the archive has not run when it should have.
 	RuleArchive = "archive_overdue"
 	// RuleDatabase tells that a relay has lost its database, or that the database refuses for lack of disk or connections. Each
@@ -56,7 +58,7 @@ func Rules() []string {
 	return []string{
 		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleVacuumBlocked,
 		RuleUnserved, RuleRoutesChanged, RuleNeverDelivered,
-		RuleReloadRefused, RuleRelaysDiffer, RuleArchive, RuleDatabase, RuleQuarantined,
+		RuleReloadRefused, RuleRelaysDiffer, RuleRelayRefused, RuleArchive, RuleDatabase, RuleQuarantined,
 	}
 }
 

@@ -159,6 +159,8 @@ func (a Alert) Remedy(mark Marker) string {
 		return "Correct the configuration, then reload the relay (SIGHUP). What was in effect before stays in effect until then."
 	case RuleRelaysDiffer:
 		return "Give all relays the same settings and secrets, then reload them (SIGHUP)."
+	case RuleRelayRefused:
+		return "Compare the settings, secrets and network of the relays that are named with those of the others; correct them, then reload these relays (SIGHUP). No delivery waits for it."
 	case RuleArchive:
 		return "The log of the relays says why (archive). Nothing is lost; tables grow until it has run."
 	case RuleDatabase:

@@ -208,6 +208,8 @@ func (a Alert) happened(v voice) string {
 		return joined("Relay "+name+" refused its new configuration", failure)
 	case RuleRelaysDiffer:
 		return joined("Relays differ in the settings of "+name, detail)
+	case RuleRelayRefused:
+		return joined("Some relays are refused by "+name+", and leave its deliveries to the others", detail, failure)
 	case RuleArchive:
 		return joined("The archive of "+name+" has not run when it should have", detail, failure)
 	case RuleDatabase:
@@ -268,6 +270,8 @@ func (a Alert) ended(v voice) string {
 		return "relay " + name + " uses its configuration, or is gone"
 	case RuleRelaysDiffer:
 		return "all relays have the same settings of " + name
+	case RuleRelayRefused:
+		return "no relay is refused alone by " + name
 	case RuleArchive:
 		return "the archive of " + name + " has run"
 	case RuleDatabase:
@@ -306,7 +310,7 @@ func (a Alert) Command() string {
 		return "outbox-relay identity show"
 	case RuleReloadRefused:
 		return "outbox-relay config check"
-	case RuleRelaysDiffer:
+	case RuleRelaysDiffer, RuleRelayRefused:
 		return "outbox-relay relays"
 	case RuleArchive:
 		return "outbox-relay archive run"

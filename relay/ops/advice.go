@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // Advice is one thing that is wrong, and the commands that come next.
@@ -85,7 +86,13 @@ func advise(s Status) []Advice {
 			all = append(all, Advice{refused.Rule, r.Name, Warning, refused.Happened() + ".", refused.Remedy(plainly), []string{refused.Command()}})
 		}
 	}
+	for _, r := range s.Refusals {
+		all = append(all, adviseRefusal(r, s.Differences))
+	}
 	for _, d := range s.Differences {
+		if slices.ContainsFunc(s.Refusals, func(r watch.Refusal) bool { return r.Destination == d.Destination }) {
+			continue // told with what follows from it
+		}
 		differ := alert.Alert{Rule: alert.RuleRelaysDiffer, Subject: d.Destination, Detail: d.String()}
 		all = append(all, Advice{differ.Rule, d.Destination, Warning, differ.Happened() + ".", differ.Remedy(plainly), []string{differ.Command()}})
 	}
@@ -94,6 +101,24 @@ func advise(s Status) []Advice {
 	slices.SortStableFunc(all, func(a, b Advice) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
 	return all
 }
+
+// adviseRefusal says what to do about relays that a destination refuses, while it may accept others.
+func adviseRefusal(r watch.Refusal, differences []watch.Difference) Advice {
+	refused := alert.Alert{Rule: alert.RuleRelayRefused, Subject: r.Destination}
+	verb := "is"
+	if len(r.Relays) > 1 {
+		verb = "are"
+	}
+	text := fmt.Sprintf("%s %s refused by %q%s. The other relays deliver.", upperFirst(r.Only()), verb, r.Destination, labelled(": %s", strings.TrimRight(r.Error, ". ")))
+	for _, d := range differences {
+		if d.Destination == r.Destination {
+			text += fmt.Sprintf(" Relays have %s.", d)
+		}
+	}
+	return Advice{refused.Rule, r.Destination, Warning, text, refused.Remedy(plainly), []string{refused.Command()}}
+}
+
+func upperFirst(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // untakenAfter is how old an event becomes that no relay takes, before a person should look at it.
 // Its age is counted from the beginning of its transaction, which may have been a long one.
@@ -272,7 +297,7 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 	for _, a := range alerts {
 		switch a.Rule {
 		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered,
-			alert.RuleReloadRefused, alert.RuleRelaysDiffer:
+			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused:
 			continue // counted above, or over since
 		case alert.RuleLag:
 			if explained(a.Subject, "no_relay", "paused", "held", "unserved", "quarantined", "untaken") {

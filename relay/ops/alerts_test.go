@@ -93,4 +93,21 @@ func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 	if len(said) != 2 || s.Relays[1].ReloadError == "" {
 		t.Errorf("%q, %+v", said, s.Relays)
 	}
+
+	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = '401 Unauthorized' WHERE instance = 2 AND destination = 'shop'`)
+	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = 'dial tcp: connection refused' WHERE instance <> 1 AND destination = 'mail'`)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('relay_refused', 'shop')`)
+	s, err = New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	said = nil
+	for _, a := range s.Advice {
+		said = append(said, a.Text)
+	}
+	if want := []string{
+		`Relay "b" refused its new configuration: routes: there are none.`,
+		`Only relays b and c are refused by "mail": dial tcp: connection refused. The other relays deliver.`,
+		`Only relay b is refused by "shop": 401 Unauthorized. The other relays deliver. Relays have other secrets at b than at a and c.`,
+	}; !slices.Equal(said, want) {
+		t.Errorf("said %q", said)
+	}
 }

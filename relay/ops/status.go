@@ -19,6 +19,8 @@ type Status struct {
 	Alerts []alert.Alert `json:"alerts"`
 	// Differences are destinations of which relays have different settings.
 	Differences []watch.Difference `json:"differences,omitempty"`
+	// Refusals are of destinations that refuse some relays while another relay may be accepted.
+	Refusals []watch.Refusal `json:"refusals,omitempty"`
 	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty: they may work.
 	Quarantined string `json:"quarantined,omitempty"`
 	// Advice says what is wrong and what to do about it, the most urgent first. Empty: all is well.

@@ -40,6 +40,9 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 		if s.Differences, err = watch.Differences(ctx, tx); err != nil {
 			return err
 		}
+		if s.Refusals, err = watch.Refusals(ctx, tx); err != nil {
+			return err
+		}
 		s.Alerts, err = alert.Open(ctx, tx)
 		return err
 	})

@@ -16,6 +16,9 @@ import (
 //	                      ▲                                   │
 //	                      └────────────failed─────────────────┘
 //
+// A relay that is refused while another relay may be accepted holds the lane alone: the database has the lane closed, and the
+// trial needs no turn.
+//
 // Its methods take the time and are not safe for concurrent use.
 type Breaker struct {
 	Policy BreakerPolicy
@@ -25,6 +28,13 @@ type Breaker struct {
 	Since time.Time // of the last change made here: what the database said before is old
 	TryAt time.Time // when open: not before
 	Cause string    // the error that opened it
+	// Alone says that only this relay holds the lane, or tries it.
+	Alone bool
+
+	// Refusals that this relay got since its last answer, and up to BreakerEvents of their events.
+	refusals      int
+	refusedEvents []int64
+	failedAlone   int // probes in a row, for the wait until the next
 
 	// Evidence while closed. A failure counts one, an answer takes back some: see failures.
 	Recorded  int       // what the database holds, from all relays
@@ -165,6 +175,34 @@ func (v *Result) blame() blame {
 	return blameUnknown
 }
 
+// refuses reports whether a result may concern this relay alone: its secret, its certificates or its way to the destination.
+func (v *Result) refuses() bool {
+	switch v.Reason {
+	case ReasonUnauthorized, ReasonNotFound, ReasonRedirect, ReasonDNS, ReasonConnect, ReasonTLS, ReasonEgress:
+		return true
+	}
+	return false
+}
+
+// MayBeAlone reports whether what has opened the breaker may concern this relay alone.
+func (b *Breaker) MayBeAlone() bool { return b.Alone || b.refusals > 0 }
+
+// isRefused reports whether this relay was refused often enough to be sure, whatever other relays were answered.
+func (b *Breaker) isRefused() bool {
+	return b.refusals >= b.Policy.Failures && len(b.refusedEvents) >= BreakerEvents
+}
+
+// noteRefusal counts a result towards the refusals in a row.
+func (b *Breaker) noteRefusal(event int64, blame blame, v *Result) {
+	switch {
+	case blame == blameNone || !v.refuses():
+		b.refusals, b.refusedEvents = 0, nil
+	default:
+		b.refusals++
+		b.refusedEvents = addEvent(b.refusedEvents, event)
+	}
+}
+
 // RecordResult records what came of a request. It reports whether the delivery is held, at no cost, instead of spending an
 // attempt.
 func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) (hold bool) {
@@ -177,6 +215,9 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 		return false
 	case blame == blameUnknown:
 		return v.Unreached // this relay cut the request off before there was a connection
+	}
+	b.noteRefusal(event, blame, v)
+	switch {
 	case b.State == BreakerOpen:
 		return blame != blameNone // the request was in flight when the breaker opened
 	case b.State == BreakerHalfOpen:
@@ -187,11 +228,12 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 	}
 	certain := blame == blameDestination
 	if !certain {
-		b.addEvent(event)
+		b.Events = addEvent(b.Events, event)
 	}
 	b.add(now, 1)
-	failures := b.failures()
-	suspected := certain || b.several() && failures >= b.Policy.Failures
+	// What other relays were answered takes back evidence, but not the refusals of this one.
+	failures := max(b.failures(), b.refusals)
+	suspected := certain || b.several() && b.failures() >= b.Policy.Failures || b.isRefused()
 	hold = certain || suspected && failures > b.Policy.Failures // the failures before a suspicion spend attempts
 	if suspected && (now.Sub(b.Answered) >= BreakerAfter || failures >= breakerTimes*b.Policy.Failures) {
 		b.open(now, v.Message)
@@ -209,10 +251,11 @@ func (b *Breaker) forgive(now time.Time) {
 	}
 }
 
-func (b *Breaker) addEvent(event int64) {
-	if !b.several() && !slices.Contains(b.Events, event) {
-		b.Events = append(slices.Clone(b.Events), event)
+func addEvent(events []int64, event int64) []int64 {
+	if len(events) >= BreakerEvents || slices.Contains(events, event) {
+		return events
 	}
+	return append(slices.Clone(events), event)
 }
 
 // add changes the evidence, and plans when to write that.
@@ -245,12 +288,12 @@ func (b *Breaker) recordTrial(now time.Time, event int64, blame blame, v *Result
 	certain := blame == blameDestination
 	if b.allowed == 1 {
 		if !certain {
-			b.addEvent(event)
+			b.Events = addEvent(b.Events, event)
 		}
 		passed := b.Accepted
 		b.open(now, v.Message)
 		b.Accepted = passed
-		return certain || b.several() // a lone event that was answered may be at fault itself: it spends its attempt
+		return certain || b.several() || b.isRefused() // a lone event that was answered may be at fault itself: it spends its attempt
 	}
 	// The destination has just accepted another delivery, so this one spends its attempt, or it would be tried for ever.
 	// One failure alone says nothing about the destination: some deliveries fail at any time.
@@ -262,7 +305,10 @@ func (b *Breaker) recordTrial(now time.Time, event int64, blame blame, v *Result
 
 // Enter changes the state and forgets what belongs to the one before.
 func (b *Breaker) Enter(now time.Time, state BreakerState) {
-	*b = Breaker{Policy: b.Policy, State: state, Since: now, Cause: b.Cause, Answered: b.Answered, Events: b.Events}
+	*b = Breaker{
+		Policy: b.Policy, State: state, Since: now, Cause: b.Cause, Answered: b.Answered, Events: b.Events,
+		Alone: b.Alone, refusals: b.refusals, refusedEvents: b.refusedEvents, failedAlone: b.failedAlone,
+	}
 	if state == BreakerClosed {
 		b.Events = nil
 	}
@@ -286,6 +332,37 @@ func (b *Breaker) Opened(now time.Time, wait time.Duration) {
 	}
 }
 
+// HoldAlone records that the database knows that this relay is refused, and returns when it tries again. Other relays continue.
+func (b *Breaker) HoldAlone(now time.Time) (next time.Time) {
+	if b.State != BreakerOpen {
+		return time.Time{}
+	}
+	if b.Accepted {
+		b.failedAlone = 0
+	}
+	wait := min(b.Policy.ProbeMax, b.Policy.ProbeAfter<<min(b.failedAlone, 20))
+	b.failedAlone++
+	b.Alone, b.Write, b.Since, b.TryAt = true, WriteNothing, now, now.Add(wait)
+	return b.TryAt
+}
+
+// TryAlone begins to try the lane for this relay alone, with one delivery first. No turn and no time bounds that: what comes
+// next is the trial.
+func (b *Breaker) TryAlone(now time.Time) {
+	b.Enter(now, BreakerHalfOpen)
+	b.Alone, b.allowed = true, 1
+	if b.Policy.Off {
+		b.Close(now)
+	}
+}
+
+// ClosedAlone records that the database knows that this relay is accepted again.
+func (b *Breaker) ClosedAlone(now time.Time) {
+	if b.Write == WriteClosed {
+		b.Alone, b.failedAlone, b.Write, b.Since = false, 0, WriteNothing, now
+	}
+}
+
 // Try begins to try the lane.
 func (b *Breaker) Try(now time.Time, hold time.Duration) {
 	b.Enter(now, BreakerHalfOpen)
@@ -299,6 +376,8 @@ func (b *Breaker) Try(now time.Time, hold time.Duration) {
 func (b *Breaker) Configure(now time.Time, policy BreakerPolicy) {
 	b.Policy = policy
 	switch {
+	case b.Alone && b.State == BreakerOpen:
+		b.TryAt = now // with its new secret
 	case !policy.Off:
 	case b.State == BreakerHalfOpen:
 		b.Close(now)
@@ -324,7 +403,13 @@ func (b *Breaker) ApplyState(began, now time.Time, s DestinationState, instance 
 	}
 	switch {
 	case s.Breaker == "closed":
-		if b.State != BreakerClosed {
+		switch {
+		case b.Alone:
+			return
+		case b.State != BreakerClosed && b.refusals > 0: // another relay was accepted; this one may still be refused
+			b.TryAlone(now)
+			return
+		case b.State != BreakerClosed:
 			b.Enter(now, BreakerClosed)
 			b.Answered = now // the relay that closed it has had an answer
 		}
@@ -338,6 +423,7 @@ func (b *Breaker) ApplyState(began, now time.Time, s DestinationState, instance 
 		if b.State != BreakerOpen {
 			b.Enter(now, BreakerOpen)
 		}
+		b.Alone, b.failedAlone = false, 0
 		b.TryAt = now.Add(s.Remaining)
 	}
 }

@@ -57,7 +57,9 @@ type sample struct {
 	// Refused are relays that could not read their configuration again.
 	Refused []refusedSample `json:"refused"`
 	Differ  []Difference    `json:"differ"`
-	Archive *archiveSample  `json:"archive"`
+	// Refusals are of relays that a destination refuses alone.
+	Refusals []Refusal      `json:"refusals"`
+	Archive  *archiveSample `json:"archive"`
 	// Unserved are destinations with pending deliveries that no registered relay serves.
 	Unserved []unservedSample `json:"unserved"`
 }
@@ -139,6 +141,26 @@ func (d Difference) String() string {
 		what = "secrets"
 	}
 	return "other " + what + " at " + strings.Join(names, " than at ")
+}
+
+// A Refusal names the relays that a destination refuses while another relay may be accepted.
+type Refusal struct {
+	Destination string   `json:"destination"`
+	Relays      []string `json:"relays"`
+	Error       string   `json:"error"`   // of the latest
+	Seconds     float64  `json:"seconds"` // since the first was refused
+}
+
+// Only names the relays.
+func (r Refusal) Only() string {
+	names, relay := r.Relays, "relay"
+	if len(names) > 1 {
+		relay = "relays"
+	}
+	if len(names) > 3 {
+		names = append(slices.Clone(names[:3]), fmt.Sprintf("%d more", len(names)-3))
+	}
+	return "only " + relay + " " + plain.Clip(strings.Join(names, " and "))
 }
 
 // A subject is what one alert is about.
@@ -252,6 +274,11 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 	for _, d := range s.Differ {
 		hold = append(hold, condition{subject: subject{alert.RuleRelaysDiffer, d.Destination}, level: int64(len(d.Relays)), detail: d.String()})
 	}
+	for _, r := range s.Refusals {
+		hold = append(hold, condition{
+			subject: subject{alert.RuleRelayRefused, r.Destination}, level: int64(len(r.Relays)), detail: r.Only(), failure: plain.Clip(r.Error), age: inSeconds(r.Seconds),
+		})
+	}
 	if a := s.Archive; a != nil && archiveDue != nil {
 		if due := archiveDue(a.At); !due.IsZero() && s.at.After(due) {
 			hold = append(hold, condition{
@@ -322,7 +349,7 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
 		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RuleUnserved, alert.RuleNeverDelivered,
-			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleArchive, alert.RuleDatabase:
+			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleArchive, alert.RuleDatabase:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}

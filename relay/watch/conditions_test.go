@@ -84,6 +84,8 @@ func TestConditions(t *testing.T) {
 		"a refused reload":           {sample{Refused: []refusedSample{{Relay: "r1", Error: "no url"}}}, "[{reload_refused r1}]", "[]"},
 		"a corrected one":            {open(sample{}, alert.RuleReloadRefused, "r1", false), "[]", "[{reload_refused r1}]"},
 		"relays differ":              {sample{Differ: []Difference{{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}}}, "[{relays_differ d}]", "[]"},
+		"one relay is refused":       {sample{Refusals: []Refusal{{Destination: "d", Relays: []string{"b"}, Error: "401 Unauthorized"}}}, "[{relay_refused d}]", "[]"},
+		"it is accepted again":       {open(sample{}, alert.RuleRelayRefused, "d", false), "[]", "[{relay_refused d}]"},
 		"they agree":                 {open(sample{}, alert.RuleRelaysDiffer, "d", false), "[]", "[{relays_differ d}]"},
 		"the archive has run":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-47 * time.Hour)}}, "[]", "[]"},
 		"the archive has not":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-49 * time.Hour)}}, "[{archive_overdue db}]", "[]"},

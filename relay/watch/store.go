@@ -93,18 +93,38 @@ FROM (
 WHERE (SELECT count(*) FROM outbox_relay) > 1`
 
 // Differences lists the destinations of which relays have different settings.
-func Differences(ctx context.Context, q pg.DB) (list []Difference, err error) {
+func Differences(ctx context.Context, q pg.DB) ([]Difference, error) {
+	return list[Difference](ctx, q, watchDiffer)
+}
+
+// list reads what a statement returns as one JSON array, or as NULL.
+func list[T any](ctx context.Context, q pg.DB, statement string) (all []T, err error) {
 	var content []byte
-	if err := q.QueryRow(ctx, watchDiffer).Scan(&content); err != nil {
+	if err := q.QueryRow(ctx, statement).Scan(&content); err != nil {
 		return nil, fmt.Errorf("compare relays: %w", err)
 	}
 	if content == nil {
 		return nil, nil
 	}
-	if err := json.Unmarshal(content, &list); err != nil {
+	if err := json.Unmarshal(content, &all); err != nil {
 		return nil, fmt.Errorf("compare relays: %w", err)
 	}
-	return list, nil
+	return all, nil
+}
+
+// Which relays a destination refuses alone.
+const watchRefusals = `
+SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'relays', x.relays, 'error', x.error, 'seconds', x.seconds) ORDER BY x.destination)
+FROM (
+    SELECT d.destination, array_agg(r.name ORDER BY r.name) AS relays, (array_agg(d.refused_error ORDER BY d.refused_at DESC))[1] AS error,
+           extract(epoch FROM now() - min(d.refused_at)) AS seconds
+    FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
+    WHERE d.refused_at IS NOT NULL GROUP BY d.destination ORDER BY d.destination LIMIT 100
+) x`
+
+// Refusals lists the destinations that refuse some relays while another relay may be accepted.
+func Refusals(ctx context.Context, q pg.DB) ([]Refusal, error) {
+	return list[Refusal](ctx, q, watchRefusals)
 }
 
 const watchParked = `
@@ -194,6 +214,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
         'refused', (SELECT jsonb_agg(jsonb_build_object('relay', r.name, 'error', r.reload_error, 'seconds', extract(epoch FROM now() - r.reload_failed_at)))
                     FROM outbox_relay r WHERE r.reload_error IS NOT NULL),
         'differ', (` + watchDiffer + `),
+        'refusals', (` + watchRefusals + `),
         'archive', jsonb_build_object('at', w.archived_at, 'error', coalesce(w.archive_error, '')),
         'rescues', (SELECT jsonb_build_object('relays', count(*))
                     FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),

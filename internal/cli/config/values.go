@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,30 +77,50 @@ func WithoutSecrets(raw string) string {
 	}
 	parts := strings.Split(u.EscapedPath(), "/")
 	for i, part := range parts {
-		if looksSecret(part) {
+		if part != "" && (looksSecret(part) || i > 1 && hasKeyInPath(u.Hostname())) {
 			parts[i] = settings.Mask
 		}
 	}
 	return WithoutQuery(u.Scheme + "://" + u.Host + strings.Join(parts, "/") + map[bool]string{true: "?" + u.RawQuery}[u.RawQuery != ""])
 }
 
-// looksSecret reports whether a part of a path may be a key: a long word, or one in which letters and digits alternate.
+// keyedHosts are services whose webhooks have their key in the path, whatever it looks like.
+var keyedHosts = []string{"slack.com", "discord.com", "discordapp.com", "zapier.com", "make.com", "ifttt.com", "webhook.office.com", "pipedream.net", "webhook.site"}
+
+func hasKeyInPath(host string) bool {
+	return slices.ContainsFunc(keyedHosts, func(known string) bool { return host == known || strings.HasSuffix(host, "."+known) })
+}
+
+// looksSecret reports whether a part of a path may be a key: a long word or many words, one with digits among its letters, or one that
+// cannot be spoken.
 func looksSecret(part string) bool {
-	for _, word := range strings.FieldsFunc(part, func(r rune) bool { return strings.ContainsRune("-_.~", r) }) {
-		changes := 0
-		for i := 1; i < len(word); i++ {
-			digit, before := word[i] >= '0' && word[i] <= '9', word[i-1] >= '0' && word[i-1] <= '9'
-			upper, lower := word[i] >= 'A' && word[i] <= 'Z', word[i-1] >= 'a' && word[i-1] <= 'z'
-			if digit != before || upper && lower {
+	words := strings.FieldsFunc(part, func(r rune) bool { return strings.ContainsRune("-_.~", r) })
+	if len(words) >= 4 && len(part) >= 20 { // a passphrase
+		return true
+	}
+	return slices.ContainsFunc(words, func(word string) bool {
+		changes, consonants, most := 0, 0, 0
+		hasDigit, onlyHex := false, true
+		for i := range len(word) {
+			digit := isDigit(word[i])
+			if i > 0 && (digit != isDigit(word[i-1]) || isUpper(word[i]) && isLower(word[i-1])) {
 				changes++
 			}
+			if consonants++; digit || strings.ContainsRune("aeiouyAEIOUY", rune(word[i])) {
+				consonants = 0
+			}
+			most = max(most, consonants)
+			hasDigit = hasDigit || digit
+			onlyHex = onlyHex && (digit || strings.ContainsRune("abcdefABCDEF", rune(word[i])))
 		}
-		if len(word) > 20 || len(word) >= 8 && changes >= 2 || strings.Contains(word, "%") {
-			return true
-		}
-	}
-	return false
+		return len(word) > 20 || strings.Contains(word, "%") || most >= 5 || onlyHex && len(word) >= 8 && (!hasDigit || changes > 0) ||
+			len(word) >= 6 && changes >= 2 || len(word) >= 7 && hasDigit && changes > 0
+	})
 }
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
+func isUpper(c byte) bool { return c >= 'A' && c <= 'Z' }
+func isLower(c byte) bool { return c >= 'a' && c <= 'z' }
 
 // onlyService shows the service of a channel, whose host may be the key.
 func onlyService(raw settings.Secret) string { return notify.Kind(string(raw)) + "://" + settings.Mask }

@@ -42,6 +42,9 @@ type Keeper struct {
 	Due  func()        // is called when there are alerts to send
 }
 
+// yield is how long a relay whose trial was refused leaves the next one to other relays: until they have read when it is due.
+const yield = 2 * time.Second
+
 // Tend writes what the breaker of a lane has decided, for the relay that is registered as instance, or begins its trial when
 // that is due. It returns when to tend it again; zero: when a result changes the breaker. scan says that claims must read what was held
 // now. What an error has kept from being written is due again at once.
@@ -59,6 +62,8 @@ func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32
 		return b.TryAt, false, nil
 	case b.State == policy.BreakerOpen && untilTurn > 0:
 		return now.Add(untilTurn), false, nil // the lane's rate allows no request yet; another relay may try meanwhile
+	case b.Alone:
+		return time.Time{}, k.tryAlone(l, b.State), nil
 	case b.State == policy.BreakerOpen:
 		return k.beginTrial(ctx, l, v, now, instance)
 	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
@@ -78,23 +83,61 @@ func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32
 
 // writeOpen writes that a breaker has opened, and returns when its first or next trial is due.
 func (k *Keeper) writeOpen(ctx context.Context, l Lane, v View, instance int32) (next time.Time, err error) {
+	var others bool // that may be accepted
+	if v.Breaker.MayBeAlone() {
+		var held bool
+		if others, held, err = (store{k.DB}).recordRefusal(ctx, v.Destination, instance, v.Breaker.Cause); err != nil {
+			return time.Time{}, err
+		}
+		if others && !held {
+			l.Change(func(b *policy.Breaker) { next = b.HoldAlone(time.Now()) })
+			k.Log.WithLevel(newsOnce(v.Breaker.Alone)).Str("destination", v.Destination).Str("error", v.Breaker.Cause).
+				Msg("only this relay is refused: it leaves the destination to other relays, and tries again")
+			return next, nil
+		}
+	}
 	wait, probes, err := store{k.DB}.openBreaker(ctx, v.Destination, instance, v.Breaker)
 	if err != nil {
 		return time.Time{}, err
 	}
-	l.Change(func(b *policy.Breaker) { b.Opened(time.Now(), wait) })
-	level := zerolog.WarnLevel
-	if probes > 0 { // news once; each probe has its attempt's line
-		level = zerolog.DebugLevel
+	if others {
+		wait += yield
 	}
-	k.Log.WithLevel(level).Str("destination", v.Destination).Str("error", v.Breaker.Cause).Int("failed_probes", probes).
+	l.Change(func(b *policy.Breaker) { b.Opened(time.Now(), wait) })
+	k.Log.WithLevel(newsOnce(probes > 0)).Str("destination", v.Destination).Str("error", v.Breaker.Cause).Int("failed_probes", probes).
 		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
 	k.Due()
 	return time.Now().Add(wait), nil
 }
 
+// newsOnce returns the level of a line that is news once: each probe has its attempt's line.
+func newsOnce(known bool) zerolog.Level {
+	if known {
+		return zerolog.DebugLevel
+	}
+	return zerolog.WarnLevel
+}
+
+// tryAlone begins the trial of a lane that this relay alone holds, unless it has begun.
+func (k *Keeper) tryAlone(l Lane, state policy.BreakerState) (scan bool) {
+	if state != policy.BreakerOpen {
+		return false
+	}
+	l.Change(func(b *policy.Breaker) { b.TryAlone(time.Now()) })
+	l.Rescan(true)
+	return true
+}
+
 // writeClosed writes that a breaker has closed, and makes the next claims read all that was held.
 func (k *Keeper) writeClosed(ctx context.Context, l Lane, v View, instance int32) (scan bool, err error) {
+	if v.Breaker.Alone {
+		if err := (store{k.DB}).clearRefusal(ctx, v.Destination, instance); err != nil {
+			return false, err
+		}
+		l.Change(func(b *policy.Breaker) { b.ClosedAlone(time.Now()) })
+		l.Rescan(false)
+		return true, nil
+	}
 	if err := CloseBreaker(ctx, k.DB, v.Destination, instance); err != nil {
 		return false, err
 	}

@@ -12,6 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
+// aliveFor is how old the heartbeat of a relay may be that counts as alive. A relay writes one every 4 to 6 seconds.
+const aliveFor = 10 * time.Second
+
 // store writes the row of a destination.
 type store struct{ db pg.DB }
 
@@ -48,6 +51,48 @@ func eventIDs(events []int64) []int64 {
 	return events
 }
 
+// While all relays hold the destination, no relay is refused alone.
+const recordRefusal = `
+UPDATE outbox_relay_destination SET refused_at = coalesce(refused_at, now()), refused_error = $3
+WHERE destination = $1 AND instance = $2
+  AND NOT EXISTS (SELECT FROM outbox_destination WHERE destination = $1 AND breaker <> 'closed')`
+
+// A relay that has ended without a word counts until its heartbeat is old.
+const findOthers = `
+SELECT EXISTS (SELECT FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
+               WHERE d.destination = $1 AND d.instance <> $2 AND d.refused_at IS NULL
+                 AND r.quarantined IS NULL AND r.heartbeat_at > now() - make_interval(secs => $3)),
+       EXISTS (SELECT FROM outbox_destination WHERE destination = $1 AND breaker <> 'closed')`
+
+// recordRefusal records that the destination refuses this relay. It returns whether another relay may be accepted there, and whether
+// all relays hold the destination. The question comes after the commit: of two relays that are refused at once, the later one must
+// see that the other is.
+func (s store) recordRefusal(ctx context.Context, destination string, instance int32, cause string) (others, held bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := s.db.Exec(ctx, recordRefusal, destination, instance, cause); err != nil {
+		return false, false, fmt.Errorf("record refusal: %w", err)
+	}
+	if err := s.db.QueryRow(ctx, findOthers, destination, instance, aliveFor.Seconds()).Scan(&others, &held); err != nil {
+		return false, false, fmt.Errorf("find other relays: %w", err)
+	}
+	return others, held, nil
+}
+
+const clearRefusal = `
+UPDATE outbox_relay_destination SET refused_at = NULL, refused_error = NULL
+WHERE destination = $1 AND instance = $2 AND refused_at IS NOT NULL`
+
+// clearRefusal records that the destination accepts this relay again.
+func (s store) clearRefusal(ctx context.Context, destination string, instance int32) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := s.db.Exec(ctx, clearRefusal, destination, instance); err != nil {
+		return fmt.Errorf("record acceptance: %w", err)
+	}
+	return nil
+}
+
 // The alert is part of the opening: an operator who sees a held lane can find out since when and why. A destination that was
 // removed while it was held, and is back, is told of again.
 const openBreaker = `
@@ -62,6 +107,9 @@ WITH opened AS (
         breaker_error = excluded.breaker_error, breaker_failures = 0, breaker_events = excluded.breaker_events
     WHERE d.breaker = 'closed' OR d.breaker = 'half_open' AND d.breaker_owner = $2
     RETURNING d.destination, d.breaker_probes, d.breaker_opened_at = now() AS anew, extract(epoch FROM d.breaker_until - now())::float8 AS wait
+), together AS (
+    UPDATE outbox_relay_destination SET refused_at = NULL, refused_error = NULL
+    WHERE destination = $1 AND refused_at IS NOT NULL AND EXISTS (SELECT FROM opened)
 ), alerted AS (
     INSERT INTO outbox_alert AS a (rule, subject, first_error)
     SELECT 'breaker_open', destination, $5 FROM opened
@@ -136,6 +184,9 @@ WITH closed AS (
         breaker_error = NULL, breaker_events = '{}'
     WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2
     RETURNING destination
+), together AS (
+    UPDATE outbox_relay_destination SET refused_at = NULL, refused_error = NULL
+    WHERE destination = $1 AND refused_at IS NOT NULL AND EXISTS (SELECT FROM closed)
 ), resolved AS (
     UPDATE outbox_alert SET resolved_at = now()
     WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL AND EXISTS (SELECT FROM closed)

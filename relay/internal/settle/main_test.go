@@ -28,11 +28,12 @@ const (
 // A room is a settler over a database, and what it has reported.
 type room struct {
 	*relaytest.Database
-	settler *Settler
-	logged  relaytest.Buffer
-	giveUp  context.CancelFunc
-	running sync.WaitGroup
-	closed  bool
+	settler   *Settler
+	forOthers string // a destination that other relays serve
+	logged    relaytest.Buffer
+	giveUp    context.CancelFunc
+	running   sync.WaitGroup
+	closed    bool
 
 	mu      sync.Mutex
 	written []Settlement
@@ -61,6 +62,7 @@ func newRoom(t testing.TB, taken bool, destinations ...string) *room {
 	w.DB, w.Log = pool, zerolog.New(&r.logged)
 	w.Instance = func() int32 { return relay }
 	w.NeedsRoom = func(string) bool { return false }
+	w.ForOthers = func(destination string) bool { return destination == r.forOthers }
 	w.Written = func(s []Settlement) { r.note(func() { r.written = append(r.written, s...) }) }
 	w.Dropped = func(s *Settlement) { r.note(func() { r.dropped = append(r.dropped, s.EventID) }) }
 	w.RangeEnded = func(seq int64) { r.note(func() { r.ended = append(r.ended, seq) }) }

@@ -29,6 +29,8 @@ type Settler struct {
 	Instance func() int32
 	// NeedsRoom reports whether the lane of a destination holds so much that claims wait until something of it is settled.
 	NeedsRoom func(destination string) bool
+	// ForOthers reports whether other relays deliver to a destination what this one gives back.
+	ForOthers func(destination string) bool
 	// Written is called with the outcomes of each batch that the database has taken, also with those that came too late. The
 	// settler keeps the slice: it must not be changed.
 	Written func([]Settlement)
@@ -231,13 +233,13 @@ func (w *Settler) written(ctx context.Context, settlements []Settlement, stale i
 			w.Stale(stale)
 		}
 	}
-	durable, unserved := false, false
+	durable, left := false, false
 	for i := range settlements {
 		s := &settlements[i]
 		durable = durable || s.Outcome == policy.Fail
-		unserved = unserved || s.Reason == policy.ReasonRemoved && s.Destination != ""
+		left = left || s.Outcome == policy.Hold && s.Destination != "" && w.ForOthers(s.Destination)
 	}
-	if unserved {
+	if left {
 		store{w.DB}.requestSweep(ctx)
 	}
 	w.Written(settlements)

@@ -145,8 +145,8 @@ func TestSettlerGivesUp(t *testing.T) {
 	}
 }
 
-// What a relay gives back that no lane of it serves, it tells the relays that do.
-func TestUnservedDeliveriesAskForASweep(t *testing.T) {
+// A relay that gives back what other relays deliver tells them.
+func TestDeliveriesForOthersAskForASweep(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, false)
 	of := with(r.claim(1, "key")[0], policy.Hold)
@@ -155,7 +155,7 @@ func TestUnservedDeliveriesAskForASweep(t *testing.T) {
 	defer conn.Release()
 	_, err = conn.Exec(t.Context(), `LISTEN outbox_wake`)
 	relaytest.Must(t, err)
-	of.Reason = policy.ReasonRemoved
+	r.forOthers = of.Destination
 	r.begin().settle(of)
 	r.end()
 	got, err := conn.Conn().WaitForNotification(t.Context())

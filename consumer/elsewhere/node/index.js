@@ -1,30 +1,11 @@
-// A receiver for outbox-relay with Express 5 and node-postgres 8 on Node.js 20 or newer. Every event takes effect once.
-// docs/receiving-elsewhere.md explains it. To use it, copy it and write `handle`.
+// Receives the events of outbox-relay with Express 5 and node-postgres 8. Every event takes effect once.
+// docs/receiving-elsewhere.md of outbox-relay explains it.
 import { createHash, createHmac, timingSafeEqual } from 'node:crypto';
 import { createServer } from 'node:http';
 import express from 'express';
-import pg from 'pg';
 
-const RECEIVER = 'shipping'; // unique among the receivers that share a database
-const SOURCE = 'finance'; // the sender; keys of two senders are independent
 const TOLERANCE_SECONDS = 300;
 const MAX_BODY_BYTES = 1 << 20;
-const BODY_SECONDS = Number(process.env.BODY_SECONDS ?? 10);
-const SECRETS = parseSecrets(process.env.FINANCE_SECRET ?? ''); // several while they rotate, separated by commas
-
-// handle is the effect of an event. It writes through client, in the transaction that also remembers the event, and neither
-// commits nor rolls back. After any error everything is rolled back; a Problem decides the answer.
-async function handle(client, event, body) {
-  if (event.type !== 'invoice.created') {
-    throw new Problem(422, 'event-unknown', `This receiver has no handler for ${event.type}.`);
-  }
-  let payload;
-  try {
-    payload = JSON.parse(body);
-  } catch { /* answered below */ }
-  if (!payload?.invoice || !payload.total) throw new Problem(422, 'permanent-failure', 'The payload is not an invoice.');
-  await client.query('INSERT INTO shipments (invoice, total) VALUES ($1, $2)', [payload.invoice, payload.total]);
-}
 
 // An earlier handler may have changed this connection: a search_path would hide the memory of events. lock_timeout bounds the
 // wait for another transaction that has the event. The idle timeout ends a handler that hangs. A sender never repeats what was
@@ -60,13 +41,9 @@ WHERE receiver = $1 AND source = $2 AND idempotency_key = $3 AND coalesce(not_af
 // did not pass on. Without it COMMIT would then roll back and report no error.
 const UNENDED = 'SELECT WHERE pg_current_xact_id_if_assigned()::text = $1';
 
-const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL, max: 10, connectionTimeoutMillis: 5000 });
-pool.on('error', logError); // without these a lost connection ends the process
-pool.on('connect', (client) => client.on('error', logError));
-
 // once lets the event take effect unless it has, and returns the status to answer.
-async function once(event, body) {
-  const key = [RECEIVER, SOURCE, event.key];
+async function once({ pool, receiver, source, handle }, event, body) {
+  const key = [receiver, source, event.key];
   const hash = createHash('sha256').update(body).digest();
   let client, broken, failure = UNAVAILABLE;
   try {
@@ -103,7 +80,7 @@ async function once(event, body) {
 }
 
 // Problem is a refusal as docs/wire.md lists it.
-class Problem extends Error {
+export class Problem extends Error {
   constructor(status, name, detail) {
     super(detail);
     Object.assign(this, { status, name });
@@ -120,8 +97,7 @@ const ENDED = new Problem(500, 'handler-ended-transaction', 'The handler must ne
 const COMMIT_FAILED = new Problem(500, 'commit-failed', 'The commit failed or its result is unknown. Send the request again.');
 
 // precheck refuses what no body can make valid, before the body is read.
-function precheck(request, response, next) {
-  const header = request.headersDistinct;
+export function precheck(header) {
   const key = header['x-idempotency-key'];
   if (!key) throw new Problem(400, 'key-missing', 'The request has no X-Idempotency-Key.');
   if (key.length > 1) throw new Problem(400, 'key-repeated', 'The request has more than one X-Idempotency-Key.');
@@ -133,17 +109,16 @@ function precheck(request, response, next) {
   if (Math.abs(Date.now() / 1000 - timestamp) > TOLERANCE_SECONDS) {
     throw new Problem(401, 'timestamp-out-of-tolerance', 'Compare the clocks of the two machines.');
   }
-  next();
 }
 
 // verify refuses a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body.
-function verify(header, body) {
+export function verify(secrets, header, body) {
   const lines = Object.keys(header).sort()
     .filter((name) => name === 'x-idempotency-key' || name.startsWith('x-outbox-'))
     .flatMap((name) => header[name].map((value) => `${name}:${value}`));
   const text = ['x1', header['webhook-id'][0], header['webhook-timestamp'][0], ...lines, '', ''].join('\n');
   const offered = header['webhook-signature'][0].split(' ').map((entry) => Buffer.from(entry));
-  for (const secret of SECRETS) {
+  for (const secret of secrets) {
     const mac = createHmac('sha256', secret).update(text, 'latin1').update(body).digest('base64');
     const wanted = Buffer.from(`x1,${mac}`);
     if (offered.some((entry) => entry.length === wanted.length && timingSafeEqual(entry, wanted))) return;
@@ -152,7 +127,7 @@ function verify(header, body) {
 }
 
 // eventOf reads the verified headers.
-function eventOf(header) {
+export function eventOf(header) {
   const read = (name, pattern, absent) => {
     const values = header[name] ?? [];
     if (values.length === 0 && absent !== undefined) return absent;
@@ -177,25 +152,39 @@ function logError(error, key) {
   console.error(typeof key === 'string' ? `event ${key}:` : '', error.code ?? '', error.stack);
 }
 
-function parseSecrets(list) {
+// parseSecrets reads one secret, or several separated by commas while they rotate.
+export function parseSecrets(list) {
   return list.split(',').map((text) => {
     const key = Buffer.from(text.trim().replace(/^whsec_/, ''), 'base64');
-    if (key.length < 24 || key.length > 64) throw new Error('FINANCE_SECRET: want whsec_ and 24 to 64 bytes in base64');
+    if (key.length < 24 || key.length > 64) throw new Error('secret: want whsec_ and 24 to 64 bytes in base64');
     return key;
   });
 }
 
-const app = express();
-app.disable('x-powered-by');
-const raw = express.raw({ type: () => true, limit: MAX_BODY_BYTES, inflate: false });
-app.post('/webhooks/finance', precheck, raw, async (request, response) => {
-  const body = request.body ?? Buffer.alloc(0);
-  verify(request.headersDistinct, body);
-  const { status, replayed } = await once(eventOf(request.headersDistinct), body);
-  if (replayed) response.set('Idempotency-Replayed', 'true');
-  response.status(status).end();
-});
-app.use((error, request, response, next) => {
+// createReceiver returns an Express application that answers POST at path. Mount it before anything that reads bodies.
+export function createReceiver({ pool, receiver, source, secrets, handle, path = '/webhooks/finance' }) {
+  const keys = parseSecrets(secrets);
+  pool.on('error', logError); // without these a lost connection ends the process
+  pool.on('connect', (client) => client.on('error', logError));
+  const app = express();
+  app.disable('x-powered-by');
+  const check = (request, response, next) => {
+    precheck(request.headersDistinct);
+    next();
+  };
+  const raw = express.raw({ type: () => true, limit: MAX_BODY_BYTES, inflate: false });
+  app.post(path, check, raw, async (request, response) => {
+    const body = request.body ?? Buffer.alloc(0);
+    verify(keys, request.headersDistinct, body);
+    const { status, replayed } = await once({ pool, receiver, source, handle }, eventOf(request.headersDistinct), body);
+    if (replayed) response.set('Idempotency-Replayed', 'true');
+    response.status(status).end();
+  });
+  app.use(answerError);
+  return app;
+}
+
+function answerError(error, request, response, next) { // Express knows it by its four parameters
   let problem = error;
   if (error.type === 'entity.too.large') {
     problem = new Problem(413, 'body-too-large', `At most ${MAX_BODY_BYTES} bytes are accepted.`);
@@ -209,8 +198,11 @@ app.use((error, request, response, next) => {
   const retry = status === 409 || status === 503 ? { 'Retry-After': '1' } : {};
   response.writeHead(status, { 'Content-Type': 'application/problem+json', ...retry })
     .end(JSON.stringify({ type: `urn:outbox-relay:problem:${name}`, title: name, status, detail: message }));
-});
+}
 
-// Node ends a request that has not arrived whole after requestTimeout, with 408. A relay keeps idle connections for 90 s.
-const server = createServer({ requestTimeout: BODY_SECONDS * 1000, connectionsCheckingInterval: 1000, keepAliveTimeout: 95_000 }, app);
-server.listen(Number(process.env.PORT ?? 8080), process.env.HOST ?? '127.0.0.1', () => console.log(`listening on port ${server.address().port}`));
+// serve answers requests to app, and returns the server. Node ends a request that has not arrived whole after bodySeconds, with
+// 408. A relay keeps idle connections for 90 s.
+export function serve(app, { host = '127.0.0.1', port = 8080, bodySeconds = 10 } = {}) {
+  const server = createServer({ requestTimeout: bodySeconds * 1000, connectionsCheckingInterval: 1000, keepAliveTimeout: 95_000 }, app);
+  return server.listen(port, host, () => console.log(`listening on port ${server.address().port}`));
+}

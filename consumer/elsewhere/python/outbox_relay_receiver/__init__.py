@@ -1,37 +1,60 @@
-"""A receiver for outbox-relay with the standard library and psycopg 3, on Python 3.9 or newer. Every event takes effect once.
+"""Receives the events of outbox-relay with the standard library and psycopg 3, on Python 3.9 or newer. Every event takes effect once.
 
-docs/receiving-elsewhere.md explains it. To use it, copy it and write handle.
+docs/receiving-elsewhere.md of outbox-relay explains it.
 """
-import base64, hashlib, hmac, json, logging, os, re, time
+from __future__ import annotations
+
+import base64, hashlib, hmac, json, logging, re, time
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Callable, Mapping, Sequence, TypedDict
 
 import psycopg
 from psycopg_pool import ConnectionPool
 
-RECEIVER = "shipping"  # unique among the receivers that share a database
-SOURCE = "finance"  # the sender; keys of two senders are independent
+__all__ = ["Event", "Problem", "Receiver", "Server", "event_of", "once", "parse_secrets", "precheck", "verify"]
+
 TOLERANCE_SECONDS = 300
 MAX_BODY_BYTES = 1 << 20
-BODY_SECONDS = float(os.environ.get("BODY_SECONDS", "10"))
-# Several secrets while they rotate, separated by commas.
-SECRETS = [base64.b64decode(text.strip().removeprefix("whsec_"), validate=True) for text in os.environ["FINANCE_SECRET"].split(",")]
-if not all(24 <= len(secret) <= 64 for secret in SECRETS):
-    raise SystemExit("FINANCE_SECRET: want whsec_ and 24 to 64 bytes in base64")
+Headers = Mapping[str, Sequence[str]]  # lists of values by names in lower case
 
 
-def handle(conn, event, body):
-    """Apply the effect of an event through conn, in the transaction that also remembers the event.
+class Event(TypedDict):
+    """An event, from the verified headers of its request."""
 
-    It neither commits nor rolls back. After any exception everything is rolled back; a Problem decides the answer.
+    key: str
+    type: str
+    version: int
+    id: str | None
+    created_at: str
+    not_after: str | None
+    reference: str | None
+    destination: str | None  # by which the sender calls this receiver
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """What a receiver is.
+
+    handle applies the effect of an event through its connection, in the transaction that also remembers the event. It neither
+    commits nor rolls back. After any exception everything is rolled back; a Problem decides the answer.
     """
-    if event["type"] != "invoice.created":
-        raise Problem(422, "event-unknown", f"This receiver has no handler for {event['type']}.")
-    try:
-        payload = json.loads(body)
-        shipment = [payload["invoice"], payload["total"]]
-    except (ValueError, TypeError, KeyError):
-        raise Problem(422, "permanent-failure", "The payload is not an invoice.")
-    conn.execute("INSERT INTO shipments (invoice, total) VALUES (%s, %s)", shipment)
+
+    pool: ConnectionPool
+    receiver: str  # unique among the receivers that share a database
+    source: str  # the sender; keys of two senders are independent
+    secrets: str  # whsec_…; several while they rotate, separated by commas
+    handle: Callable[[psycopg.Connection, Event, bytes], Any]
+    path: str = "/webhooks/finance"
+    body_seconds: float = 10
+
+
+def parse_secrets(text: str) -> list[bytes]:
+    """Read one secret, or several separated by commas."""
+    secrets = [base64.b64decode(secret.strip().removeprefix("whsec_"), validate=True) for secret in text.split(",")]
+    if not all(24 <= len(secret) <= 64 for secret in secrets):
+        raise ValueError("secret: want whsec_ and 24 to 64 bytes in base64")
+    return secrets
 
 
 # An earlier handler may have changed this connection: a search_path would hide the memory of events. lock_timeout bounds the
@@ -70,12 +93,12 @@ AND coalesce(not_after, '-infinity') < %(not_after)s"""
 UNENDED = "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text = %s"
 
 
-def once(event, body):
+def once(to: Receiver, event: Event, body: bytes) -> tuple[int, bool]:
     """Let the event take effect unless it has. Return the status to answer, and whether it is that of an earlier answer."""
-    row = dict(event, receiver=RECEIVER, source=SOURCE, hash=hashlib.sha256(body).digest())
+    row = dict(event, receiver=to.receiver, source=to.source, hash=hashlib.sha256(body).digest())
     failure = Problem(503, "database-unavailable", "Nothing was changed. Send the request again later.")
     try:
-        with pool.connection() as conn:  # an exception rolls back
+        with to.pool.connection() as conn:  # an exception rolls back
             conn.execute(BEGIN)
             admitted = conn.execute(ADMIT, row).fetchone()
             if admitted is None:
@@ -85,7 +108,7 @@ def once(event, body):
                 raise Problem(422, "forgotten", "The event may have been processed and forgotten. Nothing was changed.")
             conn.execute("SET LOCAL lock_timeout TO DEFAULT")
             failure = Problem(500, "handler-failed", "Everything was rolled back. The receiver's log has the cause.")
-            handle(conn, event, body)
+            to.handle(conn, event, body)
             failure = Problem(500, "commit-failed", "The commit failed or its result is unknown. Send the request again.")
             if conn.execute(UNENDED, [xact]).fetchone() is None:
                 raise Problem(500, "handler-ended-transaction", "The handler must neither commit nor roll back.")
@@ -102,7 +125,7 @@ def once(event, body):
         raise failure
 
 
-def recall(conn, row):
+def recall(conn: psycopg.Connection, row: dict) -> int:
     """Return the status of an event that was not admitted, or raise why it is refused."""
     known = conn.execute(RECALL, row).fetchone()
     if known is None:
@@ -119,7 +142,7 @@ def recall(conn, row):
 class Problem(Exception):
     """A refusal as docs/wire.md lists it."""
 
-    def __init__(self, status, name, detail):
+    def __init__(self, status: int, name: str, detail: str) -> None:
         super().__init__(detail)
         self.status, self.name, self.detail = status, name, detail
 
@@ -127,8 +150,8 @@ class Problem(Exception):
 IN_FLIGHT = Problem(409, "in-flight", "The same event is being processed. Send it again later.")
 
 
-def precheck(header):
-    """Refuse what no body can make valid, before the body is read. header: lists of values by names in lower case."""
+def precheck(header: Headers) -> None:
+    """Refuse what no body can make valid, before the body is read."""
     keys = header.get("x-idempotency-key", [])
     if not keys:
         raise Problem(400, "key-missing", "The request has no X-Idempotency-Key.")
@@ -144,20 +167,20 @@ def precheck(header):
         raise Problem(401, "timestamp-out-of-tolerance", "Compare the clocks of the two machines.")
 
 
-def verify(header, body):
+def verify(secrets: Sequence[bytes], header: Headers, body: bytes) -> None:
     """Refuse a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body."""
     lines = [f"{name}:{value}\n" for name in sorted(header) if name == "x-idempotency-key" or name.startswith("x-outbox-")
              for value in header[name]]
     text = f"x1\n{header['webhook-id'][0]}\n{header['webhook-timestamp'][0]}\n{''.join(lines)}\n".encode("latin-1")
     offered = header["webhook-signature"][0].encode("latin-1").split()
-    for secret in SECRETS:
+    for secret in secrets:
         wanted = b"x1," + base64.b64encode(hmac.new(secret, text + body, hashlib.sha256).digest())
         if any(hmac.compare_digest(entry, wanted) for entry in offered):
             return
     raise Problem(401, "signature-invalid", "No x1 signature matches: the secret differs, or the request was changed.")
 
 
-def event_of(header):
+def event_of(header: Headers) -> Event:
     """Read the verified headers."""
     def read(name, pattern, *absent):
         values = header.get(name, [])
@@ -183,21 +206,23 @@ def event_of(header):
 
 
 class Webhook(BaseHTTPRequestHandler):
+    server: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     timeout = 10  # for the headers of a request, and until the next request
 
     def do_POST(self):
         try:
-            if self.path != "/webhooks/finance":
-                raise Problem(404, "not-found", "Send events to /webhooks/finance.")
+            to = self.server.to
+            if self.path != to.path:
+                raise Problem(404, "not-found", f"Send events to {to.path}.")
             header = {}
             for name, value in self.headers.items():
                 header.setdefault(name.lower(), []).append(value.strip(" \t"))
             precheck(header)
-            body = self.read_body()
-            verify(header, body)
-            status, replayed = once(event_of(header), body)
+            body = self.read_body(to.body_seconds)
+            verify(self.server.secrets, header, body)
+            status, replayed = once(to, event_of(header), body)
             self.answer(status, {"Idempotency-Replayed": "true"} if replayed else {})
         except Problem as problem:
             self.close_connection = True  # the body may not have been read
@@ -206,11 +231,11 @@ class Webhook(BaseHTTPRequestHandler):
                                "detail": problem.detail})
             self.answer(problem.status, {"Content-Type": "application/problem+json", "Connection": "close", **retry}, text.encode())
 
-    def read_body(self):
+    def read_body(self, seconds):
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch("[0-9]{1,15}", length) or "Transfer-Encoding" in self.headers:
             raise Problem(400, "header-invalid", "Content-Length is required.")
-        body, deadline = bytearray(), time.monotonic() + BODY_SECONDS
+        body, deadline = bytearray(), time.monotonic() + seconds
         while len(body) < int(length):
             try:
                 self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -236,11 +261,10 @@ class Webhook(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
+    """An HTTP server for one receiver. Address and port are those of HTTPServer."""
+
     request_queue_size = 128
 
-
-if __name__ == "__main__":
-    with ConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=10, timeout=5) as pool:
-        server = Server((os.environ.get("HOST", "127.0.0.1"), int(os.environ.get("PORT", "8080"))), Webhook)
-        print(f"listening on port {server.server_port}", flush=True)
-        server.serve_forever()
+    def __init__(self, address: tuple[str, int], to: Receiver) -> None:
+        self.to, self.secrets = to, parse_secrets(to.secrets)
+        super().__init__(address, Webhook)
