@@ -170,7 +170,7 @@ func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
 // pg_blocking_pids lists a prepared transaction as 0, and parallel workers as their leader.
 const selectHolders = `
 SELECT b.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.backend_type, ''), a.xact_start
-FROM (SELECT DISTINCT unnest(pg_blocking_pids($1)) AS pid) b LEFT JOIN pg_stat_activity a USING (pid)
+FROM (SELECT DISTINCT pg_catalog.unnest(pg_blocking_pids($1)) AS pid) b LEFT JOIN pg_stat_activity a USING (pid)
 ORDER BY a.xact_start, b.pid`
 
 // holders returns the sessions that the connection waits for, those with the oldest transaction first.

@@ -16,8 +16,8 @@ import (
 // $2 those before a parenthesis, $3 their operators.
 //
 //   - each operator with each pair of types, and with each type alone,
-//   - each function of pg_catalog without arguments, with each type, with each pair of types; with more arguments, and for each function
-//     of ours, with each pair of types in any two places of its own types.
+//   - each function of pg_catalog, and of ours, without arguments, with each type, with each type beside each usual one; with more
+//     arguments, with each pair of usual types in any two places of its own types.
 //
 // Types are all of the relations that the statements name, of results of the functions, and of the statements themselves. A decoy that
 // runs counts, also where its transaction is rolled back. A login that is no superuser's fails already where a statement has one in
@@ -60,18 +60,17 @@ WHERE p.prokind <> 'p' AND n <= 8 AND p.proname = ANY ($calls) AND (p.pronamespa
 GROUP BY p.proname, n, types;
 
 CREATE TEMPORARY TABLE hijackers AS
-SELECT DISTINCT ON (proname, arguments) *, 4000000000 + row_number() OVER () AS oid FROM (
+SELECT DISTINCT ON (proname, arguments) f.*, 4000000000 + row_number() OVER () AS oid FROM (
     SELECT c.proname, c.result, c.last_name, ARRAY[]::oid[] AS arguments FROM hijack_calls c WHERE c.arguments = 0
     UNION ALL
     SELECT c.proname, c.result, c.last_name, ARRAY[l.oid] FROM hijack_calls c, hijack_types l WHERE c.arguments = 1
     UNION ALL
-    SELECT c.proname, c.result, NULL, ARRAY[l.oid, r.oid] FROM hijack_calls c, hijack_types l, hijack_types r WHERE c.arguments = 2
+    SELECT c.proname, c.result, NULL, ARRAY[l.oid, r.oid] FROM hijack_calls c, hijack_types l, hijack_types r WHERE c.arguments = 2 AND (l.usual OR r.usual)
     UNION ALL
     SELECT c.proname, c.result, NULL, (SELECT array_agg(CASE i WHEN a THEN l.oid WHEN b THEN r.oid ELSE c.types[i] END ORDER BY i) FROM generate_series(1, c.arguments) i)
     FROM hijack_calls c, generate_series(1, c.arguments) a, generate_series(1, c.arguments) b, hijack_types l, hijack_types r
     WHERE c.arguments > 2 AND a < b AND l.usual AND r.usual
-) f WHERE NOT EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace AND p.proname = f.proname
-                      AND p.proargtypes::text = array_to_string(f.arguments, ' '));
+) f WHERE (proname, array_to_string(arguments, ' ')) NOT IN (SELECT proname, proargtypes::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace);
 
 CREATE TEMPORARY TABLE hijack_operators AS
 SELECT DISTINCT o.oprname, o.oprkind, l.oid AS l, r.oid AS r, o.result FROM (
@@ -98,9 +97,13 @@ JOIN pg_operator p ON p.oid = 'public.===(text, text)'::regoperator;
 DROP TABLE hijack_types, hijack_calls, hijackers, hijack_operators;
 RESET search_path`
 
-// Hijack makes what a login that may create objects in schema public can put in the way of the statements in the Go and SQL files
-// below the sources. calls ends the test if any of it was called, or is part of anything that was created since.
-func Hijack(t testing.TB, dsn string, sources ...string) (calls func(after string)) {
+// Decoys are what a login that may create objects in schema public has made there.
+type Decoys struct {
+	conn *pgx.Conn
+}
+
+// Hijack makes decoys of all that the statements in the Go and SQL files below the sources may mean by a name.
+func Hijack(t testing.TB, dsn string, sources ...string) *Decoys {
 	t.Helper()
 	var text strings.Builder
 	for _, source := range sources {
@@ -125,19 +128,49 @@ func Hijack(t testing.TB, dsn string, sources ...string) (calls func(after strin
 	conn, err := pgx.Connect(t.Context(), dsn)
 	Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	_, err = conn.Exec(t.Context(), strings.NewReplacer("$words", list(`([a-z_][a-z0-9_]+)`), "$casts", list(`::([a-z_0-9]+)`), "$calls", list(`([a-z_][a-z0-9_]*)\s*\(`),
-		"$operators", list(`([-+*/<>=~!@#%^&|]+)`)).Replace(hijackSQL))
-	Must(t, err)
-	return func(after string) {
-		t.Helper()
-		var called int64
-		var used []string
-		Must(t, conn.QueryRow(t.Context(), `
-			SELECT (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.hijacked),
-			       ARRAY(SELECT pg_catalog.pg_describe_object(classid, objid, objsubid) FROM pg_catalog.pg_depend
-			             WHERE refobjid OPERATOR(pg_catalog.>=) 4000000000::pg_catalog.oid)`).Scan(&called, &used))
-		if called != 0 || len(used) != 0 {
-			t.Fatalf("after %s: %d calls of decoys; made of decoys: %s", after, called, strings.Join(used, ", "))
-		}
+	Exec(t, conn, strings.NewReplacer("$words", list(`([a-z_][a-z0-9_]+)`), "$casts", list(`::([a-z_0-9]+)`),
+		"$calls", list(`([a-z_][a-z0-9_]*)\s*\(`), "$operators", list(`([-+*/<>=~!@#%^&|]+)`)).Replace(hijackSQL))
+	return &Decoys{conn}
+}
+
+// WantUnused ends the test if a decoy was called, or is part of anything that was created since.
+func (d *Decoys) WantUnused(t testing.TB, after string) {
+	t.Helper()
+	calls := Row[int64](t, d.conn, `SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.hijacked`)
+	if used := d.used(t, d.conn, "objid"); calls != 0 || len(used) != 0 {
+		t.Fatalf("after %s: %d calls of decoys; made of decoys: %q", after, calls, used)
 	}
+}
+
+// used describes one side of the dependencies on decoys.
+func (d *Decoys) used(t testing.TB, db interface {
+	QueryRow(ctx context.Context, query string, args ...any) pgx.Row
+}, side string,
+) []string {
+	t.Helper()
+	classid := strings.Replace(side, "objid", "classid", 1)
+	return Row[[]string](t, db, `SELECT ARRAY(SELECT pg_catalog.pg_describe_object(`+classid+`, `+side+`, 0) FROM pg_catalog.pg_depend
+		WHERE refobjid OPERATOR(pg_catalog.>=) 4000000000::pg_catalog.oid)`)
+}
+
+// WantUnusedIn parses statements that are complete, as a function in another database without decoys can tell, and fails the test
+// if one means a decoy anywhere, also in a branch that nothing takes. It returns the names of those it has parsed.
+func (d *Decoys) WantUnusedIn(t testing.TB, plain *pgx.Conn, statements map[string]string) (parsed []string) {
+	t.Helper()
+	for name, statement := range statements {
+		if _, err := plain.Prepare(t.Context(), name, statement); err != nil {
+			continue // a part of one
+		}
+		types := Row[string](t, plain, `SELECT array_to_string(parameter_types, ', ') FROM pg_prepared_statements WHERE name = $1`, name)
+		parsed = append(parsed, name)
+		tx, err := d.conn.Begin(t.Context())
+		Must(t, err)
+		if _, err := tx.Exec(t.Context(), `CREATE FUNCTION pg_temp.statement(`+types+`) RETURNS void LANGUAGE sql BEGIN ATOMIC `+statement+`; END`); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if used := d.used(t, tx, "refobjid"); len(used) > 0 {
+			t.Errorf("%s means %q", name, used)
+		}
+		Must(t, tx.Rollback(t.Context()))
+	}
+	return parsed
 }
