@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -230,4 +231,14 @@ func TestSecurityRolesRefuseAnOpenSchema(t *testing.T) {
 	}
 	s.as("reader").exec(`SELECT FROM outbox`)
 	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
+}
+
+// What a login has made before the first migration becomes no part of what the migrations make, and is not called by them.
+func TestSecurityMigrationsAreNotHijacked(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	dsn := pgtest.New(t)
+	decoys := pgtest.Hijack(t, dsn, ".")
+	pgtest.Migrate(t, dsn, migrations.Outbox, migrations.Inbox)
+	decoys.WantUnused(t, "up")
 }

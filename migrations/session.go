@@ -114,7 +114,7 @@ func (s *session) SessionLock(ctx context.Context, conn *sql.Conn) error {
 
 const lockSession = `
 SELECT pg_backend_pid(), current_setting('lock_timeout'),
-    CASE WHEN pg_try_advisory_lock($1) THEN set_config('lock_timeout', $2, false) END`
+    CASE WHEN pg_try_advisory_lock($1::bigint) THEN set_config('lock_timeout', $2::text, false) END`
 
 func (s *session) tryLock(ctx context.Context, conn *sql.Conn) (locked bool, err error) {
 	var (
@@ -134,7 +134,7 @@ func (s *session) tryLock(ctx context.Context, conn *sql.Conn) (locked bool, err
 	return set.Valid, nil
 }
 
-const unlockSession = `SELECT set_config('lock_timeout', $2, false), pg_advisory_unlock($1)`
+const unlockSession = `SELECT set_config('lock_timeout', $2::text, false), pg_advisory_unlock($1::bigint)`
 
 // SessionUnlock undoes SessionLock.
 func (s *session) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
@@ -148,7 +148,7 @@ func (s *session) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 const selectMigrating = `
 SELECT a.pid, a.application_name, coalesce(a.usename, ''), coalesce(a.backend_type, ''), a.xact_start
 FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database() JOIN pg_stat_activity a USING (pid)
-WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND (l.classid::bigint << 32) | l.objid::bigint = $1`
+WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND (l.classid::bigint << 32) | l.objid::bigint = $1::bigint`
 
 // migrating describes the session that has the advisory lock, and how to end it: any login may hold the lock.
 func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
@@ -170,7 +170,7 @@ func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
 // pg_blocking_pids lists a prepared transaction as 0, and parallel workers as their leader.
 const selectHolders = `
 SELECT b.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.backend_type, ''), a.xact_start
-FROM (SELECT DISTINCT unnest(pg_blocking_pids($1)) AS pid) b LEFT JOIN pg_stat_activity a USING (pid)
+FROM (SELECT DISTINCT pg_catalog.unnest(pg_blocking_pids($1::integer)) AS pid) b LEFT JOIN pg_stat_activity a USING (pid)
 ORDER BY a.xact_start, b.pid`
 
 // holders returns the sessions that the connection waits for, those with the oldest transaction first.
@@ -191,7 +191,7 @@ const autovacuum = "autovacuum worker"
 
 const selectVacuumed = `
 SELECT relation::regclass::text FROM pg_locks
-WHERE pid = $1 AND granted AND locktype = 'relation' AND mode = 'ShareUpdateExclusiveLock'
+WHERE pid = $1::integer AND granted AND locktype = 'relation' AND mode = 'ShareUpdateExclusiveLock'
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
 const lockAgainstVacuum = `SET LOCAL lock_timeout = '5s'; LOCK TABLE %s IN SHARE UPDATE EXCLUSIVE MODE`

@@ -42,7 +42,7 @@ WITH locked AS MATERIALIZED (
         (receiver, source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
          destination, processing_state, attempts)
     SELECT $1::text, $2::text, $3::text, $4::bytea, $5::text, $6::integer, nullif($7::text, ''), nullif($10::bigint, 0),
-           coalesce($13::timestamptz, now() + make_interval(secs => nullif($14::float8, 0))), nullif($18::text, ''), 'recorded', 0
+           coalesce($13::timestamptz, now() + make_interval(secs => nullif($14::float8, 0::float8))), nullif($18::text, ''), 'recorded', 0
     FROM locked
     WHERE ok AND NOT old
     ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING

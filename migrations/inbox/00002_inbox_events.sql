@@ -29,7 +29,7 @@ CREATE TABLE inbox_events (
     sequence          bigint           NOT NULL DEFAULT 0,
     not_after         timestamptz,
     -- Grows with recording.
-    inbox_id          bigint           NOT NULL DEFAULT nextval('inbox_id_seq'),
+    inbox_id          bigint           NOT NULL DEFAULT pg_catalog.nextval('inbox_id_seq'),
     -- The fence: grows with every claim, stands in the WHERE of whatever a worker writes. A pending event without
     -- next_attempt_at waits for an earlier one of its ordering key.
     claim             bigint           NOT NULL DEFAULT 0,

@@ -177,7 +177,7 @@ CREATE TRIGGER outbox_destination_is_counted_when_gone AFTER DELETE ON outbox_de
     WHEN (OLD.paused OR OLD.breaker <> 'closed') EXECUTE FUNCTION outbox_count_change();
 
 ALTER TABLE outbox ALTER COLUMN xid SET DEFAULT
-    CASE WHEN pg_sequence_last_value('outbox_armed'::regclass) > date_part('epoch', clock_timestamp()) * 1000
+    CASE WHEN pg_sequence_last_value('outbox_armed'::regclass)::float8 > date_part('epoch', clock_timestamp()) * 1000::float8
          THEN outbox_wake() ELSE pg_current_xact_id() END;
 
 -- +goose Down

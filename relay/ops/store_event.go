@@ -21,8 +21,8 @@ SELECT e.*, o.header_names, o.payload_bytes FROM (
     LIMIT 1) e CROSS JOIN LATERAL outbox_outline(e.id) o`
 
 const (
-	orderReveal = `SELECT outbox_order_reveal($1, $2, $3)`
-	reveal      = `SELECT payload, headers FROM outbox_reveal($1)`
+	orderReveal = `SELECT outbox_order_reveal($1::bigint, $2::text, $3::text)`
+	reveal      = `SELECT payload, headers FROM outbox_reveal($1::bigint)`
 )
 
 // reveal returns the content of an event, after the audit has it.

@@ -46,7 +46,7 @@ type CreatedDeliveries struct {
 	Deliveries int64 `json:"deliveries"`
 }
 
-const createDeliveries = `SELECT last_id, finished, events, deliveries FROM outbox_create_deliveries($1, $2)`
+const createDeliveries = `SELECT last_id, finished, events, deliveries FROM outbox_create_deliveries($1::bigint, $2::integer)`
 
 // CreateDeliveries gives every event without deliveries those that its type has by the stored
 // routes, or a parked one. It leaves events alone that have a delivery, or are not routed yet, so

@@ -18,7 +18,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// Every SQL statement of this package stands here or in store_*.go, above the one function that runs it.
+// Every SQL statement of this package stands here or in store_*.go, above the one function that runs it. The search_path is the
+// receiver's: an operator or a function that pg_catalog does not have for exactly these types could be a stranger's. So
+// types are cast to be the same, and polymorphic functions are qualified.
 
 // admitSQL inserts the event, unless it is known or in flight: then it returns no row.
 //
@@ -69,7 +71,7 @@ SELECT NOT EXISTS (
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
       AND l.classid::bigint << 32 | l.objid::bigint = ` + KeyLock + `
       AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT')
-      AND (NOT (SELECT relrowsecurity FROM pg_class WHERE oid = 'processed_events'::regclass)
+      AND (NOT (SELECT relrowsecurity FROM pg_class WHERE oid = 'processed_events'::regclass::oid)
            OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN ('inbox_receiver', 'inbox_receiver_' || $1::text) AND pg_has_role(a.usesysid, r.oid, 'MEMBER'))))`
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may

@@ -41,7 +41,7 @@ SELECT CASE WHEN 1 / `
 	AsFound = ` < 1 THEN NULL
        WHEN pg_catalog.pg_advisory_unlock_all() IS NULL THEN NULL
        WHEN pg_catalog.current_setting('synchronous_commit') = 'off' AND pg_catalog.set_config('synchronous_commit', 'on', true) IS NULL THEN NULL
-       ELSE pg_catalog.pg_my_temp_schema() = 0 AND pg_catalog.current_setting('search_path') = `
+       ELSE pg_catalog.pg_my_temp_schema() = 0::pg_catalog.oid AND pg_catalog.current_setting('search_path') = `
 	RoleAsFound = `::pg_catalog.text AND current_user = `
 	LastEnd     = `::pg_catalog.text END`
 )
@@ -56,7 +56,7 @@ const resetSQL = `SELECT inbox_reset()`
 const tidySQL = `
 SELECT CASE WHEN pg_catalog.pg_advisory_unlock_all() IS NULL OR inbox_reset() IS NULL THEN NULL
        ELSE pg_catalog.current_setting('search_path') = $1::pg_catalog.text AND current_user = $2::pg_catalog.text
-            AND (pg_catalog.pg_my_temp_schema() = 0 OR NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = pg_catalog.pg_my_temp_schema())) END`
+            AND (pg_catalog.pg_my_temp_schema() = 0::pg_catalog.oid OR NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = pg_catalog.pg_my_temp_schema())) END`
 
 // Tidy returns tidySQL and its arguments.
 func (s Surroundings) Tidy() (query string, args []any) {

@@ -63,7 +63,7 @@ func AcceptTimeline(ctx context.Context, db pg.DB, e *ForeignError) error {
 
 const selectSnapshot = `SELECT pg_current_snapshot()::text`
 
-const coverEvents = `SELECT last_id, finished, deliveries FROM outbox_cover_events($1, $2, $3::text::pg_snapshot)`
+const coverEvents = `SELECT last_id, finished, deliveries FROM outbox_cover_events($1::bigint, $2::integer, $3::text::pg_snapshot)`
 
 const insertBaseline = `
 WITH ended AS (
