@@ -10,8 +10,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // guarded is a receiver that accepts one token at one path.
