@@ -66,7 +66,7 @@ func newMigrator(db *sql.DB, set Set, files fs.FS, options Options) (*Migrator, 
 	if options.OnWait == nil {
 		options.OnWait = func(*LockedError) {}
 	}
-	s := &session{lockID: lockID(set), patience: max(options.RetryFor, lockPoll)}
+	s := &session{versionTable: set.VersionTable(), lockID: lockID(set), patience: max(options.RetryFor, lockPoll)}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, files,
 		goose.WithTableName(set.VersionTable()),
 		goose.WithSessionLocker(s),
@@ -96,6 +96,9 @@ func (m *Migrator) Sources() []*goose.Source { return m.provider.ListSources() }
 
 // Version returns the newest version that the database has, 0 if it has none.
 func (m *Migrator) Version(ctx context.Context) (int64, error) {
+	if err := m.session.checkVersionTable(ctx, m.db); err != nil {
+		return 0, err
+	}
 	return m.provider.GetDBVersion(ctx)
 }
 
@@ -103,6 +106,9 @@ func (m *Migrator) Version(ctx context.Context) (int64, error) {
 // applied in a transaction of its own, so that an error leaves the database at the version before the file that failed.
 // A file that does not get a lock within LockTimeout is rolled back and tried again for RetryFor.
 func (m *Migrator) Up(ctx context.Context) (done []*goose.MigrationResult, err error) {
+	if err := m.session.checkVersionTable(ctx, m.db); err != nil {
+		return nil, err
+	}
 	if pending, err := m.provider.HasPending(ctx); err != nil || !pending {
 		return nil, err
 	}
@@ -127,6 +133,9 @@ func (m *Migrator) Up(ctx context.Context) (done []*goose.MigrationResult, err e
 
 // DownTo reverts every migration above version, newest first, in the same way as Up applies them.
 func (m *Migrator) DownTo(ctx context.Context, version int64) (done []*goose.MigrationResult, err error) {
+	if err := m.session.checkVersionTable(ctx, m.db); err != nil {
+		return nil, err
+	}
 	statuses, err := m.provider.Status(ctx)
 	if err != nil {
 		return nil, err

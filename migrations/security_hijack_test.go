@@ -1,6 +1,8 @@
 package migrations_test
 
 import (
+	"database/sql"
+	"errors"
 	"strings"
 	"testing"
 
@@ -241,4 +243,42 @@ func TestSecurityMigrationsAreNotHijacked(t *testing.T) {
 	decoys := pgtest.Hijack(t, dsn, ".")
 	pgtest.Migrate(t, dsn, migrations.Outbox, migrations.Inbox)
 	decoys.WantUnused(t, "up")
+}
+
+// A login that may create objects makes the table of versions before the first migration, with a trigger that would run as who migrates.
+func TestSecurityForgedVersionTable(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Inbox)
+	s.superuser(`GRANT CREATE ON SCHEMA public TO PUBLIC`)
+	attacker := s.as("stranger")
+	attacker.exec(`
+		CREATE TABLE loot (who text); GRANT INSERT ON loot TO PUBLIC;
+		CREATE TABLE outbox_schema_version (id serial PRIMARY KEY, version_id bigint, is_applied boolean, tstamp timestamp DEFAULT now());
+		INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (0, true);
+		GRANT ALL ON outbox_schema_version, outbox_schema_version_id_seq TO PUBLIC;
+		CREATE FUNCTION steal() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN INSERT INTO public.loot VALUES (''a trigger as '' || current_user); RETURN NEW; END';
+		CREATE TRIGGER steal BEFORE INSERT ON outbox_schema_version FOR EACH ROW EXECUTE FUNCTION steal()`)
+	for _, login := range []string{s.superuserName(), "shop_owner"} {
+		err := s.migrate(login)
+		if !errors.Is(err, migrations.ErrForeignVersionTable) || !strings.Contains(err.Error(), "table outbox_schema_version belongs to stranger: ") {
+			t.Errorf("as %s: %v", login, err)
+		}
+	}
+	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
+	attacker.exec(`DROP TABLE outbox_schema_version`)
+	for _, login := range []string{"shop_owner", s.superuserName()} { // the second finds what the first one made
+		if err := s.migrate(login); err != nil {
+			t.Errorf("as %s: %v", login, err)
+		}
+	}
+	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
+}
+
+func (s *shop) migrate(login string) error {
+	s.Helper()
+	db, err := sql.Open("pgx", s.dsn(login))
+	pgtest.Must(s, err)
+	defer db.Close()
+	return migrations.Up(s.Context(), db, migrations.Outbox)
 }

@@ -3,6 +3,7 @@ package migrations
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io/fs"
@@ -82,11 +83,12 @@ func (s Session) String() string {
 
 // A session is goose's connection while it runs one file.
 type session struct {
-	lockID      int64
-	patience    time.Duration // how long another migrator may have the advisory lock
-	lockTimeout time.Duration // for the next file
-	before      string        // the connection's own lock_timeout
-	pid         atomic.Int32  // of the connection; 0: it does not run a file
+	versionTable string
+	lockID       int64
+	patience     time.Duration // how long another migrator may have the advisory lock
+	lockTimeout  time.Duration // for the next file
+	before       string        // the connection's own lock_timeout
+	pid          atomic.Int32  // of the connection; 0: it does not run a file
 }
 
 // lockPoll is how long a migrator waits before it asks again for the advisory lock of its set.
@@ -98,6 +100,12 @@ const lockPoll = time.Second
 func (s *session) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	for start := time.Now(); ; {
 		locked, err := s.tryLock(ctx, conn)
+		if err == nil && locked {
+			err = s.checkVersionTable(ctx, conn)
+			if err != nil {
+				err = errors.Join(err, s.SessionUnlock(ctx, conn))
+			}
+		}
 		if err != nil || locked {
 			return err
 		}
@@ -143,6 +151,44 @@ func (s *session) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 		return fmt.Errorf("release the advisory lock of the migrations: %w", err)
 	}
 	return nil
+}
+
+// ErrForeignVersionTable means that the table of versions belongs to a login that migrations must not trust: its triggers and rules
+// would run with the rights of who migrates.
+var ErrForeignVersionTable = errors.New("its owner could run code with the rights of who migrates")
+
+// What goose would find by the name of its table. Trusted are who reads it, the roles whose rights that one has, superusers, the
+// owner of the database, and who may create in the schema for another reason than that everybody may. A superuser has the rights of
+// all, which says nothing.
+const selectForeignVersionTable = `
+SELECT c.oid::pg_catalog.regclass::pg_catalog.text, pg_catalog.quote_ident(o.rolname)
+FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+    JOIN pg_catalog.pg_roles o ON o.oid OPERATOR(pg_catalog.=) c.relowner
+    JOIN pg_catalog.pg_roles me ON me.rolname OPERATOR(pg_catalog.=) CURRENT_USER
+    JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid
+    AND NOT o.rolsuper AND o.oid OPERATOR(pg_catalog.<>) me.oid
+    AND o.oid OPERATOR(pg_catalog.<>) n.nspowner AND o.oid OPERATOR(pg_catalog.<>) d.datdba
+    AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(n.nspacl) a
+        WHERE a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'::pg_catalog.text AND a.grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid
+            AND pg_catalog.pg_has_role(o.oid, a.grantee, 'USAGE'::pg_catalog.text))
+    AND (me.rolsuper OR NOT pg_catalog.pg_has_role(me.oid, o.oid, 'USAGE'::pg_catalog.text))`
+
+// checkVersionTable refuses a table of versions that another login has made before the first migration.
+func (s *session) checkVersionTable(ctx context.Context, db interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+},
+) error {
+	var table, owner string
+	switch err := db.QueryRowContext(ctx, selectForeignVersionTable, s.versionTable).Scan(&table, &owner); {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("find the table of versions: %w", err)
+	}
+	return fmt.Errorf("table %s belongs to %s: %w; if another login made it, drop it; if %[2]s migrates here, let it create in the schema: GRANT CREATE ON SCHEMA … TO %[2]s",
+		table, owner, ErrForeignVersionTable)
 }
 
 const selectMigrating = `
