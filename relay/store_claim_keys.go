@@ -66,7 +66,7 @@ WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
                             ELSE NOT EXISTS (SELECT FROM hand h WHERE h.hash = hashtext(key.ordering_key) AND h.seq << 22 < d.joined) END AS clear
                 FROM outbox_delivery d
                 WHERE d.destination = key.destination AND d.ordering_key = key.ordering_key AND d.status = 'pending'
-                  AND (d.joined, d.event_id) > (0, key.floor)
+                  AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (0, key.floor)
                 ORDER BY d.joined, d.event_id LIMIT key.run + 1
             ) x
             WINDOW w AS (ORDER BY x.joined, x.event_id ROWS UNBOUNDED PRECEDING)

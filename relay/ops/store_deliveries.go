@@ -182,7 +182,7 @@ const countBehind = `
 WITH head AS MATERIALIZED (SELECT joined FROM outbox_delivery WHERE event_id = $3 AND destination = $1 LIMIT 1)
 SELECT count(*) FROM (
     (SELECT FROM head h CROSS JOIN LATERAL (
-        SELECT FROM outbox_delivery d WHERE d.destination = $1 AND d.ordering_key = $2 AND d.status = 'pending' AND (d.joined, d.event_id) > (h.joined, $3)
+        SELECT FROM outbox_delivery d WHERE d.destination = $1 AND d.ordering_key = $2 AND d.status = 'pending' AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (h.joined, $3)
         ORDER BY d.joined, d.event_id LIMIT 10001) d)
     UNION ALL
     (SELECT FROM head h CROSS JOIN LATERAL (

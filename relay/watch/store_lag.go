@@ -75,7 +75,7 @@ const Blocked = `LATERAL (
           ) SELECT * FROM head LIMIT 10001) h
     CROSS JOIN LATERAL (
         SELECT FROM outbox_delivery p
-        WHERE p.destination = lane.destination AND p.ordering_key = h.ordering_key AND p.status = 'pending'
+        WHERE p.destination = lane.destination AND p.ordering_key = h.ordering_key AND p.status = 'pending' AND p.joined IS NOT NULL
           AND (p.joined, p.event_id) > (h.joined, h.event_id)
         LIMIT 1) later
 )`

@@ -31,7 +31,7 @@ WITH head AS MATERIALIZED (
     FROM head CROSS JOIN LATERAL (
         SELECT d.ctid AS place, d.event_id, d.joined, d.blocked_by FROM outbox_delivery d
         WHERE d.destination = head.destination AND d.ordering_key = head.ordering_key AND d.status = 'pending'
-          AND (d.joined, d.event_id) > (head.joined, head.head) AND (d.joined, d.event_id) >= (head.first_joined, head.first)
+          AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (head.joined, head.head) AND (d.joined, d.event_id) >= (head.first_joined, head.first)
         ORDER BY d.joined, d.event_id LIMIT $5) f
 ), follower AS MATERIALIZED (
     SELECT d.ctid AS place, l.head, l.number
@@ -179,7 +179,7 @@ UPDATE outbox_delivery SET blocked_by = NULL WHERE ctid = ANY (ARRAY (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
         WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'pending'
-          AND (d.joined, d.event_id) > (k.joined, k.event_id)
+          AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (k.joined, k.event_id)
         ORDER BY d.joined, d.event_id LIMIT 1 FOR UPDATE SKIP LOCKED) first))`
 
 // Release makes the first pending delivery behind the given ones of each ordering key stand among what is due. Whoever ends
