@@ -15,7 +15,7 @@ const (
 
 	// lateAfter is how long after its insert an event must become due, at least, to join its key by its time if no relay took it before.
 	// Producers whose clock runs ahead set available_at some milliseconds into the future of the database.
-	lateAfter = time.Second
+	lateAfter = 100 * time.Millisecond
 )
 
 // joins are ordering keys that deliveries have to join, since they have become due, or that have to be claimed again.
