@@ -81,18 +81,16 @@ func (c *claimer) joinKeys(ctx context.Context) error {
 	return nil
 }
 
-// joinBefore joins what has become due to keys of a range, before the deliveries of these keys in the range. The caller asks again about the
-// keys.
-func (c *claimer) joinBefore(ctx context.Context, seq int64, keys []policy.OrderingKey) error {
+// joinBefore joins to keys of a range what was due before their first deliveries in the range, and places it before these. The caller asks
+// again about the keys.
+func (c *claimer) joinBefore(ctx context.Context, seq int64, keys []intake.Key) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	list := make([]intake.Key, 0, len(keys))
-	for _, key := range keys {
-		list = append(list, intake.Key{Destination: key.Destination, Key: key.Key})
-		c.joins.add(key, join{class: live, done: true})
+	for _, k := range keys {
+		c.joins.add(policy.OrderingKey{Destination: k.Destination, Key: k.Key}, join{class: live, done: true})
 	}
-	_, err := intake.JoinKeys(ctx, c.store.pool, seq, list, max(joinRows/len(list), 1))
+	_, err := intake.JoinKeys(ctx, c.store.pool, seq, keys, max(joinRows/len(keys), 1))
 	c.agenda.At(policy.CauseJoinKeys, time.Now())
 	return err
 }

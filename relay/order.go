@@ -2,6 +2,7 @@ package relay
 
 import (
 	"slices"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -72,9 +73,36 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 type orderingKeys struct {
 	spilling map[string]int  // deliveries of each that are about to become pending
 	blocked  map[string]bool // of which one has become pending since the claimer last asked about rows
-	ready    []readyKey      // the next delivery of each may be claimed; in the order in which they were found
+	arriving map[string]arrival
+	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
 	isReady  map[string]bool
 	inFlight map[string]keyInFlight
+}
+
+// An arrival is that of rows which join an ordering key when they are due, and which are about to be written.
+type arrival struct {
+	rows int
+	due  time.Time // the first of them
+}
+
+func (k *orderingKeys) arrive(key string, due time.Time) {
+	if k.arriving == nil {
+		k.arriving = map[string]arrival{}
+	}
+	a := k.arriving[key]
+	if a.rows++; a.rows == 1 || due.Before(a.due) {
+		a.due = due
+	}
+	k.arriving[key] = a
+}
+
+func (k *orderingKeys) arrived(key string) {
+	a := k.arriving[key]
+	if a.rows--; a.rows > 0 {
+		k.arriving[key] = a
+		return
+	}
+	delete(k.arriving, key)
 }
 
 // A keyInFlight is an ordering key of which deliveries were claimed and are not yet settled.

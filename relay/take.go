@@ -346,8 +346,12 @@ func (c *claimer) spill(d delivery, reason policy.Reason) {
 }
 
 func (c *claimer) settle(s settle.Settlement) {
-	if l := c.lanes.get(s.Destination); l != nil && s.OrderingKey != nil && s.InHand.Scheduled.IsZero() {
-		l.beginSpill(*s.OrderingKey)
+	if l := c.lanes.get(s.Destination); l != nil && s.OrderingKey != nil {
+		if s.InHand.Scheduled.IsZero() {
+			l.beginSpill(*s.OrderingKey)
+		} else {
+			l.beginArrival(*s.OrderingKey, s.InHand.Scheduled)
+		}
 	}
 	c.settler.Settle(s)
 }
@@ -382,7 +386,7 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 		if l := c.lanes.get(d.destination); l != nil {
 			skips = l.current().Destination.OnFailure == policy.SkipFailed
 		}
-		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips})
+		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.nextAttemptAt.Time})
 	}
 	blocked, err := intake.FindBlockedKeys(ctx, c.store.pool, instance, hold, keys)
 	if err != nil {

@@ -97,6 +97,12 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 // row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. still are the keys for which earlier ranges wait; it adds
 // those of this one.
 func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[policy.OrderingKey]bool) (rest awaitingRange, err error) {
+	for i := range a.deliveries { // first: what is written afterwards, the database shows
+		key := a.deliveries[i].orderingKey()
+		if l := c.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, a.deliveries[i].nextAttemptAt.Time) {
+			still[key] = true
+		}
+	}
 	blocked, err := c.findBlocked(ctx, a.instance, a.of.Held(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
@@ -106,10 +112,13 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[poli
 	if err != nil {
 		return rest, err
 	}
-	var due []policy.OrderingKey
-	for key, why := range blocked {
-		if why.Due && !why.InHand && !still[key] {
-			due = append(due, key)
+	var due []intake.Key
+	asked := map[policy.OrderingKey]bool{}
+	for i := range a.deliveries {
+		key := a.deliveries[i].orderingKey()
+		if why := blocked[key]; why.Due && !why.InHand && !still[key] && !asked[key] {
+			asked[key] = true
+			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: a.deliveries[i].nextAttemptAt.Time})
 		}
 	}
 	if err := c.joinBefore(ctx, a.seq, due); err != nil {

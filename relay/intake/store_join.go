@@ -3,6 +3,7 @@ package intake
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -23,12 +24,12 @@ WITH ` + KeysInHand + `, last AS MATERIALIZED (
     SELECT CASE WHEN $4::bigint > 0 THEN $4 - 1 ELSE seq END AS seq FROM outbox_range ORDER BY seq DESC LIMIT 1
 ), key AS MATERIALIZED (
     SELECT w.*, $4 = 0 AND (hashtext(w.ordering_key) IN (SELECT h.hash FROM hand h)) IS TRUE AS in_hand
-    FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS w (destination, ordering_key, number)
+    FROM unnest($1::text[], $2::text[], $5::timestamptz[]) WITH ORDINALITY AS w (destination, ordering_key, due, number)
 ), due AS MATERIALIZED (
     SELECT k.number, u.* FROM key k CROSS JOIN LATERAL (
         SELECT x.*, row_number() OVER (ORDER BY x.next_attempt_at, x.event_id) AS nth FROM (
             SELECT d.ctid AS place, d.next_attempt_at, d.event_id FROM outbox_delivery d
-            WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= now()
+            WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= least(now(), k.due)
             ORDER BY d.next_attempt_at, d.event_id LIMIT $3::int) x) u
     WHERE NOT k.in_hand
 ), locked AS MATERIALIZED (
@@ -66,11 +67,11 @@ type Joined struct {
 func JoinKeys(ctx context.Context, db pg.DB, before int64, keys []Key, limit int) ([]Joined, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	names, destinations := make([]string, len(keys)), make([]string, len(keys))
+	names, destinations, due := make([]string, len(keys)), make([]string, len(keys)), make([]*time.Time, len(keys))
 	for i, k := range keys {
-		names[i], destinations[i] = k.Key, k.Destination
+		names[i], destinations[i], due[i] = k.Key, k.Destination, set(k.Due)
 	}
-	rows, err := db.Query(ctx, joinKeys, destinations, names, limit, before)
+	rows, err := db.Query(ctx, joinKeys, destinations, names, limit, before, due)
 	if err != nil {
 		return nil, fmt.Errorf("join ordering keys: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -36,10 +37,10 @@ CROSS JOIN LATERAL (
      WHERE s.destination = w.destination AND s.parked_after IS NOT NULL)
     LIMIT 1) d
 UNION ALL
-SELECT w.number, 'due' FROM unnest($3, $4) WITH ORDINALITY AS w (key, destination, number)
+SELECT w.number, 'due' FROM unnest($3, $4, $7::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
 CROSS JOIN LATERAL (
     SELECT FROM outbox_delivery d
-    WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= now()
+    WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= least(now(), w.due)
     ORDER BY d.next_attempt_at, d.event_id LIMIT 1) d`
 
 // ErrLost says that a range is not this relay's any more: a crash of the server has undone the take, or another relay has taken it over.
@@ -51,11 +52,11 @@ var ErrLost = errors.New("the range is not this relay's any more")
 func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of Hold, keys []Key) (blocked []Blocked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	names, destinations, skips := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys))
+	names, destinations, skips, due := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys)), make([]*time.Time, len(keys))
 	for i, k := range keys {
-		names[i], destinations[i], skips[i] = k.Key, k.Destination, k.SkipsFailed
+		names[i], destinations[i], skips[i], due[i] = k.Key, k.Destination, k.SkipsFailed, set(k.Due)
 	}
-	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence)
+	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence, due)
 	if err != nil {
 		return nil, fmt.Errorf("find blocked keys: %w", err)
 	}
@@ -89,6 +90,8 @@ type Key struct {
 	Key, Destination string
 	// SkipsFailed says that at this destination a failed delivery blocks nothing.
 	SkipsFailed bool
+	// Due is when the first event of the key was due that the question is about. Rows that became due later do not count. Zero: all do.
+	Due time.Time
 }
 
 // Blocked says why a key has to wait.
