@@ -21,7 +21,7 @@ const KeysInHand = `hand AS MATERIALIZED (
 // out: an operator is about to discard them.
 const joinKeys = `
 WITH ` + KeysInHand + `, last AS MATERIALIZED (
-    SELECT CASE WHEN $4::bigint > 0 THEN $4 - 1 ELSE seq END AS seq FROM outbox_range ORDER BY seq DESC LIMIT 1
+    SELECT CASE WHEN $4::bigint > 0 THEN $4 - 1 ELSE r.seq END AS seq FROM outbox_range r ORDER BY r.seq DESC LIMIT 1
 ), key AS MATERIALIZED (
     SELECT w.*, $4 = 0 AND (hashtext(w.ordering_key) IN (SELECT h.hash FROM hand h)) IS TRUE AS in_hand
     FROM unnest($1::text[], $2::text[], $5::timestamptz[]) WITH ORDINALITY AS w (destination, ordering_key, due, number)
