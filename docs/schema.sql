@@ -320,7 +320,7 @@ $$;
 
 CREATE FUNCTION outbox_compatible_since() RETURNS integer
     LANGUAGE sql IMMUTABLE
-    AS $$SELECT 15$$;
+    AS $$SELECT 23$$;
 
 COMMENT ON FUNCTION outbox_compatible_since() IS 'The oldest schema version whose programs work with this schema.';
 
@@ -358,8 +358,8 @@ BEGIN
     SELECT coalesce(max(e.id), after_id), count(*) < batch INTO last_id, finished
     FROM (SELECT o.id FROM outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
     WITH covered AS (
-        INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
-        SELECT DISTINCT ON (e.id, r.destination) e.id, coalesce(r.destination, ''), greatest(e.available_at, inserted_at), e.ordering_key,
+        INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
+        SELECT DISTINCT ON (e.id, r.destination) e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
                octet_length(e.payload::text)
         FROM outbox e LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern
         WHERE e.id > after_id AND e.id <= last_id
@@ -398,8 +398,8 @@ BEGIN
     FROM (SELECT o.id FROM outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
     finished := looked_at < batch;
     events := coalesce(cardinality(missing), 0);
-    INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
-    SELECT DISTINCT e.id, coalesce(r.destination, ''), greatest(e.available_at, inserted_at), e.ordering_key,
+    INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
+    SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
            octet_length(e.payload::text)
     FROM unnest(missing) m (id) CROSS JOIN LATERAL (SELECT * FROM outbox o WHERE o.id = m.id LIMIT 1) e
     LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern
@@ -641,8 +641,8 @@ CREATE FUNCTION outbox_release_parked(after_id bigint, last_id bigint) RETURNS b
         WHERE p.event_id = parked.event_id AND p.destination = ''
         RETURNING p.event_id, parked.event_type, p.next_attempt_at, p.ordering_key, p.payload_bytes
     ), routed AS (
-        INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
-        SELECT DISTINCT g.event_id, r.destination, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
+        INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
+        SELECT DISTINCT g.event_id, r.destination, CASE WHEN g.ordering_key IS NULL OR g.next_attempt_at <= now() THEN 0 END, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
         FROM gone g JOIN outbox_route r ON g.event_type LIKE r.like_pattern
         ON CONFLICT DO NOTHING
         RETURNING destination, ordering_key
@@ -977,7 +977,8 @@ CREATE TABLE outbox_delivery (
     ordering_key text COLLATE pg_catalog."C",
     last_reason text,
     last_error text,
-    blocked_by bigint
+    blocked_by bigint,
+    joined bigint DEFAULT 0
 )
 WITH (fillfactor='44', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='1');
 ALTER TABLE ONLY outbox_delivery ALTER COLUMN ordering_key SET (n_distinct=-0.9);
@@ -995,6 +996,8 @@ COMMENT ON COLUMN outbox_delivery.rescues IS 'Claims lost to a dead relay since 
 COMMENT ON COLUMN outbox_delivery.replay IS 'An operator made it pending again: it is sent after live events and backlog, and says so in a header.';
 
 COMMENT ON COLUMN outbox_delivery.blocked_by IS 'The event of its ordering key behind which a pending delivery waits. Claims do not see it until that event is delivered or discarded. NULL: it waits for nothing but its time.';
+
+COMMENT ON COLUMN outbox_delivery.joined IS 'The place in the order of the ordering key, before event_id. 0: the event was due when a relay took it. NULL: it has not joined its key yet, and holds no other event. Otherwise 2^22 times the number of a range, and a number behind it.';
 
 CREATE TABLE outbox_destination (
     destination text NOT NULL COLLATE pg_catalog."C",
@@ -1362,11 +1365,13 @@ CREATE INDEX outbox_by_xid ON outbox USING btree (xid, id) WHERE (xid > '2'::xid
 
 CREATE INDEX outbox_delivery_aside ON outbox_delivery USING btree (destination, event_id) WHERE ((status = 'failed'::text) OR ((status = 'pending'::text) AND (destination = ''::text)));
 
-CREATE INDEX outbox_delivery_blocked ON outbox_delivery USING btree (destination, ordering_key, event_id) WHERE ((ordering_key IS NOT NULL) AND (status = 'failed'::text));
+CREATE INDEX outbox_delivery_blocked ON outbox_delivery USING btree (destination, ordering_key, joined, event_id) WHERE ((status = 'failed'::text) AND (ordering_key IS NOT NULL));
 
 CREATE INDEX outbox_delivery_due ON outbox_delivery USING btree (destination, replay, next_attempt_at, event_id) WHERE ((status = 'pending'::text) AND (blocked_by IS NULL));
 
-CREATE INDEX outbox_delivery_order ON outbox_delivery USING btree (destination, ordering_key, event_id) WHERE ((ordering_key IS NOT NULL) AND (status = 'pending'::text));
+CREATE INDEX outbox_delivery_order ON outbox_delivery USING btree (destination, ordering_key, joined, event_id) WHERE ((status = 'pending'::text) AND (ordering_key IS NOT NULL) AND (joined IS NOT NULL));
+
+CREATE INDEX outbox_delivery_scheduled ON outbox_delivery USING btree (destination, ordering_key, next_attempt_at, event_id) WHERE ((status = 'pending'::text) AND (ordering_key IS NOT NULL) AND (joined IS NULL));
 
 CREATE INDEX outbox_delivery_waiting ON outbox_delivery USING btree (destination, blocked_by, event_id) WHERE ((status = 'pending'::text) AND (blocked_by IS NOT NULL));
 

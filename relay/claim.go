@@ -36,6 +36,7 @@ type claimer struct {
 	lost       session.Unacknowledged
 	contention policy.Contention
 	taker      taker
+	joins      joins
 }
 
 // run takes one turn after the other until ctx is done.
@@ -132,6 +133,11 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due po
 	ctx = context.WithoutCancel(ctx)
 	if due.Has(policy.CauseEntry | policy.CauseRescue) {
 		if err := c.rescueRanges(ctx, now, instance); err != nil {
+			return err
+		}
+	}
+	if due.Has(policy.CauseJoinKeys) {
+		if err := c.joinKeys(ctx); err != nil {
 			return err
 		}
 	}
@@ -253,7 +259,7 @@ func (c *claimer) claim(ctx context.Context, instance int32, claims []laneClaim)
 func (c *claimer) claimFailed(claims []laneClaim) {
 	for _, claim := range claims {
 		for _, key := range claim.request.keys {
-			claim.lane.makeReady(key.key, 0, key.class)
+			claim.lane.makeReady(key.key, policy.Place{}, key.class)
 		}
 		for _, s := range claim.request.scans {
 			if s.class != live && !s.rescan {
@@ -307,23 +313,27 @@ func (c *claimer) applyResult(claims []laneClaim, result claimResult, took time.
 }
 
 // rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
-// or at the one that it found and could not claim.
+// or at the one that it found and could not claim. No floor stands at one that joined its key later: rows of events that were in hand then
+// come before it.
 func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	index := map[string]int{}
 	for i := range claims {
 		index[claims[i].lane.name] = i
 	}
-	remember := func(request int, key string, head int64) {
+	remember := func(request int, key string, head policy.Place) {
+		if head.Joined != 0 {
+			return
+		}
 		claim := claims[request]
 		c.floors.Set(policy.OrderingKey{Destination: claim.lane.name, Key: key},
-			policy.Floor{Event: head - 1, Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed})
+			policy.Floor{Event: head.Event - 1, Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed})
 	}
 	for _, head := range result.heads {
-		remember(head.request, head.key, head.eventID)
+		remember(head.request, head.key, head.place)
 	}
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.OrderingKey != nil {
-			remember(index[d.destination], *d.event.OrderingKey, d.eventID)
+			remember(index[d.destination], *d.event.OrderingKey, d.placeInKey())
 		}
 	}
 }
@@ -345,10 +355,14 @@ func (c *claimer) noteWaiting(claims []laneClaim, heads []keyHead) {
 		request int
 		key     string
 	}
-	held := map[askedKey]int64{} // the event of each head: a claim may ask for thousands of keys
+	held := map[askedKey]policy.Place{} // of each head: a claim may ask for thousands of keys
 	for _, head := range heads {
+		if head.waits {
+			c.joins.add(policy.OrderingKey{Destination: claims[head.request].lane.name, Key: head.key}, join{class: live, done: true})
+			c.agenda.At(policy.CauseJoinKeys, time.Now().Add(joinAgain))
+		}
 		if head.holds {
-			held[askedKey{head.request, head.key}] = head.eventID
+			held[askedKey{head.request, head.key}] = head.place
 		}
 	}
 	for i := range claims {
@@ -357,8 +371,8 @@ func (c *claimer) noteWaiting(claims []laneClaim, heads []keyHead) {
 		}
 		request := &claims[i].request
 		for _, k := range request.keys {
-			if head, is := held[askedKey{i, k.key}]; is && k.found > head {
-				c.waiting.Found(waiting.Behind{Destination: request.destination, Key: k.key, Head: head, First: k.found})
+			if head, is := held[askedKey{i, k.key}]; is && k.found.Compare(head) > 0 {
+				c.waiting.Found(waiting.Behind{Destination: request.destination, Key: k.key, Head: head.Event, First: k.found})
 			}
 		}
 	}
@@ -367,8 +381,17 @@ func (c *claimer) noteWaiting(claims []laneClaim, heads []keyHead) {
 // noteKeys makes the ordering keys ready that a scan has seen.
 func (c *claimer) noteKeys(l *lane, class class, keys []foundKey) {
 	for _, found := range keys {
-		c.floors.Forget(policy.OrderingKey{Destination: l.name, Key: found.key}, found.eventID)
-		l.makeReady(found.key, found.eventID, class)
+		key := policy.OrderingKey{Destination: l.name, Key: found.key}
+		if found.joins {
+			c.joins.add(key, join{class: class})
+			c.agenda.At(policy.CauseJoinKeys, time.Now())
+		}
+		if found.place != (policy.Place{}) {
+			if found.place.Joined == 0 {
+				c.floors.Forget(key, found.place.Event)
+			}
+			l.makeReady(found.key, found.place, class)
+		}
 	}
 }
 
@@ -427,7 +450,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.countTaken(d.class, 1)
-		l.countClaimed(*d.event.OrderingKey, 1, d.eventID)
+		l.countClaimed(*d.event.OrderingKey, 1, d.placeInKey())
 		c.settler.Settle(held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
@@ -437,7 +460,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			class = min(class, run[i].classAt(window))
 		}
 		if key := run[0].event.OrderingKey; key != nil {
-			l.countClaimed(*key, len(run), run[len(run)-1].eventID)
+			l.countClaimed(*key, len(run), run[len(run)-1].placeInKey())
 			if class == replays {
 				class = keyClass[*key]
 			}

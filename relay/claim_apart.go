@@ -56,7 +56,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 					return claimResult{}, failed
 				}
 				for _, key := range part.keys {
-					c.lanes.get(part.destination).makeReady(key.key, 0, key.class)
+					c.lanes.get(part.destination).makeReady(key.key, policy.Place{}, key.class)
 				}
 			}
 			all.include(found, i, len(part.scans))

@@ -95,10 +95,10 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	t.Parallel()
 	var l lane
 	for i := range 6 {
-		l.makeReady(strconv.Itoa(i%3), 1, backlog)
+		l.makeReady(strconv.Itoa(i%3), policy.Place{Event: 1}, backlog)
 	}
-	l.countClaimed("in flight", 2, 1)
-	l.makeReady("in flight", 1, live)
+	l.countClaimed("in flight", 2, policy.Place{Event: 1})
+	l.makeReady("in flight", policy.Place{Event: 1}, live)
 	if none, _ := l.takeReady([classes]int{live: 9}); len(none) != 0 {
 		t.Errorf("took %v without room for their class", none)
 	}

@@ -1,13 +1,18 @@
 package relay
 
 import (
-	"cmp"
 	"slices"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A delivery with an ordering key may be sent only when no earlier one of its key and destination is pending, parked, or
 // failed (unless the destination skips those). A claim brings the head of a key together with the deliveries that follow it,
 // as a run, and one sender sends a run in sequence.
+
+// placeInKey returns where a delivery stands in its ordering key.
+func (d *delivery) placeInKey() policy.Place { return policy.Place{Joined: d.joined, Event: d.eventID} }
 
 // byDestination returns the deliveries of each destination. Those of a single one are not copied.
 func byDestination(all []delivery) map[string][]delivery {
@@ -48,7 +53,7 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 		}
 		all = append(all, claimed[i:i+1:i+1])
 	}
-	slices.SortFunc(followers, func(a, b delivery) int { return cmp.Compare(a.eventID, b.eventID) })
+	slices.SortFunc(followers, func(a, b delivery) int { return a.placeInKey().Compare(b.placeInKey()) })
 	for _, d := range followers {
 		if d.event.OrderingKey != nil {
 			if i, known := of[key{d.destination, *d.event.OrderingKey}]; known && all[i][len(all[i])-1].eventID == d.after {
@@ -68,17 +73,44 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 type orderingKeys struct {
 	spilling map[string]int  // deliveries of each that are about to become pending
 	blocked  map[string]bool // of which one has become pending since the claimer last asked about rows
-	ready    []readyKey      // the next delivery of each may be claimed; in the order in which they were found
+	arriving map[string]arrival
+	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
 	isReady  map[string]bool
 	inFlight map[string]keyInFlight
+}
+
+// An arrival is that of rows which join an ordering key when they are due, and which are about to be written.
+type arrival struct {
+	rows int
+	due  time.Time // the first of them
+}
+
+func (k *orderingKeys) arrive(key string, due time.Time) {
+	if k.arriving == nil {
+		k.arriving = map[string]arrival{}
+	}
+	a := k.arriving[key]
+	if a.rows++; a.rows == 1 || due.Before(a.due) {
+		a.due = due
+	}
+	k.arriving[key] = a
+}
+
+func (k *orderingKeys) arrived(key string) {
+	a := k.arriving[key]
+	if a.rows--; a.rows > 0 {
+		k.arriving[key] = a
+		return
+	}
+	delete(k.arriving, key)
 }
 
 // A keyInFlight is an ordering key of which deliveries were claimed and are not yet settled.
 type keyInFlight struct {
 	deliveries int
-	replayed   bool  // its run is one of replays
-	freed      bool  // by one that was settled, or that commits before the last: the key is ready once the rest is settled, too
-	last       int64 // the greatest event of them
+	replayed   bool         // its run is one of replays
+	freed      bool         // by one that was settled, or that commits before the last: the key is ready once the rest is settled, too
+	last       policy.Place // of the last of them
 
 	ranged  bool       // they came with a range
 	active  bool       // a sender has some of them, or will have
@@ -88,8 +120,8 @@ type keyInFlight struct {
 
 // makeReady notes a key of which the given event was found, so that its next delivery may be claimed. A key in flight becomes ready when that is
 // settled: if the settlement frees it, or if the event is earlier than the last one in flight, for whose retry it must not wait.
-func (k *orderingKeys) makeReady(key string, eventID int64, c class) {
-	if inFlight, is := k.inFlight[key]; is && (eventID < inFlight.last || inFlight.ranged) {
+func (k *orderingKeys) makeReady(key string, found policy.Place, c class) {
+	if inFlight, is := k.inFlight[key]; is && (found.Compare(inFlight.last) < 0 || inFlight.ranged) {
 		inFlight.freed = true
 		k.inFlight[key] = inFlight
 	}
@@ -100,7 +132,7 @@ func (k *orderingKeys) makeReady(key string, eventID int64, c class) {
 		k.isReady = map[string]bool{}
 	}
 	k.isReady[key] = true
-	k.ready = append(k.ready, readyKey{key: key, class: c, found: eventID})
+	k.ready = append(k.ready, readyKey{key: key, class: c, found: found})
 }
 
 // activate notes that a run of a key is queued.
@@ -144,14 +176,16 @@ func (k *orderingKeys) take(free [classes]int) (keys []readyKey, crowded [classe
 	return keys, crowded
 }
 
-// claimed counts n deliveries of a key that are on their way, up to the given event.
-func (k *orderingKeys) claimed(key string, n int, last int64) {
+// claimed counts n deliveries of a key that are on their way, up to the given place.
+func (k *orderingKeys) claimed(key string, n int, last policy.Place) {
 	if k.inFlight == nil {
 		k.inFlight = map[string]keyInFlight{}
 	}
 	inFlight := k.inFlight[key]
 	inFlight.deliveries += n
-	inFlight.last = max(inFlight.last, last)
+	if last.Compare(inFlight.last) > 0 {
+		inFlight.last = last
+	}
 	k.inFlight[key] = inFlight
 }
 
@@ -162,7 +196,7 @@ func (k *orderingKeys) give(d delivery) (begins, refused bool) {
 	if inFlight := k.inFlight[key]; inFlight.stopped || k.blocked[key] || k.spilling[key] > 0 {
 		return false, true
 	}
-	k.claimed(key, 1, d.eventID)
+	k.claimed(key, 1, d.placeInKey())
 	inFlight := k.inFlight[key]
 	begins = !inFlight.active
 	inFlight.ranged, inFlight.active = true, true
@@ -228,6 +262,6 @@ func (k *orderingKeys) settled(key string, c class, frees, blocks bool) {
 	}
 	delete(k.inFlight, key)
 	if rest.freed {
-		k.makeReady(key, 0, c)
+		k.makeReady(key, policy.Place{}, c)
 	}
 }

@@ -377,7 +377,7 @@ func (o *outgoing) takeToken(now time.Time, d *delivery) (wait time.Duration, in
 
 // makeReady notes an ordering key of which an event was found whose next delivery may be claimed. Queued replays of the key move to the class of what
 // was found waiting behind them.
-func (o *outgoing) makeReady(key string, eventID int64, c class) {
+func (o *outgoing) makeReady(key string, found policy.Place, c class) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.keys.inFlight[key].replayed && c < replays {
@@ -389,7 +389,7 @@ func (o *outgoing) makeReady(key string, eventID int64, c class) {
 			o.queues[c].push(run)
 		}
 	}
-	o.keys.makeReady(key, eventID, c)
+	o.keys.makeReady(key, found, c)
 }
 
 // keySettled counts a delivery with an ordering key that was settled.
@@ -412,8 +412,8 @@ func (o *outgoing) hasReady() bool {
 	return len(o.keys.ready) > 0
 }
 
-// countClaimed counts n deliveries of an ordering key that are on their way, up to the given event.
-func (o *outgoing) countClaimed(key string, n int, last int64) {
+// countClaimed counts n deliveries of an ordering key that are on their way, up to the given place.
+func (o *outgoing) countClaimed(key string, n int, last policy.Place) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.keys.claimed(key, n, last)

@@ -67,6 +67,28 @@ func (o *outgoing) endSpill(key string) {
 	o.keys.block(key)
 }
 
+// beginArrival and endArrival enclose the way of a row that joins its ordering key when it is due.
+func (o *outgoing) beginArrival(key string, due time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.keys.arrive(key, due)
+}
+
+func (o *outgoing) endArrival(key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.keys.arrived(key)
+}
+
+// awaitsArrival reports whether a row of an ordering key is about to be written that was due at the given time of the database. Until it can
+// be joined, nothing that was due later may be sent.
+func (o *outgoing) awaitsArrival(key string, due time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	a, is := o.keys.arriving[key]
+	return is && !due.Before(a.due)
+}
+
 // noteDue notes a row that became due at the given time, by the database's clock.
 func (o *outgoing) noteDue(at time.Time) {
 	o.mu.Lock()

@@ -127,6 +127,8 @@ func (r *Relay) applyDropped(s *settle.Settlement) {
 func (l *lane) settleKey(s *settle.Settlement, frees, blocks bool) {
 	switch key := s.OrderingKey; {
 	case key == nil:
+	case s.Spilled && !s.InHand.Scheduled.IsZero():
+		l.endArrival(*key)
 	case s.Spilled:
 		l.endSpill(*key)
 	default:

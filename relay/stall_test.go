@@ -314,7 +314,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	c := r.newClaimer()
 	c.clock.set(time.Now())
 	for i := range 2 * post.DefaultLaneInFlight {
-		l.makeReady(fmt.Sprint(i), 1, live)
+		l.makeReady(fmt.Sprint(i), policy.Place{Event: 1}, live)
 	}
 	for _, of := range c.laneClaims(time.Now(), true) {
 		if len(of.request.keys) == 0 || len(of.request.scans) == 0 || of.request.scans[0].free == 0 {

@@ -42,9 +42,9 @@ type scan struct {
 // A readyKey is an ordering key whose next delivery may be claimed.
 type readyKey struct {
 	key   string
-	class class // of what was found
-	found int64 // the event that was found; 0: none
-	floor int64 // every delivery of the key up to this event is settled; see floors
+	class class        // of what was found
+	found policy.Place // that was found; zero: none
+	floor int64        // every delivery of the key up to this event is settled; see floors
 }
 
 // A claimResult is what a claim found.
@@ -71,16 +71,18 @@ type scanResult struct {
 
 // A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.
 type foundKey struct {
-	key     string
-	eventID int64
+	key   string
+	place policy.Place
+	joins bool // the scan saw one that has to join the key
 }
 
 // A keyHead is where the unsettled deliveries of an ordering key begin.
 type keyHead struct {
 	request int
 	key     string
-	eventID int64
+	place   policy.Place
 	holds   bool // it has failed, is parked, or is not due for a while: what waits behind it need not be found again
+	waits   bool // for events of the key that are in hand
 }
 
 const (
@@ -141,16 +143,16 @@ const (
     SET claim = greatest(d.claim + 1, (SELECT fence FROM claimant)), claimed_by = $1, lease_expires_at = now() + make_interval(secs => $2),
         rescues = ` + rescuesAfterClaim + `, not_after = coalesce(d.not_after, l.promise), blocked_by = NULL
     FROM locked l WHERE d.ctid = l.place
-    RETURNING l.number, l.before, l.was_claimed, d.event_id, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
+    RETURNING l.number, l.before, l.was_claimed, d.event_id, d.joined, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
               d.not_after, d.not_after = l.promise AS promised
 )
-SELECT c.number, c.before, c.event_id, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.not_after, c.promised,
+SELECT c.number, c.before, c.event_id, c.joined, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.not_after, c.promised,
        c.was_claimed, e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference, nullif(e.headers, '{}'),
        e.created_at, CASE WHEN c.payload_bytes <= $3 THEN e.payload END, now(),
-       NULL::bigint[], NULL::bigint[], NULL::text[], NULL::timestamptz[], NULL::boolean[], NULL::bigint[], NULL::boolean
+       NULL::bigint[], NULL::bigint[], NULL::text[], NULL::timestamptz[], NULL::boolean[], NULL::bigint[], NULL::boolean, NULL::bigint[], NULL::boolean[]
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
-SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bigint, 0, 0::smallint, NULL::timestamptz, 0, false, NULL::timestamptz, false, false,
+SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bigint, 0::bigint, 0, 0::smallint, NULL::timestamptz, 0, false, NULL::timestamptz, false, false,
        NULL::text COLLATE "C", NULL::integer, NULL::text COLLATE "C", NULL::text COLLATE "C", NULL::text, NULL::jsonb, NULL::timestamptz, NULL::json, now(),
        `
 )
@@ -191,9 +193,11 @@ type claimedRow struct {
 		numbers, eventIDs []int64
 		keys              []*string
 		dueAt             []pgtype.Timestamptz
-		beyond            []bool  // the scan has no room for it; of a head: it holds
-		read              []int64 // its position within its scan; negative: it is in flight
-		contended         *bool   // another session holds the front's lock
+		beyond            []bool   // the scan has no room for it; of a head: it holds
+		read              []int64  // its position within its scan; negative: it is in flight
+		contended         *bool    // another session holds the front's lock
+		joined            []*int64 // nil: it has not joined its key
+		waits             []bool   // of a head: for events of the key that are in hand
 	}
 }
 
@@ -203,9 +207,10 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	var notAfter pgtype.Timestamptz
 	e, seen := &r.event, &r.seen
 	into := []any{
-		&r.number, &r.after, &r.eventID, &r.fence, &r.attempts, &r.rescues, &r.nextAttemptAt, &r.payloadBytes, &r.replay,
+		&r.number, &r.after, &r.eventID, &r.joined, &r.fence, &r.attempts, &r.rescues, &r.nextAttemptAt, &r.payloadBytes, &r.replay,
 		&notAfter, &r.promised, &r.wasClaimed, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
 		&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond, &seen.read, &seen.contended,
+		&seen.joined, &seen.waits,
 	}
 	for rows.Next() {
 		r = claimedRow{}
@@ -239,7 +244,7 @@ WITH front AS MATERIALIZED (
         FROM (
             SELECT x.*, count(*) FILTER (WHERE x.available AND x.ordering_key IS NULL) OVER w AS taken, row_number() OVER w AS read
             FROM (
-                SELECT d.ctid AS place, d.event_id, d.next_attempt_at, d.ordering_key, ` + pg.IsFree + ` AS available
+                SELECT d.ctid AS place, d.event_id, d.next_attempt_at, d.ordering_key, d.joined, ` + pg.IsFree + ` AS available
                 FROM outbox_delivery d
                 WHERE d.destination = scan.destination AND d.replay = scan.replay AND ` + pg.IsDue + `
                   AND (d.next_attempt_at, d.event_id) > (scan.after_at, scan.after_id)
@@ -261,7 +266,8 @@ WITH front AS MATERIALIZED (
         WHERE available AND ordering_key IS NULL AND taken <= free AND EXISTS (SELECT FROM claimant)
     ) c` + lockFound + `
 ` + claimLocked + `array_agg(number), array_agg(event_id), array_agg(CASE WHEN available THEN ordering_key END), array_agg(next_attempt_at),
-       array_agg(taken > free), array_agg(CASE WHEN available THEN read ELSE -read END), true = ANY ($14) AND NOT (SELECT mine FROM front)
+       array_agg(taken > free), array_agg(CASE WHEN available THEN read ELSE -read END), true = ANY ($14) AND NOT (SELECT mine FROM front),
+       array_agg(joined), NULL
 FROM seen`
 
 func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
@@ -296,7 +302,7 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 		number int64
 		key    string
 	}
-	first := map[scanKey]int64{}
+	first := map[scanKey]foundKey{}
 	free, read := make([]int32, len(a.candidates)), make([]int32, len(a.candidates))
 	for i, number := range r.seen.numbers {
 		scan, id := &c.result.scans[number-1], r.seen.eventIDs[i]
@@ -313,9 +319,14 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 		}
 		if key := r.seen.keys[i]; key != nil {
 			k := scanKey{number, *key}
-			if earliest, known := first[k]; !known || id < earliest {
-				first[k] = id
+			found, known := first[k]
+			found.key = *key
+			if joined := r.seen.joined[i]; joined == nil {
+				found.joins = true
+			} else if place := (policy.Place{Joined: *joined, Event: id}); !known || found.place == (policy.Place{}) || place.Compare(found.place) < 0 {
+				found.place = place
 			}
+			first[k] = found
 		} else if isFree {
 			scan.unkeyed++
 		}
@@ -328,9 +339,9 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 		scan.passed = int(read[i] - free[i])
 		scan.more = scan.more || free[i] == a.candidates[i] || read[i] == a.reads[i]
 	}
-	for k, id := range first {
+	for k, found := range first {
 		scan := &c.result.scans[k.number-1]
-		scan.keys = append(scan.keys, foundKey{k.key, id})
+		scan.keys = append(scan.keys, found)
 	}
 }
 

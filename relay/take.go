@@ -173,6 +173,10 @@ func (c *claimer) give(ctx context.Context, instance int32, r *intake.Range, beg
 			c.fail(d)
 			continue
 		}
+		if !d.given.Scheduled.IsZero() {
+			c.spill(*d, policy.ReasonEarly)
+			continue
+		}
 		if d.event.OrderingKey != nil && d.destination != "" {
 			d.given.Awaits.Store(true)
 			keyed = append(keyed, *d)
@@ -229,6 +233,7 @@ func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begu
 	of.Deliveries = make([]settle.InHand, 0, n)
 	all := make([]delivery, 0, n)
 	leaseEnds, window := begun.Add(c.config().Lease), r.TakenAt.Add(-liveWindow)
+	schedule := schedule{}
 	for i := range r.Events {
 		e := &r.Events[i]
 		event, bytes := e.Event, len(e.Payload)
@@ -246,9 +251,16 @@ func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begu
 		case due.Time.Before(e.CreatedAt.Time):
 			due, wait = e.CreatedAt, wait+e.CreatedAt.Time.Sub(due.Time)
 		}
+		var scheduled time.Time
+		if e.OrderingKey != nil && rule == "" {
+			if scheduled = schedule.joinsAt(*e.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {
+				due.Time = scheduled
+			}
+		}
 		for _, to := range destinations[i] {
 			of.Deliveries = append(of.Deliveries, settle.InHand{
 				Range: of, EventID: e.ID, Destination: to, OrderingKey: e.OrderingKey, PayloadBytes: bytes, Wait: wait, LeaseEnds: leaseEnds,
+				Scheduled: scheduled,
 			})
 			g := &of.Deliveries[len(of.Deliveries)-1]
 			if slices.Contains(e.Settled, to) {
@@ -335,7 +347,11 @@ func (c *claimer) spill(d delivery, reason policy.Reason) {
 
 func (c *claimer) settle(s settle.Settlement) {
 	if l := c.lanes.get(s.Destination); l != nil && s.OrderingKey != nil {
-		l.beginSpill(*s.OrderingKey)
+		if s.InHand.Scheduled.IsZero() {
+			l.beginSpill(*s.OrderingKey)
+		} else {
+			l.beginArrival(*s.OrderingKey, s.InHand.Scheduled)
+		}
 	}
 	c.settler.Settle(s)
 }
@@ -370,7 +386,7 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 		if l := c.lanes.get(d.destination); l != nil {
 			skips = l.current().Destination.OnFailure == policy.SkipFailed
 		}
-		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips})
+		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.nextAttemptAt.Time})
 	}
 	blocked, err := intake.FindBlockedKeys(ctx, c.store.pool, instance, hold, keys)
 	if err != nil {

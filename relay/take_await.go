@@ -94,9 +94,15 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 }
 
 // giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order, unless something of the key comes first: a
-// row, or what another relay has in hand. It returns what has to wait for that. still are the keys for which earlier ranges wait; it adds
+// row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. still are the keys for which earlier ranges wait; it adds
 // those of this one.
 func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[policy.OrderingKey]bool) (rest awaitingRange, err error) {
+	for i := range a.deliveries { // first: what is written afterwards, the database shows
+		key := a.deliveries[i].orderingKey()
+		if l := c.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, a.deliveries[i].nextAttemptAt.Time) {
+			still[key] = true
+		}
+	}
 	blocked, err := c.findBlocked(ctx, a.instance, a.of.Held(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
@@ -106,13 +112,25 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[poli
 	if err != nil {
 		return rest, err
 	}
+	var due []intake.Key
+	asked := map[policy.OrderingKey]bool{}
+	for i := range a.deliveries {
+		key := a.deliveries[i].orderingKey()
+		if why := blocked[key]; why.Due && !why.InHand && !still[key] && !asked[key] {
+			asked[key] = true
+			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: a.deliveries[i].nextAttemptAt.Time})
+		}
+	}
+	if err := c.joinBefore(ctx, a.seq, due); err != nil {
+		return rest, err
+	}
 	old := time.Since(a.of.Begun) > settle.RowsAfter*3/4
 	rest = awaitingRange{instance: a.instance, seq: a.seq, of: a.of}
 	parts := map[string][]delivery{}
 	targets := targets{c: c}
 	for _, d := range a.deliveries {
 		key := d.orderingKey()
-		if blocked[key].InHand || still[key] {
+		if blocked[key].InHand || blocked[key].Due || still[key] {
 			still[key] = true
 			rest.deliveries = append(rest.deliveries, d)
 			continue

@@ -42,7 +42,7 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 	of, left := c.spread(&targets{c: c}, instance, r, time.Now())
 	var keyed []delivery
 	for _, d := range left {
-		if d.event.OrderingKey != nil {
+		if d.event.OrderingKey != nil && d.given.Scheduled.IsZero() {
 			keyed = append(keyed, d)
 		}
 	}
@@ -71,7 +71,7 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 	for i := range left {
 		d := &left[i]
 		d.promised = false // by an earlier request, perhaps
-		if d.destination == "" {
+		if d.destination == "" || !d.given.Scheduled.IsZero() {
 			continue
 		}
 		d.given.Rescues = 1 // the relay may have died of it

@@ -28,6 +28,10 @@ const (
 	IsWaiting = `d.status = 'pending' AND d.blocked_by IS NOT NULL`
 )
 
+// HasNotJoined is true of a pending delivery d that has not joined its ordering key: it is not due yet, or became due a moment ago. It holds
+// no other delivery. Of those that have joined, (joined, event_id) is the order. See docs/decisions/0072-an-event-joins-its-key-when-it-is-due.md.
+const HasNotJoined = `d.status = 'pending' AND d.ordering_key IS NOT NULL AND d.joined IS NULL`
+
 // QueueHasRoom guards every notification, as the trigger of the events does. A session that listens and never ends its
 // transaction lets others fill the server's queue, and then no transaction that notifies can commit: no breaker would
 // close, and no replay, discard or change of routes would succeed. Relays find by polling what they are not notified of.

@@ -61,7 +61,7 @@ SELECT ARRAY(
     FROM (VALUES ('outbox', 'event_version'), ('outbox', 'related_reference'), ('outbox', 'headers'), ('outbox', 'created_at'),
                  ('outbox_delivery', 'claim'), ('outbox_delivery', 'claimed_by'), ('outbox_delivery', 'lease_expires_at'), ('outbox_delivery', 'next_attempt_at'),
                  ('outbox_delivery', 'not_after'), ('outbox_delivery', 'payload_bytes'), ('outbox_delivery', 'rescues'), ('outbox_delivery', 'replay'),
-                 ('outbox_delivery', 'ordering_key'), ('outbox_delivery', 'blocked_by'), ('outbox_destination', 'paused'), ('outbox_destination', 'breaker_until'),
+                 ('outbox_delivery', 'ordering_key'), ('outbox_delivery', 'blocked_by'), ('outbox_delivery', 'joined'), ('outbox_destination', 'paused'), ('outbox_destination', 'breaker_until'),
                  ('outbox_destination', 'breaker_events'), ('outbox_destination', 'reordered'), ('outbox_destination', 'parked_after'),
                  ('outbox_route', 'pattern'), ('outbox_attempt', 'claim'), ('outbox_attempt', 'reason')) AS n (relation, name)
     CROSS JOIN LATERAL (SELECT to_regclass(quote_ident(current_schema()) || '.' || n.relation) AS id) r

@@ -79,8 +79,8 @@ func (db *Database) Cover() {
 const coverTrigger = `
 CREATE FUNCTION relaytest_cover() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
-	INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
-	SELECT DISTINCT e.id, coalesce(r.destination, ''), greatest(e.available_at, clock_timestamp()), e.ordering_key, octet_length(e.payload::text)
+	INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
+	SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= clock_timestamp() THEN 0 END, greatest(e.available_at, clock_timestamp()), e.ordering_key, octet_length(e.payload::text)
 	FROM covered e LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern;
 	UPDATE outbox SET xid = '2' WHERE id IN (SELECT id FROM covered);
 	PERFORM pg_notify('outbox_wake', 'sweep ' || current_schema());

@@ -170,16 +170,24 @@ func (o *Outbox) LatestAttempts(ctx context.Context, destination string) ([]Atte
 	return rows.Structs[Attempt](ctx, o.pool, "list attempts", selectLatestAttempts, destination)
 }
 
-// Each of the two statuses has an index of its own.
-const selectHead = selectDeliveries + ` AND d.destination = $1 AND d.event_id = least(
-    (SELECT event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' ORDER BY event_id LIMIT 1),
-    (SELECT event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'failed' ORDER BY event_id LIMIT 1))`
+// Each of the two statuses has an index of its own. What has not joined the key yet holds nothing.
+const selectHead = selectDeliveries + ` AND d.destination = $1 AND d.event_id = (SELECT h.event_id FROM (
+    (SELECT joined, event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' AND joined IS NOT NULL
+     ORDER BY joined, event_id LIMIT 1)
+    UNION ALL
+    (SELECT joined, event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'failed' ORDER BY joined, event_id LIMIT 1)) h
+    ORDER BY h.joined, h.event_id LIMIT 1)`
 
 const countBehind = `
+WITH head AS MATERIALIZED (SELECT joined FROM outbox_delivery WHERE event_id = $3 AND destination = $1 LIMIT 1)
 SELECT count(*) FROM (
-    (SELECT FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' AND event_id > $3 LIMIT 10001)
+    (SELECT FROM head h CROSS JOIN LATERAL (
+        SELECT FROM outbox_delivery d WHERE d.destination = $1 AND d.ordering_key = $2 AND d.status = 'pending' AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (h.joined, $3)
+        ORDER BY d.joined, d.event_id LIMIT 10001) d)
     UNION ALL
-    (SELECT FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'failed' AND event_id > $3 LIMIT 10001)
+    (SELECT FROM head h CROSS JOIN LATERAL (
+        SELECT FROM outbox_delivery d WHERE d.destination = $1 AND d.ordering_key = $2 AND d.status = 'failed' AND (d.joined, d.event_id) > (h.joined, $3)
+        ORDER BY d.joined, d.event_id LIMIT 10001) d)
     LIMIT 10001) behind`
 
 // HeadOfKey returns the first pending or failed delivery of an ordering key to a destination: the one that the others of the key

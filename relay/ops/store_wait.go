@@ -30,14 +30,16 @@ LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
 LEFT JOIN outbox_destination p ON p.destination = d.destination
 LEFT JOIN LATERAL (
     SELECT * FROM (
-        (SELECT p.event_id, p.status, p.last_reason FROM outbox_delivery p
-         WHERE p.destination = d.destination AND p.ordering_key = d.ordering_key AND p.event_id < d.event_id AND p.status = 'pending'
-         ORDER BY p.event_id LIMIT 1)
+        (SELECT p.joined, p.event_id, p.status, p.last_reason FROM outbox_delivery p
+         WHERE p.destination = d.destination AND p.ordering_key = d.ordering_key AND p.status = 'pending' AND p.joined IS NOT NULL
+           AND CASE WHEN d.joined IS NULL THEN d.next_attempt_at <= now() ELSE (p.joined, p.event_id) < (d.joined, d.event_id) END
+         ORDER BY p.joined, p.event_id LIMIT 1)
         UNION ALL
-        (SELECT f.event_id, f.status, f.last_reason FROM outbox_delivery f
-         WHERE f.destination = d.destination AND f.ordering_key = d.ordering_key AND f.event_id < d.event_id AND f.status = 'failed'
-         ORDER BY f.event_id LIMIT 1)) first
-    ORDER BY first.event_id LIMIT 1
+        (SELECT f.joined, f.event_id, f.status, f.last_reason FROM outbox_delivery f
+         WHERE f.destination = d.destination AND f.ordering_key = d.ordering_key AND f.status = 'failed'
+           AND CASE WHEN d.joined IS NULL THEN d.next_attempt_at <= now() ELSE (f.joined, f.event_id) < (d.joined, d.event_id) END
+         ORDER BY f.joined, f.event_id LIMIT 1)) first
+    ORDER BY first.joined, first.event_id LIMIT 1
 ) h ON true
 WHERE d.event_id = $1 AND d.status = 'pending'
 ORDER BY d.destination`

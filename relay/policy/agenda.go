@@ -20,6 +20,7 @@ const (
 	CauseIdle                          // the relay may become idle
 	CauseCutRange                      // the last range was cut
 	CauseTakeAgain                     // a take was due, and no lane had room, or another relay was taking
+	CauseJoinKeys                      // deliveries have become due, and have to join their ordering keys
 	CauseAwaitedKeys                   // another relay has ordering keys in hand for which events wait here
 	CauseRescue                        // also posted: there may be ranges that no relay has in hand
 	CauseRetry                         // a delivery that this relay has put off is due
@@ -35,7 +36,7 @@ const (
 )
 
 var causeNames = [...]string{
-	"entry", "tick", "notified", "notify_gap", "sweep", "poll", "idle", "cut_range", "take_again", "awaited_keys", "rescue", "retry", "scan",
+	"entry", "tick", "notified", "notify_gap", "sweep", "poll", "idle", "cut_range", "take_again", "join_keys", "awaited_keys", "rescue", "retry", "scan",
 	"breaker", "room", "ready_keys", "cursor", "little_room", "rate", "contention", "damage",
 }
 
@@ -57,7 +58,7 @@ func (c Cause) String() string {
 const TurnGap = 20 * time.Millisecond
 
 // urgent causes have an exact time, or each turn brings their end nearer.
-const urgent = CauseTick | CausePoll | CauseIdle | CauseCutRange | CauseReadyKeys
+const urgent = CauseTick | CausePoll | CauseIdle | CauseCutRange | CauseJoinKeys | CauseReadyKeys
 
 // An Agenda says when the claimer acts next, and why. It has at most one time for each cause. The zero value is empty. Its methods are
 // not safe for concurrent use.

@@ -1,6 +1,9 @@
 package policy
 
-import "math"
+import (
+	"cmp"
+	"math"
+)
 
 // Floors remember, for each ordering key, up to which event every delivery is settled, so that a claim need not read them
 // again: while a long transaction blocks vacuum, the index keeps an entry of every delivery that was ever pending.
@@ -15,9 +18,20 @@ type Floors struct {
 // An OrderingKey is one of a destination.
 type OrderingKey struct{ Destination, Key string }
 
+// A Place is that of a delivery within its ordering key.
+type Place struct {
+	Joined int64 // 0: it was due when it was taken; otherwise it, or one before it, joined the key when it became due
+	Event  int64
+}
+
+// Compare returns -1, 0 or 1, as p is before other, the same, or behind it.
+func (p Place) Compare(other Place) int {
+	return cmp.Or(cmp.Compare(p.Joined, other.Joined), cmp.Compare(p.Event, other.Event))
+}
+
 // A Floor is up to which event the deliveries of an ordering key are settled.
 type Floor struct {
-	Event      int64 // its id
+	Event      int64 // its id; of those that did not join the key later
 	Reordered  int64 // the destination's number when this was learnt
 	SkipFailed bool  // whether failed ones counted as settled
 }

@@ -35,7 +35,7 @@ type LaneBacklog struct {
 	Held   bool `json:"held"`
 	// LagSeconds is as [Lag] defines it.
 	LagSeconds float64 `json:"lag"`
-	// Waiting of the Pending wait behind an earlier one of their ordering key, which failed or is not due.
+	// Waiting of the Pending wait behind an earlier one of their ordering key, which failed or is retried later.
 	Waiting int `json:"waiting"`
 	// BlockedKeys are ordering keys that wait behind a failed delivery.
 	BlockedKeys int `json:"blocked"`

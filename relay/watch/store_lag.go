@@ -63,19 +63,20 @@ const Blocked = `LATERAL (
            coalesce(to_jsonb((array_agg(jsonb_build_object('key', h.ordering_key, 'event_id', h.event_id::text, 'reason', coalesce(h.last_reason, ''))
                                         ORDER BY h.since, h.event_id))[1:3]), '[]') AS heads
     FROM (WITH RECURSIVE head AS (
-              (SELECT f.ordering_key, f.event_id, f.last_reason, coalesce(f.last_attempt_at, f.next_attempt_at) AS since FROM outbox_delivery f
+              (SELECT f.ordering_key, f.joined, f.event_id, f.last_reason, coalesce(f.last_attempt_at, f.next_attempt_at) AS since FROM outbox_delivery f
                WHERE f.destination = lane.destination AND f.ordering_key >= '' AND f.status = 'failed'
                  AND lane.destination NOT IN (SELECT destination FROM lenient)
-               ORDER BY f.ordering_key, f.event_id LIMIT 1)
+               ORDER BY f.ordering_key, f.joined, f.event_id LIMIT 1)
               UNION ALL
               SELECT following.* FROM head CROSS JOIN LATERAL (
-                  SELECT f.ordering_key, f.event_id, f.last_reason, coalesce(f.last_attempt_at, f.next_attempt_at) FROM outbox_delivery f
+                  SELECT f.ordering_key, f.joined, f.event_id, f.last_reason, coalesce(f.last_attempt_at, f.next_attempt_at) FROM outbox_delivery f
                   WHERE f.destination = lane.destination AND f.ordering_key > head.ordering_key AND f.status = 'failed'
-                  ORDER BY f.ordering_key, f.event_id LIMIT 1) following
+                  ORDER BY f.ordering_key, f.joined, f.event_id LIMIT 1) following
           ) SELECT * FROM head LIMIT 10001) h
     CROSS JOIN LATERAL (
         SELECT FROM outbox_delivery p
-        WHERE p.destination = lane.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id AND p.status = 'pending'
+        WHERE p.destination = lane.destination AND p.ordering_key = h.ordering_key AND p.status = 'pending' AND p.joined IS NOT NULL
+          AND (p.joined, p.event_id) > (h.joined, h.event_id)
         LIMIT 1) later
 )`
 

@@ -220,14 +220,14 @@ func TestFindBlockedKeys(t *testing.T) {
 		(90, 'default', 'pending', 'pending'), (91, 'default', 'failed', 'failed'), (92, 'default', 'failed', 'skipped'),
 		(93, 'default', 'discarded', 'free'), (94, 'other', 'pending', 'free')`)
 	ask := []Key{
-		{"theirs", "default", false},
-		{"mine", "default", false},
-		{"younger", "default", false},
-		{"pending", "default", true},
-		{"failed", "default", false},
-		{"skipped", "default", true},
-		{"free", "default", false},
-		{"pending", "other", false},
+		{Key: "theirs", Destination: "default", SkipsFailed: false},
+		{Key: "mine", Destination: "default", SkipsFailed: false},
+		{Key: "younger", Destination: "default", SkipsFailed: false},
+		{Key: "pending", Destination: "default", SkipsFailed: true},
+		{Key: "failed", Destination: "default", SkipsFailed: false},
+		{Key: "skipped", Destination: "default", SkipsFailed: true},
+		{Key: "free", Destination: "default", SkipsFailed: false},
+		{Key: "pending", Destination: "other", SkipsFailed: false},
 	}
 	check := func(want ...Blocked) {
 		t.Helper()

@@ -37,6 +37,9 @@ type Delivery struct {
 	Attempts    int
 	// Wait is how long a pending delivery waits for its next attempt.
 	Wait time.Duration
+	// DueAt is when a pending delivery joins its ordering key, by the database's clock. Until then it holds no other one. Zero: it has
+	// joined its key, and Wait counts.
+	DueAt time.Time
 	// Since is how long ago the last attempt began.
 	Since        time.Duration
 	Code         int16 // status code of the answer; 0: none

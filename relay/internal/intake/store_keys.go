@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -24,17 +25,23 @@ WHERE (k.hash IN (
 UNION ALL
 SELECT w.number, 'row' FROM unnest($3, $4::text[], $5::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
 CROSS JOIN LATERAL (
-    (SELECT FROM outbox_delivery d WHERE d.destination = w.destination AND d.ordering_key = w.key AND d.status = 'pending'
-     ORDER BY d.event_id LIMIT 1)
+    (SELECT FROM outbox_delivery d WHERE d.destination = w.destination AND d.ordering_key = w.key AND d.status = 'pending' AND d.joined IS NOT NULL
+     ORDER BY d.joined, d.event_id LIMIT 1)
     UNION ALL
     (SELECT FROM outbox_delivery d WHERE NOT w.skips AND d.destination = w.destination AND d.ordering_key = w.key AND d.status = 'failed'
-     ORDER BY d.event_id LIMIT 1)
+     ORDER BY d.joined, d.event_id LIMIT 1)
     UNION ALL
     (SELECT FROM outbox_destination s CROSS JOIN LATERAL (
-        SELECT FROM outbox_delivery d WHERE d.destination = (SELECT '') AND d.ordering_key = w.key AND d.status = 'pending' AND d.event_id > s.parked_after
-        ORDER BY d.event_id LIMIT 1) p
+        SELECT FROM outbox_delivery d WHERE d.destination = (SELECT '') AND d.ordering_key = w.key AND d.status = 'pending' AND d.joined = 0 AND d.event_id > s.parked_after
+        ORDER BY d.joined, d.event_id LIMIT 1) p
      WHERE s.destination = w.destination AND s.parked_after IS NOT NULL)
-    LIMIT 1) d`
+    LIMIT 1) d
+UNION ALL
+SELECT w.number, 'due' FROM unnest($3, $4, $7::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
+CROSS JOIN LATERAL (
+    SELECT FROM outbox_delivery d
+    WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= least(now(), w.due)
+    ORDER BY d.next_attempt_at, d.event_id LIMIT 1) d`
 
 // ErrLost says that a range is not this relay's any more: a crash of the server has undone the take, or another relay has taken it over.
 var ErrLost = errors.New("the range is not this relay's any more")
@@ -45,11 +52,11 @@ var ErrLost = errors.New("the range is not this relay's any more")
 func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of Hold, keys []Key) (blocked []Blocked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	names, destinations, skips := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys))
+	names, destinations, skips, due := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys)), make([]*time.Time, len(keys))
 	for i, k := range keys {
-		names[i], destinations[i], skips[i] = k.Key, k.Destination, k.SkipsFailed
+		names[i], destinations[i], skips[i], due[i] = k.Key, k.Destination, k.SkipsFailed, set(k.Due)
 	}
-	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence)
+	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence, due)
 	if err != nil {
 		return nil, fmt.Errorf("find blocked keys: %w", err)
 	}
@@ -63,6 +70,8 @@ func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of Hold, keys [
 			lost = true
 		case "hand":
 			blocked[number-1].InHand = true
+		case "due":
+			blocked[number-1].Due = true
 		default:
 			blocked[number-1].ByRow = true
 		}
@@ -81,10 +90,13 @@ type Key struct {
 	Key, Destination string
 	// SkipsFailed says that at this destination a failed delivery blocks nothing.
 	SkipsFailed bool
+	// Due is when the first event of the key was due that the question is about. Rows that became due later do not count. Zero: all do.
+	Due time.Time
 }
 
 // Blocked says why a key has to wait.
 type Blocked struct {
 	InHand bool // another relay has an event of it in an open range before this one, or one of another key with the same hash
 	ByRow  bool // a pending or failed row of it comes first: what follows becomes pending too
+	Due    bool // rows of it have become due, and must join it first: see [JoinKeys]
 }

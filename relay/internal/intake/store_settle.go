@@ -10,24 +10,40 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// held are the ranges that are still this relay's. They are locked, so that no rescue comes in between.
+// held are the ranges that are still this relay's. They are locked, so that no rescue comes in between. moved are the ordering keys with
+// rows that joined them when they became due. What comes from a later range stands behind these.
 const settleRanges = `
 WITH held AS MATERIALIZED (
     SELECT r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[]) AS w (seq, fence) CROSS JOIN LATERAL (
         SELECT o.seq, o.fence FROM outbox_range o
         WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE) r
+), moved AS MATERIALIZED (
+    SELECT k.destination, k.ordering_key, first.joined
+    FROM (SELECT DISTINCT s.destination, s.ordering_key FROM unnest($7::text[], $8::text[], $15::text[], $21::timestamptz[])
+          AS s (destination, status, ordering_key, due_at) WHERE s.ordering_key IS NOT NULL AND s.status = 'pending' AND s.due_at IS NULL) k
+    CROSS JOIN LATERAL (
+        (SELECT d.joined FROM outbox_delivery d
+         WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'pending' AND d.joined > 0
+         ORDER BY d.joined, d.event_id LIMIT 1)
+        UNION ALL
+        (SELECT d.joined FROM outbox_delivery d
+         WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'failed' AND d.joined > 0
+         ORDER BY d.joined, d.event_id LIMIT 1)) first
 ), ended AS (
     UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT h.seq FROM held h WHERE h.seq = ANY ($4::bigint[])))
 ), written AS (
     INSERT INTO outbox_delivery (event_id, destination, status, claim, attempts, next_attempt_at, delivered_at, last_attempt_at,
-        last_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues)
-    SELECT s.event_id, s.destination, s.status, h.fence, s.attempts, now() + make_interval(secs => s.wait),
+        last_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues, joined)
+    SELECT s.event_id, s.destination, s.status, h.fence, s.attempts, coalesce(s.due_at, now() + make_interval(secs => s.wait)),
            CASE WHEN s.status = 'delivered' THEN now() END, now() - make_interval(secs => s.since),
            s.code, s.reason, s.error, s.ordering_key, s.bytes, s.not_after, s.blocked_by,
-           CASE WHEN s.lease IS NOT NULL THEN $1 END, now() + make_interval(secs => s.lease), s.rescues
-    FROM unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::int[], $10::float8[], $11::float8[], $12::smallint[],
-                $13::text[], $14::text[], $15::text[], $16::int[], $17::timestamptz[], $18::bigint[], $19::float8[], $20::smallint[])
-        AS s (seq, event_id, destination, status, attempts, wait, since, code, reason, error, ordering_key, bytes, not_after, blocked_by, lease, rescues)
+           CASE WHEN s.lease IS NOT NULL THEN $1 END, now() + make_interval(secs => s.lease), s.rescues,
+           CASE WHEN s.due_at IS NULL THEN CASE WHEN EXISTS (
+               SELECT FROM moved m WHERE m.destination = s.destination AND m.ordering_key = s.ordering_key AND m.joined < s.seq << 22)
+               THEN s.seq << 22 ELSE 0 END END
+    FROM unnest($5::bigint[], $6::bigint[], $7, $8, $9::int[], $10::float8[], $11::float8[], $12::smallint[],
+                $13::text[], $14::text[], $15, $16::int[], $17::timestamptz[], $18::bigint[], $19::float8[], $20::smallint[], $21)
+        AS s (seq, event_id, destination, status, attempts, wait, since, code, reason, error, ordering_key, bytes, not_after, blocked_by, lease, rescues, due_at)
     CROSS JOIN LATERAL (SELECT h.fence FROM held h WHERE h.seq = s.seq LIMIT 1) h
     ON CONFLICT DO NOTHING
     RETURNING event_id, destination
@@ -108,7 +124,7 @@ func (s *Settlement) arguments() []any {
 	seqs, events, destinations, statuses := make([]int64, n), make([]int64, n), make([]string, n), make([]string, n)
 	attempts, waits, since, codes := make([]int32, n), make([]float64, n), make([]*float64, n), make([]*int16, n)
 	reasons, errors, keys, sizes := make([]*string, n), make([]*string, n), make([]*string, n), make([]int32, n)
-	notAfter, blocked, leases, rescues := make([]*time.Time, n), make([]*int64, n), make([]*float64, n), make([]int16, n)
+	notAfter, blocked, leases, rescues, dueAt := make([]*time.Time, n), make([]*int64, n), make([]*float64, n), make([]int16, n), make([]*time.Time, n)
 	for i := range s.Deliveries {
 		d := &s.Deliveries[i]
 		seqs[i], events[i], destinations[i], statuses[i] = d.Seq, d.EventID, d.Destination, string(d.Status)
@@ -120,11 +136,14 @@ func (s *Settlement) arguments() []any {
 		if !d.NotAfter.IsZero() {
 			notAfter[i] = &d.NotAfter
 		}
+		if !d.DueAt.IsZero() {
+			dueAt[i] = &d.DueAt
+		}
 		leases[i], rescues[i] = set(d.Lease.Seconds()), int16(d.Rescues)
 	}
 	return []any{
 		s.Relay, ranges, fences, ended, seqs, events, destinations, statuses, attempts, waits, since, codes, reasons, errors, keys, sizes,
-		notAfter, blocked, leases, rescues,
+		notAfter, blocked, leases, rescues, dueAt,
 	}
 }
 

@@ -34,9 +34,12 @@ type InHand struct {
 	OrderingKey  *string
 	PayloadBytes int
 	Wait         time.Duration // from the take until the delivery is due
-	NotAfter     time.Time
-	LeaseEnds    time.Time
-	Rescues      int // how often a relay died that may have had it in flight
+	// Scheduled is when the delivery joins its ordering key, by the database's clock. It holds no other one before. It gets a row by its
+	// own settlement, at once. Zero: it has joined.
+	Scheduled time.Time
+	NotAfter  time.Time
+	LeaseEnds time.Time
+	Rescues   int // how often a relay died that may have had it in flight
 
 	// Awaits says that another relay may have an earlier event of the ordering key in hand. The delivery gets no row until that
 	// is known: if this relay died, any relay could claim the row, before the earlier event has one.
@@ -55,7 +58,7 @@ func (d *InHand) UntilDue(now time.Time) time.Duration { return d.Wait - now.Sub
 func (d *InHand) row(now time.Time) intake.Delivery {
 	return intake.Delivery{
 		Seq: d.Range.Seq, EventID: d.EventID, Destination: d.Destination, Status: intake.Pending, Wait: d.UntilDue(now), OrderingKey: d.OrderingKey,
-		PayloadBytes: d.PayloadBytes, NotAfter: d.NotAfter, Rescues: d.Rescues, Lease: max(d.LeaseEnds.Sub(now), time.Second),
+		PayloadBytes: d.PayloadBytes, NotAfter: d.NotAfter, Rescues: d.Rescues, DueAt: d.Scheduled, Lease: max(d.LeaseEnds.Sub(now), time.Second),
 	}
 }
 
@@ -89,7 +92,7 @@ func (w *Settler) resolveRanges(b *batch) {
 			w.addRange(s.InHand.Range)
 			left[s.InHand.Range]++
 			inBatch[s.InHand] = true
-			blocks = blocks || s.OrderingKey != nil && s.Outcome != policy.Delivered
+			blocks = blocks || s.mayHold()
 		}
 	}
 	b.rows = slices.DeleteFunc(b.rows, func(d *InHand) bool { return d.HasRow })
@@ -111,7 +114,7 @@ func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 	last := map[policy.OrderingKey]int64{}
 	for i := range b.settlements {
 		s := &b.settlements[i]
-		if s.rowless && s.OrderingKey != nil && s.Outcome != policy.Delivered {
+		if s.rowless && s.mayHold() {
 			key := policy.OrderingKey{Destination: s.Destination, Key: *s.OrderingKey}
 			last[key] = max(last[key], s.EventID)
 		}
@@ -119,7 +122,7 @@ func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 	for _, r := range w.ranges {
 		for i := range r.Deliveries {
 			d := &r.Deliveries[i]
-			if d.HasRow || d.OrderingKey == nil || inBatch[d] || d.Awaits.Load() {
+			if d.HasRow || d.OrderingKey == nil || inBatch[d] || d.Awaits.Load() || !d.Scheduled.IsZero() {
 				continue
 			}
 			if d.EventID < last[policy.OrderingKey{Destination: d.Destination, Key: *d.OrderingKey}] {
@@ -175,7 +178,7 @@ func (w *Settler) endOldRanges(ctx context.Context, now time.Time) {
 			continue
 		}
 		for i := range r.Deliveries {
-			if d := &r.Deliveries[i]; !d.HasRow && !d.Awaits.Load() {
+			if d := &r.Deliveries[i]; !d.HasRow && !d.Awaits.Load() && d.Scheduled.IsZero() {
 				b.rows = append(b.rows, d)
 			}
 		}

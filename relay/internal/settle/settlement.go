@@ -34,6 +34,11 @@ type Settlement struct {
 	rowless bool   // it has no row yet: it is written as a part of its range
 }
 
+// mayHold reports whether other deliveries of the ordering key may have to wait for this one of a range.
+func (s *Settlement) mayHold() bool {
+	return s.OrderingKey != nil && s.Outcome != policy.Delivered && s.InHand.Scheduled.IsZero()
+}
+
 // isBound reports whether the receiver may know the promise of this delivery, from an earlier request or from this one.
 func (s *Settlement) isBound() bool { return !s.Promised || s.Posted && !s.Unreached }
 

@@ -5,7 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A Keeper marks what waits behind heads, and releases what waits behind a head no longer. Found, Tick and Sweep are safe for concurrent use.
@@ -32,8 +33,8 @@ type Keeper struct {
 // Behind says where the deliveries of an ordering key begin that wait behind a head.
 type Behind struct {
 	Destination, Key string
-	Head             int64 // the event of the head
-	First            int64 // the first event that was found waiting
+	Head             int64        // the event of the head
+	First            policy.Place // the first that was found waiting
 }
 
 type key struct{ destination, key string }
@@ -60,7 +61,9 @@ func (k *Keeper) Found(b Behind) {
 	of := key{b.Destination, b.Key}
 	known, is := k.found[of]
 	if is && known.Head == b.Head {
-		b.First = min(b.First, known.First)
+		if known.First.Compare(b.First) < 0 {
+			b.First = known.First
+		}
 	}
 	if is || len(k.found) < maxFound {
 		k.found[of] = b

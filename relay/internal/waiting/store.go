@@ -6,7 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // store writes outbox_delivery.blocked_by.
@@ -17,9 +18,10 @@ type store struct{ db pg.DB }
 // that is retried stands among what is due again, in front of all that has been marked before.
 const markWaiting = `
 WITH head AS MATERIALIZED (
-    SELECT w.* FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) WITH ORDINALITY AS w (destination, ordering_key, head, first, number)
+    SELECT w.*, holds.joined FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $6::bigint[])
+        WITH ORDINALITY AS w (destination, ordering_key, head, first, first_joined, number)
     CROSS JOIN LATERAL (
-        SELECT FROM outbox_delivery d
+        SELECT d.joined FROM outbox_delivery d
         WHERE d.event_id = w.head AND d.destination IN (w.destination, '')
           AND (d.status = 'failed' OR d.status NOT IN ('delivered', 'discarded') AND ` + pg.IsFree + `
                AND (d.destination = '' OR d.next_attempt_at > now() + interval '1 second'))
@@ -27,10 +29,10 @@ WITH head AS MATERIALIZED (
 ), looked AS MATERIALIZED (
     SELECT head.number, head.head, f.*
     FROM head CROSS JOIN LATERAL (
-        SELECT d.ctid AS place, d.event_id, d.blocked_by FROM outbox_delivery d
+        SELECT d.ctid AS place, d.event_id, d.joined, d.blocked_by FROM outbox_delivery d
         WHERE d.destination = head.destination AND d.ordering_key = head.ordering_key AND d.status = 'pending'
-          AND d.event_id > head.head AND d.event_id >= head.first
-        ORDER BY d.event_id LIMIT $5) f
+          AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (head.joined, head.head) AND (d.joined, d.event_id) >= (head.first_joined, head.first)
+        ORDER BY d.joined, d.event_id LIMIT $5) f
 ), follower AS MATERIALIZED (
     SELECT d.ctid AS place, l.head, l.number
     FROM (SELECT * FROM looked WHERE blocked_by IS NULL) l, outbox_delivery d
@@ -39,10 +41,10 @@ WITH head AS MATERIALIZED (
     FOR UPDATE OF d SKIP LOCKED
 ), marked AS (
     UPDATE outbox_delivery d SET blocked_by = f.head FROM follower f WHERE d.ctid = f.place
-    RETURNING f.number, d.event_id
+    RETURNING f.number
 )
-SELECT number, sum(looked), max(event_id), sum(marked)
-FROM (SELECT number, event_id, 1 AS looked, 0 AS marked FROM looked UNION ALL SELECT number, event_id, 0, 1 FROM marked) x
+SELECT number, sum(looked), sum(marked), (array_agg(joined ORDER BY joined DESC, event_id DESC))[1], (array_agg(event_id ORDER BY joined DESC, event_id DESC))[1]
+FROM (SELECT number, joined, event_id, 1 AS looked, 0 AS marked FROM looked UNION ALL SELECT number, 0, 0, 0, 1 FROM marked) x
 GROUP BY number`
 
 // mark looks at up to limit deliveries behind each of the given heads, makes those wait that do not yet, and returns where there may be
@@ -51,22 +53,24 @@ func (s store) mark(ctx context.Context, list []Behind, limit int) (left []Behin
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var destinations, keys []string
-	var heads, firsts []int64
+	var heads, firsts, joined []int64
 	for _, b := range list {
 		destinations, keys = append(destinations, b.Destination), append(keys, b.Key)
-		heads, firsts = append(heads, b.Head), append(firsts, b.First)
+		heads, firsts = append(heads, b.Head), append(firsts, b.First.Event)
+		joined = append(joined, b.First.Joined)
 	}
-	rows, err := s.db.Query(ctx, markWaiting, destinations, keys, heads, firsts, limit)
+	rows, err := s.db.Query(ctx, markWaiting, destinations, keys, heads, firsts, limit, joined)
 	if err != nil {
 		return nil, 0, fmt.Errorf("mark waiting deliveries: %w", err)
 	}
-	var number, last int64
+	var number int64
+	var last policy.Place
 	var looked, n int
-	_, err = pgx.ForEachRow(rows, []any{&number, &looked, &last, &n}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&number, &looked, &n, &last.Joined, &last.Event}, func() error {
 		marked += n
 		if looked == limit && n > 0 {
 			more := list[number-1]
-			more.First = last + 1
+			more.First = policy.Place{Joined: last.Joined, Event: last.Event + 1}
 			left = append(left, more)
 		}
 		return nil
@@ -136,8 +140,8 @@ WITH first AS MATERIALIZED (
     SELECT f.* FROM unnest($1::text[], $2::text[]) AS k (destination, ordering_key)
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place, d.event_id, d.blocked_by FROM outbox_delivery d
-        WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'pending'
-        ORDER BY d.event_id LIMIT 1) f
+        WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'pending' AND d.joined IS NOT NULL
+        ORDER BY d.joined, d.event_id LIMIT 1) f
 ), locked AS MATERIALIZED (
     SELECT d.ctid AS place FROM (SELECT * FROM first WHERE blocked_by IS NOT NULL) f, outbox_delivery d
     WHERE d.ctid = f.place AND CASE WHEN d.event_id = f.event_id THEN d.blocked_by IS NOT NULL END
@@ -165,16 +169,18 @@ func (s store) release(ctx context.Context, ended []waitingKey) (released int64,
 const releaseBehind = `
 UPDATE outbox_delivery SET blocked_by = NULL WHERE ctid = ANY (ARRAY (
     SELECT first.place FROM (
-        SELECT o.destination, o.ordering_key, min(f.event_id) AS ended FROM unnest($1::bigint[], $2::text[]) AS f (event_id, destination)
+        SELECT DISTINCT ON (o.destination, o.ordering_key) o.destination, o.ordering_key, o.joined, f.event_id
+        FROM unnest($1::bigint[], $2::text[]) AS f (event_id, destination)
         CROSS JOIN LATERAL (
-            SELECT o.destination, o.ordering_key FROM outbox_delivery o
+            SELECT o.destination, o.ordering_key, o.joined FROM outbox_delivery o
             WHERE o.event_id = f.event_id AND o.destination = f.destination LIMIT 1) o
-        WHERE o.ordering_key IS NOT NULL
-        GROUP BY o.destination, o.ordering_key) k
+        WHERE o.ordering_key IS NOT NULL AND o.joined IS NOT NULL
+        ORDER BY o.destination, o.ordering_key, o.joined, f.event_id) k
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
-        WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'pending' AND d.event_id > k.ended
-        ORDER BY d.event_id LIMIT 1 FOR UPDATE SKIP LOCKED) first))`
+        WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'pending'
+          AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (k.joined, k.event_id)
+        ORDER BY d.joined, d.event_id LIMIT 1 FOR UPDATE SKIP LOCKED) first))`
 
 // Release makes the first pending delivery behind the given ones of each ordering key stand among what is due. Whoever ends
 // deliveries calls it in the same transaction, with a statement of its own, and asks relays for a sweep after the commit.
