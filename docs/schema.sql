@@ -320,7 +320,7 @@ $$;
 
 CREATE FUNCTION outbox_compatible_since() RETURNS integer
     LANGUAGE sql IMMUTABLE
-    AS $$SELECT 23$$;
+    AS $$SELECT 24$$;
 
 COMMENT ON FUNCTION outbox_compatible_since() IS 'The oldest schema version whose programs work with this schema.';
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 

@@ -3,8 +3,8 @@ package relay
 import (
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outbox-relay/outbox-relay/relay/intake"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 

@@ -41,7 +41,7 @@ UPDATE outbox_delivery SET joined = NULL
 WHERE status = 'pending' AND ordering_key IS NOT NULL AND next_attempt_at > now() AND attempts = 0 AND last_attempt_at IS NULL AND NOT replay;
 
 -- Relays of earlier versions would write rows without a place, and claim by an order of their own.
-CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 23';
+CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 24';
 
 -- +goose Down
 CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 15';

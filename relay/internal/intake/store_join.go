@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // KeysInHand is the part of a WITH that finds the hashes of the ordering keys of open ranges, as hand (seq, hash).
