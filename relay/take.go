@@ -216,7 +216,7 @@ func (c *claimer) endRange(ctx context.Context, of *settle.Range) error {
 
 // spread makes the deliveries of a range.
 func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begun time.Time) (*settle.Range, []delivery) {
-	of := &settle.Range{Seq: r.Seq, Fence: r.Fence, Instance: instance, Begun: begun}
+	of := &settle.Range{Seq: r.Seq, Fence: r.Fence, Instance: instance, Begun: begun, Taken: time.Now()}
 	destinations := make([][]string, len(r.Events))
 	n := 0
 	for i := range r.Events {

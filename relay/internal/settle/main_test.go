@@ -161,7 +161,7 @@ func (r *room) take() *Range {
 	r.Helper()
 	taken, err := intake.TakeRange(r.Context(), r.settler.DB, relay, intake.Terms{Events: 100, Bytes: 1 << 20}, false)
 	relaytest.Must(r, err)
-	of := &Range{Seq: taken.Seq, Fence: taken.Fence, Instance: relay, Begun: time.Now()}
+	of := &Range{Seq: taken.Seq, Fence: taken.Fence, Instance: relay, Begun: time.Now(), Taken: time.Now()}
 	for i := range taken.Events {
 		e := &taken.Events[i]
 		of.Deliveries = append(of.Deliveries, InHand{
@@ -176,9 +176,6 @@ func (r *room) take() *Range {
 // keepYoung puts off by an hour when what is left of a range gets rows.
 func (r *Range) keepYoung() {
 	r.Begun = r.Begun.Add(time.Hour)
-	for i := range r.Deliveries {
-		r.Deliveries[i].Wait -= time.Hour
-	}
 }
 
 // settlement returns a delivery in hand as delivered.

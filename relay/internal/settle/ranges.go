@@ -19,6 +19,7 @@ type Range struct {
 	Seq, Fence int64
 	Instance   int32     // of the relay that took it
 	Begun      time.Time // when the take began, on this process's clock
+	Taken      time.Time // when it had ended
 	Deliveries []InHand
 
 	// Run owns these after Hold.
@@ -51,8 +52,9 @@ type InHand struct {
 // Held names the range as this relay has it.
 func (r *Range) Held() intake.Hold { return intake.Hold{Seq: r.Seq, Fence: r.Fence} }
 
-// UntilDue returns how long it is until the delivery is due; negative: how long ago it was.
-func (d *InHand) UntilDue(now time.Time) time.Duration { return d.Wait - now.Sub(d.Range.Begun) }
+// UntilDue returns how long it is until the delivery is due; negative: how long ago it was. It is too long by the time from the database's
+// answer until the end of the take, never too short: who came early would find nothing due, and not come again.
+func (d *InHand) UntilDue(now time.Time) time.Duration { return d.Wait - now.Sub(d.Range.Taken) }
 
 // row returns the delivery as a pending row that this relay has claimed, for the rest of the lease.
 func (d *InHand) row(now time.Time) intake.Delivery {
