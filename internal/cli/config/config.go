@@ -24,10 +24,12 @@ type Config struct {
 	Pool          *pgxpool.Config // of database.url; nil if that is unusable
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
 	MetricsListen string          // empty: off
-	Traces        Traces
-	Admin         Admin
-	LogFormat     string         // auto, json or console
-	Log           zerolog.Logger // for changes of files that destinations name; discards until the log exists
+	// MetricsDestinations is how many destinations have series of their own.
+	MetricsDestinations int
+	Traces              Traces
+	Admin               Admin
+	LogFormat           string         // auto, json or console
+	Log                 zerolog.Logger // for changes of files that destinations name; discards until the log exists
 
 	databaseURL, listenURL settings.Secret
 	logLevelName           string
