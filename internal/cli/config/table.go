@@ -116,6 +116,9 @@ func targetRows(d *destination) []settings.Row {
 		{Path: "signing_secrets", Env: "SIGNING_SECRET", FromFile: true, Value: settings.Many("[whsec_…]", parseSigningSecret, settings.To(&d.SigningSecrets))},
 		{Path: "headers.*", Value: settings.Each("Bearer …", settings.ParseSecret, func(values map[string]settings.Secret) {
 			for name, value := range values {
+				if d.Headers == nil {
+					d.Headers = map[string]string{}
+				}
 				d.Headers[name] = string(value)
 			}
 		})},
