@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -33,15 +34,20 @@ func (m *Metrics) state() relay.State {
 type gauge[T any] struct {
 	desc  *prometheus.Desc
 	value func(T) float64
+	// join makes the figure of several destinations of theirs. nil: there is none for the destination "other".
+	join func(a, b float64) float64
 }
+
+func add(a, b float64) float64     { return a + b }
+func largest(a, b float64) float64 { return max(a, b) }
 
 // total is a gauge of the relay or of its database, and byDestination one of a destination.
 func total[T any](name, help string, value func(T) float64) gauge[T] {
-	return gauge[T]{prometheus.NewDesc(name, help, nil, nil), value}
+	return gauge[T]{desc: prometheus.NewDesc(name, help, nil, nil), value: value}
 }
 
-func byDestination[T any](name, help string, value func(T) float64) gauge[T] {
-	return gauge[T]{prometheus.NewDesc(name, help, []string{"destination"}, nil), value}
+func byDestination[T any](name, help string, value func(T) float64, join func(a, b float64) float64) gauge[T] {
+	return gauge[T]{prometheus.NewDesc(name, help, []string{"destination"}, nil), value, join}
 }
 
 // present is what the relay says of itself.
@@ -57,22 +63,22 @@ var relayGauges = []gauge[present]{
 }
 
 var laneGauges = []gauge[relay.LaneView]{
-	byDestination("outbox_in_flight_deliveries", "Deliveries that this relay has claimed and not settled.", func(l relay.LaneView) float64 { return float64(l.InFlight) }),
-	byDestination("outbox_concurrency_limit", "How many requests this relay may have in flight; 0 while the breaker is open.", func(l relay.LaneView) float64 { return float64(l.Concurrency) }),
-	byDestination("outbox_rate_limit", "Requests per second that this relay may make, configured or learnt from the receiver; 0: no limit.", func(l relay.LaneView) float64 { return l.RateLimit }),
+	byDestination("outbox_in_flight_deliveries", "Deliveries that this relay has claimed and not settled.", func(l relay.LaneView) float64 { return float64(l.InFlight) }, add),
+	byDestination("outbox_concurrency_limit", "How many requests this relay may have in flight; 0 while the breaker is open.", func(l relay.LaneView) float64 { return float64(l.Concurrency) }, nil),
+	byDestination("outbox_rate_limit", "Requests per second that this relay may make, configured or learnt from the receiver; 0: no limit.", func(l relay.LaneView) float64 { return l.RateLimit }, nil),
 	byDestination("outbox_breaker_state", "Circuit breaker as this relay sees it: 0 closed, 1 half-open, 2 open.", func(l relay.LaneView) float64 {
 		return map[string]float64{"closed": 0, "half_open": 1, "open": 2}[l.Breaker]
-	}),
+	}, largest),
 }
 
 var backlogGauges = []gauge[watch.LaneBacklog]{
-	byDestination("outbox_backlog_deliveries", "Deliveries that are pending. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Pending) }),
-	byDestination("outbox_held_deliveries", "Pending deliveries of a destination that is paused or whose breaker is not closed. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Pending) * truth(l.Held) }),
-	byDestination("outbox_failed_deliveries", "Deliveries that failed for good, and wait for an operator. Counted up to 1000, or outbox_sample_limit if that is less.", func(l watch.LaneBacklog) float64 { return float64(l.Failed) }),
-	byDestination("outbox_lag_seconds", "Age of the oldest due delivery that no earlier one of its ordering key blocks, or event that no relay has taken yet; 0 without one. Replays do not count.", func(l watch.LaneBacklog) float64 { return l.LagSeconds }),
-	byDestination("outbox_waiting_deliveries", "Pending deliveries behind an earlier one of their ordering key that failed or is retried later. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Waiting) }),
-	byDestination("outbox_blocked_keys", "Ordering keys that wait behind a failed delivery. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.BlockedKeys) }),
-	byDestination("outbox_destination_paused", "1 while an operator, or a 410 of the receiver, has paused the destination.", func(l watch.LaneBacklog) float64 { return truth(l.Paused) }),
+	byDestination("outbox_backlog_deliveries", "Deliveries that are pending. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Pending) }, add),
+	byDestination("outbox_held_deliveries", "Pending deliveries of a destination that is paused or whose breaker is not closed. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Pending) * truth(l.Held) }, add),
+	byDestination("outbox_failed_deliveries", "Deliveries that failed for good, and wait for an operator. Counted up to 1000, or outbox_sample_limit if that is less.", func(l watch.LaneBacklog) float64 { return float64(l.Failed) }, add),
+	byDestination("outbox_lag_seconds", "Age of the oldest due delivery that no earlier one of its ordering key blocks, or event that no relay has taken yet; 0 without one. Replays do not count.", func(l watch.LaneBacklog) float64 { return l.LagSeconds }, largest),
+	byDestination("outbox_waiting_deliveries", "Pending deliveries behind an earlier one of their ordering key that failed or is retried later. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.Waiting) }, add),
+	byDestination("outbox_blocked_keys", "Ordering keys that wait behind a failed delivery. Counted up to outbox_sample_limit.", func(l watch.LaneBacklog) float64 { return float64(l.BlockedKeys) }, add),
+	byDestination("outbox_destination_paused", "1 while an operator, or a 410 of the receiver, has paused the destination.", func(l watch.LaneBacklog) float64 { return truth(l.Paused) }, largest),
 }
 
 var databaseGauges = []gauge[sample]{
@@ -105,19 +111,83 @@ func describe[T any](to chan<- *prometheus.Desc, all []gauge[T]) {
 // Collect implements [prometheus.Collector].
 func (g gauges) Collect(to chan<- prometheus.Metric) {
 	state := g.state()
-	collect(to, relayGauges, present{state, g.health.quarantined.Load()})
-	for _, l := range state.Lanes {
-		g.of(l.Destination)
-		collect(to, laneGauges, l, l.Destination)
-	}
 	s, recent := g.sampler.recent(time.Now())
+	if !recent {
+		s = sample{}
+	}
+	crowded := g.destinations.crowded(len(state.Lanes))
+	if crowded {
+		g.choose(time.Now(), troubled(state.Lanes, s.backlog.Lanes))
+	}
+	collect(to, relayGauges, present{state, g.health.quarantined.Load()})
+	lanes, backlogs := joint[relay.LaneView]{all: laneGauges}, joint[watch.LaneBacklog]{all: backlogGauges}
+	for _, l := range state.Lanes {
+		if !crowded {
+			g.lock(l.Destination) // of a reload
+			g.destinations.mu.RUnlock()
+		}
+		if crowded && !g.destinations.chosen(l.Destination) {
+			lanes.add(l)
+		} else {
+			collect(to, laneGauges, l, l.Destination)
+		}
+	}
+	lanes.collect(to)
 	if !recent {
 		return
 	}
 	for _, l := range s.backlog.Lanes {
-		collect(to, backlogGauges, l, l.Destination)
+		if crowded && !g.destinations.chosen(l.Destination) {
+			backlogs.add(l)
+		} else {
+			collect(to, backlogGauges, l, l.Destination)
+		}
 	}
+	backlogs.collect(to)
 	collect(to, databaseGauges, s)
+}
+
+// troubled returns the destinations that an operator has to look at.
+func troubled(lanes []relay.LaneView, backlogs []watch.LaneBacklog) (names []string) {
+	for i := range lanes {
+		if lanes[i].Breaker != policy.BreakerClosed.String() {
+			names = append(names, lanes[i].Destination)
+		}
+	}
+	for i := range backlogs {
+		if b := &backlogs[i]; b.Held || b.Failed > 0 || b.BlockedKeys > 0 {
+			names = append(names, b.Destination)
+		}
+	}
+	return names
+}
+
+// joint are the gauges of the destination "other".
+type joint[T any] struct {
+	all    []gauge[T]
+	values []float64 // nil: there is none
+}
+
+func (j *joint[T]) add(of T) {
+	first := j.values == nil
+	if first {
+		j.values = make([]float64, len(j.all))
+	}
+	for i, g := range j.all {
+		if value := g.value(of); first || g.join == nil {
+			j.values[i] = value
+		} else {
+			j.values[i] = g.join(j.values[i], value)
+		}
+	}
+}
+
+func (j *joint[T]) collect(to chan<- prometheus.Metric) {
+	for i, g := range j.all {
+		if j.values != nil && g.join != nil {
+			to <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, j.values[i], other)
+		}
+	}
 }
 
 func collect[T any](to chan<- prometheus.Metric, all []gauge[T], of T, labels ...string) {

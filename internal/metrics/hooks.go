@@ -12,7 +12,7 @@ import (
 // Hooks returns what a relay has to call. None of them allocates or waits.
 func (m *Metrics) Hooks() relay.Hooks {
 	return relay.Hooks{
-		Claimed: func(destination string, deliveries int) { m.of(destination).claimed.Add(float64(deliveries)) },
+		Claimed: m.claimedFor,
 		ClaimRan: func(deliveries int, took time.Duration) {
 			m.claimSize.Observe(float64(deliveries))
 			m.claimTime.Observe(took.Seconds())
@@ -53,8 +53,15 @@ func (m *Metrics) woken(by relay.Wake) {
 	}
 }
 
+func (m *Metrics) claimedFor(destination string, deliveries int) {
+	s := m.lock(destination)
+	defer m.destinations.mu.RUnlock()
+	s.claimed.Add(float64(deliveries))
+}
+
 func (m *Metrics) attempted(a relay.Attempt) {
-	s := m.of(a.Destination)
+	s := m.lock(a.Destination)
+	defer m.destinations.mu.RUnlock()
 	if observer := s.answer[a.Outcome]; observer != nil {
 		observer.Observe(a.Duration.Seconds())
 	}
@@ -71,9 +78,12 @@ func (m *Metrics) attempted(a relay.Attempt) {
 }
 
 func (m *Metrics) written(destination string, outcome policy.Outcome, reason policy.Reason, deliveries int) {
-	counter := m.of(destination).settled[result{outcome, reason}]
-	if counter == nil { // a pair that the policy does not make
-		counter = m.settled.WithLabelValues(destination, string(outcome), string(reason))
+	s := m.lock(destination)
+	defer m.destinations.mu.RUnlock()
+	counter := s.settled[result{outcome, reason}]
+	if counter == nil { // a pair that the policy does not make, or that a chosen destination has not had before
+		counter = m.settled.WithLabelValues(s.name, string(outcome), string(reason))
 	}
 	counter.Add(float64(deliveries))
+	s.note(outcome, deliveries)
 }

@@ -1,7 +1,7 @@
 package metrics
 
 import (
-	"sync"
+	"cmp"
 	"sync/atomic"
 	"time"
 
@@ -17,9 +17,12 @@ import (
 type Config struct {
 	// Version of the program.
 	Version string
-	// Destinations of the configuration, which get their series at once. Those of a later configuration get theirs when
-	// they are first seen.
+	// Destinations of the configuration. Unless there are more than Most, they get their series at once. Those of a later
+	// configuration get theirs when they are first seen.
 	Destinations []string
+	// Most bounds how many destinations have series of their own. All others are counted together, as the destination "other".
+	// 0: 100. See choose.go.
+	Most int
 	// PollInterval of the relay. /healthz expects a turn of the claimer at least so often, and some time more.
 	PollInterval time.Duration
 	// SampleInterval is the time between two samples. 0: 15 s. A sample that takes long makes the next one later: all of
@@ -56,19 +59,11 @@ type Metrics struct {
 	notified, reloads                   map[string]prometheus.Counter
 	spans                               map[bool]prometheus.Counter // by whether they were exported
 
-	series sync.Map // of *series, by destination
+	destinations destinations
 
 	follows atomic.Pointer[followed]
 	health  health
 	sampler sampler
-}
-
-// series are those of one destination, found without a lookup of labels.
-type series struct {
-	claimed, duplicates, droppedHeaders prometheus.Counter
-	settled                             map[result]prometheus.Counter
-	answer                              map[policy.Outcome]prometheus.Observer
-	latency, dueLatency                 map[string]prometheus.Observer // by class
 }
 
 // A result is what becomes of a delivery.
@@ -83,13 +78,12 @@ const (
 	failed    = "failed"
 )
 
-// New returns metrics with every series of the configured destinations at zero.
+// New returns metrics. Every series of the configured destinations is at zero, unless there are more than may have their own.
 func New(cfg Config) *Metrics {
 	m := &Metrics{cfg: cfg, registry: prometheus.NewRegistry(), restFactor: restFactor}
 	m.define()
-	for _, name := range cfg.Destinations {
-		m.of(name)
-	}
+	m.destinations = destinations{most: cmp.Or(cfg.Most, DefaultMost), known: map[string]*destination{}}
+	m.begin(cfg.Destinations)
 	m.sampler = newSampler()
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), gauges{m})
 	return m
@@ -150,31 +144,4 @@ func (d definer) histograms(name, help string, bounds []float64, labels ...strin
 	vec := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: bounds}, labels)
 	d.registry.MustRegister(vec)
 	return vec
-}
-
-// of returns the series of a destination. It makes them when the destination is new: the caller has the name from the
-// configuration.
-func (m *Metrics) of(destination string) *series {
-	if s, known := m.series.Load(destination); known {
-		return s.(*series)
-	}
-	s := &series{
-		claimed: m.claimed.WithLabelValues(destination), duplicates: m.duplicates.WithLabelValues(destination), droppedHeaders: m.droppedHeaders.WithLabelValues(destination),
-		settled: map[result]prometheus.Counter{}, answer: map[policy.Outcome]prometheus.Observer{},
-		latency: map[string]prometheus.Observer{}, dueLatency: map[string]prometheus.Observer{},
-	}
-	for _, outcome := range policy.Outcomes() {
-		s.answer[outcome] = m.answer.WithLabelValues(destination, string(outcome))
-		for _, reason := range policy.Reasons() {
-			if (outcome == policy.Delivered) == (reason == policy.ReasonOK) {
-				s.settled[result{outcome, reason}] = m.settled.WithLabelValues(destination, string(outcome), string(reason))
-			}
-		}
-	}
-	for _, class := range relay.Classes() {
-		s.latency[class] = m.latency.WithLabelValues(destination, class)
-		s.dueLatency[class] = m.dueLatency.WithLabelValues(destination, class)
-	}
-	m.series.Store(destination, s) // others that do the same get the same counters from the library
-	return s
 }

@@ -3,6 +3,7 @@ package settings
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"regexp"
@@ -15,11 +16,14 @@ import (
 )
 
 // MaxFile bounds the file, in bytes.
-const MaxFile = 1 << 20
+const MaxFile = 16 << 20
 
+// A file is refused before its tree is built when that could have more than maxParsed nodes, of some 200 bytes each.
 const (
-	maxNodes    = 100_000 // values in the file; an alias counts as often as it is used
-	maxProblems = 100     // after which the rest of the file is not read
+	maxParsed   = 3_000_000
+	maxNodes    = 1_000_000 // values in the file
+	maxAliased  = 100_000   // values that aliases stand for, as often as they are used
+	maxProblems = 100       // after which the rest of the file is not read
 )
 
 // readFile reads the file that the flag or the variable names, or the table's file if it exists. It reports whether it could
@@ -50,7 +54,7 @@ func (s *Set) readFile(from Sources, env environment) bool {
 		s.Problem(Origin{source: fromFile, name: name, line: line}, "", problem)
 		return false
 	}
-	r := fileReader{Set: s, env: env, budget: maxNodes}
+	r := fileReader{Set: s, env: env, budget: maxNodes, aliased: maxAliased}
 	if root != nil {
 		r.node(root, "", "", root.Line)
 	}
@@ -69,6 +73,8 @@ func parseYAML(content []byte) (root *yaml.Node, line int, problem string) {
 		return nil, 0, "is encoded in UTF-16; save it as UTF-8"
 	case bytes.IndexByte(content, 0) >= 0:
 		return nil, lineOf(func(line []byte) bool { return bytes.IndexByte(line, 0) >= 0 }), "contains a NUL byte; save it as UTF-8 text"
+	case mayHaveNodes(content) > maxParsed:
+		return nil, 0, fmt.Sprintf("holds more than %d values", maxNodes)
 	case !utf8.Valid(content):
 		return nil, lineOf(func(line []byte) bool { return !utf8.Valid(line) }), "is not valid UTF-8"
 	}
@@ -92,6 +98,25 @@ func parseYAML(content []byte) (root *yaml.Node, line int, problem string) {
 		line, _ = strconv.Atoi(at[1])
 	}
 	return nil, line, "is not YAML: " + yamlLine.ReplaceAllString(err.Error(), "")
+}
+
+// mayHaveNodes returns how many nodes the tree of a file may have at most. Each node follows an indicator of YAML, but for the first:
+// a key and its value follow a comma, a brace or a colon.
+func mayHaveNodes(content []byte) (n int) {
+	n = 2
+	for i, b := range content {
+		switch b {
+		case ',', '{', '[':
+			n += 3
+		case '?':
+			n += 2
+		case ':', '-': // an indicator before a space or the end of the line alone, but for a key in quotes: that is in braces
+			if i+1 == len(content) || content[i+1] <= ' ' {
+				n += 2
+			}
+		}
+	}
+	return n
 }
 
 var (

@@ -41,10 +41,10 @@ func TestFileMistakes(t *testing.T) {
 			`DIR/test.yaml:4: servers.a: merge keys ("<<") are not supported; write what destinations share under defaults`,
 		},
 		"a key that is a list":      {"? [a]\n: b\n", `DIR/test.yaml:1: has a key that is not a name`},
-		"more than a file can hold": {strings.Repeat("# comment\n", 110_000), `DIR/test.yaml: cannot read DIR/test.yaml: it is larger than 1024 KiB`},
+		"more than a file can hold": {strings.Repeat("# comment\n", 1_700_000), `DIR/test.yaml: cannot read DIR/test.yaml: it is larger than 16384 KiB`},
 		"aliases that multiply": {
 			"name: x\nrules:\n- &r {match: x, to: [" + strings.Repeat("a,", 1000) + "]}\n" + strings.Repeat("- *r\n", 1000),
-			`DIR/test.yaml:3: holds more than 100000 values, counting an alias as often as it is used`,
+			`DIR/test.yaml:3: has aliases that stand for more than 100000 values, counting each as often as it is used`,
 		},
 
 		// Keys.

@@ -75,7 +75,7 @@ func (s *Set) warn(at Origin, path, format string, args ...any) {
 
 // WarnAt warns of the value at path, where it was written.
 func (s *Set) WarnAt(path, format string, args ...any) {
-	e := s.entries[path]
+	e, _ := s.entry(path)
 	s.warn(e.origin, e.path, format, args...)
 }
 
@@ -103,7 +103,7 @@ func (s *Set) FailedBelow(path string) bool {
 // ProblemAt reports a mistake at a path, with the origin of its value or of the nearest section around it.
 func (s *Set) ProblemAt(path, text string) {
 	for at := path; at != ""; at = parent(at) {
-		if e, ok := s.entries[at]; ok {
+		if e, ok := s.entry(at); ok {
 			s.Problem(e.origin, e.path+strings.TrimPrefix(path, at), text)
 			return
 		}

@@ -28,8 +28,8 @@ type Set struct {
 	table    Table
 	shape    shape
 	entries  map[string]entry    // by path, such as "relay.lease" or "routes[0].to"; sections only for their origin
-	sorted   []string            // the paths of entries, as [Set.valuesBelow] last needed them
 	children map[string][]string // of sections with names and lists: the names, or the paths of the entries
+	inherits []inheritance
 }
 
 // An entry is one value and where it comes from.
@@ -72,7 +72,7 @@ func (s *Set) set(path string, value any, at Origin) {
 
 // Default sets a value that no source has set. Show calls its origin "default".
 func (s *Set) Default(path string, value any) {
-	if _, ok := s.entries[path]; !ok {
+	if !s.Has(path) {
 		s.set(path, value, Origin{})
 	}
 }
@@ -125,36 +125,57 @@ func (s *Set) Children(section string) []string { return s.children[section] }
 
 // Has reports whether a source or a default sets the path, be it a setting or a section.
 func (s *Set) Has(path string) bool {
-	_, ok := s.entries[path]
+	_, ok := s.entry(path)
 	return ok
 }
 
 // Given reports whether a person has set the path: the file, a variable or a flag, and no default.
-func (s *Set) Given(path string) bool { return s.entries[path].origin.source != fromDefault }
+func (s *Set) Given(path string) bool {
+	e, _ := s.entry(path)
+	return e.origin.source != fromDefault
+}
 
 // Own reports whether a source sets this very path, so that its value is not inherited.
-func (s *Set) Own(path string) bool { return s.entries[path].path == path }
+func (s *Set) Own(path string) bool {
+	e, _ := s.entry(path)
+	return e.path == path
+}
 
-// Inherit gives every child of a section the values that it does not set itself, from another section.
+// An inheritance is where the children of a section have the values from that they do not set themselves.
+type inheritance struct{ section, from string }
+
+// Inherit gives every child of a section the values that it does not set itself, from another section. They are looked up there: with
+// thousands of destinations, copies would be most of what a configuration holds.
 func (s *Set) Inherit(section, from string) {
-	for _, r := range s.table.Rows {
-		rest, ok := strings.CutPrefix(r.Path, from+".")
-		if !ok {
-			continue
-		}
-		for _, name := range s.children[section] {
-			path := section + "." + name + "." + rest
-			inherited, has := s.entries[r.Path]
-			if !s.Has(path) && has {
-				s.entries[path] = inherited
+	s.inherits = append(s.inherits, inheritance{section, from})
+}
+
+// entry returns what is set at a path, be it there or where it is inherited from.
+func (s *Set) entry(path string) (e entry, ok bool) {
+	if e, ok = s.entries[path]; ok {
+		return e, true
+	}
+	for _, in := range s.inherits {
+		rest, below := strings.CutPrefix(path, in.section+".")
+		for name := 0; below; name++ { // a name with a dot is a mistake, which is reported elsewhere
+			next := strings.IndexByte(rest[name:], '.')
+			if next < 0 {
+				break
 			}
-			// Also the section around it, to which a mistake of several values together refers.
-			if around, ok := s.entries[parent(r.Path)]; ok && !s.Has(parent(path)) {
-				s.entries[parent(path)] = around
+			name += next
+			if _, child := s.entries[path[:len(in.section)+1+name]]; !child {
+				continue
+			}
+			if e, ok = s.entries[in.from+rest[name:]]; ok {
+				return e, true
 			}
 		}
 	}
+	return entry{}, false
 }
+
+// Release forgets all values, which a relay that runs does not need again. Problems and warnings stay.
+func (s *Set) Release() { s.entries, s.children = nil, nil }
 
 // Bind writes the values below path into the fields of the rows, whose own paths continue it. A row that ends in "*" gets
 // every value there as a map. Fields without a value stay as they are.
@@ -163,7 +184,7 @@ func (s *Set) Bind(path string, rows []Row) {
 		at := below(path, r.Path)
 		if section, ok := strings.CutSuffix(at, ".*"); ok {
 			r.Value.bind(s.valuesBelow(section))
-		} else if e, ok := s.entries[at]; ok {
+		} else if e, ok := s.entry(at); ok {
 			r.Value.bind(e.value)
 		}
 	}

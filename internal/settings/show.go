@@ -28,7 +28,7 @@ func (s *Set) Show() ([]byte, error) {
 // showNode returns what stands at path; nil: nothing. The order is that of the table.
 func (s *Set) showNode(pattern, path string) *yaml.Node {
 	if row, leaf := s.shape.rows[pattern]; leaf {
-		if e, ok := s.entries[path]; ok {
+		if e, ok := s.entry(path); ok {
 			return e.show(row.Value.show)
 		}
 		return nil
@@ -61,20 +61,13 @@ func (s *Set) showNode(pattern, path string) *yaml.Node {
 	return n
 }
 
-// valuesBelow returns the values in a section with keys that the file chooses. It finds them in the sorted paths: a file
-// with thousands of destinations has as many such sections, and reading every entry for each would take minutes.
+// valuesBelow returns the values in a section with keys that the file chooses.
 func (s *Set) valuesBelow(section string) map[string]any {
-	if len(s.sorted) != len(s.entries) { // entries are replaced, and never removed
-		s.sorted = slices.Sorted(maps.Keys(s.entries))
-	}
 	values := map[string]any{}
-	first, _ := slices.BinarySearch(s.sorted, section+".")
-	for _, path := range s.sorted[first:] {
-		key, ok := strings.CutPrefix(path, section+".")
-		if !ok {
-			break
+	for _, key := range s.children[section] {
+		if e, ok := s.entries[below(section, key)]; ok {
+			values[key] = e.value
 		}
-		values[key] = s.entries[path].value
 	}
 	return values
 }

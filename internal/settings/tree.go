@@ -13,8 +13,11 @@ import (
 type fileReader struct {
 	*Set
 	env    environment
-	budget int    // of values that may still be read
+	budget int    // of values that may still be read; negative: none is read any more
 	secret string // the path of a setting whose secret is written in the file; empty: none
+
+	aliases int // around what is being read
+	aliased int // of values that may still be read where aliases stand for them
 }
 
 // node reads the value at path: a setting, a section, or a list of sections.
@@ -22,6 +25,8 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 	at := Origin{source: fromFile, name: r.File, line: line}
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
+		r.aliases++
+		defer func() { r.aliases-- }()
 	}
 	row, leaf := r.shape.rows[pattern]
 	switch {
@@ -60,12 +65,18 @@ func (r *fileReader) spend(at Origin) bool {
 		return false
 	}
 	r.budget--
+	if r.aliases > 0 {
+		r.aliased--
+	}
 	switch {
 	case len(r.Problems) >= maxProblems:
 		r.budget = -1
 		r.Problem(at, "", "was read up to here; correct these problems first")
+	case r.aliased < 0:
+		r.budget = -1
+		r.Problem(at, "", "has aliases that stand for more than %d values, counting each as often as it is used", maxAliased)
 	case r.budget < 0:
-		r.Problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
+		r.Problem(at, "", "holds more than %d values", maxNodes)
 	}
 	return r.budget >= 0
 }

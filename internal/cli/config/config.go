@@ -23,10 +23,12 @@ type Config struct {
 	Pool          *pgxpool.Config // of database.url; nil if that is unusable
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
 	MetricsListen string          // empty: off
-	Traces        Traces
-	Admin         Admin
-	LogFormat     string         // auto, json or console
-	Log           zerolog.Logger // for changes of files that destinations name; discards until the log exists
+	// MetricsDestinations is how many destinations have series of their own.
+	MetricsDestinations int
+	Traces              Traces
+	Admin               Admin
+	LogFormat           string         // auto, json or console
+	Log                 zerolog.Logger // for changes of files that destinations name; discards until the log exists
 
 	databaseURL, listenURL settings.Secret
 	logLevelName           string
@@ -108,18 +110,19 @@ func (c *Config) bind() {
 	c.checkDatabase()
 	c.Relay.Pool, c.Relay.Pooler.Session = c.Pool, c.Direct
 	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
-	for _, name := range names {
-		c.Relay.Destinations = append(c.Relay.Destinations, c.destination(name))
-	}
+	c.bindDestinations(names)
 	for _, key := range []string{"bearer_token", "bearer_token_file", "credentials_file", "nkey_file"} {
 		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
 	}
 	for _, key := range []string{"subject", "partitions", "stream", "topic"} {
 		c.checkDefaultDestination(key, `is that of the destination "default", and there is none; write `+key+" for each destination that needs it")
 	}
-	for _, path := range c.Children("routes") {
-		var route relay.Route
-		c.Bind(path, routeRows(&route))
+	var route relay.Route
+	rows, paths := routeRows(&route), c.Children("routes")
+	c.Relay.Routes = slices.Grow(c.Relay.Routes, len(paths))
+	for _, path := range paths {
+		route = relay.Route{}
+		c.Bind(path, rows)
 		c.Relay.Routes = append(c.Relay.Routes, route)
 	}
 	c.bindChannels()
@@ -128,14 +131,21 @@ func (c *Config) bind() {
 	c.checkRelay()
 }
 
-func (c *Config) destination(name string) relay.Destination {
-	d := destination{Destination: relay.Destination{Name: name, Headers: map[string]string{}}}
-	path := "destinations." + name
-	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), brokerRows(&d)))
-	d.Wire.Authorization = c.authorization(path, &d)
-	c.bindTLS(path, &d)
-	c.bindBroker(path, &d)
-	return d.Destination
+// bindDestinations reads the destinations with these names.
+func (c *Config) bindDestinations(names []string) {
+	var d destination
+	rows := slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), brokerRows(&d)) // once: there may be thousands of names
+	c.Relay.Destinations = slices.Grow(c.Relay.Destinations, len(names))
+	for _, name := range names {
+		d = destination{Destination: relay.Destination{Name: name}}
+		path := "destinations." + name
+		c.Bind(path, rows)
+		own := d // the functions below keep what they are given
+		own.Wire.Authorization = c.authorization(path, &own)
+		c.bindTLS(path, &own)
+		c.bindBroker(path, &own)
+		c.Relay.Destinations = append(c.Relay.Destinations, own.Destination)
+	}
 }
 
 // addDefaultDestination makes a destination that takes every type. Beside destinations of the file that do not include it,

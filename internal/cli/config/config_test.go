@@ -235,7 +235,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 				Wire:      relay.Wire{Format: relay.FormatCloudEvents, Source: "/s", EventHeaders: []string{"x-a", "x-b-*"}, MaxPayloadBytes: 19, Excerpts: relay.ExcerptsNone},
 			},
 			{
-				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
+				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13,
 				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
 				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, NotAfter: 600 * time.Hour},
 				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},

@@ -104,7 +104,7 @@ func TestFileMistakes(t *testing.T) {
 
 		// Retries.
 		"a schedule with a delay beyond": {"defaults:\n  retry:\n    schedule:\n    - 5s\n    - 1000h\n", []string{
-			`outbox-relay.yaml:3: defaults.retry.schedule[1]: 1000h0m0s is out of range; write more than 0 and at most 720h0m0s`,
+			`outbox-relay.yaml:5: defaults.retry.schedule[1]: 1000h0m0s is out of range; write more than 0 and at most 720h0m0s`,
 		}},
 		"a schedule without end": {"defaults: {retry: {schedule: [" + strings.Repeat("5s,", 101) + "]}}\n", []string{
 			`outbox-relay.yaml:1: defaults.retry.schedule: 101 entries are too many; the last one repeats, so write at most 100`,

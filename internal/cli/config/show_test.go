@@ -194,6 +194,7 @@ retention:
   schedule: 17 3 * * * # default
 metrics:
   listen: 127.0.0.1:9464 # default
+  destinations: 100 # default
 traces:
   endpoint: http://collector:4318 # outbox-relay.yaml:18
   headers: Authorization=***,x-tenant=*** # env OTEL_EXPORTER_OTLP_HEADERS

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/metrics"
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -113,6 +114,9 @@ func targetRows(d *destination) []settings.Row {
 		{Path: "signing_secrets", Env: "SIGNING_SECRET", FromFile: true, Value: settings.Many("[whsec_…]", parseSigningSecret, settings.To(&d.SigningSecrets))},
 		{Path: "headers.*", Value: settings.Each("Bearer …", settings.ParseSecret, func(values map[string]settings.Secret) {
 			for name, value := range values {
+				if d.Headers == nil {
+					d.Headers = map[string]string{}
+				}
 				d.Headers[name] = string(value)
 			}
 		})},
@@ -204,6 +208,7 @@ func (c *Config) retentionRows() []settings.Row {
 func (c *Config) metricsRows() []settings.Row {
 	return []settings.Row{
 		{Path: "metrics.listen", Env: "METRICS_LISTEN", Value: settings.One("127.0.0.1:9464", parseListen, settings.To(&c.MetricsListen), defaultMetricsListen)},
+		{Path: "metrics.destinations", Env: "METRICS_DESTINATIONS", Value: settings.One("100", settings.ParseCount, settings.To(&c.MetricsDestinations), metrics.DefaultMost)},
 	}
 }
 

@@ -33,7 +33,7 @@ func openMonitor(ctx context.Context, c *config.Config, version string) (m monit
 		names = append(names, d.Name)
 	}
 	m.metrics = metrics.New(metrics.Config{
-		Version: version, Destinations: names, PollInterval: c.Relay.PollInterval, Allows: c.Guard().Allows, Log: c.Log,
+		Version: version, Destinations: names, Most: c.MetricsDestinations, PollInterval: c.Relay.PollInterval, Allows: c.Guard().Allows, Log: c.Log,
 	})
 	return m, nil
 }

@@ -2,6 +2,7 @@ package run
 
 import (
 	"errors"
+	"runtime/debug"
 	"strings"
 
 	"github.com/rs/zerolog"
@@ -21,6 +22,7 @@ type reloader struct {
 	level  *config.Level
 	// What stays until a restart: the format of the log, where metrics are served, the page, and where spans go.
 	format, metricsListen string
+	metricsDestinations   int
 	console               config.Admin
 	traces                config.Traces
 	page                  *console
@@ -33,6 +35,7 @@ func (rl *reloader) run(ended <-chan struct{}) {
 		select {
 		case <-rl.inv.Hangups:
 			rl.reload()
+			debug.FreeOSMemory() // what reading the file has used
 		case <-ended:
 			return
 		}
@@ -68,6 +71,9 @@ func (rl *reloader) reload() {
 	}
 	if c.MetricsListen != rl.metricsListen {
 		stay = append(stay, "metrics.listen")
+	}
+	if c.MetricsDestinations != rl.metricsDestinations {
+		stay = append(stay, "metrics.destinations")
 	}
 	if !c.Admin.Equal(rl.console) {
 		stay = append(stay, "admin")

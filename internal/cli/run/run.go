@@ -77,9 +77,11 @@ func (Command) Run(inv *cli.Invocation) error {
 	if names := c.Unsigned(); len(names) > 0 {
 		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
+	rl := &reloader{inv: inv, apply: r.Reload, refuse: r.RefuseReload, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, metricsDestinations: c.MetricsDestinations, console: c.Admin, traces: c.Traces, page: &page}
+	c.Release() // with thousands of destinations, it is more than all else that the relay has
 	defer monitor.start(inv.Ctx, r)()
 	defer page.start(inv.Ctx)()
-	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, refuse: r.RefuseReload, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, console: c.Admin, traces: c.Traces, page: &page})
+	return runBeside(inv, r, rl)
 }
 
 // runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.
