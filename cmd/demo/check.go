@@ -18,7 +18,8 @@ CREATE SCHEMA facts;
 CREATE TABLE facts.invoice AS SELECT number || '-issued' AS key, pg_xact_commit_timestamp(xmin) AS at FROM invoices;
 CREATE TABLE facts.event AS -- with its delivery, and the delivery id of the last claim
     SELECT o.id, o.idempotency_key AS key, o.ordering_key, count(d.event_id) AS deliveries, min(d.status) AS status, min(d.attempts) AS attempts,
-           min(format('%s-%s-%s', d.event_id, d.destination, d.claim)) AS delivery
+           min(format('%s-%s-%s', d.event_id, d.destination, d.claim)) AS delivery,
+           CASE WHEN o.available_at > o.created_at THEN o.available_at END AS due -- NULL: when it was committed
     FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id GROUP BY o.id;
 CREATE TABLE facts.failure AS -- what the relay's log says of attempts that did not deliver; a held one does not count
     SELECT DISTINCT ON (delivery) event_id, format('%s-%s-%s', event_id, destination, claim) AS delivery, reason,
@@ -79,6 +80,10 @@ type rule struct {
 	broken  []string
 }
 
+// orderTolerance is how far apart two events of an ordering key must become due, one at its commit
+// and one later, for their order to be certain.
+const orderTolerance = "100 ms"
+
 // rules returns what outbox-relay promises, by the databases and the wire, not by what anybody
 // believes to have done.
 func rules() []rule {
@@ -125,21 +130,37 @@ UNION ALL SELECT format('%s: %s was answered %s before its effect was committed'
 UNION ALL SELECT format('%s: delivered by %s, which was never on the wire', key, delivery) FROM facts.event e
     WHERE status = 'delivered' AND NOT EXISTS (SELECT FROM facts.request r WHERE r.key = e.key AND r.delivery = e.delivery)
 UNION ALL SELECT format('%s: %s attempts are counted, %s were made', key, attempts, made) FROM attempt WHERE attempts NOT BETWEEN made - uncounted AND made`},
-		// Within each key ids in the order of the commits, no request for an event before the one
-		// before it was taken, and the effects in the same order.
-		{promise: "events of one ordering key arrive in the order in which they were committed", query: `
+		// Within each key: ids in the order of the commits, no request for an event before its time or
+		// before those in front of it were taken, and the effects in the same order. What comes first is
+		// exact among events that were due at once, and among those that were due later. Of one of each,
+		// it is the one that became due orderTolerance sooner. A relay takes events of a key together.
+		// What becomes due between their commits follows them all. So an event is as old as the oldest
+		// one that was not yet POSTed at its commit. See decision 72.
+		{promise: "events of one ordering key arrive in the order in which they became due, and then were committed", query: `
 WITH wire AS (
     SELECT key, min(at) AS posted, min(answered_at) FILTER (WHERE succeeded) AS taken FROM facts.request GROUP BY key
 ), effect AS (
     SELECT expected AS key, min(at) AS effect FROM facts.shipment GROUP BY expected
+), event AS (
+    SELECT e.*, i.at AS committed, greatest(due, i.at) AS ready, due IS NOT NULL AS later, posted, taken, effect
+    FROM facts.event e LEFT JOIN facts.invoice i USING (key) LEFT JOIN wire USING (key) LEFT JOIN effect USING (key) WHERE ordering_key IS NOT NULL
+), together AS (
+    SELECT e.key, min(o.ready) AS since FROM event e JOIN event o USING (ordering_key)
+    WHERE NOT e.later AND NOT o.later AND o.id <= e.id AND o.posted > e.committed GROUP BY e.key
 ), pair AS (
-    SELECT key, lag(key) OVER own AS before, posted, lag(taken) OVER own AS taken, i.at < lag(i.at) OVER own AS earlier, effect < lag(effect) OVER own AS overtook
-    FROM facts.event LEFT JOIN facts.invoice i USING (key) LEFT JOIN wire USING (key) LEFT JOIN effect USING (key)
-    WHERE ordering_key IS NOT NULL WINDOW own AS (PARTITION BY ordering_key ORDER BY id)
+    SELECT e.*, b.key AS before, b.taken AS before_taken, b.effect AS before_effect
+    FROM event e LEFT JOIN together USING (key) JOIN event b ON b.ordering_key = e.ordering_key AND CASE
+        WHEN b.later <> e.later THEN b.ready + interval '` + orderTolerance + `' < CASE WHEN e.later THEN e.ready ELSE since END
+        WHEN e.later THEN (b.ready, b.id) < (e.ready, e.id) ELSE b.id < e.id END
 )
-SELECT format('%s was committed before %s, and has the larger id', key, before) FROM pair WHERE earlier
-UNION ALL SELECT format('%s was POSTed before %s was taken', key, before) FROM pair WHERE before IS NOT NULL AND (taken IS NULL AND posted IS NOT NULL OR posted < taken)
-UNION ALL SELECT format('the effect of %s came before that of %s', key, before) FROM pair WHERE overtook`},
+SELECT format('%s was committed before %s, and has the larger id', key, before) FROM (
+    SELECT key, lag(key) OVER own AS before, committed < lag(committed) OVER own AS earlier FROM event WINDOW own AS (PARTITION BY ordering_key ORDER BY id)) c
+    WHERE earlier
+UNION ALL SELECT format('%s was POSTed before it was due', key) FROM event WHERE posted < due
+UNION ALL (SELECT DISTINCT ON (key) format('%s was POSTed before %s was taken', key, before) FROM pair
+    WHERE before_taken IS NULL AND posted IS NOT NULL OR posted < before_taken ORDER BY key, before_taken DESC)
+UNION ALL (SELECT DISTINCT ON (key) format('the effect of %s came before that of %s', key, before) FROM pair
+    WHERE effect < before_effect ORDER BY key, before_effect DESC)`},
 	}
 }
 

@@ -124,6 +124,28 @@ func TestCheckAllowsAnAnswerThatIsTooLate(t *testing.T) {
 	}
 }
 
+// dueBefore lets A become due after its commit, and D overtake it.
+const dueBefore = `UPDATE facts.event SET due = clock(0) WHERE key = 'A'; UPDATE facts.request SET at = clock(19.999) WHERE delivery = '4-default-1'`
+
+// What becomes due while a relay takes events of its key follows them, and what became due at about the same time has no certain order.
+func TestCheckAllowsWhatBecomesDueMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := facts(t)
+	for _, lie := range []string{
+		`UPDATE facts.invoice SET at = clock(1.05) WHERE key = 'D'`,
+		`UPDATE facts.invoice SET at = clock(1.2) WHERE key = 'D';
+			INSERT INTO facts.event VALUES (0, 'O', 'customer', 1, 'delivered', 1, '0-default-1', NULL);
+			INSERT INTO facts.invoice VALUES ('O', clock(0.9)); INSERT INTO facts.processed VALUES ('O');
+			INSERT INTO facts.shipment VALUES ('O', 'O', clock(1.9));
+			INSERT INTO facts.request VALUES ('O', '0-default-1', clock(1.5), '', 201, false, clock(1.95));
+			UPDATE facts.request SET at = clock(19.9) WHERE key = 'A'`,
+	} {
+		if found := broken(t, db, dueBefore+";"+lie); len(found) > 0 {
+			t.Errorf("found %q in %s", found, lie)
+		}
+	}
+}
+
 // A checker that never failed proves nothing: each of these lies must be found out, and by the
 // promise that it breaks.
 func TestCheckFindsOut(t *testing.T) {
@@ -237,6 +259,19 @@ func TestCheckFindsOut(t *testing.T) {
 		"a later one of its key has its effect first": {
 			`UPDATE facts.shipment SET at = clock(1.999999) WHERE key = 'D'`,
 			[]string{"the effect of D came before that of A"},
+		},
+		"an event is sent before it is due": {
+			`UPDATE facts.event SET due = clock(26.5) WHERE key = 'D'`,
+			[]string{"D was POSTed before it was due"},
+		},
+		"one of its key that became due before its commit is overtaken": {
+			dueBefore + `; UPDATE facts.invoice SET at = clock(1.2) WHERE key = 'D'`,
+			[]string{"D was POSTed before A was taken"},
+		},
+		"a later one of its key becomes due first, and waits": {
+			`UPDATE facts.event SET due = clock(2) WHERE key = 'D'; UPDATE facts.event SET due = clock(3) WHERE key = 'A';
+				UPDATE facts.request SET at = clock(4) WHERE key = 'A'; UPDATE facts.shipment SET at = clock(5) WHERE key = 'A'`,
+			[]string{"A was POSTed before D was taken", "the effect of A came before that of D"},
 		},
 		"a producer commits a key's events in another order than that of their ids": {
 			`UPDATE facts.invoice SET at = clock(0.999999) WHERE key = 'D'`,

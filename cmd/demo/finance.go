@@ -25,6 +25,7 @@ type order struct {
 	Rollback  float64 `json:"rollback"`   // share that is rolled back
 	PlainSQL  float64 `json:"plain_sql"`  // share whose event is a plain INSERT instead of outbox.Enqueue
 	Keys      int     `json:"keys"`       // ordering keys, of which the invoices of each are issued one after the other; 0: none has any
+	Later     float64 `json:"later"`      // share whose event is due some time after its commit
 }
 
 // An invoice is the payload of an event, and a row of the business table.
@@ -82,7 +83,15 @@ func (o *order) Run(ctx context.Context) error {
 const insertInvoice = `INSERT INTO invoices (number, customer, amount_cents) VALUES ($1, $2, $3)`
 
 // insertEvent is how a service in any language enqueues.
-const insertEvent = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ($1, $2, $3, nullif($4, ''))`
+const insertEvent = `
+INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
+VALUES ($1, $2, $3, nullif($4, ''), coalesce($5, now()))`
+
+// An event that is due later is due after minWait to maxWait. It joins its ordering key by its time after 100 ms or more.
+const (
+	minWait = 300 * time.Millisecond
+	maxWait = 3 * time.Second
+)
 
 // issue runs one business transaction.
 func (o *order) issue(ctx context.Context, pool *pgxpool.Pool, n int) error {
@@ -92,6 +101,11 @@ func (o *order) issue(ctx context.Context, pool *pgxpool.Pool, n int) error {
 		Number:   fmt.Sprintf("%s-%06d", o.Prefix, n),
 		Customer: fmt.Sprintf("customer %d", random.IntN(1000)),
 		Cents:    random.Int64N(1_000_000),
+	}
+	var due *time.Time
+	if random.Float64() < o.Later {
+		at := time.Now().Add(minWait + time.Duration(random.Float64()*float64(maxWait-minWait)))
+		due = &at
 	}
 	var ordering string
 	if o.Keys > 0 {
@@ -108,10 +122,13 @@ func (o *order) issue(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	}
 	if plain {
 		payload, _ := json.Marshal(inv) // plain fields always encode
-		_, err = tx.Exec(ctx, insertEvent, eventType, payload, inv.key(), ordering)
+		_, err = tx.Exec(ctx, insertEvent, eventType, payload, inv.key(), ordering, due)
 	} else {
 		event, _ := outbox.NewEvent(eventType, inv.key(), inv)
 		event.RelatedReference, event.OrderingKey = inv.Number, ordering
+		if due != nil {
+			event.AvailableAt = *due
+		}
 		_, err = outbox.Enqueue(ctx, tx, event)
 	}
 	if err != nil {
