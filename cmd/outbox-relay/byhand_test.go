@@ -71,7 +71,7 @@ func TestSendByHand(t *testing.T) {
 
 	script := strings.Replace(html.UnescapeString(printed[1]), "outbox-relay replay ", "outbox-relay replay --yes ", 1) // nobody is there to be asked
 	dir := t.TempDir()
-	pgtest.Must(t, os.WriteFile(filepath.Join(dir, "outbox-relay"), []byte("#!/bin/sh\nexec '"+os.Args[0]+"' \"$@\"\n"), 0o700)) //nolint:gosec // it is run
+	pgtest.Must(t, os.WriteFile(filepath.Join(dir, "outbox-relay"), []byte("#!/bin/sh\nexec '"+os.Args[0]+"' \"$@\"\n"), 0o700))
 	shell := exec.CommandContext(t.Context(), "sh", "-euc", script)
 	shell.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+dsn, "PATH="+dir+":"+os.Getenv("PATH"))
 	if out, err := shell.CombinedOutput(); err != nil {

@@ -23,7 +23,7 @@ import (
 // runs counts, also where its transaction is rolled back. A login that is no superuser's fails already where a statement has one in
 // a branch that is not taken.
 //
-// The rows are written into the catalogs: CREATE FUNCTION would take minutes for as many.
+// The rows are written into the system tables: CREATE FUNCTION would take minutes for as many.
 const hijackSQL = `
 SET search_path = pg_catalog; -- or they would divert this script
 CREATE SEQUENCE public.hijacked;
