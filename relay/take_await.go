@@ -97,12 +97,7 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 // row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. still are the keys for which earlier ranges wait; it adds
 // those of this one.
 func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[policy.OrderingKey]bool) (rest awaitingRange, err error) {
-	for i := range a.deliveries { // first: what is written afterwards, the database shows
-		key := a.deliveries[i].orderingKey()
-		if l := c.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, a.deliveries[i].nextAttemptAt.Time) {
-			still[key] = true
-		}
-	}
+	c.findArrivals(a.deliveries, still) // first: what is written afterwards, the database shows
 	blocked, err := c.findBlocked(ctx, a.instance, a.of.Held(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
@@ -112,16 +107,7 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[poli
 	if err != nil {
 		return rest, err
 	}
-	var due []intake.Key
-	asked := map[policy.OrderingKey]bool{}
-	for i := range a.deliveries {
-		key := a.deliveries[i].orderingKey()
-		if why := blocked[key]; why.Due && !why.InHand && !still[key] && !asked[key] {
-			asked[key] = true
-			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: a.deliveries[i].nextAttemptAt.Time})
-		}
-	}
-	if err := c.joinBefore(ctx, a.seq, due); err != nil {
+	if _, err := c.joinFirst(ctx, a.seq, a.deliveries, blocked, still); err != nil {
 		return rest, err
 	}
 	old := time.Since(a.of.Begun) > settle.RowsAfter*3/4
@@ -149,6 +135,30 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[poli
 	}
 	c.handOutGiven(parts)
 	return rest, nil
+}
+
+// findArrivals adds the keys of deliveries to still for which this relay is about to write rows that come first.
+func (c *claimer) findArrivals(of []delivery, still map[policy.OrderingKey]bool) {
+	for i := range of {
+		key := of[i].orderingKey()
+		if l := c.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, of[i].nextAttemptAt.Time) {
+			still[key] = true
+		}
+	}
+}
+
+// joinFirst joins what has become due to the keys of a range that wait for nothing else, and reports whether there were any.
+func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[policy.OrderingKey]intake.Blocked, still map[policy.OrderingKey]bool) (joins bool, err error) {
+	var due []intake.Key
+	asked := map[policy.OrderingKey]bool{}
+	for i := range of {
+		key := of[i].orderingKey()
+		if why := blocked[key]; why.Due && !why.InHand && !still[key] && !asked[key] {
+			asked[key] = true
+			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: of[i].nextAttemptAt.Time})
+		}
+	}
+	return len(due) > 0, c.joinBefore(ctx, seq, due)
 }
 
 // orderingKey returns the key of a delivery that has one.

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
@@ -34,7 +35,8 @@ func (c *claimer) rescueRanges(ctx context.Context, now time.Time, instance int3
 }
 
 // giveBackRescued makes what is left of a range that was taken over pending. While another relay has some of its ordering keys in hand, or
-// some are among awaiting, those of ranges that wait in this relay, it does nothing and returns all keys of the range.
+// some are among awaiting, those of ranges that wait in this relay, or some have to be joined first by what has become due, it returns all keys
+// of the range, and is to be called again.
 func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[policy.OrderingKey]bool) (waits []policy.OrderingKey, err error) {
 	if err := c.refresh(ctx, instance, r); err != nil {
 		return nil, err
@@ -47,6 +49,11 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 		}
 	}
 	if len(keyed) > 0 {
+		still := maps.Clone(awaiting)
+		if still == nil {
+			still = map[policy.OrderingKey]bool{}
+		}
+		c.findArrivals(keyed, still)
 		blocked, err := c.findBlocked(ctx, instance, of.Held(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
 			c.hands.remove(r.Seq)
@@ -56,12 +63,16 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 		if err != nil {
 			return nil, err
 		}
-		inHand := false
+		// What has become due joins a key before its rows are written: they would go before it.
+		wait, err := c.joinFirst(ctx, r.Seq, keyed, blocked, still)
+		if err != nil {
+			return nil, err
+		}
 		for key, why := range blocked {
 			waits = append(waits, key)
-			inHand = inHand || why.InHand || awaiting[key]
+			wait = wait || why.InHand || still[key]
 		}
-		if inHand {
+		if wait {
 			return waits, nil
 		}
 	}

@@ -84,3 +84,25 @@ func TestRescueMakesRowsOfEarlierEventsToo(t *testing.T) {
 	g.Open()
 	r.settles(t, policy.Delivered, 2)
 }
+
+// What became due before a dead relay took later events of its key goes before these.
+func TestRescuedEventsFollowWhatWasDueBeforeThem(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	first := start(t, config(db, to(rc.URL)))
+	later(db, "late", "k", 2, "2 seconds")
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery`)
+	first.stop()
+	relaytest.Becomes(db, true, `SELECT now() >= max(available_at) + interval '200 milliseconds' FROM outbox`)
+	keyed(db, "k", 1, 2)
+	takeAs(db, db.Pool, deadRelay)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`); n != 2 {
+		t.Fatalf("%d have not joined their key, want 2", n)
+	}
+	r := start(t, config(db, to(rc.URL)))
+	r.settles(t, policy.Delivered, 4)
+	if got, want := rc.Keys(), []string{"late-1", "late-2", "k-1", "k-2"}; !slices.Equal(got, want) {
+		t.Errorf("sent: %v; want %v", got, want)
+	}
+}
