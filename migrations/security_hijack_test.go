@@ -275,6 +275,23 @@ func TestSecurityForgedVersionTable(t *testing.T) {
 	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
 }
 
+// A login that may create schemas makes one named as the login of who migrates, to which "$user" leads.
+func TestSecurityForgedSchemaOfTheMigrator(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	s.superuser(`DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO stranger', current_database()); END $$`)
+	s.as("stranger").exec(`CREATE SCHEMA shop_owner; GRANT ALL ON SCHEMA shop_owner TO PUBLIC`)
+	err := s.migrate("shop_owner")
+	if !errors.Is(err, migrations.ErrForeignVersionTable) || !strings.Contains(err.Error(), "schema shop_owner, which is named as this login, belongs to stranger: ") {
+		t.Errorf("migrate up: %v", err)
+	}
+	s.as("shop_owner").wants("0", `SELECT count(*)::text FROM pg_class WHERE relnamespace = 'shop_owner'::regnamespace`)
+	s.superuser(`ALTER SCHEMA shop_owner OWNER TO shop_owner`)
+	if err := s.migrate("shop_owner"); err != nil {
+		t.Errorf("in its own schema: %v", err)
+	}
+}
+
 func (s *shop) migrate(login string) error {
 	s.Helper()
 	db, err := sql.Open("pgx", s.dsn(login))

@@ -175,12 +175,31 @@ WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)::
             AND pg_catalog.pg_has_role(o.oid, a.grantee, 'USAGE'::pg_catalog.text))
     AND (me.rolsuper OR NOT pg_catalog.pg_has_role(me.oid, o.oid, 'USAGE'::pg_catalog.text))`
 
-// checkVersionTable refuses a table of versions that another login has made before the first migration.
+// "$user" of the search_path leads to a schema that is named as the login, whoever made it.
+const selectForeignSchema = `
+SELECT pg_catalog.quote_ident(n.nspname), pg_catalog.quote_ident(o.rolname)
+FROM pg_catalog.pg_namespace n
+    JOIN pg_catalog.pg_roles o ON o.oid OPERATOR(pg_catalog.=) n.nspowner
+    JOIN pg_catalog.pg_roles me ON me.rolname OPERATOR(pg_catalog.=) CURRENT_USER
+    JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+WHERE n.nspname OPERATOR(pg_catalog.=) pg_catalog.current_schema() AND n.nspname OPERATOR(pg_catalog.=) CURRENT_USER
+    AND NOT o.rolsuper AND o.oid OPERATOR(pg_catalog.<>) me.oid AND o.oid OPERATOR(pg_catalog.<>) d.datdba
+    AND (me.rolsuper OR NOT pg_catalog.pg_has_role(me.oid, o.oid, 'USAGE'::pg_catalog.text))`
+
+// checkVersionTable refuses a table of versions that another login has made before the first migration, and a schema that it has made
+// for this purpose.
 func (s *session) checkVersionTable(ctx context.Context, db interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 },
 ) error {
-	var table, owner string
+	var schema, table, owner string
+	switch err := db.QueryRowContext(ctx, selectForeignSchema).Scan(&schema, &owner); {
+	case err == nil:
+		return fmt.Errorf("schema %s, which is named as this login, belongs to %s: %w; name the schema to migrate (--schema, or search_path of the connection), or drop that one",
+			schema, owner, ErrForeignVersionTable)
+	case !errors.Is(err, sql.ErrNoRows):
+		return fmt.Errorf("find the schema to migrate: %w", err)
+	}
 	switch err := db.QueryRowContext(ctx, selectForeignVersionTable, s.versionTable).Scan(&table, &owner); {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil

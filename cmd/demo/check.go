@@ -148,7 +148,7 @@ WITH wire AS (
     SELECT e.key, min(o.ready) AS since FROM event e JOIN event o USING (ordering_key)
     WHERE NOT e.later AND NOT o.later AND o.id <= e.id AND o.posted > e.committed GROUP BY e.key
 ), pair AS (
-    SELECT e.*, b.key AS before, b.taken AS before_taken, b.effect AS before_effect
+    SELECT e.*, b.key || CASE WHEN b.later THEN ', due later,' ELSE '' END AS before, b.taken AS before_taken, b.effect AS before_effect
     FROM event e LEFT JOIN together USING (key) JOIN event b ON b.ordering_key = e.ordering_key AND CASE
         WHEN b.later <> e.later THEN b.ready + interval '` + orderTolerance + `' < CASE WHEN e.later THEN e.ready ELSE since END
         WHEN e.later THEN (b.ready, b.id) < (e.ready, e.id) ELSE b.id < e.id END
@@ -157,9 +157,9 @@ SELECT format('%s was committed before %s, and has the larger id', key, before) 
     SELECT key, lag(key) OVER own AS before, committed < lag(committed) OVER own AS earlier FROM event WINDOW own AS (PARTITION BY ordering_key ORDER BY id)) c
     WHERE earlier
 UNION ALL SELECT format('%s was POSTed before it was due', key) FROM event WHERE posted < due
-UNION ALL (SELECT DISTINCT ON (key) format('%s was POSTed before %s was taken', key, before) FROM pair
+UNION ALL (SELECT DISTINCT ON (key) format('%s%s was POSTed before %s was taken', key, CASE WHEN later THEN ', due later,' END, before) FROM pair
     WHERE before_taken IS NULL AND posted IS NOT NULL OR posted < before_taken ORDER BY key, before_taken DESC)
-UNION ALL (SELECT DISTINCT ON (key) format('the effect of %s came before that of %s', key, before) FROM pair
+UNION ALL (SELECT DISTINCT ON (key) format('the effect of %s%s came before that of %s', key, CASE WHEN later THEN ', due later,' END, before) FROM pair
     WHERE effect < before_effect ORDER BY key, before_effect DESC)`},
 	}
 }

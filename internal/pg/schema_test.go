@@ -131,6 +131,38 @@ func TestSecuritySchemaCreators(t *testing.T) {
 	}
 }
 
+// A login that may create schemas makes one that is named as the relay's login, with tables of the outbox's names.
+func TestSecurityForgedSchemaOfTheRelay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	conn, err := db.Pool.Acquire(t.Context())
+	relaytest.Must(t, err)
+	defer conn.Release()
+	database := relaytest.Row[string](db, `SELECT current_database()::text`)
+	login, stranger := database+"_relay", database+"_stranger"
+	pgtest.Exec(t, conn, fmt.Sprintf(`
+		CREATE ROLE %[1]q; CREATE ROLE %[2]q; GRANT %[2]q TO CURRENT_USER; -- as PostgreSQL up to 15 needs it
+		CREATE SCHEMA %[1]q AUTHORIZATION %[2]q; GRANT USAGE ON SCHEMA %[1]q TO PUBLIC;
+		CREATE TABLE %[1]q.outbox (); SET ROLE %[1]q`, login, stranger))
+	defer db.Exec(fmt.Sprintf(`DROP SCHEMA %[1]q CASCADE; DROP ROLE %[1]q, %[2]q`, login, stranger))
+	names := NewNames("", "outbox")
+	if found, err := names.Find(t.Context(), conn); err != nil || !found || names.known() != `"public"` {
+		t.Errorf("found %t in %s: %v", found, names.known(), err)
+	}
+	db.Exec(`ALTER TABLE public.outbox RENAME TO away`)
+	if _, err := NewNames("", "outbox").Find(t.Context(), conn); !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "belongs to "+stranger) {
+		t.Errorf("without another outbox: %v", err)
+	}
+	pgtest.Exec(t, conn, `RESET ROLE`)
+	db.Exec(fmt.Sprintf(`ALTER SCHEMA %[1]q OWNER TO %[1]q`, login))
+	pgtest.Exec(t, conn, fmt.Sprintf(`SET ROLE %q`, login))
+	names = NewNames("", "outbox")
+	if found, err := names.Find(t.Context(), conn); err != nil || !found || names.known() != fmt.Sprintf("%q", login) {
+		t.Errorf("in a schema of its own: found %t in %s: %v", found, names.known(), err)
+	}
+	pgtest.Exec(t, conn, `RESET ROLE`)
+}
+
 // A session that lost its settings stands behind a pooler; one that only reads is on a standby.
 func TestCheckSession(t *testing.T) {
 	t.Parallel()

@@ -20,13 +20,30 @@ func schemaVersion(ctx context.Context, q DB) (version int64, err error) {
 	return version, err
 }
 
+// A login that may create schemas can make one that is named as another login, to which "$user" of the search_path leads that one. It
+// counts only if its owner is trusted: the login itself, a role whose rights it has, the owner of the database, or a superuser.
 const selectSchema = `
-SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)::pg_catalog.oid`
+SELECT n.nspname, n.nspname OPERATOR(pg_catalog.<>) CURRENT_USER OR o.rolsuper OR o.oid OPERATOR(pg_catalog.=) d.datdba
+        OR o.oid OPERATOR(pg_catalog.=) me.oid OR NOT me.rolsuper AND pg_catalog.pg_has_role(me.oid, o.oid, 'USAGE'::pg_catalog.text) AS trusted,
+    pg_catalog.quote_ident(o.rolname)
+FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY s (name, place)
+    JOIN pg_catalog.pg_namespace n ON n.nspname OPERATOR(pg_catalog.=) s.name
+    JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) $1::pg_catalog.name
+    JOIN pg_catalog.pg_roles o ON o.oid OPERATOR(pg_catalog.=) n.nspowner
+    JOIN pg_catalog.pg_roles me ON me.rolname OPERATOR(pg_catalog.=) CURRENT_USER
+    JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+ORDER BY trusted DESC, s.place
+LIMIT 1`
 
 // findSchema returns the schema of the table that search_path leads to.
 func findSchema(ctx context.Context, q DB, table string) (schema string, err error) {
-	err = q.QueryRow(ctx, selectSchema, table).Scan(&schema)
+	var trusted bool
+	var owner string
+	err = q.QueryRow(ctx, selectSchema, table).Scan(&schema, &trusted, &owner)
+	if err == nil && !trusted {
+		err = fmt.Errorf("%w: schema %q, which is named as this login, belongs to %s; name the outbox's own schema in database.schema, or drop that one",
+			ErrSchema, schema, owner)
+	}
 	return schema, err
 }
 
