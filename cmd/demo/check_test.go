@@ -266,12 +266,12 @@ func TestCheckFindsOut(t *testing.T) {
 		},
 		"one of its key that became due before its commit is overtaken": {
 			dueBefore + `; UPDATE facts.invoice SET at = clock(1.2) WHERE key = 'D'`,
-			[]string{"D was POSTed before A was taken"},
+			[]string{"D was POSTed before A, due later, was taken"},
 		},
 		"a later one of its key becomes due first, and waits": {
 			`UPDATE facts.event SET due = clock(2) WHERE key = 'D'; UPDATE facts.event SET due = clock(3) WHERE key = 'A';
 				UPDATE facts.request SET at = clock(4) WHERE key = 'A'; UPDATE facts.shipment SET at = clock(5) WHERE key = 'A'`,
-			[]string{"A was POSTed before D was taken", "the effect of A came before that of D"},
+			[]string{"A, due later, was POSTed before D, due later, was taken", "the effect of A, due later, came before that of D, due later,"},
 		},
 		"a producer commits a key's events in another order than that of their ids": {
 			`UPDATE facts.invoice SET at = clock(0.999999) WHERE key = 'D'`,
