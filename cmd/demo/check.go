@@ -80,10 +80,6 @@ type rule struct {
 	broken  []string
 }
 
-// orderTolerance is how far apart two events of an ordering key must become due, one at its commit
-// and one later, for their order to be certain.
-const orderTolerance = "100 ms"
-
 // rules returns what outbox-relay promises, by the databases and the wire, not by what anybody
 // believes to have done.
 func rules() []rule {
@@ -132,10 +128,8 @@ UNION ALL SELECT format('%s: delivered by %s, which was never on the wire', key,
 UNION ALL SELECT format('%s: %s attempts are counted, %s were made', key, attempts, made) FROM attempt WHERE attempts NOT BETWEEN made - uncounted AND made`},
 		// Within each key: ids in the order of the commits, no request for an event before its time or
 		// before those in front of it were taken, and the effects in the same order. What comes first is
-		// exact among events that were due at once, and among those that were due later. Of one of each,
-		// it is the one that became due orderTolerance sooner. A relay takes events of a key together.
-		// What becomes due between their commits follows them all. So an event is as old as the oldest
-		// one that was not yet POSTed at its commit. See decision 72.
+		// exact among events that were due at once, and among those that were due later. Of one of each
+		// nothing is checked: decision 72 says what is known of them while relays are killed.
 		{promise: "events of one ordering key arrive in the order in which they became due, and then were committed", query: `
 WITH wire AS (
     SELECT key, min(at) AS posted, min(answered_at) FILTER (WHERE succeeded) AS taken FROM facts.request GROUP BY key
@@ -144,14 +138,10 @@ WITH wire AS (
 ), event AS (
     SELECT e.*, i.at AS committed, greatest(due, i.at) AS ready, due IS NOT NULL AS later, posted, taken, effect
     FROM facts.event e LEFT JOIN facts.invoice i USING (key) LEFT JOIN wire USING (key) LEFT JOIN effect USING (key) WHERE ordering_key IS NOT NULL
-), together AS (
-    SELECT e.key, min(o.ready) AS since FROM event e JOIN event o USING (ordering_key)
-    WHERE NOT e.later AND NOT o.later AND o.id <= e.id AND o.posted > e.committed GROUP BY e.key
 ), pair AS (
     SELECT e.*, b.key || CASE WHEN b.later THEN ', due later,' ELSE '' END AS before, b.taken AS before_taken, b.effect AS before_effect
-    FROM event e LEFT JOIN together USING (key) JOIN event b ON b.ordering_key = e.ordering_key AND CASE
-        WHEN b.later <> e.later THEN b.ready + interval '` + orderTolerance + `' < CASE WHEN e.later THEN e.ready ELSE since END
-        WHEN e.later THEN (b.ready, b.id) < (e.ready, e.id) ELSE b.id < e.id END
+    FROM event e JOIN event b ON b.ordering_key = e.ordering_key AND b.later = e.later
+        AND CASE WHEN e.later THEN (b.ready, b.id) < (e.ready, e.id) ELSE b.id < e.id END
 )
 SELECT format('%s was committed before %s, and has the larger id', key, before) FROM (
     SELECT key, lag(key) OVER own AS before, committed < lag(committed) OVER own AS earlier FROM event WINDOW own AS (PARTITION BY ordering_key ORDER BY id)) c

@@ -264,10 +264,6 @@ func TestCheckFindsOut(t *testing.T) {
 			`UPDATE facts.event SET due = clock(26.5) WHERE key = 'D'`,
 			[]string{"D was POSTed before it was due"},
 		},
-		"one of its key that became due before its commit is overtaken": {
-			dueBefore + `; UPDATE facts.invoice SET at = clock(1.2) WHERE key = 'D'`,
-			[]string{"D was POSTed before A, due later, was taken"},
-		},
 		"a later one of its key becomes due first, and waits": {
 			`UPDATE facts.event SET due = clock(2) WHERE key = 'D'; UPDATE facts.event SET due = clock(3) WHERE key = 'A';
 				UPDATE facts.request SET at = clock(4) WHERE key = 'A'; UPDATE facts.shipment SET at = clock(5) WHERE key = 'A'`,
