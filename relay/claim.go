@@ -136,11 +136,6 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due po
 			return err
 		}
 	}
-	if due.Has(policy.CauseJoinKeys) {
-		if err := c.joinKeys(ctx); err != nil {
-			return err
-		}
-	}
 	if due.Has(policy.CauseAwaitedKeys) {
 		if err := c.recheckAwaiting(ctx, instance); err != nil {
 			return err
@@ -152,6 +147,11 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due po
 			return err
 		}
 		if err := c.passCut(ctx, instance); err != nil {
+			return err
+		}
+	}
+	if due.Has(policy.CauseJoinKeys) {
+		if err := c.joinKeys(ctx); err != nil {
 			return err
 		}
 	}
@@ -384,7 +384,7 @@ func (c *claimer) noteKeys(l *lane, class class, keys []foundKey) {
 		key := policy.OrderingKey{Destination: l.name, Key: found.key}
 		if found.joins {
 			c.joins.add(key, join{class: class})
-			c.agenda.At(policy.CauseJoinKeys, time.Now())
+			c.agenda.At(policy.CauseTakeAgain|policy.CauseJoinKeys, time.Now()) // first, what was committed before it became due
 		}
 		if found.place != (policy.Place{}) {
 			if found.place.Joined == 0 {

@@ -24,7 +24,8 @@ type joins struct{ keys map[policy.OrderingKey]join }
 
 type join struct {
 	class class
-	done  bool // all have joined: the key waits for events in hand
+	done  bool         // all have joined: the key waits for events in hand
+	first policy.Place // of those that have
 }
 
 // add notes a key, unless there are very many: scans find the others again.
@@ -34,6 +35,9 @@ func (j *joins) add(key policy.OrderingKey, of join) {
 	}
 	if known, is := j.keys[key]; is {
 		of.class, of.done = min(of.class, known.class), of.done && known.done
+		if of.first == (policy.Place{}) || known.first != (policy.Place{}) && known.first.Compare(of.first) < 0 {
+			of.first = known.first
+		}
 	} else if len(j.keys) >= maxReady {
 		return
 	}
@@ -49,7 +53,7 @@ func (c *claimer) joinKeys(ctx context.Context) error {
 			delete(c.joins.keys, key)
 		case of.done:
 			delete(c.joins.keys, key)
-			c.lanes.get(key.Destination).makeReady(key.Key, policy.Place{}, of.class)
+			c.lanes.get(key.Destination).makeReady(key.Key, of.first, of.class)
 		case len(keys) < joinChunk:
 			keys = append(keys, intake.Key{Destination: key.Destination, Key: key.Key})
 		}
@@ -57,21 +61,26 @@ func (c *claimer) joinKeys(ctx context.Context) error {
 	now := time.Now()
 	if len(keys) > 0 {
 		limit := joinRows / len(keys)
-		done, err := intake.JoinKeys(ctx, c.store.pool, 0, keys, limit)
+		done, err := intake.JoinKeys(ctx, c.store.pool, 0, keys, c.taker.complete, limit)
 		if err != nil {
 			return err
 		}
 		for i, k := range keys {
 			key := policy.OrderingKey{Destination: k.Destination, Key: k.Key}
-			switch of := c.joins.keys[key]; {
-			case done[i].InHand:
+			of, joined := c.joins.keys[key], done[i]
+			if joined.Rows > 0 || !joined.InHand && !joined.Early {
+				c.lanes.get(k.Destination).makeReady(k.Key, joined.First, of.class)
+			}
+			switch {
+			case joined.InHand:
 				c.agenda.At(policy.CauseJoinKeys, now.Add(joinAgain))
-			case done[i].Rows == limit:
+			case joined.Early:
+				c.agenda.At(policy.CauseTakeAgain, now)
+				c.agenda.At(policy.CauseJoinKeys, now.Add(joinAgain))
+			case joined.Rows == limit:
 				c.agenda.At(policy.CauseJoinKeys, now)
-				c.lanes.get(k.Destination).makeReady(k.Key, policy.Place{}, of.class)
 			default:
 				delete(c.joins.keys, key)
-				c.lanes.get(k.Destination).makeReady(k.Key, policy.Place{}, of.class)
 			}
 		}
 		if len(c.joins.keys) > len(keys) {
@@ -87,10 +96,14 @@ func (c *claimer) joinBefore(ctx context.Context, seq int64, keys []intake.Key) 
 	if len(keys) == 0 {
 		return nil
 	}
-	for _, k := range keys {
-		c.joins.add(policy.OrderingKey{Destination: k.Destination, Key: k.Key}, join{class: live, done: true})
+	joined, err := intake.JoinKeys(ctx, c.store.pool, seq, keys, time.Time{}, max(joinRows/len(keys), 1))
+	for i, k := range keys { // also after an error: they may have joined
+		of := join{class: live, done: true}
+		if err == nil {
+			of.first = joined[i].First
+		}
+		c.joins.add(policy.OrderingKey{Destination: k.Destination, Key: k.Key}, of)
 	}
-	_, err := intake.JoinKeys(ctx, c.store.pool, seq, keys, max(joinRows/len(keys), 1))
 	c.agenda.At(policy.CauseJoinKeys, time.Now())
 	return err
 }

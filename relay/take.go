@@ -30,6 +30,7 @@ type taker struct {
 	cut        bool      // the last range was cut: its difference has further events
 	passedAt   time.Time // when events beyond a cut were searched for last
 	blindUntil time.Time // payloads are not read until then
+	complete   time.Time // by the database: what had been committed then has been taken
 
 	routes   *intake.Routes
 	routesAt int64           // what the take said with which they were read
@@ -94,6 +95,9 @@ func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun
 	}
 	if r.Found == intake.Missing {
 		return r, intake.ErrNoIntake
+	}
+	if r.Found == intake.Nothing || r.Whole {
+		t.complete = r.TakenAt
 	}
 	if hook := c.config().Hooks.ClaimRan; hook != nil {
 		hook(len(r.Events), time.Since(begun))
@@ -245,11 +249,8 @@ func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begu
 		}
 		rule := intake.BrokenRule(e)
 		due, wait := e.AvailableAt, e.Wait
-		switch {
-		case due.InfinityModifier != pgtype.Finite:
-			due, wait = e.CreatedAt, 0
-		case due.Time.Before(e.CreatedAt.Time):
-			due, wait = e.CreatedAt, wait+e.CreatedAt.Time.Sub(due.Time)
+		if due.InfinityModifier != pgtype.Finite || !due.Time.After(e.CreatedAt.Time) {
+			due, wait = e.CreatedAt, 0 // due since it is visible, also if its transaction began after the statement that takes it
 		}
 		var scheduled time.Time
 		if e.OrderingKey != nil && rule == "" {
@@ -375,13 +376,17 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 	}
 	found := make(map[policy.OrderingKey]intake.Blocked, len(of))
 	var keys []intake.Key
+	index := make(map[policy.OrderingKey]int, len(of))
 	for i := range of {
 		d := &of[i]
 		key := d.orderingKey()
-		if _, known := found[key]; known {
+		if n, known := index[key]; known {
+			if due := d.nextAttemptAt.Time; due.After(keys[n].Due) {
+				keys[n].Due = due
+			}
 			continue
 		}
-		found[key] = intake.Blocked{}
+		index[key] = len(keys)
 		skips := false
 		if l := c.lanes.get(d.destination); l != nil {
 			skips = l.current().Destination.OnFailure == policy.SkipFailed

@@ -94,8 +94,8 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 }
 
 // giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order, unless something of the key comes first: a
-// row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. still are the keys for which earlier ranges wait; it adds
-// those of this one.
+// row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. still are the keys
+// for which earlier ranges wait; it adds those of this one.
 func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[policy.OrderingKey]bool) (rest awaitingRange, err error) {
 	c.findArrivals(a.deliveries, still) // first: what is written afterwards, the database shows
 	blocked, err := c.findBlocked(ctx, a.instance, a.of.Held(), a.deliveries)
@@ -110,18 +110,23 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[poli
 	if _, err := c.joinFirst(ctx, a.seq, a.deliveries, blocked, still); err != nil {
 		return rest, err
 	}
+	followDue(a.deliveries, blocked, still)
 	old := time.Since(a.of.Begun) > settle.RowsAfter*3/4
 	rest = awaitingRange{instance: a.instance, seq: a.seq, of: a.of}
 	parts := map[string][]delivery{}
 	targets := targets{c: c}
 	for _, d := range a.deliveries {
 		key := d.orderingKey()
-		if blocked[key].InHand || blocked[key].Due || still[key] {
+		if blocked[key].InHand || still[key] {
 			still[key] = true
 			rest.deliveries = append(rest.deliveries, d)
 			continue
 		}
 		d.given.Awaits.Store(false)
+		if !d.given.Scheduled.IsZero() {
+			c.spill(d, policy.ReasonEarly)
+			continue
+		}
 		reason := policy.ReasonOrder
 		if !blocked[key].ByRow && !old {
 			reason = targets.of(d.destination).whyNot(&d)
@@ -147,18 +152,45 @@ func (c *claimer) findArrivals(of []delivery, still map[policy.OrderingKey]bool)
 	}
 }
 
-// joinFirst joins what has become due to the keys of a range that wait for nothing else, and reports whether there were any.
+// joinFirst joins to the keys of a range what became due before their first deliveries in it, unless these wait for something else, and
+// adds the keys to still: the caller asks again about them. It reports whether there were any.
 func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[policy.OrderingKey]intake.Blocked, still map[policy.OrderingKey]bool) (joins bool, err error) {
 	var due []intake.Key
 	asked := map[policy.OrderingKey]bool{}
 	for i := range of {
-		key := of[i].orderingKey()
-		if why := blocked[key]; why.Due && !why.InHand && !still[key] && !asked[key] {
-			asked[key] = true
-			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: of[i].nextAttemptAt.Time})
+		key, first := of[i].orderingKey(), of[i].nextAttemptAt.Time
+		if asked[key] {
+			continue
+		}
+		asked[key] = true
+		if why := blocked[key]; !why.Due.IsZero() && !why.Due.After(first) && !why.InHand && !still[key] {
+			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: first})
 		}
 	}
+	for _, k := range due {
+		still[policy.OrderingKey{Destination: k.Destination, Key: k.Key}] = true
+	}
 	return len(due) > 0, c.joinBefore(ctx, seq, due)
+}
+
+// followDue makes deliveries of a range join their keys by their time, too, if a row became due between the first one of the key in the
+// range and them: they follow it. still are the keys that wait anyway.
+func followDue(of []delivery, blocked map[policy.OrderingKey]intake.Blocked, still map[policy.OrderingKey]bool) {
+	last := map[policy.OrderingKey]time.Time{}
+	for i := range of {
+		key, at := of[i].orderingKey(), of[i].nextAttemptAt.Time
+		if still[key] || blocked[key].InHand {
+			continue
+		}
+		due, follows := blocked[key].Due, last[key]
+		if follows.IsZero() && (due.IsZero() || due.After(at)) {
+			continue
+		}
+		if follows.After(at) { // the order of ids is kept
+			at = follows
+		}
+		last[key], of[i].given.Scheduled = at, at
+	}
 }
 
 // orderingKey returns the key of a delivery that has one.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
@@ -43,18 +44,24 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 	}
 	of, left := c.spread(&targets{c: c}, instance, r, time.Now())
 	var keyed []delivery
+	keys := map[policy.OrderingKey]bool{} // also of what joins its key later: until it has a row, nothing may pass it
 	for _, d := range left {
-		if d.event.OrderingKey != nil && d.given.Scheduled.IsZero() {
+		if d.event.OrderingKey == nil {
+			continue
+		}
+		keys[d.orderingKey()] = true
+		if d.given.Scheduled.IsZero() {
 			keyed = append(keyed, d)
 		}
 	}
+	var blocked map[policy.OrderingKey]intake.Blocked
 	if len(keyed) > 0 {
 		still := maps.Clone(awaiting)
 		if still == nil {
 			still = map[policy.OrderingKey]bool{}
 		}
 		c.findArrivals(keyed, still)
-		blocked, err := c.findBlocked(ctx, instance, of.Held(), keyed)
+		blocked, err = c.findBlocked(ctx, instance, of.Held(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
 			c.hands.remove(r.Seq)
 			c.agenda.At(policy.CauseRescue|policy.CauseTakeAgain, time.Now())
@@ -69,11 +76,10 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 			return nil, err
 		}
 		for key, why := range blocked {
-			waits = append(waits, key)
 			wait = wait || why.InHand || still[key]
 		}
 		if wait {
-			return waits, nil
+			return slices.Collect(maps.Keys(keys)), nil
 		}
 	}
 	if len(left) == 0 {
@@ -90,6 +96,7 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 			d.given.NotAfter = promised
 		}
 	}
+	followDue(keyed, blocked, nil)
 	c.settler.Hold(of)
 	for _, d := range left { // through the settler, which makes rows of what this relay has in hand of their keys
 		c.spill(d, policy.ReasonShutdown)

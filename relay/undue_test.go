@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -76,10 +79,12 @@ func TestEventsThatBecomeDueWaitBehindTheirHead(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, refusing("k-1", 1, http.StatusUnprocessableEntity))
-	r := start(t, rarely(config(db, to(rc.URL))))
-	later(db, "late", "k", 3, "1 second")
+	r := start(t, config(db, to(rc.URL)))
+	later(db, "late", "k", 3, "1 hour")
 	keyed(db, "k", 1, 1)
 	r.settles(t, policy.Fail, 1)
+	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE joined IS NULL`)
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`)
 	keyed(db, "k", 2, 3)
 	relaytest.Becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND joined > 0 AND attempts = 0`)
@@ -120,8 +125,50 @@ func TestExplainNamesNoEventThatIsNotDue(t *testing.T) {
 	}
 }
 
+// An event without a time is due when its transaction begins, also if the statement that takes it began before: on a busy server the snapshot
+// of a statement is taken some time after its begin.
+func TestEventsWithoutATimeJoinWithTheirRange(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	c := sessionOf(t, config(db, to("http://receiver.test/"))).newClaimer()
+	c.taker.routes = intake.NewRoutes([]intake.Route{{Pattern: "*", Destination: "default"}})
+	at, key, kind, version := pgtype.Timestamptz{Time: time.Now(), Valid: true}, "k", "t", 1
+	event := intake.Event{ID: 1, AvailableAt: at, Wait: 50 * time.Millisecond}
+	event.EventType, event.Version, event.Key, event.OrderingKey, event.CreatedAt = &kind, &version, &key, &key, at
+	_, all := c.spread(&targets{c: c}, 1, &intake.Range{Seq: 1, TakenAt: at.Time, Events: []intake.Event{event}}, time.Now())
+	if len(all) != 1 || !all[0].given.Scheduled.IsZero() || all[0].given.Wait > 0 {
+		t.Fatalf("%+v", all)
+	}
+}
+
+// What was committed before an event became due precedes it in its key, also if it has not been taken yet, and what was committed after that
+// follows it, also if one range has both.
+func TestEventsThatBecomeDueFollowWhatIsNotTakenYet(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
+	later(db, "late", "k", 1, "1 hour")
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`)
+	lock := db.Begin() // no relay takes anything
+	_, err := lock.Exec(t.Context(), `LOCK TABLE outbox_range IN SHARE ROW EXCLUSIVE MODE`)
+	relaytest.Must(t, err)
+	keyed(db, "k", 1, 1)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
+	keyed(db, "k", 2, 3)
+	relaytest.Becomes(db, true, `SELECT now() > max(next_attempt_at) + interval '2 seconds' FROM outbox_delivery`)
+	if n := rc.Total(); n > 0 {
+		t.Errorf("sent: %v", rc.Keys())
+	}
+	relaytest.Must(t, lock.Commit(t.Context()))
+	r.settles(t, policy.Delivered, 4)
+	if got, want := strings.Join(rc.Keys(), " "), "k-1 late-1 k-2 k-3"; got != want {
+		t.Errorf("sent: %s; want %s", got, want)
+	}
+}
+
 // While relays die, and the receiver fails requests, events with and without a time reach it in the order in which they became due, then of
-// their commits. The times are apart by more than a transaction takes.
+// their commits.
 func TestOrderOfTimesUnderKills(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -133,18 +180,30 @@ func TestOrderOfTimesUnderKills(t *testing.T) {
 	})
 	cfg := config(db, to(rc.URL))
 	one, two := start(t, cfg), start(t, cfg)
+	type event struct {
+		key           string
+		first, latest time.Time // when it may have become due, by the database's clock: between its insert's begin and its commit, or at its time
+	}
+	events, orderings := map[string]*event{}, map[string]string{}
+	clock := func() time.Time { return relaytest.Row[time.Time](db, `SELECT clock_timestamp()`) }
 	const keys, each = 20, 40
 	for i := range each {
 		for k := range keys {
-			ordering, prefix := fmt.Sprint("o", k), fmt.Sprintf("e-%d-%s", i, strings.Repeat("x", 1+random.IntN(9)))
+			ordering := fmt.Sprint("o", k)
+			key := fmt.Sprintf("e-%d-%s%s", i, strings.Repeat("x", 1+random.IntN(9)), ordering)
+			e := &event{first: clock()}
 			switch random.IntN(4) {
 			case 0:
-				later(db, prefix+ordering, ordering, 1, fmt.Sprint(1+random.IntN(4000), " milliseconds"))
+				later(db, key, ordering, 1, fmt.Sprint(1+random.IntN(4000), " milliseconds"))
+				key += "-1"
 			case 1:
-				later(db, prefix+ordering, ordering, 1, "365 days")
+				later(db, key, ordering, 1, "365 days")
+				key += "-1"
 			default:
-				db.Exec(insertKeyedEvent, prefix+ordering, ordering)
+				db.Exec(insertKeyedEvent, key, ordering)
 			}
+			e.key, e.latest = key, clock()
+			events[key], orderings[key] = e, ordering
 		}
 		if i%10 == 9 {
 			one.Abort()
@@ -155,28 +214,26 @@ func TestOrderOfTimesUnderKills(t *testing.T) {
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox o WHERE available_at < now() + interval '1 day'
 		AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id AND d.status = 'delivered')`)
 	two.stop()
-	type event struct {
-		Key, OrderingKey string
-		Due              time.Time
-	}
-	of := map[string]event{}
-	for _, e := range relaytest.Rows[string](db, `SELECT idempotency_key || '|' || ordering_key || '|' || to_char(greatest(available_at, created_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') FROM outbox`) {
-		parts := strings.Split(e, "|")
-		due, err := time.Parse(time.RFC3339Nano, parts[2])
-		relaytest.Must(t, err)
-		of[parts[0]] = event{parts[0], parts[1], due}
-	}
-	first := map[string][]event{}
-	for _, key := range rc.Keys() {
-		e := of[key]
-		if !slices.Contains(first[e.OrderingKey], e) {
-			first[e.OrderingKey] = append(first[e.OrderingKey], e)
+	for key, e := range events {
+		if due := relaytest.Row[time.Time](db, `SELECT available_at FROM outbox WHERE idempotency_key = $1`, key); due.After(e.latest) {
+			e.first, e.latest = due, due
+		} else if due.After(e.first) {
+			e.first = due
 		}
 	}
-	for key, list := range first {
-		for i := 1; i < len(list); i++ {
-			if gap := list[i-1].Due.Sub(list[i].Due); gap > lateAfter {
-				t.Errorf("of %s, %s was sent before %s, which was due %s earlier", key, list[i-1].Key, list[i].Key, gap)
+	sent := map[string][]*event{}
+	for _, key := range rc.Keys() {
+		e, ordering := events[key], orderings[key]
+		if !slices.Contains(sent[ordering], e) {
+			sent[ordering] = append(sent[ordering], e)
+		}
+	}
+	for ordering, list := range sent {
+		for i, e := range list {
+			for _, before := range list[:i] {
+				if early := before.first.Sub(e.latest); early > lateAfter {
+					t.Errorf("of %s, %s was sent before %s, which was due %s earlier at least", ordering, before.key, e.key, early)
+				}
 			}
 		}
 	}

@@ -119,14 +119,15 @@ func (s *stage) run(ctx context.Context) error {
 	return s.check(ctx, took)
 }
 
-// configure writes the relay's configuration, which the caller removes.
+// configure writes the relay's configuration, which the caller removes. Attempts come often: the brokers go on refusing in the calm, when one key
+// alone may be left to get all their faults, and with the standard schedule it would wait for minutes after the third.
 func (s *stage) configure() error {
 	file, err := os.CreateTemp("", "demo-cluster-*.yaml")
 	if err != nil {
 		return fmt.Errorf("make the relay's configuration: %w", err)
 	}
 	s.config = file.Name()
-	_, err = fmt.Fprintf(file, "routes:\n  - {event: \"*\", to: [log]}\ndestinations:\n  log: {url: %q, %s, signing_secrets: [%s], timeout: 5s}\n",
+	_, err = fmt.Fprintf(file, "routes:\n  - {event: \"*\", to: [log]}\ndestinations:\n  log: {url: %q, %s, signing_secrets: [%s], timeout: 5s, retry: {schedule: [500ms, 2s], max_attempts: 100}}\n",
 		s.log.url(), s.log.settings(), s.Stage.Secret)
 	if err := errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("write the relay's configuration: %w", err)

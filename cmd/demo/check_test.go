@@ -269,6 +269,12 @@ func TestCheckFindsOut(t *testing.T) {
 				UPDATE facts.request SET at = clock(4) WHERE key = 'A'; UPDATE facts.shipment SET at = clock(5) WHERE key = 'A'`,
 			[]string{"A, due later, was POSTed before D, due later, was taken", "the effect of A, due later, came before that of D, due later,"},
 		},
+		"one that became due before a later one of its key was inserted waits": {
+			`UPDATE facts.event SET due = clock(2) WHERE key = 'A'; UPDATE facts.event SET began = clock(3) WHERE key = 'D';
+				UPDATE facts.invoice SET at = clock(3) WHERE key = 'D'; UPDATE facts.request SET at = clock(27), answered_at = clock(28) WHERE key = 'A';
+				UPDATE facts.shipment SET at = clock(27.5) WHERE key = 'A'`,
+			[]string{"D was POSTed before A, due later, was taken", "the effect of D came before that of A, due later,"},
+		},
 		"a producer commits a key's events in another order than that of their ids": {
 			`UPDATE facts.invoice SET at = clock(0.999999) WHERE key = 'D'`,
 			[]string{"D was committed before A, and has the larger id"},

@@ -28,8 +28,11 @@ type Range struct {
 	Seq   int64
 	Fence int64
 	// More says that the difference has further events: the next TakeRange should cut.
-	More    bool
-	TakenAt time.Time // by the database
+	More bool
+	// Whole says that the range is not a part of a difference: with it, everything is in ranges that was committed before TakenAt. So it
+	// is if Nothing is new.
+	Whole   bool
+	TakenAt time.Time // when the statement began, by the database
 	// Promised is how long after TakenAt a receiver may have been told that nothing comes any more, at the earliest; of a range that was
 	// taken over.
 	Promised time.Duration

@@ -49,16 +49,16 @@ WITH last AS MATERIALIZED (
     SELECT count(*) AS events, min(f.id) - 1 AS low, max(f.id) AS upto, coalesce(sum(` + payloadBytes + `), 0) AS bytes,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, more, oldest, keys, promised)
-    SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, s.low, s.upto, false, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4)
+    INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, more, oldest, keys, promised, taken_at)
+    SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, s.low, s.upto, false, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4), now()
     FROM last l CROSS JOIN size s CROSS JOIN open p
     WHERE NOT l.more AND s.events BETWEEN 1 AND $2 AND (s.events = 1 OR s.bytes <= $3::bigint) AND NOT (p.busy AND s.keys IS NOT NULL)
     ON CONFLICT DO NOTHING
-    RETURNING r.seq, r.fence, r.taken_at
+    RETURNING r.seq, r.fence
 )
 SELECT CASE WHEN t.seq IS NOT NULL THEN '' WHEN l.more OR s.events > $2 OR s.events > 1 AND s.bytes > $3 THEN 'cut' WHEN s.events = 0 THEN 'none'
             WHEN p.busy AND s.keys IS NOT NULL THEN 'busy' ELSE 'beaten' END,
-       coalesce(t.seq, 0), coalesce(t.fence, 0), false, t.taken_at, ` + counts + `, ` + eventResults + `, ` + rowsBeyond + `
+       coalesce(t.seq, 0), coalesce(t.fence, 0), false, now(), ` + counts + `, ` + eventResults + `, ` + rowsBeyond + `
 FROM last l CROSS JOIN size s CROSS JOIN open p LEFT JOIN taken t ON true LEFT JOIN found e ON t.seq IS NOT NULL
 ORDER BY e.id`
 
@@ -120,19 +120,19 @@ WITH last AS MATERIALIZED (
     SELECT count(*) AS events, max(f.id) AS upto, count(*) < (SELECT count(*) FROM candidate) AS cut,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, young, more, oldest, keys, promised, ended_at, beyond)
+    INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, young, more, oldest, keys, promised, taken_at, ended_at, beyond)
     SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, l.low,
            CASE WHEN s.cut THEN s.upto ELSE coalesce(span.upto, s.upto, l.low) END,
-           start.young, s.cut OR span.upto IS NOT NULL, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4),
+           start.young, s.cut OR span.upto IS NOT NULL, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4), now(),
            CASE WHEN s.events = 0 THEN clock_timestamp() END, l.beyond
     FROM last l CROSS JOIN start CROSS JOIN span CROSS JOIN size s CROSS JOIN open p
     WHERE (s.events > 0 OR l.more OR span.upto IS NOT NULL) AND NOT (p.busy AND s.keys IS NOT NULL)
     ON CONFLICT DO NOTHING
-    RETURNING r.seq, r.fence, r.more, r.taken_at
+    RETURNING r.seq, r.fence, r.more
 )
 SELECT CASE WHEN t.seq IS NOT NULL THEN '' WHEN s.events = 0 AND NOT l.more THEN 'none'
             WHEN p.busy AND s.keys IS NOT NULL THEN 'busy' ELSE 'beaten' END,
-       coalesce(t.seq, 0), coalesce(t.fence, 0), coalesce(t.more, false), t.taken_at, ` + counts + `, ` + eventResults + `, ` + rowsBeyond + `
+       coalesce(t.seq, 0), coalesce(t.fence, 0), coalesce(t.more, false), now(), ` + counts + `, ` + eventResults + `, ` + rowsBeyond + `
 FROM last l CROSS JOIN size s CROSS JOIN open p LEFT JOIN taken t ON true LEFT JOIN found e ON t.seq IS NOT NULL
 ORDER BY e.id`
 
@@ -149,6 +149,7 @@ type Terms struct {
 func TakeRange(ctx context.Context, db pg.DB, relay int32, terms Terms, cut bool) (r Range, err error) {
 	if !cut {
 		if r, err = queryRange(ctx, db, takeWhole, relay, terms.Events, terms.Bytes, terms.Promised.Seconds()); err != nil || r.Found != mustCut {
+			r.Whole = r.Found == Taken
 			return r, err
 		}
 	}
@@ -165,12 +166,11 @@ func queryRange(ctx context.Context, db pg.DB, statement string, args ...any) (r
 	defer rows.Close()
 	r.Found = Missing
 	var id *int64
-	var takenAt *time.Time
 	for rows.Next() {
 		var e Event
 		var wait *float64
 		var settled []string
-		if err := rows.Scan(&r.Found, &r.Seq, &r.Fence, &r.More, &takenAt, &r.Routes, &r.Destinations, &id, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference,
+		if err := rows.Scan(&r.Found, &r.Seq, &r.Fence, &r.More, &r.TakenAt, &r.Routes, &r.Destinations, &id, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference,
 			&e.Headers, &e.CreatedAt, &e.AvailableAt, &wait, &e.Payload, &settled); err != nil {
 			return Range{}, fmt.Errorf("take events: %w", err)
 		}
@@ -182,9 +182,6 @@ func queryRange(ctx context.Context, db pg.DB, statement string, args ...any) (r
 	}
 	if err := rows.Err(); err != nil {
 		return takeFailed(err)
-	}
-	if takenAt != nil {
-		r.TakenAt = *takenAt
 	}
 	return r, nil
 }

@@ -14,16 +14,16 @@ import (
 // IS TRUE keeps IN from becoming a join, for which the relay's sessions allow nested loops alone: the hashes of all open ranges
 // are put into a table in memory once.
 const selectBlockedKeys = `
-SELECT 0, 'lost' WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $6::bigint AND r.relay = $1::int)
+SELECT 0, 'lost', NULL::timestamptz WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $6::bigint AND r.relay = $1::int)
 UNION ALL
-SELECT k.number, 'hand' FROM (
+SELECT k.number, 'hand', NULL FROM (
     SELECT w.number, hashtext(w.key) AS hash FROM unnest($3::text[]) WITH ORDINALITY AS w (key, number)) k
 WHERE (k.hash IN (
     SELECT unnest(o.keys) FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT r.keys FROM outbox_range r
         WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND r.relay <> $1 AND r.keys IS NOT NULL OFFSET 0) o)) IS TRUE
 UNION ALL
-SELECT w.number, 'row' FROM unnest($3, $4::text[], $5::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
+SELECT w.number, 'row', NULL FROM unnest($3, $4::text[], $5::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
 CROSS JOIN LATERAL (
     (SELECT FROM outbox_delivery d WHERE d.destination = w.destination AND d.ordering_key = w.key AND d.status = 'pending' AND d.joined IS NOT NULL
      ORDER BY d.joined, d.event_id LIMIT 1)
@@ -37,9 +37,9 @@ CROSS JOIN LATERAL (
      WHERE s.destination = w.destination AND s.parked_after IS NOT NULL)
     LIMIT 1) d
 UNION ALL
-SELECT w.number, 'due' FROM unnest($3, $4, $7::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
+SELECT w.number, 'due', d.next_attempt_at FROM unnest($3, $4, $7::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
 CROSS JOIN LATERAL (
-    SELECT FROM outbox_delivery d
+    SELECT d.next_attempt_at FROM outbox_delivery d
     WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= least(now(), w.due)
     ORDER BY d.next_attempt_at, d.event_id LIMIT 1) d`
 
@@ -64,14 +64,15 @@ func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of Hold, keys [
 	lost := false
 	var number int
 	var why string
-	if _, err := pgx.ForEachRow(rows, []any{&number, &why}, func() error {
+	var at *time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&number, &why, &at}, func() error {
 		switch why {
 		case "lost":
 			lost = true
 		case "hand":
 			blocked[number-1].InHand = true
 		case "due":
-			blocked[number-1].Due = true
+			blocked[number-1].Due = *at
 		default:
 			blocked[number-1].ByRow = true
 		}
@@ -90,13 +91,13 @@ type Key struct {
 	Key, Destination string
 	// SkipsFailed says that at this destination a failed delivery blocks nothing.
 	SkipsFailed bool
-	// Due is when the first event of the key was due that the question is about. Rows that became due later do not count. Zero: all do.
+	// Due bounds the rows that have not joined the key: those that became due later do not count. Zero: all do.
 	Due time.Time
 }
 
 // Blocked says why a key has to wait.
 type Blocked struct {
-	InHand bool // another relay has an event of it in an open range before this one, or one of another key with the same hash
-	ByRow  bool // a pending or failed row of it comes first: what follows becomes pending too
-	Due    bool // rows of it have become due, and must join it first: see [JoinKeys]
+	InHand bool      // another relay has an event of it in an open range before this one, or one of another key with the same hash
+	ByRow  bool      // a pending or failed row of it comes first: what follows becomes pending too
+	Due    time.Time // when the first row of it became due that has not joined it: see [JoinKeys]; zero: there is none
 }
