@@ -76,6 +76,26 @@ func TestSettle(t *testing.T) {
 	}
 }
 
+// The rows of a range stand behind what joined their key before, also those that are written after it was delivered: others of the range stand there.
+func TestRowsOfARangeKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(insertMany, "e", 3)
+	of := r.take(1, usual)
+	r.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, joined) VALUES (1, 'default', 'k', 1)`)
+	for _, event := range []int64{2, 3} {
+		_, err := SettleRanges(t.Context(), r.pool, Settlement{Relay: 1, Ranges: []Hold{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
+			{Seq: of.Seq, EventID: event, Destination: "default", Status: Pending, OrderingKey: new("k")},
+		}})
+		relaytest.Must(t, err)
+		r.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id = 1`)
+	}
+	got, want := relaytest.Rows[int64](r.Database, `SELECT joined FROM outbox_delivery ORDER BY event_id`), []int64{1, of.Seq << 22, of.Seq << 22}
+	if !slices.Equal(got, want) {
+		t.Errorf("places: %v; want %v", got, want)
+	}
+}
+
 // A relay that does not have a range any more writes nothing of it, and of its other ranges all.
 func TestSettleStale(t *testing.T) {
 	t.Parallel()

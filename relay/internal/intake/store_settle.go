@@ -39,7 +39,7 @@ WITH held AS MATERIALIZED (
            s.code, s.reason, s.error, s.ordering_key, s.bytes, s.not_after, s.blocked_by,
            CASE WHEN s.lease IS NOT NULL THEN $1 END, now() + make_interval(secs => s.lease), s.rescues,
            CASE WHEN s.due_at IS NULL THEN CASE WHEN EXISTS (
-               SELECT FROM moved m WHERE m.destination = s.destination AND m.ordering_key = s.ordering_key AND m.joined < s.seq << 22)
+               SELECT FROM moved m WHERE m.destination = s.destination AND m.ordering_key = s.ordering_key AND m.joined <= s.seq << 22)
                THEN s.seq << 22 ELSE 0 END END
     FROM unnest($5::bigint[], $6::bigint[], $7, $8, $9::int[], $10::float8[], $11::float8[], $12::smallint[],
                 $13::text[], $14::text[], $15, $16::int[], $17::timestamptz[], $18::bigint[], $19::float8[], $20::smallint[], $21)
