@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -21,15 +22,15 @@ type breakerKeeper struct {
 }
 
 // writeDecisions writes what the breakers of all lanes have decided, and begins trials that are due. It registers when to do so again.
-func (k *breakerKeeper) writeDecisions(agenda *policy.Agenda, now time.Time, instance int32) error {
+func (k *breakerKeeper) writeDecisions(causes *agenda.Agenda, now time.Time, instance int32) error {
 	for _, l := range k.lanes.list() {
 		if now.Before(l.breakerLockedUntil) {
-			agenda.At(policy.CauseBreaker, l.breakerLockedUntil)
+			causes.At(agenda.CauseBreaker, l.breakerLockedUntil)
 			continue
 		}
 		next, scan, err := k.Tend(k.settling, l, now, instance)
 		if scan {
-			agenda.At(policy.CauseScan, now)
+			causes.At(agenda.CauseScan, now)
 		}
 		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
 			k.databaseError("breaker", err)
@@ -40,7 +41,7 @@ func (k *breakerKeeper) writeDecisions(agenda *policy.Agenda, now time.Time, ins
 			return err
 		}
 		if !next.IsZero() {
-			agenda.At(policy.CauseBreaker, now.Add(max(next.Sub(now), policy.TurnGap))) // not in this turn again
+			causes.At(agenda.CauseBreaker, now.Add(max(next.Sub(now), agenda.TurnGap))) // not in this turn again
 		}
 	}
 	return nil

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/shortsleep"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/internal/waiting"
@@ -27,14 +29,14 @@ type claimer struct {
 	waiting    *waiting.Keeper
 	restFactor int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
-	agenda     policy.Agenda
-	pace       policy.Pace
+	agenda     agenda.Agenda
+	pace       agenda.Pace
 	breakers   breakerKeeper
 	clock      databaseClock
-	floors     policy.Floors
+	floors     ordering.Floors
 	damaged    damaged
 	lost       session.Unacknowledged
-	contention policy.Contention
+	contention agenda.Contention
 	taker      taker
 	joins      joins
 }
@@ -75,15 +77,15 @@ func (c *claimer) run(ctx context.Context) {
 }
 
 // turn does once what is due. After an error all of it is due again.
-func (c *claimer) turn(ctx context.Context) (due policy.Cause, err error) {
+func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 	now := time.Now()
 	instance, alive := c.presence.Current()
 	if c.presence.WasLost() || !alive || ctx.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of another server: the
 		// database may have failed over since.
-		c.floors = policy.Floors{}
+		c.floors = ordering.Floors{}
 		c.taker = taker{awaiting: c.taker.awaiting}
-		c.agenda.At(policy.CauseEntry, now)
+		c.agenda.At(agenda.CauseEntry, now)
 		return 0, nil
 	}
 	if err := c.prepare(ctx, now, instance); err != nil {
@@ -120,29 +122,29 @@ func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) er
 }
 
 // act does what is due. What this relay takes over, and what waits for other relays, precedes what it takes.
-func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due policy.Cause) error {
-	if due.Has(policy.CauseEntry | policy.CauseTick) {
-		c.agenda.At(policy.CauseTick, now.Add(c.config().PollInterval))
+func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due agenda.Cause) error {
+	if due.Has(agenda.CauseEntry | agenda.CauseTick) {
+		c.agenda.At(agenda.CauseTick, now.Add(c.config().PollInterval))
 	}
-	if due.Has(policy.CauseEntry) {
+	if due.Has(agenda.CauseEntry) {
 		if err := c.checkOrigin(ctx); err != nil {
 			return err
 		}
 	}
 	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would wait until its lease ends.
 	ctx = context.WithoutCancel(ctx)
-	if due.Has(policy.CauseEntry | policy.CauseRescue) {
+	if due.Has(agenda.CauseEntry | agenda.CauseRescue) {
 		if err := c.rescueRanges(ctx, now, instance); err != nil {
 			return err
 		}
 	}
-	if due.Has(policy.CauseAwaitedKeys) {
+	if due.Has(agenda.CauseAwaitedKeys) {
 		if err := c.recheckAwaiting(ctx, instance); err != nil {
 			return err
 		}
 	}
-	polling := due.Has(policy.CausePoll | policy.CauseTick)
-	if polling || due.Has(policy.CauseCutRange|policy.CauseTakeAgain) {
+	polling := due.Has(agenda.CausePoll | agenda.CauseTick)
+	if polling || due.Has(agenda.CauseCutRange|agenda.CauseTakeAgain) {
 		if err := c.takeEvents(ctx, instance, polling); err != nil {
 			return err
 		}
@@ -150,12 +152,12 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due po
 			return err
 		}
 	}
-	if due.Has(policy.CauseJoinKeys) {
+	if due.Has(agenda.CauseJoinKeys) {
 		if err := c.joinKeys(ctx); err != nil {
 			return err
 		}
 	}
-	scanning := due.Has(policy.CauseEntry | policy.CauseTick | policy.CauseSweep | policy.CauseRetry | policy.CauseScan)
+	scanning := due.Has(agenda.CauseEntry | agenda.CauseTick | agenda.CauseSweep | agenda.CauseRetry | agenda.CauseScan)
 	return c.claimRows(ctx, instance, scanning)
 }
 
@@ -171,26 +173,26 @@ func (c *claimer) readMailbox(now time.Time) {
 	c.agenda.At(posted, now)
 	by := WakePoll
 	switch {
-	case posted.Has(policy.CauseNotified | policy.CauseNotifyGap | policy.CauseSweep):
+	case posted.Has(agenda.CauseNotified | agenda.CauseNotifyGap | agenda.CauseSweep):
 		by = WakeNotify
 		c.pace.Notified(now, commits)
-	case posted.Has(policy.CauseRoom | policy.CauseBreaker):
+	case posted.Has(agenda.CauseRoom | agenda.CauseBreaker):
 		by = WakeRoom
 	}
-	if posted.Has(policy.CauseNotifyGap) {
+	if posted.Has(agenda.CauseNotifyGap) {
 		c.pace.NotifyGap(now)
 	}
-	if posted.Has(policy.CauseSweep) { // a relay that stops may leave open ranges
-		c.agenda.At(policy.CauseRescue, now)
+	if posted.Has(agenda.CauseSweep) { // a relay that stops may leave open ranges
+		c.agenda.At(agenda.CauseRescue, now)
 	}
 	if hook := c.config().Hooks.Woken; hook != nil {
 		hook(by)
 	}
 	for _, l := range c.lanes.list() {
-		if posted.Has(policy.CauseSweep) {
+		if posted.Has(agenda.CauseSweep) {
 			l.restartScans()
 		}
-		if posted.Has(policy.CauseRescue) { // a cursor may have a large backlog before it
+		if posted.Has(agenda.CauseRescue) { // a cursor may have a large backlog before it
 			l.rescanSince(c.clock.now().Add(-rescuedWindow))
 		}
 	}
@@ -205,7 +207,7 @@ func (c *claimer) claimRows(ctx context.Context, instance int32, scan bool) erro
 	}
 	result, err := c.claim(ctx, instance, claims)
 	if err != nil {
-		c.agenda.At(policy.CauseScan, now)
+		c.agenda.At(agenda.CauseScan, now)
 		c.claimFailed(claims)
 		return err
 	}
@@ -214,7 +216,7 @@ func (c *claimer) claimRows(ctx context.Context, instance int32, scan bool) erro
 	ready := c.applyResult(claims, result, took)
 	c.handOut(claims, result)
 	if ready { // the next claim brings the deliveries of the keys that this one found
-		c.agenda.At(policy.CauseReadyKeys, now)
+		c.agenda.At(agenda.CauseReadyKeys, now)
 	}
 	if work > 0 || ready {
 		c.pace.Worked(time.Now())
@@ -259,7 +261,7 @@ func (c *claimer) claim(ctx context.Context, instance int32, claims []laneClaim)
 func (c *claimer) claimFailed(claims []laneClaim) {
 	for _, claim := range claims {
 		for _, key := range claim.request.keys {
-			claim.lane.makeReady(key.key, policy.Place{}, key.class)
+			claim.lane.makeReady(key.key, ordering.Place{}, key.class)
 		}
 		for _, s := range claim.request.scans {
 			if s.class != live && !s.rescan {
@@ -289,7 +291,7 @@ func (c *claimer) countWork(claimed []delivery) (n int) {
 func (c *claimer) applyResult(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
 	if result.contended {
 		c.contention.Record(time.Now(), true)
-		c.agenda.At(policy.CauseContention, c.contention.Next)
+		c.agenda.At(agenda.CauseContention, c.contention.Next)
 	}
 	for i, claim := range claims {
 		if reordered, changed := result.reordered[i]; changed {
@@ -320,13 +322,13 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	for i := range claims {
 		index[claims[i].lane.name] = i
 	}
-	remember := func(request int, key string, head policy.Place) {
+	remember := func(request int, key string, head ordering.Place) {
 		if head.Joined != 0 {
 			return
 		}
 		claim := claims[request]
-		c.floors.Set(policy.OrderingKey{Destination: claim.lane.name, Key: key},
-			policy.Floor{Event: head.Event - 1, Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed})
+		c.floors.Set(ordering.Key{Destination: claim.lane.name, Key: key},
+			ordering.Floor{Event: head.Event - 1, Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed})
 	}
 	for _, head := range result.heads {
 		remember(head.request, head.key, head.place)
@@ -355,11 +357,11 @@ func (c *claimer) noteWaiting(claims []laneClaim, heads []keyHead) {
 		request int
 		key     string
 	}
-	held := map[askedKey]policy.Place{} // of each head: a claim may ask for thousands of keys
+	held := map[askedKey]ordering.Place{} // of each head: a claim may ask for thousands of keys
 	for _, head := range heads {
 		if head.waits {
-			c.joins.add(policy.OrderingKey{Destination: claims[head.request].lane.name, Key: head.key}, join{class: live, done: true})
-			c.agenda.At(policy.CauseJoinKeys, time.Now().Add(joinAgain))
+			c.joins.add(ordering.Key{Destination: claims[head.request].lane.name, Key: head.key}, join{class: live, done: true})
+			c.agenda.At(agenda.CauseJoinKeys, time.Now().Add(joinAgain))
 		}
 		if head.holds {
 			held[askedKey{head.request, head.key}] = head.place
@@ -381,12 +383,12 @@ func (c *claimer) noteWaiting(claims []laneClaim, heads []keyHead) {
 // noteKeys makes the ordering keys ready that a scan has seen.
 func (c *claimer) noteKeys(l *lane, class class, keys []foundKey) {
 	for _, found := range keys {
-		key := policy.OrderingKey{Destination: l.name, Key: found.key}
+		key := ordering.Key{Destination: l.name, Key: found.key}
 		if found.joins {
 			c.joins.add(key, join{class: class})
-			c.agenda.At(policy.CauseTakeAgain|policy.CauseJoinKeys, time.Now()) // first, what was committed before it became due
+			c.agenda.At(agenda.CauseTakeAgain|agenda.CauseJoinKeys, time.Now()) // first, what was committed before it became due
 		}
-		if found.place != (policy.Place{}) {
+		if found.place != (ordering.Place{}) {
 			if found.place.Joined == 0 {
 				c.floors.Forget(key, found.place.Event)
 			}
@@ -405,16 +407,16 @@ func (c *claimer) advanceCursor(l *lane, s scan, read scanResult, brought int, a
 		l.advanceRescan(read)
 	} else if !read.unread {
 		// A little less than the poll interval, so that a scan that comes with each safety tick does not miss every other one.
-		rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restFactor}
+		rest := agenda.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restFactor}
 		w.advance(s.class, read, brought+len(read.keys), at, took, rest)
 		w.clear = brought > 0 && brought == read.candidates
 		if read.more && (read.passed > 0 || read.unkeyed > brought) { // other relays claim here
-			w.shared = time.Now().Add(policy.SharedFor)
+			w.shared = time.Now().Add(agenda.SharedFor)
 		}
 	}
 	// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
 	if read.more || w.pause > 0 {
-		c.agenda.At(policy.CauseCursor, time.Now().Add(max(took, w.pause)))
+		c.agenda.At(agenda.CauseCursor, time.Now().Add(max(took, w.pause)))
 	}
 }
 
@@ -427,7 +429,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
 			if claim.lane.endTrial(time.Now()) {
-				c.wake.post(policy.CauseBreaker)
+				c.wake.post(agenda.CauseBreaker)
 			}
 			continue
 		}

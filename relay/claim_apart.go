@@ -5,7 +5,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 const (
@@ -56,7 +57,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 					return claimResult{}, failed
 				}
 				for _, key := range part.keys {
-					c.lanes.get(part.destination).makeReady(key.key, policy.Place{}, key.class)
+					c.lanes.get(part.destination).makeReady(key.key, ordering.Place{}, key.class)
 				}
 			}
 			all.include(found, i, len(part.scans))
@@ -88,7 +89,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 	}
 	forNew := which.class == live && !which.rescan
 	if again := c.damaged.again[which]; now.Before(again) {
-		c.agenda.At(policy.CauseDamage, again)
+		c.agenda.At(agenda.CauseDamage, again)
 		return claimResult{scans: []scanResult{{unread: forNew}}[:len(part.scans)]}, nil
 	}
 	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
@@ -101,7 +102,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 			}
 		}
 		c.damaged.again[which] = now.Add(damagedAgain)
-		c.agenda.At(policy.CauseDamage, c.damaged.again[which])
+		c.agenda.At(agenda.CauseDamage, c.damaged.again[which])
 		result = claimResult{scans: make([]scanResult, len(part.scans))}
 		if forNew { // go on behind what cannot be read, with what becomes due from now on
 			result.scans[0] = scanResult{last: keyset{at: c.clock.now()}, more: true}

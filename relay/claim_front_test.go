@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 )
 
 // takeFront is what a claim with a shared scan does first.
@@ -111,7 +111,7 @@ func TestWalkSharesItsFront(t *testing.T) {
 		"ordering keys": {last: first, more: true, candidates: 5},
 		"the end":       {last: first, passed: 1},
 	} {
-		l.cursors[live], c.contention, c.agenda = cursor{}, policy.Contention{}, policy.Agenda{}
+		l.cursors[live], c.contention, c.agenda = cursor{}, agenda.Contention{}, agenda.Agenda{}
 		scans := func(after time.Duration) []scan {
 			return c.newScans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
 		}
@@ -132,7 +132,7 @@ func TestWalkSharesItsFront(t *testing.T) {
 		if again := scans(0); len(again) != 0 || nextOf(c) < 0 || nextOf(c) > time.Second || l.cursors[live].position != first {
 			t.Errorf("%s, refused: next %+v in %s, position %+v", name, again, nextOf(c), l.cursors[live].position)
 		}
-		if later := scans(policy.SharedFor); len(later) != 1 || later[0].shared {
+		if later := scans(agenda.SharedFor); len(later) != 1 || later[0].shared {
 			t.Errorf("%s, refused for long: next %+v", name, later)
 		}
 		c.contention.Next = time.Now()
@@ -151,7 +151,7 @@ func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	now := time.Now()
 	c.clock.set(now)
 	l.cursors[live] = cursor{position: keyset{at: now}, more: true, shared: now.Add(time.Hour)}
-	for _, refused := range []time.Duration{policy.SharedFor, policy.SharedFor / 2} {
+	for _, refused := range []time.Duration{agenda.SharedFor, agenda.SharedFor / 2} {
 		c.contention.Record(now.Add(-refused), true)
 	}
 	scans := func() []scan { return c.newScans(l, time.Now(), [classes]int{live: 4}, false, true) }
@@ -160,7 +160,7 @@ func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	if next := scans(); len(next) != 1 || !next[0].alone {
 		t.Errorf("next %+v", next)
 	}
-	if wait := nextOf(c); wait < 0 || wait > policy.TurnGap {
+	if wait := nextOf(c); wait < 0 || wait > agenda.TurnGap {
 		t.Errorf("the next turn is planned in %s", wait)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -41,12 +43,12 @@ func (c *claimer) newRequest(l *lane, now time.Time, scan bool) (request claimRe
 	scan = scan || due || l.scanOverdue
 	if at := l.earliestClaim(now, c.config().Lease); !at.IsZero() {
 		l.scanOverdue = scan
-		c.agenda.At(policy.CauseRate, at)
+		c.agenda.At(agenda.CauseRate, at)
 		return claimRequest{}
 	}
 	free, worthwhile := l.room(now, c.config().Lease)
 	if !worthwhile && max(free[live], free[backlog], free[replays]) > 0 { // what is in flight may hang
-		c.agenda.At(policy.CauseLittleRoom, now.Add(minPace))
+		c.agenda.At(agenda.CauseLittleRoom, now.Add(minPace))
 	}
 	keys, crowded := l.takeReady(free)
 	for class := range free {
@@ -62,7 +64,7 @@ func (c *claimer) newRequest(l *lane, now time.Time, scan bool) (request claimRe
 	longest, followers := l.runBounds(c.config().Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
 	for i := range keys {
-		keys[i].floor = c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: keys[i].key}, l.reordered, request.skipFailed).Event
+		keys[i].floor = c.floors.LookUp(ordering.Key{Destination: l.name, Key: keys[i].key}, l.reordered, request.skipFailed).Event
 	}
 	request.scans = c.newScans(l, now, free, scan, worthwhile)
 	return request
@@ -102,7 +104,7 @@ func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, scanLive, 
 		case w.isDue(now):
 			scans = append(scans, w.scan(class, now, free[class], w.position, until))
 		case w.more || w.foundNothing: // its last claim may have failed
-			c.agenda.At(policy.CauseCursor, w.due)
+			c.agenda.At(agenda.CauseCursor, w.due)
 		}
 	}
 	return c.deferShared(now, scans)
@@ -120,7 +122,7 @@ func (c *claimer) deferShared(now time.Time, scans []scan) []scan {
 	return slices.DeleteFunc(scans, func(s scan) bool {
 		early := s.shared && now.Before(c.contention.Next)
 		if early {
-			c.agenda.At(policy.CauseContention, c.contention.Next)
+			c.agenda.At(agenda.CauseContention, c.contention.Next)
 		}
 		return early
 	})

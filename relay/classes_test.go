@@ -11,6 +11,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -48,7 +50,7 @@ func TestClassesShareALane(t *testing.T) {
 			UPDATE outbox_delivery SET %[3]s WHERE event_id IN (SELECT id FROM outbox WHERE idempotency_key LIKE '%[1]s-%%')`, prefix, each, change)) // in one transaction
 	}
 	db.Insert(each, "live")
-	r.wake.post(policy.CauseSweep)
+	r.wake.post(agenda.CauseSweep)
 	g.Open()
 	r.settles(t, policy.Delivered, 3*each+1)
 
@@ -109,7 +111,7 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	r := prepared(t, cfg)
 	l := r.lane("default")
 	sender = l
-	l.rate = policy.Throughput{PerSecond: 10_000, Since: time.Now().Add(time.Hour)} // which stays, so that all replays are claimed ahead
+	l.rate = capacity.Throughput{PerSecond: 10_000, Since: time.Now().Add(time.Hour)} // which stays, so that all replays are claimed ahead
 	r.begin()
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
 	<-g.Arrived

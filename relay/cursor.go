@@ -3,7 +3,7 @@ package relay
 import (
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 )
 
 // A cursor is how far claims have read one class of a lane. Claims read live deliveries behind the newest ones seen, again and again.
@@ -42,7 +42,7 @@ func (w *cursor) scan(class class, now time.Time, free int, after, until keyset)
 
 // advance moves past what a claim has read, at the database's time at. found is how many deliveries and ordering keys the scan
 // brought, took how long the claim lasted, pause how long the cursor rests at its end.
-func (w *cursor) advance(class class, result scanResult, found int, at time.Time, took time.Duration, pause policy.Rest) {
+func (w *cursor) advance(class class, result scanResult, found int, at time.Time, took time.Duration, pause agenda.Rest) {
 	if class == live {
 		w.position, w.more = keyset{at: at}, result.more // everything that was due has been read
 		if result.more {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -75,7 +77,7 @@ func TestCursor(t *testing.T) {
 		"and rests for long at the end":                  {cursor: cursor{took: time.Second, foundNothing: true, position: last, more: true}, class: backlog, rests: true},
 	} {
 		w := c.cursor
-		w.advance(c.class, c.result, c.found, at(9), c.took, policy.Rest{Least: poll * 9 / 10, Times: restFactor})
+		w.advance(c.class, c.result, c.found, at(9), c.took, agenda.Rest{Least: poll * 9 / 10, Times: restFactor})
 		rests := time.Until(w.due) > poll/2
 		w.due = time.Time{}
 		if w != c.want || rests != c.rests {
@@ -95,10 +97,10 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	t.Parallel()
 	var l lane
 	for i := range 6 {
-		l.makeReady(strconv.Itoa(i%3), policy.Place{Event: 1}, backlog)
+		l.makeReady(strconv.Itoa(i%3), ordering.Place{Event: 1}, backlog)
 	}
-	l.countClaimed("in flight", 2, policy.Place{Event: 1})
-	l.makeReady("in flight", policy.Place{Event: 1}, live)
+	l.countClaimed("in flight", 2, ordering.Place{Event: 1})
+	l.makeReady("in flight", ordering.Place{Event: 1}, live)
 	if none, _ := l.takeReady([classes]int{live: 9}); len(none) != 0 {
 		t.Errorf("took %v without room for their class", none)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/history"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/internal/spans"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -32,7 +34,7 @@ type senders struct {
 	databaseError func(operation string, err error)
 	settle        func(settle.Settlement)
 
-	alone   policy.Solitude
+	alone   capacity.Solitude
 	running sync.WaitGroup
 }
 
@@ -96,7 +98,7 @@ func (s *senders) sendRun(l *lane, run []delivery, next bool) (free bool) {
 		}
 		var changed bool
 		if about.AtFault, changed = l.recordResult(ended, d.eventID, &v, took, ended.Sub(begun)); changed {
-			s.wake.post(policy.CauseBreaker)
+			s.wake.post(agenda.CauseBreaker)
 		}
 		decided := policy.Decide(v, about)
 		var behind []delivery

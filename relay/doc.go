@@ -53,7 +53,7 @@
 //
 // # When the claimer acts
 //
-// The claimer does what its [policy.Agenda] says is due, one turn after the other. All that wants a turn registers a cause there: the
+// The claimer does what its [agenda.Agenda] says is due, one turn after the other. All that wants a turn registers a cause there: the
 // pace of takes, retries, breakers, what a take or a claim has left, and other goroutines through the mailbox. docs/architecture.md
 // lists the causes. At debug level each turn logs its own, and the next one.
 //

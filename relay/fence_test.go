@@ -7,6 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -22,7 +23,7 @@ func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	b := start(t, config(db, to(rc.URL)))
 	for looks := 1; looks <= 3; looks++ { // each idleness ends with a look at everything
 		b.await(t, "a look of the second relay", func(o *observer) bool { return o.idle >= looks })
-		b.wake.post(policy.CauseSweep)
+		b.wake.post(agenda.CauseSweep)
 	}
 	if rc.Total() != 1 || sees(b.observer, func(o *observer) int { return o.claimed }) != 0 {
 		t.Errorf("%d requests while the first is in flight", rc.Total())

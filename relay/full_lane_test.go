@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -17,13 +18,13 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	for c := range class(classes) {
 		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	}
-	for name, p := range map[string]policy.Pace{
+	for name, p := range map[string]agenda.Pace{
 		"busy":    {Poll: time.Second, LastWork: time.Now().Add(time.Hour)},
 		"idle":    {Poll: time.Second, Idle: true, Interval: 500 * time.Millisecond},
 		"waiting": {Poll: time.Second, Idle: true, Interval: 2 * time.Second},
 	} {
 		c := r.newClaimer()
-		c.pace, c.agenda = p, policy.Agenda{}
+		c.pace, c.agenda = p, agenda.Agenda{}
 		c.clock.set(time.Now())
 		begun := time.Now()
 		turnOf(t, c)
@@ -49,8 +50,8 @@ func TestLittleRoomIsFilledSoon(t *testing.T) {
 		l.cursors[c] = cursor{more: true}
 		l.recordClaim(time.Now().Add(time.Hour))
 		claimer := r.newClaimer()
-		claimer.agenda = policy.Agenda{}
-		claimer.pace = policy.Pace{Poll: time.Second, Armed: true, Interval: 2 * time.Second, LastWork: time.Now().Add(time.Hour), NextPoll: time.Now().Add(time.Hour)}
+		claimer.agenda = agenda.Agenda{}
+		claimer.pace = agenda.Pace{Poll: time.Second, Armed: true, Interval: 2 * time.Second, LastWork: time.Now().Add(time.Hour), NextPoll: time.Now().Add(time.Hour)}
 		claimer.clock.set(time.Now())
 		if wait := turnOf(t, claimer); wait < 0 || wait > minPace {
 			t.Errorf("class %d: next turn in %s", c, wait)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -129,7 +130,7 @@ func (r *running) instance() int32 {
 func (r *running) looks() {
 	r.t.Helper()
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
-	r.wake.post(policy.CauseSweep)
+	r.wake.post(agenda.CauseSweep)
 	r.await(r.t, "a look at everything", func(o *observer) bool { return o.idle > idle })
 }
 

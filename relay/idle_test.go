@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -35,7 +36,7 @@ func TestRelayIsArmedAtALowLoad(t *testing.T) {
 	}
 	relaytest.Eventually(db, "disarmed while much comes in", func() bool {
 		r.wake.commits.Add(1000) // as from as many producers at once
-		r.wake.post(policy.CauseNotified)
+		r.wake.post(agenda.CauseNotified)
 		return !relaytest.Row[bool](db, armed)
 	})
 	db.Insert(1, "found by polling")
@@ -87,10 +88,10 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 }
 
 // awaitPost waits until something was posted for a claimer of the test.
-func awaitPost(t testing.TB, r *Relay, cause policy.Cause) {
+func awaitPost(t testing.TB, r *Relay, cause agenda.Cause) {
 	t.Helper()
 	relaytest.Eventually(t, "what is posted: "+cause.String(), func() bool {
-		return policy.Cause(r.wake.posted.Load()).Has(cause)
+		return agenda.Cause(r.wake.posted.Load()).Has(cause)
 	})
 }
 

@@ -4,8 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 const (
@@ -20,22 +21,22 @@ const (
 
 // joins are ordering keys that deliveries have to join, since they have become due, or that have to be claimed again.
 // See docs/decisions/0072-an-event-joins-its-key-when-it-is-due.md.
-type joins struct{ keys map[policy.OrderingKey]join }
+type joins struct{ keys map[ordering.Key]join }
 
 type join struct {
 	class class
-	done  bool         // all have joined: the key waits for events in hand
-	first policy.Place // of those that have
+	done  bool           // all have joined: the key waits for events in hand
+	first ordering.Place // of those that have
 }
 
 // add notes a key, unless there are very many: scans find the others again.
-func (j *joins) add(key policy.OrderingKey, of join) {
+func (j *joins) add(key ordering.Key, of join) {
 	if j.keys == nil {
-		j.keys = map[policy.OrderingKey]join{}
+		j.keys = map[ordering.Key]join{}
 	}
 	if known, is := j.keys[key]; is {
 		of.class, of.done = min(of.class, known.class), of.done && known.done
-		if of.first == (policy.Place{}) || known.first != (policy.Place{}) && known.first.Compare(of.first) < 0 {
+		if of.first == (ordering.Place{}) || known.first != (ordering.Place{}) && known.first.Compare(of.first) < 0 {
 			of.first = known.first
 		}
 	} else if len(j.keys) >= maxReady {
@@ -66,25 +67,25 @@ func (c *claimer) joinKeys(ctx context.Context) error {
 			return err
 		}
 		for i, k := range keys {
-			key := policy.OrderingKey{Destination: k.Destination, Key: k.Key}
+			key := ordering.Key{Destination: k.Destination, Key: k.Key}
 			of, joined := c.joins.keys[key], done[i]
 			if joined.Rows > 0 || !joined.InHand && !joined.Early {
 				c.lanes.get(k.Destination).makeReady(k.Key, joined.First, of.class)
 			}
 			switch {
 			case joined.InHand:
-				c.agenda.At(policy.CauseJoinKeys, now.Add(joinAgain))
+				c.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
 			case joined.Early:
-				c.agenda.At(policy.CauseTakeAgain, now)
-				c.agenda.At(policy.CauseJoinKeys, now.Add(joinAgain))
+				c.agenda.At(agenda.CauseTakeAgain, now)
+				c.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
 			case joined.Rows == limit:
-				c.agenda.At(policy.CauseJoinKeys, now)
+				c.agenda.At(agenda.CauseJoinKeys, now)
 			default:
 				delete(c.joins.keys, key)
 			}
 		}
 		if len(c.joins.keys) > len(keys) {
-			c.agenda.At(policy.CauseJoinKeys, now.Add(joinAgain))
+			c.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
 		}
 	}
 	return nil
@@ -102,9 +103,9 @@ func (c *claimer) joinBefore(ctx context.Context, seq int64, keys []intake.Key) 
 		if err == nil {
 			of.first = joined[i].First
 		}
-		c.joins.add(policy.OrderingKey{Destination: k.Destination, Key: k.Key}, of)
+		c.joins.add(ordering.Key{Destination: k.Destination, Key: k.Key}, of)
 	}
-	c.agenda.At(policy.CauseJoinKeys, time.Now())
+	c.agenda.At(agenda.CauseJoinKeys, time.Now())
 	return err
 }
 

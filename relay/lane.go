@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -28,7 +29,7 @@ type lane struct {
 func newLane(e *post.Endpoint) *lane {
 	d := e.Destination
 	return &lane{name: d.Name, outgoing: outgoing{
-		Endpoint: e, share: d.MaxInFlight, flow: policy.NewFlow(d.MaxInFlight, d.RateLimit), breaker: policy.Breaker{Policy: d.Breaker},
+		Endpoint: e, share: d.MaxInFlight, flow: capacity.New(d.MaxInFlight, d.RateLimit), breaker: policy.Breaker{Policy: d.Breaker},
 	}}
 }
 
@@ -165,10 +166,10 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 }
 
 // divide divides the relay's capacity. A lane for which something was brought is active, too.
-func (ls *lanes) divide(capacity int, brought map[string][]delivery) policy.Division {
-	var sharers []policy.Sharer
+func (ls *lanes) divide(requests int, brought map[string][]delivery) capacity.Division {
+	var sharers []capacity.Sharer
 	for _, l := range ls.list() {
 		sharers = append(sharers, l.sharer(len(brought[l.name]) > 0 || l.isActive()))
 	}
-	return policy.Divide(capacity, sharers)
+	return capacity.Divide(requests, sharers)
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"pgregory.net/rapid"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // singly makes a run of each delivery.
@@ -153,7 +153,7 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 		t.Errorf("one free place after a while: %d (%t)", free, worthwhile)
 	}
 	l.release(live, 31)
-	l.rate = policy.Throughput{}
+	l.rate = capacity.Throughput{}
 	if free, worthwhile := l.room(now, DefaultLease); free[live] != 32 || !worthwhile {
 		t.Errorf("a quarter free: %d (%t)", free, worthwhile)
 	}

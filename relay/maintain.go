@@ -12,8 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // parkedEvery is how often everything parked is looked through for a route, although none was added.
@@ -29,7 +29,7 @@ func (r *Relay) maintain(ctx context.Context) {
 		}
 	}
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(searchParked))
-	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.post(policy.CauseSweep) }}
+	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.post(agenda.CauseSweep) }}
 	if r.cfg.History != nil {
 		jobs.Schedule(minutely{}, cron.FuncJob(func() { r.writeHistory(ctx) }))
 	}

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // A delivery with an ordering key may be sent only when no earlier one of its key and destination is pending, parked, or
@@ -12,7 +12,9 @@ import (
 // as a run, and one sender sends a run in sequence.
 
 // placeInKey returns where a delivery stands in its ordering key.
-func (d *delivery) placeInKey() policy.Place { return policy.Place{Joined: d.joined, Event: d.eventID} }
+func (d *delivery) placeInKey() ordering.Place {
+	return ordering.Place{Joined: d.joined, Event: d.eventID}
+}
 
 // byDestination returns the deliveries of each destination. Those of a single one are not copied.
 func byDestination(all []delivery) map[string][]delivery {
@@ -108,9 +110,9 @@ func (k *orderingKeys) arrived(key string) {
 // A keyInFlight is an ordering key of which deliveries were claimed and are not yet settled.
 type keyInFlight struct {
 	deliveries int
-	replayed   bool         // its run is one of replays
-	freed      bool         // by one that was settled, or that commits before the last: the key is ready once the rest is settled, too
-	last       policy.Place // of the last of them
+	replayed   bool           // its run is one of replays
+	freed      bool           // by one that was settled, or that commits before the last: the key is ready once the rest is settled, too
+	last       ordering.Place // of the last of them
 
 	ranged  bool       // they came with a range
 	active  bool       // a sender has some of them, or will have
@@ -120,7 +122,7 @@ type keyInFlight struct {
 
 // makeReady notes a key of which the given event was found, so that its next delivery may be claimed. A key in flight becomes ready when that is
 // settled: if the settlement frees it, or if the event is earlier than the last one in flight, for whose retry it must not wait.
-func (k *orderingKeys) makeReady(key string, found policy.Place, c class) {
+func (k *orderingKeys) makeReady(key string, found ordering.Place, c class) {
 	if inFlight, is := k.inFlight[key]; is && (found.Compare(inFlight.last) < 0 || inFlight.ranged) {
 		inFlight.freed = true
 		k.inFlight[key] = inFlight
@@ -177,7 +179,7 @@ func (k *orderingKeys) take(free [classes]int) (keys []readyKey, crowded [classe
 }
 
 // claimed counts n deliveries of a key that are on their way, up to the given place.
-func (k *orderingKeys) claimed(key string, n int, last policy.Place) {
+func (k *orderingKeys) claimed(key string, n int, last ordering.Place) {
 	if k.inFlight == nil {
 		k.inFlight = map[string]keyInFlight{}
 	}
@@ -262,6 +264,6 @@ func (k *orderingKeys) settled(key string, c class, frees, blocks bool) {
 	}
 	delete(k.inFlight, key)
 	if rest.freed {
-		k.makeReady(key, policy.Place{}, c)
+		k.makeReady(key, ordering.Place{}, c)
 	}
 }

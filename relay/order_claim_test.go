@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
 	"github.com/outbox-relay/outbox-relay/relay/internal/session"
@@ -109,12 +110,12 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	keyed(db, "k", 1, 10)
-	for range policy.AloneFrom {
+	for range capacity.AloneFrom {
 		s, instance := registered(db)
 		claimAll(db, s, instance, 10, 16)
 		db.Exec(session.RescueRelay, instance)
 	}
-	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, policy.CrashLoop)
+	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, capacity.CrashLoop)
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Fail, 1)

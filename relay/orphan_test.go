@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -59,7 +60,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	})
 	db.Insert(1, "key")
 	c := r.newClaimer()
-	c.pace, c.damaged.until = policy.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
+	c.pace, c.damaged.until = agenda.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
 	for rc.Total() < 2 {
 		turnOf(t, c)
 		r.senders.wait()
@@ -69,7 +70,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 		for _, l := range r.laneList() {
 			l.restartScans()
 		}
-		c.agenda.At(policy.CauseScan, time.Now())
+		c.agenda.At(agenda.CauseScan, time.Now())
 	}
 }
 

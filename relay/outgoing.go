@@ -4,6 +4,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -17,12 +19,12 @@ type outgoing struct {
 	senders int
 	share   int       // of the relay's capacity
 	claimed time.Time // when the last claim was made
-	flow    policy.Flow
+	flow    capacity.Flow
 	breaker policy.Breaker
 	keys    orderingKeys
 	perPost time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
 	settled int           // since the rate was last measured
-	rate    policy.Throughput
+	rate    capacity.Throughput
 	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
 	gone       bool
 	pausedAt   time.Time // when the pause was in the database; zero: it is not
@@ -247,15 +249,15 @@ func (o *outgoing) inFlight() (n int) {
 }
 
 // sharer returns what the lane needs of the relay's capacity.
-func (o *outgoing) sharer(active bool) policy.Sharer {
+func (o *outgoing) sharer(active bool) capacity.Sharer {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	_, allowed := o.breaker.Trying()
-	return policy.Sharer{State: o.breaker.State, Allowed: allowed, InFlight: o.senders, Active: active}
+	return capacity.Sharer{State: o.breaker.State, Allowed: allowed, InFlight: o.senders, Active: active}
 }
 
 // setShare changes how many senders the lane may have at most; those beyond it end with their current run.
-func (o *outgoing) setShare(d policy.Division, active bool) {
+func (o *outgoing) setShare(d capacity.Division, active bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.share = min(o.Destination.MaxInFlight, d.Part(o.breaker.State, active))
@@ -377,7 +379,7 @@ func (o *outgoing) takeToken(now time.Time, d *delivery) (wait time.Duration, in
 
 // makeReady notes an ordering key of which an event was found whose next delivery may be claimed. Queued replays of the key move to the class of what
 // was found waiting behind them.
-func (o *outgoing) makeReady(key string, found policy.Place, c class) {
+func (o *outgoing) makeReady(key string, found ordering.Place, c class) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.keys.inFlight[key].replayed && c < replays {
@@ -413,7 +415,7 @@ func (o *outgoing) hasReady() bool {
 }
 
 // countClaimed counts n deliveries of an ordering key that are on their way, up to the given place.
-func (o *outgoing) countClaimed(key string, n int, last policy.Place) {
+func (o *outgoing) countClaimed(key string, n int, last ordering.Place) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.keys.claimed(key, n, last)
@@ -468,7 +470,7 @@ func (o *outgoing) configure(now time.Time, e *post.Endpoint) {
 	old := o.Endpoint
 	o.Endpoint, o.removed = e, false
 	if e.URL.Host != old.URL.Host {
-		o.flow = policy.NewFlow(e.Destination.MaxInFlight, e.Destination.RateLimit) // what the other one can bear says nothing
+		o.flow = capacity.New(e.Destination.MaxInFlight, e.Destination.RateLimit) // what the other one can bear says nothing
 	} else {
 		o.flow.Configure(now, e.Destination.MaxInFlight, e.Destination.RateLimit)
 	}

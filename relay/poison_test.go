@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -257,15 +258,15 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(3, "key")
-	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, policy.CrashLoop)
-	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 2`, policy.CrashLoop-1)
+	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, capacity.CrashLoop)
+	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 2`, capacity.CrashLoop-1)
 	// A relay died with this one while it waited to be sent alone: that proves nothing.
-	db.Exec(`UPDATE outbox_delivery SET rescues = $1, claimed_by = 77, lease_expires_at = now() WHERE event_id = 3`, policy.CrashLoop-1)
+	db.Exec(`UPDATE outbox_delivery SET rescues = $1, claimed_by = 77, lease_expires_at = now() WHERE event_id = 3`, capacity.CrashLoop-1)
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Fail, 1)
 	r.settles(t, policy.Delivered, 1)
-	relaytest.Becomes(db, true, `SELECT next_attempt_at > now() + interval '1 minute' AND rescues = $1 FROM outbox_delivery WHERE event_id = 3`, policy.CrashLoop-1)
+	relaytest.Becomes(db, true, `SELECT next_attempt_at > now() + interval '1 minute' AND rescues = $1 FROM outbox_delivery WHERE event_id = 3`, capacity.CrashLoop-1)
 	if keys := rc.Keys(); len(keys) != 1 || keys[0] != "key-2" {
 		t.Errorf("sent: %v", keys)
 	}

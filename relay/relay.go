@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
@@ -89,7 +90,7 @@ func New(cfg Config) (*Relay, error) {
 	r.session = r.newSession()
 	r.watcher = r.newWatcher()
 	r.waiting.Lenient, r.waiting.Failed = r.lenient, r.databaseError
-	r.waiting.Released = func() { r.wake.post(policy.CauseSweep) }
+	r.waiting.Released = func() { r.wake.post(agenda.CauseSweep) }
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
@@ -231,7 +232,7 @@ func (r *Relay) newClaimer() *claimer {
 	c := &claimer{
 		progress: &r.progress, presence: &r.presence, lanes: &r.lanes, store: r.store, wake: r.wake, hands: &r.hands,
 		config: r.config, databaseError: r.databaseError, senders: r.senders, settler: r.settler, waiting: r.waiting,
-		restFactor: r.restFactor, pace: policy.Pace{Poll: r.cfg.PollInterval},
+		restFactor: r.restFactor, pace: agenda.Pace{Poll: r.cfg.PollInterval},
 		breakers: breakerKeeper{
 			lanes: &r.lanes, settling: r.settling, databaseError: r.databaseError,
 			Keeper: breaker.Keeper{
@@ -239,7 +240,7 @@ func (r *Relay) newClaimer() *claimer {
 			},
 		},
 	}
-	c.agenda.At(policy.CauseEntry, time.Time{})
+	c.agenda.At(agenda.CauseEntry, time.Time{})
 	return c
 }
 
@@ -250,7 +251,7 @@ func (r *Relay) newWatcher() *watch.Watcher {
 		Lenient: r.lenient, Alive: r.alive,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		Rest: func(least, took time.Duration) time.Duration {
-			return policy.Rest{Least: least, Times: r.restFactor}.After(took)
+			return agenda.Rest{Least: least, Times: r.restFactor}.After(took)
 		},
 		ArchiveDue: func(last time.Time) time.Time { return r.config().Retention.Overdue(last) },
 		Looked:     func() { signal(r.wake.routes) }, // for changes without a notification

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -120,7 +121,7 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	signal(r.wake.reloaded)
 	signal(r.wake.routes)
 	signal(r.wake.alerts)
-	r.wake.post(policy.CauseSweep) // for a lane that is new, or may hold more
+	r.wake.post(agenda.CauseSweep) // for a lane that is new, or may hold more
 	r.waiting.Sweep()              // a failed delivery may block its key no longer
 	if len(changes) > 0 {
 		r.cfg.Log.Info().Strs("changes", changes).Msg("configuration read again, and in effect")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -214,7 +215,7 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	cfg.Hooks.Rescued = func(int32) { rescued <- struct{}{} }
 	r := sessionOf(t, cfg)
 	c := r.newClaimer()
-	c.pace = policy.Pace{Poll: time.Hour}
+	c.pace = agenda.Pace{Poll: time.Hour}
 	turns := func(n int) {
 		for range n {
 			turnOf(t, c)
@@ -224,7 +225,7 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	db.Insert(1, "in-flight")
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '5 seconds', claim = 1, claimed_by = $1, lease_expires_at = now() + interval '50 seconds'
 		WHERE event_id = (SELECT max(id) FROM outbox)`, dead)
-	awaitPost(t, r, policy.CauseSweep)
+	awaitPost(t, r, agenda.CauseSweep)
 	c.readMailbox(time.Now())
 	turns(3)
 	if w := &r.lane("default").cursors[backlog]; !w.more || rc.Total() > 0 {
@@ -232,7 +233,7 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	}
 	db.Exec(`INSERT INTO outbox_relay (instance, name, version, session_pid) OVERRIDING SYSTEM VALUE VALUES ($1, 'dead', '', 0)`, dead)
 	<-rescued
-	awaitPost(t, r, policy.CauseRescue)
+	awaitPost(t, r, agenda.CauseRescue)
 	c.readMailbox(time.Now())
 	turns(3)
 	if rc.Total() != 1 {

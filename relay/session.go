@@ -6,8 +6,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/session"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // newSession returns what keeps this relay known to be alive.
@@ -20,7 +20,7 @@ func (r *Relay) newSession() *session.Session {
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.store.producers,
 		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.wake.listening.Store, Idle: r.wake.idle.Load,
 		Rescued: func(instance int32) {
-			r.wake.post(policy.CauseRescue)
+			r.wake.post(agenda.CauseRescue)
 			if hook := r.cfg.Hooks.Rescued; hook != nil {
 				hook(instance)
 			}
@@ -45,10 +45,10 @@ func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 	r.markBeat()
 	r.settler.ForgetDurable(began)
 	if r.lanes.applyStates(began, time.Now(), found.States, instance) {
-		r.wake.post(policy.CauseSweep)
+		r.wake.post(agenda.CauseSweep)
 	}
 	if found.Unheard {
-		r.wake.post(policy.CauseNotifyGap)
+		r.wake.post(agenda.CauseNotifyGap)
 	}
 	if found.Alerts {
 		signal(r.wake.alerts)
@@ -62,10 +62,10 @@ func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 func (r *Relay) wakeFor(asked session.Requests) {
 	if asked.Commits > 0 {
 		r.wake.commits.Add(int64(asked.Commits))
-		r.wake.post(policy.CauseNotified)
+		r.wake.post(agenda.CauseNotified)
 	}
 	if asked.Sweep {
-		r.wake.post(policy.CauseSweep)
+		r.wake.post(agenda.CauseSweep)
 		r.waiting.Sweep()
 	}
 	if asked.Routes {

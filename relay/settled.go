@@ -3,6 +3,7 @@ package relay
 import (
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -74,9 +75,9 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 			hook(of.destination, of.outcome, of.reason, n)
 		}
 	}
-	r.wake.post(policy.CauseRoom)
+	r.wake.post(agenda.CauseRoom)
 	if givenBack && r.taking.Err() == nil {
-		r.wake.post(policy.CauseSweep) // the lane's cursor is past what was given back
+		r.wake.post(agenda.CauseSweep) // the lane's cursor is past what was given back
 	}
 	if failed {
 		signal(r.wake.alerts)
@@ -120,7 +121,7 @@ func (r *Relay) applyDropped(s *settle.Settlement) {
 		l.pauseWritten() // which it is not, but nothing else would let the lane send again
 	}
 	l.release(class(s.Class), 1)
-	r.wake.post(policy.CauseRoom)
+	r.wake.post(agenda.CauseRoom)
 }
 
 // settleKey counts a delivery with an ordering key that was settled.

@@ -9,6 +9,9 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -148,8 +151,8 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	now := time.Now()
 	r.lane("default").cursors[backlog] = cursor{position: keyset{now, 1}, more: true, foundNothing: true, due: now.Add(time.Minute)}
 	c := r.newClaimer()
-	c.agenda = policy.Agenda{}
-	c.pace = policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextPoll: now.Add(time.Hour)}
+	c.agenda = agenda.Agenda{}
+	c.pace = agenda.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextPoll: now.Add(time.Hour)}
 	c.clock.set(now)
 	r.lane("default").cursors[replays].rest(now.Add(time.Hour))
 	if wait := turnOf(t, c); wait < 0 || wait > time.Minute {
@@ -177,7 +180,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 			l.rescanSince(time.Now().Add(-2 * time.Hour))
 		}
 		idle := r.newClaimer()
-		idle.pace = policy.Pace{Poll: time.Hour, Armed: true, Idle: true, Interval: 3 * time.Hour}
+		idle.pace = agenda.Pace{Poll: time.Hour, Armed: true, Idle: true, Interval: 3 * time.Hour}
 		turns := 0
 		for more := true; more; turns++ {
 			wait := turnOf(t, idle)
@@ -209,11 +212,11 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 	if l.cursors[backlog].position != position || l.cursors[replays].position == position {
 		t.Errorf("walks %+v", l.cursors)
 	}
-	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
+	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, agenda.Rest{Least: time.Hour})
 	if w := l.cursors[backlog]; w.position == position || !w.isDue(time.Now()) {
 		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
 	}
-	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
+	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, agenda.Rest{Least: time.Hour})
 	if w := l.cursors[backlog]; w.isDue(time.Now()) {
 		t.Errorf("walking never ends: %+v", w)
 	}
@@ -281,7 +284,7 @@ func TestNarrowLaneHasOneAhead(t *testing.T) {
 		"one in a minute":              {limit: 1. / 60, takes: time.Second},
 	} {
 		l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 1, RateLimit: c.limit}})
-		l.rate, l.perPost = policy.Throughput{PerSecond: 1, Since: now}, c.takes
+		l.rate, l.perPost = capacity.Throughput{PerSecond: 1, Since: now}, c.takes
 		l.push(now, live, singly(make([]delivery, 1)))
 		if free, _ := l.room(now, DefaultLease); free[live] != c.want {
 			t.Errorf("%s: room for %d beside what is being sent", name, free[live])
@@ -314,7 +317,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	c := r.newClaimer()
 	c.clock.set(time.Now())
 	for i := range 2 * post.DefaultLaneInFlight {
-		l.makeReady(fmt.Sprint(i), policy.Place{Event: 1}, live)
+		l.makeReady(fmt.Sprint(i), ordering.Place{Event: 1}, live)
 	}
 	for _, of := range c.laneClaims(time.Now(), true) {
 		if len(of.request.keys) == 0 || len(of.request.scans) == 0 || of.request.scans[0].free == 0 {
@@ -330,7 +333,7 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	db.Insert(3, "key")
 	r := sessionOf(t, config(db, to("http://127.0.0.1:1/")))
 	c := r.newClaimer()
-	c.pace = policy.Pace{Poll: time.Hour}
+	c.pace = agenda.Pace{Poll: time.Hour}
 	c.clock.set(time.Now())
 	instance, _ := r.current()
 	// In the database too: a beat that comes meanwhile would close a breaker of which it finds no row.
@@ -356,7 +359,7 @@ func TestFailedSweepIsRepeated(t *testing.T) {
 	cfg := rarely(config(db, to("http://receiver.test/")))
 	r := sessionOf(t, cfg)
 	c := r.newClaimer()
-	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
+	c.pace = agenda.Pace{Poll: time.Hour, Armed: true}
 	turnOf(t, c)
 	for _, l := range c.lanes.list() {
 		l.restartScans()

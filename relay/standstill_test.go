@@ -6,6 +6,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -89,8 +90,8 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	key := "k"
 	d := delivery{eventID: 60, destination: l.name, event: post.Event{OrderingKey: &key}}
 	claims := []laneClaim{{l, claimRequest{destination: l.name, scans: []scan{{}}, keys: []readyKey{{key: key}}}}}
-	c.applyResult(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key: key, place: policy.Place{Event: 5}}}}}}, 0)
-	if floor := c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: key}, 0, false); floor.Event >= 5 {
+	c.applyResult(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key: key, place: ordering.Place{Event: 5}}}}}}, 0)
+	if floor := c.floors.LookUp(ordering.Key{Destination: l.name, Key: key}, 0, false); floor.Event >= 5 {
 		t.Errorf("the next claim begins behind event %d", floor.Event)
 	}
 }
@@ -100,7 +101,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
 	key := "k"
-	l.countClaimed(key, 3, policy.Place{Event: 1})
+	l.countClaimed(key, 3, ordering.Place{Event: 1})
 	for i, frees := range []bool{false, true, false} { // the second is the last of the run
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)

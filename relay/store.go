@@ -68,7 +68,7 @@ type delivery struct {
 
 	scan      int   // number of the scan that found it, from 1; 0: it was found by its ordering key
 	after     int64 // event before it in its run; 0: the first
-	joined    int64 // of its policy.Place
+	joined    int64 // of its ordering.Place
 	class     class
 	lastOfRun bool
 

@@ -11,7 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // A claimRequest is what a claim wants for one destination.
@@ -42,9 +43,9 @@ type scan struct {
 // A readyKey is an ordering key whose next delivery may be claimed.
 type readyKey struct {
 	key   string
-	class class        // of what was found
-	found policy.Place // that was found; zero: none
-	floor int64        // every delivery of the key up to this event is settled; see floors
+	class class          // of what was found
+	found ordering.Place // that was found; zero: none
+	floor int64          // every delivery of the key up to this event is settled; see floors
 }
 
 // A claimResult is what a claim found.
@@ -72,7 +73,7 @@ type scanResult struct {
 // A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.
 type foundKey struct {
 	key   string
-	place policy.Place
+	place ordering.Place
 	joins bool // the scan saw one that has to join the key
 }
 
@@ -80,7 +81,7 @@ type foundKey struct {
 type keyHead struct {
 	request int
 	key     string
-	place   policy.Place
+	place   ordering.Place
 	holds   bool // it has failed, is parked, or is not due for a while: what waits behind it need not be found again
 	waits   bool // for events of the key that are in hand
 }
@@ -218,7 +219,7 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 			return err
 		}
 		r.leaseEnds = c.begun.Add(c.lease)
-		r.lost = r.wasClaimed && r.rescues >= policy.SuspectFrom
+		r.lost = r.wasClaimed && r.rescues >= capacity.SuspectFrom
 		r.notAfter, r.promiseEnds = notAfter.Time, c.begun.Add(notAfter.Time.Sub(c.result.at))
 		each(&r)
 	}
@@ -323,7 +324,7 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 			found.key = *key
 			if joined := r.seen.joined[i]; joined == nil {
 				found.joins = true
-			} else if place := (policy.Place{Joined: *joined, Event: id}); !known || found.place == (policy.Place{}) || place.Compare(found.place) < 0 {
+			} else if place := (ordering.Place{Joined: *joined, Event: id}); !known || found.place == (ordering.Place{}) || place.Compare(found.place) < 0 {
 				found.place = place
 			}
 			first[k] = found

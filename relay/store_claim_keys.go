@@ -5,7 +5,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // A delivery with an ordering key is claimed by its key alone: the first pending one behind the key's floor, if no failed or parked
@@ -101,7 +101,7 @@ func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
 			case r.number == nil:
 				for i, request := range r.seen.numbers {
 					c.result.heads = append(c.result.heads, keyHead{
-						a.requests[request-1], *r.seen.keys[i], policy.Place{Joined: *r.seen.joined[i], Event: r.seen.eventIDs[i]}, r.seen.beyond[i], r.seen.waits[i],
+						a.requests[request-1], *r.seen.keys[i], ordering.Place{Joined: *r.seen.joined[i], Event: r.seen.eventIDs[i]}, r.seen.beyond[i], r.seen.waits[i],
 					})
 				}
 			case r.eventID == 0:

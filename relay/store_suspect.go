@@ -9,7 +9,7 @@ import (
 )
 
 // rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above
-// policy.AloneFrom only requests that were sent alone count.
+// capacity.AloneFrom only requests that were sent alone count.
 const rescuesAfterClaim = `
     CASE WHEN d.claimed_by IS NULL OR EXISTS (
              SELECT FROM outbox_void v

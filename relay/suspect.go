@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -13,13 +14,13 @@ import (
 // be sent now.
 func (s *senders) awaitPost(d *delivery) (leave func(), instead *policy.Result) {
 	switch {
-	case d.rescues >= policy.CrashLoop:
+	case d.rescues >= capacity.CrashLoop:
 		return nil, &policy.Result{Reason: policy.ReasonCrashLoop, Message: fmt.Sprintf(
-			"%d times in a row a relay died while it sent this delivery with nothing else beside it", d.rescues-policy.AloneFrom)}
+			"%d times in a row a relay died while it sent this delivery with nothing else beside it", d.rescues-capacity.AloneFrom)}
 	case d.lost:
-		wait := policy.SuspectWait(d.rescues)
+		wait := capacity.SuspectWait(d.rescues)
 		return nil, s.postpone(d, wait+rand.N(wait)) // at random, so that those lost together part
-	case d.rescues < policy.AloneFrom || s.alone.HasEnough():
+	case d.rescues < capacity.AloneFrom || s.alone.HasEnough():
 		return s.alone.Beside(), nil
 	}
 	if wait := s.alone.Reserve(time.Now()); wait > 0 {

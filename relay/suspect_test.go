@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
 	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -35,7 +37,7 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	}
 	relaytest.Eventually(t, "their delivery", func() bool {
 		db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL`)
-		r.wake.post(policy.CauseSweep)
+		r.wake.post(agenda.CauseSweep)
 		return relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND rescues = 0 AND attempts = 1`) == 20
 	})
 }
@@ -80,8 +82,8 @@ func TestSuspectIsSentAlone(t *testing.T) {
 func TestSuspectNumbersInSQL(t *testing.T) {
 	t.Parallel()
 	for number, sql := range map[string]string{
-		fmt.Sprintf("least(d.rescues + 1, %d)", policy.AloneFrom):   rescuesAfterClaim,
-		fmt.Sprintf("bool_and(x.rescues < %d)", policy.SuspectFrom): claimKeys,
+		fmt.Sprintf("least(d.rescues + 1, %d)", capacity.AloneFrom):   rescuesAfterClaim,
+		fmt.Sprintf("bool_and(x.rescues < %d)", capacity.SuspectFrom): claimKeys,
 	} {
 		if !strings.Contains(sql, number) {
 			t.Errorf("%q is not in %s", number, sql)

@@ -9,7 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -53,19 +55,19 @@ func (c *claimer) takeEvents(ctx context.Context, instance int32, polling bool) 
 		}
 	}
 	if r.Found == intake.Busy || r.Found == intake.Beaten {
-		c.agenda.At(policy.CauseTakeAgain, begun)
+		c.agenda.At(agenda.CauseTakeAgain, begun)
 		if polling {
 			c.pace.Full(begun)
 		}
 		return nil
 	}
 	if c.taker.cut = r.More; r.More {
-		c.agenda.At(policy.CauseCutRange, begun)
+		c.agenda.At(agenda.CauseCutRange, begun)
 	}
 	if len(r.Events) > 0 {
 		c.clock.set(r.TakenAt)
 		if err := c.give(ctx, instance, &r, begun); err != nil {
-			c.agenda.At(policy.CauseRescue, begun) // no relay has it in hand
+			c.agenda.At(agenda.CauseRescue, begun) // no relay has it in hand
 			return err
 		}
 	}
@@ -87,7 +89,7 @@ func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun
 	}
 	r, err := intake.TakeRange(ctx, c.store.pool, instance, terms, t.cut)
 	if err != nil {
-		c.agenda.At(policy.CauseRescue, begun) // it may have been taken
+		c.agenda.At(agenda.CauseRescue, begun) // it may have been taken
 		if pg.ClassifyError(err) == pg.ErrorDamaged {
 			t.blindUntil = begun.Add(blindFor)
 		}
@@ -370,13 +372,13 @@ func (c *claimer) fail(d *delivery) {
 }
 
 // findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.
-func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []delivery) (map[policy.OrderingKey]intake.Blocked, error) {
+func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []delivery) (map[ordering.Key]intake.Blocked, error) {
 	for _, l := range c.lanes.list() {
 		l.forgetBlocked()
 	}
-	found := make(map[policy.OrderingKey]intake.Blocked, len(of))
+	found := make(map[ordering.Key]intake.Blocked, len(of))
 	var keys []intake.Key
-	index := make(map[policy.OrderingKey]int, len(of))
+	index := make(map[ordering.Key]int, len(of))
 	for i := range of {
 		d := &of[i]
 		key := d.orderingKey()
@@ -398,7 +400,7 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 		return nil, err
 	}
 	for i, k := range keys {
-		found[policy.OrderingKey{Destination: k.Destination, Key: k.Key}] = blocked[i]
+		found[ordering.Key{Destination: k.Destination, Key: k.Key}] = blocked[i]
 	}
 	return found, nil
 }

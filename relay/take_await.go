@@ -7,7 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -18,8 +20,8 @@ type awaitingRange struct {
 	of         *settle.Range
 	deliveries []delivery
 	seq        int64
-	rescued    *intake.Range        // of a relay that died: its deliveries get rows
-	keys       []policy.OrderingKey // of what was rescued
+	rescued    *intake.Range  // of a relay that died: its deliveries get rows
+	keys       []ordering.Key // of what was rescued
 }
 
 // abandon leaves the deliveries to the settler, which finds out that their range is lost.
@@ -36,12 +38,12 @@ func (c *claimer) await(a awaitingRange) {
 	t := &c.taker
 	t.awaiting = append(t.awaiting, a)
 	slices.SortStableFunc(t.awaiting, func(a, b awaitingRange) int { return cmp.Compare(a.seq, b.seq) })
-	c.agenda.At(policy.CauseAwaitedKeys, time.Now().Add(checkAgain))
+	c.agenda.At(agenda.CauseAwaitedKeys, time.Now().Add(checkAgain))
 }
 
 // awaitedKeys returns the ordering keys for which anything waits.
-func (t *taker) awaitedKeys() map[policy.OrderingKey]bool {
-	keys := map[policy.OrderingKey]bool{}
+func (t *taker) awaitedKeys() map[ordering.Key]bool {
+	keys := map[ordering.Key]bool{}
 	for _, a := range t.awaiting {
 		for _, key := range a.keys {
 			keys[key] = true
@@ -62,7 +64,7 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 	}
 	list := t.awaiting
 	t.awaiting = nil
-	still := map[policy.OrderingKey]bool{}
+	still := map[ordering.Key]bool{}
 	for n, a := range list {
 		if a.instance != instance { // this relay was taken for dead, and with it what it had in hand
 			a.abandon()
@@ -88,7 +90,7 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 		}
 	}
 	if len(t.awaiting) > 0 {
-		c.agenda.At(policy.CauseAwaitedKeys, time.Now().Add(checkAgain))
+		c.agenda.At(agenda.CauseAwaitedKeys, time.Now().Add(checkAgain))
 	}
 	return nil
 }
@@ -96,12 +98,12 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 // giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order, unless something of the key comes first: a
 // row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. still are the keys
 // for which earlier ranges wait; it adds those of this one.
-func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[policy.OrderingKey]bool) (rest awaitingRange, err error) {
+func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[ordering.Key]bool) (rest awaitingRange, err error) {
 	c.findArrivals(a.deliveries, still) // first: what is written afterwards, the database shows
 	blocked, err := c.findBlocked(ctx, a.instance, a.of.Held(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
-		c.agenda.At(policy.CauseTakeAgain, time.Now())
+		c.agenda.At(agenda.CauseTakeAgain, time.Now())
 		return rest, nil
 	}
 	if err != nil {
@@ -143,7 +145,7 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[poli
 }
 
 // findArrivals adds the keys of deliveries to still for which this relay is about to write rows that come first.
-func (c *claimer) findArrivals(of []delivery, still map[policy.OrderingKey]bool) {
+func (c *claimer) findArrivals(of []delivery, still map[ordering.Key]bool) {
 	for i := range of {
 		key := of[i].orderingKey()
 		if l := c.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, of[i].nextAttemptAt.Time) {
@@ -154,9 +156,9 @@ func (c *claimer) findArrivals(of []delivery, still map[policy.OrderingKey]bool)
 
 // joinFirst joins to the keys of a range what became due before their first deliveries in it, unless these wait for something else, and
 // adds the keys to still: the caller asks again about them. It reports whether there were any.
-func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[policy.OrderingKey]intake.Blocked, still map[policy.OrderingKey]bool) (joins bool, err error) {
+func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[ordering.Key]intake.Blocked, still map[ordering.Key]bool) (joins bool, err error) {
 	var due []intake.Key
-	asked := map[policy.OrderingKey]bool{}
+	asked := map[ordering.Key]bool{}
 	for i := range of {
 		key, first := of[i].orderingKey(), of[i].nextAttemptAt.Time
 		if asked[key] {
@@ -168,15 +170,15 @@ func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, block
 		}
 	}
 	for _, k := range due {
-		still[policy.OrderingKey{Destination: k.Destination, Key: k.Key}] = true
+		still[ordering.Key{Destination: k.Destination, Key: k.Key}] = true
 	}
 	return len(due) > 0, c.joinBefore(ctx, seq, due)
 }
 
 // followDue makes deliveries of a range join their keys by their time, too, if a row became due between the first one of the key in the
 // range and them: they follow it. still are the keys that wait anyway.
-func followDue(of []delivery, blocked map[policy.OrderingKey]intake.Blocked, still map[policy.OrderingKey]bool) {
-	last := map[policy.OrderingKey]time.Time{}
+func followDue(of []delivery, blocked map[ordering.Key]intake.Blocked, still map[ordering.Key]bool) {
+	last := map[ordering.Key]time.Time{}
 	for i := range of {
 		key, at := of[i].orderingKey(), of[i].nextAttemptAt.Time
 		if still[key] || blocked[key].InHand {
@@ -194,6 +196,6 @@ func followDue(of []delivery, blocked map[policy.OrderingKey]intake.Blocked, sti
 }
 
 // orderingKey returns the key of a delivery that has one.
-func (d *delivery) orderingKey() policy.OrderingKey {
-	return policy.OrderingKey{Destination: d.destination, Key: *d.event.OrderingKey}
+func (d *delivery) orderingKey() ordering.Key {
+	return ordering.Key{Destination: d.destination, Key: *d.event.OrderingKey}
 }

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // beyondEvery is how long the claimer waits between two searches for events beyond a cut.
@@ -50,6 +50,6 @@ func (c *claimer) passCut(ctx context.Context, instance int32) error {
 	for _, row := range list {
 		c.lanes.get(row.Destination).noteDue(at)
 	}
-	c.agenda.At(policy.CauseScan, t.passedAt)
+	c.agenda.At(agenda.CauseScan, t.passedAt)
 	return nil
 }

@@ -7,7 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -20,7 +22,7 @@ func (c *claimer) rescueRanges(ctx context.Context, now time.Time, instance int3
 			return err
 		}
 		if !found {
-			c.agenda.At(policy.CauseRescue, now.Add(rescueIntervals*c.config().PollInterval))
+			c.agenda.At(agenda.CauseRescue, now.Add(rescueIntervals*c.config().PollInterval))
 			return nil
 		}
 		c.hands.add(r.Seq)
@@ -38,13 +40,13 @@ func (c *claimer) rescueRanges(ctx context.Context, now time.Time, instance int3
 // giveBackRescued makes what is left of a range that was taken over pending. While another relay has some of its ordering keys in hand, or
 // some are among awaiting, those of ranges that wait in this relay, or some have to be joined first by what has become due, it returns all keys
 // of the range, and is to be called again.
-func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[policy.OrderingKey]bool) (waits []policy.OrderingKey, err error) {
+func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[ordering.Key]bool) (waits []ordering.Key, err error) {
 	if err := c.refresh(ctx, instance, r); err != nil {
 		return nil, err
 	}
 	of, left := c.spread(&targets{c: c}, instance, r, time.Now())
 	var keyed []delivery
-	keys := map[policy.OrderingKey]bool{} // also of what joins its key later: until it has a row, nothing may pass it
+	keys := map[ordering.Key]bool{} // also of what joins its key later: until it has a row, nothing may pass it
 	for _, d := range left {
 		if d.event.OrderingKey == nil {
 			continue
@@ -54,17 +56,17 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 			keyed = append(keyed, d)
 		}
 	}
-	var blocked map[policy.OrderingKey]intake.Blocked
+	var blocked map[ordering.Key]intake.Blocked
 	if len(keyed) > 0 {
 		still := maps.Clone(awaiting)
 		if still == nil {
-			still = map[policy.OrderingKey]bool{}
+			still = map[ordering.Key]bool{}
 		}
 		c.findArrivals(keyed, still)
 		blocked, err = c.findBlocked(ctx, instance, of.Held(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
 			c.hands.remove(r.Seq)
-			c.agenda.At(policy.CauseRescue|policy.CauseTakeAgain, time.Now())
+			c.agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())
 			return nil, nil
 		}
 		if err != nil {

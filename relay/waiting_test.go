@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -37,7 +38,7 @@ func TestManyBehindAFailedHead(t *testing.T) {
 	before := claims.Load()
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'old', now() - interval '1 hour')`)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' WHERE status = 'pending' AND blocked_by IS NULL`)
-	r.wake.post(policy.CauseSweep)
+	r.wake.post(agenda.CauseSweep)
 	r.settles(t, policy.Delivered, 2)
 	if made := claims.Load() - before; made > 50 {
 		t.Errorf("%d claims before one that is due was found behind %d that wait", made, n)
@@ -120,7 +121,7 @@ func TestFoundKeysAreWork(t *testing.T) {
 	r := sessionOf(t, config(db, to("http://receiver.test/")))
 	r.settling = t.Context()
 	c := r.newClaimer()
-	c.pace = policy.Pace{Poll: time.Hour}
+	c.pace = agenda.Pace{Poll: time.Hour}
 	keyed(db, "k", 1, 1)
 	turnOf(t, c)
 	if c.pace.LastWork.IsZero() {

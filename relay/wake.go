@@ -3,16 +3,16 @@ package relay
 import (
 	"sync/atomic"
 
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 )
 
 // wakeup is how the goroutines of a relay wake each other. Each channel holds at most one token.
 type wakeup struct {
 	// The mailbox of the claimer; see post and read.
 	token     chan struct{}     // something was posted
-	posted    atomic.Uint32     // policy.Cause
+	posted    atomic.Uint32     // agenda.Cause
 	commits   atomic.Int64      // of which producers have notified this relay
-	retries   policy.RetryTimes // of what this relay has put off; they do not wake the claimer
+	retries   agenda.RetryTimes // of what this relay has put off; they do not wake the claimer
 	listening atomic.Bool       // the session listens for notifications
 	idle      atomic.Bool       // what the claimer's last turn found, for the session
 
@@ -32,18 +32,18 @@ func newWakeup() *wakeup {
 }
 
 // post makes the claimer take a turn for the given cause.
-func (w *wakeup) post(cause policy.Cause) {
+func (w *wakeup) post(cause agenda.Cause) {
 	w.posted.Or(uint32(cause))
 	signal(w.token)
 }
 
 // read returns and removes what was posted.
-func (w *wakeup) read() (posted policy.Cause, commits int) {
+func (w *wakeup) read() (posted agenda.Cause, commits int) {
 	select { // before the rest is read: a token that comes later may cost a turn, one that is lost would cost a wake-up
 	case <-w.token:
 	default:
 	}
-	return policy.Cause(w.posted.Swap(0)), int(w.commits.Swap(0))
+	return agenda.Cause(w.posted.Swap(0)), int(w.commits.Swap(0))
 }
 
 func signal(c chan struct{}) {

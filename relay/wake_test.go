@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -18,13 +19,13 @@ func TestMailboxLosesNothing(t *testing.T) {
 	m := newWakeup()
 	for range 2 {
 		m.commits.Add(2)
-		m.post(policy.CauseNotified)
-		m.post(policy.CauseSweep)
-		m.post(policy.CauseNotified)
+		m.post(agenda.CauseNotified)
+		m.post(agenda.CauseSweep)
+		m.post(agenda.CauseNotified)
 		if len(m.token) != 1 {
 			t.Error("nothing wakes the claimer")
 		}
-		if posted, commits := m.read(); posted != policy.CauseNotified|policy.CauseSweep || commits != 2 {
+		if posted, commits := m.read(); posted != agenda.CauseNotified|agenda.CauseSweep || commits != 2 {
 			t.Errorf("posted %s, %d commits", posted, commits)
 		}
 		if posted, commits := m.read(); posted != 0 || commits != 0 || len(m.token) != 0 {
@@ -52,7 +53,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 		return wait
 	}
 	first := r.newClaimer()
-	first.pace = policy.Pace{Poll: time.Hour}
+	first.pace = agenda.Pace{Poll: time.Hour}
 	turn(first)
 	r.settler.Close()
 	r.settler.Run(t.Context())
@@ -60,8 +61,8 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 
 	far := time.Now().Add(time.Hour)
 	idle := r.newClaimer()
-	idle.agenda = policy.Agenda{}
-	idle.pace = policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextPoll: far}
+	idle.agenda = agenda.Agenda{}
+	idle.pace = agenda.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextPoll: far}
 	relaytest.Eventually(t, "the retry", func() bool {
 		wait := turn(idle)
 		return rc.Total() == 2 || wait < 0 || wait > time.Second

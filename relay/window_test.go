@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -53,7 +54,7 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 	l.flow.Reopens = time.Now()
 	l.flow.Ramped = l.flow.Reopens
 	l.mu.Unlock()
-	r.wake.post(policy.CauseSweep)
+	r.wake.post(agenda.CauseSweep)
 	<-g.Arrived
 	select {
 	case <-g.Arrived:

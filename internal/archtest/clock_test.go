@@ -10,7 +10,7 @@ import (
 // decisions are the files, and the directories, whose functions decide from what they are given: the same input, the same
 // outcome. They take now as a parameter, so that a table can test every moment.
 var decisions = []string{
-	"relay/policy/", "relay/alert/decide.go", "relay/order.go", "relay/internal/intake/routes.go", "relay/internal/intake/rules.go",
+	"relay/policy/", "relay/internal/agenda/", "relay/internal/capacity/", "relay/internal/ordering/", "relay/alert/decide.go", "relay/order.go", "relay/internal/intake/routes.go", "relay/internal/intake/rules.go",
 	"consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
 	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",

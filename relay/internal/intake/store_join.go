@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // KeysInHand is the part of a WITH that finds the hashes of the ordering keys of open ranges, as hand (seq, hash).
@@ -69,7 +69,7 @@ type Joined struct {
 	InHand bool // an open range has events of it, so that nothing joins it yet
 	Early  bool // rows of it have become due since everything was taken that had been committed: a take must come first
 	Rows   int  // that joined it
-	First  policy.Place
+	First  ordering.Place
 }
 
 // JoinKeys joins to the given keys, up to limit rows each, what has become due: in the order of due times, behind all ranges that were

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // RowsAfter is how long deliveries of a range may have no rows. Then all that are left get rows, claimed by this relay, and the
@@ -113,11 +113,11 @@ func (w *Settler) resolveRanges(b *batch) {
 
 // earlier returns the deliveries in hand that precede a row of a batch in their ordering key, and are not in the batch themselves.
 func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
-	last := map[policy.OrderingKey]int64{}
+	last := map[ordering.Key]int64{}
 	for i := range b.settlements {
 		s := &b.settlements[i]
 		if s.rowless && s.mayHold() {
-			key := policy.OrderingKey{Destination: s.Destination, Key: *s.OrderingKey}
+			key := ordering.Key{Destination: s.Destination, Key: *s.OrderingKey}
 			last[key] = max(last[key], s.EventID)
 		}
 	}
@@ -127,7 +127,7 @@ func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 			if d.HasRow || d.OrderingKey == nil || inBatch[d] || d.Awaits.Load() || !d.Scheduled.IsZero() {
 				continue
 			}
-			if d.EventID < last[policy.OrderingKey{Destination: d.Destination, Key: *d.OrderingKey}] {
+			if d.EventID < last[ordering.Key{Destination: d.Destination, Key: *d.OrderingKey}] {
 				rows = append(rows, d)
 			}
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // A Keeper marks what waits behind heads, and releases what waits behind a head no longer. Found, Tick and Sweep are safe for concurrent use.
@@ -33,8 +33,8 @@ type Keeper struct {
 // Behind says where the deliveries of an ordering key begin that wait behind a head.
 type Behind struct {
 	Destination, Key string
-	Head             int64        // the event of the head
-	First            policy.Place // the first that was found waiting
+	Head             int64          // the event of the head
+	First            ordering.Place // the first that was found waiting
 }
 
 type key struct{ destination, key string }

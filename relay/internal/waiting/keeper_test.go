@@ -14,7 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // keyed returns an outbox with n deliveries of key k, the events 1 to n.
@@ -60,7 +60,7 @@ func TestMark(t *testing.T) {
 			t.Parallel()
 			db := keyed(t, 4)
 			db.Exec(test.prepare)
-			left, marked, err := store{db.Pool}.mark(t.Context(), []Behind{{"default", "k", 1, policy.Place{Event: test.first}}}, 100)
+			left, marked, err := store{db.Pool}.mark(t.Context(), []Behind{{"default", "k", 1, ordering.Place{Event: test.first}}}, 100)
 			relaytest.Must(t, err)
 			if got := waits(db); got != test.want || len(left) > 0 || marked != strings.Count(got, "<") {
 				t.Errorf("%q wait, want %q; %d marked, left: %v", got, test.want, marked, left)
@@ -77,9 +77,9 @@ func TestMarkInChunks(t *testing.T) {
 	tx := db.Begin()
 	_, err := tx.Exec(t.Context(), `SELECT FROM outbox_delivery WHERE event_id = 3 FOR UPDATE`)
 	relaytest.Must(t, err)
-	left, _, err := store{db.Pool}.mark(t.Context(), []Behind{{"default", "k", 1, policy.Place{Event: 2}}}, 2)
+	left, _, err := store{db.Pool}.mark(t.Context(), []Behind{{"default", "k", 1, ordering.Place{Event: 2}}}, 2)
 	relaytest.Must(t, err)
-	if want := []Behind{{"default", "k", 1, policy.Place{Event: 4}}}; waits(db) != "2<1" || !slices.Equal(left, want) {
+	if want := []Behind{{"default", "k", 1, ordering.Place{Event: 4}}}; waits(db) != "2<1" || !slices.Equal(left, want) {
 		t.Errorf("%q wait, left: %v", waits(db), left)
 	}
 }
@@ -90,7 +90,7 @@ func TestMarkInFrontOfMany(t *testing.T) {
 	db := keyed(t, 200)
 	db.Exec(headFailed)
 	db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE event_id > 2 AND event_id < 200`)
-	left := []Behind{{"default", "k", 1, policy.Place{Event: 2}}}
+	left := []Behind{{"default", "k", 1, ordering.Place{Event: 2}}}
 	for rounds := 0; len(left) > 0; rounds++ {
 		if rounds == 2 {
 			t.Fatalf("goes on: %v", left)
@@ -200,9 +200,9 @@ func TestFoundIsBounded(t *testing.T) {
 	t.Parallel()
 	k := NewKeeper()
 	for i := range 3 * maxFound {
-		k.Found(Behind{"default", fmt.Sprint(i), 1, policy.Place{Event: 9}})
+		k.Found(Behind{"default", fmt.Sprint(i), 1, ordering.Place{Event: 9}})
 	}
-	k.Found(Behind{"default", "0", 1, policy.Place{Event: 5}})
+	k.Found(Behind{"default", "0", 1, ordering.Place{Event: 5}})
 	if b := k.found[key{"default", "0"}]; len(k.found) != maxFound || b.First.Event != 5 {
 		t.Errorf("%d keys are remembered; the first from event %d", len(k.found), b.First.Event)
 	}
@@ -237,8 +237,8 @@ func TestKeeper(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { k.Run(ctx) })
-	k.Found(Behind{"default", "k", 1, policy.Place{Event: 3}})
-	k.Found(Behind{"default", "k", 1, policy.Place{Event: 2}})
+	k.Found(Behind{"default", "k", 1, ordering.Place{Event: 3}})
+	k.Found(Behind{"default", "k", 1, ordering.Place{Event: 2}})
 	relaytest.Becomes(db, n-1, `SELECT count(*)::int FROM outbox_delivery WHERE blocked_by = 1`)
 	k.Tick() // it has marked something, so the next tick sweeps
 	db.Exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE event_id = 1`)

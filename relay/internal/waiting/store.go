@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
 )
 
 // store writes outbox_delivery.blocked_by.
@@ -64,13 +64,13 @@ func (s store) mark(ctx context.Context, list []Behind, limit int) (left []Behin
 		return nil, 0, fmt.Errorf("mark waiting deliveries: %w", err)
 	}
 	var number int64
-	var last policy.Place
+	var last ordering.Place
 	var looked, n int
 	_, err = pgx.ForEachRow(rows, []any{&number, &looked, &n, &last.Joined, &last.Event}, func() error {
 		marked += n
 		if looked == limit && n > 0 {
 			more := list[number-1]
-			more.First = policy.Place{Joined: last.Joined, Event: last.Event + 1}
+			more.First = ordering.Place{Joined: last.Joined, Event: last.Event + 1}
 			left = append(left, more)
 		}
 		return nil

@@ -1,8 +1,10 @@
-package policy
+package capacity
+
+import "github.com/outbox-relay/outbox-relay/relay/policy"
 
 // A Sharer is a lane that shares the relay's capacity: how many requests there may be at once.
 type Sharer struct {
-	State    BreakerState
+	State    policy.BreakerState
 	Allowed  int  // how many requests a trial may have in flight
 	InFlight int  // how many there are
 	Active   bool // has something to send
@@ -22,12 +24,12 @@ func Divide(capacity int, sharers []Sharer) (d Division) {
 	trials := 0
 	for _, s := range sharers {
 		switch s.State {
-		case BreakerClosed:
+		case policy.BreakerClosed:
 			d.usable++
 			if s.Active {
 				d.active++
 			}
-		case BreakerHalfOpen:
+		case policy.BreakerHalfOpen:
 			trials++
 		}
 	}
@@ -35,9 +37,9 @@ func Divide(capacity int, sharers []Sharer) (d Division) {
 	d.rest = capacity
 	for _, s := range sharers {
 		switch s.State {
-		case BreakerOpen:
+		case policy.BreakerOpen:
 			d.rest -= s.InFlight
-		case BreakerHalfOpen:
+		case policy.BreakerHalfOpen:
 			d.rest -= max(s.InFlight, min(s.Allowed, d.fair))
 		}
 	}
@@ -46,9 +48,9 @@ func Divide(capacity int, sharers []Sharer) (d Division) {
 
 // Part returns how much of the capacity a lane may have, at least 1. One that has nothing to send gets as much as if all lanes had
 // something: they may all get something now.
-func (d Division) Part(state BreakerState, active bool) int {
+func (d Division) Part(state policy.BreakerState, active bool) int {
 	switch {
-	case state != BreakerClosed:
+	case state != policy.BreakerClosed:
 		return d.fair
 	case active:
 		return max(1, d.rest/max(1, d.active))

@@ -1,4 +1,4 @@
-package policy
+package ordering
 
 import (
 	"math"
@@ -9,7 +9,7 @@ import (
 func TestFloors(t *testing.T) {
 	t.Parallel()
 	var f Floors
-	a := OrderingKey{"default", "a"}
+	a := Key{"default", "a"}
 	f.Set(a, Floor{Event: 7, Reordered: 1})
 	for _, c := range []struct {
 		reordered int64
@@ -21,7 +21,7 @@ func TestFloors(t *testing.T) {
 		}
 	}
 	for i := range 3 * floorsKept {
-		f.Set(OrderingKey{"default", strconv.Itoa(i)}, Floor{Event: int64(i)})
+		f.Set(Key{"default", strconv.Itoa(i)}, Floor{Event: int64(i)})
 		if i%1000 == 0 && f.LookUp(a, 1, false).Event != 7 {
 			t.Fatalf("a key in use is forgotten after %d others", i)
 		}
@@ -29,7 +29,7 @@ func TestFloors(t *testing.T) {
 	if n := len(f.recent) + len(f.older); n > 2*floorsKept {
 		t.Errorf("%d are kept", n)
 	}
-	if got := f.LookUp(OrderingKey{"default", "0"}, 0, false).Event; got != math.MinInt64 {
+	if got := f.LookUp(Key{"default", "0"}, 0, false).Event; got != math.MinInt64 {
 		t.Errorf("one that was not used for long is %d", got)
 	}
 	f.Forget(a, 8)

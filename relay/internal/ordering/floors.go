@@ -1,4 +1,4 @@
-package policy
+package ordering
 
 import (
 	"cmp"
@@ -12,11 +12,11 @@ import (
 // destination's reordered number grows, and its floors no longer count. A forgotten floor costs one read of the key's
 // history. The zero value knows none. They are not safe for concurrent use.
 type Floors struct {
-	recent, older map[OrderingKey]Floor // at most floorsKept each; the older half is dropped when the recent one is full
+	recent, older map[Key]Floor // at most floorsKept each; the older half is dropped when the recent one is full
 }
 
-// An OrderingKey is one of a destination.
-type OrderingKey struct{ Destination, Key string }
+// An Key is one of a destination.
+type Key struct{ Destination, Key string }
 
 // A Place is that of a delivery within its ordering key.
 type Place struct {
@@ -39,7 +39,7 @@ type Floor struct {
 const floorsKept = 32 << 10
 
 // LookUp returns the floor of a key, or the lowest one if none is known that was learnt under the given conditions.
-func (f *Floors) LookUp(key OrderingKey, reordered int64, skipFailed bool) Floor {
+func (f *Floors) LookUp(key Key, reordered int64, skipFailed bool) Floor {
 	known, found := f.recent[key]
 	if !found {
 		if known, found = f.older[key]; found {
@@ -54,7 +54,7 @@ func (f *Floors) LookUp(key OrderingKey, reordered int64, skipFailed bool) Floor
 
 // Forget drops the floor of a key if a pending delivery was found at or below it. [Writers] cannot foresee such an event: its
 // producer chose the id, or took it from a sequence that hands out ids in blocks.
-func (f *Floors) Forget(key OrderingKey, eventID int64) {
+func (f *Floors) Forget(key Key, eventID int64) {
 	if known, found := f.recent[key]; found && eventID <= known.Event {
 		delete(f.recent, key)
 	}
@@ -64,9 +64,9 @@ func (f *Floors) Forget(key OrderingKey, eventID int64) {
 }
 
 // Set remembers the floor of a key.
-func (f *Floors) Set(key OrderingKey, to Floor) {
+func (f *Floors) Set(key Key, to Floor) {
 	if f.recent == nil || len(f.recent) >= floorsKept {
-		f.recent, f.older = make(map[OrderingKey]Floor), f.recent
+		f.recent, f.older = make(map[Key]Floor), f.recent
 	}
 	f.recent[key] = to
 }

@@ -1,9 +1,10 @@
-package policy
+package capacity
 
 import (
 	"math"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"golang.org/x/time/rate"
 )
 
@@ -50,8 +51,8 @@ const (
 	rampEvery = 200 * time.Millisecond // between two doublings after the lane has reopened
 )
 
-// NewFlow returns the flow to a receiver that may get at most so many requests at once, and so many a second; 0: any number.
-func NewFlow(most int, configured float64) Flow {
+// New returns the flow to a receiver that may get at most so many requests at once, and so many a second; 0: any number.
+func New(most int, configured float64) Flow {
 	f := Flow{most: most, configured: configured, AtOnce: float64(most)}
 	f.setBucket(time.Time{})
 	return f
@@ -107,7 +108,7 @@ func (f *Flow) Wait(now time.Time) time.Duration {
 }
 
 // Answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0: it did not.
-func (f *Flow) Answered(now time.Time, reason Reason, took, retryAfter time.Duration) {
+func (f *Flow) Answered(now time.Time, reason policy.Reason, took, retryAfter time.Duration) {
 	f.takes += (took - f.takes) / 8
 	f.refusals.record(now, reason, took, f.found != 0)
 	stopped := f.refusals.stopped(now)
@@ -115,7 +116,7 @@ func (f *Flow) Answered(now time.Time, reason Reason, took, retryAfter time.Dura
 		defer f.Close(now, min(retryAfter, maxClosed))
 	}
 	switch reason {
-	case ReasonRateLimited:
+	case policy.ReasonRateLimited:
 		switch {
 		case retryAfter > 0 && f.ramp == 1 && !now.Before(f.Reopens):
 			// Refused after a rest, and alone: a rate is not what it is about.
@@ -123,9 +124,9 @@ func (f *Flow) Answered(now time.Time, reason Reason, took, retryAfter time.Dura
 		case !stopped || retryAfter <= time.Second: // asked for more, what was accepted in the last second says nothing
 			f.adaptRate(now)
 		}
-	case ReasonUnavailable, ReasonTimeout:
+	case policy.ReasonUnavailable, policy.ReasonTimeout:
 		f.slowDown(now, max(took, growEvery), 0.7)
-	case ReasonOK:
+	case policy.ReasonOK:
 		f.adaptRate(now)
 		f.growRate(now)
 		if f.ramp == 0 {

@@ -1,15 +1,17 @@
-package policy
+package capacity
 
 import (
 	"slices"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	idle, active := Sharer{}, Sharer{Active: true}
-	open, probe := Sharer{State: BreakerOpen, Active: true, Allowed: 8}, Sharer{State: BreakerHalfOpen, Active: true, Allowed: 1}
-	hanging := Sharer{State: BreakerOpen, Active: true, InFlight: 64}
+	open, probe := Sharer{State: policy.BreakerOpen, Active: true, Allowed: 8}, Sharer{State: policy.BreakerHalfOpen, Active: true, Allowed: 1}
+	hanging := Sharer{State: policy.BreakerOpen, Active: true, InFlight: 64}
 	for name, c := range map[string]struct {
 		lanes []Sharer
 		want  []int
@@ -20,8 +22,8 @@ func TestDivide(t *testing.T) {
 		"a held lane takes nothing":           {[]Sharer{active, open}, []int{256, 256}},
 		"a probe takes one":                   {[]Sharer{active, probe}, []int{255, 128}},
 		"requests that hang count":            {[]Sharer{active, hanging}, []int{192, 256}},
-		"a trial takes no more than its part": {[]Sharer{active, {State: BreakerHalfOpen, Allowed: 1000}}, []int{128, 128}},
-		"nothing is left":                     {[]Sharer{active, {State: BreakerOpen, InFlight: 300}}, []int{1, 256}},
+		"a trial takes no more than its part": {[]Sharer{active, {State: policy.BreakerHalfOpen, Allowed: 1000}}, []int{128, 128}},
+		"nothing is left":                     {[]Sharer{active, {State: policy.BreakerOpen, InFlight: 300}}, []int{1, 256}},
 	} {
 		d := Divide(256, c.lanes)
 		var got []int

@@ -1,8 +1,10 @@
-package policy
+package capacity
 
 import (
 	"math"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // refusals counts the answers by which a receiver refuses some requests, or all of them, for now. A stop closes the lane; a
@@ -42,7 +44,7 @@ const (
 )
 
 // record counts an answer. paced: the flow has found a rate.
-func (r *refusals) record(now time.Time, reason Reason, took time.Duration, paced bool) {
+func (r *refusals) record(now time.Time, reason policy.Reason, took time.Duration, paced bool) {
 	switch pause := now.Sub(r.latest); {
 	case r.began.IsZero(), !paced && pause >= roundTime: // a pause would lower what is accepted in a second
 		r.begin(now.Add(-took))
@@ -52,7 +54,7 @@ func (r *refusals) record(now time.Time, reason Reason, took time.Duration, pace
 	r.latest = now
 	counts := !now.Add(-took).Before(r.began)
 	switch reason {
-	case ReasonOK:
+	case policy.ReasonOK:
 		if r.row >= slowStop && now.Sub(r.rowSince) >= stopTime { // the end of a stop, which says nothing about a share
 			r.begin(now)
 		}
@@ -60,12 +62,12 @@ func (r *refusals) record(now time.Time, reason Reason, took time.Duration, pace
 		if counts {
 			r.accepted++
 		}
-	case ReasonRateLimited, ReasonUnavailable:
+	case policy.ReasonRateLimited, policy.ReasonUnavailable:
 		if r.row == 0 {
 			r.rowSince = now
 		}
 		r.row++
-		if reason == ReasonRateLimited && counts {
+		if reason == policy.ReasonRateLimited && counts {
 			r.limited++
 		}
 	}

@@ -1,4 +1,4 @@
-package policy
+package capacity
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A share of refusals that does not depend on the rate does not keep it down: the lane delivers what comes as it comes, whether it
@@ -91,10 +92,10 @@ func TestRoundOutlivesAClockThatWasPutBack(t *testing.T) {
 	t.Parallel()
 	var r refusals
 	now := time.Unix(1_000_000, 0) // without a monotonic reading
-	r.record(now, ReasonOK, 0, true)
+	r.record(now, policy.ReasonOK, 0, true)
 	now = now.Add(-time.Hour)
 	for range roundAnswers {
-		r.record(now, ReasonOK, 0, true)
+		r.record(now, policy.ReasonOK, 0, true)
 		now = now.Add(100 * time.Millisecond)
 	}
 	if !r.complete(now, true) {

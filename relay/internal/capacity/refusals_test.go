@@ -1,4 +1,4 @@
-package policy
+package capacity
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // refuseSome refuses a share of the requests, whatever their rate.
@@ -52,22 +54,22 @@ func TestFlowBearsAShareOfRefusals(t *testing.T) {
 // A receiver is closed to when it has refused all for a while, and a single refusal is no stop.
 func TestStopOfAReceiver(t *testing.T) {
 	t.Parallel()
-	const ok, limited, unavailable = ReasonOK, ReasonRateLimited, ReasonUnavailable
+	const ok, limited, unavailable = policy.ReasonOK, policy.ReasonRateLimited, policy.ReasonUnavailable
 	for name, c := range map[string]struct {
 		every   time.Duration
-		answers []Reason
+		answers []policy.Reason
 		closed  bool
 	}{
-		"429 before anything was accepted": {time.Millisecond, []Reason{limited}, true},
-		"503 before anything was accepted": {time.Millisecond, []Reason{unavailable}, true},
-		"one 429":                          {time.Millisecond, []Reason{ok, limited}, false},
-		"one 503 after a pause":            {time.Minute, []Reason{ok, unavailable}, false},
-		"a second of refusals":             {400 * time.Millisecond, []Reason{ok, limited, unavailable, limited, limited}, true},
-		"less than a second":               {time.Second / 4, []Reason{ok, limited, unavailable, limited, limited}, false},
-		"many at once":                     {0, append([]Reason{ok}, slices.Repeat([]Reason{limited}, stopAnswers)...), true},
-		"answers between":                  {time.Second, []Reason{ok, limited, limited, limited, ok, limited, limited, limited}, false},
+		"429 before anything was accepted": {time.Millisecond, []policy.Reason{limited}, true},
+		"503 before anything was accepted": {time.Millisecond, []policy.Reason{unavailable}, true},
+		"one 429":                          {time.Millisecond, []policy.Reason{ok, limited}, false},
+		"one 503 after a pause":            {time.Minute, []policy.Reason{ok, unavailable}, false},
+		"a second of refusals":             {400 * time.Millisecond, []policy.Reason{ok, limited, unavailable, limited, limited}, true},
+		"less than a second":               {time.Second / 4, []policy.Reason{ok, limited, unavailable, limited, limited}, false},
+		"many at once":                     {0, append([]policy.Reason{ok}, slices.Repeat([]policy.Reason{limited}, stopAnswers)...), true},
+		"answers between":                  {time.Second, []policy.Reason{ok, limited, limited, limited, ok, limited, limited, limited}, false},
 	} {
-		f, now := NewFlow(8, 0), time.Unix(1_000_000, 0)
+		f, now := New(8, 0), time.Unix(1_000_000, 0)
 		for i, reason := range c.answers {
 			now = now.Add(c.every)
 			wait := time.Minute

@@ -1,4 +1,4 @@
-package policy
+package capacity
 
 import (
 	"math"
@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A simulation of one lane, in virtual time.
@@ -43,9 +44,9 @@ func (s *simulation) run(d time.Duration) {
 				waiting = append(waiting, a)
 				continue
 			}
-			reason := ReasonRateLimited
+			reason := policy.ReasonRateLimited
 			if a.ok {
-				reason = ReasonOK
+				reason = policy.ReasonOK
 				s.accepted++
 			} else {
 				s.refused++
@@ -76,7 +77,7 @@ func (s *simulation) run(d time.Duration) {
 
 func simulate(most int, configured float64) *simulation {
 	return &simulation{
-		flow: NewFlow(most, configured), now: time.Unix(1_000_000, 0),
+		flow: New(most, configured), now: time.Unix(1_000_000, 0),
 		latency: func(int) time.Duration { return 5 * time.Millisecond },
 		accepts: func(time.Time) bool { return true },
 		asks:    func(time.Time) time.Duration { return 0 },
@@ -188,7 +189,7 @@ func TestFlowReachesWhatIsConfigured(t *testing.T) {
 	// After a time of 503s too.
 	for range 20 {
 		s.now = s.now.Add(time.Second)
-		s.flow.Answered(s.now, ReasonUnavailable, time.Millisecond, 0)
+		s.flow.Answered(s.now, policy.ReasonUnavailable, time.Millisecond, 0)
 	}
 	if n := s.flow.Concurrency(); n != 1 {
 		t.Errorf("%d at once while it is unavailable", n)
