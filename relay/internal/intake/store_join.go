@@ -18,8 +18,8 @@ const KeysInHand = `hand AS MATERIALIZED (
 )`
 
 // The place of what joins is behind the range before $4, or behind the last range. The first due row of a key is its lock: were two
-// relays to number the rows of a key at the same time, their numbers would be the same. Rows that another session has locked are left
-// out: an operator is about to discard them.
+// relays to number the rows of a key at the same time, their numbers would be the same. What is behind a row that another session has
+// locked waits: it would pass that.
 const joinKeys = `
 WITH ` + KeysInHand + `, last AS MATERIALIZED (
     SELECT CASE WHEN $4::bigint > 0 THEN $4 - 1 ELSE r.seq END AS seq,
@@ -36,10 +36,12 @@ WITH ` + KeysInHand + `, last AS MATERIALIZED (
             WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= k.due
             ORDER BY d.next_attempt_at, d.event_id LIMIT $3::int) x) u
     WHERE NOT k.in_hand
-), locked AS MATERIALIZED (
+), free AS MATERIALIZED (
     SELECT d.ctid AS place, u.number, u.nth FROM due u, outbox_delivery d
     WHERE d.ctid = u.place AND CASE WHEN d.event_id = u.event_id THEN d.status NOT IN ('delivered', 'failed', 'discarded') AND d.joined IS NULL END
     FOR NO KEY UPDATE OF d SKIP LOCKED
+), locked AS MATERIALIZED (
+    SELECT f.place, f.number, f.nth FROM (SELECT *, row_number() OVER (PARTITION BY number ORDER BY nth) AS rank FROM free) f WHERE f.nth = f.rank
 ), place AS MATERIALIZED (
     SELECT f.number, (l.seq + 1) << 22 AS most, greatest(l.seq << 22, p.joined, b.joined) AS after
     FROM (SELECT number FROM locked WHERE nth = 1) f CROSS JOIN last l
