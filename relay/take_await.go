@@ -109,7 +109,7 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[orde
 	if err != nil {
 		return rest, err
 	}
-	if _, err := c.joinFirst(ctx, a.seq, a.deliveries, blocked, still); err != nil {
+	if err := c.joinFirst(ctx, a.seq, a.deliveries, blocked, still); err != nil {
 		return rest, err
 	}
 	followDue(a.deliveries, blocked, still)
@@ -155,8 +155,8 @@ func (c *claimer) findArrivals(of []delivery, still map[ordering.Key]bool) {
 }
 
 // joinFirst joins to the keys of a range what became due before their first deliveries in it, unless these wait for something else, and
-// adds the keys to still: the caller asks again about them. It reports whether there were any.
-func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[ordering.Key]intake.Blocked, still map[ordering.Key]bool) (joins bool, err error) {
+// adds the keys to still: the caller asks again about them.
+func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[ordering.Key]intake.Blocked, still map[ordering.Key]bool) error {
 	var due []intake.Key
 	asked := map[ordering.Key]bool{}
 	for i := range of {
@@ -172,7 +172,7 @@ func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, block
 	for _, k := range due {
 		still[ordering.Key{Destination: k.Destination, Key: k.Key}] = true
 	}
-	return len(due) > 0, c.joinBefore(ctx, seq, due)
+	return c.joinBefore(ctx, seq, due)
 }
 
 // followDue makes deliveries of a range join their keys by their time, too, if a row became due between the first one of the key in the

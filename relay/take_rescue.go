@@ -38,8 +38,7 @@ func (c *claimer) rescueRanges(ctx context.Context, now time.Time, instance int3
 }
 
 // giveBackRescued makes what is left of a range that was taken over pending. While another relay has some of its ordering keys in hand, or
-// some are among awaiting, those of ranges that wait in this relay, or some have to be joined first by what has become due, it returns all keys
-// of the range, and is to be called again.
+// some are among awaiting, those of ranges that wait in this relay, it returns all keys of the range, and is to be called again.
 func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[ordering.Key]bool) (waits []ordering.Key, err error) {
 	if err := c.refresh(ctx, instance, r); err != nil {
 		return nil, err
@@ -72,16 +71,10 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 		if err != nil {
 			return nil, err
 		}
-		// What has become due joins a key before its rows are written: they would go before it.
-		wait, err := c.joinFirst(ctx, r.Seq, keyed, blocked, still)
-		if err != nil {
-			return nil, err
-		}
 		for key, why := range blocked {
-			wait = wait || why.InHand || still[key]
-		}
-		if wait {
-			return slices.Collect(maps.Keys(keys)), nil
+			if why.InHand || still[key] {
+				return slices.Collect(maps.Keys(keys)), nil
+			}
 		}
 	}
 	if len(left) == 0 {
@@ -98,7 +91,7 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 			d.given.NotAfter = promised
 		}
 	}
-	followDue(keyed, blocked, nil)
+	followDue(keyed, blocked, nil) // it cannot join before the range: other events of the range may have rows, or were sent
 	c.settler.Hold(of)
 	for _, d := range left { // through the settler, which makes rows of what this relay has in hand of their keys
 		c.spill(d, policy.ReasonShutdown)

@@ -133,3 +133,25 @@ func TestRescuedEventsFollowWhatWasDueBeforeThem(t *testing.T) {
 		t.Errorf("sent: %v; want %v", got, want)
 	}
 }
+
+// What is left of a range of a dead relay follows what became due before it, and that follows the events of the range that have rows.
+func TestRestOfARescuedRangeFollowsItsRows(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	rc := relaytest.NewReceiver(t, nil)
+	first := start(t, config(db, to(rc.URL)))
+	later(db, "late", "k", 1, "1 hour")
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery`)
+	first.stop()
+	keyed(db, "k", 1, 1)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
+	keyed(db, "k", 2, 2)
+	takeAs(db, db.Pool, deadRelay)
+	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, joined)
+		SELECT o.id, 'default', 'k', (SELECT max(seq) FROM outbox_range) << 22 FROM outbox o WHERE idempotency_key = 'k-1'`)
+	r := start(t, config(db, to(rc.URL)))
+	r.settles(t, policy.Delivered, 3)
+	if got, want := rc.Keys(), []string{"k-1", "late-1", "k-2"}; !slices.Equal(got, want) {
+		t.Errorf("sent: %v; want %v", got, want)
+	}
+}
