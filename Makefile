@@ -74,6 +74,7 @@ SHORT         ?= -short
 # Then each room must be covered by its own tests, unless TESTFLAGS choose among them.
 cover         = $(if $(SHORT)$(TESTFLAGS),,-cover)
 # Of the packages that take long, relay would begin last and leave a processor idle at the end. go test takes a package once.
+tests         = ./relay ./...
 # A program with the race detector waits a second before it ends, in case goroutines are left. goleak looks for these already.
 
 .PHONY: db
@@ -84,8 +85,8 @@ db: ## Start an empty throwaway PostgreSQL, print its URL, and keep it until Ctr
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
-	echo 'compiling; on a new machine that takes a minute or two'; $(GO) list -export -v $$race ./... >/dev/null && \
-	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(if $(cover),sh .ci/coverage.sh env) $(withpg) -data $(GO) test $$race $(SHORT) $(cover) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./relay ./...
+	echo 'compiling; on a new machine that takes a minute or two'; $(GO) list -export -v $$race $(tests) >/dev/null && \
+	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(if $(cover),sh .ci/coverage.sh env) $(withpg) -data $(GO) test $$race $(SHORT) $(cover) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(tests)
 
 .PHONY: test-all
 test-all: ## Run all tests, as CI does with CI_LONG=1
@@ -99,7 +100,7 @@ packages := ./outbox ./relay/... ./consumer ./consumer/inbox ./consumer/sqlconsu
 test-postgres: #: Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
 	@[ -n '$(PG)' ] || { echo 'name a version: make test-postgres PG=14, 16, 17 or 18' >&2; exit 1; }
 	@echo 'note: tests that need pg_dump or pg_basebackup are skipped here, make test runs them'
-	PG=$(PG) $(server) $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) $(packages)
+	PG=$(PG) $(server) $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),$(SHORT) -run '$(core)') $(TESTFLAGS) $(packages)
 
 .PHONY: test-security
 test-security: packages += ./cmd/outbox-relay ./internal/cli/... ./internal/settings ./internal/notify ./internal/webhook
@@ -168,14 +169,14 @@ test-elsewhere: #: Test the receivers in other languages that are installed: Nod
 		-elsewhere '$(CURDIR)/$(dir $(elsewhere))node_modules' $(if $(REQUIRE),-require)
 
 .PHONY: check-systems
-check-systems: #: Vet everything for macOS, and build the libraries for Windows (ALL=1: and the binary, and for FreeBSD)
-	GOOS=darwin GOARCH=arm64 $(GO) vet ./...
+check-systems: #: Build the program for macOS and the libraries for Windows (ALL=1: vet everything for macOS, build the program for Windows, FreeBSD)
+	GOOS=darwin GOARCH=arm64 $(GO) $(if $(ALL),vet ./...,build -o /dev/null ./cmd/outbox-relay ./cmd/demo)
 	GOOS=windows $(GO) build ./outbox ./consumer/... $(if $(ALL),./relay/... ./cmd/outbox-relay)
 	$(if $(ALL),GOOS=freebsd $(GO) vet ./relay/internal/post ./internal/cli/output)
 
 .PHONY: check-bare
 check-bare: #: Run the demo and a test as on a machine without PostgreSQL (root on Linux, with npm)
-	unshare --mount sh -c 'mount -t tmpfs none /usr/lib/postgresql && $(MAKE) demo && $(MAKE) test TESTFLAGS="-run RoutesFanOut"'
+	unshare --mount sh -c 'mount -t tmpfs none /usr/lib/postgresql && $(MAKE) demo && $(MAKE) test TESTFLAGS="-run RoutesFanOut" tests=./relay'
 
 .PHONY: bench
 bench: bin/bench ## Measure beside River, a textbook outbox and bare HTTP, for hours (RUN=drain,latency ROUNDS=5; RUN=list; PUBLISH=1 into docs)
@@ -206,7 +207,7 @@ load-readers: $(nats) build #: Measure the effects per second of 1, 2, 3 and 6 r
 
 .PHONY: bench-once
 bench-once: #: Run every benchmark for one iteration, to see that it works
-	$(GO) test -short ./... -run '^$$' -bench . -benchtime 1x
+	$(GO) test -short $$(grep -ls '^func Benchmark' $$($(GO) list -f '{{.Dir}}/*_test.go' ./...) | xargs -n 1 dirname | sort -u) -run '^$$' -bench . -benchtime 1x
 	@# The race detector, with which all tests run, empties pools at random: what a delivery allocates is counted without it.
 	$(GO) test ./relay/internal/post -count 1 -run TestAllocationsOfADelivery
 	@$(MAKE) --no-print-directory test-bench
