@@ -127,7 +127,7 @@ func (s *stage) configure() error {
 		return fmt.Errorf("make the relay's configuration: %w", err)
 	}
 	s.config = file.Name()
-	_, err = fmt.Fprintf(file, "routes:\n  - {event: \"*\", to: [log]}\ndestinations:\n  log: {url: %q, %s, signing_secrets: [%s], timeout: 5s, retry: {schedule: [500ms, 2s], max_attempts: 100}}\n",
+	_, err = fmt.Fprintf(file, "routes:\n  - {event: \"*\", to: [log]}\ndestinations:\n  log: {url: %q, %s, signing_secrets: [%s], timeout: 5s, retry: {schedule: [500ms, 2s], max_attempts: 50, retry_after_max: 5s}}\n",
 		s.log.url(), s.log.settings(), s.Stage.Secret)
 	if err := errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("write the relay's configuration: %w", err)
