@@ -251,8 +251,11 @@ func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begu
 		}
 		rule := intake.BrokenRule(e)
 		due, wait := e.AvailableAt, e.Wait
-		if due.InfinityModifier != pgtype.Finite || !due.Time.After(e.CreatedAt.Time) {
-			due, wait = e.CreatedAt, 0 // due since it is visible, also if its transaction began after the statement that takes it
+		switch {
+		case due.InfinityModifier != pgtype.Finite:
+			due, wait = e.CreatedAt, 0
+		case !due.Time.After(e.CreatedAt.Time): // due, also if its transaction began after the statement that takes it
+			due, wait = e.CreatedAt, min(wait+e.CreatedAt.Time.Sub(due.Time), 0)
 		}
 		var scheduled time.Time
 		if e.OrderingKey != nil && rule == "" {
