@@ -203,7 +203,9 @@ func TestAnOutage(t *testing.T) {
 func TestALargeRecordFailsAlone(t *testing.T) {
 	t.Parallel()
 	address, _ := localkafka.Start(t, "small")
-	client := kafkapost.New(config(address))
+	cfg := config(address)
+	cfg.Timeout = relaytest.Patience // a hundred at once may take long
+	client := kafkapost.New(cfg)
 	t.Cleanup(client.CloseIdleConnections)
 	var sending sync.WaitGroup
 	for i := range 100 {
@@ -212,7 +214,7 @@ func TestALargeRecordFailsAlone(t *testing.T) {
 			if i%20 == 0 {
 				payload, want = 5000, policy.ReasonTooLarge
 			}
-			got := publish(t, client, topic, kafkapost.Message{OrderingKey: "k", IdempotencyKey: fmt.Sprint(i), Payload: make([]byte, payload)})
+			got := client.Publish(t.Context(), topic, kafkapost.Message{OrderingKey: "k", IdempotencyKey: fmt.Sprint(i), Payload: make([]byte, payload)})
 			if got.Reason != want {
 				t.Errorf("%d bytes: result is %+v", payload, got)
 			}
