@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
 	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
@@ -250,13 +248,7 @@ func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begu
 			event.Payload = nil // loaded again when its turn comes
 		}
 		rule := intake.BrokenRule(e)
-		due, wait := e.AvailableAt, e.Wait
-		switch {
-		case due.InfinityModifier != pgtype.Finite:
-			due, wait = e.CreatedAt, 0
-		case !due.Time.After(e.CreatedAt.Time): // due, also if its transaction began after the statement that takes it
-			due, wait = e.CreatedAt, min(wait+e.CreatedAt.Time.Sub(due.Time), 0)
-		}
+		due, wait := e.Due()
 		var scheduled time.Time
 		if e.OrderingKey != nil && rule == "" {
 			if scheduled = schedule.joinsAt(*e.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {

@@ -112,15 +112,21 @@ func TestRescueMakesRowsOfEarlierEventsToo(t *testing.T) {
 	r.settles(t, policy.Delivered, 2)
 }
 
+// leaveUndue runs a relay until n events, late-1 and so on, of the key k have rows and are not due.
+func leaveUndue(t *testing.T, db *relaytest.Database, url string, n int) {
+	t.Helper()
+	r := start(t, config(db, to(url)))
+	later(db, "late", "k", n, "1 hour")
+	relaytest.Becomes(db, n, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`)
+	r.stop()
+}
+
 // What became due before a dead relay took later events of its key goes before these.
 func TestRescuedEventsFollowWhatWasDueBeforeThem(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
-	first := start(t, config(db, to(rc.URL)))
-	later(db, "late", "k", 2, "1 hour")
-	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery`)
-	first.stop()
+	leaveUndue(t, db, rc.URL, 2)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
 	keyed(db, "k", 1, 2)
 	takeAs(db, db.Pool, deadRelay)
@@ -139,10 +145,7 @@ func TestRestOfARescuedRangeFollowsItsRows(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
-	first := start(t, config(db, to(rc.URL)))
-	later(db, "late", "k", 1, "1 hour")
-	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery`)
-	first.stop()
+	leaveUndue(t, db, rc.URL, 1)
 	keyed(db, "k", 1, 1)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
 	keyed(db, "k", 2, 2)

@@ -52,3 +52,17 @@ type Event struct {
 	// Settled names the destinations that have a row of the event already: of a range that was taken over, or beyond a cut.
 	Settled []string
 }
+
+// Due returns when an event is due: when it is available, but not before its transaction began; and how long after the take that is.
+//
+// An event that asks for no later time is due although its transaction may have begun after the statement that takes it: on a loaded server a
+// statement gets its snapshot some time after its begin.
+func (e *Event) Due() (at pgtype.Timestamptz, wait time.Duration) {
+	switch at = e.AvailableAt; {
+	case at.InfinityModifier != pgtype.Finite:
+		return e.CreatedAt, 0
+	case at.Time.After(e.CreatedAt.Time):
+		return at, e.Wait
+	}
+	return e.CreatedAt, min(e.Wait+e.CreatedAt.Time.Sub(at.Time), 0)
+}

@@ -96,6 +96,32 @@ func TestRowsOfARangeKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// Nothing joins a key past a row that another session has locked: another relay may be about to join it.
+func TestNothingJoinsPastALockedRow(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(insertMany, "e", 3)
+	r.take(1, usual)
+	r.Exec(`UPDATE outbox_range SET ended_at = now()`)
+	r.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, joined, next_attempt_at)
+		SELECT i, 'default', 'k', NULL, now() - interval '1 hour' + i * interval '1 second' FROM generate_series(1, 3) i`)
+	lock := r.Begin()
+	_, err := lock.Exec(t.Context(), `SELECT FROM outbox_delivery WHERE event_id = 2 FOR UPDATE`)
+	relaytest.Must(t, err)
+	join := func() string {
+		_, err := JoinKeys(t.Context(), r.pool, 0, []Key{{Key: "k", Destination: "default"}}, time.Time{}, 10)
+		relaytest.Must(t, err)
+		return relaytest.Row[string](r.Database, `SELECT string_agg(event_id::text, ' ' ORDER BY joined, event_id) FROM outbox_delivery WHERE joined IS NOT NULL`)
+	}
+	if got := join(); got != "1" {
+		t.Errorf("beside the lock, %s joined; want 1", got)
+	}
+	relaytest.Must(t, lock.Rollback(t.Context()))
+	if got := join(); got != "1 2 3" {
+		t.Errorf("after it, %s joined; want 1 2 3", got)
+	}
+}
+
 // A relay that does not have a range any more writes nothing of it, and of its other ranges all.
 func TestSettleStale(t *testing.T) {
 	t.Parallel()

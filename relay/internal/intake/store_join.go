@@ -68,10 +68,10 @@ FROM key k CROSS JOIN LATERAL (
 
 // Joined is what became of an ordering key that [JoinKeys] was called for.
 type Joined struct {
-	InHand bool // an open range has events of it, so that nothing joins it yet
-	Early  bool // rows of it have become due since everything was taken that had been committed: a take must come first
-	Rows   int  // that joined it
-	First  ordering.Place
+	InHand bool           // an open range has events of it, so that nothing joins it yet
+	Early  bool           // rows of it have become due since everything was taken that had been committed: a take must come first
+	Rows   int            // that joined it
+	First  ordering.Place // of these; zero: none did
 }
 
 // JoinKeys joins to the given keys, up to limit rows each, what has become due: in the order of due times, behind all ranges that were
