@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -31,50 +32,60 @@ func TestChaos(t *testing.T) {
 
 	s.outliveStart(t)
 
-	issued := make(chan error, 1)
-	s.Go(func(context.Context) error {
-		invoices := int(chaosRate * lasts.Seconds())
-		issued <- s.issue(order{Prefix: "INV", Invoices: invoices, PerSecond: chaosRate, Block: chaosBlock, Rollback: 0.05, PlainSQL: plainSQL})
-		return nil
-	})
-	kills := int(lasts / killEvery)
-	takeovers := make(chan *takeover, kills)
+	kills := 0
+	var takeovers []*takeover
+	var mu sync.Mutex // guards takeovers
 	var watching sync.WaitGroup
+	kill := func(while time.Duration) {
+		k, _, err := s.killBusy(relays[kills%len(relays)], 0, while)
+		s.try(t, err)
+		kills++
+		watching.Go(func() {
+			if err := s.takenOver(k); err != nil && s.Ctx.Err() == nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			takeovers = append(takeovers, k)
+		})
+	}
+	claims := func() (all int) {
+		watching.Wait()
+		for _, k := range takeovers {
+			all += k.claims
+		}
+		return all
+	}
+
+	issued := s.issueMeanwhile(order{Prefix: "INV", Invoices: int(chaosRate * lasts.Seconds()), PerSecond: chaosRate, Block: chaosBlock, Rollback: 0.05, PlainSQL: plainSQL})
 	tick := time.NewTicker(killEvery)
 	defer tick.Stop()
-	for n := range kills {
+	for range int(lasts / killEvery) {
 		select {
 		case <-tick.C:
 		case <-s.Ctx.Done():
 			s.try(t, s.Ctx.Err())
 		}
-		k, _, err := s.killBusy(relays[n%len(relays)], 0, killEvery)
-		s.try(t, err)
-		watching.Go(func() {
-			if err := s.takenOver(k); err != nil && s.Ctx.Err() == nil {
-				t.Error(err)
-			}
-			takeovers <- k
-		})
+		kill(killEvery)
 	}
-	watching.Wait()
-	close(takeovers)
 	s.try(t, <-issued)
+	// A chaos in which nothing went wrong proves nothing. On a slow machine the kills may all have hit relays that had not begun.
+	for more := 1; claims() == 0 || s.network.lostAnswers() == 0; more++ {
+		issued := s.issueMeanwhile(order{Prefix: fmt.Sprintf("MORE%d", more), Invoices: 4 * chaosBlock})
+		kill(patience)
+		s.try(t, <-issued)
+	}
 	s.network.calm.Store(true)
 	n := s.settle(t)
 
 	var slowest takeover
-	claims := 0
-	for takeover := range takeovers {
-		claims += takeover.claims
-		if takeover.took > slowest.took {
-			slowest = *takeover
+	for _, k := range takeovers {
+		if k.took > slowest.took {
+			slowest = *k
 		}
 	}
-	// A chaos in which nothing went wrong proves nothing.
-	if n.RelaysKilled != kills || claims == 0 || n.AnswersLost == 0 || n.Suppressed == 0 {
-		t.Errorf("%d relays killed, %d claims taken over, %d answers lost, %d duplicates suppressed; want %d and more than 0 of each",
-			n.RelaysKilled, claims, n.AnswersLost, n.Suppressed, kills)
+	if n.RelaysKilled != kills || n.Suppressed == 0 {
+		t.Errorf("%d relays killed, %d duplicates suppressed; want %d and more than 0", n.RelaysKilled, n.Suppressed, kills)
 	}
 	if lasts >= fullChaos && slowest.took > maxTakeover {
 		t.Errorf("the claims of %s were taken over after %s, want %s at most", slowest.life, slowest.took, maxTakeover)
@@ -82,7 +93,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("chaos for %s: %d committed, %d rolled back, %d requests, %d retries, %d duplicates suppressed, %d effects, %d lost, %d doubled; "+
 		"%d relays killed, %d claims taken over, the slowest after %s; %d answers lost; p50 %s, p99 %s",
 		lasts, n.Committed, n.RolledBack, n.Posts, n.Retries, n.Suppressed, n.Effects, n.Lost, n.Doubled,
-		n.RelaysKilled, claims, slowest.took.Round(time.Millisecond), n.AnswersLost, short(n.P50), short(n.P99))
+		n.RelaysKilled, claims(), slowest.took.Round(time.Millisecond), n.AnswersLost, short(n.P50), short(n.P99))
 }
 
 // The relay that is left takes over from a dead one without waiting for its leases to end.

@@ -128,12 +128,7 @@ func (p *play) perform() error {
 // issue lets finance issue invoices meanwhile.
 func (p *play) issue(o order) <-chan error {
 	o.Rollback, o.PlainSQL = rolledBack, plainSQL
-	issued := make(chan error, 1)
-	p.stage.Go(func(context.Context) error {
-		issued <- p.stage.issue(o)
-		return nil
-	})
-	return issued
+	return p.stage.issueMeanwhile(o)
 }
 
 // act is the end of one month: many invoices at once, and a relay that dies in the midst of them.

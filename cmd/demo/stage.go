@@ -123,6 +123,16 @@ func (s *stage) issue(o order) error {
 	return process.Run(s.Ctx, process.Command{Argv: []string{s.Self, financeName, string(text)}, Stdout: func(key string) { s.note("rolled back", key) }})
 }
 
+// issueMeanwhile is issue beside what the caller does. The channel says how it ended.
+func (s *stage) issueMeanwhile(o order) <-chan error {
+	issued := make(chan error, 1)
+	s.Go(func(context.Context) error {
+		issued <- s.issue(o)
+		return nil
+	})
+	return issued
+}
+
 const insertNote = `INSERT INTO demo_note (what, name) VALUES ($1, $2) ON CONFLICT DO NOTHING`
 
 // note notes what was done to an invoice or a life.

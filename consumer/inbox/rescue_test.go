@@ -245,7 +245,9 @@ func TestInboxStopIsBounded(t *testing.T) {
 func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	t.Parallel()
 	entered, leave := make(chan struct{}), make(chan struct{})
-	p := newInbox(t, inbox.Config{
+	recorder := newInbox(t, inbox.Config{})
+	recorder.record("k")
+	p := recorder.again(inbox.Config{
 		DrainTimeout: 10 * time.Millisecond,
 		Config:       consumer.Config{Limits: consumer.Limits{CommitTimeout: 500 * time.Millisecond}},
 		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
@@ -258,7 +260,6 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() { result <- p.inbox.Run(ctx) }()
-	p.record("k")
 	<-entered
 	cancel()
 	if err := <-result; err == nil || !strings.Contains(err.Error(), "1 handlers have not returned") {
