@@ -4,9 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os/signal"
-	"runtime/debug"
+	"sync"
 	"syscall"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -63,7 +62,8 @@ func (Command) Run(inv *cli.Invocation) error {
 	var endTraces func()
 	cfg.Spans, endTraces = openTraces(c, inv.Version, monitor)
 	defer endTraces()
-	cfg.Hooks = newGCTuner().hooks(page.hooks(monitor.hooks()))
+	tidy := &tidier{}
+	cfg.Hooks = tidy.hooks(newGCTuner().hooks(page.hooks(monitor.hooks())))
 	r, err := relay.New(cfg)
 	if err != nil {
 		monitor.server.Close()
@@ -81,45 +81,32 @@ func (Command) Run(inv *cli.Invocation) error {
 	c.Release() // with thousands of destinations, it is more than all else that the relay has
 	defer monitor.start(inv.Ctx, r)()
 	defer page.start(inv.Ctx)()
-	return runBeside(inv, r, rl)
+	return runBeside(inv, r, rl, tidy)
 }
 
-// runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.
-func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader) error {
-	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	aborted := false
-	go func() {
-		defer close(reloaded)
-		rl.run(ended)
-	}()
-	go func() {
-		defer close(watched)
-		select {
-		case <-time.After(startingTakes):
-			debug.FreeOSMemory() // an idle relay would keep for days what its start has used
-			releaseProgram()
-		case <-inv.Aborted:
-		case <-ended:
-		}
+// runBeside runs the relay, and beside it what reloads its configuration, what gives memory back, and what ends its drain at a second
+// signal.
+func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader, tidy *tidier) error {
+	ended, aborted := make(chan struct{}), false
+	var beside sync.WaitGroup
+	beside.Go(func() { rl.run(ended) })
+	beside.Go(func() { tidy.run(ended) })
+	beside.Go(func() {
 		select {
 		case <-inv.Aborted:
 			aborted = true
 			r.Abort()
 		case <-ended:
 		}
-	}()
+	})
 	err := r.Run(inv.Ctx)
 	close(ended)
-	<-watched
-	<-reloaded
+	beside.Wait()
 	if err == nil && aborted {
 		return cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("a second signal ended the drain; requests that were in flight will be sent again")}
 	}
 	return err
 }
-
-// startingTakes is after which time a relay has started.
-const startingTakes = 5 * time.Second
 
 // hosts names each destination with the host it leads to; the rest of a URL may hold a token.
 func hosts(destinations []relay.Destination) []string {
