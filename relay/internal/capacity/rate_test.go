@@ -15,7 +15,7 @@ import (
 func TestShareOfRefusalsDoesNotKeepTheRateDown(t *testing.T) {
 	t.Parallel()
 	for _, share := range []float64{0.02, 0.06, 0.3} {
-		for _, arrive := range []float64{1, 5, 10, 100, 1000} {
+		for _, arrive := range testsize.Of([]float64{1, 5, 10, 100, 1000}, []float64{1, 5, 10, 100}) {
 			for _, limited := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%g of %g a second, limited before: %t", share, arrive, limited), func(t *testing.T) {
 					t.Parallel()
@@ -53,7 +53,7 @@ func TestShareOfRefusalsDoesNotKeepTheRateDown(t *testing.T) {
 // At a receiver that bears so many a second, the lane gets about these, and overruns it little, however low the limit is.
 func TestFlowSettlesAtALimit(t *testing.T) {
 	t.Parallel()
-	for _, limit := range []float64{1, 5, 50, 500} {
+	for _, limit := range testsize.Of([]float64{1, 5, 50, 500}, []float64{1, 5, 50}) {
 		for _, burst := range []float64{max(2, limit/10), max(2, limit)} {
 			for _, arrive := range []float64{0, 5 * limit} {
 				s := simulate(64, 0)
@@ -74,7 +74,7 @@ func TestFlowSettlesAtALimit(t *testing.T) {
 // A receiver that refuses a share and has a limit, too, gets about its limit, and its share is not taken for the limit.
 func TestFlowSettlesAtALimitBesideAShare(t *testing.T) {
 	t.Parallel()
-	for _, limit := range []float64{50, 500} {
+	for _, limit := range testsize.Of([]float64{50, 500}, []float64{50}) {
 		s := simulate(64, 0)
 		limited, some := bucket(limit, limit/10), refuseSome(1, 0.06)
 		s.accepts = func(now time.Time) bool { return some(now) && limited(now) }
