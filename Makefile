@@ -112,16 +112,15 @@ test-security: #: Run the tests that attack, on the installed PostgreSQL and on 
 	@$(MAKE) --no-print-directory test-postgres PG=14 TESTFLAGS='-run Security $(TESTFLAGS)' packages='$(packages)'
 
 .PHONY: test-receivers
-test-receivers: $(nats) #: Vet and test the modules for receivers: the Prometheus adapter, the examples
+test-receivers: $(nats) #: Test the modules for receivers: the Prometheus adapter, the examples
 	@$(find_race); \
 	for module in consumer/promobserver consumer/examples; do \
-		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
-			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
+		(set -ex; cd "$$module"; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
 .PHONY: test-rules
 test-rules: #: Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
-	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
+	cd docs/deploy/rulestest && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
 
 .PHONY: test-dashboard
 test-dashboard: $(grafana) #: Check the fields and values of the dashboard by Grafana's own types
@@ -129,12 +128,12 @@ test-dashboard: $(grafana) #: Check the fields and values of the dashboard by Gr
 
 .PHONY: test-chart
 test-chart: #: Check the Helm chart and the manifests for Kubernetes by the programs that read them (a minute of compiling on a new machine)
-	cd docs/deploy/charttest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
+	cd docs/deploy/charttest && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
 
 .PHONY: test-page
-test-page: #: Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
+test-page: #: Test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
 	@command -v chromium >/dev/null || { echo 'install a browser first: apt-get install chromium' >&2; exit 1; }
-	cd internal/admin/browser && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+	cd internal/admin/browser && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: pictures
 pictures: #: Make the pictures of the page in docs/pictures again
@@ -143,20 +142,18 @@ pictures: #: Make the pictures of the page in docs/pictures again
 	for picture in docs/pictures/*.png; do cp "bin/pictures/$${picture##*/}" "$$picture" || exit 1; done
 
 .PHONY: test-stores
-test-stores: $(dynalite) #: Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
+test-stores: $(dynalite) #: Test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
 	@command -v redis-server >/dev/null || { echo 'install a Redis server first: apt-get install redis-server' >&2; exit 1; }
 	@$(find_race); \
 	for module in consumer/redisstore consumer/dynamostore; do \
-		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
-			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
+		(set -ex; cd "$$module"; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
 .PHONY: test-logs
-test-logs: $(nats) build #: Vet and test what writes to NATS and Kafka and reads from them, with real servers and imitations
+test-logs: $(nats) build #: Test what writes to NATS and Kafka and reads from them, with real servers and imitations
 	@$(find_race); \
 	for module in relay/internal/natstest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
-		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
-			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
+		(set -ex; cd "$$module"; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
 .PHONY: nats-server
@@ -213,8 +210,8 @@ bench-once: #: Run every benchmark for one iteration, to see that it works
 	@$(MAKE) --no-print-directory test-bench
 
 .PHONY: test-bench
-test-bench: #: Vet and test the program of make bench
-	cd internal/bench && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+test-bench: #: Test the program of make bench
+	cd internal/bench && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: bin/bench
 bin/bench: build
@@ -262,7 +259,6 @@ check-vulnerabilities: #: Look for known vulnerabilities in what the binaries ca
 check-supply-chain: sbom #: Compare every module with go.sum, and check licences and lockfiles
 	sh .ci/licences.sh check . $(modules)
 	printf '%s\n' . $(modules) .ci/go-licenses | xargs -P 2 -I DIR $(GO) -C DIR mod verify
-	cd cmd/roots && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./...
 	$(GO) test ./internal/archtest -run Lockfiles
 
 .PHONY: check-migrations
