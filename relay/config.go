@@ -45,7 +45,7 @@ type Config struct {
 	Pooler Pooler
 	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and database.
 	Schema string
-	// RefuseSuperuser makes Run end with [pg.ErrSuperuser] if its login is a superuser's and other logins may connect to the
+	// RefuseSuperuser makes Run end with [ErrSuperuser] if its login is a superuser's and other logins may connect to the
 	// database. The program sets it unless database.allow_superuser is true.
 	RefuseSuperuser bool
 

@@ -236,14 +236,15 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	if d.promiseEnds.Sub(now) < to.Destination.Timeout {
 		return policy.Result{Reason: policy.ReasonNotAfter, Message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
 	}
+	missing := policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 	if d.event.Key == nil {
-		return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
+		return missing
 	}
 	if d.event.Payload == nil {
 		payload, err := s.store.payload(s.doing, d.eventID)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
+			return missing
 		case err != nil:
 			s.databaseError("load payload", err)
 			s.postpone(d, s.config().PollInterval) // or only a walk would find it, which may rest for long

@@ -111,7 +111,7 @@ func (ls *lanes) add(l *lane) {
 	ls.active = append(slices.Clone(ls.active), l)
 }
 
-// get returns the lane of a destination that something was claimed for.
+// get returns the lane of a destination, also of one that was removed; nil: this relay never served it.
 func (ls *lanes) get(name string) *lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -135,7 +135,7 @@ func (ls *lanes) endpoints() (all []*post.Endpoint) {
 
 // rangeSize returns how many events to take: as many as each lane that sends quickly has room for.
 func (ls *lanes) rangeSize(now time.Time, lease time.Duration) int {
-	size := takeEvents
+	size := maxRangeEvents
 	for _, l := range ls.list() {
 		if room, fast := l.fastRoom(now, lease); fast {
 			size = min(size, room)

@@ -145,10 +145,10 @@ func (k *orderingKeys) activate(key string, replayed bool) {
 	}
 }
 
-// markReplayed notes that the run of a key in flight is one of replays, or was one.
-func (k *orderingKeys) markReplayed(key string, replayed bool) {
+// clearReplayed notes that the run of a key in flight is no longer one of replays.
+func (k *orderingKeys) clearReplayed(key string) {
 	if inFlight, known := k.inFlight[key]; known {
-		inFlight.replayed = replayed
+		inFlight.replayed = false
 		k.inFlight[key] = inFlight
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, and the
-// session and reloads change what it may send. It is safe for concurrent use: mu guards all of it, and is locked in this file alone.
+// session and reloads change what it may send. It is safe for concurrent use: mu guards all of it, and is locked in this file and outgoing_ranges.go alone.
 type outgoing struct {
 	mu sync.Mutex
 	*post.Endpoint
@@ -109,11 +109,7 @@ func (o *outgoing) room(now time.Time, lease time.Duration) (free [classes]int, 
 func (o *outgoing) hasMuchRoom() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	taken := 0
-	for i := range o.queues {
-		taken += o.queues[i].taken
-	}
-	return 4*taken <= o.limit()
+	return 4*o.taken() <= o.limit()
 }
 
 // ahead is how long something claimed may wait before it is sent: half of what the lease leaves.
@@ -239,13 +235,10 @@ func (o *outgoing) takeUnsent() (waiting []delivery) {
 }
 
 // inFlight returns how many deliveries the lane holds.
-func (o *outgoing) inFlight() (n int) {
+func (o *outgoing) inFlight() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for i := range o.queues {
-		n += o.queues[i].taken
-	}
-	return n
+	return o.taken()
 }
 
 // sharer returns what the lane needs of the relay's capacity.
@@ -273,12 +266,7 @@ func (o *outgoing) recordClaim(now time.Time) {
 func (o *outgoing) busy() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for i := range o.queues {
-		if o.queues[i].taken > 0 {
-			return true
-		}
-	}
-	return false
+	return o.taken() > 0
 }
 
 // pause keeps what is queued from being sent. It returns false if it was kept already.
@@ -383,7 +371,7 @@ func (o *outgoing) makeReady(key string, found ordering.Place, c class) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.keys.inFlight[key].replayed && c < replays {
-		o.keys.markReplayed(key, false)
+		o.keys.clearReplayed(key)
 		if run := o.queues[replays].remove(key); run != nil { // otherwise it is being sent
 			for i := range run {
 				run[i].class = c

@@ -125,8 +125,8 @@ func (o *outgoing) perSecond() float64 {
 	return able
 }
 
-// capacity returns how many deliveries of ranges the lane may get: what it sends within about settle.RowsAfter.
-func (o *outgoing) capacity(lease time.Duration) int {
+// roomForRange returns how many deliveries of ranges the lane may get: what it sends within about settle.RowsAfter.
+func (o *outgoing) roomForRange(lease time.Duration) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.roomAhead(lease)

@@ -109,9 +109,16 @@ func (r *Relay) guardConfig() identity.Config {
 	return cfg
 }
 
+// What Run ends with. The wrapping error says what to do.
+var (
+	ErrSchema    = pg.ErrSchema    // the database's schema is not the one that this build works with
+	ErrPooler    = pg.ErrPooler    // the database URL leads through a pooler that does not keep sessions, and Config does not say so
+	ErrSuperuser = pg.ErrSuperuser // the login is a superuser's beside others, and Config.RefuseSuperuser is set
+)
+
 // Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
 // DrainTimeout, settles them, deregisters, and returns nil. While the database is away it waits for it, for ever. It returns an error
-// only for what waiting cannot mend: one wrapping [ErrSchema], [ErrPooler] or [pg.ErrSuperuser].
+// only for what waiting cannot mend: one wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
 	if err := r.session.Open(ctx); err != nil {
@@ -168,7 +175,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		l.current().Retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
-	if cause := context.Cause(ctx); errors.Is(cause, pg.ErrSchema) {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrSchema) {
 		return cause
 	}
 	return nil
@@ -293,7 +300,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 		err := r.session.Check(ctx)
 		r.setDatabase(r.session.Database)
 		switch {
-		case errors.Is(err, pg.ErrSchema), errors.Is(err, pg.ErrPooler), errors.Is(err, pg.ErrSuperuser):
+		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler), errors.Is(err, ErrSuperuser):
 			return err
 		case err == nil, ctx.Err() != nil:
 			return nil

@@ -49,7 +49,7 @@ type keyset struct {
 	id int64
 }
 
-// delivery is a claimed row with its event.
+// delivery is one event on its way to one destination. One with given is of a range, and has no row yet; others are claimed rows.
 type delivery struct {
 	eventID       int64
 	destination   string

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	takeEvents  = 2000        // of one range, at most
-	leastEvents = 500         // for which a fast lane must have room
-	takeBytes   = 16 << 20    // of their payloads
-	blindFor    = time.Minute // payloads are not read by a take after one could not be: they are loaded one by one
+	maxRangeEvents = 2000        // of one range
+	minRangeEvents = 500         // for which a fast lane must have room
+	maxRangeBytes  = 16 << 20    // of their payloads
+	blindFor       = time.Minute // payloads are not read by a take after one could not be: they are loaded one by one
 
 	rescueIntervals = 6 // poll intervals between two searches for ranges that no relay has in hand, if nothing asks for one
 
@@ -46,7 +46,7 @@ func (c *claimer) takeEvents(ctx context.Context, instance int32, polling bool) 
 	begun := time.Now()
 	size := c.lanes.rangeSize(begun, c.config().Lease)
 	r := intake.Range{Found: intake.Busy} // while a lane has no room
-	if size >= leastEvents {
+	if size >= minRangeEvents {
 		var err error
 		if r, err = c.takeRange(ctx, instance, size, begun); err != nil {
 			return err
@@ -81,7 +81,7 @@ func (c *claimer) takeEvents(ctx context.Context, instance int32, polling bool) 
 // takeRange takes a range of at most so many events.
 func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
 	t := &c.taker
-	terms := intake.Terms{Events: size, Bytes: takeBytes, Promised: c.shortestPromise()}
+	terms := intake.Terms{Events: size, Bytes: maxRangeBytes, Promised: c.shortestPromise()}
 	if begun.Before(t.blindUntil) {
 		terms.Bytes = 0
 	}
@@ -108,9 +108,9 @@ func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun
 // checkOrigin makes sure that the transaction ids of the events are this server's, and begins again where they are not.
 func (c *claimer) checkOrigin(ctx context.Context) error {
 	err := intake.CheckOrigin(ctx, c.store.pool)
-	foreign, is := errors.AsType[*intake.ForeignError](err)
+	foreign, found := errors.AsType[*intake.ForeignError](err)
 	switch {
-	case !is:
+	case !found:
 		return err
 	case foreign.IsFailover():
 		c.config().Log.Info().Int32("timeline", foreign.Found.Timeline).Msg("the database server was promoted")
@@ -163,12 +163,12 @@ func (c *claimer) give(ctx context.Context, instance int32, r *intake.Range, beg
 		return err
 	}
 	targets := targets{c: c}
-	of, deliveries := c.spread(&targets, instance, r, begun)
-	c.hands.add(of.Seq)
+	inHand, deliveries := c.spread(&targets, instance, r, begun)
+	c.hands.add(inHand.Seq)
 	if len(deliveries) == 0 {
-		return c.endRange(ctx, of)
+		return c.endRange(ctx, inHand)
 	}
-	c.settler.Hold(of)
+	c.settler.Track(inHand)
 	var keyed []delivery
 	parts := map[string][]delivery{}
 	for i := range deliveries {
@@ -200,86 +200,110 @@ func (c *claimer) give(ctx context.Context, instance int32, r *intake.Range, beg
 	if len(keyed) == 0 {
 		return nil
 	}
-	a := awaitingRange{instance: instance, seq: of.Seq, of: of, deliveries: keyed}
+	a := awaitingRange{instance: instance, seq: inHand.Seq, inHand: inHand, deliveries: keyed}
 	rest, err := c.giveKeyed(ctx, a, c.taker.awaitedKeys())
 	if err != nil {
 		rest = a
 	}
-	c.await(rest)
+	c.keepWaiting(rest)
 	return err
 }
 
 // endRange ends a range of which each delivery has a row.
-func (c *claimer) endRange(ctx context.Context, of *settle.Range) error {
-	hold := of.Held()
+func (c *claimer) endRange(ctx context.Context, inHand *settle.Range) error {
+	hold := inHand.Held()
 	hold.Ended = true
-	_, err := intake.SettleRanges(ctx, c.store.pool, intake.Settlement{Relay: of.Instance, Ranges: []intake.Hold{hold}})
-	c.hands.remove(of.Seq)
+	_, err := intake.SettleRanges(ctx, c.store.pool, intake.Settlement{Relay: inHand.Instance, Ranges: []intake.Hold{hold}})
+	c.hands.remove(inHand.Seq)
 	return err
 }
 
-// spread makes the deliveries of a range.
+// spread makes the deliveries of a range, and returns those that have no row.
 func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begun time.Time) (*settle.Range, []delivery) {
-	of := &settle.Range{Seq: r.Seq, Fence: r.Fence, Instance: instance, Begun: begun, Taken: time.Now()}
+	s := spreader{
+		claimer: c, targets: targets, r: r, begun: begun, leaseEnds: begun.Add(c.config().Lease), window: r.TakenAt.Add(-liveWindow),
+		inHand: &settle.Range{Seq: r.Seq, Fence: r.Fence, Instance: instance, Begun: begun, Taken: time.Now()}, schedule: schedule{},
+	}
 	destinations := make([][]string, len(r.Events))
 	n := 0
 	for i := range r.Events {
-		e := &r.Events[i]
-		if e.EventType != nil {
-			destinations[i] = c.taker.routes.Destinations(*e.EventType)
-		}
-		if len(destinations[i]) == 0 {
-			destinations[i] = parked
-			c.taker.parked = true
-		}
+		destinations[i] = c.route(&r.Events[i])
 		n += len(destinations[i])
 	}
-	of.Deliveries = make([]settle.InHand, 0, n)
-	all := make([]delivery, 0, n)
-	leaseEnds, window := begun.Add(c.config().Lease), r.TakenAt.Add(-liveWindow)
-	schedule := schedule{}
+	// Neither grows: what is in hand is pointed at.
+	s.inHand.Deliveries = make([]settle.InHand, 0, n)
+	s.deliveries = make([]delivery, 0, n)
 	for i := range r.Events {
-		e := &r.Events[i]
-		event, bytes := e.Event, len(e.Payload)
-		switch {
-		case e.Payload == nil: // it was not read
-			bytes = inlinePayload + 1
-		case bytes > inlinePayload:
-			event.Payload = nil // loaded again when its turn comes
-		}
-		rule := intake.BrokenRule(e)
-		due, wait := e.Due()
-		var scheduled time.Time
-		if e.OrderingKey != nil && rule == "" {
-			if scheduled = schedule.joinsAt(*e.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {
-				due.Time = scheduled
-			}
-		}
-		for _, to := range destinations[i] {
-			of.Deliveries = append(of.Deliveries, settle.InHand{
-				Range: of, EventID: e.ID, Destination: to, OrderingKey: e.OrderingKey, PayloadBytes: bytes, Wait: wait, LeaseEnds: leaseEnds,
-				Scheduled: scheduled,
-			})
-			g := &of.Deliveries[len(of.Deliveries)-1]
-			if slices.Contains(e.Settled, to) {
-				g.HasRow = true
-				continue
-			}
-			all = append(all, delivery{
-				eventID: e.ID, destination: to, fence: r.Fence, nextAttemptAt: due, payloadBytes: bytes, leaseEnds: leaseEnds, given: g, event: event,
-			})
-			d := &all[len(all)-1]
-			if to != "" {
-				d.rule = rule
-			}
-			d.class = d.classAt(window)
-			if t := targets.of(to); t.lane != nil {
-				d.notAfter, d.promiseEnds, d.promised = r.TakenAt.Add(t.promise), begun.Add(t.promise), true
-				g.NotAfter = d.notAfter
-			}
+		s.add(&r.Events[i], destinations[i])
+	}
+	return s.inHand, s.deliveries
+}
+
+// route returns the destinations of an event.
+func (c *claimer) route(e *intake.Event) (destinations []string) {
+	if e.EventType != nil {
+		destinations = c.taker.routes.Destinations(*e.EventType)
+	}
+	if len(destinations) == 0 {
+		c.taker.parked = true
+		return parked
+	}
+	return destinations
+}
+
+// A spreader makes the deliveries of a range.
+type spreader struct {
+	*claimer
+	targets    *targets
+	r          *intake.Range
+	begun      time.Time
+	leaseEnds  time.Time
+	window     time.Time // what became due since is live
+	schedule   schedule
+	inHand     *settle.Range
+	deliveries []delivery
+}
+
+// add makes the deliveries of one event.
+func (s *spreader) add(e *intake.Event, destinations []string) {
+	event, bytes := e.Event, len(e.Payload)
+	switch {
+	case e.Payload == nil: // it was not read
+		bytes = inlinePayload + 1
+	case bytes > inlinePayload:
+		event.Payload = nil // loaded again when its turn comes
+	}
+	rule := intake.BrokenRule(e)
+	due, wait := e.Due()
+	var scheduled time.Time
+	if e.OrderingKey != nil && rule == "" {
+		if scheduled = s.schedule.joinsAt(*e.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {
+			due.Time = scheduled
 		}
 	}
-	return of, all
+	for _, to := range destinations {
+		s.inHand.Deliveries = append(s.inHand.Deliveries, settle.InHand{
+			Range: s.inHand, EventID: e.ID, Destination: to, OrderingKey: e.OrderingKey, PayloadBytes: bytes, Wait: wait, LeaseEnds: s.leaseEnds,
+			Scheduled: scheduled,
+		})
+		g := &s.inHand.Deliveries[len(s.inHand.Deliveries)-1]
+		if slices.Contains(e.Settled, to) {
+			g.HasRow = true
+			continue
+		}
+		s.deliveries = append(s.deliveries, delivery{
+			eventID: e.ID, destination: to, fence: s.r.Fence, nextAttemptAt: due, payloadBytes: bytes, leaseEnds: s.leaseEnds, given: g, event: event,
+		})
+		d := &s.deliveries[len(s.deliveries)-1]
+		if to != "" {
+			d.rule = rule
+		}
+		d.class = d.classAt(s.window)
+		if t := s.targets.of(to); t.lane != nil {
+			d.notAfter, d.promiseEnds, d.promised = s.r.TakenAt.Add(t.promise), s.begun.Add(t.promise), true
+			g.NotAfter = d.notAfter
+		}
+	}
 }
 
 // parked are the destinations of an event without a route.
@@ -324,7 +348,7 @@ func (ts *targets) of(destination string) *target {
 	case ts.c.taker.held[destination]:
 		t.reason = policy.ReasonPaused
 	default:
-		t.reason, t.room = t.lane.stopReason(), t.lane.capacity(ts.c.config().Lease)
+		t.reason, t.room = t.lane.stopReason(), t.lane.roomForRange(ts.c.config().Lease)
 	}
 	if t.lane != nil {
 		t.promise = t.lane.current().Destination.Retry.NotAfter
@@ -338,12 +362,12 @@ func (ts *targets) of(destination string) *target {
 
 // spill makes a delivery pending that no lane has.
 func (c *claimer) spill(d delivery, reason policy.Reason) {
-	s := held(d, reason)
-	s.Spilled = true
-	c.settle(s)
+	c.settleSpilled(held(d, reason))
 }
 
-func (c *claimer) settle(s settle.Settlement) {
+// settleSpilled settles a delivery that no lane has. What follows in its key waits until its row is written.
+func (c *claimer) settleSpilled(s settle.Settlement) {
+	s.Spilled = true
 	if l := c.lanes.get(s.Destination); l != nil && s.OrderingKey != nil {
 		if s.InHand.Scheduled.IsZero() {
 			l.beginSpill(*s.OrderingKey)
@@ -362,8 +386,7 @@ func (c *claimer) fail(d *delivery) {
 		about.OnFailure = l.current().Destination.OnFailure
 	}
 	s := newSettlement(d, policy.Decide(v, about), time.Now(), 0)
-	s.Spilled = true
-	c.settle(s)
+	c.settleSpilled(s)
 }
 
 // findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.

@@ -17,7 +17,7 @@ import (
 // An awaitingRange has deliveries whose ordering keys another relay has in hand.
 type awaitingRange struct {
 	instance   int32 // under which this relay has it
-	of         *settle.Range
+	inHand     *settle.Range
 	deliveries []delivery
 	seq        int64
 	rescued    *intake.Range  // of a relay that died: its deliveries get rows
@@ -31,7 +31,8 @@ func (a *awaitingRange) abandon() {
 	}
 }
 
-func (c *claimer) await(a awaitingRange) {
+// keepWaiting makes the claimer ask again for a range.
+func (c *claimer) keepWaiting(a awaitingRange) {
 	if len(a.deliveries) == 0 && a.rescued == nil {
 		return
 	}
@@ -64,23 +65,27 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 	}
 	list := t.awaiting
 	t.awaiting = nil
-	still := map[ordering.Key]bool{}
+	waitingKeys := map[ordering.Key]bool{}
 	for n, a := range list {
 		if a.instance != instance { // this relay was taken for dead, and with it what it had in hand
 			a.abandon()
 			continue
 		}
 		if a.rescued != nil {
-			waits, err := c.giveBackRescued(ctx, instance, a.rescued, still)
-			if err != nil || len(waits) > 0 {
+			waits, err := c.giveBackRescued(ctx, instance, a.rescued, waitingKeys)
+			if err != nil {
+				t.awaiting = append(t.awaiting, list[n:]...)
+				return err
+			}
+			if len(waits) > 0 {
 				t.awaiting = append(t.awaiting, a)
 				for _, key := range a.keys { // what follows waits, too
-					still[key] = true
+					waitingKeys[key] = true
 				}
 			}
 			continue
 		}
-		rest, err := c.giveKeyed(ctx, a, still)
+		rest, err := c.giveKeyed(ctx, a, waitingKeys)
 		if err != nil {
 			t.awaiting = append(t.awaiting, list[n:]...)
 			return err
@@ -96,11 +101,11 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 }
 
 // giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order, unless something of the key comes first: a
-// row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. still are the keys
-// for which earlier ranges wait; it adds those of this one.
-func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[ordering.Key]bool) (rest awaitingRange, err error) {
-	c.findArrivals(a.deliveries, still) // first: what is written afterwards, the database shows
-	blocked, err := c.findBlocked(ctx, a.instance, a.of.Held(), a.deliveries)
+// row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. waitingKeys
+// are the keys for which earlier ranges wait; it adds those of this one.
+func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[ordering.Key]bool) (rest awaitingRange, err error) {
+	c.findArrivals(a.deliveries, waitingKeys) // first: what is written afterwards, the database shows
+	blocked, err := c.findBlocked(ctx, a.instance, a.inHand.Held(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
 		c.agenda.At(agenda.CauseTakeAgain, time.Now())
@@ -109,18 +114,18 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[orde
 	if err != nil {
 		return rest, err
 	}
-	if err := c.joinFirst(ctx, a.seq, a.deliveries, blocked, still); err != nil {
+	if err := c.joinFirst(ctx, a.seq, a.deliveries, blocked, waitingKeys); err != nil {
 		return rest, err
 	}
-	followDue(a.deliveries, blocked, still)
-	old := time.Since(a.of.Begun) > settle.RowsAfter*3/4
-	rest = awaitingRange{instance: a.instance, seq: a.seq, of: a.of}
+	followDue(a.deliveries, blocked, waitingKeys)
+	old := time.Since(a.inHand.Begun) > settle.RowsAfter*3/4
+	rest = awaitingRange{instance: a.instance, seq: a.seq, inHand: a.inHand}
 	parts := map[string][]delivery{}
 	targets := targets{c: c}
 	for _, d := range a.deliveries {
 		key := d.orderingKey()
-		if blocked[key].InHand || still[key] {
-			still[key] = true
+		if blocked[key].InHand || waitingKeys[key] {
+			waitingKeys[key] = true
 			rest.deliveries = append(rest.deliveries, d)
 			continue
 		}
@@ -144,19 +149,19 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, still map[orde
 	return rest, nil
 }
 
-// findArrivals adds the keys of deliveries to still for which this relay is about to write rows that come first.
-func (c *claimer) findArrivals(of []delivery, still map[ordering.Key]bool) {
+// findArrivals adds the keys of deliveries to waitingKeys for which this relay is about to write rows that come first.
+func (c *claimer) findArrivals(of []delivery, waitingKeys map[ordering.Key]bool) {
 	for i := range of {
 		key := of[i].orderingKey()
 		if l := c.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, of[i].nextAttemptAt.Time) {
-			still[key] = true
+			waitingKeys[key] = true
 		}
 	}
 }
 
 // joinFirst joins to the keys of a range what became due before their first deliveries in it, unless these wait for something else, and
-// adds the keys to still: the caller asks again about them.
-func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[ordering.Key]intake.Blocked, still map[ordering.Key]bool) error {
+// adds the keys to waitingKeys: the caller asks again about them.
+func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[ordering.Key]intake.Blocked, waitingKeys map[ordering.Key]bool) error {
 	var due []intake.Key
 	asked := map[ordering.Key]bool{}
 	for i := range of {
@@ -165,23 +170,23 @@ func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, block
 			continue
 		}
 		asked[key] = true
-		if why := blocked[key]; !why.Due.IsZero() && !why.Due.After(first) && !why.InHand && !still[key] {
+		if why := blocked[key]; !why.Due.IsZero() && !why.Due.After(first) && !why.InHand && !waitingKeys[key] {
 			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: first})
 		}
 	}
 	for _, k := range due {
-		still[ordering.Key{Destination: k.Destination, Key: k.Key}] = true
+		waitingKeys[ordering.Key{Destination: k.Destination, Key: k.Key}] = true
 	}
 	return c.joinBefore(ctx, seq, due)
 }
 
 // followDue makes deliveries of a range join their keys by their time, too, if a row became due between the first one of the key in the
-// range and them: they follow it. still are the keys that wait anyway.
-func followDue(of []delivery, blocked map[ordering.Key]intake.Blocked, still map[ordering.Key]bool) {
+// range and them: they follow it. waitingKeys are the keys that wait anyway.
+func followDue(of []delivery, blocked map[ordering.Key]intake.Blocked, waitingKeys map[ordering.Key]bool) {
 	last := map[ordering.Key]time.Time{}
 	for i := range of {
 		key, at := of[i].orderingKey(), of[i].nextAttemptAt.Time
-		if still[key] || blocked[key].InHand {
+		if waitingKeys[key] || blocked[key].InHand {
 			continue
 		}
 		due, follows := blocked[key].Due, last[key]

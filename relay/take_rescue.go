@@ -32,7 +32,7 @@ func (c *claimer) rescueRanges(ctx context.Context, now time.Time, instance int3
 			return err
 		}
 		if len(waits) > 0 {
-			c.await(awaitingRange{instance: instance, seq: r.Seq, rescued: &r, keys: waits})
+			c.keepWaiting(awaitingRange{instance: instance, seq: r.Seq, rescued: &r, keys: waits})
 		}
 	}
 }
@@ -43,7 +43,7 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 	if err := c.refresh(ctx, instance, r); err != nil {
 		return nil, err
 	}
-	of, left := c.spread(&targets{c: c}, instance, r, time.Now())
+	inHand, left := c.spread(&targets{c: c}, instance, r, time.Now())
 	var keyed []delivery
 	keys := map[ordering.Key]bool{} // also of what joins its key later: until it has a row, nothing may pass it
 	for _, d := range left {
@@ -57,12 +57,12 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 	}
 	var blocked map[ordering.Key]intake.Blocked
 	if len(keyed) > 0 {
-		still := maps.Clone(awaiting)
-		if still == nil {
-			still = map[ordering.Key]bool{}
+		waitingKeys := maps.Clone(awaiting)
+		if waitingKeys == nil {
+			waitingKeys = map[ordering.Key]bool{}
 		}
-		c.findArrivals(keyed, still)
-		blocked, err = c.findBlocked(ctx, instance, of.Held(), keyed)
+		c.findArrivals(keyed, waitingKeys)
+		blocked, err = c.findBlocked(ctx, instance, inHand.Held(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
 			c.hands.remove(r.Seq)
 			c.agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())
@@ -72,13 +72,13 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 			return nil, err
 		}
 		for key, why := range blocked {
-			if why.InHand || still[key] {
+			if why.InHand || waitingKeys[key] {
 				return slices.Collect(maps.Keys(keys)), nil
 			}
 		}
 	}
 	if len(left) == 0 {
-		return nil, c.endRange(ctx, of)
+		return nil, c.endRange(ctx, inHand)
 	}
 	for i := range left {
 		d := &left[i]
@@ -92,7 +92,7 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 		}
 	}
 	followDue(keyed, blocked, nil) // it cannot join before the range: other events of the range may have rows, or were sent
-	c.settler.Hold(of)
+	c.settler.Track(inHand)
 	for _, d := range left { // through the settler, which makes rows of what this relay has in hand of their keys
 		c.spill(d, policy.ReasonShutdown)
 	}

@@ -29,7 +29,7 @@ type Overview struct {
 	At time.Time `json:"at"`
 	// Advice says what is wrong, the worst first; none: all is well.
 	Advice []ops.Advice `json:"advice"`
-	// Backlog counts what is pending at all destinations, and LagSeconds is the age of the oldest due delivery.
+	// Backlog counts what is pending at all destinations, and LagSeconds is the largest lag of a destination, as outbox_lag_seconds defines it.
 	Backlog    int64   `json:"backlog"`
 	LagSeconds float64 `json:"lag_seconds"`
 	Failed     int64   `json:"failed"`

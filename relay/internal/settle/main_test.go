@@ -169,7 +169,7 @@ func (r *room) take() *Range {
 			NotAfter: time.Now().Add(time.Hour),
 		})
 	}
-	r.settler.Hold(of)
+	r.settler.Track(of)
 	return of
 }
 

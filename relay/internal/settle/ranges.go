@@ -64,8 +64,8 @@ func (d *InHand) row(now time.Time) intake.Delivery {
 	}
 }
 
-// Hold passes a range on to Run, before any settlement of it.
-func (w *Settler) Hold(r *Range) {
+// Track passes a range on to Run. It must be called before any delivery of it is settled.
+func (w *Settler) Track(r *Range) {
 	for i := range r.Deliveries {
 		if !r.Deliveries[i].HasRow {
 			r.open++
@@ -74,7 +74,7 @@ func (w *Settler) Hold(r *Range) {
 	w.taken <- r
 }
 
-// addRange notes an open range. A settlement of it may come first.
+// addRange notes an open range. Run may read a settlement of it first: the two come through different channels.
 func (w *Settler) addRange(r *Range) {
 	if r.open > 0 && !slices.Contains(w.ranges, r) {
 		r.rowsAt = r.Begun.Add(RowsAfter)
