@@ -259,6 +259,7 @@ check-vulnerabilities: #: Look for known vulnerabilities in what the binaries ca
 check-supply-chain: sbom #: Compare every module with go.sum, and check licences and lockfiles
 	sh .ci/licences.sh check . $(modules)
 	printf '%s\n' . $(modules) .ci/go-licenses | xargs -P 2 -I DIR $(GO) -C DIR mod verify
+	cd cmd/roots && $(GO) vet ./...
 	$(GO) test ./internal/archtest -run Lockfiles
 
 .PHONY: check-migrations
