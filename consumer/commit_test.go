@@ -167,7 +167,7 @@ func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 // A COMMIT that hangs must not hold the request for ever; its outcome is then unknown, and the row decides.
 func TestCommitTimeout(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
-		e := receivertest.NewEnv(t, f, consumer.Config{Limits: consumer.Limits{CommitTimeout: 2 * time.Second}}, receivertest.Effect)
+		e := receivertest.NewEnv(t, f, consumer.Config{Limits: consumer.Limits{CommitTimeout: 5 * time.Second}}, receivertest.Effect)
 		e.MustExec(`
 			CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
 			CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()`)

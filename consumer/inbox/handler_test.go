@@ -60,7 +60,7 @@ func TestInboxCommitWaitsForTheDisk(t *testing.T) {
 // A handler that waits for a statement under its own context does not keep its event, connection and worker for ever.
 func TestInboxStatementUnderAnotherContextEnds(t *testing.T) {
 	t.Parallel()
-	cfg := inbox.Config{Config: consumer.Config{Limits: consumer.Limits{HandlerTimeout: 50 * time.Millisecond, CommitTimeout: time.Second}}, MaxAttempts: 1}
+	cfg := inbox.Config{Config: consumer.Config{Limits: consumer.Limits{HandlerTimeout: 50 * time.Millisecond, CommitTimeout: 5 * time.Second}}, MaxAttempts: 1}
 	cfg.Handle = func(ctx context.Context, tx pgx.Tx, _ consumer.Event) error {
 		_, err := tx.Exec(context.WithoutCancel(ctx), "SELECT pg_sleep(1e6)")
 		return err

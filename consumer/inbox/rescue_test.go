@@ -249,7 +249,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	recorder.record("k")
 	p := recorder.again(inbox.Config{
 		DrainTimeout: 10 * time.Millisecond,
-		Config:       consumer.Config{Limits: consumer.Limits{CommitTimeout: 500 * time.Millisecond}},
+		Config:       consumer.Config{Limits: consumer.Limits{CommitTimeout: 3 * time.Second}},
 		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 			err := receivertest.EffectOf(ctx, event.Key)
 			close(entered)
