@@ -85,7 +85,8 @@ func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 		// database may have failed over since.
 		c.floors = ordering.Floors{}
 		c.taker = taker{awaiting: c.taker.awaiting}
-		c.agenda.At(agenda.CauseEntry, now)
+		// What is due stays due, but not at once: an urgent cause would have one turn follow the other until the database is back.
+		c.agenda.At(c.agenda.Take(now)|agenda.CauseEntry, now.Add(agenda.TurnGap))
 		return 0, nil
 	}
 	if err := c.prepare(ctx, now, instance); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 	"github.com/outbox-relay/outbox-relay/relay/internal/session"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -109,4 +110,17 @@ func nextOf(c *claimer) time.Duration {
 		return -1
 	}
 	return wait
+}
+
+// Without its session a relay does nothing, and what is due meanwhile does not keep a processor busy.
+func TestClaimerWithoutASessionRests(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
+	c := r.newClaimer()
+	now := time.Now()
+	c.agenda.At(agenda.CausePoll|agenda.CauseTick|agenda.CauseJoinKeys, now.Add(-time.Minute))
+	turnOf(t, c)
+	if wait, next := c.agenda.Next(now); wait < agenda.TurnGap {
+		t.Errorf("%s follows after %s", next, wait)
+	}
 }
