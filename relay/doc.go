@@ -28,6 +28,7 @@
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
 //	settled.go                     what written outcomes change in the lanes
 //	state.go                       what the relay knows of itself
+//	error_log.go                   errors that repeat are logged once in a while
 //	lane.go, cursor.go             a destination's lane, and how far the claimer has scanned
 //	outgoing.go, outgoing_ranges.go  what a lane holds and may send
 //	hands.go                       which ranges are in hand

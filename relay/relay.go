@@ -35,7 +35,8 @@ type Relay struct {
 	wake      *wakeup
 	hands     hands
 	progress
-	trouble alert.Trouble // of the database, as this relay sees it
+	trouble  alert.Trouble // of the database, as this relay sees it
+	errorLog errorLog
 	phases
 
 	chores  pg.Pool // for what is done beside delivering: one statement at a time
@@ -199,11 +200,16 @@ func (r *Relay) databaseError(operation string, err error) {
 	if errors.Is(err, context.Canceled) && r.taking != nil && r.taking.Err() != nil {
 		return // cut off by the stop
 	}
-	line := r.cfg.Log.Error().Err(err).Str("operation", operation)
-	if hint := pg.Hint(err); hint != "" {
-		line = line.Str("hint", hint)
+	if again, tell := r.errorLog.tell(operation, err.Error(), time.Now()); tell {
+		line := r.cfg.Log.Error().Err(err).Str("operation", operation)
+		if hint := pg.Hint(err); hint != "" {
+			line = line.Str("hint", hint)
+		}
+		if again > 0 {
+			line = line.Int("times_since", again)
+		}
+		line.Msg("database: will be tried again")
 	}
-	line.Msg("database: will be tried again")
 	r.trouble.Failed(time.Now(), err)
 	if pg.SchemaMayDiffer(err) {
 		signal(r.wake.schema)
