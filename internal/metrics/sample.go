@@ -19,6 +19,9 @@ const (
 	freshWithin = time.Second
 	// restFactor is how many times its own duration a sample is followed by a rest: samples take a hundredth of the time.
 	restFactor = 100
+	// failedRest bounds the rest after a sample that failed: a database that hung for seconds would leave no gauge for a quarter of an
+	// hour. It is well below staleSample, so that one failure loses no gauge.
+	failedRest = 2 * time.Minute
 	// sampleTimeout bounds a sample, for whose end a stop waits.
 	sampleTimeout = 10 * time.Second
 	// unregistered is when to try again while the relay is not registered.
@@ -153,7 +156,15 @@ func (m *Metrics) take(ctx context.Context, interval time.Duration) (wait time.D
 	default:
 		m.sampler.keep(sample{backlog, time.Now(), took})
 	}
-	return max(interval, time.Duration(m.restFactor)*took)
+	return sampleRest(interval, time.Duration(m.restFactor)*took, err)
+}
+
+// sampleRest returns how long to wait after a sample: rest is what it costs, err why it failed.
+func sampleRest(interval, rest time.Duration, err error) time.Duration {
+	if err != nil {
+		rest = min(rest, failedRest)
+	}
+	return max(interval, rest)
 }
 
 // sampleLimit returns where counts stop, so that a sample costs the same with many destinations as with few.
