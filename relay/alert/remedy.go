@@ -21,6 +21,7 @@ func ReasonOf(text string) policy.Reason {
 		sign   string
 		reason policy.Reason
 	}{
+		{"lookup ", policy.ReasonDNS}, // whatever kept the lookup from an answer
 		{"no such host", policy.ReasonDNS},
 		{"tls: ", policy.ReasonTLS},
 		{"x509: ", policy.ReasonTLS},
@@ -106,7 +107,9 @@ func repairReceiver(destination string, reason policy.Reason, mark Marker) strin
 	switch reason {
 	case policy.ReasonUnauthorized:
 		return fmt.Sprintf("Make %s (or its credentials) those of the receiver, then %s.", setting("signing_secrets"), reload)
-	case policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS:
+	case policy.ReasonDNS:
+		return fmt.Sprintf("Correct %s, then %s, or fix the name in DNS, or the name server that the relay asks.", address, reload)
+	case policy.ReasonNotFound, policy.ReasonRedirect:
 		return fmt.Sprintf("Correct %s, then %s, or fix the receiver.", address, reload)
 	case policy.ReasonConnect:
 		return fmt.Sprintf("Start the receiver, or correct %s and %s.", address, reload)

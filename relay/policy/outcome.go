@@ -208,7 +208,7 @@ func ErrorReason(err error) Reason {
 		return ReasonEgress
 	case errors.Is(err, context.Canceled):
 		return ReasonShutdown
-	case errors.As(err, &dns) && !dns.IsTimeout:
+	case errors.As(err, &dns): // also without an answer in time: the receiver has no part in it
 		return ReasonDNS
 	case errors.As(err, &certificate), errors.As(err, &alert), errors.As(err, &record), errors.As(err, &unknownCA),
 		strings.Contains(err.Error(), "tls: "):

@@ -131,7 +131,7 @@ func TestErrorReason(t *testing.T) {
 	}{
 		{dial(&net.DNSError{Err: "no such host", IsNotFound: true}), ReasonDNS},
 		{dial(&net.DNSError{Err: "server misbehaving", IsTemporary: true}), ReasonDNS},
-		{dial(&net.DNSError{Err: "i/o timeout", IsTimeout: true}), ReasonTimeout},
+		{dial(&net.DNSError{Err: "i/o timeout", IsTimeout: true}), ReasonDNS},
 		{dial(os.NewSyscallError("connect", syscall.ECONNREFUSED)), ReasonConnect},
 		{dial(os.NewSyscallError("connect", syscall.EHOSTUNREACH)), ReasonConnect},
 		{dial(os.ErrDeadlineExceeded), ReasonTimeout},
