@@ -21,8 +21,10 @@ func (s *store) salt(ctx context.Context) (salt string, err error) {
 	return salt, nil
 }
 
+// A destination that refused the relay refused what the relay sent with its former settings. Without traffic, nothing but their change
+// says that this may be over.
 const recordDigests = `
-UPDATE outbox_relay_destination d SET settings = x.settings, secrets = x.secrets
+UPDATE outbox_relay_destination d SET settings = x.settings, secrets = x.secrets, refused_at = NULL, refused_error = NULL
 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (destination, settings, secrets)
 WHERE d.instance = $1 AND d.destination = x.destination AND (d.settings, d.secrets) IS DISTINCT FROM (x.settings, x.secrets)`
 
