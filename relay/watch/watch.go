@@ -19,7 +19,7 @@ import (
 // down so as not to make things worse.
 type Config struct {
 	// Interval between two looks, which all relays of a database share. 0: 30 s. A look that takes long makes the next
-	// one later: all of them together take at most a hundredth of the time.
+	// one later: all of them together take a hundredth of the time, with at most four minutes between two.
 	Interval time.Duration
 	// PinnedOver is for how long something may keep the database from cleaning up before housekeeping stands down. 0: 1 min.
 	PinnedOver time.Duration
@@ -40,6 +40,8 @@ const (
 	watchDelay = 5 * time.Second
 	// staleWatch is how old a look may be before nothing is concluded from it.
 	staleWatch = 5 * time.Minute
+	// longestRest bounds the rest after a look, below staleWatch. A server that stood still during a look would cost an hour of alerts.
+	longestRest = staleWatch - time.Minute
 	// rescueStorm is how many relays have to die within stormWithin for an alert. A relay that crashes whenever it is
 	// restarted does so at least every five minutes under the usual supervisors.
 	rescueStorm = 3
@@ -153,6 +155,7 @@ type Watcher struct {
 func (w *Watcher) Run(ctx context.Context) {
 	wait := min(watchDelay, w.Config().Interval)
 	var full time.Time // when to look at all again
+	failures := 0      // looks in a row
 	for {
 		select {
 		case <-time.After(wait):
@@ -174,16 +177,30 @@ func (w *Watcher) Run(ctx context.Context) {
 			}
 			err = w.Look(ctx)
 		}
+		if failures++; err == nil {
+			failures = 0
+		}
 		if err != nil && ctx.Err() == nil {
 			w.Failed("watch", err)
 		}
-		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		least := w.Config().Interval
 		if w.alerted.Load() {
 			least = min(least, alertedInterval)
 		}
-		wait = w.Rest(least, time.Since(began))
+		wait = w.rest(least, time.Since(began), failures)
 	}
+}
+
+// rest returns how long to rest after a look that took so long, or after so many failed looks in a row. However long a blocked vacuum
+// makes a look, looks take a hundredth of the time, up to longestRest. What a failed look took says how long the database hung, and
+// not what the next one costs: each further failure doubles the rest instead.
+func (w *Watcher) rest(least, took time.Duration, failures int) time.Duration {
+	const doublings = 7
+	longest := longestRest
+	if failures > 0 {
+		longest = w.Config().Interval << min(failures, doublings)
+	}
+	return min(w.Rest(least, took), max(least, longest))
 }
 
 // Look takes one look, or learns what another relay saw, and opens and resolves the alerts that
