@@ -105,7 +105,7 @@ func (a *API) handler(route route) http.HandlerFunc {
 			answer, err = route.handle(r)
 		}
 		if err != nil {
-			p, unexpected := control.ProblemOf(err)
+			p, unexpected := a.control.Problem(r.Context(), err)
 			if unexpected {
 				a.log.Error().Err(err).Str("operation", route.ID).Msg("the API could not answer")
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -27,6 +28,31 @@ var (
 	ErrReadOnly   = errors.New("the role may only read")
 	ErrNoPayloads = errors.New("the role may not see payloads")
 )
+
+// KindDatabase is the Kind of a problem of a database that is away, or does not answer.
+const KindDatabase = "database"
+
+// pingTimeout bounds how long a database that works takes to connect and answer at least.
+const pingTimeout = time.Second
+
+// Problem is [ProblemOf], and finds out whether a question that was given up asked too much, or met a database that answers nothing.
+func (c *Control) Problem(ctx context.Context, err error) (p Problem, unexpected bool) {
+	p, unexpected = ProblemOf(err)
+	if p.Kind != kindTooMuch || errors.As(err, new(*pgconn.PgError)) {
+		return p, unexpected
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingTimeout)
+	defer cancel()
+	if _, pingErr := c.Outbox.Now(ctx); pingErr != nil {
+		return Problem{
+			http.StatusServiceUnavailable, KindDatabase, "The database does not answer",
+			"The relay waits for it and goes on by itself; nothing is lost. Check the load and the disk of PostgreSQL, and the network in between.",
+		}, true
+	}
+	return p, unexpected
+}
+
+const kindTooMuch = "too-much"
 
 // ProblemOf returns what a client should know of an error, and whether the log should have the rest.
 func ProblemOf(err error) (p Problem, unexpected bool) {
@@ -76,13 +102,13 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 
 func unreachable() Problem {
 	return Problem{
-		http.StatusServiceUnavailable, "database", "The database cannot be reached",
+		http.StatusServiceUnavailable, KindDatabase, "The database cannot be reached",
 		"The relay waits for it and goes on by itself; nothing is lost. Check that PostgreSQL runs and that database.url is right.",
 	}
 }
 
 func tooMuch() Problem {
-	return Problem{http.StatusServiceUnavailable, "too-much", "That takes too long", "The question was ended to protect the database. Narrow it: add a destination, a status or a time."}
+	return Problem{http.StatusServiceUnavailable, kindTooMuch, "That takes too long", "The question was ended to protect the database. Narrow it: add a destination, a status or a time."}
 }
 
 func ofServer(server *pgconn.PgError) Problem {
@@ -96,7 +122,7 @@ func ofServer(server *pgconn.PgError) Problem {
 	case "57014": // query_canceled: the statement timeout of the page
 		return tooMuch()
 	case "57P01", "57P02", "57P03", "53300": // shutdown, crash, starting up, too many connections
-		return Problem{http.StatusServiceUnavailable, "database", "The database refuses connections", "It is stopping, starting, or has too many connections. The relay waits for it and goes on by itself."}
+		return Problem{http.StatusServiceUnavailable, KindDatabase, "The database refuses connections", "It is stopping, starting, or has too many connections. The relay waits for it and goes on by itself."}
 	}
 	return Problem{http.StatusInternalServerError, "internal", "The database refused a statement", "The log of the relay says which, with SQLSTATE " + server.Code + "."}
 }

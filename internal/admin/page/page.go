@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -42,6 +43,7 @@ type Page struct {
 	Config
 	templates map[string]*template.Template
 	assets    map[string]asset
+	kept      kept
 }
 
 // New returns the page. Handler serves it.
@@ -117,26 +119,36 @@ type view struct {
 
 	// The rest is filled in by answer.
 	Problem *control.Problem
-	Caller  guard.Caller
-	Done    string
-	URL     string
+	// ReadAt is when Data was read, while the database is away; zero: now.
+	ReadAt time.Time
+	Caller guard.Caller
+	Done   string
+	URL    string
 	// Active is the entry of the menu.
 	Active string
 	Config Config
 }
 
-// answer renders a view, or says in its place why there is none.
+// answer renders a view, or says why there is none. While the database is away, what was shown last at the address is shown below
+// that, with its age.
 func (p *Page) answer(w http.ResponseWriter, r *http.Request, v view, err error) {
 	status := http.StatusOK
 	if v.Problem != nil {
 		status = v.Problem.Status
 	}
+	address := p.address(r)
+	if err == nil && v.Problem == nil && v.Live {
+		p.kept.keep(address, v, time.Now())
+	}
 	if err != nil {
-		problem, unexpected := control.ProblemOf(err)
+		problem, unexpected := p.Control.Problem(r.Context(), err)
 		if unexpected && !errors.Is(r.Context().Err(), context.Canceled) {
 			p.Log.Warn().Err(err).Str("path", r.URL.Path).Msg("the page could not read the database")
 		}
 		status = problem.Status
+		if last, at, known := p.kept.last(address); known && problem.Kind == control.KindDatabase && r.Method == http.MethodGet {
+			v, v.ReadAt = last, at
+		}
 		v.Problem = &problem
 		if v.Template == "" {
 			v.Template, v.Title = "problem.html", problem.Title
@@ -148,11 +160,9 @@ func (p *Page) answer(w http.ResponseWriter, r *http.Request, v view, err error)
 
 func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, v view) {
 	v.Caller, v.Config = guard.CallerOf(r.Context()), p.Config
-	q := r.URL.Query()
 	v.Active = section(strings.TrimPrefix(r.URL.Path, p.Prefix))
-	v.Done = done(q.Get("done"))
-	q.Del("done")
-	v.URL = p.Prefix + r.URL.EscapedPath() + query(q)
+	v.Done = done(r.URL.Query().Get("done"))
+	v.URL = p.address(r)
 	var body bytes.Buffer
 	if err := p.templates[v.Template].ExecuteTemplate(&body, "layout.html", v); err != nil {
 		p.Log.Error().Err(err).Str("template", v.Template).Msg("the page could not be rendered")
@@ -162,6 +172,13 @@ func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, v view
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = body.WriteTo(w)
+}
+
+// address returns where a page asks for itself again: without what a form before it did.
+func (p *Page) address(r *http.Request) string {
+	q := r.URL.Query()
+	q.Del("done")
+	return p.Prefix + r.URL.EscapedPath() + query(q)
 }
 
 // section returns the entry of the menu that a path belongs to; empty: none.

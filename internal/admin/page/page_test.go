@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
@@ -36,6 +37,8 @@ type site struct {
 	url, token string
 	client     *http.Client
 	header     http.Header
+	within     time.Duration // how long one answer may ask the database; 0: as long as it wants
+	forget     func()        // makes the next page read the status again
 }
 
 func serve(t *testing.T, pool *pgxpool.Pool) *site {
@@ -47,13 +50,26 @@ func serve(t *testing.T, pool *pgxpool.Pool) *site {
 	p, err := New(Config{Control: c, Prefix: "/ops", Relay: "test", Version: "1.2.3", Database: "postgres://localhost/app", Log: zerolog.Nop()})
 	relaytest.Must(t, err)
 	open := guard.Config{Address: "0.0.0.0:1", Token: adminToken, ReadToken: readToken}
-	s := httptest.NewServer(open.Handler(http.StripPrefix("/ops", p.Handler()), p.Refuse))
+	site := &site{T: t, token: adminToken, header: http.Header{}, forget: c.Forget}
+	s := httptest.NewServer(open.Handler(http.StripPrefix("/ops", site.bounded(p.Handler())), p.Refuse))
 	t.Cleanup(func() {
 		s.Close()
 		stop()
 		running.Wait()
 	})
-	return &site{T: t, url: s.URL, token: adminToken, client: s.Client(), header: http.Header{}}
+	site.url, site.client = s.URL, s.Client()
+	return site
+}
+
+func (s *site) bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.within > 0 {
+			ctx, cancel := context.WithTimeout(r.Context(), s.within)
+			defer cancel()
+			r = r.WithContext(ctx)
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // get follows redirects, as a browser does.
