@@ -136,7 +136,7 @@ func TestReplayCommand(t *testing.T) {
 		t.Errorf("%d operations without a rate are audited", n)
 	}
 	r = command(env, "replay", "2", "3", "--yes")
-	if r.code != 0 || r.stderr != "" || r.stdout != "There is nothing to replay.\nLeft alone: 2 pending, which will be sent anyway.\n" {
+	if r.code != 0 || r.stderr != "" || r.stdout != "There is nothing to replay.\nLeft alone: 2 pending already.\n" {
 		t.Errorf("%+v", r)
 	}
 	r = command(env, "replay", "--type=pa*", "--reason=timeout", "--since=1h", "--limit=1", "--yes", "--log-level=error")

@@ -164,6 +164,8 @@ type RelayStatus struct {
 	// ReloadError says why it refused its latest configuration, at ReloadFailedAt; empty: it did not.
 	ReloadError    string     `json:"reload_error,omitempty"`
 	ReloadFailedAt *time.Time `json:"reload_failed_at,omitempty"`
+	// RefusedBy are the destinations that refuse this relay, while another relay may be accepted there.
+	RefusedBy []string `json:"refused_by,omitempty"`
 }
 
 // staleAfter is how old the heartbeat of a live relay can become at most.

@@ -156,7 +156,8 @@ SELECT r.instance, r.name, r.version, r.started_at, greatest(0, extract(epoch FR
        c.deliveries IS NULL AND r.instance NOT IN (SELECT h.relay FROM hand h), r.session_pid IS NOT NULL,
        coalesce(c.deliveries, 0), coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination),
-       coalesce(r.reload_error, ''), r.reload_failed_at
+       coalesce(r.reload_error, ''), r.reload_failed_at,
+       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance AND s.refused_at IS NOT NULL ORDER BY s.destination)
 FROM outbox_relay r
 LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries
            FROM pending p CROSS JOIN (VALUES (false), (true)) x (replay) CROSS JOIN LATERAL (
@@ -174,9 +175,14 @@ func relayStatus(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
 // A dead relay is listed until a living one removes it, within seconds.
 func (o *Outbox) Relays(ctx context.Context) ([]RelayStatus, error) { return relayStatus(ctx, o.pool) }
 
+// Differences lists the destinations of which relays have different settings.
+func (o *Outbox) Differences(ctx context.Context) ([]watch.Difference, error) {
+	return watch.Differences(ctx, o.pool)
+}
+
 const selectLifeSigns = `
 SELECT instance, name, version, started_at, greatest(0, extract(epoch FROM now() - heartbeat_at))::float8, false, session_pid IS NOT NULL, 0::bigint,
-       coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at
+       coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at, ARRAY[]::text[]
 FROM outbox_relay ORDER BY instance`
 
 // LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not depend on what is pending,

@@ -37,7 +37,7 @@ func (o *Outbox) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
 	}
 	list, err := o.waiting(ctx, eventID)
 	for _, w := range list {
-		all = append(all, w.reasons()...)
+		all = append(all, w.reasons(eventID)...)
 	}
 	return all, err
 }
@@ -105,7 +105,7 @@ type waitState struct {
 	Ahead          int64 // due deliveries of the destination that go out before it, up to aheadTo and one
 }
 
-func (w waitState) reasons() (all []Wait) {
+func (w waitState) reasons(eventID int64) (all []Wait) {
 	add := func(why, format string, args ...any) {
 		all = append(all, Wait{w.Destination, why, fmt.Sprintf(format, args...)})
 	}
@@ -118,7 +118,7 @@ func (w waitState) reasons() (all []Wait) {
 		return all
 	}
 	if w.Destination == "" {
-		add("parked", "%s", w.parked())
+		add("parked", "%s", w.parked(eventID))
 		return all
 	}
 	if w.Paused {
@@ -126,14 +126,18 @@ func (w waitState) reasons() (all []Wait) {
 		if reason == "" {
 			reason = "no reason given"
 		}
-		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, w.Destination)
+		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, plain.ShellWord(w.Destination))
 	}
 	if w.Breaker != "closed" {
 		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
 		add("held", "%s", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
 	}
 	if w.BehindEvent != 0 {
-		add("behind", "behind event %d of its ordering key, which is %s%s", w.BehindEvent, w.BehindStatus, w.behindHint())
+		state := "is " + w.BehindStatus
+		if w.BehindStatus == "failed" {
+			state = "has failed"
+		}
+		add("behind", "behind event %d of its ordering key, which %s%s", w.BehindEvent, state, w.behindHint())
 	}
 	if w.DueInSeconds > 0 {
 		after := ""
@@ -151,7 +155,7 @@ func (w waitState) reasons() (all []Wait) {
 	} else if w.Relays == 0 {
 		add("no_relay", "no relay is running; start one: outbox-relay run")
 	} else if !w.Served {
-		add("unserved", "unserved: no running relay has this destination; add it to a relay's configuration and reload that relay (SIGHUP), or give it up: outbox-relay discard --destination %s", w.Destination)
+		add("unserved", "unserved: no running relay has this destination; add it to a relay's configuration and reload that relay (SIGHUP), or give it up: outbox-relay discard %d --destination %s", eventID, plain.ShellWord(w.Destination))
 	}
 	if len(all) == 0 {
 		add("due", "due: it goes out with the next claims of its destination%s", w.ahead())
@@ -171,14 +175,14 @@ func (w waitState) ahead() string {
 }
 
 // parked says why an event is parked, and what releases it.
-func (w waitState) parked() string {
+func (w waitState) parked(eventID int64) string {
 	switch {
 	case !w.AnyRoute:
 		return "parked until the first relay starts: no route is stored yet; start one: outbox-relay run"
 	case w.Routed:
 		return "parked, but a route for its type exists now: a relay releases it within seconds"
 	}
-	return "parked: no route matches its type; add one and reload the relays (SIGHUP), or discard it"
+	return fmt.Sprintf("parked: no route matches its type; add one and reload the relays (SIGHUP), or give it up: outbox-relay discard %d", eventID)
 }
 
 // behindHint says what makes the ordering key go on; empty: it goes on by itself.

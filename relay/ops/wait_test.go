@@ -55,9 +55,13 @@ func TestWaits(t *testing.T) {
 	waits(6, "unserved")
 	db.Insert(1, "parked")
 	waits(9, "parked")
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('other', 'default')`)
+	if list, err := outbox.Waits(t.Context(), 9); err != nil || !strings.HasSuffix(list[0].Text, "or give it up: outbox-relay discard 9") {
+		t.Errorf("%v %+v", err, list)
+	}
 	list, err := outbox.Waits(t.Context(), 2)
 	relaytest.Must(t, err)
-	if want := "behind event 1 of its ordering key, which is failed; to go on: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[0].Text != want {
+	if want := "behind event 1 of its ordering key, which has failed; to go on: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[0].Text != want {
 		t.Errorf("got %s, want %s", list[0].Text, want)
 	}
 }

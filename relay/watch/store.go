@@ -257,8 +257,8 @@ func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string,
 // What another relay has found since the look may be more than what the look saw, and is not ended by it.
 const applyConditions = `
 WITH fired AS (
-    INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id, first_error, opened_at)
-    SELECT rule, subject, level, detail, nullif(event_id, 0), nullif(error, ''), now() - make_interval(secs => age)
+    INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id, first_error, opened_at, began_at)
+    SELECT rule, subject, level, detail, nullif(event_id, 0), nullif(error, ''), now() - make_interval(secs => age), now() - make_interval(secs => age)
     FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::text[], $7::float8[]) AS f (rule, subject, level, detail, event_id, error, age)
     ON CONFLICT (rule, subject) DO UPDATE
     SET last_at = now(), detail = excluded.detail, level = excluded.level, resolved_at = NULL,

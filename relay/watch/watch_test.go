@@ -75,6 +75,9 @@ func TestEachRuleOpensAndEnds(t *testing.T) {
 		look(t, w)
 		wantAlerts(db, rules...)
 	}
+	if later := relaytest.Rows[string](db, `SELECT rule FROM outbox_alert WHERE began_at > opened_at`); len(later) > 0 {
+		t.Errorf("%q are said to have begun after they were open", later)
+	}
 	relaytest.Must(t, blocker.Rollback(t.Context()))
 	db.Exec(`UPDATE outbox_delivery SET status = 'discarded'; DELETE FROM outbox_rescue`)
 	look(t, w)

@@ -146,6 +146,13 @@ type destinationData struct {
 // Held reports whether a breaker keeps deliveries back.
 func (d destinationData) Held() bool { return d.State == "held" || d.State == "trying" }
 
+// Apart returns the failures beside what is held. A retry that ended as the hold began waits with all others, and is counted there.
+func (d destinationData) Apart() []ops.FailureGroup {
+	return slices.DeleteFunc(slices.Clone(d.Failures), func(f ops.FailureGroup) bool {
+		return d.Held() && f.Status == "pending" && f.Reason == string(d.HeldFor())
+	})
+}
+
 // Waits is how what is pending is called.
 func (d destinationData) Waits() string {
 	return map[string]string{"held": "Held", "trying": "Held", "paused": "Paused", "unserved": "Unserved"}[d.State]
@@ -350,11 +357,18 @@ func (p *Page) changeAlert(r *http.Request, outbox *ops.Outbox) (to string, err 
 	return "/alerts?done=" + word, err
 }
 
-type relaysData struct{ Relays []ops.RelayStatus }
+type relaysData struct {
+	Relays []ops.RelayStatus
+	// Advice about relays alone.
+	Advice []ops.Advice
+}
 
 func (p *Page) relays(r *http.Request) (view, error) {
 	s, err := p.Control.Status(r.Context())
-	return view{Template: "relays.html", Title: "Relays", Live: true, Data: relaysData{s.Relays}}, err
+	about := slices.DeleteFunc(slices.Clone(s.Advice), func(a ops.Advice) bool {
+		return !slices.Contains([]string{"quarantined", "no_relay", alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleRescueStorm, alert.RuleRoutesChanged}, a.Why)
+	})
+	return view{Template: "relays.html", Title: "Relays", Live: true, Data: relaysData{s.Relays, about}}, err
 }
 
 type auditData struct {

@@ -122,7 +122,7 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 		n := found.OtherStatus[status]
 		switch {
 		case d.verb == "replay" && status == "pending":
-			add(n, "pending, which will be sent anyway.")
+			add(n, "pending already.")
 		case d.verb == "retry" && status == "failed":
 			add(n, "failed for good; to send it again: outbox-relay replay.")
 		case d.verb == "replay":

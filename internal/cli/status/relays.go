@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // Relays is the command relays.
@@ -19,19 +21,24 @@ type Relays struct {
 
 func (cmd Relays) Run(inv *cli.Invocation) error {
 	var list []ops.RelayStatus
+	var differences []watch.Difference
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		list, err = outbox.Relays(ctx)
+		if list, err = outbox.Relays(ctx); err != nil {
+			return err
+		}
+		differences, err = outbox.Differences(ctx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return output.Show(inv.Stdout, cmd.JSON, list, printRelays)
+	return output.Show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list []ops.RelayStatus) error { return printRelays(w, list, differences) })
 }
 
-func printRelays(w io.Writer, list []ops.RelayStatus) error {
+// printRelays prints the relays, and below them what distinguishes one from the others: status and alerts lead here.
+func printRelays(w io.Writer, list []ops.RelayStatus, differences []watch.Difference) error {
 	const header = "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES"
-	return output.List(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {
+	err := output.List(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {
 		sign := "session"
 		if !r.Session {
 			sign = "heartbeat" // behind a pooler
@@ -41,4 +48,23 @@ func printRelays(w io.Writer, list []ops.RelayStatus) error {
 			strings.Join(r.Destinations, ", "),
 		}
 	})
+	if err != nil {
+		return err
+	}
+	note := func(format string, args ...any) { output.Prose(w, "  ", fmt.Sprintf(format, args...)) }
+	for _, r := range list {
+		if r.Quarantined != "" {
+			note("%s is quarantined: %s", r.Name, output.Printable(r.Quarantined))
+		}
+		if r.ReloadError != "" {
+			note("%s refused its new configuration%s: %s", r.Name, since(r.ReloadFailedAt), output.Printable(r.ReloadError))
+		}
+		if len(r.RefusedBy) > 0 {
+			note("%s is refused by %s, and other relays are not", r.Name, strings.Join(r.RefusedBy, ", "))
+		}
+	}
+	for _, d := range differences {
+		note("%s has %s", d.Destination, d)
+	}
+	return nil
 }

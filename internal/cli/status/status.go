@@ -46,12 +46,14 @@ func (Command) Help() string {
   untaken        {events, oldest_seconds}: events that are not routed yet, since no relay has taken them, and the age of the oldest
   parked         deliveries that match no route
   relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
-                 destinations, reload_error?, reload_failed_at?}]
+                 destinations, reload_error?, reload_failed_at?, refused_by?}]
   differences?   [{destination, secrets, relays}]: relays that have different settings of a destination; secrets: nothing else differs
+  refusals?      [{destination, relays, error, seconds}]: relays that a destination refuses while another relay may be accepted
   alerts         [{rule, subject, count, opened_at, began_at, database, returned?, first_event_id?, first_error?, detail?,
                  acknowledged_by?, silent_until?}], the open ones; ids are strings
   quarantined?   why relays do nothing on this database; see outbox-relay identity show
-  advice         [{why, subject, text, commands}]: what is wrong and what to do, the most urgent first; empty if all is well`
+  advice         [{why, subject, level, text, remedy, commands}]: what is wrong and what to do, the most urgent first: level is
+                 critical, warning or notice; empty if all is well`
 }
 
 // healthTimeout bounds a health check, whose caller waits.

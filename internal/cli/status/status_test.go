@@ -3,6 +3,8 @@ package status
 import (
 	"bytes"
 	"os"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 func TestPrintStatus(t *testing.T) {
@@ -68,6 +71,45 @@ Open alerts: 1
 	for line := range strings.Lines(b.String()) {
 		if isTable := !strings.Contains(line, ": "); isTable && utf8.RuneCountInString(line) > 81 {
 			t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)
+		}
+	}
+}
+
+// Where status and alerts lead, it stands which relay is meant.
+func TestRelaysAreTold(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var b bytes.Buffer
+	err := printRelays(output.NewTextWriter(&b, false), []ops.RelayStatus{
+		{Instance: 1, Name: "a", ReloadError: "line 3:\nno url", ReloadFailedAt: &at},
+		{Instance: 2, Name: "b", RefusedBy: []string{"mail", "shop"}},
+		{Instance: 3, Name: "c", Quarantined: "a copy"},
+	}, []watch.Difference{{Destination: "shop", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\na refused its new configuration since 2026-01-02T03:04:05Z: line 3: no url\n", "\nb is refused by mail, shop, and other relays are not\n", "\nc is quarantined: a copy\n",
+		"\nshop has other secrets at b than at a and c\n",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("without %q:\n%s", want, b.String())
+		}
+	}
+}
+
+// The help of --json names every field.
+func TestHelpNamesEveryField(t *testing.T) {
+	t.Parallel()
+	help := Command{}.Help()
+	for _, of := range []reflect.Type{
+		reflect.TypeFor[ops.Status](), reflect.TypeFor[ops.DestinationStatus](), reflect.TypeFor[ops.WaitingHead](), reflect.TypeFor[ops.Untaken](),
+		reflect.TypeFor[ops.RelayStatus](), reflect.TypeFor[ops.Advice](), reflect.TypeFor[watch.Difference](), reflect.TypeFor[watch.Refusal](),
+	} {
+		for field := range of.Fields() {
+			if name, _, _ := strings.Cut(field.Tag.Get("json"), ","); !regexp.MustCompile(`\b` + name + `\b`).MatchString(help) {
+				t.Errorf("%s of %s is not in the help", name, of)
+			}
 		}
 	}
 }

@@ -1,0 +1,55 @@
+package page
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// A destination's page counts what is held once, and says nothing of failures that the rows below it contradict.
+func TestDestinationTellsEachFaultOnce(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('r', 'v', now() + interval '1 hour'); INSERT INTO outbox_relay_destination VALUES (1, 'default')`)
+	db.Insert(3, "k")
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now(), last_error = '401 Unauthorized', last_reason = 'unauthorized' WHERE event_id < 3`)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
+		VALUES (1, 1, now(), 12, 1, 1, 'default', 'retry', 'unauthorized', 401, '401 Unauthorized')`)
+	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error) VALUES ('default', 'open', now(), now() + interval '1 hour', '401 Unauthorized')`)
+	s := serve(t, db.Pool)
+	if _, body := s.get("/destinations/default"); strings.Contains(body, "reason-pending-unauthorized") || strings.Count(body, "<td>unauthorized</td>") != 1 {
+		t.Errorf("what is held is counted twice:\n%s", body)
+	}
+	db.Exec(`UPDATE outbox_delivery SET last_reason = 'timeout', last_error = 'timeout' WHERE event_id = 1`)
+	if _, body := s.get("/destinations/default"); !strings.Contains(body, "reason-pending-timeout") {
+		t.Errorf("what failed otherwise is not shown:\n%s", body)
+	}
+	db.Exec(`UPDATE outbox_destination SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_error = NULL, paused = true, paused_at = now()`)
+	db.Exec(`UPDATE outbox_delivery SET attempts = 0, last_attempt_at = NULL, last_error = NULL, last_reason = NULL`)
+	s.forget()
+	if _, body := s.get("/destinations/default"); strings.Contains(body, "No attempt has failed") || !strings.Contains(body, "has failed or is retried now. What is wrong stands above.") {
+		t.Errorf("the attempt below is denied:\n%s", body)
+	}
+	db.Exec(`DELETE FROM outbox_destination`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'o' || i, 'o' FROM generate_series(1, 2) i`)
+	db.Settled("failed", "event_id = 4")
+	s.forget()
+	if _, body := s.get("/destinations/default"); !strings.Contains(body, "1 key waits") {
+		t.Errorf("one key:\n%s", body)
+	}
+}
+
+// The page of relays says which relay is meant by what the first page says of relays.
+func TestRelaysPageNamesTheirFaults(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, reload_error, reload_failed_at) VALUES ('b', 'v', now() + interval '1 hour', 'no url', now())`)
+	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination, refused_at, refused_error) VALUES (1, 'default', now(), '401 Unauthorized')`)
+	_, body := serve(t, db.Pool).get("/relays")
+	for _, want := range []string{"Relay &#34;b&#34; refused its new configuration: no url.", "Only relay b is refused by &#34;default&#34;: 401 Unauthorized."} {
+		if !strings.Contains(body, want) {
+			t.Errorf("without %q:\n%s", want, body)
+		}
+	}
+}
