@@ -244,7 +244,7 @@ var situations = map[string]situation{
 			program(t, s.env, "pause", "default", "--reason=stocktaking")
 			s.insert(t, "", oneEvent)
 		},
-		[]string{`"default" is paused (stocktaking): nothing is sent there.`},
+		[]string{`"default" is paused (stocktaking) since 20`, `: nothing is sent there.`},
 		[]string{"outbox-relay resume default"},
 		"the destination is paused since",
 	},

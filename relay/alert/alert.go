@@ -32,6 +32,8 @@ const (
 	RuleRescueStorm = "rescue_storm"
 	// RuleVacuumBlocked tells that a session keeps the database from cleaning up.
 	RuleVacuumBlocked = "vacuum_blocked"
+	// RulePaused tells that a destination has been paused for PausedOver or longer while deliveries wait for it.
+	RulePaused = "paused"
 	// RuleUnserved tells that deliveries wait for a destination that no running relay serves.
 	RuleUnserved = "unserved"
 	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with others.
@@ -57,7 +59,7 @@ const (
 func Rules() []string {
 	return []string{
 		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleVacuumBlocked,
-		RuleUnserved, RuleRoutesChanged, RuleNeverDelivered,
+		RulePaused, RuleUnserved, RuleRoutesChanged, RuleNeverDelivered,
 		RuleReloadRefused, RuleRelaysDiffer, RuleRelayRefused, RuleArchive, RuleDatabase, RuleQuarantined,
 	}
 }
@@ -69,6 +71,9 @@ const (
 	DefaultLagOver           = 10 * time.Minute
 	DefaultVacuumBlockedOver = 5 * time.Minute
 )
+
+// PausedOver is for how long a destination is paused before it counts as forgotten: longer than most maintenance takes.
+const PausedOver = 4 * time.Hour
 
 // Config says whom to tell of what, and when. Every alert also stands in the log.
 type Config struct {

@@ -152,6 +152,8 @@ func (a Alert) Remedy(mark Marker) string {
 		return "Add a route to the relays' configuration and reload them (SIGHUP)."
 	case RuleBlockedKeys:
 		return "Fix the cause and replay the failed delivery, or skip it."
+	case RulePaused:
+		return "If it was forgotten: " + mark("outbox-relay resume "+plain.ShellWord(a.Subject)) + ". What waits until the end of its " + mark("retry.not_after") + " fails."
 	case RuleUnserved:
 		return "Add it to a relay's configuration and reload that relay (SIGHUP), or give them up: " + mark("outbox-relay discard --destination "+plain.ShellWord(a.Subject)+" --status pending") + "."
 	case RuleRoutesChanged:

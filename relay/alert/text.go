@@ -194,6 +194,12 @@ func (a Alert) happened(v voice) string {
 		return joined("Relays of "+name+" keep dying", detail)
 	case RuleVacuumBlocked:
 		return joined("Database "+name+" cannot clean up", detail)
+	case RulePaused:
+		waiting := ""
+		if a.Pending > 0 {
+			waiting = " (" + plain.UpTo(a.Pending, 10_000) + " pending)"
+		}
+		return joined(name+" is still paused, and its deliveries wait"+waiting, detail)
 	case RuleUnserved:
 		return joined("Deliveries to "+name+" are unserved, as no running relay has this destination", detail)
 	case RuleRoutesChanged:
@@ -260,6 +266,8 @@ func (a Alert) ended(v voice) string {
 		return "no relay of " + name + " has died for a while"
 	case RuleVacuumBlocked:
 		return "database " + name + " can clean up again"
+	case RulePaused:
+		return name + " is no longer paused, or no delivery waits for it"
 	case RuleUnserved:
 		return "no delivery to " + name + " waits for a relay that serves it"
 	case RuleRoutesChanged:

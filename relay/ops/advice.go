@@ -140,7 +140,11 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 		all = append(all, Advice{why, d.Destination, level, text, remedy, commands})
 	}
 	if d.Paused {
-		add("paused", Warning, fmt.Sprintf("%q is paused%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason)),
+		since := ""
+		if d.PausedAt != nil {
+			since = " since " + timeText(d.PausedAt)
+		}
+		add("paused", Warning, fmt.Sprintf("%q is paused%s%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason), since),
 			"Nothing is lost, and no attempt is spent meanwhile.",
 			"outbox-relay resume "+word)
 	}
@@ -296,7 +300,7 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 	}
 	for _, a := range alerts {
 		switch a.Rule {
-		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered,
+		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RulePaused, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered,
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused:
 			continue // counted above, or over since
 		case alert.RuleLag:

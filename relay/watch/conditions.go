@@ -74,6 +74,8 @@ type alertSample struct {
 type laneSample struct {
 	Destination    string  `json:"destination"`
 	Held           bool    `json:"held"`
+	PausedSeconds  float64 `json:"paused"` // 0: it is not paused
+	PausedReason   string  `json:"paused_reason"`
 	Seconds        float64 `json:"seconds"`
 	Event          int64   `json:"event"`
 	Blocked        int     `json:"blocked"`
@@ -304,6 +306,13 @@ func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool)
 			detail: fmt.Sprintf("the oldest one that is due has waited for %s (event %d), longer than %s", plain.Span(waited), l.Event, plain.Span(limits.LagOver)),
 		})
 	}
+	if paused := inSeconds(l.PausedSeconds); paused > alert.PausedOver {
+		why := ""
+		if l.PausedReason != "" {
+			why = " (" + plain.Clip(l.PausedReason) + ")"
+		}
+		hold = append(hold, condition{subject: subject{alert.RulePaused, l.Destination}, detail: "for " + plain.Span(paused) + why, age: paused})
+	}
 	if l.Blocked > 0 {
 		keys := plain.Plural(l.Blocked, "key waits", "keys wait")
 		if l.Blocked > countedTo {
@@ -348,7 +357,7 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RuleUnserved, alert.RuleNeverDelivered,
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RulePaused, alert.RuleUnserved, alert.RuleNeverDelivered,
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleArchive, alert.RuleDatabase:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)

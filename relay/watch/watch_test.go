@@ -66,14 +66,22 @@ func TestEachRuleOpensAndEnds(t *testing.T) {
 	db.Exec(`DELETE FROM outbox_route`)
 	db.Insert(1, "parked")
 	db.Exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('forgotten', 'forgotten')`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('forgotten', '{}', 'forgotten'); DELETE FROM outbox_route`)
+	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT instance, 'forgotten' FROM outbox_relay`)
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, paused_reason) VALUES ('forgotten', true, now() - interval '5 hours', 'maintenance')
+		ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = excluded.paused_at, paused_reason = excluded.paused_reason`)
 	blocker := db.Begin()
 	_, err := blocker.Exec(t.Context(), `SELECT pg_current_xact_id()`)
 	relaytest.Must(t, err)
 	w := newWatcher(t, enginePool(t, db.DSN), alert.Config{VacuumBlockedOver: time.Nanosecond})
-	rules := []string{alert.RuleBlockedKeys, alert.RuleLag, alert.RuleParked, alert.RuleRescueStorm, alert.RuleUnserved, alert.RuleVacuumBlocked}
+	rules := []string{alert.RuleBlockedKeys, alert.RuleLag, alert.RuleParked, alert.RulePaused, alert.RuleRescueStorm, alert.RuleUnserved, alert.RuleVacuumBlocked}
 	for range 2 {
 		look(t, w)
 		wantAlerts(db, rules...)
+	}
+	if got := relaytest.Row[string](db, `SELECT detail || ', ' || date_trunc('hour', now() - opened_at) FROM outbox_alert WHERE rule = 'paused'`); got != "for 5h0m (maintenance), 05:00:00" {
+		t.Error(got)
 	}
 	if later := relaytest.Rows[string](db, `SELECT rule FROM outbox_alert WHERE began_at > opened_at`); len(later) > 0 {
 		t.Errorf("%q are said to have begun after they were open", later)
