@@ -284,16 +284,6 @@ var situations = map[string]situation{
 		[]string{"outbox-relay explain 1", "outbox-relay replay 1 --destination default", "outbox-relay discard --destination default --head-of-key 'invoice 42'"},
 		"failed for good: 422 Unprocessable Entity",
 	},
-	"behind an event of another producer": { // at once, not when the alert is due
-		func(t *testing.T, s *stage) {
-			s.insert(t, ", ordering_key, available_at", `VALUES ('invoice.paid', '{}', 'early', 'cust-1', now() + interval '365 days')`)
-			s.insert(t, ", ordering_key", `SELECT 'invoice.paid', '{}', 'k' || i, 'cust-1' FROM generate_series(1, 2) i`)
-			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK))
-		},
-		[]string{`2 deliveries wait at "default" behind event 1 of the ordering key cust-1, which its producer wants sent in `, "  waiting"},
-		[]string{"outbox-relay explain 1", "outbox-relay discard 1 --destination default"},
-		"not yet due: in ",
-	},
 	"quarantined": {
 		func(t *testing.T, s *stage) {
 			command(append(s.env, "OUTBOX_ENVIRONMENT=production"), "identity", "accept", "--yes")
