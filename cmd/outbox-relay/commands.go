@@ -7,6 +7,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/archive"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bench"
 	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
+	"github.com/outbox-relay/outbox-relay/internal/cli/drill"
 	"github.com/outbox-relay/outbox-relay/internal/cli/events"
 	"github.com/outbox-relay/outbox-relay/internal/cli/identity"
 	"github.com/outbox-relay/outbox-relay/internal/cli/inbox"
@@ -42,6 +43,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay inbox status | list | show | replay | ignore | prune    the same for a receiver, at its own database
   outbox-relay events tail                               what happens from now on
   outbox-relay send TYPE | listen                        insert one event; receive events and print them
+  outbox-relay drill URL                                 try a receiver for tests as the real world does; find its mistakes
   outbox-relay completion bash|zsh|fish | man            completion for a shell; the manual page
   outbox-relay bench                                     how fast it is here, and what limits it
   outbox-relay version
@@ -59,6 +61,7 @@ type grammar struct {
 	Explain    events.Explain      `cmd:"" help:"Tell the history of one event, and why it waits."`
 	Send       events.Send         `cmd:"" help:"Insert one event."`
 	Listen     listen.Command      `cmd:"" help:"Receive events and print them."`
+	Drill      drill.Command       `cmd:"" help:"Try a receiver for tests as the real world does, and say what it does wrong; exit 1 if there is something."`
 	Doctor     status.Doctor       `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
 	Alert      alert.Command       `cmd:"" help:"Try the alert channels."`
 	Replay     events.Replay       `cmd:"" help:"Send failed, delivered or discarded deliveries again."`

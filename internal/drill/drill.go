@@ -1,0 +1,272 @@
+package drill
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// A Config says which receiver is tried, and how. What has no zero value below is required.
+type Config struct {
+	URL    *url.URL
+	Dialer *net.Dialer // opens the connections to it
+	TLS    *tls.Config // of an https URL; nil: the system's authorities
+	Header http.Header // sent with every request beside the contract's own; nil: none
+	// Secrets that the receiver accepts. A relay signs with all of them, and so does the drill.
+	Secrets []webhook.Secret
+	// Retired secrets must be refused. Empty: the check is skipped.
+	Retired []webhook.Secret
+	// Probe counts effects. nil: checks are judged by the answers alone, and those that only effects can decide are skipped.
+	Probe Probe
+	// StagingWord in the host's name marks a receiver for tests, beside the usual ones. Empty: the usual ones alone.
+	StagingWord string
+	Destination string // the relay's name for the receiver, in X-Outbox-Delivery-Id
+	Type        string // of the events
+	Version     int
+	Payload     string        // in which {key} stands for the idempotency key
+	Timeout     time.Duration // the relay's for one request
+	Tolerance   time.Duration // the receiver's for timestamps
+	Settle      time.Duration // how long an effect may take after the answer
+	Patience    time.Duration // how long the receiver may wait for a request that does not go on
+	MaxBody     int           // the largest body that the receiver must take, in bytes
+	Rate        int           // of the load, events a second
+	For         time.Duration // of the load
+	// Only and Skip choose checks by name. The first one is always made. Empty: all; none.
+	Only, Skip []string
+	// Done is called after each check, in turn. nil: nothing is called.
+	Done func(Result)
+}
+
+// A Check is one thing that a receiver must do right.
+type Check struct {
+	Name    string `json:"name"`
+	Sends   string `json:"sends"`
+	Expects string `json:"expects"`
+	Remedy  string `json:"remedy"` // what the receiver's author does if it fails
+	Link    string `json:"link"`   // where that is explained
+
+	kind kind
+	run  func(*trial) finding
+}
+
+// A kind says when a check is made.
+type kind int
+
+const (
+	usual      kind = iota
+	needsProbe      // answers alone decide nothing
+	beside          // it waits most of the time: beside the others
+)
+
+// A finding is what a check found out. In the zero value all is well.
+type finding struct {
+	text    string // what is wrong
+	advice  bool   // it should be mended, and costs no event
+	skipped string // why the check could not be made
+}
+
+func fault(format string, args ...any) finding { return finding{text: fmt.Sprintf(format, args...)} }
+
+func advice(format string, args ...any) finding {
+	return finding{text: fmt.Sprintf(format, args...), advice: true}
+}
+
+// about adds to what is wrong which of several requests it was.
+func (f finding) about(which string) finding {
+	if f.text != "" && which != "" {
+		f.text += ", " + which
+	}
+	return f
+}
+
+// Outcomes of a check.
+const (
+	Passed  = "passed"
+	Failed  = "failed"
+	Warned  = "warned" // it should be mended, and costs no event
+	Skipped = "skipped"
+)
+
+// A Result is what came of one check.
+type Result struct {
+	Check
+	Outcome string  `json:"outcome"`
+	Found   string  `json:"found,omitempty"` // what is wrong, or why the check was skipped
+	Seconds float64 `json:"seconds"`
+}
+
+// A Report is what came of all checks.
+type Report struct {
+	URL       string   `json:"url"`
+	KeyPrefix string   `json:"key_prefix"` // of all events that were sent
+	Probed    bool     `json:"probed"`
+	Requests  int64    `json:"requests"`
+	Seconds   float64  `json:"seconds"`
+	Checks    []Result `json:"checks"`
+}
+
+// Count returns how many checks ended in an outcome.
+func (r Report) Count(outcome string) (n int) {
+	for _, result := range r.Checks {
+		if result.Outcome == outcome {
+			n++
+		}
+	}
+	return n
+}
+
+// A drill is one run.
+type drill struct {
+	Config
+	prefix   string
+	http     *http.Transport
+	ids      atomic.Int64
+	requests atomic.Int64
+	first    event // that was accepted
+
+	mu     sync.Mutex // guards audits
+	audits []audit
+}
+
+// A trial is one check while it is made.
+type trial struct {
+	*drill
+	ctx   context.Context //nolint:containedctx // that of the run, for the time of one call
+	check string
+}
+
+// Run makes the checks and reports what they found. An error means that there is no report: the receiver did not agree, the probe
+// cannot be used, or ctx has ended.
+func Run(ctx context.Context, cfg Config) (Report, error) {
+	d := &drill{Config: cfg, prefix: "drill-" + strings.ToLower(rand.Text()[:10])}
+	d.ids.Store(time.Now().UnixMicro())
+	d.http = &http.Transport{DialContext: cfg.Dialer.DialContext, TLSClientConfig: cfg.TLS, DisableCompression: true, MaxIdleConnsPerHost: maxInFlight}
+	defer d.http.CloseIdleConnections()
+	for _, name := range slices.Concat(cfg.Only, cfg.Skip) {
+		if !slices.ContainsFunc(table[:], func(c Check) bool { return c.Name == name }) {
+			return Report{}, fmt.Errorf("%w %q; docs/drill.md lists them", ErrUnknownCheck, name)
+		}
+	}
+	if err := d.askConsent(ctx); err != nil {
+		return Report{}, err
+	}
+	if d.Probe != nil {
+		if n, err := d.Probe(ctx, d.prefix+"-never-sent"); err != nil {
+			return Report{}, err
+		} else if n != 0 {
+			return Report{}, fmt.Errorf("the probe counts %d effects of a key that was never sent; it must count those of the key that it is given", n)
+		}
+	}
+	began := time.Now()
+	results := d.checkAll(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return Report{}, err
+	}
+	return Report{cfg.URL.Redacted(), d.prefix, cfg.Probe != nil, d.requests.Load(), time.Since(began).Seconds(), results}, nil
+}
+
+// checkAll makes the checks in the order of the table. Those that wait most of the time are made beside the others.
+func (d *drill) checkAll(ctx context.Context) []Result {
+	results := make([]Result, len(table))
+	var waiting sync.WaitGroup
+	for i := range results {
+		r := &results[i]
+		r.Check = table[i]
+		switch {
+		case i > 0 && (len(d.Only) > 0 && !slices.Contains(d.Only, r.Name) || slices.Contains(d.Skip, r.Name)):
+			r.judge(time.Now(), finding{skipped: "it was not asked for"})
+		case results[0].Outcome == Failed:
+			r.judge(time.Now(), finding{skipped: "the receiver does not do right with the first event"})
+		case r.kind == needsProbe && d.Probe == nil:
+			r.judge(time.Now(), finding{skipped: "only effects show it, and no probe is given"})
+		case r.kind == beside:
+			waiting.Go(func() { r.judge(time.Now(), r.run(&trial{d, ctx, r.Name})) })
+			continue
+		default:
+			r.judge(time.Now(), r.run(&trial{d, ctx, r.Name}))
+		}
+		if d.Done != nil {
+			d.Done(*r)
+		}
+	}
+	waiting.Wait()
+	d.audit(ctx, results)
+	return results
+}
+
+func (r *Result) judge(began time.Time, found finding) {
+	r.Seconds, r.Outcome, r.Found = time.Since(began).Seconds(), Passed, cmp.Or(found.text, found.skipped)
+	switch {
+	case found.skipped != "":
+		r.Outcome = Skipped
+	case found.text != "" && found.advice:
+		r.Outcome = Warned
+	case found.text != "":
+		r.Outcome = Failed
+	}
+}
+
+// Checks returns the table.
+func Checks() []Check { return slices.Clone(table[:]) }
+
+// ErrProduction says that nothing marks the receiver as one for tests.
+var ErrProduction = errors.New("nothing says that this is a receiver for tests, and a drill leaves events and effects behind")
+
+// ErrUnknownCheck says that Only or Skip names a check that is not in the table.
+var ErrUnknownCheck = errors.New("there is no check")
+
+// Consent is the header with which a receiver answers that drills are allowed, whatever its host is called.
+const (
+	Consent        = "X-Outbox-Drill"
+	ConsentAllowed = "allowed"
+)
+
+// askConsent fails unless the receiver is one for tests, by its host's name or by its answer to a request that asks for nothing.
+func (d *drill) askConsent(ctx context.Context) error {
+	if isStaging(d.URL.Hostname(), d.StagingWord) {
+		return nil
+	}
+	header, _ := d.request(d.newEvent("consent").with(nil))
+	switch a := d.exchange(ctx, http.MethodOptions, header, nil, d.Timeout); {
+	case a.err != nil:
+		return fmt.Errorf("ask the receiver whether a drill is allowed: %w", a.err)
+	case a.header.Get(Consent) != ConsentAllowed:
+		return fmt.Errorf("%w: let the receiver answer OPTIONS with the header %s: %s, or name the word in its host that says so with --staging", ErrProduction, Consent, ConsentAllowed)
+	}
+	return nil
+}
+
+// stagingWords are parts of a host's name that no receiver in production has.
+var stagingWords = [...]string{"staging", "stage", "stg", "test", "tests", "testing", "localhost", "sandbox", "dev", "development", "qa", "uat", "preview", "ci", "drill"}
+
+// isStaging reports whether a host is one for tests: it is this machine, or its name says so, or has the given word. A registered domain
+// and its top level say nothing by themselves: test.de and example.dev are in production.
+func isStaging(host, word string) bool {
+	if address := net.ParseIP(host); address != nil {
+		return address.IsLoopback()
+	}
+	has := func(label string, words ...string) bool {
+		return slices.ContainsFunc(strings.Split(label, "-"), func(part string) bool { return slices.Contains(words, strings.TrimRight(part, "0123456789")) })
+	}
+	labels := strings.Split(strings.ToLower(strings.TrimSuffix(host, ".")), ".")
+	for i, label := range labels {
+		last := i == len(labels)-1
+		if word != "" && has(label, strings.ToLower(word)) || has(label, stagingWords[:]...) && (i < len(labels)-2 || last && (i == 0 || label != "dev")) {
+			return true
+		}
+	}
+	return false
+}

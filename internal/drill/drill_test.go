@@ -1,0 +1,194 @@
+package drill
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
+func parseURL(t testing.TB, text string) *url.URL {
+	t.Helper()
+	u, err := url.Parse(text)
+	pgtest.Must(t, err)
+	return u
+}
+
+// secretTexts are those of config, as receivers are given them.
+var secretTexts = []string{"whsec_new1AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "whsec_new2AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}
+
+// database returns a receiver's database with a table of effects.
+func database(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
+	pgtest.Exec(t, pool, tables)
+	return pool
+}
+
+func insert(ctx context.Context, tx pgx.Tx, event consumer.Event, _ struct {
+	Drill string `json:"drill"`
+},
+) error {
+	_, err := tx.Exec(ctx, insertEffect, event.Key)
+	return err
+}
+
+func router() *consumer.Router[pgx.Tx] {
+	r := consumer.NewRouter()
+	consumer.HandleJSON(r, "drill.created", 1, insert)
+	return r
+}
+
+func consumerConfig() consumer.Config {
+	return consumer.Config{Receiver: "drilled", Secrets: secretTexts, Limits: consumer.Limits{BodyTimeout: time.Second}, Logger: slog.New(slog.DiscardHandler)}
+}
+
+// passes asserts that a receiver does everything right.
+func passes(t *testing.T, cfg Config) Report {
+	t.Helper()
+	report, err := Run(t.Context(), cfg)
+	pgtest.Must(t, err)
+	for _, r := range report.Checks {
+		if r.Outcome != Passed {
+			t.Errorf("%s: %s: %s", r.Name, r.Outcome, r.Found)
+		}
+	}
+	if len(report.Checks) != len(table) || report.Requests < 300 {
+		t.Errorf("%d checks, %d requests", len(report.Checks), report.Requests)
+	}
+	return report
+}
+
+func TestOursPass(t *testing.T) {
+	t.Parallel()
+	t.Run("consumer.New", func(t *testing.T) {
+		t.Parallel()
+		pool := database(t)
+		receive, err := consumer.New(pool, consumerConfig(), router().Dispatch)
+		pgtest.Must(t, err)
+		mux := http.NewServeMux()
+		mux.Handle("POST /webhooks/finance", receive)
+		passes(t, config(t, serve(t, mux, time.Second)+"/webhooks/finance", countEffects(pool)))
+	})
+	t.Run("inbox.New", func(t *testing.T) {
+		t.Parallel()
+		pool := database(t)
+		invoices, err := inbox.New(pool, inbox.Config{Config: consumerConfig(), Handle: router().Dispatch, Workers: 2})
+		pgtest.Must(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		ran := make(chan error, 1)
+		go func() { ran <- invoices.Run(ctx) }()
+		t.Cleanup(func() { cancel(); <-ran })
+		passes(t, config(t, serve(t, invoices.Handler(), time.Second), countEffects(pool)))
+	})
+	t.Run("the unchanged mutant", func(t *testing.T) {
+		t.Parallel()
+		pool := database(t)
+		rc := newReceiver(t, "right", pool, secret(t, "new1"), secret(t, "new2"))
+		passes(t, config(t, serve(t, rc, time.Second), countEffects(pool)))
+	})
+}
+
+// links are what the headings of a document are linked as.
+func links(t *testing.T, name string) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../..", name))
+	pgtest.Must(t, err)
+	found := map[string]bool{}
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(string(text), -1) {
+		anchor := strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-")
+		found[name+"#"+regexp.MustCompile(`[^a-z0-9-]`).ReplaceAllString(anchor, "")] = true
+	}
+	return found
+}
+
+// Every check says what it does, and links to a heading that exists.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{}
+	for _, name := range []string{"docs/receiving.md", "docs/receiving-elsewhere.md", "docs/wire.md"} {
+		for link := range links(t, name) {
+			known[link] = true
+		}
+	}
+	seen := map[string]bool{}
+	for _, c := range Checks() {
+		if c.Name == "" || c.Sends == "" || c.Expects == "" || !strings.HasSuffix(c.Remedy, ".") && !strings.HasSuffix(c.Remedy, ")") || c.run == nil || seen[c.Name] {
+			t.Errorf("%+v is incomplete or stands twice", c)
+		}
+		if !known[c.Link] {
+			t.Errorf("%s links to %s, which does not exist", c.Name, c.Link)
+		}
+		seen[c.Name] = true
+	}
+}
+
+// try runs a drill against a mutant and asserts that it is named rightly. With all, every check is made, and those that have nothing
+// to do with its mistake must find nothing.
+func (m mutant) try(t *testing.T, pool *pgxpool.Pool, all bool) {
+	rc := newReceiver(t, m.name, pool, secret(t, "new1"), secret(t, "new2"))
+	m.mutate(t, rc)
+	t.Cleanup(rc.working.Wait)
+	cfg := config(t, serve(t, rc, rc.headerTime), countEffects(pool))
+	if m.config != nil {
+		m.config(&cfg)
+	}
+	if !all {
+		cfg.Only = append(slices.Clone(m.finds), cfg.Only...)
+		cfg.For = 500 * time.Millisecond
+	}
+	report, err := Run(t.Context(), cfg)
+	pgtest.Must(t, err)
+	for _, r := range report.Checks {
+		must, wrong := slices.Contains(m.finds, r.Name), r.Outcome == Failed || r.Outcome == Warned
+		switch {
+		case must && !wrong:
+			t.Errorf("%s does not find it: %s %s", r.Name, r.Outcome, r.Found)
+		case wrong && !must && !slices.Contains(m.may, r.Name):
+			t.Errorf("%s finds what is not there: %s", r.Name, r.Found)
+		case r.Name == m.finds[0] && !strings.Contains(r.Found, m.says):
+			t.Errorf("%s says %q, want it to contain %q", r.Name, r.Found, m.says)
+		}
+	}
+}
+
+func TestMutantsAreNamed(t *testing.T) {
+	t.Parallel()
+	pool := database(t)
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			m.try(t, pool, false)
+		})
+	}
+}
+
+func TestMutantsAreNamedAmongAllChecks(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	pool := database(t)
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			m.try(t, pool, true)
+		})
+	}
+}

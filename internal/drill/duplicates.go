@@ -1,0 +1,245 @@
+package drill
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// firstPatience is how much longer than a relay the drill waits for its first answer, to say how late it is.
+const firstPatience = 30 * time.Second
+
+func valid(t *trial) finding {
+	t.first = t.event()
+	switch a := t.sendWithin(t.first, t.Timeout+firstPatience); {
+	case !a.accepted() && a.status == http.StatusUnprocessableEntity:
+		return fault("it %s: name a type that it handles with --type, and such a payload with --payload", a)
+	case !a.accepted():
+		return fault("it %s", a)
+	case a.took > t.Timeout:
+		return fault("it answered after %s: a relay gives up after %s, and sends the event again and again", a.took.Round(time.Millisecond), t.Timeout)
+	}
+	found := t.effects(1, 1, t.first.key)
+	t.audits = nil // late-duplicate looks at it again
+	return found
+}
+
+// hurried is how many events are sent one by one to see whether effects are there when the answer is.
+const hurried = 20
+
+func afterCommit(t *trial) finding {
+	late := 0
+	for range hurried {
+		e := t.event()
+		switch a := t.send(e); {
+		case !a.accepted():
+			return fault("it %s to a valid event", a)
+		case a.status == http.StatusAccepted: // it says itself that the effect comes later
+			return t.effects(1, 1, e.key)
+		}
+		switch n, err := t.Probe(t.ctx, e.key); {
+		case err != nil:
+			return fault("the probe failed: %v", err)
+		case n == 0:
+			late++
+		}
+	}
+	if late > 0 {
+		return fault("%d of %d effects were not there when the answer was: should the receiver crash between the two, the event is lost", late, hurried)
+	}
+	return finding{}
+}
+
+// fine sends events that must be accepted and take effect once each.
+func fine(events func(*trial) []event) func(*trial) finding {
+	return func(t *trial) finding {
+		for _, e := range events(t) {
+			if a := t.send(e); !a.accepted() {
+				return fault("it %s", a).about(e.which)
+			}
+			if found := t.effects(1, 1, e.key); found.text != "" {
+				return found.about(e.which)
+			}
+		}
+		return finding{}
+	}
+}
+
+// repeated sends an event, and then once more with a change.
+func repeated(change func(event) event) func(*trial) finding {
+	return func(t *trial) finding {
+		e := t.event()
+		if a := t.send(e); !a.accepted() {
+			return fault("it %s to a valid event", a)
+		}
+		return t.repeat(change(e.again()))
+	}
+}
+
+// repeat sends an event that was accepted once more.
+func (t *trial) repeat(e event) finding {
+	a := t.send(e)
+	if found := t.effects(1, 1, e.key); found.text != "" {
+		return found
+	}
+	switch {
+	case a.accepted():
+		return finding{}
+	case a.final():
+		return fault("it %s to a duplicate: a relay takes the event, which took effect, for failed", a)
+	}
+	return fault("it %s to a duplicate: a relay sends it for hours, and then takes the event, which took effect, for failed", a)
+}
+
+func lateDuplicate(t *trial) finding { return t.repeat(t.first.again()) }
+
+// crowd is how many equal requests are sent at once.
+const crowd = 20
+
+func atOnce(t *trial) finding {
+	e := t.event()
+	answers := make([]answer, crowd)
+	var sending sync.WaitGroup
+	for i := range answers {
+		sending.Go(func() { answers[i] = t.send(e) })
+	}
+	sending.Wait()
+	last := t.deliver(e.again())
+	if found := t.effects(1, 1, e.key); found.text != "" {
+		return found
+	}
+	for _, a := range answers {
+		if !a.accepted() && !a.passing() {
+			return fault("it %s to one of %d equal requests: a relay counts that as a failure of the receiver", a, crowd)
+		}
+	}
+	if !last.accepted() {
+		return fault("it %s even when no other request was under way", last)
+	}
+	return finding{}
+}
+
+// cuts are how long after its request a connection is cut.
+var cuts = [...]time.Duration{0, 0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, 150 * time.Millisecond}
+
+func cutBeforeAnswer(t *trial) finding {
+	for _, after := range cuts {
+		e := t.event()
+		head, body := t.raw(e)
+		if found := t.cut(e, after, append(head, body...)); found.text != "" {
+			return found.about("cut " + after.String() + " after the request")
+		}
+	}
+	return finding{}
+}
+
+// cut sends some of an event's request, cuts the connection, and then sends the event until it is accepted.
+func (t *trial) cut(e event, after time.Duration, begun []byte) finding {
+	w, err := t.dial()
+	if err != nil {
+		return fault("%v", err)
+	}
+	_ = w.write(0, begun)
+	pause(t.ctx, after)
+	_ = w.Close()
+	if a := t.deliver(e.again()); !a.accepted() {
+		return fault("it %s to an event whose first request lost its connection", a)
+	}
+	return t.effects(1, 1, e.key)
+}
+
+func keyReused(t *trial) finding {
+	e := t.event()
+	if a := t.send(e); !a.accepted() {
+		return fault("it %s to a valid event", a)
+	}
+	a := t.send(e.padded(len(e.body) + 1))
+	switch found := t.effects(1, 1, e.key); {
+	case found.text != "":
+		return found
+	case a.accepted():
+		return advice("it %s: a producer that uses a key for two events by mistake never learns that one has no effect", a)
+	case !a.final():
+		return advice("it %s: a relay sends for hours what will never be right", a)
+	}
+	return finding{}
+}
+
+// apart sends pairs of events that a receiver must not take for one.
+func apart(pairs func(*trial) [][2]event) func(*trial) finding {
+	return func(t *trial) finding {
+		for _, pair := range pairs(t) {
+			for _, e := range pair {
+				if a := t.send(e); !a.accepted() {
+					return fault("it %s to the event with the key %s", a, e.key)
+				}
+			}
+			if found := t.effects(2, 2, pair[0].key, pair[1].key); found.text != "" {
+				return found.about("of two events").about(pair[1].which)
+			}
+		}
+		return finding{}
+	}
+}
+
+func sameContent(t *trial) [][2]event {
+	e := t.event()
+	return [][2]event{{e, t.event().with(e.body)}}
+}
+
+func sameEventID(t *trial) [][2]event {
+	first, second := t.event(), t.event()
+	second.id = first.id
+	return [][2]event{{first, second}}
+}
+
+func keyCase(t *trial) [][2]event {
+	lower := t.event()
+	return [][2]event{{lower, t.eventOf(strings.ToUpper(lower.key))}}
+}
+
+// maxKey is how long a key may be, in bytes.
+const maxKey = 255
+
+func keyLong(t *trial) [][2]event {
+	key := t.event().key
+	key += strings.Repeat("x", maxKey-len(key)-1)
+	return [][2]event{{t.eventOf(key + "1"), t.eventOf(key + "2")}}
+}
+
+func keyOdd(t *trial) (pairs [][2]event) {
+	key := t.event().key
+	for _, ends := range [...][2]string{{"%41", "A"}, {"+b", " b"}, {`/"c'\;=&?#<,>`, "/c"}} {
+		second := t.eventOf(key + ends[1])
+		second.which = "with keys that end in " + strconv.Quote(ends[0]) + " and " + strconv.Quote(ends[1])
+		pairs = append(pairs, [2]event{t.eventOf(key + ends[0]), second})
+	}
+	return pairs
+}
+
+func keyUTF8(t *trial) finding {
+	for _, end := range [...]string{"-Größe-名", "-\xff"} {
+		if a := t.send(t.eventOf(t.event().key + end)); !a.accepted() && !a.refused() {
+			return advice("it %s to a key that ends in %q", a, end)
+		}
+	}
+	return finding{}
+}
+
+func keyBlanks(t *trial) finding {
+	e := t.event()
+	if a := t.send(e); !a.accepted() {
+		return fault("it %s to a valid event", a)
+	}
+	head, body := t.raw(e.again())
+	const name = webhook.IdempotencyKey + ": "
+	a := t.sendRaw(0, []byte(strings.Replace(string(head), name+e.key, name+" \t "+e.key+" \t ", 1)), body)
+	if found := t.effects(1, 1, e.key, e.key+" \t ", e.key+" \t"); found.text != "" || a.accepted() {
+		return found
+	}
+	return fault("it %s", a)
+}
