@@ -41,6 +41,7 @@ var cases = []struct {
 	{"killed while committing", killedWhileCommitting},
 	{"database trouble", databaseTrouble},
 	{"beside a receiver in Go", besideGo},
+	{"drilled", drilled},
 }
 
 func TestReceiversElsewhere(t *testing.T) {

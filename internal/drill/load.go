@@ -79,10 +79,15 @@ func underLoad(t *trial) finding {
 			if !a.accepted() && !a.passing() {
 				bad, example = bad+1, a
 			} else if !a.accepted() {
-				t.deliver(e.again())
+				slots <- struct{}{}
+				sending.Go(func() {
+					t.deliver(e.again())
+					<-slots
+				})
 			}
 		}
 	}
+	sending.Wait()
 	if bad > 0 {
 		return fault("%d requests of %d events failed; to the last one it %s", bad, len(events), example)
 	}

@@ -51,7 +51,7 @@ var table = [...]Check{
 	{"changed-header", "events with changed, added and removed X-Outbox headers", "401", "Verify x1, which covers all of them. Who verifies v1 alone must use none of them.", verifying, usual, changedHeader},
 	{"old-timestamp", "a signed event from beyond the tolerance", "401, and no effect", withinMinutes, verifying, usual, forged(oldTimestamp)},
 	{"future-timestamp", "a signed event from as far in the future", "401, and no effect", withinMinutes, verifying, usual, forged(futureTimestamp)},
-	{"odd-timestamp", "signed timestamps that are a word, negative, too large, or in milliseconds", "401, and no effect", withinMinutes, verifying, usual, forged(oddTimestamp)},
+	{"odd-timestamp", "signed timestamps that are negative, zero, too large, or in milliseconds", "401, and no effect", withinMinutes, verifying, usual, forged(oddTimestamp)},
 	{"within-tolerance", "signed events from half the tolerance ago and ahead", "2xx, and one effect each", "Tolerate five minutes, or clocks that drift stop deliveries.", verifying, usual, fine(withinTolerance)},
 	{"other-signatures", "events with a second secret's signatures and ones of unknown versions around the right one", "2xx, and one effect each", "Try every signature in webhook-signature that begins with x1 (or v1), and pass over the others: while secrets rotate there are several.", verifying, usual, fine(otherSignatures)},
 	{"each-secret", "events signed with each of the secrets alone", "2xx, and one effect each", "Try all secrets that you accept, not only the first.", verifying, usual, eachSecret},

@@ -232,21 +232,46 @@ class Webhook(BaseHTTPRequestHandler):
             self.answer(problem.status, {"Content-Type": "application/problem+json", "Connection": "close", **retry}, text.encode())
 
     def read_body(self, seconds):
-        length = self.headers.get("Content-Length", "")
-        if not re.fullmatch("[0-9]{1,15}", length) or "Transfer-Encoding" in self.headers:
-            raise Problem(400, "header-invalid", "Content-Length is required.")
+        """Read the body, which a proxy on the way may have cut into chunks."""
         body, deadline = bytearray(), time.monotonic() + seconds
-        while len(body) < int(length):
+
+        def take(most):
             try:
                 self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
-                chunk = self.rfile.read1(min(int(length) - len(body), 65536))
+                part = self.rfile.read1(most)
             except OSError:
-                chunk = b""
-            if not chunk:
+                part = b""
+            if not part:
                 raise Problem(408, "body-unreadable", "The body did not arrive whole and in time.")
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise Problem(413, "body-too-large", f"At most {MAX_BODY_BYTES} bytes are accepted.")
+            return part
+
+        def read(size):
+            end = len(body) + size
+            while len(body) < end:
+                body.extend(take(min(end - len(body), 65536)))
+                if len(body) > MAX_BODY_BYTES:
+                    raise Problem(413, "body-too-large", f"At most {MAX_BODY_BYTES} bytes are accepted.")
+
+        def read_line(pattern):
+            line = b""
+            while not line.endswith(b"\r\n"):
+                line += take(1)
+                if len(line) > 10:
+                    break
+            if not re.fullmatch(pattern + b"\r\n", line):
+                raise Problem(400, "header-invalid", "A chunk is malformed, or has an extension or a trailer.")
+            return line[:-2]
+
+        length, coding = self.headers.get_all("Content-Length", []), self.headers.get_all("Transfer-Encoding", [])
+        if len(length) == 1 and not coding and re.fullmatch("[0-9]{1,15}", length[0]):
+            read(int(length[0]))
+        elif not length and [name.lower() for name in coding] == ["chunked"]:
+            while size := int(read_line(b"[0-9A-Fa-f]{1,8}"), 16):
+                read(size)
+                read_line(b"")
+            read_line(b"")
+        else:
+            raise Problem(400, "header-invalid", "Content-Length, or Transfer-Encoding: chunked, is required.")
         self.connection.settimeout(self.timeout)
         return bytes(body)
 
