@@ -48,7 +48,7 @@ to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
 
 # Asking for help.
 expect 0 'outbox-relay migrate up' "$relay" --help
-for command in run migrate 'migrate up' 'migrate down' 'migrate roles' 'migrate status' status 'events list' 'events show' replay discard pause resume relays audit 'routes list' 'routes test' 'config check' 'config show' bench version \
+for command in run migrate 'migrate up' 'migrate down' 'migrate roles' 'migrate status' status 'events list' 'events show' replay discard pause resume relays audit 'routes list' 'routes test' 'config check' 'config show' bench drill version \
 	'inbox status' 'inbox list' 'inbox show' 'inbox replay' 'inbox ignore' 'inbox prune'; do
 	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
 done
@@ -71,6 +71,8 @@ expect 2 'has no zone' env "$here" "$relay" replay --since 2026-01-02T15:04:05
 expect 2 'nothing says which events' env "$here" "$relay" inbox replay --receiver shipping --yes
 expect 2 'must be one of' env "$here" "$relay" inbox ignore --status succeeded
 expect 2 'out of range' env "$here" "$relay" bench --events 0
+expect 2 'out of range' "$relay" drill http://127.0.0.1:9/ --rate 0
+expect 2 'name the secrets' "$relay" drill http://127.0.0.1:9/
 expect 2 'is less than 24h' env "$here" "$relay" inbox prune --older-than 1h
 expect 2 'needs --destination' env "$here" "$relay" discard --head-of-key a
 expect 2 'run the command on a terminal' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"

@@ -2,15 +2,20 @@ package drill
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,6 +144,102 @@ func TestTable(t *testing.T) {
 			t.Errorf("%s links to %s, which does not exist", c.Name, c.Link)
 		}
 		seen[c.Name] = true
+	}
+}
+
+func TestStagingHosts(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]bool{
+		"localhost": true, "127.0.0.1": true, "::1": true, "127.8.9.1": true, "receiver.localhost": true, "Logistics.STAGING.example.com": true, "logistics-test2.example.com": true,
+		"staging": true, "logistics.test": true, "dev.example.com.": true, "logistics.staging.svc.cluster.local": true, "qa-1.eu.example.com": true,
+		"logistics.example.com": false, "example.com": false, "test.de": false, "example.dev": false, "api.example.dev": false, "latest.example.com": false, "logistics.internal": false,
+		"contest.example.com": false, "10.0.0.1": false, "0.0.0.0": false, "192.0.2.1": false, "staging.com": false, "logistics": false, "": false,
+	} {
+		if got := isStaging(host, ""); got != want {
+			t.Errorf("%q: %t", host, got)
+		}
+	}
+	if !isStaging("logistics-green.example.com", "GREEN") || !isStaging("logistics.internal", "logistics") || isStaging("evergreen.example.com", "green") || isStaging("10.0.0.1", "10") {
+		t.Error("the word that is given is not found where it is, or where it is not")
+	}
+}
+
+// A host that is not marked is sent one request, which asks for nothing, and events only if the answer allows it.
+func TestConsent(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]error{"": ErrProduction, "yes": ErrProduction, ConsentAllowed: nil} {
+		var methods []string
+		var mu sync.Mutex
+		listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", "0.0.0.0:0")
+		pgtest.Must(t, err)
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			methods = append(methods, r.Method)
+			mu.Unlock()
+			w.Header().Set(Consent, answer)
+			w.WriteHeader(http.StatusMethodNotAllowed)
+		}))
+		_ = server.Listener.Close()
+		server.Listener = listener
+		server.Start()
+		t.Cleanup(server.Close)
+		cfg := config(t, "http://"+listener.Addr().String(), nil)
+		cfg.URL.Host = "0.0.0.0:" + cfg.URL.Port() // this machine, and no address of loopback
+		_, err = Run(t.Context(), cfg)
+		if !errors.Is(err, want) {
+			t.Errorf("%q: %v, want %v", answer, err, want)
+		}
+		mu.Lock()
+		if got := strings.Join(methods, " "); got != map[bool]string{true: "OPTIONS", false: "OPTIONS POST"}[want != nil] {
+			t.Errorf("%q: the receiver was sent %s", answer, got)
+		}
+		mu.Unlock()
+	}
+}
+
+// What takes effect once too often after its check has passed is found at the end.
+func TestLateEffectsAreFound(t *testing.T) {
+	t.Parallel()
+	pool := database(t)
+	rc := newReceiver(t, "late", pool, secret(t, "new1"), secret(t, "new2"))
+	right, asked := countEffects(pool), atomic.Int64{}
+	cfg := config(t, serve(t, rc, rc.headerTime), func(ctx context.Context, key string) (int, error) {
+		n, err := right(ctx, key)
+		if strings.Contains(key, "-duplicate-") && asked.Add(1) > 1 {
+			n++
+		}
+		return n, err
+	})
+	cfg.Only = []string{"duplicate"}
+	report, err := Run(t.Context(), cfg)
+	pgtest.Must(t, err)
+	if got := outcomes(report, Failed); !slices.Equal(got, []string{"duplicate"}) || !strings.Contains(report.Checks[2].Found, "the last one came later") {
+		t.Errorf("%q failed: %+v", got, report.Checks[2])
+	}
+}
+
+// A run that is ended says why, and leaves nothing running.
+func TestRunEnds(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	pool := database(t)
+	rc := newReceiver(t, "ended", pool, secret(t, "new1"), secret(t, "new2"))
+	cfg := config(t, serve(t, rc, time.Hour), countEffects(pool))
+	cfg.Done = func(r Result) {
+		if r.Name == "at-once" {
+			cancel(cause)
+		}
+	}
+	if _, err := Run(ctx, cfg); !errors.Is(err, cause) {
+		t.Errorf("got %v", err)
+	}
+	for _, change := range []func(*Config){func(c *Config) { c.Only = []string{"duplicates"} }, func(c *Config) { c.Skip = []string{""} }} {
+		bad := cfg
+		change(&bad)
+		if _, err := Run(t.Context(), bad); !errors.Is(err, ErrUnknownCheck) {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 
