@@ -167,7 +167,7 @@ func TestDrillDistrustsItsProbe(t *testing.T) {
 	t.Parallel()
 	r := startDrilled(t, unchanged)
 	pgtest.Exec(t, r.pool, "INSERT INTO shipment VALUES ('old')")
-	database := "OUTBOX_PROBE_DATABASE_URL=" + r.dsn
+	database := "PROBE_DATABASE_URL=" + r.dsn
 	for probe, want := range map[string]string{
 		"--probe-sql=SELECT count(*) FROM shipment WHERE $1 <> ''":           "counts 1 effects of a key that was never sent",
 		"--probe-sql=DELETE FROM shipment WHERE invoice <> $1 RETURNING 0":   "read-only transaction",
@@ -175,9 +175,12 @@ func TestDrillDistrustsItsProbe(t *testing.T) {
 		"--probe-url=" + strings.Replace(r.probe, "/count", "/none", 1):      "it answered 404 Not Found",
 		"--probe-url=" + strings.Replace(r.probe, "http://", "http:// x", 1): "it is no URL",
 	} {
-		if got := drillCommand([]string{database}, r.url, probe); got.code == 0 || !strings.Contains(got.stderr, want) {
+		if got := drillCommand([]string{database}, r.url, probe); got.code == 0 || !strings.Contains(got.stderr, want) || strings.Contains(got.stderr, "migrat") {
 			t.Errorf("%s: %+v, want %q", probe, got, want)
 		}
+	}
+	if got := drillCommand([]string{"PROBE_DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}, r.url, countShipments); got.code != cli.ExitDatabase {
+		t.Errorf("%+v", got)
 	}
 	var n int
 	if err := r.pool.QueryRow(t.Context(), "SELECT count(*) FROM shipment").Scan(&n); err != nil || n != 1 {

@@ -175,7 +175,8 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 	if err := context.Cause(ctx); err != nil {
 		return Report{}, err
 	}
-	return Report{cfg.URL.Redacted(), d.prefix, cfg.Probe != nil, d.requests.Load(), time.Since(began).Seconds(), results}, nil
+	shown := url.URL{Scheme: cfg.URL.Scheme, Host: cfg.URL.Host, Path: cfg.URL.Path} // a query may hold a token
+	return Report{shown.String(), d.prefix, cfg.Probe != nil, d.requests.Load(), time.Since(began).Seconds(), results}, nil
 }
 
 // checkAll makes the checks in the order of the table. Those that wait most of the time are made beside the others.
@@ -204,6 +205,11 @@ func (d *drill) checkAll(ctx context.Context) []Result {
 	}
 	waiting.Wait()
 	d.audit(ctx, results)
+	for _, r := range results {
+		if r.kind == beside && r.Outcome != Skipped && d.Done != nil {
+			d.Done(r)
+		}
+	}
 	return results
 }
 

@@ -32,7 +32,7 @@ type Command struct {
 	EventVersion  int           `default:"1" placeholder:"1" help:"Version of the events' schema."`
 	Payload       string        `default:"{\"drill\":\"{key}\"}" placeholder:"JSON" help:"Their payload, in which {key} becomes the event's key; @FILE reads it from a file."`
 	ProbeSQL      string        `name:"probe-sql" placeholder:"SELECT" help:"Counts the effects of the key $$1 in --probe-database, such as: SELECT count(*) FROM shipments WHERE invoice = $$1"`
-	ProbeDatabase string        `env:"OUTBOX_PROBE_DATABASE_URL" placeholder:"URL" help:"The receiver's database. Better set OUTBOX_PROBE_DATABASE_URL: others see flags in the list of processes."`
+	ProbeDatabase string        `env:"PROBE_DATABASE_URL" placeholder:"URL" help:"The receiver's database. Better set PROBE_DATABASE_URL: others see flags in the list of processes."`
 	ProbeURL      string        `name:"probe-url" placeholder:"URL" help:"Answers GET with the number of effects of a key, which takes the place of {key}."`
 	Staging       string        `placeholder:"WORD" help:"A word of the receiver's host that says that it is for tests, beside staging, test, localhost and others."`
 	Only          []string      `placeholder:"CHECK" help:"Make only these checks, separated by commas."`
@@ -63,7 +63,7 @@ const (
 	maxRate  = 1000
 	maxFor   = time.Minute
 	maxTime  = 10 * time.Minute
-	patience = 30 * time.Second // how long a receiver may wait for a request that does not go on
+	patience = 75 * time.Second // how long a receiver may wait for a request that does not go on; proxies wait for a minute
 )
 
 // What relays and their receivers promise each other.
@@ -83,14 +83,14 @@ func (cmd Command) check() error {
 	case cmd.ProbeSQL != "" && cmd.ProbeURL != "":
 		return cli.Usagef("--probe-sql and --probe-url can't be used together")
 	case cmd.ProbeSQL != "" && cmd.ProbeDatabase == "":
-		return cli.Usagef("--probe-sql needs the receiver's database: set OUTBOX_PROBE_DATABASE_URL, or --probe-database")
+		return cli.Usagef("--probe-sql needs the receiver's database: set PROBE_DATABASE_URL, or --probe-database")
 	}
 	return nil
 }
 
 func (cmd Command) Run(inv *cli.Invocation) error {
 	for _, entry := range inv.Env {
-		if value, ok := strings.CutPrefix(entry, "OUTBOX_PROBE_DATABASE_URL="); ok && cmd.ProbeDatabase == "" {
+		if value, ok := strings.CutPrefix(entry, "PROBE_DATABASE_URL="); ok && cmd.ProbeDatabase == "" {
 			cmd.ProbeDatabase = value
 		}
 	}

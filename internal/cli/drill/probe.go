@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
@@ -36,8 +37,11 @@ func (cmd Command) probe(ctx context.Context, cfg drill.Config) (drill.Probe, fu
 			return nil, nil, fmt.Errorf("open the probe's database: %w", err)
 		}
 		return func(ctx context.Context, key string) (n int, err error) {
-			if err = pool.QueryRow(ctx, cmd.ProbeSQL, key).Scan(&n); err != nil {
-				err = fmt.Errorf("--probe-sql: %w", err)
+			switch err = pool.QueryRow(ctx, cmd.ProbeSQL, key).Scan(&n); {
+			case errors.As(err, new(*pgconn.ConnectError)):
+				err = fmt.Errorf("connect to the probe's database: %w", err)
+			case err != nil:
+				err = cli.Usagef("--probe-sql: %w", err)
 			}
 			return n, err
 		}, pool.Close, nil
