@@ -23,7 +23,7 @@ func drilled(t *testing.T, r *receiver) {
 	report, err := drill.Run(t.Context(), drill.Config{
 		URL: address, Dialer: new(net.Dialer), Secrets: secrets, Retired: []webhook.Secret{other}, Destination: "logistics-1",
 		Type: "invoice.created", Version: 1, Payload: `{"invoice":"{key}","total":"1.00"}`, Timeout: patience, Tolerance: 5 * time.Minute, Settle: patience,
-		Patience: patience, MaxBody: 1 << 20, Rate: 100, For: time.Second,
+		Patience: patience, MaxBody: 1 << 20, Rate: 100, For: time.Second, Done: func(drill.Result) {},
 		Probe: func(ctx context.Context, key string) (n int, err error) {
 			err = r.pool.QueryRow(ctx, "SELECT count(*) FROM shipments WHERE invoice = $1", key).Scan(&n)
 			return n, err

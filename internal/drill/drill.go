@@ -1,7 +1,6 @@
 package drill
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -46,8 +45,7 @@ type Config struct {
 	For         time.Duration // of the load
 	// Only and Skip choose checks by name. The first one is always made. Empty: all; none.
 	Only, Skip []string
-	// Done is called after each check, in turn. nil: nothing is called.
-	Done func(Result)
+	Done       func(Result) // called after each check, in turn
 }
 
 // A Check is one thing that a receiver must do right.
@@ -59,7 +57,7 @@ type Check struct {
 	Link    string `json:"link"`   // where that is explained
 
 	kind kind
-	run  func(*trial) finding
+	run  func(*trial)
 }
 
 // A kind says when a check is made.
@@ -70,27 +68,6 @@ const (
 	needsProbe      // answers alone decide nothing
 	beside          // it waits most of the time: beside the others
 )
-
-// A finding is what a check found out. In the zero value all is well.
-type finding struct {
-	text    string // what is wrong
-	advice  bool   // it should be mended, and costs no event
-	skipped string // why the check could not be made
-}
-
-func fault(format string, args ...any) finding { return finding{text: fmt.Sprintf(format, args...)} }
-
-func advice(format string, args ...any) finding {
-	return finding{text: fmt.Sprintf(format, args...), advice: true}
-}
-
-// about adds to what is wrong which of several requests it was.
-func (f finding) about(which string) finding {
-	if f.text != "" && which != "" {
-		f.text += ", " + which
-	}
-	return f
-}
 
 // Outcomes of a check.
 const (
@@ -141,11 +118,47 @@ type drill struct {
 	audits []audit
 }
 
-// A trial is one check while it is made.
+// A trial is one check while it is made. It ends with a verdict, by a panic, or has found nothing.
 type trial struct {
 	*drill
 	ctx   context.Context //nolint:containedctx // that of the run, for the time of one call
 	check string
+	which string // of several events, for people
+}
+
+// A verdict is what a check has found out.
+type verdict struct{ outcome, found string }
+
+func (t *trial) end(outcome, format string, args ...any) {
+	found := fmt.Sprintf(format, args...)
+	if t.which != "" {
+		found += ", " + t.which
+	}
+	panic(verdict{outcome, found})
+}
+
+func (t *trial) fault(format string, args ...any)  { t.end(Failed, format, args...) }
+func (t *trial) advise(format string, args ...any) { t.end(Warned, format, args...) }
+func (t *trial) skip(why string)                   { t.end(Skipped, "%s", why) }
+
+// try makes a check, unless there is a reason to skip it.
+func (d *drill) try(ctx context.Context, r *Result, skip string) {
+	began := time.Now()
+	defer func() {
+		r.Seconds, r.Outcome = time.Since(began).Seconds(), Passed
+		if v := recover(); v != nil {
+			end, ok := v.(verdict)
+			if !ok {
+				panic(v)
+			}
+			r.Outcome, r.Found = end.outcome, end.found
+		}
+	}()
+	t := &trial{drill: d, ctx: ctx, check: r.Name}
+	if skip != "" {
+		t.skip(skip)
+	}
+	r.run(t)
 }
 
 // Run makes the checks and reports what they found. An error means that there is no report: the receiver did not agree, the probe
@@ -186,43 +199,35 @@ func (d *drill) checkAll(ctx context.Context) []Result {
 	for i := range results {
 		r := &results[i]
 		r.Check = table[i]
-		switch {
-		case i > 0 && (len(d.Only) > 0 && !slices.Contains(d.Only, r.Name) || slices.Contains(d.Skip, r.Name)):
-			r.judge(time.Now(), finding{skipped: "it was not asked for"})
-		case results[0].Outcome == Failed:
-			r.judge(time.Now(), finding{skipped: "the receiver does not do right with the first event"})
-		case r.kind == needsProbe && d.Probe == nil:
-			r.judge(time.Now(), finding{skipped: "only effects show it, and no probe is given"})
-		case r.kind == beside:
-			waiting.Go(func() { r.judge(time.Now(), r.run(&trial{d, ctx, r.Name})) })
-			continue
-		default:
-			r.judge(time.Now(), r.run(&trial{d, ctx, r.Name}))
-		}
-		if d.Done != nil {
+		if skip := d.reason(results, i); skip == "" && r.kind == beside {
+			waiting.Go(func() { d.try(ctx, r, "") })
+		} else {
+			d.try(ctx, r, skip)
 			d.Done(*r)
 		}
 	}
 	waiting.Wait()
 	d.audit(ctx, results)
 	for _, r := range results {
-		if r.kind == beside && r.Outcome != Skipped && d.Done != nil {
+		if r.kind == beside && r.Outcome != Skipped {
 			d.Done(r)
 		}
 	}
 	return results
 }
 
-func (r *Result) judge(began time.Time, found finding) {
-	r.Seconds, r.Outcome, r.Found = time.Since(began).Seconds(), Passed, cmp.Or(found.text, found.skipped)
+// reason returns why a check is not made; empty: it is.
+func (d *drill) reason(results []Result, i int) string {
+	r := &results[i]
 	switch {
-	case found.skipped != "":
-		r.Outcome = Skipped
-	case found.text != "" && found.advice:
-		r.Outcome = Warned
-	case found.text != "":
-		r.Outcome = Failed
+	case i > 0 && (len(d.Only) > 0 && !slices.Contains(d.Only, r.Name) || slices.Contains(d.Skip, r.Name)):
+		return "it was not asked for"
+	case results[0].Outcome == Failed:
+		return "the receiver does not do right with the first event"
+	case r.kind == needsProbe && d.Probe == nil:
+		return "only effects show it, and no probe is given"
 	}
+	return ""
 }
 
 // Checks returns the table.

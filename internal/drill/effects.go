@@ -2,6 +2,8 @@ package drill
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"time"
 )
 
@@ -16,48 +18,49 @@ type audit struct {
 }
 
 // effects checks that keys have had from least to most effects together, within [Config.Settle]. Without a probe all is well.
-func (t *trial) effects(least, most int, keys ...string) finding {
-	return t.effectsUntil(time.Now().Add(t.Settle), least, most, keys...)
+func (t *trial) effects(least, most int, keys ...string) {
+	t.effectsUntil(time.Now().Add(t.Settle), least, most, keys...)
 }
 
 // effectGap is how long a probe rests.
 const effectGap = 20 * time.Millisecond
 
-func (t *trial) effectsUntil(end time.Time, least, most int, keys ...string) finding {
+func (t *trial) effectsUntil(end time.Time, least, most int, keys ...string) {
 	if t.Probe == nil {
-		return finding{}
+		return
 	}
 	t.mu.Lock()
 	t.audits = append(t.audits, audit{t.check, keys, most})
 	t.mu.Unlock()
-	for {
-		switch n, err := t.count(t.ctx, keys); {
-		case err != nil:
-			return fault("the probe failed: %v", err)
+	for n := t.count(keys...); n < least || n > most; n = t.count(keys...) {
+		switch late := time.Now().After(end); {
 		case n > most:
-			return tooMany(n, most)
-		case n >= least:
-			return finding{}
-		case time.Now().After(end) && n == 0:
-			return fault("it had no effect, although the event was accepted: it is lost")
-		case time.Now().After(end):
-			return fault("there are %d effects of %d: the others are lost, although they were accepted", n, least)
-		}
-		if !pause(t.ctx, effectGap) {
-			return fault("the drill was ended")
+			t.fault("%s", tooMany(n, most))
+		case late && n == 0:
+			t.fault("it had no effect, although the event was accepted: it is lost")
+		case late || !pause(t.ctx, effectGap):
+			t.fault("there are %d effects of %d: the others are lost, although they were accepted", n, least)
 		}
 	}
 }
 
-func tooMany(n, most int) finding {
+func tooMany(n, most int) string {
 	if most == 0 {
-		return fault("it took effect")
+		return "it took effect"
 	}
-	return fault("it had %d effects instead of %d", n, most)
+	return fmt.Sprintf("it had %d effects instead of %d", n, most)
 }
 
 // count returns how many effects keys have had together.
-func (d *drill) count(ctx context.Context, keys []string) (total int, err error) {
+func (t *trial) count(keys ...string) int {
+	n, err := t.countAll(t.ctx, keys)
+	if err != nil {
+		t.fault("the probe failed: %v", err)
+	}
+	return n
+}
+
+func (d *drill) countAll(ctx context.Context, keys []string) (total int, err error) {
 	for _, key := range keys {
 		n, err := d.Probe(ctx, key)
 		if err != nil {
@@ -71,11 +74,9 @@ func (d *drill) count(ctx context.Context, keys []string) (total int, err error)
 // audit looks for effects that came after their check had passed.
 func (d *drill) audit(ctx context.Context, results []Result) {
 	for _, a := range d.audits {
-		n, err := d.count(ctx, a.keys)
-		for i := range results {
-			if r := &results[i]; err == nil && n > a.most && r.Name == a.check && r.Outcome != Failed {
-				r.Outcome, r.Found = Failed, tooMany(n, a.most).text+"; the last one came later"
-			}
+		r := &results[slices.IndexFunc(results, func(r Result) bool { return r.Name == a.check })]
+		if n, err := d.countAll(ctx, a.keys); err == nil && n > a.most && r.Outcome != Failed {
+			r.Outcome, r.Found = Failed, tooMany(n, a.most)+"; the last one came later"
 		}
 	}
 }

@@ -242,7 +242,7 @@ func config(t testing.TB, url string, probe Probe) Config {
 	return Config{
 		URL: parseURL(t, url), Dialer: new(net.Dialer), Secrets: []webhook.Secret{secret(t, "new1"), secret(t, "new2")}, Retired: []webhook.Secret{secret(t, "old1")},
 		Probe: probe, Destination: "default", Type: "drill.created", Version: 1, Payload: `{"drill":"{key}"}`, Timeout: patience, Tolerance: tolerance,
-		Settle: patience, Patience: patience, MaxBody: 1 << 20, Rate: 200, For: time.Second,
+		Settle: patience, Patience: patience, MaxBody: 1 << 20, Rate: 200, For: time.Second, Done: func(Result) {},
 	}
 }
 

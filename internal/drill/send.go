@@ -61,6 +61,15 @@ func answerOf(response *http.Response) answer {
 // send sends an event once more.
 func (t *trial) send(e event) answer { return t.sendWithin(e, t.Timeout) }
 
+// accepts sends a valid event, and returns the status by which it was accepted.
+func (t *trial) accepts(e event) int {
+	a := t.send(e)
+	if !a.accepted() {
+		t.fault("it %s", a)
+	}
+	return a.status
+}
+
 func (t *trial) sendWithin(e event, timeout time.Duration) answer {
 	header, body := t.request(e)
 	return t.exchange(t.ctx, http.MethodPost, header, bytes.NewReader(body), timeout)
@@ -122,7 +131,7 @@ type wire struct {
 }
 
 // dial opens one. The caller closes it.
-func (t *trial) dial() (*wire, error) {
+func (t *trial) dial() *wire {
 	ctx, cancel := context.WithTimeout(t.ctx, t.Timeout)
 	defer cancel()
 	address := net.JoinHostPort(t.URL.Hostname(), cmp.Or(t.URL.Port(), map[string]string{"http": "80", "https": "443"}[t.URL.Scheme]))
@@ -132,9 +141,9 @@ func (t *trial) dial() (*wire, error) {
 	}
 	conn, err := dial(ctx, "tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("it cannot be reached: %w", err)
+		t.fault("it cannot be reached: %v", err)
 	}
-	return &wire{conn, bufio.NewReader(conn), t.ctx}, nil
+	return &wire{conn, bufio.NewReader(conn), t.ctx}
 }
 
 // raw returns a request as it goes over a connection of HTTP/1.1: what comes before the body, and the body.
@@ -181,10 +190,7 @@ func isTimeout(err error) bool {
 
 // sendRaw sends pieces on a connection of their own and returns the answer.
 func (t *trial) sendRaw(gap time.Duration, pieces ...[]byte) answer {
-	w, err := t.dial()
-	if err != nil {
-		return answer{err: err}
-	}
+	w := t.dial()
 	defer func() { _ = w.Close() }()
 	if err := w.write(gap, pieces...); err != nil {
 		return answer{err: err}

@@ -12,18 +12,16 @@ import (
 )
 
 // forged sends events that must be refused and must not take effect.
-func forged(events func(*trial) []event) func(*trial) finding {
-	return func(t *trial) finding {
+func forged(events func(*trial) []event) func(*trial) {
+	return func(t *trial) {
 		for _, e := range events(t) {
+			t.which = e.which
 			a := t.send(e)
-			if found := t.effects(0, 0, e.key); found.text != "" {
-				return found.about("and it " + a.String()).about(e.which)
-			}
+			t.effects(0, 0, e.key)
 			if !a.refused() {
-				return fault("it %s", a).about(e.which)
+				t.fault("it %s", a)
 			}
 		}
-		return finding{}
 	}
 }
 
@@ -36,11 +34,18 @@ func unsigned(t *trial) []event {
 
 func wrongSecret(t *trial) []event { return []event{t.event().signedBy("", stranger())} }
 
-func retiredSecret(t *trial) finding {
+func retiredSecret(t *trial) []event {
 	if len(t.Retired) == 0 {
-		return finding{skipped: "no secret is named that must be refused (--retired-secret-file)"}
+		t.skip("no secret is named that must be refused (--retired-secret-file)")
 	}
-	return forged(func(t *trial) []event { return t.eachOf(t.Retired) })(t)
+	return t.eachOf(t.Retired)
+}
+
+func eachSecret(t *trial) []event {
+	if len(t.Secrets) < 2 {
+		t.skip("only one secret is given; give all that the receiver accepts, with commas")
+	}
+	return t.eachOf(t.Secrets)
 }
 
 // eachOf returns an event for each secret, signed with it alone.
@@ -51,27 +56,16 @@ func (t *trial) eachOf(secrets []webhook.Secret) (events []event) {
 	return events
 }
 
-func eachSecret(t *trial) finding {
-	if len(t.Secrets) < 2 {
-		return finding{skipped: "only one secret is given; give all that the receiver accepts, with commas"}
-	}
-	return fine(func(t *trial) []event { return t.eachOf(t.Secrets) })(t)
-}
-
 func cutSignature(t *trial) (events []event) {
-	for _, c := range [...]struct {
-		which string
-		cut   func(string) string
-	}{
-		{"that is empty", func(string) string { return "x1, v1," }},
-		{"that is cut after four digits", func(s string) string { return s[:len("v1,abcd")] + " " + s[strings.Index(s, "x1,"):][:len("x1,abcd")] }},
-		{"that is no base64", func(string) string { return "v1,***** x1,*****" }},
-		{"without its version", strings.NewReplacer("v1,", "", "x1,", "").Replace},
-		{"that goes on behind its end", func(s string) string { return strings.ReplaceAll(s, "=", "A=") }},
+	for which, cut := range map[string]func(string) string{
+		"that is empty": func(string) string { return "x1, v1," },
+		"that is cut":   func(s string) string { return s[:len("v1,abcd")] + " " + s[strings.Index(s, "x1,"):][:len("x1,abcd")] },
+		"no base64":     func(string) string { return "v1,***** x1,*****" },
+		"of no version": strings.NewReplacer("v1,", "", "x1,", "").Replace,
+		"that goes on":  func(s string) string { return strings.ReplaceAll(s, "=", "A=") },
 	} {
-		events = append(events, t.event().tampered("with a signature "+c.which, func(h http.Header) {
-			set(webhook.Signature, c.cut(h.Get(webhook.Signature)))(h)
-		}))
+		change := func(h http.Header) { set(webhook.Signature, cut(h.Get(webhook.Signature)))(h) }
+		events = append(events, t.event().tampered("with a signature "+which, change))
 	}
 	return events
 }
@@ -82,54 +76,46 @@ func changedBody(t *trial) []event {
 	return []event{e}
 }
 
-func changedKey(t *trial) finding {
-	for _, second := range [...]bool{false, true} {
+func changedKey(t *trial) {
+	for _, keys := range [...]func(right, other string) []string{
+		func(_, other string) []string { return []string{other} },
+		func(right, other string) []string { return []string{other, right} },
+	} {
 		e, other := t.event(), t.event().key
-		if a := t.send(e); !a.accepted() {
-			return fault("it %s to a valid event", a)
-		}
-		a := t.send(e.tampered("", func(h http.Header) {
-			h[webhook.IdempotencyKey] = []string{other, e.key}[:map[bool]int{false: 1, true: 2}[second]]
-		}))
+		t.accepts(e)
+		a := t.send(e.tampered("", func(h http.Header) { h[webhook.IdempotencyKey] = keys(e.key, other) }))
 		// A receiver that knows events by webhook-id, which every signature covers, sees a duplicate.
-		if found := t.effects(1, 1, e.key, other); found.text != "" {
-			return found
-		}
+		t.effects(1, 1, e.key, other)
 		if !a.refused() && (t.Probe == nil || !a.accepted()) {
-			return fault("it %s", a)
+			t.fault("it %s", a)
 		}
 	}
-	return finding{}
 }
 
-func changedHeader(t *trial) finding {
+func changedHeader(t *trial) {
 	for _, tamper := range [...]func(http.Header){set(webhook.Attempt, "99"), set(webhook.OutboxPrefix+"Other", "1"), drop(webhook.NotAfter)} {
 		if a := t.send(t.event().tampered("", tamper)); !a.refused() {
-			return advice("it %s: whoever carries a request may change the event's type and the other X-Outbox headers", a)
+			t.advise("it %s: whoever carries a request may change the event's type and the other X-Outbox headers", a)
 		}
 	}
-	return finding{}
 }
 
-func oldTimestamp(t *trial) []event {
-	return []event{t.event().at(time.Now().Add(-2*t.Tolerance), "")}
+// signedAt returns an event for each distance from now at which it is signed.
+func (t *trial) signedAt(distances ...time.Duration) (events []event) {
+	for _, by := range distances {
+		events = append(events, t.event().at(time.Now().Add(by), "with a timestamp "+by.String()+" from now"))
+	}
+	return events
 }
 
-func futureTimestamp(t *trial) []event {
-	return []event{t.event().at(time.Now().Add(2*t.Tolerance), "")}
-}
+func oldTimestamp(t *trial) []event    { return t.signedAt(-2 * t.Tolerance) }
+func futureTimestamp(t *trial) []event { return t.signedAt(2 * t.Tolerance) }
+func withinTolerance(t *trial) []event { return t.signedAt(-t.Tolerance/2, t.Tolerance/2) }
 
 func oddTimestamp(t *trial) (events []event) {
 	// The last one but one is so far away that its distance, negated, is negative again.
 	for _, seconds := range [...]int64{-1, 0, time.Now().UnixMilli(), math.MaxInt64, math.MinInt64 + time.Now().Unix(), math.MinInt64} {
 		events = append(events, t.event().at(time.Unix(seconds, 0), fmt.Sprintf("with the timestamp %d", seconds)))
-	}
-	return events
-}
-
-func withinTolerance(t *trial) (events []event) {
-	for _, by := range [...]time.Duration{-t.Tolerance / 2, t.Tolerance / 2} {
-		events = append(events, t.event().at(time.Now().Add(by), "with a timestamp "+by.String()+" from now"))
 	}
 	return events
 }
@@ -146,9 +132,8 @@ func newHeader(t *trial) []event {
 	return []event{t.event().covering(set(webhook.OutboxPrefix+"Drill", "new"))}
 }
 
-func refusalStatus(t *trial) finding {
+func refusalStatus(t *trial) {
 	if a := t.send(t.event().signedBy("", stranger())); a.final() {
-		return advice("it %s: while a secret is being changed, a relay fails each event at once instead of trying again", a)
+		t.advise("it %s: while a secret is being changed, a relay fails each event at once instead of trying again", a)
 	}
-	return finding{}
 }

@@ -44,7 +44,7 @@ var table = [...]Check{
 
 	{"unsigned", "events without a signature", "401, and no effect", verifyFirst, steps, usual, forged(unsigned)},
 	{"wrong-secret", "an event signed with another secret", "401, and no effect", verifyFirst, steps, usual, forged(wrongSecret)},
-	{"retired-secret", "an event signed with a secret that was taken back", "401, and no effect", "Remove the old secret from the receiver when the relay no longer signs with it.", verifying, usual, retiredSecret},
+	{"retired-secret", "an event signed with a secret that was taken back", "401, and no effect", "Remove the old secret from the receiver when the relay no longer signs with it.", verifying, usual, forged(retiredSecret)},
 	{"cut-signature", "signatures that are empty, cut, or no base64", "401, and no effect", "Compare the whole signature with the one that you compute, in constant time (hmac.compare_digest, crypto.timingSafeEqual).", verifying, usual, forged(cutSignature)},
 	{"changed-body", "a signed event with another body", "401, and no effect", verifyFirst + " It covers the body.", verifying, usual, forged(changedBody)},
 	{"changed-key", "a known event with another X-Idempotency-Key", "401, and no further effect", "Verify x1, which covers the key. Who verifies v1 alone deduplicates on webhook-id.", verifying, usual, changedKey},
@@ -54,7 +54,7 @@ var table = [...]Check{
 	{"odd-timestamp", "signed timestamps that are negative, zero, too large, or in milliseconds", "401, and no effect", withinMinutes, verifying, usual, forged(oddTimestamp)},
 	{"within-tolerance", "signed events from half the tolerance ago and ahead", "2xx, and one effect each", "Tolerate five minutes, or clocks that drift stop deliveries.", verifying, usual, fine(withinTolerance)},
 	{"other-signatures", "events with a second secret's signatures and ones of unknown versions around the right one", "2xx, and one effect each", "Try every signature in webhook-signature that begins with x1 (or v1), and pass over the others: while secrets rotate there are several.", verifying, usual, fine(otherSignatures)},
-	{"each-secret", "events signed with each of the secrets alone", "2xx, and one effect each", "Try all secrets that you accept, not only the first.", verifying, usual, eachSecret},
+	{"each-secret", "events signed with each of the secrets alone", "2xx, and one effect each", "Try all secrets that you accept, not only the first.", verifying, usual, fine(eachSecret)},
 	{"new-header", "an event with a signed X-Outbox header that is new", "2xx, and one effect", "Compute x1 over all X-Outbox headers of the request, not over a list of those that you know.", verifying, usual, fine(newHeader)},
 	{"refusal-status", "an event signed with another secret", "401, not a status at which a relay gives up", "Answer 401 to what cannot be verified.", steps, usual, refusalStatus},
 
@@ -67,8 +67,8 @@ var table = [...]Check{
 	{"cut-body", "half of an event, and then the whole", "2xx, and one effect", "Remember nothing of an event before its body has arrived and is verified.", steps, usual, cutBody},
 	{"slow-body", "a body of which a byte comes each second", "the receiver gives up", "Bound the time in which a body must arrive (ten seconds), or put a proxy in front that does.", leftOut, beside, slowBody},
 
-	{"unknown-type", "a type that the receiver cannot know", "2xx or 422", "Answer 422 to types without a handler; replay them after the deploy that brings one.", answering, usual, unhandled(func(t *trial, e event) event { e.typ = "drill.unknown-" + t.prefix; return e })},
-	{"unknown-version", "version 999 of the type", "2xx or 422", "Answer 422 to versions without a handler.", answering, usual, unhandled(func(_ *trial, e event) event { e.version = 999; return e })},
+	{"unknown-type", "a type that the receiver cannot know", "2xx or 422", "Answer 422 to types without a handler; replay them after the deploy that brings one.", answering, usual, unhandled(func(e *event) { e.typ = "unknown." + e.key })},
+	{"unknown-version", "version 999 of the type", "2xx or 422", "Answer 422 to versions without a handler.", answering, usual, unhandled(func(e *event) { e.version = 999 })},
 	{"reordered", "a newer event of an ordering key, and then an older one", "2xx for both", "Accept older events. Let the handler pass over what a newer event has overtaken.", order, usual, reordered},
 	{"header-case", "header names in lower and in upper case", "2xx, and one effect", "Compare header names without regard to case.", steps, usual, headerCase},
 	{"split-request", "a request in five pieces", "2xx, and one effect", "Read until the request is whole.", steps, usual, splitRequest},
@@ -76,5 +76,5 @@ var table = [...]Check{
 
 	{"under-load", "200 events a second for three seconds, every tenth twice", "2xx, 409, 429 or 503, and one effect each", "Let requests wait for a connection of the pool, answer 503 with Retry-After beyond that, and 2xx only after the commit.", modes, usual, underLoad},
 	{"late-duplicate", "the very first event once more", "2xx, and one effect", "Remember keys in the database, until X-Outbox-Not-After at least: a relay repeats an event for weeks.", memory, usual, lateDuplicate},
-	{"still-well", "one more valid event", "2xx, and one effect", "Give back connections and transactions after every request, above all after one that failed.", handler, usual, fine(func(t *trial) []event { return []event{t.event()} })},
+	{"still-well", "one more valid event", "2xx, and one effect", "Give back connections and transactions after every request, above all after one that failed.", handler, usual, fine(oneMore)},
 }
