@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -100,10 +102,35 @@ func TestOursPass(t *testing.T) {
 		invoices, err := inbox.New(pool, inbox.Config{Config: consumerConfig(), Handle: router().Dispatch, Workers: 2})
 		pgtest.Must(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
-		ran := make(chan error, 1)
-		go func() { ran <- invoices.Run(ctx) }()
-		t.Cleanup(func() { cancel(); <-ran })
+		var running sync.WaitGroup
+		running.Go(func() { _ = invoices.Run(ctx) }) // it fails as its context ends
+		t.Cleanup(func() { cancel(); running.Wait() })
 		passes(t, config(t, serve(t, invoices.Handler(), time.Second), countEffects(pool)))
+	})
+	t.Run("over TLS", func(t *testing.T) {
+		t.Parallel()
+		pool := database(t)
+		receive, err := consumer.New(pool, consumerConfig(), router().Dispatch)
+		pgtest.Must(t, err)
+		server := httptest.NewUnstartedServer(receive)
+		server.Config.ReadHeaderTimeout, server.EnableHTTP2 = time.Second, true
+		server.Config.ErrorLog = log.New(io.Discard, "", 0) // a client that does not trust the server is one of the tests
+		server.StartTLS()
+		t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+		cfg := config(t, server.URL, countEffects(pool))
+		cfg.TLS = server.Client().Transport.(*http.Transport).TLSClientConfig
+		cfg.Only = []string{"duplicate", "cut-before-answer", "chunked", "header-case"}
+		report, err := Run(t.Context(), cfg)
+		pgtest.Must(t, err)
+		if report.Count(Passed) != len(cfg.Only)+1 {
+			t.Errorf("%+v", report)
+		}
+		cfg.TLS = nil // the system's authorities do not know this one
+		report, err = Run(t.Context(), cfg)
+		pgtest.Must(t, err)
+		if r := report.Checks[0]; r.Outcome != Failed || !strings.Contains(r.Found, "certificate") || report.Count(Skipped) != len(table)-1 {
+			t.Errorf("%+v", r)
+		}
 	})
 	t.Run("the unchanged mutant", func(t *testing.T) {
 		t.Parallel()

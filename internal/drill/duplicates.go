@@ -67,26 +67,31 @@ func (t *trial) repeat(e event) {
 
 func lateDuplicate(t *trial) { t.repeat(t.first.again()) }
 
-// crowd is how many equal requests are sent at once.
-const crowd = 20
+// Equal requests at once, and how often: the first crowd still opens its connections, so that the later ones are closer together.
+const (
+	crowd  = 20
+	crowds = 5
+)
 
 func atOnce(t *trial) {
-	e := t.event()
-	answers := make([]answer, crowd)
-	var sending sync.WaitGroup
-	for i := range answers {
-		sending.Go(func() { answers[i] = t.send(e) })
-	}
-	sending.Wait()
-	last := t.deliver(e.again())
-	t.effects(1, 1, e.key)
-	for _, a := range answers {
-		if !a.accepted() && !a.passing() {
-			t.fault("it %s to one of %d equal requests: a relay counts that as a failure of the receiver", a, crowd)
+	for range crowds {
+		e := t.event()
+		answers := make([]answer, crowd)
+		var sending sync.WaitGroup
+		for i := range answers {
+			sending.Go(func() { answers[i] = t.send(e) })
 		}
-	}
-	if !last.accepted() {
-		t.fault("it %s even when no other request was under way", last)
+		sending.Wait()
+		last := t.deliver(e.again())
+		t.effects(1, 1, e.key)
+		for _, a := range answers {
+			if !a.accepted() && !a.passing() {
+				t.fault("it %s to one of %d equal requests: a relay counts that as a failure of the receiver", a, crowd)
+			}
+		}
+		if !last.accepted() {
+			t.fault("it %s even when no other request was under way", last)
+		}
 	}
 }
 

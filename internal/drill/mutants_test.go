@@ -312,10 +312,10 @@ var mutants = []mutant{
 		}
 	}},
 	{name: "the parser before the verification", finds: names("parsed-first"), says: "strangers reach the parser", mutate: func(_ *testing.T, rc *receiver) { rc.parsedYet = true }},
-	{name: "no tolerance for the future", finds: names("within-tolerance"), says: "2m30s from now", mutate: func(_ *testing.T, rc *receiver) {
+	{name: "no tolerance for the future", finds: names("within-tolerance"), says: "2m30s ahead", mutate: func(_ *testing.T, rc *receiver) {
 		rc.within(func(by time.Duration) bool { return by <= 30*time.Second && by > -tolerance })
 	}},
-	{name: "ten seconds of tolerance", finds: names("within-tolerance"), says: "-2m30s from now", mutate: func(_ *testing.T, rc *receiver) {
+	{name: "ten seconds of tolerance", finds: names("within-tolerance"), says: "2m30s ago", mutate: func(_ *testing.T, rc *receiver) {
 		rc.within(func(by time.Duration) bool { return by.Abs() < 10*time.Second })
 	}, config: func(c *Config) { c.Only = names("within-tolerance") }}, // a slow machine needs more than ten seconds for others
 	{name: "any timestamp", finds: names("old-timestamp future-timestamp odd-timestamp"), says: "took effect", mutate: func(_ *testing.T, rc *receiver) {

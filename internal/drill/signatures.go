@@ -103,7 +103,8 @@ func changedHeader(t *trial) {
 // signedAt returns an event for each distance from now at which it is signed.
 func (t *trial) signedAt(distances ...time.Duration) (events []event) {
 	for _, by := range distances {
-		events = append(events, t.event().at(time.Now().Add(by), "with a timestamp "+by.String()+" from now"))
+		when := map[bool]string{true: " ahead", false: " ago"}[by > 0]
+		events = append(events, t.event().at(time.Now().Add(by), "signed "+by.Abs().String()+when))
 	}
 	return events
 }

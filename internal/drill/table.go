@@ -30,7 +30,7 @@ var table = [...]Check{
 	{"after-commit", "20 events, each looked for the moment its answer comes", "the effect is there before the answer, or the answer is 202", "Answer after the commit. Where the work is done later, record the event in the database first, and answer 202.", modes, needsProbe, afterCommit},
 
 	{"duplicate", "an event twice, as after a lost answer: other attempt, delivery id and timestamp", "2xx twice, and one effect", oneTransaction + " Answer a duplicate as the first time.", handler, usual, repeated(func(e event) event { return e })},
-	{"at-once", "an event 20 times at once", "one effect; 2xx, 409 or 503, and then 2xx", oneTransaction + " Who finds the key taken by a transaction under way answers 409.", steps, usual, atOnce},
+	{"at-once", "five events, each 20 times at once", "one effect each; 2xx, 409 or 503, and then 2xx", oneTransaction + " Who finds the key taken by a transaction under way answers 409.", steps, usual, atOnce},
 	{"cut-before-answer", "events whose connection is cut after the request, and which then come again", "one effect each", oneTransaction + " Two transactions, whichever comes first, lose an effect or repeat it when the process or the client goes between them.", modes, usual, cutBeforeAnswer},
 	{"replay", "a known event with X-Outbox-Replay: true", "2xx, and one effect", "A replay is a duplicate like any other, if the event is known.", memory, usual, repeated(func(e event) event { return e.covering(set(webhook.Replay, "true")) })},
 	{"key-reused", "a known key with another body", "422, and one effect", "Keep a hash of the body beside the key, and answer 422 if it differs. The key alone decides what a duplicate is.", steps, usual, keyReused},

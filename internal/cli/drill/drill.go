@@ -30,7 +30,7 @@ type Command struct {
 	RetiredFile   string        `name:"retired-secret-file" placeholder:"FILE" help:"File with secrets that the receiver must refuse."`
 	Type          string        `default:"drill.created" placeholder:"TYPE" help:"Type of the events, one that the receiver handles. Default: drill.created."`
 	EventVersion  int           `default:"1" placeholder:"1" help:"Version of the events' schema."`
-	Payload       string        `default:"{\"drill\":\"{key}\"}" placeholder:"JSON" help:"Their payload, in which {key} becomes the event's key; @FILE reads it from a file."`
+	Payload       string        `default:"{\"drill\":\"{key}\"}" placeholder:"JSON" help:"Their payload, in which {key} becomes the event's key."`
 	ProbeSQL      string        `name:"probe-sql" placeholder:"SELECT" help:"Counts the effects of the key $$1 in --probe-database, such as: SELECT count(*) FROM shipments WHERE invoice = $$1"`
 	ProbeDatabase string        `env:"PROBE_DATABASE_URL" placeholder:"URL" help:"The receiver's database. Better set PROBE_DATABASE_URL: others see flags in the list of processes."`
 	ProbeURL      string        `name:"probe-url" placeholder:"URL" help:"Answers GET with the number of effects of a key, which takes the place of {key}."`
@@ -137,13 +137,6 @@ func (cmd Command) config(inv *cli.Invocation) (cfg drill.Config, err error) {
 	u, err := relay.ParseURL(cmd.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return cfg, cli.Usagef("URL: write one such as https://logistics.staging.example.com/webhooks/finance")
-	}
-	if name, isFile := strings.CutPrefix(cmd.Payload, "@"); isFile {
-		content, err := os.ReadFile(name)
-		if err != nil {
-			return cfg, fmt.Errorf("read payload: %w", err)
-		}
-		cmd.Payload = string(content)
 	}
 	d, egress, err := cmd.destination(inv)
 	if err != nil {
