@@ -24,6 +24,9 @@ const (
 	NotAfter         = OutboxPrefix + "Not-After"   // latest possible redelivery, RFC 3339, UTC
 	Replay           = OutboxPrefix + "Replay"      // "true" on a replay, otherwise absent
 
+	// Reconcile is on a question of a reconciliation, never on a delivery: the destination whose receiver is asked.
+	Reconcile = OutboxPrefix + "Reconcile"
+
 	// The three headers of Standard Webhooks 1.0.0.
 	ID        = "Webhook-Id"
 	Timestamp = "Webhook-Timestamp" // Unix seconds of the attempt

@@ -1,6 +1,8 @@
 package webhook
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -55,6 +57,21 @@ func ParseSecrets(list string) ([]Secret, error) {
 		secrets = append(secrets, secret)
 	}
 	return secrets, nil
+}
+
+// ReconcilePurpose is the purpose of the secrets that questions to a receiver are signed with.
+const ReconcilePurpose = "outbox-relay reconcile"
+
+// For returns the secret that is derived for a purpose: HMAC-SHA256 of it under s. What one of them signs, the other does not verify,
+// so a captured delivery is no question, and a question that reaches the wrong URL is no event. That of the zero Secret is zero.
+func (s Secret) For(purpose string) Secret {
+	if s.key == nil {
+		return Secret{}
+	}
+	mac := hmac.New(sha256.New, []byte(*s.key))
+	mac.Write([]byte(purpose))
+	derived := string(mac.Sum(nil))
+	return Secret{key: &derived}
 }
 
 const mask = secretPrefix + "***"

@@ -37,6 +37,27 @@ func TestParseSecret(t *testing.T) {
 	}
 }
 
+// A secret for a purpose is another one than the secret itself and those for other purposes, always the same, and as masked.
+func TestSecretForAPurpose(t *testing.T) {
+	t.Parallel()
+	s, err := ParseSecret("whsec_" + encode(bytes.Repeat([]byte("k"), 32)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// echo -n 'outbox-relay reconcile' | openssl dgst -sha256 -hmac kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk
+	const want = "b5f96771058a8c827417b80af99c41c20895c2f646934e7b7ab1e85958e41fad"
+	derived := s.For(ReconcilePurpose)
+	if got := fmt.Sprintf("%x", derived.Key()); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if derived.Equal(s) || derived.Equal(s.For("another")) || !derived.Equal(s.For(ReconcilePurpose)) || fmt.Sprint(derived) != mask {
+		t.Error("it is equal to another one, or is printed")
+	}
+	if !(Secret{}).For(ReconcilePurpose).IsZero() {
+		t.Error("that of no secret is one")
+	}
+}
+
 func TestParseSecrets(t *testing.T) {
 	t.Parallel()
 	for list, want := range map[string]int{"": 0, " ": 0, oldText: 1, oldText + " , " + newText: 2} {
