@@ -17,6 +17,7 @@ const (
 	relayPath    = module + "/relay"
 	consumerPath = module + "/consumer"
 	webhookPath  = module + "/internal/webhook"
+	comparePath  = module + "/internal/reconcile" // what both sides of a reconciliation share
 	cliPath      = module + "/internal/cli"
 	programPath  = module + "/cmd/outbox-relay"
 	pgxModule    = "github.com/jackc/pgx/v5"
@@ -200,15 +201,15 @@ func TestRoomsOfCommandsStandAlone(t *testing.T) {
 	}
 }
 
-// heavy returns what a light package needs beyond the standard library, pgx with all that pgx itself needs, and the wire
-// contract.
+// heavy returns what a light package needs beyond the standard library, pgx with all that pgx itself needs, and the two
+// contracts with relays.
 func heavy(needed []goPackage, pgx map[string]bool) (violations []string) {
 	for _, p := range needed {
 		roomOfConsumer := strings.HasPrefix(p.ImportPath, consumerPath+"/")
 		switch {
-		case p.ImportPath == outboxPath, p.ImportPath == consumerPath, p.ImportPath == webhookPath, roomOfConsumer:
+		case p.ImportPath == outboxPath, p.ImportPath == consumerPath, p.ImportPath == webhookPath, p.ImportPath == comparePath, roomOfConsumer:
 			for _, imported := range p.Imports {
-				if strings.Contains(imported, ".") && !strings.HasPrefix(imported+"/", pgxModule+"/") && imported != webhookPath && !strings.HasPrefix(imported+"/", consumerPath+"/") {
+				if strings.Contains(imported, ".") && !strings.HasPrefix(imported+"/", pgxModule+"/") && imported != webhookPath && imported != comparePath && !strings.HasPrefix(imported+"/", consumerPath+"/") {
 					violations = append(violations, fmt.Sprintf("%s imports %s", p.ImportPath, imported))
 				}
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/reconcile"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -79,6 +80,26 @@ func (o *Ops) read(ctx context.Context, f func(pgx.Tx) error) error {
 // write runs f in a transaction whose commit reaches the disk, with the settings of [pinSQL].
 func (o *Ops) write(ctx context.Context, f func(pgx.Tx) error) error {
 	return o.within(ctx, pgx.ReadWrite, f)
+}
+
+// Reconciled returns what answers the questions of a reconciliation about one sender's events. effects is as in
+// [reconcile.Receiver], and runs with the search_path of the login.
+func (o *Ops) Reconciled(of Sender, effects string) *reconcile.Receiver {
+	return &reconcile.Receiver{
+		Receiver: of.Receiver, Source: of.Source, Effects: effects, Read: o.read,
+		ReadEffects: func(ctx context.Context, f func(pgx.Tx) error) error {
+			return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, f)
+		},
+	}
+}
+
+// Senders returns the receivers here with their senders, at most 10,000.
+func (o *Ops) Senders(ctx context.Context) (all []Sender, err error) {
+	err = o.read(ctx, func(tx pgx.Tx) error {
+		all, err = remembered(ctx, tx, "", "")
+		return err
+	})
+	return all, err
 }
 
 // READ COMMITTED whatever the database says: the lock of an ordering key means nothing to an older snapshot.

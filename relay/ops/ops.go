@@ -24,7 +24,7 @@ func New(pool *pgxpool.Pool) *Outbox {
 }
 
 // DB runs the statements of rooms below this one.
-func (o *Outbox) DB() pg.DB { return o.pool }
+func (o *Outbox) DB() pg.Pool { return o.pool }
 
 // CheckSchema returns nil if this build can work with the outbox schema: the database has the version that this build knows, or
 // a later one that is marked as compatible. Otherwise the error wraps [pg.ErrSchema] and says what to do.

@@ -1,0 +1,157 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+const boundSQL = `
+SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), pg_catalog.set_config('lock_timeout', '2s', true),
+       pg_catalog.set_config('jit', 'off', true)`
+
+// bound ends what takes too long. timeout is in milliseconds.
+func bound(ctx context.Context, tx pgx.Tx, timeout string) error {
+	if _, err := tx.Exec(ctx, boundSQL, timeout); err != nil {
+		return fmt.Errorf("bound the statements: %w", err)
+	}
+	return nil
+}
+
+const describeSQL = `
+SELECT clock_timestamp(), (SELECT f.received_before FROM inbox_forgotten f WHERE f.receiver = $1::text AND f.source = $2::text)`
+
+func (r *Receiver) describe(ctx context.Context, tx pgx.Tx, a *Answer) error {
+	var since *time.Time
+	if err := tx.QueryRow(ctx, describeSQL, r.Receiver, r.Source).Scan(&a.Now, &since); err != nil {
+		return fmt.Errorf("describe the receiver: %w", err)
+	}
+	if since != nil {
+		a.RemembersSince = *since
+	}
+	return nil
+}
+
+const pagesSQL = `SELECT pg_relation_size('processed_events'::regclass) / current_setting('block_size')::bigint`
+
+func pages(ctx context.Context, tx pgx.Tx) (n int64, err error) {
+	if err := tx.QueryRow(ctx, pagesSQL).Scan(&n); err != nil {
+		return 0, fmt.Errorf("measure processed_events: %w", err)
+	}
+	return n, nil
+}
+
+// In the order of the pages: that of the keys would read the table at random.
+const digestSQL = `
+SELECT p.idempotency_key, CASE WHEN p.processing_state IN ('succeeded', 'ignored', 'recorded') THEN NULL ELSE p.received_at END
+FROM processed_events p
+WHERE p.ctid >= $1::text::tid AND p.ctid < $2::text::tid AND p.receiver = $3::text AND p.source = $4::text
+  AND p.received_at >= $5::timestamptz AND p.received_at < $6::timestamptz`
+
+func (r *Receiver) addPages(ctx context.Context, tx pgx.Tx, q Request, page int64, d *Digest, a *Answer) error {
+	rows, err := tx.Query(ctx, digestSQL, place(page), place(page+slicePages), r.Receiver, r.Source, finite(q.Since, pgtype.NegativeInfinity), finite(q.Until, pgtype.Infinity))
+	if err != nil {
+		return fmt.Errorf("digest processed_events: %w", err)
+	}
+	defer rows.Close()
+	var key pgtype.DriverBytes
+	var doubtful pgtype.Timestamptz
+	for rows.Next() {
+		if err := rows.Scan(&key, &doubtful); err != nil {
+			return fmt.Errorf("digest processed_events: %w", err)
+		}
+		d.Add(key)
+		if doubtful.Valid && len(a.Held) < MaxKeys {
+			a.Held = append(a.Held, Held{Key: string(key), ReceivedAt: doubtful.Time, State: "failed"})
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("digest processed_events: %w", err)
+	}
+	return nil
+}
+
+// place returns the beginning of a page, as SQL writes it. There are fewer than 2^32 pages.
+func place(page int64) string { return fmt.Sprintf("(%d,0)", min(page, 1<<32-1)) }
+
+// finite returns a bound that may be absent.
+func finite(at time.Time, absent pgtype.InfinityModifier) pgtype.Timestamptz {
+	if at.IsZero() {
+		return pgtype.Timestamptz{InfinityModifier: absent, Valid: true}
+	}
+	return pgtype.Timestamptz{Time: at, Valid: true}
+}
+
+const listSQL = `
+SELECT p.idempotency_key, p.received_at, p.processing_state, 0::bigint FROM processed_events p
+WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key > $3::text
+ORDER BY p.idempotency_key LIMIT $4::integer`
+
+func (r *Receiver) list(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {
+	return collect(ctx, tx, "list the receiver's events", listSQL, r.Receiver, r.Source, q.After, q.Limit)
+}
+
+// What was removed from an inbox had been finished.
+const findSQL = `
+SELECT p.idempotency_key, p.received_at, CASE WHEN p.processing_state <> 'recorded' THEN p.processing_state ELSE coalesce((
+    SELECT i.processing_state FROM inbox_events i WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key), 'succeeded') END, 0::bigint
+FROM processed_events p
+WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key = ANY ($3::text[]) ORDER BY p.idempotency_key`
+
+func (r *Receiver) find(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {
+	return collect(ctx, tx, "find the receiver's events", findSQL, r.Receiver, r.Source, q.Keys)
+}
+
+// Each of the four has its index.
+const unfinishedSQL = `
+SELECT i.idempotency_key, i.received_at, i.processing_state, 0::bigint
+FROM (
+    (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'failed'
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+    UNION ALL
+    (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'processing'
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+    UNION ALL
+    (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'pending' AND f.next_attempt_at IS NOT NULL
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+    UNION ALL
+    (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'pending' AND f.next_attempt_at IS NULL
+       AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
+) i
+ORDER BY i.idempotency_key LIMIT $4::integer`
+
+func (r *Receiver) unfinished(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {
+	return collect(ctx, tx, "list what the inbox has not finished", unfinishedSQL, r.Receiver, r.Source, finite(q.Until, pgtype.Infinity), q.Limit)
+}
+
+// %s is [Receiver.Effects].
+const doubledSQL = `
+SELECT t.key, NULL::pg_catalog.timestamptz, ''::pg_catalog.text, t.effects
+FROM (SELECT e.key::pg_catalog.text COLLATE pg_catalog."C" AS key, pg_catalog.count(*) AS effects FROM (
+%s
+) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING pg_catalog.count(*) > 1) t
+ORDER BY t.key LIMIT $1::pg_catalog.int4`
+
+func (r *Receiver) doubled(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {
+	return collect(ctx, tx, "count effects", fmt.Sprintf(doubledSQL, r.Effects), q.Limit)
+}
+
+func collect(ctx context.Context, tx pgx.Tx, what, statement string, args ...any) ([]Held, error) {
+	rows, err := tx.Query(ctx, statement, args...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h Held, err error) {
+		var at pgtype.Timestamptz
+		err = row.Scan(&h.Key, &at, &h.State, &h.Effects)
+		h.ReceivedAt = at.Time
+		return h, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return list, nil
+}
