@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"net/http"
 	"net/url"
 
 	"github.com/outbox-relay/outbox-relay/relay/internal/kafkapost"
@@ -59,3 +60,8 @@ func CheckNATSCredentials(content string) error { return natspost.CheckCredentia
 
 // CheckNATSSeed says what is wrong with the seed of an NKey; nil: nothing.
 func CheckNATSSeed(content string) error { return natspost.CheckSeed(content) }
+
+// Beside returns what carries requests to a URL of a destination's receiver beside its deliveries, as [post.Beside] says.
+func Beside(d Destination, e Egress, u *url.URL) (*http.Transport, error) {
+	return post.Beside(d, e, u)
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/cli/listen"
 	"github.com/outbox-relay/outbox-relay/internal/cli/migrate"
+	"github.com/outbox-relay/outbox-relay/internal/cli/reconcile"
 	"github.com/outbox-relay/outbox-relay/internal/cli/run"
 	"github.com/outbox-relay/outbox-relay/internal/cli/status"
 )
@@ -32,6 +33,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay replay --destination NAME | ID            send again what failed
   outbox-relay retry --destination NAME | ID             attempt now what waits for its next attempt
   outbox-relay discard --destination NAME | ID           give up what waits or failed
+  outbox-relay reconcile --destination NAME --url URL    did everything delivered take effect, exactly once?
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
   outbox-relay relays | routes list | routes test TYPE   who delivers; where events go
   outbox-relay audit                                     what operators changed and revealed: who, when, how much
@@ -67,6 +69,7 @@ type grammar struct {
 	Replay     events.Replay       `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
 	Retry      events.Retry        `cmd:"" help:"Attempt now what waits for its next attempt."`
 	Discard    events.Discard      `cmd:"" help:"Give pending, parked or failed deliveries up."`
+	Reconcile  reconcile.Command   `cmd:"" help:"Compare what was delivered with what a receiver has; exit 1 if they differ."`
 	Pause      destinations.Pause  `cmd:"" help:"Send nothing to a destination until it is resumed."`
 	Resume     destinations.Resume `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
 	Relays     status.Relays       `cmd:"" help:"List the relays that run."`

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// compared is a sender and a receiver that the command compares.
+type compared struct {
+	sender   *relaytest.Database
+	receiver *relaytest.Database
+	env      []string
+	url      string // of consumer.Reconcile
+}
+
+func newCompared(t *testing.T) compared {
+	t.Helper()
+	c := compared{sender: relaytest.At(t, pgtest.New(t, migrations.Outbox)), receiver: relaytest.At(t, pgtest.New(t, migrations.Inbox))}
+	c.receiver.Exec(`CREATE TABLE effect (key text)`)
+	cfg := consumer.Config{Receiver: "shop", Source: "billing", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
+	receive, err := consumer.New(c.receiver.Pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+		return err
+	})
+	pgtest.Must(t, err)
+	compare, err := consumer.Reconcile(c.receiver.Pool, consumer.ReconcileConfig{Config: cfg, Effects: "SELECT key FROM effect"})
+	pgtest.Must(t, err)
+	mux := http.NewServeMux()
+	mux.Handle("POST /events", receive)
+	mux.Handle("POST /events/reconcile", compare)
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	c.url = server.URL + "/events/reconcile"
+	c.env = []string{
+		"OUTBOX_DATABASE_URL=" + c.sender.DSN, "OUTBOX_DESTINATION_URL=" + server.URL + "/events", "OUTBOX_SIGNING_SECRET=" + receivertest.SecretText,
+		"RECEIVER_DATABASE_URL=" + c.receiver.DSN,
+	}
+	return c
+}
+
+// Through a relay and a receiver, over HTTP and over both databases: nothing is found, then what was planted, then what never arrived is replayed, and
+// takes effect.
+func TestReconcile(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	relay := start(t, c.env)
+	defer relay.end(t, 0)
+	c.sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'paid', '{}', 'k' || i FROM generate_series(1, 40) i`)
+	delivered := func(n int) {
+		t.Helper()
+		relaytest.Becomes(c.sender, n, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'`)
+	}
+	delivered(40)
+	overHTTP, overDatabase := []string{"--url=" + c.url}, []string{"--receiver=shop", "--source=billing", "--effects=SELECT key FROM effect"}
+	ask := func(how []string, more ...string) result {
+		return command(c.env, append(append([]string{"reconcile", "--destination=default", "--settle=1ms"}, how...), more...)...)
+	}
+	for _, how := range [][]string{overHTTP, overDatabase} {
+		if r := ask(how); r.code != 0 || !strings.HasPrefix(r.stdout, "40 deliveries to default compared with 40 events of receiver shop from source billing\n") ||
+			!strings.HasSuffix(r.stdout, "\nAll of it took effect, once.\n") || r.stderr != "" {
+			t.Errorf("%+v", r)
+		}
+	}
+
+	c.receiver.Exec(`DELETE FROM processed_events WHERE idempotency_key IN ('k7', 'k8')`)
+	c.receiver.Exec(`DELETE FROM effect WHERE key IN ('k7', 'k8')`)
+	c.receiver.Exec(`INSERT INTO effect VALUES ('k9')`)
+	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', E'\x1b[31mred', 'succeeded')`)
+	const summary = "outbox-relay: 2 never arrived; 1 effect without event; 1 effect twice\n"
+	for _, how := range [][]string{overHTTP, overDatabase} {
+		if r := ask(how); r.code != cli.ExitFailed || r.stderr != summary || !strings.Contains(r.stdout, "\nNever arrived: 2\n") || !strings.Contains(r.stdout, "\nk7 ") ||
+			!strings.Contains(r.stdout, "\nEffect without event: 1\n") || strings.Contains(r.stdout, "\x1b") || !strings.Contains(r.stdout, "\nEffect twice: 1\n") {
+			t.Errorf("%+v", r)
+		}
+		var report struct {
+			NeverArrived []struct {
+				Key     string `json:"key"`
+				EventID string `json:"event_id"`
+			} `json:"never_arrived"`
+			NoEffect []any `json:"no_effect"`
+			Complete bool  `json:"complete"`
+		}
+		r := ask(how, "--json")
+		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != cli.ExitFailed || len(report.NeverArrived) != 2 || report.NeverArrived[0].EventID == "" ||
+			report.NoEffect == nil || !report.Complete {
+			t.Errorf("%v %+v", err, r)
+		}
+	}
+
+	if r := ask(overHTTP, "--heal"); r.code != cli.ExitUsage || !strings.HasSuffix(r.stderr, "outbox-relay: replay 2 deliveries to default; nothing was done: run the command on a terminal, where it asks first\n") ||
+		!strings.Contains(r.stdout, "Never arrived: 2") {
+		t.Errorf("%+v", r)
+	}
+	delivered(40)
+	if r := ask(overHTTP, "--heal", "--yes", "--as=ann"); r.code != cli.ExitFailed || !strings.Contains(r.stdout, "\nReplayed 2 deliveries. Run the command again when they are through.\n") ||
+		!strings.Contains(r.stderr, `"action":"reconcile heal"`) {
+		t.Errorf("%+v", r)
+	}
+	if r := command(c.env, "audit"); !strings.Contains(r.stdout, "replay") || !strings.Contains(r.stdout, "ann") {
+		t.Errorf("%+v", r)
+	}
+	relaytest.Becomes(c.receiver, 2, `SELECT count(*)::int FROM effect WHERE key IN ('k7', 'k8')`)
+	delivered(40)
+	c.receiver.Exec(`DELETE FROM processed_events WHERE idempotency_key LIKE '%red'`)
+	if r := ask(overHTTP); r.code != cli.ExitFailed || r.stderr != "outbox-relay: 1 effect twice\n" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Each mistake is said before anything is compared, or as what it is.
+func TestMistakesOfReconcile(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', 'k', 'succeeded')`)
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/ok":
+			_, _ = io.WriteString(w, "{}")
+		case "/moved":
+			http.Redirect(w, r, c.url, http.StatusTemporaryRedirect)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(elsewhere.Close)
+	unsigned := []string{c.env[0], c.env[1]}
+	foreign := append([]string{"OUTBOX_SIGNING_SECRET=" + receivertest.OtherText}, unsigned...)
+	for _, test := range []struct {
+		args string
+		env  []string
+		code int
+		want string
+	}{
+		{"", c.env, cli.ExitUsage, "nothing says who is asked"},
+		{"--url=" + c.url + " --receiver=shop", c.env, cli.ExitUsage, "--url and --receiver can't be used together"},
+		{"--url=" + c.url + " --effects=x", c.env, cli.ExitUsage, "--effects: the handler counts what its own ReconcileConfig.Effects says"},
+		{"--url=" + c.url + " --settle=soon", c.env, cli.ExitUsage, "--settle: "},
+		{"--url=" + c.url + " --since=2026-01-02", c.env, cli.ExitUsage, "--since: "},
+		{"--url=" + c.url + " --limit=1001", c.env, cli.ExitUsage, "--limit: 1001 is out of range; write 1 to 1000"},
+		{"--url=" + c.url + " --yes", c.env, cli.ExitUsage, "--yes answers the question of --heal"},
+		{"--url=" + c.url + " --destination=shpo", c.env, cli.ExitUsage, `--destination: "shpo" is not configured`},
+		{"--url=ftp://x/", c.env, cli.ExitUsage, "--url: write one such as https://"},
+		{"--url=https://u:secret@x/", c.env, cli.ExitUsage, "without a password"},
+		{"--url=" + strings.TrimSuffix(c.url, "/reconcile"), c.env, cli.ExitUsage, "this is where default takes events"},
+		{"--url=" + c.url, unsigned, cli.ExitConfig, "destinations.default.signing_secrets is not set"},
+		{"--url=" + c.url, foreign, cli.ExitFailed, "/events/reconcile answered 401: The request's signature is not valid"},
+		{"--url=" + elsewhere.URL + "/nothing", c.env, cli.ExitFailed, "/nothing answered 404: is consumer.Reconcile mounted there?"},
+		{"--url=" + elsewhere.URL + "/ok", c.env, cli.ExitFailed, "/ok answered 200 without an answer"},
+		{"--url=" + elsewhere.URL + "/moved", c.env, cli.ExitFailed, "/moved answered 307"},
+		{"--url=http://127.0.0.1:1/", c.env, cli.ExitFailed, "reconcile: ask the receiver to describe: http://127.0.0.1:1/: "},
+		{"--receiver=shop", c.env[:2], cli.ExitConfig, "RECEIVER_DATABASE_URL is not set"},
+		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL=mysql://u:secret@x"), cli.ExitConfig, "RECEIVER_DATABASE_URL begins with another scheme"},
+		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL="+c.sender.DSN), cli.ExitSchema, "there is no inbox schema here"},
+		{"--receiver=shop", c.env, cli.ExitUsage, `receiver "shop" has nothing from source "outbox"; there are: --receiver shop --source billing`},
+		{"--receiver=shop --source=billing --effects=nonsense", c.env, cli.ExitFailed, "ask the receiver to doubled: count effects: ERROR: syntax error"},
+	} {
+		r := command(test.env, append([]string{"reconcile"}, strings.Fields(test.args)...)...)
+		if r.code != test.code || !strings.Contains(r.stderr, test.want) || strings.Contains(r.stderr, "secret@") || r.stdout != "" {
+			t.Errorf("%s: %+v, want %d %s", test.args, r, test.code, test.want)
+		}
+	}
+}
+
+// The roles that the documentation names are enough, and one that is not granted is named.
+func TestReconcileNeedsReadersRights(t *testing.T) {
+	t.Parallel()
+	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
+	pgtest.Migrate(t, server.DSN(""), migrations.Outbox, migrations.Inbox)
+	conn, err := pgx.Connect(t.Context(), server.DSN(""))
+	pgtest.Must(t, err)
+	defer conn.Close(t.Context())
+	roles, err := os.ReadFile("../../migrations/roles.sql")
+	pgtest.Must(t, err)
+	for _, statement := range []string{
+		string(roles), "CREATE ROLE reads LOGIN; CREATE ROLE supports LOGIN; GRANT outbox_reader TO reads",
+		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) SELECT 'paid', '{}', k, now() - interval '2 hours' FROM unnest(ARRAY['k', 'lost']) k;
+		 INSERT INTO outbox_delivery (event_id, destination, status, delivered_at) SELECT id, 'shop', 'delivered', now() - interval '1 hour' FROM outbox;
+		 INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) VALUES ('shop', 'billing', 'k', 'recorded', now() - interval '1 hour');
+		 INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, received_at) VALUES ('shop', 'billing', 'k', 'failed', 1, now() - interval '1 hour')`,
+	} {
+		if _, err := conn.PgConn().Exec(t.Context(), statement).ReadAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	as := func(name string) string {
+		login, err := url.Parse(server.DSN(""))
+		pgtest.Must(t, err)
+		login.User = url.User(name)
+		return login.String()
+	}
+	env := []string{"OUTBOX_DATABASE_URL=" + as("reads"), "RECEIVER_DATABASE_URL=" + as("supports")}
+	args := []string{"reconcile", "--destination=shop", "--receiver=shop", "--source=billing", "--since=2000-01-01T00:00:00Z"}
+	if r := command(env, args...); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "GRANT inbox_support TO supports") {
+		t.Errorf("%+v", r)
+	}
+	if _, err := conn.Exec(t.Context(), "GRANT inbox_support TO supports"); err != nil {
+		t.Fatal(err)
+	}
+	if r := command(env, args...); r.code != cli.ExitFailed || r.stderr != "outbox-relay: 1 never arrived; 1 arrived, no effect\n" {
+		t.Errorf("%+v", r)
+	}
+}

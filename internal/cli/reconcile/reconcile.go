@@ -1,0 +1,235 @@
+// Package reconcile is the command reconcile, which compares what was delivered with what a receiver has.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/reconcile"
+	"github.com/outbox-relay/outbox-relay/internal/reconcile/compare"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// receiverURL is the variable that names the receiver's database. What begins with OUTBOX_ is a setting.
+const receiverURL = "RECEIVER_DATABASE_URL"
+
+// Command is the command reconcile.
+type Command struct {
+	config.DatabaseFlags
+	cli.ActorFlag
+	Destination []string `placeholder:"NAME" help:"The destination that leads to the receiver; several with commas, if several do. Default: the only one there is."`
+	URL         string   `placeholder:"URL" xor:"receiver" help:"Ask the handler of consumer.Reconcile at this URL, signed with the destination's secrets."`
+	Receiver    string   `placeholder:"NAME" xor:"receiver" help:"Ask the receiver's database instead: that of $RECEIVER_DATABASE_URL, for this receiver (consumer.Config.Receiver)."`
+	Source      string   `placeholder:"NAME" default:"outbox" help:"With --receiver: the receiver's name for this sender (consumer.Config.Source)."`
+	Effects     string   `placeholder:"SQL" help:"With --receiver: a query that returns the idempotency key of each effect, in one row for each."`
+	Since       string   `placeholder:"TIME" help:"Compare only what was delivered since then: 2026-01-02T15:04:05Z, or 26h for 26 hours ago. Default: from when on both sides keep everything."`
+	Settle      string   `placeholder:"1m" default:"1m" help:"How long ago an event was delivered, or received, before it is compared."`
+	Limit       int      `default:"1000" help:"How many keys of a kind are named at most, 1 to 1000."`
+	Heal        bool     `help:"Replay what never arrived, after a question."`
+	Yes         bool     `short:"y" help:"Do not ask: for scripts."`
+	JSON        bool     `help:"Print JSON. Fields are added, never renamed or removed."`
+}
+
+// Help explains the command.
+func (Command) Help() string {
+	return `Did everything that was delivered take effect, exactly once? Both sides digest ranges of idempotency keys; only ranges that differ are
+compared key by key, and each finding is checked again before it is named:
+
+  never arrived         delivered, and the receiver does not have it
+  arrived, no effect    recorded in an inbox, and neither done nor ignored: pending, being worked, or failed
+  effect without event  the receiver has it, and the sender has no such event
+  effect twice          more than one row of --effects, or of ReconcileConfig.Effects, has its key
+
+Events that are delivered, retried or received meanwhile are no findings, nor is what one side may have forgotten (its retention). What
+waits, failed or was discarded is counted; status and events list show it.
+
+  outbox-relay reconcile --destination logistics --url https://logistics.internal/webhooks/finance/reconcile
+  outbox-relay reconcile --destination logistics --receiver logistics --source finance --effects 'SELECT event_key FROM shipments'
+  outbox-relay reconcile --destination logistics --url … --since 26h --json         # every night
+  outbox-relay reconcile --destination logistics --url … --heal                     # replays what never arrived
+
+It exits 1 if anything is found, also if it was healed: run it again after the replay. It needs outbox_reader, and with --heal
+outbox_relay; at the receiver's database inbox_support, and SELECT on what --effects reads. The source must be this outbox's alone.`
+}
+
+// Run compares, prints and heals.
+func (cmd Command) Run(inv *cli.Invocation) error {
+	settle, problem := settings.ParseDuration(cmd.Settle)
+	since := bulk.TimeFlags{Since: cmd.Since}
+	switch {
+	case (cmd.URL == "") == (cmd.Receiver == ""):
+		return cli.Usagef("nothing says who is asked; name the receiver's handler with --url, or the receiver in its database with --receiver")
+	case cmd.URL != "" && cmd.Effects != "":
+		return cli.Usagef("--effects: the handler counts what its own ReconcileConfig.Effects says; use it with --receiver")
+	case problem != "":
+		return cli.Usagef("--settle: %s", problem)
+	case cmd.Limit < 1 || cmd.Limit > reconcile.MaxKeys:
+		return cli.Usagef("--limit: %d is out of range; write 1 to %d", cmd.Limit, reconcile.MaxKeys)
+	case cmd.Yes && !cmd.Heal:
+		return cli.Usagef("--yes answers the question of --heal, which is not given")
+	}
+	if err := since.Check(); err != nil {
+		return err
+	}
+	sections := []string{"database", "retention"}
+	if cmd.URL != "" {
+		sections = append(sections, "destinations", "egress")
+	}
+	c, err := config.Read(inv, sections...)
+	if err != nil {
+		return err
+	}
+	chosen, err := cmd.choose(inv, c)
+	if err != nil {
+		return err
+	}
+	receiver, err := cmd.open(inv, c, chosen)
+	if err != nil {
+		return err
+	}
+	defer receiver.close()
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+		begun := time.Now()
+		o := compare.Options{
+			Destinations: names(chosen), Ask: receiver.ask, Settle: settle, Keeps: c.Relay.Retention.DeleteAfter, Limit: cmd.Limit, Progress: progress(inv),
+		}
+		if o.Since, _, err = since.Bounds(ctx, outbox); err != nil {
+			return err
+		}
+		found, err := compare.Run(ctx, outbox.DB(), o)
+		if o.Progress != nil {
+			output.Draw(inv.Stderr, "", false)
+		}
+		if err != nil {
+			return err
+		}
+		return cmd.finish(ctx, inv, c, outbox, report{Report: found, Seconds: time.Since(begun).Seconds()})
+	})
+}
+
+// choose returns the destinations that lead to the receiver.
+func (cmd Command) choose(inv *cli.Invocation, c *config.Config) (chosen []relay.Destination, err error) {
+	all := c.Relay.Destinations
+	if len(cmd.Destination) == 0 {
+		if len(all) != 1 {
+			return nil, cli.Usagef("--destination: there are %d destinations; name the one that leads to the receiver: %s", len(all), strings.Join(names(all), ", "))
+		}
+		cmd.Destination = names(all)
+	}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(cmd.Destination))) {
+		i := slices.IndexFunc(all, func(d relay.Destination) bool { return d.Name == name })
+		switch {
+		case i >= 0:
+			chosen = append(chosen, all[i])
+		case cmd.URL != "":
+			return nil, cli.Usagef("--destination: %s is not configured, and its secrets sign the questions; there are %s", settings.Quote(name), strings.Join(names(all), ", "))
+		default: // one of another configuration of the same database
+			chosen = append(chosen, relay.Destination{Name: name})
+		}
+		if _, given := inv.Flags["settle"]; i >= 0 && all[i].IsLog() && !given {
+			return nil, cli.Usagef("%s publishes to a log, and a delivery says nothing of its readers; give --settle, longer than they are behind", name)
+		}
+	}
+	return chosen, nil
+}
+
+func names(destinations []relay.Destination) (all []string) {
+	for _, d := range destinations {
+		all = append(all, d.Name)
+	}
+	return all
+}
+
+// progress returns what shows a person how far the command is; nil: nobody watches.
+func progress(inv *cli.Invocation) func(sent, received int64) {
+	if !output.IsTerminal(inv.Stderr) || slices.Contains(inv.Env, "TERM=dumb") {
+		return nil
+	}
+	return func(sent, received int64) {
+		output.Draw(inv.Stderr, fmt.Sprintf("%d delivered, %d received", sent, received), false)
+	}
+}
+
+// finish prints what was found, and replays what never arrived, if that is asked for.
+func (cmd Command) finish(ctx context.Context, inv *cli.Invocation, c *config.Config, outbox *ops.Outbox, r report) error {
+	to := inv.Stdout
+	if cmd.JSON {
+		to = inv.Stderr
+	}
+	if !cmd.JSON || cmd.Heal && !cmd.Yes {
+		if err := printReport(to, output.Printable(r)); err != nil {
+			return err
+		}
+	}
+	var healing error
+	if cmd.Heal {
+		healing = cmd.heal(ctx, inv, c, outbox, &r)
+	}
+	if cmd.JSON {
+		if err := output.WriteJSON(inv.Stdout, r); err != nil {
+			return err
+		}
+	} else if r.Replayed > 0 {
+		fmt.Fprintf(inv.Stdout, "Replayed %s. Run the command again when they are through.\n", plain.Plural(r.Replayed, "delivery", "deliveries"))
+	}
+	switch {
+	case healing != nil:
+		return healing
+	case r.Findings() > 0:
+		return errors.New(r.summary())
+	case !r.Complete:
+		return errors.New("more differs than was looked at; repeat the command with a larger --limit, or a later --since")
+	}
+	return nil
+}
+
+// heal replays what never arrived. What is in the archive, or older than receivers remember, stays as it is.
+func (cmd Command) heal(ctx context.Context, inv *cli.Invocation, c *config.Config, outbox *ops.Outbox, r *report) error {
+	lost := map[string]ops.EventIDs{}
+	for _, f := range r.NeverArrived {
+		if !f.Archived {
+			lost[f.Destination] = append(lost[f.Destination], f.EventID)
+		}
+	}
+	for _, destination := range r.Destinations {
+		if len(lost[destination]) == 0 {
+			continue
+		}
+		s := ops.Selection{EventIDs: lost[destination], Destination: destination, Statuses: []string{"delivered"}}
+		memory := c.Relay.Retention.ProcessedEvents
+		found, err := outbox.PreviewReplay(ctx, s, memory)
+		if err != nil {
+			return err
+		}
+		if found.TooOld > 0 {
+			fmt.Fprintf(inv.Stderr, "Left alone: %s older than receivers remember (retention.processed_events).\n", plain.Plural(found.TooOld, "event is", "events are"))
+		}
+		if found.Matched == 0 {
+			continue
+		}
+		if !cmd.Yes {
+			what := fmt.Sprintf("replay %s to %s", plain.Plural(found.Matched, "delivery", "deliveries"), destination)
+			if err := inv.Confirm(what, "nothing was replayed"); err != nil {
+				return err
+			}
+		}
+		done, err := outbox.Replay(ctx, s, memory, nil)
+		r.Replayed += done.Done
+		bulk.Audit(inv, c, "reconcile heal", fmt.Sprintf("%s --destination %s", plain.Plural(len(s.EventIDs), "event", "events"), destination), done.Done, err)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package reconcile
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/reconcile/compare"
+)
+
+// A report is what --json prints.
+type report struct {
+	compare.Report
+	// Replayed counts the deliveries that --heal has made pending again.
+	Replayed int64   `json:"replayed"`
+	Seconds  float64 `json:"seconds"`
+}
+
+// A kind is one list of findings.
+type kind struct {
+	title  string
+	header string
+	list   []compare.Finding
+	row    func(compare.Finding) []any
+}
+
+func (r *report) kinds() []kind {
+	return []kind{
+		{"never arrived", "KEY\tEVENT\tTYPE\tDESTINATION\tCREATED\tDELIVERED", r.NeverArrived, func(f compare.Finding) []any {
+			id := fmt.Sprint(f.EventID)
+			if f.Archived {
+				id += " (archived)"
+			}
+			return []any{f.Key, id, f.EventType, f.Destination, f.CreatedAt, f.DeliveredAt}
+		}},
+		{"arrived, no effect", "KEY\tEVENT\tTYPE\tRECEIVED\tSTATE", r.NoEffect, func(f compare.Finding) []any {
+			return []any{f.Key, eventID(f), f.EventType, f.ReceivedAt, f.State}
+		}},
+		{"effect without event", "KEY\tRECEIVED\tSTATE", r.Strangers, func(f compare.Finding) []any {
+			return []any{f.Key, f.ReceivedAt, f.State}
+		}},
+		{"effect twice", "KEY\tEVENT\tTYPE\tEFFECTS", r.Doubled, func(f compare.Finding) []any {
+			return []any{f.Key, eventID(f), f.EventType, f.Effects}
+		}},
+	}
+}
+
+func eventID(f compare.Finding) string {
+	if f.EventID == 0 {
+		return "-"
+	}
+	return fmt.Sprint(f.EventID)
+}
+
+// summary says how many findings there are.
+func (r *report) summary() string {
+	var parts []string
+	for _, k := range r.kinds() {
+		if len(k.list) > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", len(k.list), k.title))
+		}
+	}
+	text := strings.Join(parts, "; ")
+	if !r.Complete {
+		text = "at least " + text
+	}
+	return text
+}
+
+func printReport(w io.Writer, r report) error {
+	fmt.Fprintf(w, "%s to %s compared with %s of receiver %s from source %s\n", plain.Capital(plain.Plural(r.Sent, "delivery", "deliveries")),
+		strings.Join(r.Destinations, ", "), plain.Plural(r.Received, "event", "events"), r.Receiver, r.Source)
+	from := "the beginning"
+	if r.Since != nil {
+		from = output.Cell(r.Since)
+	}
+	why := map[string]string{"sender": ", the oldest event that the sender keeps", "receiver": ", from when on the receiver remembers everything"}[r.SinceReason]
+	fmt.Fprintf(w, "  from %s%s, to %s\n", from, why, output.Cell(r.Until))
+	var left []string
+	for _, part := range []struct {
+		n    int64
+		text string
+	}{
+		{r.Young, "delivered too recently"},
+		{r.Earlier, "delivered earlier"},
+		{r.Pending, "pending"},
+		{r.Failed, "failed"},
+		{r.Discarded, "discarded"},
+		{r.Forgotten, "forgotten by one side"},
+	} {
+		if part.n > 0 {
+			left = append(left, fmt.Sprintf("%d %s", part.n, part.text))
+		}
+	}
+	if len(left) > 0 {
+		fmt.Fprintf(w, "  left out: %s\n", strings.Join(left, ", "))
+	}
+	if !r.CountsEffects {
+		fmt.Fprintln(w, "  effects were not counted (--effects, or ReconcileConfig.Effects)")
+	}
+	for _, k := range r.kinds() {
+		if len(k.list) == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s: %d\n", plain.Capital(k.title), len(k.list))
+		if err := output.Table(w, "", k.header, k.list, k.row); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !r.Complete:
+		fmt.Fprintln(w, "\nThere may be more: a list is at its limit (--limit).")
+	case r.Sent == 0 && r.Received == 0 && r.Findings() == 0:
+		fmt.Fprintln(w, "\nNothing was delivered and nothing was received in that time.")
+	case r.Findings() == 0:
+		fmt.Fprintln(w, "\nAll of it took effect, once.")
+	}
+	return nil
+}
