@@ -34,7 +34,7 @@ var table = [...]Check{
 	{"cut-before-answer", "events whose connection is cut after the request, and which then come again", "one effect each", oneTransaction + " Two transactions, whichever comes first, lose an effect or repeat it when the process or the client goes between them.", modes, usual, cutBeforeAnswer},
 	{"replay", "a known event with X-Outbox-Replay: true", "2xx, and one effect", "A replay is a duplicate like any other, if the event is known.", memory, usual, repeated(func(e event) event { return e.covering(set(webhook.Replay, "true")) })},
 	{"key-reused", "a known key with another body", "422, and one effect", "Keep a hash of the body beside the key, and answer 422 if it differs. The key alone decides what a duplicate is.", steps, usual, keyReused},
-	{"same-content", "two events with equal bodies", "two effects", wholeKey, columns, needsProbe, apart(sameContent)},
+	{"same-content", "two events with equal bodies", "two effects, or a refusal", wholeKey, columns, needsProbe, sameContent},
 	{"same-event-id", "two events with one X-Outbox-Event-Id, as of two outboxes", "two effects", wholeKey, columns, needsProbe, apart(sameEventID)},
 	{"key-case", "two keys that differ in upper and lower case", "two effects", wholeKey + " Compare it byte by byte.", columns, needsProbe, apart(keyCase)},
 	{"key-long", "two keys of 255 characters that differ in the last", "two effects", wholeKey, columns, needsProbe, apart(keyLong)},

@@ -22,6 +22,11 @@ func TestTakesEffectOnce(t *testing.T) {
 	exampletest.Start(t, exampletest.Invoices).TakesEffectOnce("/webhooks/finance")
 }
 
+func TestPassesDrill(t *testing.T) {
+	t.Parallel()
+	exampletest.Start(t, exampletest.Invoices).PassesDrill("/webhooks/finance")
+}
+
 // Behind echo.WrapMiddleware echo answers a handler's error only when the middleware has returned: it is rolled back all the same,
 // but the status of the error is lost. With answerErrors the sender gets it.
 func TestErrorBehindWrapMiddleware(t *testing.T) {

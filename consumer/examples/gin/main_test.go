@@ -12,3 +12,8 @@ func TestTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	exampletest.Start(t, exampletest.Invoices).TakesEffectOnce("/webhooks/finance")
 }
+
+func TestPassesDrill(t *testing.T) {
+	t.Parallel()
+	exampletest.Start(t, exampletest.Invoices).PassesDrill("/webhooks/finance")
+}

@@ -22,6 +22,11 @@ func TestTakesEffectOnce(t *testing.T) {
 	exampletest.Start(t, exampletest.Invoices).TakesEffectOnce("/webhooks/finance")
 }
 
+func TestPassesDrill(t *testing.T) {
+	t.Parallel()
+	exampletest.Start(t, exampletest.Invoices).PassesDrill("/webhooks/finance")
+}
+
 func TestTheNewestAddressStays(t *testing.T) {
 	t.Parallel()
 	e := exampletest.Start(t, exampletest.Invoices)

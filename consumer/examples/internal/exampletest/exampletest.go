@@ -22,6 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -219,6 +220,15 @@ func (e *Example) Await(query string, args ...any) {
 		}
 	}
 }
+
+// PassesDrill tries the example at path with every check of the command drill.
+func (e *Example) PassesDrill(path string) {
+	e.t.Helper()
+	receivertest.Drill(e.t, e.url+path, e.Pool, otherSecret, Secret)
+}
+
+// otherSecret is one that the examples are not given.
+const otherSecret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDI=" //nolint:gosec // signs what tests send
 
 // Invoices is the schema of the examples: what they write, and a rule that a handler can break.
 const Invoices = `
