@@ -166,7 +166,7 @@ func (d *drill) try(ctx context.Context, r *Result, skip string) {
 func Run(ctx context.Context, cfg Config) (Report, error) {
 	d := &drill{Config: cfg, prefix: "drill-" + strings.ToLower(rand.Text()[:10])}
 	d.ids.Store(time.Now().UnixMicro())
-	d.http = &http.Transport{DialContext: cfg.Dialer.DialContext, TLSClientConfig: cfg.TLS, DisableCompression: true, MaxIdleConnsPerHost: maxInFlight}
+	d.http = &http.Transport{DialContext: cfg.Dialer.DialContext, TLSClientConfig: cfg.TLS, DisableCompression: true, MaxIdleConnsPerHost: maxInFlight, IdleConnTimeout: time.Second}
 	defer d.http.CloseIdleConnections()
 	for _, name := range slices.Concat(cfg.Only, cfg.Skip) {
 		if !slices.ContainsFunc(table[:], func(c Check) bool { return c.Name == name }) {

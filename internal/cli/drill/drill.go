@@ -114,17 +114,17 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 	} else if err != nil {
 		return err
 	}
+	failed := report.Count(drill.Failed)
+	if cmd.Strict {
+		failed += report.Count(drill.Warned)
+	}
 	if cmd.JUnit != "" {
-		if err := writeJUnit(cmd.JUnit, report, cmd.Strict); err != nil {
+		if err := writeJUnit(cmd.JUnit, report, failed, cmd.Strict); err != nil {
 			return err
 		}
 	}
 	if err := output.Show(inv.Stdout, cmd.JSON, report, printReport); err != nil {
 		return err
-	}
-	failed := report.Count(drill.Failed)
-	if cmd.Strict {
-		failed += report.Count(drill.Warned)
 	}
 	if failed > 0 {
 		return fmt.Errorf("%s; the receiver is not ready for a relay", plain.Plural(failed, "check failed", "checks failed"))
