@@ -45,7 +45,7 @@ func startDrilled(t *testing.T, wrap func(http.Handler) http.Handler) drilled {
 		return err
 	})
 	receive, err := consumer.New(r.pool, consumer.Config{
-		Receiver: "logistics", Secrets: []string{goodSecret}, Limits: consumer.Limits{BodyTimeout: time.Second}, Logger: slog.New(slog.DiscardHandler),
+		Receiver: "logistics", Secrets: []string{goodSecret}, Limits: consumer.Limits{BodyTimeout: 2 * time.Second}, Logger: slog.New(slog.DiscardHandler),
 	}, router.Dispatch)
 	pgtest.Must(t, err)
 	mux := http.NewServeMux()
@@ -58,7 +58,7 @@ func startDrilled(t *testing.T, wrap func(http.Handler) http.Handler) drilled {
 		fmt.Fprintln(w, n)
 	})
 	server := httptest.NewUnstartedServer(mux)
-	server.Config.ReadHeaderTimeout = time.Second
+	server.Config.ReadHeaderTimeout = 2 * time.Second
 	server.Start()
 	t.Cleanup(func() {
 		server.CloseClientConnections()

@@ -66,7 +66,7 @@ func router() *consumer.Router[pgx.Tx] {
 }
 
 func consumerConfig() consumer.Config {
-	return consumer.Config{Receiver: "drilled", Secrets: secretTexts, Limits: consumer.Limits{BodyTimeout: time.Second}, Logger: slog.New(slog.DiscardHandler)}
+	return consumer.Config{Receiver: "drilled", Secrets: secretTexts, Limits: consumer.Limits{BodyTimeout: stall}, Logger: slog.New(slog.DiscardHandler)}
 }
 
 // passes asserts that a receiver does everything right.
@@ -94,7 +94,7 @@ func TestOursPass(t *testing.T) {
 		pgtest.Must(t, err)
 		mux := http.NewServeMux()
 		mux.Handle("POST /webhooks/finance", receive)
-		passes(t, config(t, serve(t, mux, time.Second)+"/webhooks/finance", countEffects(pool)))
+		passes(t, config(t, serve(t, mux, stall)+"/webhooks/finance", countEffects(pool)))
 	})
 	t.Run("inbox.New", func(t *testing.T) {
 		t.Parallel()
@@ -105,7 +105,7 @@ func TestOursPass(t *testing.T) {
 		var running sync.WaitGroup
 		running.Go(func() { _ = invoices.Run(ctx) }) // it fails as its context ends
 		t.Cleanup(func() { cancel(); running.Wait() })
-		passes(t, config(t, serve(t, invoices.Handler(), time.Second), countEffects(pool)))
+		passes(t, config(t, serve(t, invoices.Handler(), stall), countEffects(pool)))
 	})
 	t.Run("over TLS", func(t *testing.T) {
 		t.Parallel()
@@ -113,7 +113,7 @@ func TestOursPass(t *testing.T) {
 		receive, err := consumer.New(pool, consumerConfig(), router().Dispatch)
 		pgtest.Must(t, err)
 		server := httptest.NewUnstartedServer(receive)
-		server.Config.ReadHeaderTimeout, server.EnableHTTP2 = time.Second, true
+		server.Config.ReadHeaderTimeout, server.EnableHTTP2 = stall, true
 		server.Config.ErrorLog = log.New(io.Discard, "", 0) // a client that does not trust the server is one of the tests
 		server.StartTLS()
 		t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
@@ -136,7 +136,7 @@ func TestOursPass(t *testing.T) {
 		t.Parallel()
 		pool := database(t)
 		rc := newReceiver(t, "right", pool, secret(t, "new1"), secret(t, "new2"))
-		passes(t, config(t, serve(t, rc, time.Second), countEffects(pool)))
+		passes(t, config(t, serve(t, rc, stall), countEffects(pool)))
 	})
 }
 

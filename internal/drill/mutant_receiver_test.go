@@ -63,7 +63,7 @@ const tolerance = 5 * time.Minute
 
 func newReceiver(t testing.TB, name string, pool *pgxpool.Pool, secrets ...webhook.Secret) *receiver {
 	rc := &receiver{
-		name: name, pool: pool, secrets: secrets, ended: t.Context(), headerTime: time.Second, bodyTime: time.Second,
+		name: name, pool: pool, secrets: secrets, ended: t.Context(), headerTime: stall, bodyTime: stall,
 		before:   func(http.ResponseWriter, *http.Request) bool { return false },
 		read:     readAtMost(1 << 20),
 		unproven: http.StatusUnauthorized,
@@ -232,6 +232,9 @@ func countEffects(pool *pgxpool.Pool) Probe {
 		return n, err
 	}
 }
+
+// stall is how long the receivers here wait for a request that does not go on.
+const stall = 2 * time.Second
 
 // patience ends what would hang. No assertion depends on it.
 const patience = time.Minute

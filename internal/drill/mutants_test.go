@@ -427,7 +427,7 @@ var mutants = []mutant{
 		lost, right := make(chan struct{}, 3), rc.once // the pool, one of which is lost with each event that is no JSON
 		rc.once = func(ctx context.Context, rc *receiver, w http.ResponseWriter, r *http.Request, key string, hash []byte) (int, error) {
 			if len(lost) > 0 {
-				pause(ctx, 2*time.Second)
+				pause(ctx, patience) // for a connection that never comes
 				return http.StatusServiceUnavailable, nil
 			}
 			return right(ctx, rc, w, r, key, hash)
@@ -440,5 +440,5 @@ var mutants = []mutant{
 			}
 			return status
 		}
-	}, config: func(c *Config) { c.Timeout = time.Second; c.Only = names("duplicate not-json still-well") }},
+	}, config: func(c *Config) { c.Timeout = 3 * time.Second; c.Only = names("duplicate not-json still-well") }},
 }
