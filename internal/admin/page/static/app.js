@@ -28,8 +28,30 @@
     liveSwitch.hidden = false;
     liveSwitch.addEventListener("click", () => setLive(!live));
   }
-  document.body.addEventListener("htmx:sendError", () => root.classList.add("offline"));
-  document.body.addEventListener("htmx:afterRequest", (e) => { if (e.detail.xhr && e.detail.xhr.status) root.classList.remove("offline"); });
+  // A relay that does not answer leaves an old page behind, which must not look like a new one.
+  const unreached = $("#unreached");
+  let heard = new Date();
+  const lost = () => {
+    root.classList.add("offline");
+    if (unreached.hidden) unreached.textContent = "The relay has not answered since " + heard.toLocaleTimeString("en-GB") + ". Below is what it said then.";
+    unreached.hidden = false;
+    say();
+  };
+  for (const failed of ["htmx:sendError", "htmx:timeout"]) document.body.addEventListener(failed, lost);
+  document.body.addEventListener("htmx:afterRequest", (e) => {
+    if (!e.detail.xhr || !e.detail.xhr.status) return;
+    heard = new Date();
+    root.classList.remove("offline");
+    unreached.hidden = true;
+  });
+
+  // Screen readers announce the headline when it changes, and not with each update.
+  const headline = () => (unreached.hidden ? "" : unreached.textContent + " ") + all("#live .headline h1, #live .headline .first, #old").map((e) => e.id === "old" ? "Old data." : e.textContent).join(" ");
+  let told = "";
+  const say = () => {
+    const now = headline();
+    if (now !== told) $("#said").textContent = told = now;
+  };
 
   // Light and dark.
   const themeSwitch = $("#theme-switch");
@@ -80,15 +102,15 @@
     chart.plot = new uPlot({
       width: box.clientWidth, height: 180, padding: [8, 20, 0, 0],
       cursor: { y: false, points: { size: 6 } },
-      legend: { live: true },
+      legend: { live: true, markers: { dash: (u, i) => ["solid", "solid", "dashed", "dotted"][i] } },
       scales: { x: { range: () => chart.range }, y: { distr: kind.log ? 3 : 1, range: bounds(chart) } },
       axes: [
         { ...axis, grid: { show: false }, size: 28, gap: 8, space: 52, values: (u, ticks) => ticks.map(chart.range[1] - chart.range[0] > 2 * 86400 ? day : clock) },
         { ...axis, size: 56, space: 28, incrs: kind.log ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6],
           splits: kind.log ? decades : undefined, filter: kind.log ? (u, ticks) => ticks : undefined, values: (u, ticks) => ticks.map((n) => kind.format(n)) },
       ],
-      series: [{ label: "Time", value: (u, t) => t == null ? "" : day(t) + " " + clock(t) }, ...kind.lines.map(([label, name, filled]) => ({
-        label, stroke: color(name), width: 1.5, points: { show: true, size: 5, fill: color(name), filter: alone }, spanGaps: false,
+      series: [{ label: "Time", value: (u, t) => t == null ? "" : day(t) + " " + clock(t) }, ...kind.lines.map(([label, name, filled], i) => ({
+        label, stroke: color(name), width: 1.5, dash: [undefined, [7, 4], [2, 3]][i], points: { show: true, size: 5, fill: color(name), filter: alone }, spanGaps: false,
         fill: filled ? color(name) + "1f" : undefined, value: (u, v) => v == null ? "" : kind.format(v),
       }))],
     }, data, box);
@@ -145,7 +167,8 @@
     countChosen();
   });
   document.body.addEventListener("htmx:afterSwap", prepare);
-  document.body.addEventListener("htmx:afterSettle", () => draw(false));
+  document.body.addEventListener("htmx:afterSettle", () => { draw(false); say(); });
+  told = headline();
   prepare();
   draw(false);
 
