@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -38,28 +39,31 @@ func TestFailedLookIsRepeatedSoon(t *testing.T) {
 // Looks that take long take a hundredth of the time, but none is so late that nothing can be concluded from the one before.
 func TestRestsEnd(t *testing.T) {
 	t.Parallel()
-	w := &Watcher{
-		Config: func() Config { return Config{}.WithDefaults() },
-		Rest:   func(least, took time.Duration) time.Duration { return max(least, 100*took) },
-	}
-	interval := w.Config().Interval
+	w := &Watcher{Config: func() Config { return Config{}.WithDefaults() }}
+	interval, failed := w.Config().Interval, errors.New("failed")
 	for _, c := range []struct {
-		least, took time.Duration
-		failures    int
-		want        time.Duration
+		took time.Duration
+		slow int
+		err  error
+		want time.Duration
 	}{
-		{interval, time.Millisecond, 0, interval},
-		{interval, time.Second, 0, 100 * time.Second},
-		{interval, 25 * time.Second, 0, longestRest}, // it stood still meanwhile
-		{interval, 30 * time.Second, 1, 2 * interval},
-		{alertedInterval, 30 * time.Second, 1, 2 * interval},
-		{interval, 30 * time.Second, 2, 4 * interval},
-		{interval, 30 * time.Second, 100, 50 * time.Minute},
-		{interval, time.Millisecond, 1, interval},
+		{time.Second, 1, nil, 2 * interval},
+		{time.Second, 3, nil, 100 * time.Second},
+		{25 * time.Second, 1, nil, 2 * interval}, // the server may have stood still
+		{25 * time.Second, 2, nil, 4 * interval},
+		{25 * time.Second, 3, nil, longestRest},
+		{25 * time.Second, 100, nil, longestRest},
+		{30 * time.Second, 1, failed, 2 * interval},
+		{30 * time.Second, 3, failed, 8 * interval},
+		{30 * time.Second, 100, failed, 50 * time.Minute},
+		{time.Millisecond, 1, failed, interval},
 	} {
-		if got := w.rest(c.least, c.took, c.failures); got != c.want {
-			t.Errorf("after %s and %d failures: %s, want %s", c.took, c.failures, got, c.want)
+		if got := w.rest(max(interval, 100*c.took), interval, c.slow, c.err); got != c.want {
+			t.Errorf("after %s, %d in a row, %v: %s, want %s", c.took, c.slow, c.err, got, c.want)
 		}
+	}
+	if got := w.rest(50*time.Minute, alertedInterval, 1, failed); got != 2*interval {
+		t.Errorf("while an alert is open: %s", got)
 	}
 	if longestRest >= staleWatch {
 		t.Errorf("rests of %s outlast what is concluded for %s", longestRest, staleWatch)

@@ -19,7 +19,7 @@ import (
 // down so as not to make things worse.
 type Config struct {
 	// Interval between two looks, which all relays of a database share. 0: 30 s. A look that takes long makes the next
-	// one later: all of them together take a hundredth of the time, with at most four minutes between two.
+	// one later: all of them together take a hundredth of the time, with four minutes between two at most, unless they fail.
 	Interval time.Duration
 	// PinnedOver is for how long something may keep the database from cleaning up before housekeeping stands down. 0: 1 min.
 	PinnedOver time.Duration
@@ -155,7 +155,7 @@ type Watcher struct {
 func (w *Watcher) Run(ctx context.Context) {
 	wait := min(watchDelay, w.Config().Interval)
 	var full time.Time // when to look at all again
-	failures := 0      // looks in a row
+	slow := 0          // looks in a row that failed, or took long
 	for {
 		select {
 		case <-time.After(wait):
@@ -177,9 +177,6 @@ func (w *Watcher) Run(ctx context.Context) {
 			}
 			err = w.Look(ctx)
 		}
-		if failures++; err == nil {
-			failures = 0
-		}
 		if err != nil && ctx.Err() == nil {
 			w.Failed("watch", err)
 		}
@@ -187,20 +184,25 @@ func (w *Watcher) Run(ctx context.Context) {
 		if w.alerted.Load() {
 			least = min(least, alertedInterval)
 		}
-		wait = w.rest(least, time.Since(began), failures)
+		if wait = w.Rest(least, time.Since(began)); err != nil || wait > 2*w.Config().Interval {
+			slow++
+			wait = w.rest(wait, least, slow, err)
+		} else {
+			slow = 0
+		}
 	}
 }
 
-// rest returns how long to rest after a look that took so long, or after so many failed looks in a row. However long a blocked vacuum
-// makes a look, looks take a hundredth of the time, up to longestRest. What a failed look took says how long the database hung, and
-// not what the next one costs: each further failure doubles the rest instead.
-func (w *Watcher) rest(least, took time.Duration, failures int) time.Duration {
+// rest bounds the rest after a look that failed or took long, the latest of so many in a row. However long a blocked vacuum makes
+// looks, they take a hundredth of the time. But what a single one took may say how long the server stood still, and not what the next
+// one costs: each further one doubles the rest instead. After one that did not fail it is longestRest at most.
+func (w *Watcher) rest(rest, least time.Duration, slow int, err error) time.Duration {
 	const doublings = 7
-	longest := longestRest
-	if failures > 0 {
-		longest = w.Config().Interval << min(failures, doublings)
+	longest := w.Config().Interval << min(slow, doublings)
+	if err == nil {
+		longest = min(longest, longestRest)
 	}
-	return min(w.Rest(least, took), max(least, longest))
+	return min(rest, max(least, longest))
 }
 
 // Look takes one look, or learns what another relay saw, and opens and resolves the alerts that
