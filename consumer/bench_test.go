@@ -172,7 +172,8 @@ func BenchmarkStalledStrangers(b *testing.B) {
 		{"forged", 600, 256 << 10, 100 << 10},
 		{"forged", 3000, 256 << 10, 100 << 10},
 		{"forged-1MiB", 600, 1 << 20, 1<<20 - 1},
-		{"forged-20KiB", 600, 20 << 10, 10 << 10},
+		{"forged-20KiB", 3000, 20 << 10, 10 << 10},
+		{"forged-5KiB", 3000, 5000, 4900},
 	} {
 		if testing.Short() && attack.name != "unsigned" {
 			continue

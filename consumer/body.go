@@ -39,7 +39,7 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 	for {
 		if len(body) == cap(body) {
 			if room == nil {
-				room = &share{bytes: length}
+				room = &share{bytes: length, rank: s.senders.rank(r.RemoteAddr)}
 				if bounded {
 					room.end = func() { _ = connection.SetReadDeadline(time.Unix(1, 0)) }
 				}

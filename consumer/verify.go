@@ -68,6 +68,9 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 		return rq, p
 	}
 	event, p := s.verify(r.Header, body, arrived)
+	if p == nil && !s.Verify.AllowUnsigned {
+		s.senders.add(r.RemoteAddr)
+	}
 	if p == nil && len(s.Destinations) > 0 && !event.Foreign && !slices.Contains(s.Destinations, event.Destination()) {
 		p = newProblem(http.StatusMisdirectedRequest, "wrong-destination", "The request was sent to another destination",
 			fmt.Sprintf("It is signed for the destination %q, which is not among this receiver's (Config.Destinations).", event.Destination()))
