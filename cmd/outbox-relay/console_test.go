@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"html"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -179,6 +180,36 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 	if n := strings.Count(s.stderr.String(), "wrong tokens were sent to the page or the API"); n < 1 || n > 2 || strings.Contains(s.stderr.String(), "wrong-token") {
 		t.Errorf("%d lines in the log\n%s", n, s.stderr)
 	}
+}
+
+// Strangers who hold as many connections as they like keep neither a probe, nor a scraper, nor the page from being answered.
+func TestSecurityStrangersKeepNoProbe(t *testing.T) {
+	t.Parallel()
+	s := start(t, []string{
+		"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox), "OUTBOX_DESTINATION_URL=http://127.0.0.1:1/", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0",
+		"OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_METRICS_LISTEN=127.0.0.1:0",
+	})
+	c := s.console(t)
+	metrics := "http://" + metricsAddress.FindStringSubmatch(s.stderr.String())[1]
+	for _, url := range []string{metrics + "/healthz", metrics + "/metrics", c.url + "/"} {
+		for range 400 {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/none", http.NoBody)
+			pgtest.Must(t, err)
+			conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", r.URL.Host)
+			pgtest.Must(t, err)
+			defer conn.Close()
+			pgtest.Must(t, r.Write(conn)) // and keeps the connection, which is idle from then on
+			_, _ = conn.Read(make([]byte, 1))
+		}
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+		pgtest.Must(t, err)
+		response, err := c.client.Do(r)
+		if err != nil || response.StatusCode != 200 {
+			t.Fatalf("%s: %v, %v", url, response, err)
+		}
+		pgtest.Must(t, response.Body.Close())
+	}
+	s.end(t, 0)
 }
 
 // Each command that reads a configuration file warns if the file has a secret and other accounts of the machine may read it.

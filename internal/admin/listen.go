@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -48,7 +47,7 @@ type Listener struct {
 // A Server is a listener that is open. A nil Server is one that is off: its methods do nothing.
 type Server struct {
 	cfg      Listener
-	listener net.Listener
+	listener *boundedListener
 }
 
 // Listen opens the address, so that a mistake is found before the relay starts. It returns a nil Server when the address is
@@ -61,7 +60,7 @@ func Listen(ctx context.Context, cfg Listener) (*Server, error) {
 	listener, err := open.Listen(ctx, "tcp", cfg.Address)
 	switch {
 	case err == nil:
-		return &Server{cfg: cfg, listener: &boundedListener{Listener: listener}}, nil
+		return &Server{cfg: cfg, listener: &boundedListener{Listener: listener, open: map[*boundedConn]struct{}{}}}, nil
 	case cfg.Configured:
 		return nil, fmt.Errorf("%s: cannot listen on %s: %w; set it to a free address, or to off", cfg.Setting, cfg.Address, reason(err))
 	}
@@ -105,6 +104,7 @@ func (s *Server) Run(ctx context.Context, handler http.Handler) {
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: s.cfg.WriteTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 		BaseContext: func(net.Listener) context.Context { return ctx },
+		ConnState:   s.listener.changed,
 	}
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -125,36 +125,75 @@ func (s *Server) Run(ctx context.Context, handler http.Handler) {
 	serving.Wait()
 }
 
-// A boundedListener closes the connections beyond the first maxConnections at once.
+// A boundedListener has at most maxConnections open. Beyond them it closes one that no request comes
+// on, or else the one whose request has taken longest, so that whoever holds connections keeps
+// neither a probe nor a scraper from being served.
 type boundedListener struct {
 	net.Listener
-	open atomic.Int64
+
+	mu    sync.Mutex
+	open  map[*boundedConn]struct{}
+	count int64 // changes of state so far
 }
 
-// Accept returns the next connection that is within the bound.
+// Accept returns the next connection.
 func (l *boundedListener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.open) >= maxConnections {
+		last := l.leastMissed()
+		delete(l.open, last)
+		_ = last.Conn.Close()
+	}
+	l.count++
+	conn := &boundedConn{Conn: accepted, of: l, since: l.count}
+	l.open[conn] = struct{}{}
+	return conn, nil
+}
+
+// leastMissed returns the connection that has been longest without a request, or else longest with
+// its present one. l.mu is held.
+func (l *boundedListener) leastMissed() (least *boundedConn) {
+	for conn := range l.open {
+		if least == nil || !conn.busy && least.busy || conn.busy == least.busy && conn.since < least.since {
+			least = conn
 		}
-		if l.open.Add(1) <= maxConnections {
-			return &countedConn{Conn: conn, closed: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
-		}
-		l.open.Add(-1)
-		_ = conn.Close()
+	}
+	return least
+}
+
+// changed is called by the server when the state of a connection changes.
+func (l *boundedListener) changed(conn net.Conn, state http.ConnState) {
+	if wrapped, is := conn.(*tls.Conn); is {
+		conn = wrapped.NetConn()
+	}
+	if bounded, is := conn.(*boundedConn); is {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.count++
+		bounded.busy, bounded.since = state == http.StateActive, l.count
 	}
 }
 
-// A countedConn gives its place back when it is closed, however often that is.
-type countedConn struct {
+// A boundedConn gives its place back when it is closed, however often that is.
+type boundedConn struct {
 	net.Conn
-	closed func()
+	of *boundedListener
+
+	// of.mu guards the fields below.
+	busy  bool  // a request comes or is answered
+	since int64 // by of.count
 }
 
 // Close closes the connection.
-func (c *countedConn) Close() error {
-	c.closed()
+func (c *boundedConn) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.open, c)
+	c.of.mu.Unlock()
 	return c.Conn.Close()
 }
 

@@ -3,6 +3,7 @@ package admin
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
@@ -107,45 +108,80 @@ func TestIsLoopback(t *testing.T) {
 	}
 }
 
-// Who only connects takes a bounded share of the relay, and gives it back.
+// Whoever connects, with or without a request, and whether it ends or not, takes a bounded share of the server and keeps nobody else
+// from being served.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
-	ctx, stop := context.WithCancel(t.Context())
-	s, err := Listen(ctx, Listener{Setting: "metrics.listen", Address: "127.0.0.1:0", Configured: true})
-	if err != nil {
-		t.Fatal(err)
+	for name, held := range map[string]string{
+		"silent": "", "idle": "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "half a request": "GET / HTTP/1.1\r\nHost: a\r\n", "half a body": "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, stop := context.WithCancel(t.Context())
+			s, err := Listen(ctx, Listener{Setting: "metrics.listen", Address: "127.0.0.1:0", Configured: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var running sync.WaitGroup
+			running.Go(func() {
+				s.Run(ctx, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+			})
+			defer running.Wait()
+			defer stop()
+			dial := func(send string) net.Conn {
+				conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Address())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = conn.Close() })
+				_, _ = io.WriteString(conn, send)
+				return conn
+			}
+			served := func(conn net.Conn) {
+				if n, err := conn.Read(make([]byte, 1)); n != 1 {
+					t.Fatalf("not served: %v", err)
+				}
+			}
+			probe := dial("GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+			served(probe)
+			var strangers []net.Conn
+			for range 2 * maxConnections {
+				conn := dial(held)
+				if name == "idle" {
+					served(conn)
+				}
+				strangers = append(strangers, conn)
+			}
+			served(dial("GET / HTTP/1.1\r\nHost: a\r\n\r\n"))
+			_, _ = io.Copy(io.Discard, strangers[0]) // ends, because it was closed
+			s.listener.mu.Lock()
+			defer s.listener.mu.Unlock()
+			if n := len(s.listener.open); n > maxConnections {
+				t.Errorf("%d connections are open", n)
+			}
+			for _, conn := range strangers {
+				defer conn.Close() // before the server stops, which waits for them
+			}
+		})
 	}
-	var running sync.WaitGroup
-	running.Go(func() { s.Run(ctx, http.NotFoundHandler()) })
-	defer running.Wait()
-	defer stop()
-	// ask reports whether a new connection is served, and leaves it open.
-	ask := func() (net.Conn, bool) {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Address())
-		if err != nil {
-			t.Fatal(err)
+}
+
+// A connection whose request is answered is kept while there are others to close, also under TLS.
+func TestAnswersAreKept(t *testing.T) {
+	t.Parallel()
+	l := &boundedListener{open: map[*boundedConn]struct{}{}}
+	add := func(state http.ConnState) *boundedConn {
+		conn := &boundedConn{of: l}
+		l.open[conn] = struct{}{}
+		l.changed(tls.Server(conn, nil), state)
+		return conn
+	}
+	first, second := add(http.StateActive), add(http.StateActive)
+	idle, silent := add(http.StateIdle), add(http.StateNew)
+	for i, want := range []*boundedConn{idle, silent, first, second} {
+		if got := l.leastMissed(); got != want {
+			t.Errorf("%d: another one is closed", i)
 		}
-		_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-		n, _ := conn.Read(make([]byte, 1))
-		return conn, n == 1
-	}
-	var open []net.Conn
-	for i := range maxConnections {
-		conn, served := ask()
-		defer conn.Close()
-		if !served {
-			t.Fatalf("connection %d was closed", i)
-		}
-		open = append(open, conn)
-	}
-	if conn, served := ask(); served {
-		_ = conn.Close()
-		t.Error("there is no bound")
-	}
-	_ = open[0].Close()
-	for served := false; !served; { // once the server has seen it
-		var conn net.Conn
-		conn, served = ask()
-		_ = conn.Close()
+		delete(l.open, want)
 	}
 }
