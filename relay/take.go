@@ -275,6 +275,9 @@ func (s *spreader) add(e *intake.Event, destinations []string) {
 	}
 	rule := intake.BrokenRule(e)
 	due, wait := e.Due()
+	if rule != "" {
+		due, wait = e.CreatedAt, 0 // it fails now, whatever time it asks for
+	}
 	var scheduled time.Time
 	if e.OrderingKey != nil && rule == "" {
 		if scheduled = s.schedule.joinsAt(*e.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
@@ -243,4 +245,51 @@ func TestAuditCommand(t *testing.T) {
 	}
 	command(env, "audit", "--limit=0").expect(t, cli.ExitUsage, "", "outbox-relay: --limit: 0 is out of range; write 1 to 10000\n")
 	command(env, "audit", "--before=-1").expect(t, cli.ExitUsage, "", "outbox-relay: --before: -1 is no number of an entry; write 1 or more\n")
+}
+
+// A producer may write any time that PostgreSQL knows. What becomes of the event is told all the same, before and after a relay has
+// refused it, by commands, page and API.
+func TestSecurityAnyTimeOfAProducerIsTold(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	times := []string{"infinity", "-infinity", "4713-01-01 BC", "12345-01-01", "294276-12-31"}
+	for _, at := range times {
+		execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('paid', '{}', '"+at+"', '"+at+"')")
+	}
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	told := func(when string) (explained []ops.Explanation) {
+		for _, at := range times {
+			for _, args := range [][]string{{"explain", "--", at}, {"events", "show", "--", at}, {"events", "show", "--json", "--", at}} {
+				if r := command(env, args...); r.code != 0 || !strings.Contains(r.stdout, "paid") {
+					t.Errorf("%s, %v: %+v", when, args, r)
+				}
+			}
+			var x ops.Explanation
+			if r := command(env, "explain", "--json", "--", at); json.Unmarshal([]byte(r.stdout), &x) != nil || x.Event.IdempotencyKey != at {
+				t.Errorf("%s: explain %s: %+v", when, at, r)
+			}
+			explained = append(explained, x)
+		}
+		return explained
+	}
+	told("before a relay runs")
+	s := start(t, append(env, "OUTBOX_DESTINATION_URL=http://127.0.0.1:1/", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_METRICS_LISTEN=off"))
+	c := s.console(t)
+	waitUntil(t, "that all have failed", func() bool {
+		return strings.Count(command(env, "events", "list", "--status=failed").stdout, "outbox_available_at_is_in_year_1_to_366_days_ahead") == len(times)
+	})
+	for _, x := range told("after it was refused") {
+		for _, moment := range x.History {
+			if moment.What == "failed" && moment.At.Sub(x.Event.CreatedAt).Abs() > time.Hour {
+				t.Errorf("%s failed at %v", x.Event.IdempotencyKey, moment.At)
+			}
+		}
+		for _, path := range []string{"/events/", "/api/v1/events/"} {
+			if status, body := c.send("GET", path+strconv.FormatInt(x.Event.ID, 10), nil); status != 200 || !strings.Contains(body, x.Event.IdempotencyKey) {
+				t.Errorf("%s%d: %d %s", path, x.Event.ID, status, body)
+			}
+		}
+	}
+	s.end(t, 0)
 }

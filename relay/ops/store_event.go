@@ -11,12 +11,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
+// A producer may write any time. One that neither Go nor JSON can tell, such as infinity, is shown as the nearest that they can.
+const tellableAvailableAt = `greatest(least(available_at, '9999-12-31 00:00:00+00'), '0001-01-02 00:00:00+00')`
+
 const selectEvent = `
 SELECT e.*, o.header_names, o.payload_bytes FROM (
-    SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, available_at, created_at::timestamptz, NULL::timestamptz
+    SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, ` + tellableAvailableAt + `, created_at::timestamptz, NULL::timestamptz
     FROM outbox WHERE id = $1
     UNION ALL
-    SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, available_at, created_at, archived_at
+    SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, ` + tellableAvailableAt + `, created_at, archived_at
     FROM outbox_archive WHERE id = $1
     LIMIT 1) e CROSS JOIN LATERAL outbox_outline(e.id) o`
 
