@@ -188,7 +188,7 @@ func (m *Migrator) run(ctx context.Context, source *goose.Source, up bool) (resu
 	}
 	err = backoff.Retry(attempt, backoff.WithContext(pauses, ctx))
 	if partial := new(goose.PartialError); errors.As(err, &partial) {
-		return nil, fmt.Errorf("%s: %w", file, partial.Err)
+		return nil, fmt.Errorf("%s: %w%s", file, partial.Err, m.inTheWay(ctx, partial.Err))
 	}
 	return result, err
 }

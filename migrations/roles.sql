@@ -74,6 +74,14 @@ BEGIN
         END IF;
     END LOOP;
 
+    -- With a type of these tables anybody could make a column, also of a temporary table, and migrations may not alter a table whose type
+    -- has one.
+    FOR part IN SELECT t.typname FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+                WHERE n.nspname = schema AND t.typowner = tables.relowner AND t.typcategory <> 'A'
+                  AND (starts_with(t.typname::text, 'outbox') OR starts_with(t.typname::text, 'inbox_') OR t.typname = 'processed_events') LOOP
+        EXECUTE format('REVOKE USAGE ON TYPE %I.%I FROM PUBLIC', schema, part);
+    END LOOP;
+
     -- The login of a receiver with inbox_receiver reaches the rows of all receivers here. Receivers that do not trust each other have a
     -- login each, with a role inbox_receiver_NAME instead, where NAME is the receiver's (Config.Receiver, at most 48 bytes). Create
     -- these roles before you run this script: each is then held to the rows of its own receiver.

@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"database/sql"
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -298,4 +299,26 @@ func (s *shop) migrate(login string) error {
 	pgtest.Must(s, err)
 	defer db.Close()
 	return migrations.Up(s.Context(), db, migrations.Outbox)
+}
+
+// Whoever may use the schema can name a table in a view, and could make a column of its type. The types are refused, and the error of a
+// migration names what is in its way, and whose it is.
+func TestSecurityObjectsInTheWayOfAMigrationAreNamed(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	stranger := s.as("stranger")
+	stranger.refused(insufficientPrivilege, `CREATE TEMPORARY TABLE t (e outbox)`, `CREATE TEMPORARY TABLE t (e outbox_delivery[])`, `CREATE TEMPORARY TABLE t (e outbox_event_type)`,
+		`CREATE DOMAIN pg_temp.t AS outbox_idempotency_key`, `CREATE FUNCTION pg_temp.f(outbox_archive) RETURNS integer LANGUAGE sql AS 'SELECT 1'`, `CREATE TEMPORARY VIEW v AS SELECT d FROM outbox_delivery d`)
+	s.as("producer").exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
+	stranger.exec(`CREATE TEMPORARY VIEW seen AS SELECT joined FROM outbox_delivery; CREATE TEMPORARY TABLE woken (a integer DEFAULT outbox_compatible_since())`)
+	m, err := migrations.New(open(t, s.dsn("shop_owner")), migrations.Outbox, migrations.Options{})
+	pgtest.Must(t, err)
+	_, err = m.DownTo(t.Context(), 22)
+	if err == nil || !regexp.MustCompile(`^00023_\S+: .*; in the way are table pg_temp_\d+\.woken of stranger, view pg_temp_\d+\.seen of stranger: let their owners drop them`).MatchString(err.Error()) {
+		t.Fatalf("DownTo = %v", err)
+	}
+	stranger.exec(`DISCARD TEMP`)
+	if _, err = m.DownTo(t.Context(), 22); err != nil {
+		t.Error(err)
+	}
 }

@@ -82,14 +82,14 @@ func (s *session) runs(statement string) {
 	}
 }
 
-// decoys are temporary tables of the names and columns of all real ones. Their triggers record the role that they run as.
+// decoys are temporary tables of the names and columns of all real ones, without the domains, which others may not use. Their triggers record the role that they run as.
 func (db *database) decoys() string {
 	db.t.Helper()
 	decoys := db.strings(`
 		SELECT format('CREATE TEMP TABLE %I (%s); CREATE TRIGGER spy BEFORE INSERT OR UPDATE OR DELETE ON pg_temp.%I FOR EACH ROW EXECUTE FUNCTION pg_temp.spy();
 			CREATE TRIGGER spy_on_statements BEFORE INSERT OR UPDATE OR DELETE ON pg_temp.%I FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.spy();',
-			relname, (SELECT string_agg(format('%I %s', attname, format_type(atttypid, atttypmod)), ', ' ORDER BY attnum)
-			          FROM pg_attribute a WHERE a.attrelid = c.oid AND attnum > 0 AND NOT attisdropped), relname, relname)
+			relname, (SELECT string_agg(format('%I %s', attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), atttypmod)), ', ' ORDER BY attnum)
+			          FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND attnum > 0 AND NOT attisdropped), relname, relname)
 		FROM pg_class c WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') ORDER BY relname`)
 	return `CREATE TEMP TABLE caught (role name);
 		CREATE FUNCTION pg_temp.spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO pg_temp.caught VALUES (current_user); RETURN NEW; END';
