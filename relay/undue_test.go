@@ -92,7 +92,7 @@ func TestEventsThatBecomeDueWaitBehindTheirHead(t *testing.T) {
 	waits, err := ops.New(db.Pool).Waits(t.Context(), relaytest.Row[int64](db, `SELECT id FROM outbox WHERE idempotency_key = 'late-2'`))
 	relaytest.Must(t, err)
 	head := relaytest.Row[int64](db, `SELECT id FROM outbox WHERE idempotency_key = 'k-1'`)
-	if len(waits) == 0 || !strings.HasPrefix(waits[0].Text, fmt.Sprintf("behind event %d of its ordering key, which is failed", head)) {
+	if len(waits) == 0 || !strings.HasPrefix(waits[0].Text, fmt.Sprintf("behind event %d of its ordering key, which has failed", head)) {
 		t.Errorf("it waits: %v", waits)
 	}
 	_, err = ops.New(db.Pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{head}}, 0, nil)
