@@ -261,7 +261,7 @@ func (d *drill) askConsent(ctx context.Context) error {
 }
 
 // stagingWords are parts of a host's name that no receiver in production has.
-var stagingWords = [...]string{"staging", "stage", "stg", "test", "tests", "testing", "localhost", "sandbox", "dev", "development", "qa", "uat", "preview", "ci", "drill"}
+var stagingWords = [...]string{"staging", "stage", "stg", "test", "testing", "localhost", "sandbox", "dev", "qa", "uat", "preview"}
 
 // isStaging reports whether a host is one for tests: it is this machine, or its name says so, or has the given word. A registered domain
 // and its top level say nothing by themselves: test.de and example.dev are in production.
