@@ -23,6 +23,7 @@ const (
 	maxHeaderBytes = 16 << 10
 	// maxConnections bounds what strangers who only connect can take of the memory and the files of the relay.
 	maxConnections = 256
+	newFor         = time.Second
 	// stopGrace is how long requests may take to end once the server stops.
 	stopGrace = 3 * time.Second
 )
@@ -131,9 +132,8 @@ func (s *Server) Run(ctx context.Context, handler http.Handler) {
 type boundedListener struct {
 	net.Listener
 
-	mu    sync.Mutex
-	open  map[*boundedConn]struct{}
-	count int64 // changes of state so far
+	mu   sync.Mutex
+	open map[*boundedConn]struct{}
 }
 
 // Accept returns the next connection.
@@ -145,21 +145,20 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.open) >= maxConnections {
-		last := l.leastMissed()
+		last := l.leastMissed(time.Now())
 		delete(l.open, last)
 		_ = last.Conn.Close()
 	}
-	l.count++
-	conn := &boundedConn{Conn: accepted, of: l, since: l.count}
+	conn := &boundedConn{Conn: accepted, of: l, since: time.Now()}
 	l.open[conn] = struct{}{}
 	return conn, nil
 }
 
 // leastMissed returns the connection that has been longest without a request, or else longest with
 // its present one. l.mu is held.
-func (l *boundedListener) leastMissed() (least *boundedConn) {
+func (l *boundedListener) leastMissed(now time.Time) (least *boundedConn) {
 	for conn := range l.open {
-		if least == nil || !conn.busy && least.busy || conn.busy == least.busy && conn.since < least.since {
+		if least == nil || conn.rests(now) && !least.rests(now) || conn.rests(now) == least.rests(now) && conn.since.Before(least.since) {
 			least = conn
 		}
 	}
@@ -174,8 +173,7 @@ func (l *boundedListener) changed(conn net.Conn, state http.ConnState) {
 	if bounded, is := conn.(*boundedConn); is {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.count++
-		bounded.busy, bounded.since = state == http.StateActive, l.count
+		bounded.state, bounded.since = state, time.Now()
 	}
 }
 
@@ -185,8 +183,13 @@ type boundedConn struct {
 	of *boundedListener
 
 	// of.mu guards the fields below.
-	busy  bool  // a request comes or is answered
-	since int64 // by of.count
+	state http.ConnState
+	since time.Time
+}
+
+// rests reports whether no request comes. A new connection has a moment to begin one.
+func (c *boundedConn) rests(now time.Time) bool {
+	return c.state == http.StateIdle || c.state == http.StateNew && now.Sub(c.since) > newFor
 }
 
 // Close closes the connection.
