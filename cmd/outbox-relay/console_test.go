@@ -19,7 +19,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-const pageToken = "page-token-of-32-characters-0001"
+const (
+	pageToken  = "page-token-of-32-characters-0001"
+	readToken  = "read-token-of-32-characters-0001"
+	wrongToken = "wrong-token-of-32-characters-001"
+)
 
 var pageAddress = regexp.MustCompile(`"page":"([^"]+)"`)
 
@@ -131,15 +135,18 @@ func waitUntil(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// An address may try ten wrong tokens, and then one a second. The log has one line a minute. A site that points its name at the relay
-// reads neither metrics nor the page.
+// An address may try ten wrong tokens, and then one a second. The log has one line a minute. Who has signed in before is not slowed by
+// others at the same address. A site that points its name at the relay reads neither metrics nor the page.
 func TestSecurityTokensAndHosts(t *testing.T) {
 	t.Parallel()
 	s := start(t, []string{
 		"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox), "OUTBOX_DESTINATION_URL=http://127.0.0.1:1/", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_TOKEN=" + pageToken,
 		"OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_ADMIN_ALLOWED_HOSTS=relay.internal", "OUTBOX_METRICS_LISTEN=127.0.0.1:0",
+		"OUTBOX_ADMIN_READ_TOKEN=" + readToken,
 	})
 	c := s.console(t)
+	var cookie *http.Cookie // sent along
+	var given []*http.Cookie
 	get := func(url, host, token string) int {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
@@ -150,9 +157,13 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 		if token != "" {
 			r.Header.Set("Authorization", "Bearer "+token)
 		}
+		if cookie != nil {
+			r.AddCookie(cookie)
+		}
 		response, err := c.client.Do(r)
 		pgtest.Must(t, err)
 		pgtest.Must(t, response.Body.Close())
+		given = response.Cookies()
 		return response.StatusCode
 	}
 	metrics := "http://" + metricsAddress.FindStringSubmatch(s.stderr.String())[1]
@@ -165,9 +176,16 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 		}
 	}
 	page := c.url + "/api/v1/overview"
+	cookieOf := func(token string) *http.Cookie {
+		if got := get(page, "", token); got != 200 || len(given) != 1 || !given[0].HttpOnly {
+			t.Fatalf("a right token: %d with cookies %v", got, given)
+		}
+		return given[0]
+	}
+	administrators, readers := cookieOf(pageToken), cookieOf(readToken)
 	answers := map[int]int{}
 	for range 300 {
-		answers[get(page, "", "wrong-token-of-32-characters-001")]++
+		answers[get(page, "", wrongToken)]++
 	}
 	if answers[401] < 10 || answers[401] > 100 || answers[429] != 300-answers[401] { // one more for each second that this took
 		t.Errorf("answers to wrong tokens: %v", answers)
@@ -175,9 +193,23 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 	if got := get(page, "", ""); got != 401 { // nothing is tried
 		t.Errorf("without a token: %d", got)
 	}
+	for cookie = administrators; answers[200] < 100; answers[200]++ {
+		if got := get(page, "", pageToken); got != 200 || len(given) != 0 {
+			t.Fatalf("who has signed in before: %d with cookies %v", got, given)
+		}
+	}
+	if got := get(page, "", ""); got != 401 {
+		t.Errorf("the cookie alone: %d", got)
+	}
+	for cookie = readers; get(page, "", wrongToken) != 429; { // a reader who guesses is slowed, too
+	}
+	cookie = &http.Cookie{Name: administrators.Name, Value: strings.Repeat("0", len(administrators.Value))}
+	for get(page, "", wrongToken) != 429 { // it is none
+	}
+	cookie = nil
 	waitUntil(t, "the right token", func() bool { return get(page, "", pageToken) == 200 })
 	s.end(t, 0)
-	if n := strings.Count(s.stderr.String(), "wrong tokens were sent to the page or the API"); n < 1 || n > 2 || strings.Contains(s.stderr.String(), "wrong-token") {
+	if n := strings.Count(s.stderr.String(), "wrong tokens were sent to the page or the API"); n < 1 || n > 4 || strings.Contains(s.stderr.String(), "wrong-token") {
 		t.Errorf("%d lines in the log\n%s", n, s.stderr)
 	}
 }

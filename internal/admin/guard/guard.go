@@ -106,20 +106,27 @@ func (c Config) Handler(next http.Handler, refuse Refusal) http.Handler {
 			return
 		}
 		from, tries := addressOf(r), c.Token != "" && r.Header.Get("Authorization") != ""
-		if tries && !tokens.mayTry(from, time.Now()) {
+		slowed := from
+		if role := c.knownAs(r); tries && role != "" {
+			slowed = role
+		}
+		if tries && !tokens.mayTry(slowed, time.Now()) {
 			w.Header().Set("Retry-After", "1")
-			refuse(w, r, http.StatusTooManyRequests, "Too many wrong tokens", "Wrong tokens came from your address. From there one token a second is compared now; try again.")
+			refuse(w, r, http.StatusTooManyRequests, "Too many wrong tokens", "Wrong tokens came from your address. From there one token a second is compared now; try again. Who has signed in before and keeps cookies does not wait for others.")
 			return
 		}
 		caller, known := c.caller(r, from)
 		if !known {
 			if tries {
-				tokens.wrong(from, time.Now())
+				tokens.wrong(slowed, from, time.Now())
 			}
 			w.Header().Set("WWW-Authenticate", `Basic realm="outbox-relay", charset="UTF-8"`)
 			refuse(w, r, http.StatusUnauthorized, "Sign in",
 				"Give your name as the user and the token (admin.token or admin.read_token) as the password, or send the header Authorization: Bearer TOKEN.")
 			return
+		}
+		if tries && slowed == from {
+			c.remember(w, caller)
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBodyBytes)
 		inner.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
