@@ -84,7 +84,7 @@ BEGIN
 
     -- The login of a receiver with inbox_receiver reaches the rows of all receivers here. Receivers that do not trust each other have a
     -- login each, with a role inbox_receiver_NAME instead, where NAME is the receiver's (Config.Receiver, at most 48 bytes). Create
-    -- these roles before you run this script: each is then held to the rows of its own receiver.
+    -- these roles before you run this script: each is then held to the rows of its own receiver. It may lock the tables all the same.
     IF inbox IS NOT NULL AND EXISTS (SELECT FROM pg_roles WHERE starts_with(rolname::text, 'inbox_receiver_')) THEN
         FOREACH part IN ARRAY ARRAY ['processed_events', 'inbox_events', 'inbox_freshness', 'inbox_forgotten'] LOOP
             EXECUTE format('ALTER TABLE %I.%I ENABLE ROW LEVEL SECURITY', schema, part);
