@@ -191,10 +191,11 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
 // One relay looks, the others read what it saw. The subselects run only where the row is updated. The lock of the row keeps
-// two from looking at once: unlike an advisory lock, no login without rights on the table can take it.
+// two from looking at once: unlike an advisory lock, no login without rights on the table can take it. A look in the future was taken
+// before the clock was set back.
 const TakeWatch = `
 WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, due AS MATERIALIZED (
-    SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) FOR NO KEY UPDATE SKIP LOCKED
+    SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) OR watched_at > now() + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
 ), watched AS (
     UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
         'database', current_database(),
@@ -255,7 +256,8 @@ func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string,
 	return seen, nil
 }
 
-// What another relay has found since the look may be more than what the look saw, and is not ended by it.
+// What another relay has found since the look may be more than what the look saw, and is not ended by it. What was found in the future
+// was found before the clock was set back.
 const applyConditions = `
 WITH fired AS (
     INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id, first_error, opened_at, began_at)
@@ -269,7 +271,7 @@ WITH fired AS (
 )
 UPDATE outbox_alert a SET resolved_at = now()
 FROM unnest($8::text[], $9::text[]) AS e (rule, subject)
-WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.last_at <= $10`
+WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND (a.last_at <= $10 OR a.last_at > now())`
 
 // applyConditions opens an alert, or keeps it open and true, for every condition that holds, and resolves those that ended by the
 // time of the look.
