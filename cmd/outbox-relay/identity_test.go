@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -157,6 +158,11 @@ func TestQuarantineFromEndToEnd(t *testing.T) {
 			}
 			if n := requests.Load(); n != want.requests {
 				t.Errorf("%d requests, want %d", n, want.requests)
+			}
+			// What the runbook says brings back what was discarded.
+			r = command(env, "replay", "--status", "discarded", "--reason", "quarantined", "--yes")
+			if back := fmt.Sprintf("Replayed %d deliveries", 4-want.requests); r.code != 0 || want.requests < 4 && !strings.HasPrefix(r.stdout, back) {
+				t.Errorf("%+v", r)
 			}
 		})
 	}

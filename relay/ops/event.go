@@ -188,7 +188,7 @@ func (o *Outbox) UnknownNames(ctx context.Context, destination, reason, eventTyp
 			all = append(all, Unknown{"destination", destination, names})
 		}
 	}
-	if reasons := reasonNames(); reason != "" && !slices.Contains(reasons, reason) {
+	if reasons := Reasons(); reason != "" && !slices.Contains(reasons, reason) {
 		all = append(all, Unknown{"reason", reason, reasons})
 	}
 	if eventType != "" {
@@ -203,10 +203,13 @@ func (o *Outbox) UnknownNames(ctx context.Context, destination, reason, eventTyp
 	return all, nil
 }
 
-// reasonNames returns the names of all reasons.
-func reasonNames() (all []string) {
+// ReasonQuarantined is why [Outbox.DiscardQuarantined] discards. It is the one reason that no attempt ends with.
+const ReasonQuarantined = "quarantined"
+
+// Reasons returns every reason for which deliveries are selected.
+func Reasons() (all []string) {
 	for _, reason := range policy.Reasons() {
 		all = append(all, string(reason))
 	}
-	return all
+	return append(all, ReasonQuarantined)
 }

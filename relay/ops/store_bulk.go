@@ -227,7 +227,7 @@ WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const discardQuarantined = lockFound + `
 UPDATE outbox_delivery
-SET status = 'discarded', last_reason = 'quarantined', claimed_by = NULL, lease_expires_at = NULL
+SET status = 'discarded', last_reason = '` + ReasonQuarantined + `', claimed_by = NULL, lease_expires_at = NULL
 WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + pg.QueueHasRoom

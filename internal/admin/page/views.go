@@ -250,7 +250,7 @@ type eventsData struct {
 	// Next is the query of the next page; empty: this is the last. First is that of the first one.
 	Next, First  string
 	Destinations []string
-	Reasons      []policy.Reason
+	Reasons      []string
 	// Narrowed reports whether a button may act on all that match: the filter says something, and not a reference, to which no index leads.
 	Narrowed bool
 	same     url.Values
@@ -280,7 +280,7 @@ func (p *Page) events(r *http.Request) (view, error) {
 	same.Del("limit")
 	status := q.Get("status")
 	data := eventsData{
-		words: p.words(r), Filter: q, Reasons: policy.Reasons(), same: same, Narrowed: len(same) > 0 && !same.Has("related"), First: query(same),
+		words: p.words(r), Filter: q, Reasons: ops.Reasons(), same: same, Narrowed: len(same) > 0 && !same.Has("related"), First: query(same),
 		Replays:  status == "" || status == "failed" || status == "delivered" || status == "discarded",
 		Discards: status == "" || status == "failed" || status == "pending" || status == "parked",
 	}
