@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -21,6 +22,8 @@ type State struct {
 	Beat time.Time
 	// Registered reports whether the relay is registered in its database, so that it may claim.
 	Registered bool
+	// Trouble that this relay has with its database now, such as a lack of disk; nil: none. Nothing of it is stored.
+	Trouble *alert.Alert
 	// Lanes of the configured destinations.
 	Lanes []LaneView
 }
@@ -55,6 +58,9 @@ func (r *Relay) State() State {
 	s := State{Turned: timeOf(r.turned.Load()), Beat: timeOf(r.beat.Load()), Registered: r.alive()}
 	for _, l := range r.lanes.list() {
 		s.Lanes = append(s.Lanes, LaneView{l.state(), l.inFlight()})
+	}
+	if a, lasts := r.trouble.Lasting(r.cfg.Name); lasts {
+		s.Trouble = &a
 	}
 	return s
 }

@@ -73,6 +73,12 @@ func (t *Trouble) observe(relay string) (a Alert, found bool) {
 	return a, true
 }
 
+// Lasting returns the trouble that the relay of this name has now, as an alert; false: it has none.
+func (t *Trouble) Lasting(relay string) (Alert, bool) {
+	a, found := t.observe(relay)
+	return a, found && a.ResolvedAt == nil
+}
+
 // sendTrouble sends a channel what is new about the database, of which nothing can be stored while it is away. state is what the
 // channel knows.
 func (s *Sender) sendTrouble(ctx context.Context, now time.Time, name string, state *State) {

@@ -317,6 +317,11 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 	return all
 }
 
+// AdviseTrouble says what to do about the trouble that a relay has with its database, of which nothing is stored.
+func AdviseTrouble(a alert.Alert) Advice {
+	return Advice{a.Rule, a.Subject, Critical, a.Happened() + ".", a.Remedy(plainly), []string{a.Command()}}
+}
+
 // plainly marks nothing: texts are read in terminals and pages.
 func plainly(name string) string { return name }
 

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -68,7 +69,8 @@ type Control struct {
 	sampling sync.Mutex // held while the status is read
 	sampled  Sample
 
-	past pastCache
+	past    pastCache
+	follows atomic.Pointer[func() relay.State] // of this process's relay; nil: there is none yet
 
 	mu      sync.Mutex // guards the fields below
 	lanes   map[string]relay.LaneState
@@ -114,8 +116,23 @@ func (c *Control) Status(ctx context.Context) (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	c.sampled = Sample{Status: status, At: c.now()}
+	c.sampled = Sample{Status: c.withTrouble(status), At: c.now()}
 	return c.sampled, nil
+}
+
+// Follow makes the status say what the relay of this process sees of its database.
+func (c *Control) Follow(state func() relay.State) { c.follows.Store(&state) }
+
+// withTrouble adds what the database cannot say of itself, as that it refuses writes for lack of disk.
+func (c *Control) withTrouble(status ops.Status) ops.Status {
+	state := c.follows.Load()
+	if state == nil {
+		return status
+	}
+	if trouble := (*state)().Trouble; trouble != nil {
+		status.Advice = slices.Insert(slices.Clone(status.Advice), 0, ops.AdviseTrouble(*trouble))
+	}
+	return status
 }
 
 // Forget makes the next Status read anew: an operator has changed something.

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/history"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -119,6 +122,24 @@ func TestOrderIsBoundedByItsPreview(t *testing.T) {
 	_, err = c.Preview(ctx, order)
 	if p, unexpected := ProblemOf(err); p.Status != 422 || unexpected {
 		t.Errorf("a NUL: %+v", p)
+	}
+}
+
+// A status says what this process's relay sees of the database, which stores nothing of it.
+func TestStatusSaysWhatTheRelaySees(t *testing.T) {
+	t.Parallel()
+	c := New(Config{Outbox: ops.New(relaytest.Covered(t).Pool), History: history.New()})
+	state := relay.State{Trouble: &alert.Alert{Rule: alert.RuleDatabase, Subject: "r1", FirstError: "no space left on device"}}
+	c.Follow(func() relay.State { return state })
+	o, err := c.Overview(t.Context())
+	relaytest.Must(t, err)
+	if len(o.Advice) == 0 || o.Advice[0].Text != `Relay "r1" has trouble with its database: no space left on device.` || o.Advice[0].Level != ops.Critical {
+		t.Errorf("%+v", o.Advice)
+	}
+	state.Trouble = nil
+	c.Forget()
+	if o, err = c.Overview(t.Context()); err != nil || slices.ContainsFunc(o.Advice, func(a ops.Advice) bool { return a.Why == alert.RuleDatabase }) {
+		t.Errorf("%v %+v", err, o.Advice)
 	}
 }
 

@@ -170,10 +170,11 @@ func (s *console) close() {
 }
 
 // start serves until end is called. Operations that run then are interrupted between two batches.
-func (s *console) start(stopping context.Context) (end func()) {
+func (s *console) start(stopping context.Context, r *relay.Relay) (end func()) {
 	if s.server == nil {
 		return func() {}
 	}
+	s.control.Follow(r.State)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
 	var running sync.WaitGroup
 	running.Go(func() { s.control.Run(ctx) })

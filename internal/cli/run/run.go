@@ -80,7 +80,7 @@ func (Command) Run(inv *cli.Invocation) error {
 	rl := &reloader{inv: inv, apply: r.Reload, refuse: r.RefuseReload, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, metricsDestinations: c.MetricsDestinations, console: c.Admin, traces: c.Traces, page: &page}
 	c.Release() // with thousands of destinations, it is more than all else that the relay has
 	defer monitor.start(inv.Ctx, r)()
-	defer page.start(inv.Ctx)()
+	defer page.start(inv.Ctx, r)()
 	return runBeside(inv, r, rl, tidy)
 }
 
