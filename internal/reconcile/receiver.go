@@ -36,46 +36,33 @@ func (r *Receiver) Answer(ctx context.Context, q Request) (a Answer, err error) 
 	if err := q.check(); err != nil {
 		return Answer{}, err
 	}
-	a = Answer{Receiver: r.Receiver, Source: r.Source}
-	read, timeout, f := r.Read, statementTimeout, func(pgx.Tx) error { return nil }
+	a = Answer{Receiver: r.Receiver, Source: r.Source, CountsEffects: r.Effects != ""}
+	read, timeout := r.Read, statementTimeout
+	var f func(context.Context, pgx.Tx, Request) ([]Held, error)
 	switch q.Ask {
 	case AskDescribe:
-		a.CountsEffects = r.Effects != ""
-		f = func(tx pgx.Tx) error { return r.describe(ctx, tx, &a) }
+		f = func(ctx context.Context, tx pgx.Tx, _ Request) ([]Held, error) { return nil, r.describe(ctx, tx, &a) }
 	case AskDigest:
 		return a, r.digest(ctx, q, &a)
 	case AskList:
-		f = func(tx pgx.Tx) (err error) {
-			a.Held, err = r.list(ctx, tx, q)
-			return err
-		}
+		f = r.list
 	case AskFind:
-		f = func(tx pgx.Tx) (err error) {
-			a.Held, err = r.find(ctx, tx, q)
-			return err
-		}
+		f = r.find
 	case AskUnfinished:
-		f = func(tx pgx.Tx) (err error) {
-			a.Held, err = r.unfinished(ctx, tx, q)
-			return err
-		}
+		f = r.unfinished
 	case AskDoubled:
 		if r.Effects == "" {
 			return a, nil
 		}
-		read, timeout = r.ReadEffects, effectsTimeout
-		f = func(tx pgx.Tx) (err error) {
-			a.Held, err = r.doubled(ctx, tx, q)
-			return err
-		}
+		f, read, timeout = r.doubled, r.ReadEffects, effectsTimeout
 	default:
 		return Answer{}, fmt.Errorf("%w: %q is not known here", ErrRequest, q.Ask)
 	}
-	return a, read(ctx, func(tx pgx.Tx) error {
-		if err := bound(ctx, tx, timeout); err != nil {
-			return err
+	return a, read(ctx, func(tx pgx.Tx) (err error) {
+		if err = bound(ctx, tx, timeout); err == nil {
+			a.Held, err = f(ctx, tx, q)
 		}
-		return f(tx)
+		return err
 	})
 }
 

@@ -77,13 +77,12 @@ type Answer struct {
 	// Receiver and Source say whose events these are.
 	Receiver string `json:"receiver"`
 	Source   string `json:"source"`
+	// CountsEffects: the receiver can tell which keys had more than one effect.
+	CountsEffects bool `json:"counts_effects,omitempty"`
 	// Now is the time of the receiver's database. Asked by describe.
 	Now time.Time `json:"now,omitzero"`
 	// RemembersSince is the time since which everything that was received is known. Zero: nothing was ever forgotten.
 	RemembersSince time.Time `json:"remembers_since,omitzero"`
-	// CountsEffects: the receiver can tell which keys had more than one effect.
-	CountsEffects bool `json:"counts_effects,omitempty"`
-
 	// Ranges are the digests of a part of the table; ranges without a row are left out.
 	Ranges []Range `json:"ranges,omitempty"`
 	// Next is the page with which the rest begins. Pages is how many there are: at the end, Next is not below it.

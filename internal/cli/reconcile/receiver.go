@@ -103,9 +103,6 @@ const (
 	answerTimeout = 6 * time.Minute
 	// maxAnswer is far above the largest answer, in bytes.
 	maxAnswer = 8 << 20
-	// busyTries is how often a receiver may be busy, busyPause for how long each time.
-	busyTries = 10
-	busyPause = 2 * time.Second
 )
 
 // A handler asks that of consumer.Reconcile.
@@ -147,31 +144,19 @@ func (h *handler) ask(ctx context.Context, q reconcile.Request) (a reconcile.Ans
 	if err != nil {
 		return a, err
 	}
-	for try := 1; ; try++ {
-		status, text, err := h.post(ctx, body)
-		switch {
-		case err != nil:
-			if ctx.Err() != nil {
-				return a, context.Cause(ctx)
-			}
-			return a, fmt.Errorf("%s: %s", h.url, explained(err)) // not wrapped: it is no trouble with a database
-		case status == http.StatusServiceUnavailable && try < busyTries:
-			timer := time.NewTimer(busyPause)
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
-				return a, context.Cause(ctx)
-			}
-		case status != http.StatusOK:
-			return a, refusal(h.url, status, text)
-		default:
-			if err := json.Unmarshal(text, &a); err != nil || a.Receiver == "" {
-				return a, fmt.Errorf("%s answered 200 without an answer: is consumer.Reconcile mounted there?", h.url)
-			}
-			return a, nil
-		}
+	status, text, err := h.post(ctx, body)
+	switch {
+	case ctx.Err() != nil:
+		return a, context.Cause(ctx)
+	case err != nil:
+		return a, fmt.Errorf("%s: %s", h.url, explained(err)) // not wrapped: it is no trouble with a database
+	case status != http.StatusOK:
+		return a, refusal(h.url, status, text)
 	}
+	if err := json.Unmarshal(text, &a); err != nil || a.Receiver == "" {
+		return a, fmt.Errorf("%s answered 200 without an answer: is consumer.Reconcile mounted there?", h.url)
+	}
+	return a, nil
 }
 
 // post sends a question under a key of its own.

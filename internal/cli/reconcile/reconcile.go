@@ -152,13 +152,11 @@ func names(destinations []relay.Destination) (all []string) {
 }
 
 // progress returns what shows a person how far the command is; nil: nobody watches.
-func progress(inv *cli.Invocation) func(sent, received int64) {
+func progress(inv *cli.Invocation) func(sent int64) {
 	if !output.IsTerminal(inv.Stderr) || slices.Contains(inv.Env, "TERM=dumb") {
 		return nil
 	}
-	return func(sent, received int64) {
-		output.Draw(inv.Stderr, fmt.Sprintf("%d delivered, %d received", sent, received), false)
-	}
+	return func(sent int64) { output.Draw(inv.Stderr, fmt.Sprintf("%d deliveries compared", sent), false) }
 }
 
 // finish prints what was found, and replays what never arrived, if that is asked for.

@@ -20,38 +20,27 @@ type report struct {
 
 // A kind is one list of findings.
 type kind struct {
-	title  string
-	header string
-	list   []compare.Finding
-	row    func(compare.Finding) []any
+	title string
+	list  []compare.Finding
 }
 
 func (r *report) kinds() []kind {
-	return []kind{
-		{"never arrived", "KEY\tEVENT\tTYPE\tDESTINATION\tCREATED\tDELIVERED", r.NeverArrived, func(f compare.Finding) []any {
-			id := fmt.Sprint(f.EventID)
-			if f.Archived {
-				id += " (archived)"
-			}
-			return []any{f.Key, id, f.EventType, f.Destination, f.CreatedAt, f.DeliveredAt}
-		}},
-		{"arrived, no effect", "KEY\tEVENT\tTYPE\tRECEIVED\tSTATE", r.NoEffect, func(f compare.Finding) []any {
-			return []any{f.Key, eventID(f), f.EventType, f.ReceivedAt, f.State}
-		}},
-		{"effect without event", "KEY\tRECEIVED\tSTATE", r.Strangers, func(f compare.Finding) []any {
-			return []any{f.Key, f.ReceivedAt, f.State}
-		}},
-		{"effect twice", "KEY\tEVENT\tTYPE\tEFFECTS", r.Doubled, func(f compare.Finding) []any {
-			return []any{f.Key, eventID(f), f.EventType, f.Effects}
-		}},
-	}
+	return []kind{{"never arrived", r.NeverArrived}, {"arrived, no effect", r.NoEffect}, {"effect without event", r.Strangers}, {"effect twice", r.Doubled}}
 }
 
-func eventID(f compare.Finding) string {
-	if f.EventID == 0 {
-		return "-"
+// row returns what is known of a finding.
+func row(f compare.Finding) []any {
+	event, state := "-", f.State
+	if f.EventID != 0 {
+		event = fmt.Sprint(f.EventID)
 	}
-	return fmt.Sprint(f.EventID)
+	if f.Archived {
+		event += " (archived)"
+	}
+	if f.Effects != 0 {
+		state = plain.Plural(f.Effects, "effect", "effects")
+	}
+	return []any{f.Key, event, output.OrDash(f.EventType), output.OrDash(f.Destination), f.DeliveredAt, f.ReceivedAt, output.OrDash(state)}
 }
 
 // summary says how many findings there are.
@@ -105,7 +94,7 @@ func printReport(w io.Writer, r report) error {
 			continue
 		}
 		fmt.Fprintf(w, "\n%s: %d\n", plain.Capital(k.title), len(k.list))
-		if err := output.Table(w, "", k.header, k.list, k.row); err != nil {
+		if err := output.Table(w, "", "KEY\tEVENT\tTYPE\tDESTINATION\tDELIVERED\tRECEIVED\tSTATE", k.list, row); err != nil {
 			return err
 		}
 	}

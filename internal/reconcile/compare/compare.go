@@ -3,7 +3,6 @@ package compare
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -24,8 +23,8 @@ type Options struct {
 	Keeps time.Duration
 	// Limit bounds each list of findings: 1 to [reconcile.MaxKeys].
 	Limit int
-	// Progress is called, from one goroutine, with how much was read of both sides. nil: nothing is.
-	Progress func(sent, received int64)
+	// Progress is called, from one goroutine, with how many deliveries were read. nil: nothing is.
+	Progress func(sent int64)
 }
 
 // A comparison is one run.
@@ -45,7 +44,6 @@ type comparison struct {
 	fresh          [][]uint64 // by range, hashes of fresh keys
 	freshKeys      int
 	doubtful       []reconcile.Held
-	receivedSoFar  atomic.Int64
 }
 
 // Run compares the outbox that db leads to with a receiver. It changes nothing, and holds no snapshot for longer than a page of events takes.

@@ -197,9 +197,10 @@ func TestSeveralDestinationsLeadToOneReceiver(t *testing.T) {
 	s := newSides(t, 200)
 	s.here(`UPDATE outbox_delivery SET destination = 'stream' WHERE event_id % 2 = 0`)
 	s.here(`INSERT INTO outbox_delivery (event_id, destination, status, delivered_at) SELECT event_id, 'stream', 'delivered', delivered_at FROM outbox_delivery WHERE event_id % 5 = 1 AND destination = 'shop'`)
+	s.here(`INSERT INTO outbox_delivery (event_id, destination, status) SELECT event_id, 'stream', 'pending' FROM outbox_delivery WHERE event_id % 10 = 3 AND destination = 'shop'`)
 	r := s.run(func(o *compare.Options) { o.Destinations = []string{"shop", "stream"} })
 	s.wantNothing(r)
-	if r.Sent != 200 || r.Differing != 0 {
+	if r.Sent != 200 || r.Pending != 0 || r.Differing != 0 {
 		t.Errorf("report %+v", r)
 	}
 	s.wantNothing(s.run()) // the other half has events, so these are no strangers
@@ -273,6 +274,79 @@ func TestOnlyRangesThatDifferAreRead(t *testing.T) {
 	if r := s.run(); r.Differing != 1 || s.asked[reconcile.AskList] != 1 || r.Ranges < 20 {
 		t.Errorf("asked %v, report %+v", s.asked, r)
 	}
+}
+
+// What was received before the window's end, and delivered after it, makes no range differ.
+func TestFreshDeliveriesCostNothing(t *testing.T) {
+	t.Parallel()
+	s := newSides(t, 500)
+	s.here(`UPDATE outbox_delivery SET delivered_at = now() - interval '9 min 59 s' WHERE event_id % 15 = 0`)
+	s.there(`UPDATE processed_events SET received_at = now() - interval '10 min 1 s' WHERE idempotency_key IN (SELECT md5(i::text) FROM generate_series(15, 500, 30) i)`) // half of them
+	s.there(`UPDATE processed_events SET received_at = now() - interval '9 min 58 s' WHERE idempotency_key IN (SELECT md5(i::text) FROM generate_series(30, 500, 30) i)`)
+	r := s.run(func(o *compare.Options) { o.Settle = 10 * time.Minute })
+	s.wantNothing(r)
+	if r.Differing != 0 || r.Young != 33 {
+		t.Errorf("report %+v", r)
+	}
+}
+
+// What settles while the command runs is no finding: both sides are asked once more before a key is named.
+func TestFindingsAreCheckedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSides(t, 300)
+	s.there(`DELETE FROM processed_events WHERE idempotency_key = ANY ($1)`, keys(4, 5, 6))
+	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'shop', 'billing', k, 'succeeded', now() - interval '30 min' FROM unnest(ARRAY['early', 'gone']) k`)
+	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = $1`, key(7))
+	s.there(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, received_at) VALUES ('shop', 'billing', $1, 'processing', 1, now() - interval '30 min')`, key(7))
+	hooked := func(hook func(q reconcile.Request)) compare.Report {
+		return s.run(func(o *compare.Options) {
+			ask := o.Ask
+			o.Ask = func(ctx context.Context, q reconcile.Request) (reconcile.Answer, error) {
+				a, err := ask(ctx, q)
+				hook(q)
+				return a, err
+			}
+		})
+	}
+	// Where the ranges begin that differ: a key is changed after its range was read on both sides.
+	var begins []string
+	r := hooked(func(q reconcile.Request) {
+		if q.Ask == reconcile.AskList {
+			begins = append(begins, q.After)
+		}
+	})
+	s.want(r, "never arrived", r.NeverArrived, keys(4, 5, 6))
+	s.want(r, "effect without event", r.Strangers, []string{"early", "gone"})
+	s.want(r, "no effect", r.NoEffect, keys(7))
+	slices.Sort(begins)
+	changes := map[string]func(){
+		key(4): func() {
+			s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', $1, 'succeeded')`, key(4))
+		},
+		key(5): func() {
+			s.here(`UPDATE outbox_delivery SET status = 'pending', delivered_at = NULL WHERE event_id = 5`)
+		}, // by a replay
+		"early": func() {
+			s.here(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'early')`)
+		},
+		"gone": func() { s.there(`DELETE FROM processed_events WHERE idempotency_key = 'gone'`) },
+	}
+	r = hooked(func(q reconcile.Request) {
+		switch q.Ask {
+		case reconcile.AskList:
+			for key, change := range changes {
+				if i, _ := slices.BinarySearch(begins, key); begins[i-1] == q.After {
+					change()
+					delete(changes, key)
+				}
+			}
+		case reconcile.AskUnfinished:
+			s.there(`UPDATE inbox_events SET processing_state = 'succeeded'`)
+		}
+	})
+	s.want(r, "never arrived", r.NeverArrived, keys(6))
+	s.want(r, "effect without event", r.Strangers, nil)
+	s.want(r, "no effect", r.NoEffect, nil)
 }
 
 // Both clocks are asked for: one that is wrong by a day moves no event out of the window.

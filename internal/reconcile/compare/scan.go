@@ -88,9 +88,6 @@ func (c *comparison) digestReceiver(ctx context.Context) error {
 			return fmt.Errorf("the receiver's answer is malformed: it names a range that was not asked for, or does not go on")
 		}
 		c.doubtful = append(c.doubtful, a.Held...)
-		for _, r := range a.Ranges {
-			c.receivedSoFar.Add(r.Count)
-		}
 		if q.Page = a.Next; a.Next >= a.Pages {
 			return nil
 		}
@@ -105,7 +102,7 @@ func (c *comparison) digestSender(ctx context.Context) error {
 				return err
 			}
 			if after, n = end, read; c.Progress != nil {
-				c.Progress(c.report.Sent, c.receivedSoFar.Load())
+				c.Progress(c.report.Sent)
 			}
 		}
 	}
