@@ -132,7 +132,7 @@ const doubledSQL = `
 SELECT t.key, NULL::pg_catalog.timestamptz, ''::pg_catalog.text, t.effects
 FROM (SELECT e.key::pg_catalog.text COLLATE pg_catalog."C" AS key, pg_catalog.count(*) AS effects FROM (
 %s
-) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING pg_catalog.count(*) > 1) t
+) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1) t
 ORDER BY t.key LIMIT $1::pg_catalog.int4`
 
 func (r *Receiver) doubled(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) {

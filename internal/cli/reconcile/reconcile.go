@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -107,6 +108,8 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 		if o.Since, _, err = since.Bounds(ctx, outbox); err != nil {
 			return err
 		}
+		cli.ReleaseProgram() // it shares the machine with what it compares
+		defer debug.SetGCPercent(debug.SetGCPercent(50))
 		found, err := compare.Run(ctx, outbox.DB(), o)
 		if o.Progress != nil {
 			output.Draw(inv.Stderr, "", false)

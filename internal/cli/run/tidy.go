@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -44,7 +45,7 @@ func (t *tidier) run(ended <-chan struct{}) {
 		}
 		if t.claimed.Swap(0) == 0 || first {
 			debug.FreeOSMemory()
-			releaseProgram()
+			cli.ReleaseProgram()
 		}
 	}
 }

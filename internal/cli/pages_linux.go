@@ -1,4 +1,4 @@
-package run
+package cli
 
 import (
 	"os"
@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// releaseProgram gives back the pages of the program's file that the start has read, most of which an idle relay never reads again. What
+// ReleaseProgram gives back the pages of the program's file that the start has read, most of which no command that lasts reads again. What
 // is needed later comes back from the system's cache. Whatever fails here costs memory alone.
-func releaseProgram() {
+func ReleaseProgram() {
 	program, err := os.Executable()
 	if err != nil {
 		return
