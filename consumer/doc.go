@@ -108,6 +108,11 @@
 // that overwrites the state of an entity first calls [ApplyIfNewer], which compares sequences or
 // times in the same transaction.
 //
+// # Whether all of it took effect
+//
+// [Reconcile] returns a second handler, which the sender's operator asks what this receiver has:
+// "outbox-relay reconcile" names events that never arrived, have no effect or happened twice.
+//
 // # While something is down
 //
 // [Config].Breaker notices that a dependency of handlers is down, the database among them. It

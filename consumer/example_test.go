@@ -128,6 +128,30 @@ func ExampleRouter_Fallback() {
 	// no handler for charge.refunded version 1
 }
 
+// The sender's operator asks at a path beside the receiver's.
+func ExampleReconcile() {
+	pool, stop := exampleDatabase("CREATE TABLE shipment (invoice text, event_key text)") // your *pgxpool.Pool
+	defer stop()
+
+	cfg := consumer.Config{Receiver: "logistics", Source: "finance", Secrets: []string{exampleSecret}}
+	compare, err := consumer.Reconcile(pool, consumer.ReconcileConfig{Config: cfg, Effects: "SELECT event_key FROM shipment"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /webhooks/finance/reconcile", compare)
+	server := httptest.NewServer(mux)
+	defer server.Close()
+
+	// outbox-relay reconcile signs its questions. A delivery is none.
+	answer := exampleDelivery(server.URL+"/webhooks/finance/reconcile", "invoice-7/created", `{"ask":"describe"}`)
+	fmt.Println(answer.StatusCode)
+
+	// Output:
+	// 401
+}
+
 // Every process of a receiver may do this beside its server, until ctx ends.
 func ExamplePrune() {
 	forget := func(ctx context.Context, pool *pgxpool.Pool) {

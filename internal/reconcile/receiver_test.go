@@ -181,6 +181,24 @@ func TestSecurityEffectsOnlyRead(t *testing.T) {
 	}
 }
 
+// The largest question fits into the body that receivers take.
+func TestLargestQuestionFits(t *testing.T) {
+	t.Parallel()
+	q := reconcile.Request{Ask: reconcile.AskDigest, Salt: reconcile.NewSalt(), Since: time.Now(), Until: time.Now(), Page: 1 << 40}
+	for i := range reconcile.MaxBounds {
+		q.Bounds = append(q.Bounds, fmt.Sprintf("%04d", i)+strings.Repeat(`"`, reconcile.MaxBoundBytes/reconcile.MaxBounds-4))
+	}
+	r, _ := newReceiver(t, "")
+	ask(t, r, q)
+	if body, err := q.Encode(); err != nil || len(body) > 1<<20 {
+		t.Errorf("%d bytes, %v", len(body), err)
+	}
+	q.Bounds = slices.Repeat([]string{"<&>"}, 1)
+	if body, _ := q.Encode(); !strings.Contains(string(body), `"<&>"`) {
+		t.Errorf("%s", body)
+	}
+}
+
 // Whatever is asked, the answer is bounded, or refused before the database is asked.
 func TestSecurityQuestionsAreBounded(t *testing.T) {
 	t.Parallel()

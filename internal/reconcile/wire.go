@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,10 +19,10 @@ const (
 	AskDoubled    = "doubled"    // keys with more than one effect
 )
 
-// Limits of a [Request]. The largest one is about as long as 512 KiB of keys.
+// Limits of a [Request]. As JSON the largest one has less than 1 MiB, even if every character of its keys is a quote.
 const (
 	MaxBounds     = 8191
-	MaxBoundBytes = 512 << 10
+	MaxBoundBytes = 480 << 10
 	MaxKeys       = 1000
 	MaxKeyBytes   = 1024 // of one key; those of a relay have 255
 	saltBytes     = 16
@@ -49,16 +51,25 @@ type Request struct {
 // ErrRequest is what is wrong with a request that no receiver answers.
 var ErrRequest = errors.New("malformed question")
 
+// Encode returns the request as JSON.
+func (q *Request) Encode() ([]byte, error) {
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(q)
+	return b.Bytes(), err
+}
+
 func (q *Request) check() error {
-	bytes := 0
+	size := 0
 	for _, key := range q.Bounds {
-		bytes += len(key)
+		size += len(key)
 	}
 	tooLong := func(key string) bool { return len(key) > MaxKeyBytes }
 	switch lists := q.Ask == AskList || q.Ask == AskUnfinished || q.Ask == AskDoubled; {
 	case q.Ask == AskDigest && len(q.Salt) != saltBytes:
 		return fmt.Errorf("%w: salt has %d bytes, not %d", ErrRequest, len(q.Salt), saltBytes)
-	case len(q.Bounds) > MaxBounds || bytes > MaxBoundBytes:
+	case len(q.Bounds) > MaxBounds || size > MaxBoundBytes:
 		return fmt.Errorf("%w: bounds has more than %d keys or %d bytes", ErrRequest, MaxBounds, MaxBoundBytes)
 	case !slices.IsSorted(q.Bounds) || len(slices.Compact(slices.Clone(q.Bounds))) < len(q.Bounds):
 		return fmt.Errorf("%w: bounds does not ascend", ErrRequest)

@@ -140,7 +140,7 @@ func overHTTP(raw string, c *config.Config, destinations []relay.Destination) (r
 }
 
 func (h *handler) ask(ctx context.Context, q reconcile.Request) (a reconcile.Answer, err error) {
-	body, err := json.Marshal(q)
+	body, err := q.Encode()
 	if err != nil {
 		return a, err
 	}
