@@ -40,7 +40,7 @@ func TestSecurityStrangersOfAnyLengthKeepNoEvent(t *testing.T) {
 							}
 						})
 					}
-					time.Sleep(15 * time.Second)
+					<-time.After(15 * time.Second)
 					for range 20 {
 						began := time.Now()
 						s := &share{bytes: event, rank: rank, end: func() {}}
@@ -49,7 +49,7 @@ func TestSecurityStrangersOfAnyLengthKeepNoEvent(t *testing.T) {
 						}
 						b.keep(s)
 						b.give(s)
-						time.Sleep(37 * time.Millisecond)
+						<-time.After(37 * time.Millisecond)
 					}
 					cancel()
 					strangers.Wait()

@@ -38,7 +38,7 @@ func (c Config) remember(w http.ResponseWriter, caller Caller) {
 	if caller.MayChange {
 		role = knownRoles[0]
 	}
-	http.SetCookie(w, &http.Cookie{
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // G124: without TLS the cookie travels as the token does
 		Name: knownCookie, Value: c.proof(role), Path: "/", MaxAge: int(knownFor / time.Second),
 		HttpOnly: true, Secure: c.TLS || c.BehindProxy, SameSite: http.SameSiteLaxMode,
 	})
