@@ -103,7 +103,7 @@ test-postgres: #: Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 
 	PG=$(PG) $(server) $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),$(SHORT) -run '$(core)') $(TESTFLAGS) $(packages)
 
 .PHONY: test-security
-test-security: packages += ./cmd/outbox-relay ./internal/cli/... ./internal/settings ./internal/notify ./internal/webhook
+test-security: packages += ./cmd/outbox-relay ./internal/cli/... ./internal/settings ./internal/notify ./internal/webhook ./internal/admin/... ./internal/metrics ./internal/pg ./internal/plain
 test-security: #: Run the tests that attack, on the installed PostgreSQL and on 14, where all roles may create in public
 	@attacks=$$($(GO) test -list Security $(packages)) || { echo "$$attacks" >&2; exit 1; }; \
 		n=$$(echo "$$attacks" | grep -c '^Test'); echo "$$n attacks"; [ "$$n" -gt 0 ]

@@ -108,10 +108,10 @@ func (m *Metrics) ready(now time.Time, s relay.State) (reasons []string) {
 // Handler returns what serves /metrics, /healthz and /readyz.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
-	scrape := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+	scrape := newScrapes().bounded(promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
 		// Compression would cost each relay more memory than it saves on a line within a cluster.
-		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, DisableCompression: true,
-	})
+		ErrorHandling: promhttp.ContinueOnError, DisableCompression: true,
+	}))
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		if allows := m.cfg.Allows; allows != nil && !allows(r.Host) {
 			http.Error(w, "This host name is not allowed: a foreign site could point its own name here. Add the name under which you reach this server to admin.allowed_hosts.",
