@@ -49,7 +49,7 @@ to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
 # Asking for help.
 expect 0 'outbox-relay migrate up' "$relay" --help
 for command in run migrate 'migrate up' 'migrate down' 'migrate roles' 'migrate status' status 'events list' 'events show' replay discard pause resume relays audit 'routes list' 'routes test' 'config check' 'config show' bench drill version \
-	'inbox status' 'inbox list' 'inbox show' 'inbox replay' 'inbox ignore' 'inbox prune'; do
+	'inbox status' 'inbox list' 'inbox show' 'inbox replay' 'inbox ignore' 'inbox prune' reconcile; do
 	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
 done
 expect 0 'Usage: outbox-relay inbox' "$relay" help inbox
@@ -203,6 +203,8 @@ expect 0 'Replayed 1 event.' env "$here" "$relay" inbox replay --key smoke-1 --y
 expect 0 'Ignored 3 events.' env "$here" "$relay" inbox ignore --type 'smoke.*' --yes
 expect 0 '"unknown_ids": 1' env "$here" "$relay" inbox replay 77 --yes --json
 expect 0 'Would forget 0 events' env "$here" "$relay" inbox prune --older-than 2160h --dry-run
+expect 2 'nothing says who is asked' env "$here" "$relay" reconcile --destination smoke
+expect 3 'RECEIVER_DATABASE_URL is not set' env "$here" "$relay" reconcile --destination smoke --receiver smoke
 psql -q -c 'CREATE ROLE smoke_support LOGIN'
 support="OUTBOX_DATABASE_URL=$(echo "$DATABASE_URL" | sed 's|//[^/@]*@|//|; s|//|//smoke_support@|')"
 expect 1 'GRANT inbox_support TO smoke_support' env "$support" "$relay" inbox status

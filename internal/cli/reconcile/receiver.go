@@ -197,7 +197,10 @@ func explained(err error) string {
 
 // refusal says why a receiver did not answer.
 func refusal(url string, status int, text []byte) error {
-	var problem struct{ Title, Detail string }
+	var problem struct {
+		Title  string `json:"title"`
+		Detail string `json:"detail"`
+	}
 	detail := ""
 	if json.Unmarshal(text, &problem) == nil && problem.Title != "" {
 		detail = ": " + problem.Title + ": " + problem.Detail
