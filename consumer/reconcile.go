@@ -50,7 +50,8 @@ type ReconcileConfig struct {
 // Config.Secrets, so that neither a captured delivery nor a captured question can be sent to the
 // other's handler. A question is answered once in each process, and refused after
 // Verify.Tolerance. One question is answered at a time, within Limits.HandlerTimeout; a second one
-// gets 503. An answer has at most 1,000 keys or 8,192 digests, after about 5 seconds of reading.
+// gets 503. An answer has at most 1,000 keys or 8,192 digests. It takes about 5 seconds of reading,
+// or as long as Effects takes, so a WriteTimeout of the http.Server must allow for that.
 func Reconcile(pool *pgxpool.Pool, cfg ReconcileConfig) (http.Handler, error) {
 	cfg.Config.Limits.MaxBodyBytes, cfg.Config.Limits.MaxUnverifiedBytes = 0, 0
 	s, err := cfg.Config.complete()

@@ -71,6 +71,7 @@ func TestGrantsAreThoseOfTheScript(t *testing.T) {
 		{"outbox_relay", "EXECUTE", "function", "outbox_release_parked(bigint, bigint)", ""},
 		{"outbox_producer", "EXECUTE", "function", "outbox_compare_events(text[], integer[], json[], text[], text[], text[], jsonb[])", ""},
 		{"inbox_support", "SELECT", "table", "inbox_schema_version", ""},
+		{"inbox_support", "SELECT", "table", "processed_events", "receiver,source,idempotency_key,event_type,event_version,related_reference,processing_state,received_at,processed_at,last_error,event_id,not_after,response_status,destination,ctid"},
 	} {
 		if !slices.Contains(all, want) {
 			t.Errorf("%+v is missing in %+v", want, all)

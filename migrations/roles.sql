@@ -188,8 +188,9 @@ BEGIN
                       claim, claimed_by, claimed_at, interruptions)
             ON inbox_events TO inbox_support;
         GRANT UPDATE (processing_state, attempts, interruptions, processed_at, next_attempt_at) ON inbox_events TO inbox_support;
+        -- ctid: outbox-relay reconcile reads the table by its pages.
         GRANT SELECT (receiver, source, idempotency_key, event_type, event_version, related_reference, processing_state, received_at,
-                      processed_at, last_error, event_id, not_after, response_status, destination, ctid) -- outbox-relay reconcile reads by pages
+                      processed_at, last_error, event_id, not_after, response_status, destination, ctid)
             ON processed_events TO inbox_support;
         GRANT SELECT ON inbox_forgotten TO inbox_support;
         GRANT EXECUTE ON FUNCTION inbox_has_payload(bigint) TO inbox_receiver, inbox_support;

@@ -92,7 +92,7 @@ func (cmd Command) check(ctx context.Context, inbox *inboxops.Ops) error {
 
 func lackingRight(err error, user string) error {
 	if inboxops.LacksRight(err) {
-		return fmt.Errorf("%w; this login needs a role of migrations/roles.sql: GRANT inbox_support TO %s", err, user)
+		return fmt.Errorf("%w; this login needs a role of this version: run outbox-relay migrate roles at that database, and GRANT inbox_support TO %s", err, user)
 	}
 	return err
 }
