@@ -167,7 +167,11 @@ func (a Alert) Remedy(mark Marker) string {
 	case RuleRelayRefused:
 		return "Compare the settings, secrets and network of the relays that are named with those of the others; correct them, then reload these relays (SIGHUP). No delivery waits for it."
 	case RuleArchive:
-		return "The log of the relays says why (archive). Nothing is lost; tables grow until it has run."
+		why := "The log of the relays says more (archive)."
+		if a.FirstError == "" {
+			why = "No relay has said why: perhaps none ran when it was due."
+		}
+		return why + " Nothing is lost; tables grow until it has run."
 	case RuleDatabase:
 		return "See whether the server runs, and whether it has disk space and connections left. Events are stored as long as it takes writes, and nothing is lost."
 	}

@@ -37,3 +37,16 @@ func TestLookupsAreNamed(t *testing.T) {
 		t.Errorf("an answer is %s", reason)
 	}
 }
+
+// Where no relay has said why the archive did not run, no log is named that says it.
+func TestRemedyOfTheArchive(t *testing.T) {
+	t.Parallel()
+	a := Alert{Rule: RuleArchive, Subject: "db", Detail: "last on 2026-01-02 03:04 UTC"}
+	if text := a.Text(); strings.Contains(text, "The log of the relays") || !strings.Contains(text, "perhaps none ran when it was due") {
+		t.Error(text)
+	}
+	a.FirstError = "process 7 has had a transaction open for 5m"
+	if text := a.Text(); !strings.Contains(text, "The log of the relays says more (archive)") {
+		t.Error(text)
+	}
+}
