@@ -408,7 +408,7 @@ func (c *claimer) advanceCursor(l *lane, s scan, read scanResult, brought int, a
 		l.advanceRescan(read)
 	} else if !read.unread {
 		// A little less than the poll interval, so that a scan that comes with each safety tick does not miss every other one.
-		rest := agenda.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restFactor}
+		rest := agenda.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restFactor, Most: time.Duration(c.restFactor) * longestWork}
 		w.advance(s.class, read, brought+len(read.keys), at, took, rest)
 		w.clear = brought > 0 && brought == read.candidates
 		if read.more && (read.passed > 0 || read.unkeyed > brought) { // other relays claim here
