@@ -86,7 +86,7 @@ func finite(at time.Time, absent pgtype.InfinityModifier) pgtype.Timestamptz {
 }
 
 const listSQL = `
-SELECT p.idempotency_key, p.received_at, p.processing_state, 0::bigint FROM processed_events p
+SELECT p.idempotency_key, p.received_at, p.processing_state, 0::bigint, 0::bigint FROM processed_events p
 WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key > $3::text
 ORDER BY p.idempotency_key LIMIT $4::integer`
 
@@ -97,7 +97,7 @@ func (r *Receiver) list(ctx context.Context, tx pgx.Tx, q Request) ([]Held, erro
 // What was removed from an inbox had been finished.
 const findSQL = `
 SELECT p.idempotency_key, p.received_at, CASE WHEN p.processing_state <> 'recorded' THEN p.processing_state ELSE coalesce((
-    SELECT i.processing_state FROM inbox_events i WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key), 'succeeded') END, 0::bigint
+    SELECT i.processing_state FROM inbox_events i WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key), 'succeeded') END, 0::bigint, coalesce(p.event_id, 0)
 FROM processed_events p
 WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key = ANY ($3::text[]) ORDER BY p.idempotency_key`
 
@@ -107,7 +107,7 @@ func (r *Receiver) find(ctx context.Context, tx pgx.Tx, q Request) ([]Held, erro
 
 // Each of the four has its index.
 const unfinishedSQL = `
-SELECT i.idempotency_key, i.received_at, i.processing_state, 0::bigint
+SELECT i.idempotency_key, i.received_at, i.processing_state, 0::bigint, 0::bigint
 FROM (
     (SELECT f.idempotency_key, f.received_at, f.processing_state FROM inbox_events f WHERE f.processing_state = 'failed'
        AND f.receiver = $1::text AND f.source = $2::text AND f.received_at < $3::timestamptz LIMIT $4::integer)
@@ -129,7 +129,7 @@ func (r *Receiver) unfinished(ctx context.Context, tx pgx.Tx, q Request) ([]Held
 
 // %s is [Receiver.Effects].
 const doubledSQL = `
-SELECT t.key, NULL::pg_catalog.timestamptz, ''::pg_catalog.text, t.effects
+SELECT t.key, NULL::pg_catalog.timestamptz, ''::pg_catalog.text, t.effects, 0::pg_catalog.int8
 FROM (SELECT e.key::pg_catalog.text COLLATE pg_catalog."C" AS key, pg_catalog.count(*) AS effects FROM (
 %s
 ) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1) t
@@ -146,7 +146,7 @@ func collect(ctx context.Context, tx pgx.Tx, what, statement string, args ...any
 	}
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h Held, err error) {
 		var at pgtype.Timestamptz
-		err = row.Scan(&h.Key, &at, &h.State, &h.Effects)
+		err = row.Scan(&h.Key, &at, &h.State, &h.Effects, &h.EventID)
 		h.ReceivedAt = at.Time
 		return h, err
 	})

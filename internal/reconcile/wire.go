@@ -115,6 +115,8 @@ type Range struct {
 type Held struct {
 	Key        string    `json:"key"`
 	ReceivedAt time.Time `json:"received_at,omitzero"`
+	// EventID in the sender's outbox, as its relay said; 0: unknown. Only what was found has it.
+	EventID int64 `json:"event_id,omitempty,string"`
 	// State is succeeded, ignored, pending, processing or failed; in a list also recorded, for an event of an inbox in any state.
 	State string `json:"state,omitempty"`
 	// Effects is how many there are, where that was asked.

@@ -37,6 +37,7 @@ type comparison struct {
 	receiverSince, receiverUntil time.Time // the window, by the receiver's clock
 	remembersSince               time.Time // by the sender's clock; zero: nothing was forgotten
 	skew                         time.Duration
+	oldestID                     int64 // of what the sender keeps; 0: it has nothing
 
 	salt           []byte
 	bounds         []string
@@ -61,7 +62,7 @@ func Run(ctx context.Context, db pg.Pool, o Options) (Report, error) {
 
 // open sets the window and the ranges.
 func (c *comparison) open(ctx context.Context) error {
-	now, oldest, err := start(ctx, c.db)
+	now, id, oldest, err := start(ctx, c.db)
 	if err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func (c *comparison) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	later, _, err := start(ctx, c.db)
+	later, _, _, err := start(ctx, c.db)
 	if err != nil {
 		return err
 	}
@@ -84,7 +85,7 @@ func (c *comparison) open(ctx context.Context) error {
 			c.since, r.Since, r.SinceReason = at, &at, reason
 		}
 	}
-	if oldest != nil {
+	if c.oldestID = id; oldest != nil {
 		keeps := *oldest
 		if floor := now.Add(-c.Keeps); c.Keeps > 0 && floor.After(keeps) {
 			keeps = floor

@@ -1,6 +1,7 @@
 package compare
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -98,7 +99,12 @@ func (c *comparison) walk(ctx context.Context, s span, found *candidates) error 
 				found.lost = append(found.lost, e.Key)
 			}
 		case !has || h.Key < e.Key:
-			if there.page = there.page[1:]; h.ReceivedAt.Before(c.receiverUntil) {
+			switch there.page = there.page[1:]; {
+			case h.ReceivedAt.Before(c.receiverSince): // its event may have been dropped
+				if c.report.SinceReason != "since" {
+					c.report.Forgotten++
+				}
+			case h.ReceivedAt.Before(c.receiverUntil):
 				found.strangers = append(found.strangers, h.Key)
 			}
 		default: // both have it. The archive may have another event of the key
@@ -148,10 +154,8 @@ func (c *comparison) nameAgain(ctx context.Context, found candidates) error {
 		h, there := held[key]
 		switch {
 		case !there || len(events[key]) > 0:
-		case h.ReceivedAt.Before(c.receiverSince):
-			if c.report.SinceReason != "since" {
-				c.report.Forgotten++
-			}
+		case h.EventID > 0 && h.EventID < c.oldestID: // delivered long after it was created, and dropped
+			c.report.Forgotten++
 		default:
 			c.report.Strangers = append(c.report.Strangers, finding(key, nil, &h))
 		}
@@ -263,6 +267,7 @@ func finding(key string, e *sent, h *reconcile.Held) Finding {
 		}
 	}
 	if h != nil {
+		f.EventID = cmp.Or(f.EventID, h.EventID)
 		f.State, f.Effects = h.State, h.Effects
 		if !h.ReceivedAt.IsZero() {
 			f.ReceivedAt = &h.ReceivedAt

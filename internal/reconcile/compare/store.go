@@ -33,14 +33,22 @@ func within(ctx context.Context, db pg.Pool, f func(pgx.Tx) error) error {
 
 // The archive loses whole months, the oldest first. What was never archived stands in outbox.
 const selectStart = `
-SELECT clock_timestamp(), coalesce((SELECT a.created_at FROM outbox_archive a ORDER BY a.id LIMIT 1), (SELECT o.created_at::timestamptz FROM outbox o ORDER BY o.id LIMIT 1))`
+SELECT clock_timestamp(), coalesce(f.id, 0), f.created_at
+FROM (SELECT) one
+LEFT JOIN LATERAL (
+    SELECT * FROM (
+        (SELECT 1 AS rank, a.id, a.created_at FROM outbox_archive a ORDER BY a.id LIMIT 1)
+        UNION ALL
+        (SELECT 2, o.id, o.created_at::timestamptz FROM outbox o ORDER BY o.id LIMIT 1)
+    ) e ORDER BY e.rank LIMIT 1
+) f ON true`
 
-// start returns the time, and since when there are events; nil: there are none.
-func start(ctx context.Context, db pg.Pool) (now time.Time, oldest *time.Time, err error) {
-	if err := db.QueryRow(ctx, selectStart).Scan(&now, &oldest); err != nil {
-		return now, nil, fmt.Errorf("read the time of the outbox: %w", err)
+// start returns the time, and the oldest event that is kept by its id and time; nil: there is none.
+func start(ctx context.Context, db pg.Pool) (now time.Time, id int64, oldest *time.Time, err error) {
+	if err := db.QueryRow(ctx, selectStart).Scan(&now, &id, &oldest); err != nil {
+		return now, 0, nil, fmt.Errorf("read the time of the outbox: %w", err)
 	}
-	return now, oldest, nil
+	return now, id, oldest, nil
 }
 
 // Keys at equal distances by id: a sample of sequential keys is spread evenly, and one of random keys is random.
