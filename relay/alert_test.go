@@ -44,7 +44,8 @@ func TestFailuresAreAlerted(t *testing.T) {
 	relaytest.Becomes(db, 51, `SELECT count FROM outbox_alert WHERE subject = 'default'`)
 	g.Open()
 	r.await(t, "the end of the message", func(o *observer) bool { return len(o.notices) == 1 })
-	relaytest.Becomes(db, 1, `SELECT notified_count FROM outbox_alert`)
+	// 51 were told if the message had to wait so long that it was given up, and sent again.
+	relaytest.Becomes(db, true, `SELECT notified_count IN (1, 51) FROM outbox_alert`)
 	db.Exec(`UPDATE outbox_alert SET notified_count = count`) // what comes now is news, and its first event is named next
 	db.Insert(1, "later")
 	relaytest.Becomes(db, true, `SELECT count = 52 AND first_event_id = (SELECT max(id) FROM outbox) FROM outbox_alert`)
