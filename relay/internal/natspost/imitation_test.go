@@ -27,8 +27,6 @@ type imitation struct {
 	// answer returns what is said about a message to a subject: JSON to the sender, or "503" for no responders; a line that begins with -ERR
 	// or INFO beside the answers; "close"; empty: nothing.
 	answer func(subject string) string
-	// maxPayload is what the server says it takes.
-	maxPayload int
 
 	mu       sync.Mutex
 	connects []string // what clients said of themselves
@@ -38,7 +36,7 @@ type imitation struct {
 // imitate starts an imitation that answers all messages to one subject alike, and nothing else, unless it is changed.
 func imitate(t testing.TB, answers map[string]string, changes ...func(*imitation)) *imitation {
 	t.Helper()
-	s := &imitation{answer: func(subject string) string { return answers[subject] }, maxPayload: 1 << 20}
+	s := &imitation{answer: func(subject string) string { return answers[subject] }}
 	for _, change := range changes {
 		change(s)
 	}
@@ -50,7 +48,7 @@ func imitate(t testing.TB, answers map[string]string, changes ...func(*imitation
 func (s *imitation) serve(conn net.Conn) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(conn, format+"\r\n", args...) }
 	subscriptions := map[string]string{} // ids by the beginning of the subject
-	say(`INFO {"server_id":"S","server_name":"s","version":"2.15.2","proto":1,"headers":true,"jetstream":true,"nonce":"n","max_payload":%d}`, s.maxPayload)
+	say(`INFO {"server_id":"S","server_name":"s","version":"2.15.2","proto":1,"headers":true,"jetstream":true,"nonce":"n","max_payload":1048576}`)
 	for in := bufio.NewReader(conn); ; {
 		line, err := in.ReadString('\n')
 		if err != nil {
@@ -66,7 +64,6 @@ func (s *imitation) serve(conn net.Conn) {
 			say("PONG")
 		case "SUB":
 			subscriptions[strings.TrimSuffix(words[1], "*")] = words[2]
-			answer = s.answer("SUB")
 		case "PUB", "HPUB":
 			size, _ := strconv.Atoi(words[len(words)-1])
 			message := make([]byte, size+len("\r\n"))

@@ -2,7 +2,6 @@ package natspost_test
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
 	"net"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nkeys"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
@@ -44,6 +42,9 @@ func TestMessageIsAcknowledged(t *testing.T) {
 		if got := s.said(&s.messages); !strings.Contains(got, part) {
 			t.Errorf("%q is missing in %q", part, got)
 		}
+	}
+	if got := s.said(&s.connects); !strings.Contains(got, `"name":"test audit"`) {
+		t.Errorf("the server was told %s", got)
 	}
 	again := imitate(t, map[string]string{"outbox.paid": `{"stream":"EVENTS","seq":1,"duplicate":true}`})
 	expect(t, "again", attempt(t, clientOf(t, again.address)), policy.Result{Reason: policy.ReasonOK, Posted: true, Duplicate: true}, "")
@@ -88,27 +89,6 @@ func TestAnswers(t *testing.T) {
 			client := clientOf(t, imitate(t, map[string]string{"outbox.paid": c.answer, info: c.info}).address)
 			expect(t, name, attempt(t, client), policy.Result{Reason: c.want, Posted: true}, c.text)
 		})
-	}
-}
-
-// A right that is missing to hear the answers is reported beside them, and would be a timeout without a reason.
-func TestMissingRightToSubscribe(t *testing.T) {
-	t.Parallel()
-	s := imitate(t, map[string]string{"SUB": `-ERR 'Permissions Violation for Subscription to "_INBOX.x.*"'`})
-	c := clientOf(t, s.address)
-	for range 2 { // the second attempt must not wait for what the first was refused
-		expect(t, "attempt", attempt(t, c), policy.Result{Reason: policy.ReasonUnauthorized, Posted: true}, "or set inbox_prefix")
-	}
-}
-
-// A message that is too large for the server is not sent: the server would close the connection.
-func TestMessageTooLargeForTheServer(t *testing.T) {
-	t.Parallel()
-	s := imitate(t, nil, func(s *imitation) { s.maxPayload = 2048 })
-	v := publish(t.Context(), clientOf(t, s.address), strings.Repeat("1", 2048))
-	expect(t, "large", v, policy.Result{Reason: policy.ReasonTooLarge}, "max_payload is 2048; raise that and replay the event")
-	if got := s.said(&s.messages); got != "" {
-		t.Errorf("sent %.100q", got)
 	}
 }
 
@@ -228,58 +208,12 @@ func TestErrorsOfAConnection(t *testing.T) {
 	}
 }
 
-// Who the relay says it is, by each of the settings.
-func TestIdentities(t *testing.T) {
+func TestSecuritySeedIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	pair, err := nkeys.CreateUser()
-	relaytest.Must(t, err)
-	seed, err := pair.Seed()
-	relaytest.Must(t, err)
-	public, err := pair.PublicKey()
-	relaytest.Must(t, err)
-	as := func(header string) func(*natspost.Config) {
-		return func(c *natspost.Config) { c.Authorization = func() string { return header } }
-	}
-	text := func(s string) func() string { return func() string { return s } }
-	for name, c := range map[string]struct {
-		change func(*natspost.Config)
-		said   string // to the server
-		fails  string
-	}{
-		"user":              {change: as("Basic " + base64.StdEncoding.EncodeToString([]byte("relay:hunter2"))), said: `"user":"relay","pass":"hunter2"`},
-		"token":             {change: as("Bearer hunter2"), said: `"auth_token":"hunter2"`},
-		"nkey":              {change: func(c *natspost.Config) { c.Seed = text(string(seed)) }, said: `"nkey":"` + public + `"`},
-		"no nkey":           {change: func(c *natspost.Config) { c.Seed = text("hunter2") }, fails: "the file of nkey_file holds no seed"},
-		"name of the relay": {change: func(*natspost.Config) {}, said: `"name":"test audit"`},
-	} {
-		s := imitate(t, map[string]string{"outbox.paid": stored})
-		v := attempt(t, clientOf(t, s.address, c.change))
-		if got := s.said(&s.connects); !strings.Contains(got, c.said) || (v.Reason == policy.ReasonOK) != (c.fails == "") ||
-			!strings.Contains(v.Message, c.fails) || strings.Contains(v.Message, "hunter2") {
-			t.Errorf("%s: %+v, and the server was told %s", name, v, got)
-		}
-	}
-}
-
-func TestReachWarns(t *testing.T) {
-	t.Parallel()
-	const takes = `"subjects":["outbox.>"]`
-	for name, c := range map[string]struct{ info, warning, fails string }{
-		"ready":            {info: configured(takes)},
-		"short window":     {info: configured(takes + `,"duplicate_window":1000000000`), warning: "forgets messages after 1s"},
-		"interest":         {info: configured(takes + `,"retention":"interest"`), warning: "(retention interest)"},
-		"discards old":     {info: configured(takes + `,"discard":"old","max_msgs":1`), warning: "(discard old)"},
-		"small messages":   {info: configured(takes + `,"max_msg_size":3000`), warning: "at most 3000 bytes, and an event may have 1048576"},
-		"other subjects":   {info: configured(`"subjects":["a"]`), fails: `takes "a", and not "outbox.>"`},
-		"may not be asked": {info: `-ERR 'Permissions Violation for Publish to "` + info + `"'`},
-	} {
-		warnings, err := clientOf(t, imitate(t, map[string]string{info: c.info}).address).Reach(t.Context())
-		if text := strings.Join(warnings, "; "); (text == "") != (c.warning == "") || !strings.Contains(text, c.warning) || (err == nil) != (c.fails == "") || err != nil && !strings.Contains(err.Error(), c.fails) {
-			t.Errorf("%s: warns of %q, fails with %v", name, text, err)
-		}
-	}
-	if _, err := clientOf(t, "127.0.0.1:1").Reach(t.Context()); err == nil {
-		t.Error("a server that is not there is reached")
+	s := imitate(t, nil)
+	v := attempt(t, clientOf(t, s.address, func(c *natspost.Config) { c.Seed = func() string { return "hunter2" } }))
+	if v.Reason == policy.ReasonOK || !strings.Contains(v.Message, "the file of nkey_file holds no seed") || strings.Contains(v.Message, "hunter2") {
+		t.Errorf("%+v", v)
 	}
 }
 
