@@ -14,6 +14,7 @@ internal/notify/notifytest has servers for tests of alerts
 internal/process           runs the processes of demonstrations
 internal/receivertest      gives tests of receivers what they need
 internal/relaytest         gives tests of relays what they need
+internal/testkit           has what tests of every module share
 internal/testsize          keeps make test short
 '
 

@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/dynamostore"
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestConformance(t *testing.T) {
@@ -22,10 +23,10 @@ func TestConformance(t *testing.T) {
 	storetest.Run(t, storetest.Subject{
 		SurvivesRestart: true,
 		New: func(t testing.TB) storetest.Memory {
-			s, table := common(t)
+			s, table := servers.Shared(t)
 			return memory(t, s, table)
 		},
-		NewServer: func(t testing.TB) storetest.Memory { return memory(t, server(t), "processed_events") },
+		NewServer: func(t testing.TB) storetest.Memory { return memory(t, servers.Alone(t), "processed_events") },
 	})
 }
 
@@ -40,14 +41,14 @@ func attributes(t *testing.T, c *dynamodb.Client, table, event string) map[strin
 		TableName: &table, ConsistentRead: aws.Bool(true),
 		Key: map[string]types.AttributeValue{"event": &types.AttributeValueMemberS{Value: event}},
 	})
-	must(t, err)
+	testkit.Must(t, err)
 	return out.Item
 }
 
 // What DynamoDB is told to remove must be over by then, and not much earlier.
 func TestNameAndTimesToLive(t *testing.T) {
 	t.Parallel()
-	s, table := common(t)
+	s, table := servers.Shared(t)
 	create(t, s, table)
 	c := client(t, s)
 	kept, ctx := dynamostore.New(c, table), t.Context()
@@ -67,7 +68,7 @@ func TestNameAndTimesToLive(t *testing.T) {
 	want("claimed", asked.Add(time.Hour), time.Now().Add(time.Hour))
 	const ttl = 7 * 24 * time.Hour
 	asked = time.Now()
-	must(t, kept.Complete(ctx, one, 200, ttl))
+	testkit.Must(t, kept.Complete(ctx, one, 200, ttl))
 	answered := time.Now()
 	want("completed", asked.Add(ttl), answered.Add(ttl))
 	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
@@ -83,14 +84,14 @@ func number(t *testing.T, v types.AttributeValue) int64 {
 		t.Fatalf("%T is not a number", v)
 	}
 	n, err := strconv.ParseInt(text.Value, 10, 64)
-	must(t, err)
+	testkit.Must(t, err)
 	return n
 }
 
 // What is not this package's must not be taken for an event, new or known.
 func TestItemsOfOthers(t *testing.T) {
 	t.Parallel()
-	s, table := common(t)
+	s, table := servers.Shared(t)
 	create(t, s, table)
 	c := client(t, s)
 	kept, ctx := dynamostore.New(c, table), t.Context()
@@ -126,10 +127,10 @@ func TestItemsOfOthers(t *testing.T) {
 
 func TestCreateTable(t *testing.T) {
 	t.Parallel()
-	s, table := common(t)
+	s, table := servers.Shared(t)
 	c := client(t, s)
 	for range 2 { // the second time it is there
-		must(t, dynamostore.CreateTable(t.Context(), c, table))
+		testkit.Must(t, dynamostore.CreateTable(t.Context(), c, table))
 	}
 	if got, err := dynamostore.New(c, table).Acquire(t.Context(), claim("k"), time.Hour); err != nil || !got.Claimed {
 		t.Errorf("%+v, %v", got, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/redisstore"
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestConformance(t *testing.T) {
@@ -24,7 +25,7 @@ func TestConformance(t *testing.T) {
 			s, o := common(t)
 			return memory(t, s, o)
 		},
-		NewServer: func(t testing.TB) storetest.Memory { return memory(t, server(t), redisstore.Options{}) },
+		NewServer: func(t testing.TB) storetest.Memory { return memory(t, servers.Alone(t), redisstore.Options{}) },
 	})
 }
 
@@ -32,7 +33,7 @@ func TestConformance(t *testing.T) {
 func TestConformanceWithoutPersistence(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, storetest.Subject{NewServer: func(t testing.TB) storetest.Memory {
-		return memory(t, server(t, "--appendonly", "no"), redisstore.Options{})
+		return memory(t, servers.Alone(t, "--appendonly", "no"), redisstore.Options{})
 	}})
 }
 
@@ -42,7 +43,7 @@ func claim(key string) store.Claim {
 
 func TestKeyAndTimesToLive(t *testing.T) {
 	t.Parallel()
-	s := server(t)
+	s := servers.Alone(t)
 	c := client(t, s)
 	kept, ctx := redisstore.New(c, redisstore.Options{}), t.Context()
 	const name = "inbox:a+b:fin+ance%3A:a:{b}"
@@ -57,7 +58,7 @@ func TestKeyAndTimesToLive(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("claimed", time.Hour)
-	must(t, kept.Complete(ctx, one, 200, 7*24*time.Hour))
+	testkit.Must(t, kept.Complete(ctx, one, 200, 7*24*time.Hour))
 	want("completed", 7*24*time.Hour)
 	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
 		t.Fatalf("%+v, %v", got, err)
@@ -68,12 +69,12 @@ func TestKeyAndTimesToLive(t *testing.T) {
 // Redis forgets scripts at a restart or a failover. The client then sends them again.
 func TestForgottenScripts(t *testing.T) {
 	t.Parallel()
-	s := server(t)
+	s := servers.Alone(t)
 	c := client(t, s)
 	kept, ctx, one := redisstore.New(c, redisstore.Options{}), t.Context(), claim("k")
 	flush := func() {
 		t.Helper()
-		must(t, c.ScriptFlush(ctx).Err())
+		testkit.Must(t, c.ScriptFlush(ctx).Err())
 	}
 	for range 2 {
 		flush()
@@ -81,10 +82,10 @@ func TestForgottenScripts(t *testing.T) {
 			t.Fatalf("%+v, %v", got, err)
 		}
 		flush()
-		must(t, kept.Release(ctx, one))
+		testkit.Must(t, kept.Release(ctx, one))
 		flush()
 	}
-	must(t, kept.Complete(ctx, one, 200, time.Hour))
+	testkit.Must(t, kept.Complete(ctx, one, 200, time.Hour))
 }
 
 // What is not this package's must not be taken for an event, new or known.
@@ -99,7 +100,7 @@ func TestKeysOfOthers(t *testing.T) {
 		"an odd status": func(key string) error { return c.HSet(ctx, key, odd("status", "x")).Err() },
 		"an odd hash":   func(key string) error { return c.HSet(ctx, key, odd("hash", "x")).Err() },
 	} {
-		must(t, put(o.Prefix+"a+b:fin+ance%3A:"+name))
+		testkit.Must(t, put(o.Prefix+"a+b:fin+ance%3A:"+name))
 		if got, err := kept.Acquire(ctx, claim(name), time.Hour); err == nil {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -115,8 +116,8 @@ func odd(name, value string) map[string]string {
 // A cluster refuses scripts that touch more than the key they name.
 func TestCluster(t *testing.T) {
 	t.Parallel()
-	s := server(t, "--cluster-enabled", "yes")
-	must(t, client(t, s).ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	s := servers.Alone(t, "--cluster-enabled", "yes")
+	testkit.Must(t, client(t, s).ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{"node:1"},
 		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
@@ -127,7 +128,7 @@ func TestCluster(t *testing.T) {
 		},
 	})
 	t.Cleanup(func() { cluster.Close() })
-	await(t, func() bool { return strings.Contains(cluster.ClusterInfo(t.Context()).Val(), "cluster_state:ok") })
+	testkit.Eventually(t, "a cluster that serves", func() bool { return strings.Contains(cluster.ClusterInfo(t.Context()).Val(), "cluster_state:ok") })
 	var n atomic.Int32 // the cases run in parallel
 	storetest.Run(t, storetest.Subject{New: func(testing.TB) storetest.Memory {
 		o := redisstore.Options{Prefix: strings.Repeat("x", int(n.Add(1)))}
@@ -135,18 +136,6 @@ func TestCluster(t *testing.T) {
 	}})
 	if err := redisstore.New(cluster, redisstore.Options{}).Check(t.Context()); err != nil {
 		t.Errorf("check: %v", err)
-	}
-}
-
-// await asks until reached says yes, for what Redis cannot signal.
-func await(t *testing.T, reached func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for !reached() {
-		if ctx.Err() != nil {
-			t.Fatal("it does not come about")
-		}
 	}
 }
 
@@ -162,7 +151,7 @@ func TestCheckFindsEviction(t *testing.T) {
 		{"100mb", "allkeys-lru", false},
 		{"100mb", "volatile-ttl", false},
 	} {
-		s := server(t, "--maxmemory", c.limit, "--maxmemory-policy", c.policy)
+		s := servers.Alone(t, "--maxmemory", c.limit, "--maxmemory-policy", c.policy)
 		err := redisstore.New(client(t, s), redisstore.Options{}).Check(t.Context())
 		if (err == nil) != c.sound || err != nil && !strings.Contains(err.Error(), "set maxmemory-policy noeviction") {
 			t.Errorf("maxmemory %s, %s: %v", c.limit, c.policy, err)
@@ -177,10 +166,10 @@ func TestCheckFindsEviction(t *testing.T) {
 // A Redis that is full refuses: the handler must not run for an event that cannot be remembered.
 func TestFullRedisRefuses(t *testing.T) {
 	t.Parallel()
-	s := server(t, "--maxmemory-policy", "noeviction")
+	s := servers.Alone(t, "--maxmemory-policy", "noeviction")
 	c := client(t, s)
 	kept := redisstore.New(c, redisstore.Options{})
-	must(t, c.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	testkit.Must(t, c.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	if got, err := kept.Acquire(t.Context(), claim("k"), time.Hour); err == nil {
 		t.Errorf("acquired %+v", got)
 	}

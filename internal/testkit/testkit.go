@@ -1,0 +1,53 @@
+// Package testkit has what tests of every module share. It needs no database, and no package outside of the standard library.
+package testkit
+
+import (
+	"bytes"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Patience bounds every wait: a test that reaches it has waited for something that does not come. It measures nothing.
+const Patience = 2 * time.Minute
+
+// Must ends the test when err is not nil. Call it on the test's own goroutine.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Eventually waits until done is true. It is for what no hook reports, such as what stands in the database.
+func Eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	deadline := time.After(Patience)
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			t.Fatalf("never came: %s", what)
+		}
+	}
+}
+
+// A Buffer collects what several goroutines write. Its zero value is empty.
+type Buffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
+}
