@@ -9,13 +9,13 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
@@ -163,19 +163,10 @@ func (db *database) keys() []string {
 // waitUntilBlocked returns once a session of the database waits for another one's lock.
 func (db *database) waitUntilBlocked() {
 	db.t.Helper()
-	ctx, cancel := context.WithTimeout(db.t.Context(), 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		var blocked bool
-		pgtest.Must(db.t, db.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&blocked))
-		if blocked {
-			return
-		}
-		<-tick.C
-	}
+	testkit.Eventually(db.t, "a session that waits for a lock", func() bool {
+		return pgtest.Row[bool](db.t, db.pool, `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock')`)
+	})
 }
 
 // rolesLock: roles belong to the whole server, and roles.sql is not made for several who create them at once.

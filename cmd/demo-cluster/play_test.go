@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -25,7 +27,7 @@ func TestThePlay(t *testing.T) {
 				Relay: "../../bin/outbox-relay", Root: "../..", Log: log, Events: 600, Keys: 40, Rate: 100, Partitions: 8, Receiver: "logistics",
 				KillLeader: 2 * time.Second, KillRelay: time.Second, KillOne: time.Second, Patience: 2 * time.Minute,
 			}
-			must(t, o.play(t.Context()))
+			testkit.Must(t, o.play(t.Context()))
 		})
 	}
 }

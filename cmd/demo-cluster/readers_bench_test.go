@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/process"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 var readerEvents = flag.Int("reader-events", 6_000, "events that each number of readers works in BenchmarkReaders")
@@ -21,15 +22,15 @@ func BenchmarkReaders(b *testing.B) {
 			s := newStage(&options{
 				Relay: "../../bin/outbox-relay", Root: "../..", Log: log, Events: *readerEvents, Keys: 1000, Partitions: 16, Durable: true, Patience: 2 * time.Minute,
 			})
-			b.Cleanup(func() { must(b, s.close()) })
-			must(b, s.open(b.Context()))
-			must(b, s.fill(b.Context()))
+			b.Cleanup(func() { testkit.Must(b, s.close()) })
+			testkit.Must(b, s.open(b.Context()))
+			testkit.Must(b, s.fill(b.Context()))
 			for _, readers := range []int{1, 2, 3, 6} {
 				b.Run(fmt.Sprintf("readers=%d", readers), func(b *testing.B) {
 					for i := range b.N {
 						s.Receiver = fmt.Sprintf("readers-%d-%d", readers, i) // which has read nothing yet
 						whole, middle, err := s.read(b.Context(), readers)
-						must(b, err)
+						testkit.Must(b, err)
 						b.ReportMetric(whole, "effects/s")
 						b.ReportMetric(middle, "middle-effects/s")
 					}
@@ -84,11 +85,4 @@ func (s *stage) read(ctx context.Context, readers int) (whole, middle float64, e
 		0.8 * count(*) / extract(epoch FROM percentile_disc(0.9) WITHIN GROUP (ORDER BY at) - percentile_disc(0.1) WITHIN GROUP (ORDER BY at))::float8
 		FROM shipments`).Scan(&whole, &middle)
 	return whole, middle, err
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

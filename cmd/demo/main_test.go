@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/process"
@@ -115,22 +113,6 @@ func value[T any](t *testing.T, s *stage, query string) T {
 	v, err := process.One[T](t.Context(), s.finance, query)
 	s.try(t, err)
 	return v
-}
-
-// waitFor polls until done, for at most 20 s.
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("still waiting for %s", what)
-		}
-	}
 }
 
 // processes lists the commands that name any of the words.

@@ -2,17 +2,16 @@ package main
 
 import (
 	"bytes"
-	"io"
 	"os"
 	"os/exec"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -48,13 +47,13 @@ func TestDemoLeavesNothing(t *testing.T) {
 			binary := relayBinary(t)
 			self, err := os.Executable()
 			pgtest.Must(t, err)
-			out := &output{}
+			out := &testkit.Buffer{}
 			cmd := exec.Command(self, "--relay", binary)
 			cmd.Env = append(os.Environ(), asDemo+"=1", "HOME=")
 			cmd.Stdout, cmd.Stderr = out, out
 			pgtest.Must(t, cmd.Start())
 			t.Cleanup(func() { _ = cmd.Process.Kill() }) // unless it has ended
-			waitFor(t, "finance to issue", func() bool { return strings.Contains(out.String(), "finance issues") })
+			testkit.Eventually(t, "finance to issue", func() bool { return strings.Contains(out.String(), "finance issues") })
 			found := regexp.MustCompile(`PostgreSQL runs in (\S+);`).FindStringSubmatch(out.String())
 			if found == nil {
 				t.Fatalf("the demo names no directory:\n%s", out)
@@ -68,28 +67,8 @@ func TestDemoLeavesNothing(t *testing.T) {
 			if code := cmd.ProcessState.ExitCode(); code != test.code {
 				t.Errorf("exit code %d, want %d:\n%s", code, test.code, out)
 			}
-			waitFor(t, "every process to go", func() bool { return len(processes(t, dir, binary)) == 0 })
-			waitFor(t, "the directory to go", func() bool { _, err := os.Stat(dir); return os.IsNotExist(err) })
+			testkit.Eventually(t, "every process to go", func() bool { return len(processes(t, dir, binary)) == 0 })
+			testkit.Eventually(t, "the directory to go", func() bool { _, err := os.Stat(dir); return os.IsNotExist(err) })
 		})
 	}
-}
-
-// output collects what a process writes while others read it.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-var _ io.Writer = (*output)(nil)
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
 }

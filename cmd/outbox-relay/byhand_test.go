@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -61,7 +62,7 @@ func TestSendByHand(t *testing.T) {
 	c := s.console(t)
 	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference)
 		VALUES ('invoice.paid', '{"n":  1.50, "text": "it''s \u00e9 $HOME \\n"}', 'key ''of'' $1', 'order "7"', 'INV-1 & 2')`)
-	waitUntil(t, "the delivery", func() bool { return count() == 1 })
+	testkit.Eventually(t, "the delivery", func() bool { return count() == 1 })
 	until(t, db, `SELECT count(*) = 1 FROM outbox_delivery WHERE status = 'delivered'`)
 	_, body := c.send("GET", "/events/1", nil)
 	printed := byHand.FindStringSubmatch(body)
@@ -77,7 +78,7 @@ func TestSendByHand(t *testing.T) {
 	if out, err := shell.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s\n%s", err, out, script)
 	}
-	waitUntil(t, "both requests", func() bool { return count() == 3 })
+	testkit.Eventually(t, "both requests", func() bool { return count() == 3 })
 	mu.Lock()
 	defer mu.Unlock()
 	for _, again := range got[1:] {

@@ -13,9 +13,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -73,7 +73,7 @@ func TestConsole(t *testing.T) {
 	var overview struct {
 		LastHour struct{ Delivered int } `json:"last_hour"`
 	}
-	waitUntil(t, "the delivery on the page", func() bool {
+	testkit.Eventually(t, "the delivery on the page", func() bool {
 		status, body := c.send("GET", "/api/v1/overview", nil)
 		return status == 200 && json.Unmarshal([]byte(body), &overview) == nil && overview.LastHour.Delivered == 1
 	})
@@ -118,21 +118,6 @@ func confirmation(body string) url.Values {
 		form.Set(match[1], html.UnescapeString(match[2]))
 	}
 	return form
-}
-
-// waitUntil waits for what no hook reports.
-func waitUntil(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	deadline := time.After(time.Minute)
-	for !done() {
-		select {
-		case <-ticker.C:
-		case <-deadline:
-			t.Fatalf("never came: %s", what)
-		}
-	}
 }
 
 // An address may try ten wrong tokens, and then one a second. The log has one line a minute. Who has signed in before is not slowed by
@@ -205,10 +190,10 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 	forged.Value = strings.Repeat("0", len(forged.Value))
 	for name, sent := range map[string]*http.Cookie{"a reader who guesses": readers, "a forged cookie": &forged} {
 		cookie = sent
-		waitUntil(t, name+" is slowed", func() bool { return get(page, "", wrongToken) == 429 })
+		testkit.Eventually(t, name+" is slowed", func() bool { return get(page, "", wrongToken) == 429 })
 	}
 	cookie = nil
-	waitUntil(t, "the right token", func() bool { return get(page, "", pageToken) == 200 })
+	testkit.Eventually(t, "the right token", func() bool { return get(page, "", pageToken) == 200 })
 	s.end(t, 0)
 	if n := strings.Count(s.stderr.String(), "wrong tokens were sent to the page or the API"); n < 1 || n > 4 || strings.Contains(s.stderr.String(), "wrong-token") {
 		t.Errorf("%d lines in the log\n%s", n, s.stderr)

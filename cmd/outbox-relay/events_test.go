@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -276,7 +277,7 @@ func TestSecurityAnyTimeOfAProducerIsTold(t *testing.T) {
 	told("before a relay runs")
 	s := start(t, append(env, "OUTBOX_DESTINATION_URL=http://127.0.0.1:1/", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_METRICS_LISTEN=off"))
 	c := s.console(t)
-	waitUntil(t, "that all have failed", func() bool {
+	testkit.Eventually(t, "that all have failed", func() bool {
 		return strings.Count(command(env, "events", "list", "--status=failed").stdout, "outbox_available_at_is_in_year_1_to_366_days_ahead") == len(times)
 	})
 	for _, x := range told("after it was refused") {

@@ -6,13 +6,13 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localkafka"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -53,23 +53,8 @@ func command(env []string, args ...string) result {
 	return result{code, stdout.String(), stderr.String()}
 }
 
-// buffer is a bytes.Buffer that a relay's goroutines may write to at the same time.
-type buffer struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
+// buffer is one that a relay's goroutines may write to at the same time.
+type buffer = testkit.Buffer
 
 func (r result) expect(t *testing.T, code int, stdout, stderr string) {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -37,7 +38,7 @@ func TestSecurityNoStatementIsHijacked(t *testing.T) {
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_SIGNING_SECRET=" + goodSecret, "RECEIVER_DATABASE_URL=" + dsn}
 	s := start(t, append(slices.Clone(env), "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_TOKEN="+pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox"), "--poll-interval=1s")
 	c := s.console(t)
-	waitUntil(t, "all outcomes", func() bool {
+	testkit.Eventually(t, "all outcomes", func() bool {
 		decoys.WantUnused(t, "deliveries")
 		return query[int64](t, db, `SELECT pg_catalog.count(*) FROM public.outbox_delivery WHERE status OPERATOR(pg_catalog.=) ANY ('{delivered,failed}'::text[])`) == 4
 	})

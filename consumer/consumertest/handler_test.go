@@ -15,6 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
 var created = consumer.Event{Key: "invoice-7/created", Type: "invoice.created", RelatedReference: "INV-7", Source: "finance"}
 
 // ship is a handler as an application has it.

@@ -25,6 +25,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -172,17 +173,7 @@ func (e *env) idle(c *kafkaconsumer.Consumer) {
 
 func (e *env) becomes(what string, is func() bool) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			e.t.Fatalf("it does not come to this: %s", what)
-		}
-	}
+	testkit.Eventually(e.t, what, is)
 }
 
 // receiver returns value. It panics when err is not nil.

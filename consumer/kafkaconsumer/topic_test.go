@@ -1,11 +1,9 @@
 package kafkaconsumer_test
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -15,24 +13,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // journal keeps what a consumer logs.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (j *journal) Write(line []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(line)
-}
+type journal struct{ testkit.Buffer }
 
 func (j *journal) count(part string) int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return strings.Count(j.text.String(), part)
+	return strings.Count(j.String(), part)
 }
 
 // runLogged is run with a log.
@@ -96,7 +84,7 @@ func TestRecordsThatAreRemovedBeforeTheyAreRead(t *testing.T) {
 	e.effects(3)
 	stop()
 	if log.count("removed records") > 0 {
-		t.Errorf("a new group reports removed records: %s", &log.text)
+		t.Errorf("a new group reports removed records: %s", log)
 	}
 
 	e.produceMany("after", 5)
@@ -105,7 +93,7 @@ func TestRecordsThatAreRemovedBeforeTheyAreRead(t *testing.T) {
 	e.effects(5)
 	stop()
 	if log.count("removed records") != 1 || log.count("from=5 to=7") != 1 {
-		t.Errorf("the log does not have what was removed: %s", &log.text)
+		t.Errorf("the log does not have what was removed: %s", log)
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/natsconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localnats"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -159,17 +160,7 @@ func (e *env) idle(c *natsconsumer.Consumer) {
 
 func (e *env) becomes(what string, is func() bool) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			e.t.Fatalf("it does not come to this: %s", what)
-		}
-	}
+	testkit.Eventually(e.t, what, is)
 }
 
 // dieAfterCommit is a process that receives one event and dies when it is committed, before it is acknowledged.

@@ -26,6 +26,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
 const secretText = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE="
 
 // post sends what a relay would send for an event of a type, to a handler that answers as the key says.

@@ -16,6 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
 // Everything that a handler writes through this package commits with its event, and is gone when the handler fails.
 func TestHandlersWritesAreOneWithTheirEvent(t *testing.T) {
 	t.Parallel()

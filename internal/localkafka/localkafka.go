@@ -22,6 +22,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Topic is the topic that each broker has, with 4 partitions.
@@ -105,12 +106,12 @@ func Start(t testing.TB, mode string) (address string, broker *localserver.Serve
 func StartAt(t testing.TB, address, mode string) (broker *localserver.Server) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(address)
-	must(t, err)
+	testkit.Must(t, err)
 	program, err := os.Executable()
-	must(t, err)
+	testkit.Must(t, err)
 	broker, err = localserver.StartAt(t.Context(), port, func(dir string) []string { return []string{program, "broker", port, dir, mode} })
-	must(t, err)
-	t.Cleanup(func() { must(t, broker.Stop()) })
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, broker.Stop()) })
 	return broker
 }
 
@@ -118,7 +119,7 @@ func StartAt(t testing.TB, address, mode string) (broker *localserver.Server) {
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	ports, err := localserver.FreePorts(1)
-	must(t, err)
+	testkit.Must(t, err)
 	return net.JoinHostPort("127.0.0.1", ports[0])
 }
 
@@ -126,7 +127,7 @@ func FreeAddress(t testing.TB) string {
 func Client(t testing.TB, address string, options ...kgo.Opt) *kgo.Client {
 	t.Helper()
 	c, err := kgo.NewClient(append(options, kgo.SeedBrokers(address))...)
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -142,8 +143,8 @@ func CreateTopic(t testing.TB, c *kgo.Client, name, setting, value string) {
 	wanted.Configs = append(wanted.Configs, own)
 	request.Topics = append(request.Topics, wanted)
 	answer, err := request.RequestWith(t.Context(), c)
-	must(t, err)
-	must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
+	testkit.Must(t, err)
+	testkit.Must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
 }
 
 // SelfSigned is a certificate that no authority knows.
@@ -158,11 +159,4 @@ func SelfSigned() tls.Certificate {
 		panic(err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -13,9 +13,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // ownerStage, in the environment, makes the test binary play an owner that
@@ -44,28 +45,12 @@ func start(t *testing.T, o Options) *Server {
 	return s
 }
 
-// waitFor polls until done or for 20 s, longer than a janitor ever takes.
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("still waiting for %s", what)
-		}
-	}
-}
-
 // wantNothingLeft waits until the directory and every process that was started
 // on it are gone.
 func wantNothingLeft(t *testing.T, dir string) {
 	t.Helper()
-	waitFor(t, dir+" to go", func() bool { return !exists(dir) })
-	waitFor(t, "the processes of "+dir+" to go", func() bool { return len(processes(t, dir)) == 0 })
+	testkit.Eventually(t, dir+" to go", func() bool { return !exists(dir) })
+	testkit.Eventually(t, "the processes of "+dir+" to go", func() bool { return len(processes(t, dir)) == 0 })
 }
 
 func exists(path string) bool {

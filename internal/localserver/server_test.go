@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // patience ends a test that would hang. No assertion depends on it.
@@ -98,7 +99,7 @@ func TestKillRestartStop(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := localserver.Start(ctx, command())
-	must(t, err)
+	testkit.Must(t, err)
 	if got, err := ask(t, s.Socket()); got != "nothing" || err != nil {
 		t.Errorf("a new server answered %q, %v", got, err)
 	}
@@ -108,7 +109,7 @@ func TestKillRestartStop(t *testing.T) {
 		if _, err := ask(t, s.Socket()); err == nil {
 			t.Error("a killed server accepts connections")
 		}
-		must(t, s.Restart(ctx))
+		testkit.Must(t, s.Restart(ctx))
 		if got, err := ask(t, s.Socket()); got != "data" || err != nil {
 			t.Errorf("a restarted server answered %q, %v", got, err)
 		}
@@ -142,18 +143,18 @@ func TestServerEndsWithItsOwner(t *testing.T) {
 	owner := exec.CommandContext(t.Context(), os.Args[0])
 	owner.Env = append(os.Environ(), role+"=owner")
 	in, err := owner.StdinPipe()
-	must(t, err)
+	testkit.Must(t, err)
 	defer in.Close()
 	out, err := owner.StdoutPipe()
-	must(t, err)
-	must(t, owner.Start())
+	testkit.Must(t, err)
+	testkit.Must(t, owner.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
-	must(t, err)
+	testkit.Must(t, err)
 	socket := strings.TrimSpace(line)
 	if _, err := ask(t, socket); err != nil {
 		t.Fatal(err)
 	}
-	must(t, owner.Process.Kill())
+	testkit.Must(t, owner.Process.Kill())
 	_ = owner.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -165,12 +166,4 @@ func TestServerEndsWithItsOwner(t *testing.T) {
 		}
 	}
 	t.Errorf("the server or its directory outlives its owner: %s", filepath.Dir(socket))
-}
-
-// must ends the test when err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

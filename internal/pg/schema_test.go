@@ -15,6 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
 // pool returns a pool to a database whose configuration change has changed.
 func pool(t *testing.T, dsn string, change func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()

@@ -1,7 +1,6 @@
 package relaytest
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net/http"
@@ -12,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -155,20 +155,5 @@ func NewGated(t testing.TB, keys ...string) (*Gate, *Receiver) {
 	})
 }
 
-// A Buffer is one that several goroutines may write to.
-type Buffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *Buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *Buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
-}
+// Buffer collects what several goroutines write.
+type Buffer = testkit.Buffer

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -21,16 +22,7 @@ const Patience = time.Minute
 // Eventually waits until done is true. It is for what no hook reports, such as what stands in the database.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	deadline := time.After(Patience)
-	for !done() {
-		select {
-		case <-ticker.C:
-		case <-deadline:
-			t.Fatalf("never came: %s", what)
-		}
-	}
+	testkit.Eventually(t, what, done)
 }
 
 // Must fails the test if err is not nil.

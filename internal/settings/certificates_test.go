@@ -15,22 +15,24 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A certificate that ends soon is logged once a day.
 func TestCertificateThatEndsSoonIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	testkit.Must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC)}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	must(t, err)
+	testkit.Must(t, err)
 	key, err := x509.MarshalPKCS8PrivateKey(private)
-	must(t, err)
+	testkit.Must(t, err)
 	var names []string
 	for kind, content := range map[string][]byte{"CERTIFICATE": certificate, "PRIVATE KEY": key} {
 		name := filepath.Join(t.TempDir(), kind)
-		must(t, os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600))
+		testkit.Must(t, os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600))
 		names = append(names, name)
 	}
 	if strings.HasSuffix(names[0], "KEY") {
@@ -39,7 +41,7 @@ func TestCertificateThatEndsSoonIsLoggedOnce(t *testing.T) {
 	var out bytes.Buffer
 	log := zerolog.New(&out)
 	k, err := WatchKeyPair(&log, names[0], names[1])
-	must(t, err)
+	testkit.Must(t, err)
 	k.next = time.Time{}
 	for range 3 {
 		k.Get()

@@ -24,11 +24,3 @@ func TestReferencesKeepDollarSigns(t *testing.T) {
 		}
 	}
 }
-
-// must ends the test when err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // problemsOf returns the problems of a set as its error prints them, without the directory of its files.
@@ -121,9 +123,9 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, text := range map[string]string{"empty": "\n", "secret": "hunter2\n"} {
-		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+	testkit.Must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
 	const broken = "name: ${TEST_TOKEN}\n"
 	for name, test := range map[string]struct {
 		file  string
@@ -154,7 +156,7 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		}},
 	} {
 		file := filepath.Join(dir, "test.yaml")
-		must(t, os.WriteFile(file, []byte(test.file), 0o600))
+		testkit.Must(t, os.WriteFile(file, []byte(test.file), 0o600))
 		from := Sources{Env: strings.Fields(strings.ReplaceAll(test.env, "DIR", dir)), Flags: map[string]string{}}
 		for flag, text := range test.flags {
 			from.Flags[flag] = strings.ReplaceAll(text, "DIR", dir)
@@ -200,8 +202,8 @@ func TestTolerance(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	open := filepath.Join(t.TempDir(), "secret")
-	must(t, os.WriteFile(open, []byte("hunter2\r\n"), 0o600))
-	must(t, os.Chmod(open, 0o644))
+	testkit.Must(t, os.WriteFile(open, []byte("hunter2\r\n"), 0o600))
+	testkit.Must(t, os.Chmod(open, 0o644))
 	for name, test := range map[string]struct{ env, file, want string }{
 		"unknown variable":               {env: "TEST_TIMOUT=1m", want: "env TEST_TIMOUT: is not a setting of this version; did you mean TEST_TIMEOUT?"},
 		"no likeness":                    {env: "TEST_FROBNICATE=1", want: "env TEST_FROBNICATE: is not a setting of this version"},

@@ -8,6 +8,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestSecuritySecretIsMasked(t *testing.T) {
@@ -21,9 +23,9 @@ func TestSecuritySecretIsMasked(t *testing.T) {
 	fmt.Fprintf(&shown, "%+v %#v %v ", s, s, &s)
 	fmt.Fprint(&shown, s.S, []Secret{text}, map[string]Secret{"k": text}, map[Secret]int{text: 1})
 	asJSON, err := json.Marshal(map[string]any{"k": s})
-	must(t, err)
+	testkit.Must(t, err)
 	asYAML, err := yaml.Marshal(s)
-	must(t, err)
+	testkit.Must(t, err)
 	shown.Write(asJSON)
 	shown.Write(asYAML)
 	log := zerolog.New(&shown)

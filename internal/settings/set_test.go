@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 type server struct {
@@ -55,7 +57,7 @@ func load(t *testing.T, text string, from Sources) (*program, *Set) {
 	t.Helper()
 	p := &program{servers: map[string]*server{}}
 	file := filepath.Join(t.TempDir(), "test.yaml")
-	must(t, os.WriteFile(file, []byte(text), 0o600))
+	testkit.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	s := p.load(file, from)
 	return p, s
 }
@@ -86,7 +88,7 @@ func TestSourcesAndInheritance(t *testing.T) {
 	t.Parallel()
 	p, s := load(t, "name: file\ndefaults: {timeout: 7s}\nservers: {a: {tags: [x]}, b: {timeout: 9s}}\n",
 		Sources{Env: []string{"TEST_NAME=env", "TEST_TAGS=y, z", "TEST_TOKEN=hunter2"}, Flags: map[string]string{"name": "flag"}})
-	must(t, s.Err())
+	testkit.Must(t, s.Err())
 	a, b := p.servers["a"], p.servers["b"]
 	if p.name != "flag" || a.timeout != 7*time.Second || b.timeout != 9*time.Second || !slices.Equal(a.tags, []string{"x"}) || !slices.Equal(b.tags, []string{"y", "z"}) || a.token != "hunter2" {
 		t.Errorf("%s, %+v, %+v", p.name, a.tags, b.tags)

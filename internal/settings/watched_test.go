@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A file that changes is read again; one that cannot be used leaves what was, and is logged once.
@@ -20,7 +22,7 @@ func TestWatchedFiles(t *testing.T) {
 	log := zerolog.New(&out)
 	write := func(name, text string) {
 		t.Helper()
-		must(t, os.WriteFile(name, []byte(text), 0o600))
+		testkit.Must(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	logged := func(t *testing.T, want string) {
 		t.Helper()
@@ -32,7 +34,7 @@ func TestWatchedFiles(t *testing.T) {
 	write(name, "one")
 	old := time.Now().Add(-time.Hour)
 	age := func(name string) {
-		must(t, os.Chtimes(name, old, old))
+		testkit.Must(t, os.Chtimes(name, old, old))
 	}
 	age(name)
 	reads := 0
@@ -43,7 +45,7 @@ func TestWatchedFiles(t *testing.T) {
 		}
 		return string(contents[0]), nil
 	}, name)
-	must(t, err)
+	testkit.Must(t, err)
 	is := func(t *testing.T, want string) {
 		t.Helper()
 		for range 3 {
@@ -68,14 +70,14 @@ func TestWatchedFiles(t *testing.T) {
 	soon := time.Now().Add(time.Minute)
 	for _, text := range []string{"ten", "six"} {
 		write(name, text)
-		must(t, os.Chtimes(name, soon, soon))
+		testkit.Must(t, os.Chtimes(name, soon, soon))
 		is(t, text)
 		logged(t, "in use")
 	}
 	write(name, "!bad")
 	is(t, "six")
 	logged(t, "stays in use")
-	must(t, os.Remove(name))
+	testkit.Must(t, os.Remove(name))
 	is(t, "six")
 	logged(t, "no such file")
 
@@ -86,8 +88,8 @@ func TestWatchedFiles(t *testing.T) {
 	}
 	link := func(to string) {
 		t.Helper()
-		must(t, os.Symlink(filepath.Join(dir, to), name+".new"))
-		must(t, os.Rename(name+".new", name))
+		testkit.Must(t, os.Symlink(filepath.Join(dir, to), name+".new"))
+		testkit.Must(t, os.Rename(name+".new", name))
 	}
 	link("v1")
 	is(t, "v1")

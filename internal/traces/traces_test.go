@@ -1,18 +1,17 @@
 package traces
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 
 	"github.com/rs/zerolog"
@@ -25,25 +24,7 @@ type export struct {
 	*Traces
 	url               string
 	exported, dropped atomic.Int64
-	log               log
-}
-
-// log is a buffer that several goroutines may use.
-type log struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	log               testkit.Buffer
 }
 
 func newExport(t *testing.T, collector http.HandlerFunc) *export {

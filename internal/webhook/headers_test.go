@@ -46,11 +46,3 @@ func TestReservedForEvents(t *testing.T) {
 		}
 	}
 }
-
-// must ends the test when err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The vector that the libraries of Standard Webhooks test themselves with.
@@ -27,7 +29,7 @@ const wrongSignature = "v1,Ceo5qEr07ixe2NLpvHk3FH9bwy/WavXrAFQ/9tdO6mc="
 func reference(t testing.TB, secret string) *standardwebhooks.Webhook {
 	t.Helper()
 	webhook, err := standardwebhooks.NewWebhook(secret)
-	must(t, err)
+	testkit.Must(t, err)
 	return webhook
 }
 
@@ -35,7 +37,7 @@ func reference(t testing.TB, secret string) *standardwebhooks.Webhook {
 func signedByReference(t testing.TB, secret, id string, at time.Time, body string) http.Header {
 	t.Helper()
 	signature, err := reference(t, secret).Sign(id, at, []byte(body))
-	must(t, err)
+	testkit.Must(t, err)
 	return http.Header{ID: {id}, Timestamp: {strconv.FormatInt(at.Unix(), 10)}, Signature: {signature}}
 }
 
@@ -124,7 +126,7 @@ func TestTheirSignerOurVerifier(t *testing.T) {
 				secrets = c.secrets
 			}
 			parsed, err := ParseSecrets(secrets)
-			must(t, err)
+			testkit.Must(t, err)
 			got, err := Verify(h, []byte(payload), at, tolerance, parsed...)
 			if err != c.want || (err == nil) != (got == VerifiedV1) {
 				t.Errorf("got %v, %v; want %v", got, err, c.want)
@@ -186,7 +188,7 @@ func TestOurSignerTheirVerifier(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			secrets, err := ParseSecrets(c.signs)
-			must(t, err)
+			testkit.Must(t, err)
 			h := relayHeader("k")
 			Sign(h, []byte(vectorPayload), time.Now(), secrets...)
 			if c.change != nil {

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func encode(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
@@ -95,7 +97,7 @@ func TestSecretNeverPrintsItself(t *testing.T) {
 			fmt.Fprintf(&out, "%"+flag+string(verb)+"\n", &holder)
 		}
 	}
-	must(t, json.NewEncoder(&out).Encode(holder))
+	testkit.Must(t, json.NewEncoder(&out).Encode(holder))
 	for _, logger := range []*slog.Logger{slog.New(slog.NewTextHandler(&out, nil)), slog.New(slog.NewJSONHandler(&out, nil))} {
 		logger.Info("secret", "value", secret, "pointer", &secret, "holder", holder, "list", holder.List)
 	}

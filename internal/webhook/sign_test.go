@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const (
@@ -16,7 +18,7 @@ const (
 func mustParse(t testing.TB, text string) Secret {
 	t.Helper()
 	s, err := ParseSecret(text)
-	must(t, err)
+	testkit.Must(t, err)
 	return s
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/exampletest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -17,10 +18,10 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 func TestTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "invoices"))
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(cluster.Close)
 	client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...))
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(client.Close)
 
 	e := exampletest.Start(t, exampletest.Invoices, "KAFKA_BROKERS="+strings.Join(cluster.ListenAddrs(), ","))
@@ -30,21 +31,14 @@ func TestTakesEffectOnce(t *testing.T) {
 		for name := range header {
 			record.Headers = append(record.Headers, kgo.RecordHeader{Key: name, Value: []byte(header.Get(name))})
 		}
-		must(t, client.ProduceSync(t.Context(), record).FirstErr())
+		testkit.Must(t, client.ProduceSync(t.Context(), record).FirstErr())
 		written++
 	})
 	request := kmsg.NewPtrOffsetFetchRequest()
 	request.Group = "logistics"
 	committed, err := request.RequestWith(t.Context(), client)
-	must(t, err)
+	testkit.Must(t, err)
 	if offset := committed.Topics[0].Partitions[0].Offset; offset != written {
 		t.Errorf("offset %d is committed after SIGTERM, want %d", offset, written)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
@@ -55,23 +56,15 @@ func (r result) expect(t *testing.T, code int, stdout, stderr string) {
 // writeFile makes a file that only its owner reads.
 func writeFile(t *testing.T, name, content string) string {
 	t.Helper()
-	must(t, os.WriteFile(name, []byte(content), 0o600))
+	testkit.Must(t, os.WriteFile(name, []byte(content), 0o600))
 	return name
-}
-
-// must ends the test when err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	open := writeFile(t, filepath.Join(dir, "secret"), goodSecret)
-	must(t, os.Chmod(open, 0o644))
+	testkit.Must(t, os.Chmod(open, 0o644))
 	for name, test := range map[string]struct {
 		env  []string
 		file string
@@ -120,7 +113,7 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 		Flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
 		Hostname: "host",
 	})
-	must(t, c.Err())
+	testkit.Must(t, c.Err())
 	for path, want := range map[string]string{
 		"relay.poll_interval":                     "5s # default",
 		"relay.lease":                             "1m1s # FILE:2",
@@ -164,7 +157,7 @@ alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 		}, twoSettings...),
 		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
-	must(t, c.Err())
+	testkit.Must(t, c.Err())
 	cfg := c.Relay
 	if len(cfg.Destinations) != 1 || cfg.Destinations[0].Name != "logistics" || len(cfg.Destinations[0].SigningSecrets) != 2 || len(cfg.Alerts.Channels) != 1 {
 		t.Errorf("destinations %v, channels %v", cfg.Destinations, cfg.Alerts.Channels)
@@ -220,7 +213,7 @@ alerts: {after: 17s, after_by_rule: {lag: 0s}, repeat: 0s, lag_over: 18m, vacuum
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
 	c := loadFrom(sources{Flags: map[string]string{"config": file}, Hostname: "host"})
-	must(t, c.Err())
+	testkit.Must(t, c.Err())
 	got := c.Relay
 	none, half := 0.0, 0.5
 	want := relay.Config{
@@ -275,7 +268,7 @@ func TestFlagsAreSettings(t *testing.T) {
 	parser, err := kong.New(&struct {
 		Run struct{ SettingFlags } `cmd:""`
 	}{})
-	must(t, err)
+	testkit.Must(t, err)
 	run := slices.IndexFunc(parser.Model.Children, func(n *kong.Node) bool { return n.Name == "run" })
 	var got []string
 	for _, group := range parser.Model.Children[run].AllFlags(false) {
@@ -301,7 +294,7 @@ func TestChecksNameSettings(t *testing.T) {
 	found := 0
 	for _, name := range []string{"config.go", "check.go", "wire.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		must(t, err)
+		testkit.Must(t, err)
 		for _, decl := range file.Decls {
 			f, ok := decl.(*ast.FuncDecl)
 			if !ok || f.Recv == nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -94,7 +95,7 @@ func TestDatabaseURLsThatWork(t *testing.T) {
 // and what is accepted can be shown.
 func FuzzFile(f *testing.F) {
 	text, err := os.ReadFile(sample)
-	must(f, err)
+	testkit.Must(f, err)
 	for _, seed := range []string{
 		string(text), "", "a: &a [*a]\n", "routes: &r [{event: x, to: &t [a]}, {event: y, to: *t}]\nalerts: *r\n",
 		"destinations: {a.b: {url: 'http://a', headers: {x.y: z}}, '': {}, ' ': {}}\n", "? {a: b}\n: c\n", "log: !!binary aGk=\n", "<<: {log: {}}\n",
@@ -104,7 +105,7 @@ func FuzzFile(f *testing.F) {
 	}
 	file := filepath.Join(f.TempDir(), usualFile)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		must(t, os.WriteFile(file, content, 0o600))
+		testkit.Must(t, os.WriteFile(file, content, 0o600))
 		c := loadFrom(sources{
 			Env:      []string{"OUTBOX_DATABASE_URL=postgres://u:hunter2@localhost/db", "OUTBOX_DESTINATION_URL=http://a", "A=b"},
 			Flags:    map[string]string{"config": file},

@@ -7,12 +7,13 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestLogFormat(t *testing.T) {
 	t.Parallel()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	must(t, err)
+	testkit.Must(t, err)
 	defer terminal.Close()
 	for _, test := range []struct {
 		format string

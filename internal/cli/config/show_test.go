@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const sample = "sample.yaml"
@@ -21,9 +23,9 @@ var sampleEnv = []string{
 func TestSample(t *testing.T) {
 	t.Parallel()
 	c := loadFrom(sources{Env: sampleEnv, Flags: map[string]string{"config": sample}, Hostname: "host"})
-	must(t, c.Err())
+	testkit.Must(t, c.Err())
 	text, err := os.ReadFile(sample)
-	must(t, err)
+	testkit.Must(t, err)
 	own := writeFile(t, filepath.Join(t.TempDir(), "own.yaml"), string(text)) // as config init makes it: for its owner alone
 	command(sampleEnv, "config", "check", "-c", own).expect(t, 0, own+" is valid; it delivers to logistics, analytics\nNot signed, since they have no signing_secrets: requests to analytics\n", "")
 	plain := loadFrom(sources{Env: sampleEnv})
@@ -56,9 +58,9 @@ func TestSample(t *testing.T) {
 func shownAt(t *testing.T, c *Config, path string) (value, comment string) {
 	t.Helper()
 	text, err := c.Show()
-	must(t, err)
+	testkit.Must(t, err)
 	var document yaml.Node
-	must(t, yaml.Unmarshal(text, &document))
+	testkit.Must(t, yaml.Unmarshal(text, &document))
 	n := document.Content[0]
 	for step := range strings.SplitSeq(path, ".") {
 		i := slices.IndexFunc(n.Content, func(key *yaml.Node) bool { return key.Value == step })
@@ -70,7 +72,7 @@ func shownAt(t *testing.T, c *Config, path string) (value, comment string) {
 	comment = n.LineComment
 	n.LineComment = ""
 	line, err := yaml.Marshal(n)
-	must(t, err)
+	testkit.Must(t, err)
 	return strings.TrimSpace(string(line)), comment
 }
 
@@ -239,7 +241,7 @@ traces: {endpoint: "http://collector:4318"}
 	}
 	r := command(env, "config", "show", "--config", file, "--max-in-flight", "100")
 	hostname, err := os.Hostname()
-	must(t, err)
+	testkit.Must(t, err)
 	r.stdout = strings.ReplaceAll(strings.Replace(r.stdout, "name: "+hostname, "name: host", 1), dir+"/", "")
 	r.expect(t, 0, wantShow, "")
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
@@ -25,15 +26,15 @@ import (
 func certificate(t *testing.T, name string, end time.Time) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	testkit.Must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: end.Add(-365 * 24 * time.Hour), NotAfter: end,
 		IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	must(t, err)
+	testkit.Must(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	must(t, err)
+	testkit.Must(t, err)
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
@@ -140,7 +141,7 @@ func TestSharedTLS(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
 	c := loadFrom(sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
-	must(t, c.Err())
+	testkit.Must(t, c.Err())
 	if d := c.Relay.Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
 		t.Error("the authorities are not those of b alone")
 	}
@@ -173,7 +174,7 @@ destinations:
   basic: {url: "https://a", basic_auth: {username: u, password: p}}
   basic_file: {url: "https://a", basic_auth: {username: u, password_file: `+password+`}}
 `)}})
-	must(t, c.Err())
+	testkit.Must(t, c.Err())
 	got := map[string]string{}
 	for _, d := range c.Relay.Destinations {
 		if d.Wire.Authorization != nil {
@@ -241,7 +242,7 @@ destinations:
 		},
 		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
-	must(t, c.Err())
+	testkit.Must(t, c.Err())
 	list := c.Relay.Destinations
 	a, b := list[0], list[1]
 	if a.RateLimit != 12.5 || a.OnFailure != policy.SkipFailed || a.Breaker != (policy.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {

@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // openTerminal returns both ends of a terminal of a width.
@@ -20,13 +22,13 @@ func openTerminal(t *testing.T, width uint16) (screen, program *os.File) {
 	}
 	t.Cleanup(func() { _ = screen.Close() })
 	fd := int(screen.Fd())
-	must(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+	testkit.Must(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	must(t, err)
+	testkit.Must(t, err)
 	program, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = program.Close() })
-	must(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}))
+	testkit.Must(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}))
 	return screen, program
 }
 
@@ -37,7 +39,7 @@ func TestFitsTheTerminal(t *testing.T) {
 	w := NewTextWriter(program, true)
 	long := strings.Repeat("long ", 40) + "end"
 	row := func(s string) []any { return []any{s, long} }
-	must(t, List(w, "", "KEY\tERROR", []string{"key-1"}, row))
+	testkit.Must(t, List(w, "", "KEY\tERROR", []string{"key-1"}, row))
 	Prose(w, "  ", long)
 	lines := bufio.NewScanner(screen)
 	var all []string
@@ -57,7 +59,7 @@ func TestFitsTheTerminal(t *testing.T) {
 	key := strings.Repeat("k", 255)
 	cells := func(s string) []any { return []any{4711, key, "failed", s} }
 	for _, header := range []string{"EVENT\tKEY\tSTATUS\tERROR", ""} { // without a header, as a preview
-		must(t, List(w, "", header, []string{"503"}, cells))
+		testkit.Must(t, List(w, "", header, []string{"503"}, cells))
 		line := ""
 		for !strings.HasPrefix(line, "4711") && lines.Scan() {
 			line = lines.Text()
@@ -68,7 +70,7 @@ func TestFitsTheTerminal(t *testing.T) {
 	}
 
 	var b strings.Builder
-	must(t, List(NewTextWriter(&b, false), "", "KEY\tERROR", []string{"key-1"}, row))
+	testkit.Must(t, List(NewTextWriter(&b, false), "", "KEY\tERROR", []string{"key-1"}, row))
 	Prose(&b, "  ", long)
 	if want := "KEY    ERROR\nkey-1  " + long + "\n" + long + "\n"; b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
@@ -18,7 +19,7 @@ func FuzzWriteJSON(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		var b bytes.Buffer
-		must(t, WriteJSON(&b, map[string]string{text: text}))
+		testkit.Must(t, WriteJSON(&b, map[string]string{text: text}))
 		var read map[string]string
 		want := strings.ToValidUTF8(text, "") // encoding/json replaces what is not UTF-8, one by one
 		if err := json.Unmarshal(b.Bytes(), &read); err != nil {
@@ -72,13 +73,5 @@ func TestPrintableCopies(t *testing.T) {
 	}
 	if got := Printable(&given.Alert); got.Rule != plain || given.Rule != hostile {
 		t.Errorf("%+v", got)
-	}
-}
-
-// must ends the test when err is not nil.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -32,11 +32,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	relaytest.Must(t, err)
-}
-
 func config(address string) kafkapost.Config {
 	return kafkapost.Config{
 		Settings: kafkapost.Settings{Topic: topic}, Destination: "lake", Brokers: []string{address}, Timeout: 3 * time.Second, Agent: "test",
@@ -139,12 +134,12 @@ func TestRecords(t *testing.T) {
 	}
 	sending.Wait()
 	reader, err := kgo.NewClient(kgo.SeedBrokers(address), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
-	must(t, err)
+	relaytest.Must(t, err)
 	defer reader.Close()
 	partitions, seen := map[string][]int32{}, map[string]int{}
 	for n := 0; n < keys*events; {
 		fetched := reader.PollFetches(t.Context())
-		must(t, fetched.Err())
+		relaytest.Must(t, fetched.Err())
 		fetched.EachRecord(func(r *kgo.Record) {
 			n++
 			key := string(r.Key)
@@ -189,7 +184,7 @@ func TestAnOutage(t *testing.T) {
 	}{
 		{func() {}, []policy.Reason{policy.ReasonOK}},
 		{broker.Kill, []policy.Reason{policy.ReasonConnect, policy.ReasonNetwork}},
-		{func() { must(t, broker.Restart(t.Context())) }, []policy.Reason{policy.ReasonOK}},
+		{func() { relaytest.Must(t, broker.Restart(t.Context())) }, []policy.Reason{policy.ReasonOK}},
 	} {
 		step.do()
 		if got := publish(t, client, topic, kafkapost.Message{IdempotencyKey: "k"}); !slices.Contains(step.want, got.Reason) {

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -101,7 +102,7 @@ func TestDeadClusterTakesNothing(t *testing.T) {
 				receiver.await(t) // until all of them are there at once
 			}
 			probed := len(claims.of("audit"))
-			eventually(t, "a probe", func() bool { return len(claims.of("audit")) > probed })
+			testkit.Eventually(t, "a probe", func() bool { return len(claims.of("audit")) > probed })
 			for _, n := range claims.of("audit") {
 				if n > classes {
 					t.Errorf("a claim brought %d deliveries for a dead cluster", n)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -185,7 +186,7 @@ func TestLameDuck(t *testing.T) {
 	expect(t, attempt(t, e, "first"), delivered, "")
 	go s.LameDuckShutdown()
 	s.WaitForShutdown()
-	eventually(t, "a delivery over the other server", func() bool { return attempt(t, e, "next").Reason == policy.ReasonOK })
+	testkit.Eventually(t, "a delivery over the other server", func() bool { return attempt(t, e, "next").Reason == policy.ReasonOK })
 	info, err := stored.Info(t.Context())
 	if pgtest.Must(t, err); info.State.Msgs == 0 {
 		t.Error("nothing reached the other server")
@@ -203,7 +204,7 @@ func TestSecurityDiscoveredServersAreGuarded(t *testing.T) {
 	}
 	s := clustered("a", "")
 	clustered("b", "169.254.169.254:4222", &url.URL{Scheme: "nats", Host: s.ClusterAddr().String()})
-	eventually(t, "a cluster of two", func() bool { return s.NumRoutes() > 0 })
+	testkit.Eventually(t, "a cluster of two", func() bool { return s.NumRoutes() > 0 })
 	e := to(t, s)
 	var dialled []string
 	var refused []error

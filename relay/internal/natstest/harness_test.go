@@ -192,21 +192,6 @@ func portOf(t testing.TB, e *post.Endpoint) int {
 	return n
 }
 
-// eventually waits for what no hook reports.
-func eventually(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	deadline := time.After(patience)
-	for !done() {
-		select {
-		case <-ticker.C:
-		case <-deadline:
-			t.Fatalf("never came: %s", what)
-		}
-	}
-}
-
 // authority returns a certificate authority, and what makes certificates of it.
 func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.Certificate) {
 	t.Helper()

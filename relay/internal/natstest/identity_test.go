@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 
 	"github.com/nats-io/jwt/v2"
@@ -192,7 +193,7 @@ func TestCredentials(t *testing.T) {
 	expect(t, attempt(t, waits, "expires"), answered(policy.ReasonUnauthorized), "authentication expired")
 	use(forever)
 	// The server ends the connection of the first endpoint at the same moment, but perhaps not before the next attempt.
-	eventually(t, "a delivery with the new credentials", func() bool { return attempt(t, e, "renewed") == delivered })
+	testkit.Eventually(t, "a delivery with the new credentials", func() bool { return attempt(t, e, "renewed") == delivered })
 }
 
 func TestTLS(t *testing.T) {

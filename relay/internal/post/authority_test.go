@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 )
 
@@ -41,7 +42,7 @@ func newAuthority(t testing.TB) *authority {
 func (a *authority) issue(t testing.TB, change func(*x509.Certificate)) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	relaytest.Must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: number.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "test"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
@@ -56,9 +57,9 @@ func (a *authority) issue(t testing.TB, change func(*x509.Certificate)) tls.Cert
 		parent, signer = template, key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	must(t, err)
+	relaytest.Must(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	must(t, err)
+	relaytest.Must(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 

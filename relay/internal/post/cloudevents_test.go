@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 )
@@ -23,7 +24,7 @@ func TestCloudEvents(t *testing.T) {
 	m := order()
 	m.Headers = []byte(`{"ce-id": "event", "CE-Subject": "event", "ce-sequence": "event", "ce-tenant": "extension", "traceparent": "t"}`)
 	req, err := requestOf(t, destination, m)
-	must(t, err)
+	relaytest.Must(t, err)
 	want := http.Header{
 		"Ce-Specversion": {"1.0"}, "Ce-Id": {"inv-1.paid"}, "Ce-Source": {"https://finance.internal/outbox?a=%2520b"}, "Ce-Type": {"invoice.paid"},
 		"Ce-Time": {"2026-03-01T12:00:00.123456Z"}, "Ce-Subject": {"INV/2026/1"}, "Ce-Partitionkey": {"customer-7"}, "Ce-Sequence": {"00000000000000000042"},
@@ -34,7 +35,7 @@ func TestCloudEvents(t *testing.T) {
 	plain := destination
 	plain.Wire = post.Wire{Format: post.FormatRaw}
 	rest, err := requestOf(t, plain, raw)
-	must(t, err)
+	relaytest.Must(t, err)
 	maps.Copy(want, rest.Header) // signature and all: what is covered has not changed
 	if !maps.EqualFunc(req.Header, want, slices.Equal) {
 		t.Errorf("headers\n%v, want\n%v", req.Header, want)
@@ -45,7 +46,7 @@ func TestCloudEvents(t *testing.T) {
 
 	m.OrderingKey, m.RelatedReference = nil, nil
 	req, err = requestOf(t, destination, m)
-	must(t, err)
+	relaytest.Must(t, err)
 	for _, name := range []string{"Ce-Subject", "Ce-Partitionkey", "Ce-Sequence"} {
 		if value, sent := req.Header[name]; sent {
 			t.Errorf("%s: %q", name, value)
@@ -58,7 +59,7 @@ func TestCloudEvents(t *testing.T) {
 	key = `inv 1 "x" 5%`
 	m.Key, m.CreatedAt = &key, created
 	req, err = requestOf(t, destination, m)
-	must(t, err)
+	relaytest.Must(t, err)
 	if got := req.Header.Get("Ce-Id"); got != "inv%201%20%22x%22%205%25" || req.Header.Get("X-Idempotency-Key") != key {
 		t.Errorf("id %s, key %s", got, req.Header.Get("X-Idempotency-Key"))
 	}
@@ -69,7 +70,7 @@ func TestCloudEvents(t *testing.T) {
 	// With format raw, the headers of a producer that speaks CloudEvents itself arrive as they are.
 	m.Headers = []byte(`{"ce-id": "event"}`)
 	req, err = requestOf(t, plain, m)
-	must(t, err)
+	relaytest.Must(t, err)
 	if req.Header.Get("Ce-Id") != "event" || req.Header.Get("Ce-Type") != "" {
 		t.Errorf("%v", req.Header)
 	}
@@ -83,7 +84,7 @@ func TestCloudEventsSequenceGrows(t *testing.T) {
 		m := order()
 		m.EventID = id
 		req, err := requestOf(t, post.Destination{URL: "http://receiver.test/", Wire: post.Wire{Format: post.FormatCloudEvents, Source: "/s"}}, m)
-		must(t, err)
+		relaytest.Must(t, err)
 		got := req.Header.Get("Ce-Sequence")
 		if got <= last {
 			t.Errorf("%s does not follow %s", got, last)

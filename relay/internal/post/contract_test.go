@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/internal/post"
 )
@@ -24,7 +25,7 @@ func TestRequestIsTheWireContract(t *testing.T) {
 		Headers:        map[string]string{"authorization": "Bearer b", "X-Event-Both": "destination"},
 		SigningSecrets: []webhook.Secret{secret(t, testSecret)},
 	}, m)
-	must(t, err)
+	relaytest.Must(t, err)
 	want := http.Header{
 		"Content-Type": {"application/json"}, "User-Agent": {"outbox-relay/1.2.3"},
 		"Authorization": {"Bearer b"}, "X-Event-Both": {"destination"}, "X-Event-Own": {"o"}, "Traceparent": {"00-abc-def-01"},
@@ -39,7 +40,7 @@ func TestRequestIsTheWireContract(t *testing.T) {
 		t.Errorf("headers\n%v, want\n%v", req.Header, want)
 	}
 	body, err := io.ReadAll(req.Body)
-	must(t, err)
+	relaytest.Must(t, err)
 	if string(body) != `{"a":1e3}` || req.ContentLength != 9 || req.Method != "POST" || req.Host != "receiver.test:8443" || req.URL.RequestURI() != "/hooks?x=1" {
 		t.Errorf("%s %s %s, %d bytes: %s", req.Method, req.Host, req.URL.RequestURI(), req.ContentLength, body)
 	}
@@ -57,7 +58,7 @@ func TestRequestLeavesOutWhatTheEventHasNot(t *testing.T) {
 	m := order()
 	m.OrderingKey, m.RelatedReference = nil, nil
 	req, err := requestOf(t, post.Destination{URL: "http://receiver.test/"}, m)
-	must(t, err)
+	relaytest.Must(t, err)
 	for _, name := range []string{webhook.OrderingKey, webhook.Sequence, webhook.RelatedReference, webhook.Signature} {
 		if value, sent := req.Header[name]; sent {
 			t.Errorf("%s: %q", name, value)
@@ -104,7 +105,7 @@ func TestSecurityEventsCannotSetHeadersOfTheContract(t *testing.T) {
 		m := order()
 		m.Headers = []byte(`{"` + name + `": "x"}`)
 		req, err := requestOf(t, post.Destination{URL: "http://receiver.test/"}, m)
-		must(t, err)
+		relaytest.Must(t, err)
 		if got := req.Header.Values(name); slices.Contains(got, "x") || req.Host != "receiver.test" {
 			t.Errorf("%s is sent as %q", name, got)
 		}

@@ -171,7 +171,7 @@ func TestRequestLargerThanTheConnectionsBuffer(t *testing.T) {
 		connections.Add(1)
 		conn, err := dial(ctx, network, address)
 		if tcp, ok := conn.(*net.TCPConn); ok {
-			must(t, tcp.SetWriteBuffer(1))
+			relaytest.Must(t, tcp.SetWriteBuffer(1))
 		}
 		return conn, err
 	}

@@ -204,7 +204,7 @@ func TestSecurityDNSRebinding(t *testing.T) {
 	t.Parallel()
 	rc := relaytest.NewReceiver(t, nil)
 	_, port, err := net.SplitHostPort(rc.Listener.Addr().String())
-	must(t, err)
+	relaytest.Must(t, err)
 	loopback := netip.MustParseAddr("127.0.0.1")
 	for _, c := range []struct {
 		egress post.Egress

@@ -66,9 +66,9 @@ func TestSecurityGzipIsNotUnpacked(t *testing.T) {
 	writer := gzip.NewWriter(&bomb)
 	for range 4 {
 		_, err := writer.Write(bytes.Repeat([]byte("BOMB"), 256<<10))
-		must(t, err)
+		relaytest.Must(t, err)
 	}
-	must(t, writer.Close())
+	relaytest.Must(t, writer.Close())
 	for _, code := range []int{200, 422} {
 		rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, _ relaytest.Request) {
 			w.Header().Set("Content-Encoding", "gzip")

@@ -23,15 +23,10 @@ const testSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 // payloads are sent in the two ways that requests go over plain HTTP.
 var payloads = map[string]string{"directly": `{"a":1e3}`, "by net/http": `{"a":"` + strings.Repeat("x", 40<<10) + `"}`}
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	relaytest.Must(t, err)
-}
-
 func secret(t testing.TB, text string) webhook.Secret {
 	t.Helper()
 	s, err := webhook.ParseSecret(text)
-	must(t, err)
+	relaytest.Must(t, err)
 	return s
 }
 
@@ -58,7 +53,7 @@ func destinationOf(url string, wire post.Wire, egress post.Egress) post.Destinat
 func endpointOf(t testing.TB, d post.Destination) *post.Endpoint {
 	t.Helper()
 	e, err := post.NewEndpoint(d, "")
-	must(t, err)
+	relaytest.Must(t, err)
 	t.Cleanup(e.CloseIdleConnections)
 	return e
 }
@@ -131,7 +126,7 @@ func requestOf(t testing.TB, d post.Destination, m post.Message) (*http.Request,
 	t.Helper()
 	d.Timeout = cmp.Or(d.Timeout, post.DefaultTimeout)
 	e, err := post.NewEndpoint(d, "1.2.3")
-	must(t, err)
+	relaytest.Must(t, err)
 	req, err := post.NewRequest(e, m, time.Unix(1_700_000_000, 0))
 	if err != nil {
 		return nil, err

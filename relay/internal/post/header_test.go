@@ -88,7 +88,7 @@ func TestAuthorization(t *testing.T) {
 	m.Headers = []byte(`{"authorization": "Bearer event"}`)
 	for _, token = range []string{"Bearer one", "Bearer two"} {
 		req, err := requestOf(t, destination, m)
-		must(t, err)
+		relaytest.Must(t, err)
 		if got := req.Header.Values("Authorization"); len(got) != 1 || got[0] != token {
 			t.Errorf("%q, want %q", got, token)
 		}
@@ -125,10 +125,10 @@ func TestSecurityURLsAreFixed(t *testing.T) {
 	}
 	m := order()
 	headers, err := json.Marshal(map[string]string{"Location": "http://169.254.169.254/", "X-Forwarded-Host": "elsewhere", "X-Original-Url": "/admin"})
-	must(t, err)
+	relaytest.Must(t, err)
 	m.Headers = headers
 	req, err := requestOf(t, post.Destination{URL: "http://receiver.test/hooks"}, m)
-	must(t, err)
+	relaytest.Must(t, err)
 	if req.URL.String() != "http://receiver.test/hooks" || req.Host != "receiver.test" || req.Header.Get("X-Forwarded-Host")+req.Header.Get("X-Original-Url") != "" {
 		t.Errorf("%s at %s: %v", req.URL, req.Host, req.Header)
 	}

@@ -126,7 +126,7 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 			return &c
 		},
 	}}, post.Egress{}), "")
-	must(t, err)
+	relaytest.Must(t, err)
 	for _, step := range []struct {
 		change func()
 		want   policy.Reason

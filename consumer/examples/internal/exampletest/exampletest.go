@@ -23,6 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -52,7 +53,7 @@ type Example struct {
 	env     []string
 	url     string
 	client  *http.Client
-	log     *log
+	log     testkit.Buffer
 	process *exec.Cmd  // nil when it has been stopped
 	ended   chan error // what it ended with
 	reader  sync.WaitGroup
@@ -72,7 +73,6 @@ func Start(t testing.TB, schema string, env ...string) *Example {
 		t:      t,
 		env:    append(env, asProgram+"=1", "LISTEN=127.0.0.1:0", "DATABASE_URL="+dsn, "FINANCE_SECRET="+Secret),
 		client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}},
-		log:    &log{},
 	}
 	if _, err := e.Pool.Exec(t.Context(), schema); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func (e *Example) Again() {
 	e.process, e.ended = process, ended
 	e.reader.Go(func() {
 		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			e.log.add(lines.Text())
+			_, _ = io.WriteString(&e.log, lines.Text()+"\n")
 			if found := listening.FindStringSubmatch(lines.Text()); found != nil {
 				address <- found[1]
 			}
@@ -143,7 +143,7 @@ func (e *Example) Stop() {
 	}
 	e.process = nil
 	if e.t.Failed() {
-		e.t.Logf("the example said:\n%s", e.log)
+		e.t.Logf("the example said:\n%s", &e.log)
 	}
 }
 
@@ -340,22 +340,4 @@ func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 	if n := e.Count("SELECT count(*) FROM shipments"); n != 3 {
 		t.Errorf("%d shipments in the end, want 3", n)
 	}
-}
-
-// log keeps what the example says.
-type log struct {
-	mu   sync.Mutex // guards text
-	text strings.Builder
-}
-
-func (l *log) add(line string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text.WriteString(line + "\n")
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
