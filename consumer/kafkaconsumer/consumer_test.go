@@ -24,8 +24,8 @@ import (
 
 func TestEachEventTakesEffectOnceWhateverCarriedIt(t *testing.T) {
 	t.Parallel()
-	for _, faults := range []string{"calm", "faults"} {
-		t.Run(faults, func(t *testing.T) {
+	for name, faults := range map[string]string{"calm": "", "faults": "reading"} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t, faults)
 			receive := e.receiver(effect)
@@ -58,7 +58,7 @@ func TestARecordThatFailsIsTriedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := newEnv(t, "calm")
+			e := newEnv(t, "")
 			var attempts atomic.Int32
 			c, _ := e.run(kafkaconsumer.Config{}, e.receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 				pgtest.Must(t, effect(ctx, tx, event))
@@ -82,7 +82,7 @@ func TestARecordThatFailsIsTriedAgain(t *testing.T) {
 
 func TestARecordThatIsRefusedForGood(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, "calm")
+	e := newEnv(t, "")
 	refusals := make(chan kafkaconsumer.Refusal, 10)
 	var failed atomic.Bool
 	_, _ = e.run(kafkaconsumer.Config{Refused: func(_ context.Context, refusal kafkaconsumer.Refusal) error {
@@ -111,7 +111,7 @@ func TestARecordThatIsRefusedForGood(t *testing.T) {
 
 func TestAWrongSecretLosesNothing(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, "calm")
+	e := newEnv(t, "")
 	e.produce(1, consumer.Event{Key: "k"}, otherText)
 	c, stop := e.run(kafkaconsumer.Config{}, e.receiver(effect))
 	e.becomes("the record fails", func() bool { return c.Lag().Failing == 1 })
@@ -126,7 +126,7 @@ func TestAWrongSecretLosesNothing(t *testing.T) {
 func TestKeysKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	const events = 60
-	e := newEnv(t, "faults")
+	e := newEnv(t, "reading")
 	for i := range events {
 		for p := range partitions {
 			key := fmt.Sprint("key", p)
@@ -166,7 +166,7 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 
 func TestAnInboxTakesPoisonOutOfTheWay(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, "calm")
+	e := newEnv(t, "")
 	events, err := inbox.New(e.pool, inbox.Config{Config: settings(), MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		if event.Key == "poison" {
 			return errors.New("it never works")
@@ -192,9 +192,9 @@ func TestAnInboxTakesPoisonOutOfTheWay(t *testing.T) {
 
 func TestWhatIsRefusedAtTheStart(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, "calm")
+	e := newEnv(t, "")
 	receive := e.receiver(effect)
-	brokers := []kgo.Opt{kgo.SeedBrokers("127.0.0.1:" + e.port)}
+	brokers := []kgo.Opt{kgo.SeedBrokers(e.address)}
 	c, err := kafkaconsumer.New(kafkaconsumer.Config{Group: "g", Topics: []string{"none"}, Client: brokers}, receive)
 	pgtest.Must(t, err)
 	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), `topic "none": UNKNOWN_TOPIC_OR_PARTITION`) {

@@ -4,25 +4,19 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
-	"os"
-	"os/signal"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/twmb/franz-go/pkg/kerr"
-	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/localkafka"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -32,67 +26,32 @@ import (
 const (
 	secretText = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 	otherText  = "whsec_OTg3NjU0MzIxMDk4NzY1NDMyMTA5ODc2NTQzMjEwOTg="
-	topic      = "invoices"
-	partitions = 4
+	topic      = localkafka.Topic
+	partitions = localkafka.Partitions
 	patience   = 2 * time.Minute // ends a test that would hang; no assertion depends on it
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 5 && os.Args[1] == "broker" {
-		serve(os.Args[2], os.Args[3], os.Args[4] == "faults")
+	if localkafka.Serve() {
 		return
 	}
 	pgtest.RunTests(m)
 }
 
-// serve is a broker in a process of its own. It keeps what it has acknowledged.
-func serve(port, dir string, faults bool) {
-	number, err := strconv.Atoi(port)
-	if err != nil {
-		panic(err)
-	}
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.Ports(number), kfake.SeedTopics(partitions, topic), kfake.DataDir(dir), kfake.SyncWrites())
-	if err != nil {
-		panic(err)
-	}
-	if faults {
-		cluster.Fault(
-			kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: topic, Err: kerr.NotLeaderForPartition, Count: 5},
-			kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Topic: topic, Err: kerr.CoordinatorNotAvailable, Count: 5},
-			kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetFetch}, TopLevel: true, Err: kerr.CoordinatorLoadInProgress, Count: 2},
-			kfake.Fault{Keys: []kmsg.Key{kmsg.Heartbeat}, TopLevel: true, Err: kerr.RebalanceInProgress, Count: 2},
-		)
-	}
-	end := make(chan os.Signal, 1)
-	signal.Notify(end, os.Interrupt)
-	<-end
-}
-
 // env is a broker, a database and a receiver's settings.
 type env struct {
-	t      *testing.T
-	port   string
-	broker *localserver.Server
-	send   *kgo.Client
-	pool   *pgxpool.Pool
+	t       *testing.T
+	address string
+	broker  *localserver.Server
+	send    *kgo.Client
+	pool    *pgxpool.Pool
 }
 
 func newEnv(t *testing.T, faults string) *env {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	pgtest.Must(t, err)
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	pgtest.Must(t, err)
-	pgtest.Must(t, listener.Close())
-	program, err := os.Executable()
-	pgtest.Must(t, err)
-	e := &env{t: t, port: port}
-	e.broker, err = localserver.StartAt(t.Context(), port, func(dir string) []string { return []string{program, "broker", port, dir, faults} })
-	pgtest.Must(t, err)
-	t.Cleanup(func() { pgtest.Must(t, e.broker.Stop()) })
-	e.send, err = kgo.NewClient(kgo.SeedBrokers("127.0.0.1:"+port), kgo.RecordPartitioner(kgo.ManualPartitioner()))
-	pgtest.Must(t, err)
-	t.Cleanup(e.send.Close)
+	e := &env{t: t}
+	e.address, e.broker = localkafka.Start(t, faults)
+	e.send = localkafka.Client(t, e.address, kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	e.pool = pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
 	pgtest.Exec(t, e.pool, `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
 	return e
@@ -131,7 +90,7 @@ func (e *env) receiver(handle consumer.Handler[pgx.Tx]) http.Handler {
 // run starts a consumer and returns what ends it, which also happens at the end of the test.
 func (e *env) run(cfg kafkaconsumer.Config, receiver http.Handler) (c *kafkaconsumer.Consumer, stop func()) {
 	e.t.Helper()
-	cfg.Group, cfg.Topics, cfg.Client, cfg.Logger = "test", []string{topic}, []kgo.Opt{kgo.SeedBrokers("127.0.0.1:" + e.port)}, slog.New(slog.DiscardHandler)
+	cfg.Group, cfg.Topics, cfg.Client, cfg.Logger = "test", []string{topic}, []kgo.Opt{kgo.SeedBrokers(e.address)}, slog.New(slog.DiscardHandler)
 	if cfg.Backoff == nil {
 		cfg.Backoff = []time.Duration{10 * time.Millisecond}
 	}

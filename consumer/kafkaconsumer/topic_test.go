@@ -28,7 +28,7 @@ func (e *env) runLogged() (log *journal, stop func()) {
 	e.t.Helper()
 	log = &journal{}
 	c, err := kafkaconsumer.New(kafkaconsumer.Config{
-		Group: "test", Topics: []string{topic}, Client: []kgo.Opt{kgo.SeedBrokers("127.0.0.1:" + e.port)}, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Group: "test", Topics: []string{topic}, Client: []kgo.Opt{kgo.SeedBrokers(e.address)}, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	}, e.receiver(effect))
 	pgtest.Must(e.t, err)
 	return log, e.start(c)

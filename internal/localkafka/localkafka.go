@@ -25,8 +25,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// Topic is the topic that each broker has, with 4 partitions.
-const Topic = "invoices"
+// Topic is the topic that each broker has, with this many partitions.
+const (
+	Topic      = "invoices"
+	Partitions = 4
+)
 
 // Serve makes this process a broker if [Start] has started it, and then returns true once the broker has ended. TestMain calls it first.
 func Serve() (served bool) {
@@ -66,6 +69,13 @@ func faults(mode string) ([]kfake.Fault, []kfake.Opt) {
 				Resource: kmsg.ACLResourceTypeTopic, Name: Topic, Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: kmsg.ACLOperationDescribe, Allow: true,
 			}),
 		}
+	case "reading":
+		return []kfake.Fault{
+			{Keys: []kmsg.Key{kmsg.Fetch}, Topic: Topic, Err: kerr.NotLeaderForPartition, Count: 5},
+			{Keys: []kmsg.Key{kmsg.OffsetCommit}, Topic: Topic, Err: kerr.CoordinatorNotAvailable, Count: 5},
+			{Keys: []kmsg.Key{kmsg.OffsetFetch}, TopLevel: true, Err: kerr.CoordinatorLoadInProgress, Count: 2},
+			{Keys: []kmsg.Key{kmsg.Heartbeat}, TopLevel: true, Err: kerr.RebalanceInProgress, Count: 2},
+		}, nil
 	case "refuses":
 		_, options := faults("sasl")
 		return []kfake.Fault{{Keys: []kmsg.Key{kmsg.SASLAuthenticate}, TopLevel: true, Err: kerr.SaslAuthenticationFailed, Count: -1}}, options
@@ -82,7 +92,7 @@ func serve(port, dir, mode string) {
 		panic(err)
 	}
 	fault, options := faults(mode)
-	cluster, err := kfake.NewCluster(append(options, kfake.NumBrokers(1), kfake.Ports(number), kfake.SeedTopics(4, Topic), kfake.DataDir(dir), kfake.SyncWrites())...)
+	cluster, err := kfake.NewCluster(append(options, kfake.NumBrokers(1), kfake.Ports(number), kfake.SeedTopics(Partitions, Topic), kfake.DataDir(dir), kfake.SyncWrites())...)
 	if err != nil {
 		panic(err)
 	}
@@ -137,7 +147,7 @@ func CreateTopic(t testing.TB, c *kgo.Client, name, setting, value string) {
 	t.Helper()
 	request := kmsg.NewPtrCreateTopicsRequest()
 	wanted := kmsg.NewCreateTopicsRequestTopic()
-	wanted.Topic, wanted.NumPartitions, wanted.ReplicationFactor = name, 4, 1
+	wanted.Topic, wanted.NumPartitions, wanted.ReplicationFactor = name, Partitions, 1
 	own := kmsg.NewCreateTopicsRequestTopicConfig()
 	own.Name, own.Value = setting, kmsg.StringPtr(value)
 	wanted.Configs = append(wanted.Configs, own)
