@@ -25,11 +25,9 @@ func invoice(number string) string { return fmt.Sprintf(`{"invoice":%q,"total":"
 
 // signing says how to make a request otherwise than a relay does now.
 type signing struct {
-	secret  string
-	at      time.Time
-	change  func(http.Header)          // before the request is signed
-	tamper  func(http.Header)          // afterwards
-	payload func(signed string) string // what is sent in place of what was signed
+	at     time.Time
+	change func(http.Header) // before the request is signed
+	tamper func(http.Header) // afterwards
 }
 
 // request makes what a relay sends.
@@ -49,22 +47,16 @@ func request(ctx context.Context, url, key, body string, s signing) (*http.Reque
 	if s.change != nil {
 		s.change(h)
 	}
-	if s.secret == "" {
-		s.secret = secret
-	}
 	if s.at.IsZero() {
 		s.at = time.Now()
 	}
-	parsed, err := webhook.ParseSecret(s.secret)
+	parsed, err := webhook.ParseSecret(secret)
 	if err != nil {
 		return nil, err
 	}
 	webhook.Sign(h, []byte(body), s.at, parsed)
 	if s.tamper != nil {
 		s.tamper(h)
-	}
-	if s.payload != nil {
-		body = s.payload(body)
 	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
