@@ -2,9 +2,7 @@
 // real PostgreSQL, with requests or messages signed as a relay signs them:
 //
 //	nethttp   net/http and pgx, nothing else
-//	chi       behind the router chi
-//	echo      behind the framework echo
-//	gin       behind the framework gin
+//	routers   behind the router chi and the frameworks echo and gin
 //	sqlx      database/sql, with sqlx
 //	gorm      database/sql, with GORM
 //	worker    an inbox: recorded at once, worked later; continues the event's trace

@@ -17,14 +17,26 @@ import (
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
+var routers = []string{"chi", "echo", "gin"}
+
 func TestTakesEffectOnce(t *testing.T) {
 	t.Parallel()
-	exampletest.Start(t, exampletest.Invoices).TakesEffectOnce("/webhooks/finance")
+	for _, router := range routers {
+		t.Run(router, func(t *testing.T) {
+			t.Parallel()
+			exampletest.Start(t, exampletest.Invoices).TakesEffectOnce("/" + router + "/webhooks/finance")
+		})
+	}
 }
 
 func TestPassesDrill(t *testing.T) {
 	t.Parallel()
-	exampletest.Start(t, exampletest.Invoices).PassesDrill("/webhooks/finance")
+	for _, router := range routers {
+		t.Run(router, func(t *testing.T) {
+			t.Parallel()
+			exampletest.Start(t, exampletest.Invoices).PassesDrill("/" + router + "/webhooks/finance")
+		})
+	}
 }
 
 // Behind echo.WrapMiddleware echo answers a handler's error only when the middleware has returned: it is rolled back all the same,

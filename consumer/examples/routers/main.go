@@ -1,4 +1,4 @@
-// Command chi records a shipment for every invoice, behind the router chi.
+// Command routers records a shipment for every invoice, behind the router chi and the frameworks echo and gin, each below a path of its own.
 package main
 
 import (
@@ -8,10 +8,12 @@ import (
 	"net/http"
 	"os"
 
+	"github.com/gin-gonic/gin"
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/labstack/echo/v4"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
@@ -33,10 +35,31 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	mux := http.NewServeMux()
+	mux.Handle("/chi/", behindChi(receive))
+	mux.Handle("/echo/", behindEcho(receive))
+	mux.Handle("/gin/", behindGin(receive))
+	return server.Run(ctx, mux)
+}
+
+func behindChi(receive http.Handler) http.Handler {
 	router := chi.NewRouter()
 	router.Use(middleware.RequestID)
-	router.Method(http.MethodPost, "/webhooks/finance", receive)
-	return server.Run(ctx, router)
+	router.Method(http.MethodPost, "/chi/webhooks/finance", receive)
+	return router
+}
+
+func behindEcho(receive http.Handler) http.Handler {
+	e := echo.New()
+	e.POST("/echo/webhooks/finance", echo.WrapHandler(receive))
+	return e
+}
+
+func behindGin(receive http.Handler) http.Handler {
+	gin.SetMode(gin.ReleaseMode)
+	g := gin.New()
+	g.POST("/gin/webhooks/finance", gin.WrapH(receive))
+	return g
 }
 
 // invoice is the payload of finance's events.
