@@ -29,7 +29,8 @@ type ReconcileConfig struct {
 
 	// Effects is a query whose first column has the idempotency key of each effect, a row for each:
 	// "SELECT event_key FROM shipments". Keys with more than one row are reported as effects that
-	// happened twice. It runs with the rights of the pool, in a transaction that only reads, and
+	// happened twice, and events that were processed and have none as lost effects, so it must have
+	// the effects of every type of event that the receiver processes (UNION ALL). It runs with the rights of the pool, in a transaction that only reads, and
 	// should name a table whose keys have an index. Never build it from what a sender wrote. Empty:
 	// effects are not counted.
 	Effects string

@@ -107,7 +107,11 @@ func TestReconcileAnswersForItsOwnRows(t *testing.T) {
 	if got := a.answer(reconcile.Request{Ask: reconcile.AskDoubled, Limit: 9}).Held; len(got) != 1 || got[0].Key != "k3" {
 		t.Errorf("doubled %+v", got)
 	}
-	for _, ask := range []string{reconcile.AskDescribe, reconcile.AskList, reconcile.AskFind, reconcile.AskUnfinished, reconcile.AskDoubled} {
+	a.MustExec(`DELETE FROM effect WHERE key = 'k4'`)
+	if got := a.answer(reconcile.Request{Ask: reconcile.AskMissing, Limit: 9}).Held; len(got) != 1 || got[0].Key != "k4" {
+		t.Errorf("missing %+v", got)
+	}
+	for _, ask := range []string{reconcile.AskDescribe, reconcile.AskList, reconcile.AskFind, reconcile.AskUnfinished, reconcile.AskDoubled, reconcile.AskMissing} {
 		body := fmt.Sprintf(`{"ask":%q,"limit":100,"keys":["k1","waits"]}`, ask)
 		if got := a.Do(a.question(body, derived())); got.Status != http.StatusOK || strings.Contains(got.Body, "private") {
 			t.Errorf("%s: %d %s", ask, got.Status, got.Body)

@@ -83,11 +83,12 @@ func TestReconcile(t *testing.T) {
 	c.receiver.Exec(`DELETE FROM processed_events WHERE idempotency_key IN ('k7', 'k8')`)
 	c.receiver.Exec(`DELETE FROM effect WHERE key IN ('k7', 'k8')`)
 	c.receiver.Exec(`INSERT INTO effect VALUES ('k9')`)
+	c.receiver.Exec(`DELETE FROM effect WHERE key = 'k10'`)
 	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', E'\x1b[31mred', 'succeeded')`)
-	const summary = "outbox-relay: 2 never arrived; 1 effect without event; 1 effect twice\n"
+	const summary = "outbox-relay: 2 never arrived; 1 effect without event; 1 effect twice; 1 processed, no effect\n"
 	for _, how := range [][]string{overHTTP, overDatabase} {
 		if r := ask(how); r.code != cli.ExitFailed || r.stderr != summary || !strings.Contains(r.stdout, "\nNever arrived: 2\n") || !strings.Contains(r.stdout, "\nk7 ") ||
-			!strings.Contains(r.stdout, "\nEffect without event: 1\n") || strings.Contains(r.stdout, "\x1b") || !strings.Contains(r.stdout, "\nEffect twice: 1\n") {
+			!strings.Contains(r.stdout, "\nEffect without event: 1\n") || strings.Contains(r.stdout, "\x1b") || !strings.Contains(r.stdout, "\nEffect twice: 1\n") || !strings.Contains(r.stdout, "\nProcessed, no effect: 1\n") {
 			t.Errorf("%+v", r)
 		}
 		var report struct {
@@ -96,11 +97,12 @@ func TestReconcile(t *testing.T) {
 				EventID string `json:"event_id"`
 			} `json:"never_arrived"`
 			NoEffect []any `json:"no_effect"`
+			Missing  []any `json:"processed_no_effect"`
 			Complete bool  `json:"complete"`
 		}
 		r := ask(how, "--json")
 		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != cli.ExitFailed || len(report.NeverArrived) != 2 || report.NeverArrived[0].EventID == "" ||
-			report.NoEffect == nil || !report.Complete {
+			report.NoEffect == nil || len(report.Missing) != 1 || !report.Complete {
 			t.Errorf("%v %+v", err, r)
 		}
 	}
@@ -120,6 +122,7 @@ func TestReconcile(t *testing.T) {
 	relaytest.Becomes(c.receiver, 2, `SELECT count(*)::int FROM effect WHERE key IN ('k7', 'k8')`)
 	delivered(40)
 	c.receiver.Exec(`DELETE FROM processed_events WHERE idempotency_key LIKE '%red'`)
+	c.receiver.Exec(`INSERT INTO effect VALUES ('k10')`)
 	if r := ask(overHTTP); r.code != cli.ExitFailed || r.stderr != "outbox-relay: 1 effect twice\n" {
 		t.Errorf("%+v", r)
 	}

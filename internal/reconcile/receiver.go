@@ -55,6 +55,15 @@ func (r *Receiver) Answer(ctx context.Context, q Request) (a Answer, err error) 
 			return a, nil
 		}
 		f, read, timeout = r.doubled, r.ReadEffects, effectsTimeout
+	case AskMissing:
+		if r.Effects == "" {
+			return a, nil
+		}
+		schema, err := r.schema(ctx)
+		if err != nil {
+			return a, err
+		}
+		f, read, timeout = func(ctx context.Context, tx pgx.Tx, q Request) ([]Held, error) { return r.missing(ctx, tx, schema, q) }, r.ReadEffects, effectsTimeout
 	default:
 		return Answer{}, fmt.Errorf("%w: %q is not known here", ErrRequest, q.Ask)
 	}

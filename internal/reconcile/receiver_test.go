@@ -155,6 +155,17 @@ func TestListsAndStates(t *testing.T) {
 	if got := ask(t, r, reconcile.Request{Ask: reconcile.AskDoubled, Limit: 10}).Held; len(got) != 1 || got[0].Key != "k4" || got[0].Effects != 3 {
 		t.Errorf("doubled %+v", got)
 	}
+	pgtest.Exec(t, pool, `DELETE FROM effect WHERE key IN ('k1', 'k2', 'k3', 'k5')`) // k1 waits in the inbox, k2 has succeeded there, k3 is there no more
+	missing := reconcile.Request{Ask: reconcile.AskMissing, Limit: 10}
+	if got := heldKeys(ask(t, r, missing).Held); !slices.Equal(got, []string{"k2", "k5"}) {
+		t.Errorf("missing %q", got)
+	}
+	if missing.Keys = []string{"k4", "k5"}; !slices.Equal(heldKeys(ask(t, r, missing).Held), []string{"k5"}) {
+		t.Error("other keys are missing than those that were asked for")
+	}
+	if missing.Until = time.Now().Add(-2 * time.Hour); len(ask(t, r, missing).Held) != 0 {
+		t.Error("something was missing two hours ago")
+	}
 	r.Effects = ""
 	if got := ask(t, r, reconcile.Request{Ask: reconcile.AskDoubled, Limit: 10}).Held; len(got) != 0 {
 		t.Errorf("doubled without a query: %+v", got)
@@ -174,6 +185,9 @@ func TestSecurityEffectsOnlyRead(t *testing.T) {
 		pgtest.Exec(t, pool, fill, "shop", "billing", 3)
 		if _, err := r.Answer(t.Context(), reconcile.Request{Ask: reconcile.AskDoubled, Limit: 10}); err == nil {
 			t.Errorf("%s: no error", effects)
+		}
+		if _, err := r.Answer(t.Context(), reconcile.Request{Ask: reconcile.AskMissing, Limit: 10}); err == nil {
+			t.Errorf("%s: no error, of what is missing", effects)
 		}
 		if n := pgtest.Row[int](t, pool, "SELECT count(*) FROM processed_events"); n != 3 {
 			t.Errorf("%s: %d rows are left", effects, n)
@@ -214,23 +228,24 @@ func TestSecurityQuestionsAreBounded(t *testing.T) {
 	}
 	salt := reconcile.NewSalt()
 	for name, q := range map[string]reconcile.Request{
-		"nothing":              {},
-		"something else":       {Ask: "payloads"},
-		"no salt":              {Ask: reconcile.AskDigest},
-		"a short salt":         {Ask: reconcile.AskDigest, Salt: salt[1:]},
-		"a long salt":          {Ask: reconcile.AskDigest, Salt: append(slices.Clone(salt), 1)},
-		"too many ranges":      {Ask: reconcile.AskDigest, Salt: salt, Bounds: many(reconcile.MaxBounds+1, "")},
-		"too long bounds":      {Ask: reconcile.AskDigest, Salt: salt, Bounds: many(reconcile.MaxBounds, strings.Repeat("x", 100))},
-		"bounds out of order":  {Ask: reconcile.AskDigest, Salt: salt, Bounds: []string{"b", "a"}},
-		"a bound twice":        {Ask: reconcile.AskDigest, Salt: salt, Bounds: []string{"a", "a"}},
-		"a negative page":      {Ask: reconcile.AskDigest, Salt: salt, Page: -1},
-		"too many keys":        {Ask: reconcile.AskFind, Keys: many(reconcile.MaxKeys+1, "")},
-		"a huge key":           {Ask: reconcile.AskFind, Keys: []string{strings.Repeat("x", 1<<20)}},
-		"a huge position":      {Ask: reconcile.AskList, Limit: 1, After: strings.Repeat("x", 1<<20)},
-		"a list without limit": {Ask: reconcile.AskList},
-		"a huge list":          {Ask: reconcile.AskList, Limit: 1 << 30},
-		"huge unfinished":      {Ask: reconcile.AskUnfinished, Limit: reconcile.MaxKeys + 1},
-		"negative doubled":     {Ask: reconcile.AskDoubled, Limit: -1},
+		"nothing":               {},
+		"something else":        {Ask: "payloads"},
+		"no salt":               {Ask: reconcile.AskDigest},
+		"a short salt":          {Ask: reconcile.AskDigest, Salt: salt[1:]},
+		"a long salt":           {Ask: reconcile.AskDigest, Salt: append(slices.Clone(salt), 1)},
+		"too many ranges":       {Ask: reconcile.AskDigest, Salt: salt, Bounds: many(reconcile.MaxBounds+1, "")},
+		"too long bounds":       {Ask: reconcile.AskDigest, Salt: salt, Bounds: many(reconcile.MaxBounds, strings.Repeat("x", 100))},
+		"bounds out of order":   {Ask: reconcile.AskDigest, Salt: salt, Bounds: []string{"b", "a"}},
+		"a bound twice":         {Ask: reconcile.AskDigest, Salt: salt, Bounds: []string{"a", "a"}},
+		"a negative page":       {Ask: reconcile.AskDigest, Salt: salt, Page: -1},
+		"too many keys":         {Ask: reconcile.AskFind, Keys: many(reconcile.MaxKeys+1, "")},
+		"a huge key":            {Ask: reconcile.AskFind, Keys: []string{strings.Repeat("x", 1<<20)}},
+		"a huge position":       {Ask: reconcile.AskList, Limit: 1, After: strings.Repeat("x", 1<<20)},
+		"a list without limit":  {Ask: reconcile.AskList},
+		"a huge list":           {Ask: reconcile.AskList, Limit: 1 << 30},
+		"huge unfinished":       {Ask: reconcile.AskUnfinished, Limit: reconcile.MaxKeys + 1},
+		"negative doubled":      {Ask: reconcile.AskDoubled, Limit: -1},
+		"missing of any number": {Ask: reconcile.AskMissing},
 	} {
 		if a, err := r.Answer(t.Context(), q); !errors.Is(err, reconcile.ErrRequest) {
 			t.Errorf("%s: %+v, %v", name, a, err)

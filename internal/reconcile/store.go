@@ -139,6 +139,51 @@ func (r *Receiver) doubled(ctx context.Context, tx pgx.Tx, q Request) ([]Held, e
 	return collect(ctx, tx, "count effects", fmt.Sprintf(doubledSQL, r.Effects), q.Limit)
 }
 
+const schemaSQL = `SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'processed_events'::regclass::oid`
+
+// schema returns the quoted schema of the receiver's tables: the search_path of Effects may not lead to them.
+func (r *Receiver) schema(ctx context.Context) (quoted string, err error) {
+	return quoted, r.Read(ctx, func(tx pgx.Tx) error {
+		var name string
+		if err := tx.QueryRow(ctx, schemaSQL).Scan(&name); err != nil {
+			return fmt.Errorf("find the schema of processed_events: %w", err)
+		}
+		quoted = pgx.Identifier{name}.Sanitize()
+		return nil
+	})
+}
+
+// Both tables are read once, in one snapshot, so that an event and its effect are seen together. Without nested loops, which read all effects for
+// each event where no index has their keys.
+const (
+	hashSQL = `SELECT pg_catalog.set_config('enable_nestloop', 'off', true)`
+	// %[1]s is the schema, %[2]s is [Receiver.Effects]. Of an inbox only what is still there is known to have succeeded: what was removed
+	// may have been ignored.
+	missingSQL = `
+SELECT p.idempotency_key, p.received_at, 'succeeded'::pg_catalog.text, 0::pg_catalog.int8
+FROM %[1]s.processed_events p
+WHERE p.receiver OPERATOR(pg_catalog.=) $1::pg_catalog.text AND p.source OPERATOR(pg_catalog.=) $2::pg_catalog.text
+  AND p.received_at OPERATOR(pg_catalog.>=) $3::pg_catalog.timestamptz AND p.received_at OPERATOR(pg_catalog.<) $4::pg_catalog.timestamptz
+  AND ($5::pg_catalog.text[] IS NULL OR p.idempotency_key OPERATOR(pg_catalog.=) ANY ($5::pg_catalog.text[]))
+  AND (p.processing_state OPERATOR(pg_catalog.=) 'succeeded'::pg_catalog.text
+       OR p.processing_state OPERATOR(pg_catalog.=) 'recorded'::pg_catalog.text AND EXISTS (
+           SELECT FROM %[1]s.inbox_events i
+           WHERE i.receiver OPERATOR(pg_catalog.=) p.receiver AND i.source OPERATOR(pg_catalog.=) p.source
+             AND i.idempotency_key OPERATOR(pg_catalog.=) p.idempotency_key AND i.processing_state OPERATOR(pg_catalog.=) 'succeeded'::pg_catalog.text))
+  AND NOT EXISTS (SELECT FROM (
+%[2]s
+  ) AS e (key) WHERE e.key::pg_catalog.text COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) p.idempotency_key)
+ORDER BY p.idempotency_key LIMIT $6::pg_catalog.int4`
+)
+
+func (r *Receiver) missing(ctx context.Context, tx pgx.Tx, schema string, q Request) ([]Held, error) {
+	if _, err := tx.Exec(ctx, hashSQL); err != nil {
+		return nil, fmt.Errorf("prepare transaction: %w", err)
+	}
+	return collect(ctx, tx, "look for events without an effect", fmt.Sprintf(missingSQL, schema, r.Effects),
+		r.Receiver, r.Source, finite(q.Since, pgtype.NegativeInfinity), finite(q.Until, pgtype.Infinity), q.Keys, q.Limit)
+}
+
 func collect(ctx context.Context, tx pgx.Tx, what, statement string, args ...any) ([]Held, error) {
 	rows, err := tx.Query(ctx, statement, args...)
 	if err != nil {

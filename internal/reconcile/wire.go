@@ -17,6 +17,7 @@ const (
 	AskFind       = "find"       // which of these keys are there
 	AskUnfinished = "unfinished" // what an inbox has recorded and not finished
 	AskDoubled    = "doubled"    // keys with more than one effect
+	AskMissing    = "missing"    // what was processed and has no effect, of all events or of these keys
 )
 
 // Limits of a [Request]. As JSON the largest one has less than 1 MiB, even if every character of its keys is a quote.
@@ -31,7 +32,7 @@ const (
 // A Request is one question to a receiver. It travels as JSON.
 type Request struct {
 	Ask string `json:"ask"`
-	// Since and Until bound when an event was received, by the receiver's clock: of digests and what is unfinished. Zero: no bound.
+	// Since and Until bound when an event was received, by the receiver's clock: of digests, what is unfinished and what is missing. Zero: no bound.
 	Since time.Time `json:"since,omitzero"`
 	Until time.Time `json:"until,omitzero"`
 	// Salt begins every hash of a digest: 16 bytes, drawn for each run.
@@ -42,7 +43,7 @@ type Request struct {
 	Page int64 `json:"page,omitempty"`
 	// After is the key that a list follows. Empty: the list begins with the first.
 	After string `json:"after,omitempty"`
-	// Keys to find.
+	// Keys to find. Of what is missing only these are meant; nil: all are.
 	Keys []string `json:"keys,omitempty"`
 	// Limit of rows in a list: 1 to [MaxKeys].
 	Limit int `json:"limit,omitempty"`
@@ -66,7 +67,7 @@ func (q *Request) check() error {
 		size += len(key)
 	}
 	tooLong := func(key string) bool { return len(key) > MaxKeyBytes }
-	switch lists := q.Ask == AskList || q.Ask == AskUnfinished || q.Ask == AskDoubled; {
+	switch lists := q.Ask == AskList || q.Ask == AskUnfinished || q.Ask == AskDoubled || q.Ask == AskMissing; {
 	case q.Ask == AskDigest && len(q.Salt) != saltBytes:
 		return fmt.Errorf("%w: salt has %d bytes, not %d", ErrRequest, len(q.Salt), saltBytes)
 	case len(q.Bounds) > MaxBounds || size > MaxBoundBytes:
@@ -88,7 +89,7 @@ type Answer struct {
 	// Receiver and Source say whose events these are.
 	Receiver string `json:"receiver"`
 	Source   string `json:"source"`
-	// CountsEffects: the receiver can tell which keys had more than one effect.
+	// CountsEffects: the receiver can tell which keys had more than one effect, or none.
 	CountsEffects bool `json:"counts_effects,omitempty"`
 	// Now is the time of the receiver's database. Asked by describe.
 	Now time.Time `json:"now,omitzero"`

@@ -33,7 +33,7 @@ type Command struct {
 	URL         string   `placeholder:"URL" xor:"receiver" help:"Ask the handler of consumer.Reconcile at this URL, signed with the destination's secrets."`
 	Receiver    string   `placeholder:"NAME" xor:"receiver" help:"Ask the receiver's database instead: that of $RECEIVER_DATABASE_URL, for this receiver (consumer.Config.Receiver)."`
 	Source      string   `placeholder:"NAME" default:"outbox" help:"With --receiver: the receiver's name for this sender (consumer.Config.Source)."`
-	Effects     string   `placeholder:"SQL" help:"With --receiver: a query that returns the idempotency key of each effect, in one row for each."`
+	Effects     string   `placeholder:"SQL" help:"With --receiver: a query that returns the idempotency key of each effect, in one row for each. It must have the effects of every type that is processed."`
 	Since       string   `placeholder:"TIME" help:"Compare only what was delivered since then: 2026-01-02T15:04:05Z, or 26h for 26 hours ago. Default: from when on both sides keep everything."`
 	Settle      string   `placeholder:"1m" default:"1m" help:"How long ago an event was delivered, or received, before it is compared."`
 	Limit       int      `default:"1000" help:"How many keys of a kind are named at most, 1 to 1000."`
@@ -51,6 +51,7 @@ compared key by key, and each finding is checked again before it is named:
   arrived, no effect    recorded in an inbox, and neither done nor ignored: pending, being worked, or failed
   effect without event  the receiver has it, and the sender has no such event
   effect twice          more than one row of --effects, or of ReconcileConfig.Effects, has its key
+  processed, no effect  the receiver has processed it, and no row of these has its key
 
 Events that are delivered, retried or received meanwhile are no findings, nor is what one side may have forgotten (its retention). What
 waits, failed or was discarded is counted; status and events list show it.

@@ -25,7 +25,7 @@ type kind struct {
 }
 
 func (r *report) kinds() []kind {
-	return []kind{{"never arrived", r.NeverArrived}, {"arrived, no effect", r.NoEffect}, {"effect without event", r.Strangers}, {"effect twice", r.Doubled}}
+	return []kind{{"never arrived", r.NeverArrived}, {"arrived, no effect", r.NoEffect}, {"effect without event", r.Strangers}, {"effect twice", r.Doubled}, {"processed, no effect", r.Missing}}
 }
 
 // row returns what is known of a finding.

@@ -51,8 +51,8 @@ type comparison struct {
 // Its memory does not grow with the number of events.
 func Run(ctx context.Context, db pg.Pool, o Options) (Report, error) {
 	c := &comparison{Options: o, db: db}
-	c.report = Report{Destinations: o.Destinations, Complete: true, NeverArrived: []Finding{}, NoEffect: []Finding{}, Strangers: []Finding{}, Doubled: []Finding{}}
-	for _, step := range []func(context.Context) error{c.open, c.digest, c.name, c.nameUnfinished, c.nameDoubled} {
+	c.report = Report{Destinations: o.Destinations, Complete: true, NeverArrived: []Finding{}, NoEffect: []Finding{}, Strangers: []Finding{}, Doubled: []Finding{}, Missing: []Finding{}}
+	for _, step := range []func(context.Context) error{c.open, c.digest, c.name, c.nameUnfinished, c.nameDoubled, c.nameMissing} {
 		if err := step(ctx); err != nil {
 			return Report{}, fmt.Errorf("reconcile: %w", err)
 		}

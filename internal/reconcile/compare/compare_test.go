@@ -114,12 +114,12 @@ func (s *sides) wantNothing(r compare.Report) {
 	}
 }
 
-// All five kinds are planted among 2,000 events, with what must not be taken for one of them. Each is named, and nothing else is.
+// All six kinds are planted among 2,000 events, with what must not be taken for one of them. Each is named, and nothing else is.
 func TestEachKindIsNamed(t *testing.T) {
 	t.Parallel()
 	s := newSides(t, 2000)
 	s.here(`ANALYZE`)
-	lost, doubled, waiting := keys(3, 700, 1999), keys(5, 1500), keys(10, 11, 12)
+	lost, doubled, waiting, missing := keys(3, 700, 1999), keys(5, 1500), keys(10, 11, 12), keys(13, 40, 1234)
 	s.there(`DELETE FROM processed_events WHERE idempotency_key = ANY ($1)`, lost)
 	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'shop', 'billing', 'stranger ' || i, 'succeeded', now() - interval '30 min' FROM generate_series(1, 3) i`)
 	s.there(`INSERT INTO effect SELECT unnest($1::text[])`, doubled)
@@ -131,6 +131,11 @@ func TestEachKindIsNamed(t *testing.T) {
 	s.there(`UPDATE processed_events SET processing_state = 'failed' WHERE idempotency_key = $1`, key(14))
 	// An event is removed from an inbox only when it is done.
 	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = $1`, key(15))
+	// Their effects are gone; one is of an inbox. Of those that were ignored, have just come or were removed from an inbox nothing is known.
+	s.there(`UPDATE processed_events SET processing_state = 'ignored' WHERE idempotency_key = $1`, key(41))
+	s.there(`UPDATE processed_events SET received_at = now() WHERE idempotency_key = $1`, key(42))
+	s.here(`UPDATE outbox_delivery SET delivered_at = now() WHERE event_id = 42`)
+	s.there(`DELETE FROM effect WHERE key = ANY ($1)`, append(keys(15, 41, 42), missing...))
 	// What no one may miss: deliveries that wait, failed or were given up, those to another destination, and those just made, all unknown to the receiver.
 	s.here(deliverSQL, 2001, 2010)
 	s.here(`UPDATE outbox_delivery d SET status = c.status, delivered_at = NULL FROM (VALUES (2001, 'pending'), (2002, 'failed'), (2003, 'discarded')) c (id, status) WHERE d.event_id = c.id`)
@@ -138,14 +143,16 @@ func TestEachKindIsNamed(t *testing.T) {
 	s.here(`UPDATE outbox_delivery SET delivered_at = now() WHERE event_id BETWEEN 2008 AND 2010`)
 	// And what is no stranger: it came by a request whose answer was lost.
 	s.there(rememberSQL, 2001, 2001)
+	s.there(`INSERT INTO effect VALUES ($1)`, key(2001))
 	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', 'just now', 'succeeded'), ('other', 'billing', 'x', 'succeeded'), ('shop', 'other', 'x', 'failed')`)
 
 	r := s.run()
 	s.want(r, "never arrived", r.NeverArrived, lost)
 	s.want(r, "effect without event", r.Strangers, []string{"stranger 1", "stranger 2", "stranger 3"})
 	s.want(r, "effect twice", r.Doubled, doubled)
+	s.want(r, "processed, no effect", r.Missing, missing)
 	s.want(r, "no effect", r.NoEffect, slices.Sorted(slices.Values(append(keys(14), waiting...))))
-	if !r.Complete || r.Sent != 2000 || r.Received != 2001 || r.Pending != 1 || r.Failed != 1 || r.Discarded != 1 || r.Young != 3 || r.Forgotten != 0 {
+	if !r.Complete || r.Sent != 1999 || r.Received != 2000 || r.Pending != 1 || r.Failed != 1 || r.Discarded != 1 || r.Young != 4 || r.Forgotten != 0 {
 		t.Errorf("report %+v", r)
 	}
 	f := r.NeverArrived[slices.IndexFunc(r.NeverArrived, func(f compare.Finding) bool { return f.Key == key(700) })]
@@ -161,6 +168,7 @@ func TestEachKindIsNamed(t *testing.T) {
 	s.there(`DELETE FROM inbox_events`)
 	s.there(`UPDATE processed_events SET processing_state = 'succeeded'`)
 	s.there(`DELETE FROM effect`)
+	s.there(`INSERT INTO effect SELECT DISTINCT idempotency_key FROM processed_events`)
 	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) SELECT 'shop', 'billing', unnest($1::text[]), 'ignored'`, lost)
 	s.wantNothing(s.run())
 }
@@ -304,6 +312,8 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 	s := newSides(t, 300)
 	s.there(`DELETE FROM processed_events WHERE idempotency_key = ANY ($1)`, keys(4, 5, 6))
 	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'shop', 'billing', k, 'succeeded', now() - interval '30 min' FROM unnest(ARRAY['early', 'gone']) k`)
+	s.there(`INSERT INTO effect VALUES ('early')`)
+	s.there(`DELETE FROM effect WHERE key = ANY ($1)`, keys(8, 9))
 	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = $1`, key(7))
 	s.there(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, received_at) VALUES ('shop', 'billing', $1, 'processing', 1, now() - interval '30 min')`, key(7))
 	hooked := func(hook func(q reconcile.Request)) compare.Report {
@@ -326,6 +336,7 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 	s.want(r, "never arrived", r.NeverArrived, keys(4, 5, 6))
 	s.want(r, "effect without event", r.Strangers, []string{"early", "gone"})
 	s.want(r, "no effect", r.NoEffect, keys(7))
+	s.want(r, "processed, no effect", r.Missing, keys(8, 9))
 	slices.Sort(begins)
 	changes := map[string]func(){
 		key(4): func() {
@@ -350,11 +361,15 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 			}
 		case reconcile.AskUnfinished:
 			s.there(`UPDATE inbox_events SET processing_state = 'succeeded'`)
+		case reconcile.AskMissing: // a handler commits its effect late, and a row is pruned
+			s.there(`INSERT INTO effect VALUES ($1)`, key(8))
+			s.there(`DELETE FROM processed_events WHERE idempotency_key = $1`, key(9))
 		}
 	})
 	s.want(r, "never arrived", r.NeverArrived, keys(6))
 	s.want(r, "effect without event", r.Strangers, nil)
 	s.want(r, "no effect", r.NoEffect, nil)
+	s.want(r, "processed, no effect", r.Missing, nil)
 }
 
 // Both clocks are asked for: one that is wrong by a day moves no event out of the window.
@@ -428,7 +443,8 @@ func (s *sides) deliverOne(ctx context.Context, n int) error {
 	if err := s.outbox.QueryRow(ctx, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', $1) RETURNING id`, key(n)).Scan(&id); err != nil {
 		return err
 	}
-	if _, err := s.inbox.Exec(ctx, `INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', $1, 'succeeded')`, key(n)); err != nil {
+	if _, err := s.inbox.Exec(ctx, `WITH p AS (INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', $1, 'succeeded') RETURNING idempotency_key)
+		INSERT INTO effect SELECT idempotency_key FROM p`, key(n)); err != nil {
 		return err
 	}
 	return pgx.BeginFunc(ctx, s.outbox, func(tx pgx.Tx) error {

@@ -218,6 +218,35 @@ func (c *comparison) nameDoubled(ctx context.Context) error {
 	return nil
 }
 
+// nameMissing names what the receiver has processed, and counts no effect of. What has no event is among the strangers.
+func (c *comparison) nameMissing(ctx context.Context) error {
+	if !c.report.CountsEffects {
+		return nil
+	}
+	q := reconcile.Request{Ask: reconcile.AskMissing, Since: c.receiverSince, Until: c.receiverUntil, Limit: c.Limit}
+	a, err := c.ask(ctx, q)
+	if err != nil || len(a.Held) == 0 {
+		return err
+	}
+	c.report.Complete = c.report.Complete && len(a.Held) < c.Limit
+	for _, h := range a.Held {
+		q.Keys = append(q.Keys, h.Key)
+	}
+	events, err := c.events(ctx, q.Keys)
+	if err != nil {
+		return err
+	}
+	if a, err = c.ask(ctx, q); err != nil { // once more: a handler may commit its effects later
+		return err
+	}
+	for _, h := range a.Held {
+		if e := first(events[h.Key]); e != nil {
+			c.report.Missing = append(c.report.Missing, finding(h.Key, e, &h))
+		}
+	}
+	return nil
+}
+
 // events returns the sender's events of the keys.
 func (c *comparison) events(ctx context.Context, keys []string) (map[string][]sent, error) {
 	events := map[string][]sent{}

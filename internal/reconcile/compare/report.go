@@ -41,8 +41,9 @@ type Report struct {
 	NoEffect []Finding `json:"no_effect"`
 	// Strangers took effect, and the sender has no such event.
 	Strangers []Finding `json:"effect_without_event"`
-	// Doubled took effect more than once. CountsEffects says whether the receiver can tell.
+	// Doubled took effect more than once, and Missing was processed and has no effect. CountsEffects says whether the receiver can tell.
 	Doubled       []Finding `json:"effect_twice"`
+	Missing       []Finding `json:"processed_no_effect"`
 	CountsEffects bool      `json:"counts_effects"`
 	// Forgotten counts the keys that one side has and the other may have forgotten. They are no findings.
 	Forgotten int64 `json:"forgotten"`
@@ -50,7 +51,7 @@ type Report struct {
 
 // Findings counts what is named.
 func (r *Report) Findings() int {
-	return len(r.NeverArrived) + len(r.NoEffect) + len(r.Strangers) + len(r.Doubled)
+	return len(r.NeverArrived) + len(r.NoEffect) + len(r.Strangers) + len(r.Doubled) + len(r.Missing)
 }
 
 // A Finding is a key for which both sides disagree. What is not known of it is left out.
