@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -124,6 +125,32 @@ func TestReconcile(t *testing.T) {
 	c.receiver.Exec(`DELETE FROM processed_events WHERE idempotency_key LIKE '%red'`)
 	c.receiver.Exec(`INSERT INTO effect VALUES ('k10')`)
 	if r := ask(overHTTP); r.code != cli.ExitFailed || r.stderr != "outbox-relay: 1 effect twice\n" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The events of a drill have no event at the sender, and whatever they do is in the drill's own report. They are left out, also where there are more of
+// them than a list may name, but not an event of the sender that has such a key.
+func TestReconcileLeavesDrillsOut(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at)
+		SELECT 'shop', 'billing', 'drill-abcdefghij-valid-' || i, 'failed', now() - interval '1 hour' FROM generate_series(1, 20) i`)
+	if r := command(c.env, "drill", strings.TrimSuffix(c.url, "/reconcile"), "--only=valid,duplicate,key-case"); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	c.receiver.Exec(`INSERT INTO effect SELECT idempotency_key FROM processed_events`)
+	drilled := pgtest.Row[int](t, c.receiver.Pool, `SELECT count(*)::int FROM processed_events`)
+	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) SELECT 'shop', 'billing', unnest(ARRAY['drill-7', 'z']), 'succeeded'`)
+	c.sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('paid', '{}', 'drill-abcdefghij-valid-99', now() - interval '3 hours')`)
+	c.sender.Exec(`INSERT INTO outbox_delivery (event_id, destination, status, delivered_at) SELECT id, 'default', 'delivered', now() FROM outbox`)
+	args := []string{"reconcile", "--url=" + c.url, "--settle=1ms", "--since=2h", "--limit=10"}
+	want := fmt.Sprintf("  left out: %d of a drill\n", drilled)
+	if r := command(c.env, args...); r.code != cli.ExitFailed || !strings.Contains(r.stdout, want) || !strings.HasSuffix(r.stderr, "1 never arrived; 2 effect without event\n") ||
+		!strings.Contains(r.stdout, "\ndrill-7 ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(c.env, append(args, "--json")...); !strings.Contains(r.stdout, fmt.Sprintf(`"drilled": %d`, drilled)) {
 		t.Errorf("%+v", r)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -134,6 +135,30 @@ func TestArchiveProgress(t *testing.T) {
 	seen := readUntil(t, person, "the end")
 	if got := <-code; got != 0 || !regexp.MustCompile(`\r\x1b\[K[0-9]+ events archived, .*\r\x1b\[Kthe end`).MatchString(seen) {
 		t.Errorf("exit code %d, %q", got, seen)
+	}
+}
+
+// On a terminal each finding is one line of its width, also with the longest key.
+func TestReconcileOnATerminal(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', repeat('k', 255), 'succeeded')`)
+	person, program := terminal(t)
+	pgtest.Must(t, unix.IoctlSetWinsize(int(program.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
+	m := Main{Env: c.env, Stdin: program, Stdout: program, Stderr: &buffer{}}
+	if code := m.Run([]string{"reconcile", "--url=" + c.url, "--settle=1ms"}); code != cli.ExitFailed {
+		t.Fatalf("exit code %d", code)
+	}
+	_, _ = program.WriteString("the end\n")
+	_, table, _ := strings.Cut(readUntil(t, person, "the end"), "Effect without event: 1")
+	rows := 0
+	for line := range strings.SplitSeq(table, "\r\n") {
+		if rows++; utf8.RuneCountInString(line) > 80 {
+			t.Errorf("%d columns: %q", utf8.RuneCountInString(line), line)
+		}
+	}
+	if rows < 4 || !strings.Contains(table, "kkk…") {
+		t.Errorf("%q", table)
 	}
 }
 

@@ -53,8 +53,8 @@ compared key by key, and each finding is checked again before it is named:
   effect twice          more than one row of --effects, or of ReconcileConfig.Effects, has its key
   processed, no effect  the receiver has processed it, and no row of these has its key
 
-Events that are delivered, retried or received meanwhile are no findings, nor is what one side may have forgotten (its retention). What
-waits, failed or was discarded is counted; status and events list show it.
+Events that are delivered, retried or received meanwhile are no findings, nor is what one side may have forgotten (its retention), nor what a drill
+left (keys drill-…): that is counted. What waits, failed or was discarded is counted; status and events list show it.
 
   outbox-relay reconcile --destination logistics --url https://logistics.internal/webhooks/finance/reconcile
   outbox-relay reconcile --destination logistics --receiver logistics --source finance --effects 'SELECT event_key FROM shipments'

@@ -78,6 +78,7 @@ func printReport(w io.Writer, r report) error {
 		{r.Failed, "failed"},
 		{r.Discarded, "discarded"},
 		{r.Forgotten, "forgotten by one side"},
+		{r.Drilled, "of a drill"},
 	} {
 		if part.n > 0 {
 			left = append(left, fmt.Sprintf("%d %s", part.n, part.text))
@@ -94,7 +95,7 @@ func printReport(w io.Writer, r report) error {
 			continue
 		}
 		fmt.Fprintf(w, "\n%s: %d\n", plain.Capital(k.title), len(k.list))
-		if err := output.Table(w, "", "KEY\tEVENT\tTYPE\tDESTINATION\tDELIVERED\tRECEIVED\tSTATE", k.list, row); err != nil {
+		if err := output.List(w, "", "KEY\tEVENT\tTYPE\tDESTINATION\tDELIVERED\tRECEIVED\tSTATE", k.list, row); err != nil {
 			return err
 		}
 	}

@@ -47,6 +47,8 @@ type Report struct {
 	CountsEffects bool      `json:"counts_effects"`
 	// Forgotten counts the keys that one side has and the other may have forgotten. They are no findings.
 	Forgotten int64 `json:"forgotten"`
+	// Drilled counts what a drill (outbox-relay drill) left at the receiver. Nothing of it is a finding.
+	Drilled int64 `json:"drilled"`
 }
 
 // Findings counts what is named.
