@@ -205,7 +205,7 @@ func TestDrillIsRefused(t *testing.T) {
 		{[]string{url, "--probe-sql=SELECT 1"}, "--probe-sql needs the receiver's database"},
 		{[]string{url, "--probe-sql=SELECT 1", "--probe-url=http://x"}, "can't be used together"},
 		{[]string{url, "--secret-file=" + secrets}, "--secret-file: secret 1: "},
-		{[]string{url, "--config=" + file}, "name the destination that the receiver is tried as, by --destination: a, b"},
+		{[]string{url, "--config=" + file}, "name the secrets that the receiver accepts, by OUTBOX_SIGNING_SECRET or --secret-file, or the destination as which it is tried, by --destination: a, b"},
 		{[]string{url, "--config=" + file, "--destination=c"}, `there is no destination "c"; there is a, b`},
 		{[]string{url, "--config=" + file, "--destination=b"}, "name the secrets that the receiver accepts"},
 		{[]string{url, "--config=" + file, "--destination=a", "--only=duplicates"}, `there is no check "duplicates"`},
@@ -213,6 +213,24 @@ func TestDrillIsRefused(t *testing.T) {
 		got := command(nil, append([]string{"drill"}, test.args...)...)
 		if got.code != cli.ExitUsage || !strings.Contains(got.stderr, test.want) || strings.Contains(got.stderr, "whsec_short") {
 			t.Errorf("%q: %+v, want %q", test.args, got, test.want)
+		}
+	}
+	// The environment's secret and a file of secrets are enough, however many destinations are configured.
+	good, both := writeFile(t, filepath.Join(t.TempDir(), "good"), goodSecret), "destinations:\n  default: {url: 'https://a.example.com'}\n  b: {url: 'https://b.example.com'}\n"
+	one := "destinations:\n  b: {url: 'https://b.example.com'}\n"
+	for _, test := range []struct {
+		env  []string
+		args []string
+	}{
+		{[]string{"OUTBOX_SIGNING_SECRET=" + goodSecret}, []string{"--config=" + file}},
+		{[]string{"OUTBOX_SIGNING_SECRET_FILE=" + good}, []string{"--config=" + file}},
+		{[]string{"OUTBOX_SIGNING_SECRET=" + goodSecret}, []string{"--config=" + writeFile(t, filepath.Join(t.TempDir(), usualFile), both)}},
+		{[]string{"OUTBOX_SIGNING_SECRET=" + goodSecret}, []string{"--config=" + writeFile(t, filepath.Join(t.TempDir(), usualFile), one)}},
+		{nil, []string{"--config=" + file, "--secret-file=" + good}},
+		{nil, []string{"--config=" + file, "--secret-file=" + good, "--destination=b"}},
+	} {
+		if got := command(test.env, append([]string{"drill", url}, test.args...)...); got.code != cli.ExitFailed || !strings.Contains(got.stdout, "0 passed, 1 failed, 0 warned") {
+			t.Errorf("%q %q: %+v", test.env, test.args, got)
 		}
 	}
 	// A receiver that cannot be reached fails the first check, and no other one is made.

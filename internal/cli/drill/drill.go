@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,7 +26,7 @@ import (
 type Command struct {
 	config.FileFlag
 	URL           string        `arg:"" help:"The receiver, such as https://logistics.staging.example.com/webhooks/finance."`
-	Destination   string        `placeholder:"NAME" help:"Sign, authenticate and time out as for this destination of the configuration. Default: its only one, or $$OUTBOX_SIGNING_SECRET."`
+	Destination   string        `placeholder:"NAME" help:"Sign, authenticate and time out as for this destination of the configuration. Default: $$OUTBOX_SIGNING_SECRET, or its only one."`
 	SecretFile    string        `placeholder:"FILE" help:"File with the secrets that the receiver accepts, separated by commas, instead of the configured ones."`
 	RetiredFile   string        `name:"retired-secret-file" placeholder:"FILE" help:"File with secrets that the receiver must refuse."`
 	Type          string        `default:"drill.created" placeholder:"TYPE" help:"Type of the events, one that the receiver handles. Default: drill.created."`
@@ -179,10 +180,26 @@ func (cmd Command) config(inv *cli.Invocation) (cfg drill.Config, err error) {
 func (cmd Command) destination(inv *cli.Invocation) (d relay.Destination, egress relay.Egress, err error) {
 	sections := []string{"destinations", "defaults", "egress"}
 	names := config.Load(inv, sections...).Children("destinations")
-	if cmd.Destination == "" && len(names) == 0 {
+	var given []webhook.Secret
+	if cmd.Destination == "" && len(names) > 0 {
+		if given, err = secretsInEnvironment(inv.Env); err != nil {
+			return d, egress, err
+		}
+	}
+	switch {
+	case cmd.Destination != "":
+	case len(names) == 0:
 		inv.Flags["destination-url"] = cmd.URL // the one that the environment's secret is for
-	} else if cmd.Destination == "" && len(names) > 1 {
-		return d, egress, cli.Usagef("name the destination that the receiver is tried as, by --destination: %s", strings.Join(names, ", "))
+	case slices.Contains(names, environments) && len(given) > 0:
+		cmd.Destination = environments
+	case len(given) > 0 || len(names) > 1 && cmd.SecretFile != "": // none of those that are configured
+		c, err := config.Read(inv, "egress")
+		if err != nil {
+			return d, egress, err
+		}
+		return relay.Destination{Name: environments, SigningSecrets: given}.WithDefaults(c.Relay.Egress), c.Relay.Egress, nil
+	case len(names) > 1:
+		return d, egress, cli.Usagef("name the secrets that the receiver accepts, by OUTBOX_SIGNING_SECRET or --secret-file, or the destination as which it is tried, by --destination: %s", strings.Join(names, ", "))
 	}
 	c, err := config.Read(inv, sections...)
 	if err != nil {
@@ -194,6 +211,28 @@ func (cmd Command) destination(inv *cli.Invocation) (d relay.Destination, egress
 		}
 	}
 	return d, egress, cli.Usagef("--destination: there is no destination %q; there is %s", cmd.Destination, strings.Join(names, ", "))
+}
+
+// environments is the name of the destination that OUTBOX_SIGNING_SECRET is for.
+const environments = "default"
+
+// secretsInEnvironment returns those of OUTBOX_SIGNING_SECRET, or of the file that OUTBOX_SIGNING_SECRET_FILE names. nil: there are none.
+func secretsInEnvironment(env []string) (secrets []webhook.Secret, err error) {
+	const variable = "OUTBOX_SIGNING_SECRET"
+	for _, entry := range env {
+		switch name, value, _ := strings.Cut(entry, "="); {
+		case value == "":
+		case name == variable:
+			if secrets, err = webhook.ParseSecrets(value); err != nil {
+				return nil, cli.Usagef("%s: %w", name, err)
+			}
+		case name == variable+"_FILE":
+			if secrets, err = secretsOf(value, name, nil); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return secrets, nil
 }
 
 // secretsOf returns the secrets in a file, or others if no file is named.
