@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -76,6 +79,7 @@ type answer struct {
 	replay  string
 	retry   string
 	problem string // of a refusal, without the prefix
+	title   string // of a refusal
 	text    string
 }
 
@@ -100,7 +104,7 @@ func (r *receiver) try(ctx context.Context, url, key, body string, s signing) (a
 	}
 	if response.Header.Get("Content-Type") == "application/problem+json" && json.Unmarshal(text, &problem) == nil &&
 		problem.Status == got.status && problem.Title != "" && problem.Detail != "" {
-		got.problem = strings.TrimPrefix(problem.Type, "urn:outbox-relay:problem:")
+		got.problem, got.title = strings.TrimPrefix(problem.Type, "urn:outbox-relay:problem:"), problem.Title
 	}
 	return got, err
 }
@@ -154,6 +158,25 @@ func wantProblem(t *testing.T, got answer, status int, name string) {
 	if got.status != status || got.problem != name || got.retry != wantRetry || got.replay != "" {
 		t.Errorf("got %+v, want %d %s, Retry-After %q", got, status, name, wantRetry)
 	}
+	if title := titleInGo(t, name); got.title != title {
+		t.Errorf("%s: got the title %q, want that of package consumer, %q", name, got.title, title)
+	}
+}
+
+// titleInGo returns the title that package consumer gives a refusal.
+func titleInGo(t *testing.T, name string) string {
+	t.Helper()
+	files, err := filepath.Glob("../*.go")
+	pgtest.Must(t, err)
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		pgtest.Must(t, err)
+		if found := regexp.MustCompile(`newProblem\(http\.\w+, "` + name + `", "([^"]+)"`).FindSubmatch(source); found != nil {
+			return string(found[1])
+		}
+	}
+	t.Errorf("package consumer has no refusal %s", name)
+	return ""
 }
 
 // set returns a change of one header.

@@ -159,6 +159,29 @@ public final class Receiver {
         }
     }
 
+    // TITLES are those of Go receivers, by the names of refusals. A handler's own name has OTHER_TITLE.
+    static final String OTHER_TITLE = "The receiver refused the event";
+    static final Map<String, String> TITLES = Map.ofEntries(
+        Map.entry("key-missing", "The request has no idempotency key"),
+        Map.entry("key-repeated", "The request names its key more than once"),
+        Map.entry("header-invalid", "A header about the event is malformed"),
+        Map.entry("signature-invalid", "The request's signature is not valid"),
+        Map.entry("timestamp-out-of-tolerance", "The request is not recent"),
+        Map.entry("body-unreadable", "The body did not arrive whole"),
+        Map.entry("body-too-large", "The body is too large"),
+        Map.entry("database-unavailable", "The receiver's database did not take the request"),
+        Map.entry("serialization-failure", "A concurrent transaction was in the way"),
+        Map.entry("in-flight", "The same event is being processed"),
+        Map.entry("other-destination", "The event is known from another destination"),
+        Map.entry("key-reused", "The idempotency key was used for another body"),
+        Map.entry("forgotten", "The event may have been processed and forgotten"),
+        Map.entry("event-unknown", "No handler takes the event"),
+        Map.entry("permanent-failure", "The handler refused the event for good"),
+        Map.entry("handler-failed", "The handler did not succeed"),
+        Map.entry("handler-ended-transaction", "The handler ended the middleware's transaction"),
+        Map.entry("commit-failed", "The handler's work was not committed"),
+        Map.entry("receiver-busy", "The receiver reads too many requests at once"));
+
     // precheck refuses what no body can make valid, before the body is read.
     static void precheck(SortedMap<String, List<String>> header) {
         List<String> keys = header.getOrDefault("x-idempotency-key", List.of());
@@ -294,7 +317,7 @@ public final class Receiver {
     // No text of a problem needs to be escaped in JSON.
     static void refuse(HttpExchange exchange, Problem problem) throws IOException {
         byte[] body = String.format("{\"type\":\"urn:outbox-relay:problem:%s\",\"title\":\"%s\",\"status\":%d,\"detail\":\"%s\"}",
-            problem.name, problem.name, problem.status, problem.getMessage()).getBytes(StandardCharsets.UTF_8);
+            problem.name, TITLES.getOrDefault(problem.name, OTHER_TITLE), problem.status, problem.getMessage()).getBytes(StandardCharsets.UTF_8);
         exchange.getResponseHeaders().set("Content-Type", "application/problem+json");
         if (problem.status == 409 || problem.status == 503) exchange.getResponseHeaders().set("Retry-After", "1");
         exchange.sendResponseHeaders(problem.status, body.length);

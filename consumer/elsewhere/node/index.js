@@ -184,6 +184,29 @@ export function createReceiver({ pool, receiver, source, secrets, handle, path =
   return app;
 }
 
+// TITLES are those of Go receivers, by the names of refusals. A handler's own name has OTHER_TITLE.
+const OTHER_TITLE = 'The receiver refused the event';
+const TITLES = {
+  'key-missing': 'The request has no idempotency key',
+  'key-repeated': 'The request names its key more than once',
+  'header-invalid': 'A header about the event is malformed',
+  'signature-invalid': 'The request\'s signature is not valid',
+  'timestamp-out-of-tolerance': 'The request is not recent',
+  'body-unreadable': 'The body did not arrive whole',
+  'body-too-large': 'The body is too large',
+  'database-unavailable': 'The receiver\'s database did not take the request',
+  'serialization-failure': 'A concurrent transaction was in the way',
+  'in-flight': 'The same event is being processed',
+  'other-destination': 'The event is known from another destination',
+  'key-reused': 'The idempotency key was used for another body',
+  'forgotten': 'The event may have been processed and forgotten',
+  'event-unknown': 'No handler takes the event',
+  'permanent-failure': 'The handler refused the event for good',
+  'handler-failed': 'The handler did not succeed',
+  'handler-ended-transaction': 'The handler ended the middleware\'s transaction',
+  'commit-failed': 'The handler\'s work was not committed',
+};
+
 function answerError(error, request, response, next) { // Express knows it by its four parameters
   let problem = error;
   if (error.type === 'entity.too.large') {
@@ -197,7 +220,7 @@ function answerError(error, request, response, next) { // Express knows it by it
   const { status, name, message } = problem;
   const retry = status === 409 || status === 503 ? { 'Retry-After': '1' } : {};
   response.writeHead(status, { 'Content-Type': 'application/problem+json', ...retry })
-    .end(JSON.stringify({ type: `urn:outbox-relay:problem:${name}`, title: name, status, detail: message }));
+    .end(JSON.stringify({ type: `urn:outbox-relay:problem:${name}`, title: TITLES[name] ?? OTHER_TITLE, status, detail: message }));
 }
 
 // serve answers requests to app, and returns the server. Node ends a request that has not arrived whole after bodySeconds, with

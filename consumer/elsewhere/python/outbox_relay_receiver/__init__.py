@@ -150,6 +150,30 @@ class Problem(Exception):
 IN_FLIGHT = Problem(409, "in-flight", "The same event is being processed. Send it again later.")
 
 
+# TITLES are those of Go receivers, by the names of refusals. A handler's own name has OTHER_TITLE.
+OTHER_TITLE = "The receiver refused the event"
+TITLES = {
+    "key-missing": "The request has no idempotency key",
+    "key-repeated": "The request names its key more than once",
+    "header-invalid": "A header about the event is malformed",
+    "signature-invalid": "The request's signature is not valid",
+    "timestamp-out-of-tolerance": "The request is not recent",
+    "body-unreadable": "The body did not arrive whole",
+    "body-too-large": "The body is too large",
+    "database-unavailable": "The receiver's database did not take the request",
+    "serialization-failure": "A concurrent transaction was in the way",
+    "in-flight": "The same event is being processed",
+    "other-destination": "The event is known from another destination",
+    "key-reused": "The idempotency key was used for another body",
+    "forgotten": "The event may have been processed and forgotten",
+    "event-unknown": "No handler takes the event",
+    "permanent-failure": "The handler refused the event for good",
+    "handler-failed": "The handler did not succeed",
+    "handler-ended-transaction": "The handler ended the middleware's transaction",
+    "commit-failed": "The handler's work was not committed",
+}
+
+
 def precheck(header: Headers) -> None:
     """Refuse what no body can make valid, before the body is read."""
     keys = header.get("x-idempotency-key", [])
@@ -227,7 +251,7 @@ class Webhook(BaseHTTPRequestHandler):
         except Problem as problem:
             self.close_connection = True  # the body may not have been read
             retry = {"Retry-After": "1"} if problem.status in (409, 503) else {}
-            text = json.dumps({"type": "urn:outbox-relay:problem:" + problem.name, "title": problem.name, "status": problem.status,
+            text = json.dumps({"type": "urn:outbox-relay:problem:" + problem.name, "title": TITLES.get(problem.name, OTHER_TITLE), "status": problem.status,
                                "detail": problem.detail})
             self.answer(problem.status, {"Content-Type": "application/problem+json", "Connection": "close", **retry}, text.encode())
 
