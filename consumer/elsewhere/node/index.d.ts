@@ -43,6 +43,12 @@ export interface Config {
 /** Returns an Express application that answers POST at path. Mount it before anything that reads bodies. */
 export function createReceiver(config: Config): Express;
 
+/**
+ * Lets a verified event take effect unless it has, and returns the status to answer; replayed: it is that of an earlier answer. It rejects
+ * with a {@link Problem}. Set `pool.on('error', …)` and, for each `connect`, `client.on('error', …)`: without them a lost connection ends the process.
+ */
+export function once(config: Pick<Config, 'pool' | 'receiver' | 'source' | 'handle'>, event: Event, body: Buffer): Promise<{ status: number; replayed: boolean }>;
+
 /** Answers requests to app. Defaults: 127.0.0.1, 8080, 10. */
 export function serve(app: Express, options?: { host?: string; port?: number; bodySeconds?: number }): Server;
 

@@ -42,7 +42,7 @@ WHERE receiver = $1 AND source = $2 AND idempotency_key = $3 AND coalesce(not_af
 const UNENDED = 'SELECT WHERE pg_current_xact_id_if_assigned()::text = $1';
 
 // once lets the event take effect unless it has, and returns the status to answer.
-async function once({ pool, receiver, source, handle }, event, body) {
+export async function once({ pool, receiver, source, handle }, event, body) {
   const key = [receiver, source, event.key];
   const hash = createHash('sha256').update(body).digest();
   let client, broken, failure = UNAVAILABLE;

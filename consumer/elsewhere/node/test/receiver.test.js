@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { createHmac } from 'node:crypto';
 import { test } from 'node:test';
-import { eventOf, parseSecrets, precheck, Problem, verify } from 'outbox-relay-receiver';
+import { eventOf, once, parseSecrets, precheck, Problem, verify } from 'outbox-relay-receiver';
+import pg from 'pg';
 
 // What needs PostgreSQL is tested by `make test-elsewhere` of outbox-relay.
 
@@ -46,4 +47,11 @@ test('what no body can make valid is refused first', () => {
 test('secrets are checked', () => {
   assert.equal(parseSecrets(`whsec_${secret.toString('base64')}, ${secrets[0].toString('base64')}`).length, 2);
   assert.throws(() => parseSecrets('whsec_short'));
+});
+
+test('once is for every framework', async () => {
+  const pool = new pg.Pool({ host: '127.0.0.1', port: 1 }); // nothing listens there
+  const config = { pool, receiver: 'shipping', source: 'finance', handle: () => assert.fail('the handler ran') };
+  await assert.rejects(once(config, eventOf(signed('{}')), Buffer.from('{}')), problem(503, 'database-unavailable'));
+  await pool.end();
 });
