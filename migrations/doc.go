@@ -3,8 +3,8 @@
 // Two sets exist: [Outbox] for databases of producers and [Inbox] for databases of receivers. outbox-relay migrate
 // applies them; so does the stock goose CLI in anyone's CI:
 //
-//	goose -dir migrations/outbox -table outbox_schema_version postgres "$DATABASE_URL" up
-//	goose -dir migrations/inbox  -table inbox_schema_version  postgres "$DATABASE_URL" up
+//	goose -dir migrations/outbox -table outbox_schema_version postgres "$OUTBOX_DATABASE_URL" up
+//	goose -dir migrations/inbox  -table inbox_schema_version  postgres "$OUTBOX_DATABASE_URL" up
 //
 // Table names are unqualified, so the first schema on the connection's search_path receives them.
 //

@@ -26,7 +26,7 @@ and inbox_support where they are absent, and grants them what this version needs
 all or nothing, and may run many times. Run it after migrate up, as the owner of the tables or as a superuser; who creates the roles needs CREATEROLE.
 
   outbox-relay migrate up && outbox-relay migrate roles
-  psql -c 'GRANT outbox_relay TO finance_relay' "$DATABASE_URL"    # once: a role has no login of its own`
+  psql -c 'GRANT outbox_relay TO finance_relay' "$OUTBOX_DATABASE_URL"    # once: a role has no login of its own`
 }
 
 func (cmd rolesCommand) Run(inv *cli.Invocation) error {
