@@ -2,6 +2,8 @@ package migrations_test
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -57,6 +59,31 @@ func TestProducersInsertWithTheirColumns(t *testing.T) {
 		t.Errorf("COPY: %v, %v", tag, err)
 	}
 	s.as("reader").wants("all copied plain", `SELECT string_agg(idempotency_key, ' ' ORDER BY idempotency_key) FROM outbox`)
+}
+
+// What docs/reference.md says of events that were refused as forgotten needs exactly the roles that it names.
+func TestForgottenEventIsSentAgain(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/reference.md")
+	pgtest.Must(t, err)
+	_, section, _ := strings.Cut(string(page), "### Refused as forgotten\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	_, statement, _ := strings.Cut(section, "```sql\n")
+	statement, _, _ = strings.Cut(statement, "```")
+	named := regexp.MustCompile("`(outbox_[a-z]+)`").FindAllStringSubmatch(section, -1)
+	if len(named) < 2 {
+		t.Fatalf("the page names %q", named)
+	}
+	s := newShop(t, migrations.Outbox)
+	s.as("producer").exec(`INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('t', '"secret"', 'KEY', '{"a": "b"}')`)
+	for i := range 2 {
+		login := []string{"first", "second"}[i]
+		s.superuser(fmt.Sprintf(`CREATE ROLE %s LOGIN; GRANT %s TO %[1]s`, login, named[i][1]))
+		s.as(login).refused(insufficientPrivilege, statement) // one of them is not enough
+	}
+	s.superuser(fmt.Sprintf(`CREATE ROLE third LOGIN; GRANT %s, %s TO third`, named[0][1], named[1][1]))
+	s.as("third").exec(statement)
+	s.as("shop_owner").wants(`"secret" {"a": "b"}`, `SELECT payload || ' ' || headers::text FROM outbox WHERE idempotency_key = 'KEY-again'`)
 }
 
 // The role of a relay settles everything, archives it and drops the archive: no event may be gone, or be archived within a day.
