@@ -37,8 +37,18 @@ func ReasonOf(text string) policy.Reason {
 	return policy.ReasonUnexpected
 }
 
-// Fault says what a destination does for which everything sent there fails.
-func Fault(reason policy.Reason) string {
+// clocksDiffer reports whether a receiver that verifies signatures found the request's time too far from its own: with a wrong
+// secret it answers something else.
+func clocksDiffer(reason policy.Reason, text string) bool {
+	return reason == policy.ReasonUnauthorized && strings.Contains(text, "timestamp-out-of-tolerance")
+}
+
+// Fault says what a destination does for which everything sent there fails, with the given error.
+func Fault(text string) string {
+	reason := ReasonOf(text)
+	if clocksDiffer(reason, text) {
+		return "finds the time of the relay's requests too far from its own clock"
+	}
 	switch reason {
 	case policy.ReasonUnauthorized:
 		return "refuses the relay's credentials or signature"
@@ -77,6 +87,9 @@ type Marker func(string) string
 // the error says it.
 func Repair(destination string, reason policy.Reason, text string, mark Marker) string {
 	found := logNamed.FindStringSubmatch(text)
+	if clocksDiffer(reason, text) {
+		return repairClocks(mark)
+	}
 	if found == nil {
 		return repairReceiver(destination, reason, mark)
 	}
@@ -96,6 +109,10 @@ func Repair(destination string, reason policy.Reason, text string, mark Marker) 
 		do = fmt.Sprintf("Create the topic %s, or give the relay's user the right to see it", mark(name))
 	}
 	return fmt.Sprintf("%s, or correct %s and %s.", do, mark("destinations."+destination+"."+kind), reload(destination))
+}
+
+func repairClocks(mark Marker) string {
+	return "The clocks of the relay and the receiver differ: compare them (" + mark("date -u") + " on both machines), and synchronize the one that is wrong. The secret is right."
 }
 
 func repairReceiver(destination string, reason policy.Reason, mark Marker) string {
@@ -165,6 +182,9 @@ func (a Alert) Remedy(mark Marker) string {
 	case RuleRelaysDiffer:
 		return "Give all relays the same settings and secrets, then reload them (SIGHUP)."
 	case RuleRelayRefused:
+		if clocksDiffer(ReasonOf(a.FirstError), a.FirstError) {
+			return repairClocks(mark) + " No delivery waits for it."
+		}
 		return "Compare the settings, secrets and network of the relays that are named with those of the others; correct them, then reload these relays (SIGHUP). No delivery waits for it."
 	case RuleArchive:
 		why := "The log of the relays says more (archive)."

@@ -181,7 +181,7 @@ func (a Alert) happened(v voice) string {
 		if a.Pending > 0 {
 			held = " (" + plain.UpTo(a.Pending, 10_000) + " pending)"
 		}
-		return labelled(fmt.Sprintf("%s %s, and its deliveries are held%s. First error", name, Fault(ReasonOf(a.FirstError)), held), failure)
+		return labelled(fmt.Sprintf("%s %s, and its deliveries are held%s. First error", name, Fault(a.FirstError), held), failure)
 	case RuleParked:
 		return joined("Events of "+name+" match no route", detail)
 	case RuleUndelivered:
@@ -207,7 +207,7 @@ func (a Alert) happened(v voice) string {
 	case RuleNeverDelivered:
 		fault := ""
 		if a.FirstError != "" {
-			fault = ": it " + Fault(ReasonOf(a.FirstError))
+			fault = ": it " + Fault(a.FirstError)
 		}
 		return joined(name+" has accepted no delivery yet, and only a person can fix that"+fault, detail)
 	case RuleReloadRefused:

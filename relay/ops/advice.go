@@ -104,7 +104,7 @@ func advise(s Status) []Advice {
 
 // adviseRefusal says what to do about relays that a destination refuses, while it may accept others.
 func adviseRefusal(r watch.Refusal, differences []watch.Difference) Advice {
-	refused := alert.Alert{Rule: alert.RuleRelayRefused, Subject: r.Destination}
+	refused := alert.Alert{Rule: alert.RuleRelayRefused, Subject: r.Destination, FirstError: r.Error}
 	verb := "is"
 	if len(r.Relays) > 1 {
 		verb = "are"
@@ -150,7 +150,7 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	}
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
 		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
-		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(alert.ReasonOf(d.BreakerError)), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
+		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
 			held.Remedy(plainly),
 			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
 	} else if d.Retrying > 0 && d.RetryReason != "" {

@@ -65,7 +65,17 @@ func TestAdvice(t *testing.T) {
 		"a receiver that speaks of a stream": {
 			lane(DestinationStatus{Breaker: "open", BreakerError: `503 Service Unavailable: stream "x" is down`}), "The log of the receiver says more.", []string{"outbox-relay resume d --reset-breaker"},
 		},
-		"held, wrong secret":   {lane(DestinationStatus{Breaker: "open", BreakerError: "401 Unauthorized"}), `"d" refuses the relay's credentials or signature, and its deliveries are held: 401 Unauthorized. Nothing is lost: relays try it every few seconds. Make destinations.d.signing_secrets`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, wrong secret": {lane(DestinationStatus{Breaker: "open", BreakerError: "401 Unauthorized"}), `"d" refuses the relay's credentials or signature, and its deliveries are held: 401 Unauthorized. Nothing is lost: relays try it every few seconds. Make destinations.d.signing_secrets`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, wrong clock": {
+			lane(DestinationStatus{Breaker: "open", BreakerError: "401 timestamp-out-of-tolerance: The request is not recent."}),
+			`"d" finds the time of the relay's requests too far from its own clock, and its deliveries are held: 401 timestamp-out-of-tolerance: The request is not recent. Nothing is lost: relays try it every few seconds. The clocks of the relay and the receiver differ: compare them`,
+			[]string{"outbox-relay resume d --reset-breaker"},
+		},
+		"wrong clock": {
+			lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 timestamp-out-of-tolerance", RetryEventID: 7}),
+			"The clocks of the relay and the receiver differ",
+			[]string{"outbox-relay explain 7", "outbox-relay retry --destination d"},
+		},
 		"held, wrong path":     {lane(DestinationStatus{Breaker: "open", BreakerError: "404 Not Found"}), "Correct destinations.d.url", []string{"outbox-relay resume d --reset-breaker"}},
 		"held, late":           {lane(DestinationStatus{Breaker: "open", BreakerError: "read tcp 127.0.0.1:1: i/o timeout"}), "later than destinations.d.timeout", []string{"outbox-relay resume d --reset-breaker"}},
 		"failed":               {lane(DestinationStatus{Failed: 1, FailedError: "422 no"}), `1 delivery to "d" failed; last: 422 no.`, []string{list, "outbox-relay replay --destination d"}},
