@@ -69,7 +69,7 @@ func testKubernetesManifest(t *testing.T, relay string) {
 	for _, o := range objects {
 		seen[o.Kind] = true
 		for key, value := range o.Data {
-			secrets[key] = strings.ReplaceAll(value, "whsec_CHANGE-ME", testSecret)
+			secrets[key] = strings.NewReplacer("whsec_CHANGE-ME", testSecret, "CHANGE-ME-CHANGE-ME", "archtest-archtest-archtest").Replace(value)
 		}
 	}
 	for _, kind := range []string{"Secret", "Job", "Deployment"} {

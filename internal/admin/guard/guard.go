@@ -50,6 +50,7 @@ func (c Config) Problems(path string) []check.Problem {
 	for key, token := range map[string]settings.Secret{"token": c.Token, "read_token": c.ReadToken} {
 		v.Require(token == "" || len(token) >= minTokenBytes, path+"."+key, "is shorter than %d characters; make one with: openssl rand -base64 32", minTokenBytes)
 		v.Require(!strings.ContainsAny(string(token), " \t\r\n"), path+"."+key, "contains a blank, which Authorization: Bearer cannot carry; make one with: openssl rand -base64 32")
+		v.Require(!strings.Contains(string(token), "CHANGE-ME"), path+"."+key, "is the placeholder of the example, which everyone knows; make one with: openssl rand -base64 32")
 	}
 	v.Require(c.Token == "" || c.Token != c.ReadToken, path+".read_token", "is the same as token; write another one, or remove it")
 	v.Require(c.Token != "" || c.ReadToken == "", path+".read_token", "is set without token, so that nothing could be changed and everything read without it; set both")

@@ -116,6 +116,7 @@ func TestProblems(t *testing.T) {
 		"TLS without a token":      {Config{Address: "10.0.0.3:9465", TLS: true}, []string{"admin.token"}},
 		"a short token":            {Config{Address: "127.0.0.1:9465", Token: "secret"}, []string{"shorter than 16"}},
 		"a token of blanks":        {Config{Address: "127.0.0.1:9465", Token: "                    "}, []string{"contains a blank"}},
+		"a placeholder":            {Config{Address: "127.0.0.1:9465", Token: "CHANGE-ME-CHANGE-ME"}, []string{"is the placeholder of the example"}},
 		"one token for both":       {Config{Token: adminToken, ReadToken: adminToken}, []string{"the same"}},
 		"read token alone":         {Config{ReadToken: readToken}, []string{"without token"}},
 		"a URL for a host":         {Config{AllowedHosts: []string{"https://relay.internal"}}, []string{"not a host name"}},
