@@ -133,23 +133,42 @@ var reference = regexp.MustCompile(`\$\$|\$\{([^}]*)(\}?)`)
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
+// lookUp returns the variable that a file refers to as ${NAME}: NAME, or what the file holds that NAME_FILE names; nil: neither
+// is set. It says what is wrong with that file.
+func (s *Set) lookUp(e environment, name string) (v *variable, problem string) {
+	file := e[name+fileSuffix]
+	if e[name] == nil && file != nil {
+		file.referred = true
+		v = &variable{name: file.name}
+		v.value, problem = s.readSecret(file.value, v.origin())
+		if problem != "" {
+			return nil, fmt.Sprintf("${%s}: %s: %s", name, file.name, problem)
+		}
+		e[name] = v // which is read once, and warned of once
+	}
+	if v = e[name]; v != nil {
+		v.referred = true
+	}
+	return v, ""
+}
+
 // expand replaces ${NAME} and ${NAME:-default}, and $$ by $, or says what is wrong with a reference.
-func (e environment) expand(text string) (expanded, problem string) {
+func (s *Set) expand(e environment, text string) (expanded, problem string) {
 	expanded = reference.ReplaceAllStringFunc(text, func(match string) string {
 		if match == "$$" {
 			return "$"
 		}
 		parts := reference.FindStringSubmatch(match)
 		name, fallback, hasFallback := strings.Cut(parts[1], ":-")
-		v, set := e[name]
-		if set {
-			v.referred = true
-		}
+		v, unread := s.lookUp(e, name)
+		set := v != nil
 		switch {
 		case parts[2] == "":
 			problem = `has "${" without "}"; write $$ for a dollar sign`
 		case !variableName.MatchString(name):
 			problem = "has a ${…} that names no variable; write ${NAME}, or $$ for a dollar sign" // it may be a password
+		case unread != "":
+			problem = unread
 		case set && v.broken:
 			problem = fmt.Sprintf("${%s} has a problem of its own", name)
 		case set && v.value != "":

@@ -19,7 +19,7 @@ func TestReferencesKeepDollarSigns(t *testing.T) {
 		"${C:-${A}":    "${A", // references do not nest
 		"x${A:-2}y $5": "x1y $5",
 	} {
-		if got, problem := env.expand(text); got != want || problem != "" {
+		if got, problem := new(Set).expand(env, text); got != want || problem != "" {
 			t.Errorf("%s became %q (%s), want %q", text, got, problem, want)
 		}
 	}

@@ -144,13 +144,16 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		"a reference to what is broken": {file: broken, env: "TEST_TOKEN_FILE=DIR/none", want: []string{
 			`DIR/test.yaml:1: name: ${TEST_TOKEN} has a problem of its own`, `env TEST_TOKEN_FILE: cannot read DIR/none: no such file or directory`,
 		}},
-		"a configuration that is gone":    {env: "TEST_CONFIG=DIR/none", want: []string{`env TEST_CONFIG: cannot read DIR/none: no such file or directory`}},
-		"a configuration without name":    {env: "TEST_CONFIG=", want: []string{`env TEST_CONFIG: is empty; name a file, or leave it out`}},
-		"a configuration that is a FIFO":  {flags: map[string]string{"config": "DIR/fifo"}, want: []string{`flag --config: cannot read DIR/fifo: it is not a regular file`}},
-		"a configuration that never ends": {flags: map[string]string{"config": "/dev/zero"}, want: []string{`flag --config: cannot read /dev/zero: it is not a regular file`}},
-		"a configuration of files":        {flags: map[string]string{"config": "DIR"}, want: []string{`flag --config: cannot read DIR: it is a directory`}},
-		"an empty flag":                   {flags: map[string]string{"name": ""}, want: []string{`flag --name: is empty`}},
-		"a flag's number":                 {flags: map[string]string{"port": "0"}, want: []string{`flag --port: "0" is too small; write 1 or more`}},
+		"a reference to a file that is gone": {file: "name: ${SHOP}\n", env: "SHOP_FILE=DIR/none", want: []string{`DIR/test.yaml:1: name: ${SHOP}: SHOP_FILE: cannot read DIR/none: no such file or directory`}},
+		"a default for a file that is gone":  {file: "name: ${SHOP:-x}\n", env: "SHOP_FILE=DIR/none", want: []string{`DIR/test.yaml:1: name: ${SHOP}: SHOP_FILE: cannot read DIR/none: no such file or directory`}},
+		"a reference to an empty file":       {file: "name: ${SHOP}\n", env: "SHOP_FILE=DIR/empty", want: []string{`DIR/test.yaml:1: name: ${SHOP}: SHOP_FILE: DIR/empty is empty`}},
+		"a configuration that is gone":       {env: "TEST_CONFIG=DIR/none", want: []string{`env TEST_CONFIG: cannot read DIR/none: no such file or directory`}},
+		"a configuration without name":       {env: "TEST_CONFIG=", want: []string{`env TEST_CONFIG: is empty; name a file, or leave it out`}},
+		"a configuration that is a FIFO":     {flags: map[string]string{"config": "DIR/fifo"}, want: []string{`flag --config: cannot read DIR/fifo: it is not a regular file`}},
+		"a configuration that never ends":    {flags: map[string]string{"config": "/dev/zero"}, want: []string{`flag --config: cannot read /dev/zero: it is not a regular file`}},
+		"a configuration of files":           {flags: map[string]string{"config": "DIR"}, want: []string{`flag --config: cannot read DIR: it is a directory`}},
+		"an empty flag":                      {flags: map[string]string{"name": ""}, want: []string{`flag --name: is empty`}},
+		"a flag's number":                    {flags: map[string]string{"port": "0"}, want: []string{`flag --port: "0" is too small; write 1 or more`}},
 		"all sources at once": {file: "log: {level: loud}\n", env: "TEST_TIMEOUT=5", flags: map[string]string{"port": "x"}, want: []string{
 			`DIR/test.yaml:1: log.level: "loud" is not known; write one of debug, info, warn, error`, `env TEST_TIMEOUT: "5" has no unit; write "5s"`, `flag --port: "x" is not a whole number`,
 		}},
@@ -164,6 +167,24 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		s := (&program{servers: map[string]*server{}}).load(file, from)
 		if got := problemsOf(s, dir); !slices.Equal(got, test.want) {
 			t.Errorf("%s: the problems are:\n%s\nwant:\n%s", name, strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+		}
+	}
+}
+
+// A file that a variable names follows a reload; the variable itself, which wins, cannot.
+func TestReferencesReadFiles(t *testing.T) {
+	t.Parallel()
+	secret := filepath.Join(t.TempDir(), "secret")
+	for _, c := range []struct{ content, file, env, want string }{
+		{"one\n", "name: a-${SHOP}\n", "", "a-one"},
+		{"two\n", "name: a-${SHOP}\n", "", "a-two"},
+		{"two\n", "name: a-${SHOP:-none}\n", "", "a-two"},
+		{"two\n", "name: a-${SHOP}\n", "SHOP=three", "a-three"},
+	} {
+		must(t, os.WriteFile(secret, []byte(c.content), 0o600))
+		p, s := load(t, c.file, Sources{Env: []string{"SHOP_FILE=" + secret, c.env}})
+		if err := s.Err(); err != nil || p.name != c.want {
+			t.Errorf("%+v: %q, %v", c, p.name, err)
 		}
 	}
 }
@@ -209,6 +230,7 @@ func TestWarnings(t *testing.T) {
 		"no likeness":                    {env: "TEST_FROBNICATE=1", want: "env TEST_FROBNICATE: is not a setting of this version"},
 		"readable by all":                {env: "TEST_TOKEN_FILE=" + open, want: "env TEST_TOKEN_FILE: " + open + " is readable by everyone on this machine; run: chmod o-r " + open},
 		"a variable the file refers to":  {env: "TEST_SHOP=x", file: "name: ${TEST_SHOP}\n"},
+		"a file that is referred to":     {env: "TEST_SHOP_FILE=" + open, file: "name: ${TEST_SHOP}${TEST_SHOP}\n", want: "env TEST_SHOP_FILE: " + open + " is readable by everyone on this machine; run: chmod o-r " + open},
 		"what Kubernetes sets by itself": {env: "TEST_RELAY_SERVICE_HOST=x TEST_RELAY_PORT=tcp://x TEST_RELAY_PORT_80_TCP_ADDR=x TEST_RELAY_SERVICE_PORT_HTTP=80"},
 		"other programs' variables":      {env: "TESTS=1 TIMEOUT=1"},
 	} {

@@ -197,7 +197,7 @@ func (r *fileReader) scalar(n *yaml.Node) (text, problem string) {
 	case isNull(n):
 		return "", "has no value"
 	}
-	return r.env.expand(n.Value)
+	return r.expand(r.env, n.Value)
 }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }

@@ -123,7 +123,7 @@ func repairReceiver(destination string, reason policy.Reason, mark Marker) strin
 	}
 	switch reason {
 	case policy.ReasonUnauthorized:
-		return fmt.Sprintf("Make %s (or its credentials) those of the receiver, then %s.", setting("signing_secrets"), reload)
+		return fmt.Sprintf("Make %s (or its credentials) those of the receiver, then %s.", setting("signing_secrets"), reloadSecret(destination))
 	case policy.ReasonDNS:
 		return fmt.Sprintf("Correct %s, then %s, or fix the name in DNS, or the name server that the relay asks.", address, reload)
 	case policy.ReasonNotFound, policy.ReasonRedirect:
@@ -151,6 +151,14 @@ func reload(destination string) string {
 		return "reload the relay (SIGHUP), or restart it if the environment sets it"
 	}
 	return "reload the relay (SIGHUP)"
+}
+
+// reloadSecret says how a relay reads a changed secret, which any destination may take from a variable.
+func reloadSecret(destination string) string {
+	if destination == "default" {
+		return reload(destination)
+	}
+	return reload(destination) + ", or restart it if a variable holds them"
 }
 
 // Remedy says what to do about the alert; empty: its detail says it.
