@@ -235,6 +235,7 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	literal := "destinations: {a: {url: 'http://127.0.0.1:1/', signing_secrets: [" + goodSecret + "]}}\n"
+	kept := writeFile(t, filepath.Join(t.TempDir(), "kept"), goodSecret)
 	for name, c := range map[string]struct {
 		text string
 		mode os.FileMode
@@ -242,6 +243,7 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 	}{
 		"a secret, open to all":          {literal, 0o644, true},
 		"a secret, for the owner":        {literal, 0o640, false},
+		"a secret in a file":             {strings.Replace(literal, goodSecret, "'${KEPT}'", 1), 0o644, false},
 		"a secret by its name":           {strings.Replace(literal, goodSecret, "'${SECRET}'", 1), 0o644, false},
 		"no secret":                      {"destinations: {a: {url: 'http://127.0.0.1:1/'}}\n", 0o644, false},
 		"a password in a URL":            {"destinations: {a: {url: 'http://127.0.0.1:1/', basic_auth: {username: u, password: hunter2}}}\n", 0o644, true},
@@ -250,10 +252,10 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 	} {
 		file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), c.text)
 		pgtest.Must(t, os.Chmod(file, c.mode))
-		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "SECRET=" + goodSecret, "OUTBOX_CONFIG=" + file, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off"}
+		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "SECRET=" + goodSecret, "KEPT_FILE=" + kept, "OUTBOX_CONFIG=" + file, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off"}
 		for _, args := range [][]string{{"config", "check"}, {"doctor"}} {
 			r := command(env, args...)
-			if said := strings.Contains(r.stdout+r.stderr, "is readable by everyone on this machine; run: chmod o-r "+file); said != c.warn || strings.Contains(r.stdout+r.stderr, "hunter2") {
+			if said := strings.Contains(r.stdout+r.stderr, "is readable by everyone on this machine; run: chmod o-r "+file+" if the relay's user can read it then"); said != c.warn || strings.Contains(r.stdout+r.stderr, "hunter2") {
 				t.Errorf("%s: %v: %+v", name, args, r)
 			}
 		}

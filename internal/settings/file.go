@@ -59,7 +59,7 @@ func (s *Set) readFile(from Sources, env environment) bool {
 		r.node(root, "", "", root.Line)
 	}
 	if r.secret != "" && mode.Perm()&0o004 != 0 {
-		s.warn(Origin{source: fromFile, name: name}, "", "holds the secret of %s and is readable by everyone on this machine; run: chmod o-r %s, or write ${NAME} in place of the secret", r.secret, name)
+		s.warn(Origin{source: fromFile, name: name}, "", "holds the secret of %s and is readable by everyone on this machine; run: chmod o-r %s if the relay's user can read it then (with DynamicUser of systemd it cannot), or write ${NAME} in place of the secret and let NAME_FILE name a file that holds it", r.secret, name)
 	}
 	return r.budget >= 0
 }
