@@ -222,7 +222,6 @@ func (s *Sender) record(ctx context.Context, channel string, n notice, sent stri
 }
 
 // An alert that has changed since it was read is left alone: the change has made it due again. So is one that is locked.
-// What settles count as the first failure depends on notified_count.
 const schedule = `
 WITH seen AS MATERIALIZED (
     SELECT a.rule, a.subject, p.next_at, p.over, p.sent

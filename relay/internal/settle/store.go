@@ -250,10 +250,10 @@ WITH settled AS (
     SET count = outbox_alert.count + CASE WHEN outbox_alert.resolved_at IS NULL
             THEN (SELECT count(*) FROM settled s WHERE s.destination = outbox_alert.subject AND NOT s.replay) ELSE excluded.count END,
         last_at = now(),
-        -- The first of those that no alert has told of yet.
-        first_event_id = CASE WHEN outbox_alert.count > outbox_alert.notified_count
+        -- The first of those that count counts.
+        first_event_id = CASE WHEN outbox_alert.resolved_at IS NULL
                               THEN outbox_alert.first_event_id ELSE excluded.first_event_id END,
-        first_error = CASE WHEN outbox_alert.count > outbox_alert.notified_count
+        first_error = CASE WHEN outbox_alert.resolved_at IS NULL
                            THEN outbox_alert.first_error ELSE excluded.first_error END
 )
 SELECT FROM settled`
