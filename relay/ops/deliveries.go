@@ -229,6 +229,8 @@ type EventReport struct {
 	Attempts   []Attempt  `json:"attempts"`
 	Waits      []Wait     `json:"waits"`
 	Replays    []Replay   `json:"replays"` // of its deliveries that were replayed, as far as the audit knows
+	// discarded says when its deliveries to a destination were given up, as far as the audit knows.
+	discarded map[string]time.Time
 }
 
 // Event returns an event, also an archived one, its deliveries, its logged attempts, and why it waits, without its payload and
@@ -243,10 +245,14 @@ func (o *Outbox) Event(ctx context.Context, id int64) (e EventReport, err error)
 	if e.Waits, err = o.Waits(ctx, id); err != nil {
 		return EventReport{}, err
 	}
-	orders, err := o.replayOrders(ctx, e.Event)
+	replays, err := o.orders(ctx, e.Event, "replay")
 	if err != nil {
 		return EventReport{}, err
 	}
-	e.Replays = replaysOf(e.Deliveries, orders)
+	discards, err := o.orders(ctx, e.Event, "discard")
+	if err != nil {
+		return EventReport{}, err
+	}
+	e.Replays, e.discarded = replaysOf(e.Deliveries, replays), discardsOf(e.Deliveries, discards)
 	return e, nil
 }

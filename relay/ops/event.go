@@ -130,11 +130,16 @@ func (e EventReport) Explain() Explanation {
 			}
 			add(at, d.Destination, "failed", "failed for good: %s", orReason(orBlank(d.LastError), policy.Reason(orBlank(d.LastReason))))
 		case d.Status == "discarded":
-			at := d.NextAttemptAt
+			at, known := e.discarded[d.Destination]
+			if known {
+				add(at, d.Destination, "discarded", "an operator has given it up")
+				break
+			}
+			at = d.NextAttemptAt
 			if d.LastAttemptAt != nil {
 				at = *d.LastAttemptAt
 			}
-			add(at, d.Destination, "discarded", "an operator has given it up")
+			add(at, d.Destination, "discarded", "an operator has given it up, some time after this: the audit does not say when")
 		}
 	}
 	if e.Event.ArchivedAt != nil {

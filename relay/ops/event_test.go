@@ -99,3 +99,28 @@ func TestExplainReplays(t *testing.T) {
 	replay("cem", ops.Selection{Type: "*"})
 	want(3, "perhaps replayed by bob (cli): the order includes it", "perhaps replayed by cem (cli): the order includes it", arrived)
 }
+
+// The history says when an operator gave a delivery up, and not when it was attempted last.
+func TestExplainDiscards(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(2, "k")
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now() - interval '1 hour', status = 'failed'`)
+	outbox := ops.New(db.Pool)
+	_, err := outbox.Discard(t.Context(), ops.Selection{EventIDs: []int64{1}}, nil)
+	relaytest.Must(t, err)
+	db.Exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE event_id = 2`)
+	for id, known := range map[int64]bool{1: true, 2: false} {
+		report, err := outbox.Event(t.Context(), id)
+		relaytest.Must(t, err)
+		history := report.Explain().History
+		for _, m := range history {
+			if m.What == "discarded" && (m.At.After(report.Event.CreatedAt) != known || strings.Contains(m.Text, "audit") == known) {
+				t.Errorf("event %d: %+v", id, m)
+			}
+		}
+		if !slices.ContainsFunc(history, func(m ops.Moment) bool { return m.What == "discarded" }) {
+			t.Errorf("event %d: %+v", id, history)
+		}
+	}
+}

@@ -37,13 +37,13 @@ func (r Replay) String() string {
 
 // replaysOf returns the orders that replayed the deliveries of one event. An order that came after the delivery has found nothing to
 // replay: a nightly replay of all that failed includes the event every night.
-func replaysOf(deliveries []Delivery, orders []replayOrder) []Replay {
+func replaysOf(deliveries []Delivery, orders []bulkOrder) []Replay {
 	all := []Replay{}
 	for _, d := range deliveries {
 		if !d.Replay {
 			continue
 		}
-		possible := slices.DeleteFunc(slices.Clone(orders), func(o replayOrder) bool {
+		possible := slices.DeleteFunc(slices.Clone(orders), func(o bulkOrder) bool {
 			return o.Destination != "" && o.Destination != d.Destination || d.DeliveredAt != nil && o.At.After(*d.DeliveredAt)
 		})
 		for _, o := range possible {
@@ -53,8 +53,21 @@ func replaysOf(deliveries []Delivery, orders []replayOrder) []Replay {
 	return all
 }
 
+// discardsOf returns by destination when the deliveries of one event were given up, as far as the audit knows.
+func discardsOf(deliveries []Delivery, orders []bulkOrder) map[string]time.Time {
+	all := map[string]time.Time{}
+	for _, d := range deliveries {
+		for _, o := range orders { // the latest one, as a replay may have taken back an earlier one
+			if d.Status == "discarded" && (o.Destination == "" || o.Destination == d.Destination) {
+				all[d.Destination] = o.At
+			}
+		}
+	}
+	return all
+}
+
 // was returns the one status that an order changed; empty: it changed several.
-func (o replayOrder) was() string {
+func (o bulkOrder) was() string {
 	switch len(o.Statuses) {
 	case 0:
 		return "failed"

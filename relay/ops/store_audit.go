@@ -113,8 +113,8 @@ func (o *Outbox) Audit(ctx context.Context, before int64, limit int) ([]AuditEnt
 	return rows.Structs[AuditEntry](ctx, o.pool, "list audit", auditPage, stalledAfter.Seconds(), before, cmp.Or(limit, 50))
 }
 
-// A replayOrder is what the audit says of a replay.
-type replayOrder struct {
+// A bulkOrder is what the audit says of a replay or a discard.
+type bulkOrder struct {
 	At          time.Time
 	Actor       string
 	Origin      Origin
@@ -125,19 +125,19 @@ type replayOrder struct {
 
 // The audit has no index but its id, so that this looks at the newest 10,000 entries. Neither the reason nor the limit of an order is
 // compared: a delivery keeps only its last reason.
-const selectReplayOrders = `
+const selectOrders = `
 SELECT at, actor, origin, coalesce(destination, ''), ARRAY (SELECT jsonb_array_elements_text(selection->'statuses')), coalesce(selection ? 'event_ids', false)
 FROM (SELECT * FROM outbox_audit ORDER BY id DESC LIMIT 10000) a
-WHERE action = 'replay' AND done > 0 AND updated_at >= $2
+WHERE action = $5 AND done > 0 AND updated_at >= $2
   AND coalesce(NOT selection ? 'event_ids' OR selection->'event_ids' @> to_jsonb($1::bigint), true)
   AND coalesce(selection->>'ordering_key' = coalesce($3::text, ''), true)
   AND coalesce($4::text LIKE replace(replace(replace(replace(selection->>'type', '\', '\\'), '%', '\%'), '_', '\_'), '*', '%'), true)
   AND coalesce((selection->>'since')::timestamptz <= $2, true) AND coalesce((selection->>'until')::timestamptz > $2, true)
 ORDER BY id`
 
-// replayOrders returns the replays that name an event or include it by their conditions.
-func (o *Outbox) replayOrders(ctx context.Context, e Event) ([]replayOrder, error) {
-	return rows.Structs[replayOrder](ctx, o.pool, "look for replays", selectReplayOrders, e.ID, e.CreatedAt, e.OrderingKey, e.Type)
+// orders returns the replays or discards (action) that name an event or include it by their conditions, the oldest first.
+func (o *Outbox) orders(ctx context.Context, e Event, action string) ([]bulkOrder, error) {
+	return rows.Structs[bulkOrder](ctx, o.pool, "look for "+action+"s", selectOrders, e.ID, e.CreatedAt, e.OrderingKey, e.Type, action)
 }
 
 const auditByID = selectAudit + `WHERE id = $2`
