@@ -202,6 +202,8 @@ func (w waitState) nextProbe() string {
 	switch {
 	case !w.Served:
 		return "no running relay probes it"
+	case w.Breaker == "half_open":
+		return "a probe is under way"
 	case w.BreakerSeconds > 0:
 		return "next probe in " + seconds(w.BreakerSeconds)
 	}

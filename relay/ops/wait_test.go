@@ -51,6 +51,10 @@ func TestWaits(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('default', true, now(), 'open', now(), now() + interval '1 hour', 'refused')`)
 	waits(5, "paused", "held", "not_due")
+	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = 1`)
+	if list, err := outbox.Waits(t.Context(), 5); err != nil || !strings.Contains(list[1].Text, "a probe is under way") {
+		t.Errorf("%v %+v", err, list)
+	}
 	db.Exec(`DELETE FROM outbox_destination; DELETE FROM outbox_route; DELETE FROM outbox_relay_destination`)
 	waits(6, "unserved")
 	db.Insert(1, "parked")

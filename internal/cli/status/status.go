@@ -149,6 +149,9 @@ func printStatus(w io.Writer, s ops.Status) error {
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", a.Rule, a.Subject, a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), quiet(a), output.AfterColon(cmp.Or(a.FirstError, a.Detail)))
 	}
+	if len(s.Alerts) > 0 && len(s.Advice) == 0 {
+		fmt.Fprintln(w, "What they are about is over: they close soon.")
+	}
 	fmt.Fprintln(w)
 	return printAdvice(w, s.Advice)
 }
@@ -207,6 +210,8 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 		switch {
 		case !d.Served:
 			probe = "no running relay probes it"
+		case d.Breaker == "half_open":
+			probe = "a probe is under way"
 		case d.BreakerSeconds > 0:
 			probe = "next probe in " + output.Age(d.BreakerSeconds)
 		}

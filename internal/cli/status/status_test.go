@@ -30,6 +30,7 @@ func TestPrintStatus(t *testing.T) {
 				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed",
 			},
 			{Destination: "mail", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
+			{Destination: "post", Routed: true, Served: true, Breaker: "half_open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
 		Untaken: ops.Untaken{Events: 10_001, OldestSeconds: 61},
 		Parked:  2,
@@ -50,9 +51,11 @@ func TestPrintStatus(t *testing.T) {
       history        0    0          0      0       0       1     0s  no route
     logistics     1200   20         64      3       7      12  4m12s    paused
          mail        0    0          0      0       0       0     0s      held
+         post        0    0          0      0       0       0     0s    trying
   analytics: ordering keys are blocked, the oldest for 2h
   logistics: paused since 2026-01-02T02:04:05Z: 410 �[31m
   mail: held since 2026-01-02T02:04:05Z, next probe in 12s: connection refused
+  post: held since 2026-01-02T02:04:05Z, a probe is under way: connection refused
 
 Not yet routed: 10000+, the oldest for 1m1s
 Parked: 2
@@ -71,6 +74,23 @@ Open alerts: 1
 	for line := range strings.Lines(b.String()) {
 		if isTable := !strings.Contains(line, ": "); isTable && utf8.RuneCountInString(line) > 81 {
 			t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)
+		}
+	}
+}
+
+// An alert that is still open beside "All is well." is explained.
+func TestEndingAlertsAreExplained(t *testing.T) {
+	t.Parallel()
+	for want, s := range map[bool]ops.Status{
+		true:  {Alerts: []alert.Alert{{Rule: "lag", Subject: "shop"}}},
+		false: {},
+	} {
+		var b bytes.Buffer
+		if err := output.Show(&b, false, s, printStatus); err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Contains(b.String(), "\nWhat they are about is over: they close soon.\n\nAll is well.\n"); said != want {
+			t.Errorf("%v: %s", want, b.String())
 		}
 	}
 }
