@@ -173,6 +173,10 @@ func TestCommandsWithoutRights(t *testing.T) {
 	const needs = " (SQLSTATE 42501); this login needs a role of migrations/roles.sql: outbox_reader to look, outbox_relay to change something; only the owner of the tables migrates\n"
 	command(env, "events", "list", "--json").expect(t, 0, "[]\n", "")
 	command(env, "pause", "shop").expect(t, cli.ExitFailed, "", "outbox-relay: pause shop: ERROR: permission denied for table outbox_destination"+needs)
+	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k1')`)
+	if r := command(env, "events", "show", "k1", "--payload"); r.code != cli.ExitFailed || !strings.HasSuffix(r.stderr, " (SQLSTATE 42501); run migrations/roles.sql and grant this login outbox_support\n") {
+		t.Errorf("%+v", r)
+	}
 	execute(t, db, `REVOKE outbox_reader FROM looking_reader`)
 	command(env, "send", "paid").expect(t, cli.ExitFailed, "", "outbox-relay: insert event: ERROR: permission denied for table outbox (SQLSTATE 42501); "+
 		"run migrations/roles.sql and grant this login outbox_producer\n")

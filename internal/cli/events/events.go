@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -142,7 +143,11 @@ func (arg eventArg) report(ctx context.Context, inv *cli.Invocation, outbox *ops
 	case err != nil:
 		return report, err
 	case payload:
-		return outbox.Reveal(ctx, id)
+		report, err = outbox.Reveal(ctx, id)
+		if pg.HasCode(err, "42501") { // insufficient_privilege
+			err = fmt.Errorf("%w; run migrations/roles.sql and grant this login outbox_support", err)
+		}
+		return report, err
 	}
 	return outbox.Event(ctx, id)
 }
