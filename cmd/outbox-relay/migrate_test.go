@@ -351,6 +351,11 @@ func TestMigrateRoles(t *testing.T) {
 	const done = "roles have what this version needs; a login gets one by: GRANT outbox_relay TO …\n"
 	runMigrate(server.DSN(""), "roles", "--schema=shop").expect(t, 0, done, "")
 	runMigrate(asOwner, "roles", "--schema=shop").expect(t, 0, done, "")
+	execute(t, db, "CREATE SCHEMA receiver AUTHORIZATION shop_owner")
+	if r := runMigrate(asOwner, "up", "--set=inbox", "--schema=receiver"); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	runMigrate(asOwner, "roles", "--schema=receiver").expect(t, 0, strings.Replace(done, "GRANT outbox_relay TO …", "GRANT inbox_receiver TO …, or GRANT inbox_support TO …", 1), "")
 	execute(t, db, "ALTER SCHEMA shop OWNER TO postgres; REVOKE CREATE ON SCHEMA shop FROM shop_owner")
 	if r := runMigrate(server.DSN(""), "roles", "--schema=shop"); r.code != 0 || !strings.HasPrefix(r.stderr, "warning: shop_owner may not create tables in schema shop: nothing will be archived; Run this, as postgres or a superuser: GRANT CREATE ON SCHEMA shop TO shop_owner;\n") {
 		t.Errorf("%+v", r)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -55,7 +56,18 @@ func (cmd rolesCommand) Run(inv *cli.Invocation) error {
 		}
 		return fmt.Errorf("run migrations/roles.sql: %w", err)
 	}
-	_, err = fmt.Fprintln(inv.Stdout, "roles have what this version needs; a login gets one by: GRANT outbox_relay TO …")
+	var outbox, inbox bool
+	if err := conn.QueryRow(inv.Ctx, `SELECT to_regclass('outbox') IS NOT NULL, to_regclass('processed_events') IS NOT NULL`).Scan(&outbox, &inbox); err != nil {
+		return fmt.Errorf("look for the tables: %w", err)
+	}
+	var grants []string
+	if outbox {
+		grants = append(grants, "GRANT outbox_relay TO …")
+	}
+	if inbox {
+		grants = append(grants, "GRANT inbox_receiver TO …", "GRANT inbox_support TO …")
+	}
+	_, err = fmt.Fprintf(inv.Stdout, "roles have what this version needs; a login gets one by: %s\n", strings.Join(grants, ", or "))
 	return err
 }
 
