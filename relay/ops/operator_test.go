@@ -22,11 +22,15 @@ func TestPauseAndResume(t *testing.T) {
 	}{
 		{"maintenance", ops.Pause{Destination: "default", Paused: true, Changed: true, Reason: "maintenance", Breaker: "closed"}},
 		{"", ops.Pause{Destination: "default", Paused: true, Reason: "maintenance", Breaker: "closed"}},
+		{"longer maintenance", ops.Pause{Destination: "default", Paused: true, Reason: "longer maintenance", ReasonChanged: true, Breaker: "closed"}},
 		{"longer maintenance", ops.Pause{Destination: "default", Paused: true, Reason: "longer maintenance", Breaker: "closed"}},
 	} {
 		if got, err := outbox.Pause(t.Context(), "default", test.reason); err != nil || got != test.want {
 			t.Errorf("got %+v, %v, want %+v", got, err, test.want)
 		}
+	}
+	if reasons := relaytest.Rows[string](db, `SELECT detail FROM outbox_audit WHERE action = 'pause' ORDER BY id`); !slices.Equal(reasons, []string{"maintenance", "longer maintenance"}) {
+		t.Errorf("the audit has %q", reasons)
 	}
 	if got, err := outbox.Resume(t.Context(), "default", false); err != nil || !got.Changed || got.Paused {
 		t.Errorf("%+v, %v", got, err)

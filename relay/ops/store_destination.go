@@ -26,6 +26,8 @@ type Pause struct {
 	Changed bool `json:"changed"`
 	// Reason of the pause, or of the one that ended.
 	Reason string `json:"paused_reason,omitempty"`
+	// ReasonChanged reports whether this call gave a pause that lasts another reason.
+	ReasonChanged bool `json:"reason_changed,omitempty"`
 	// Breaker is its state now, as in [DestinationStatus].
 	Breaker string `json:"breaker"`
 	// BreakerReset reports whether this call closed the breaker.
@@ -92,7 +94,7 @@ func (o *Outbox) change(ctx context.Context, verb, destination string, f func(co
 
 // recordChange writes what a call changed of a destination into the audit.
 func (o *Outbox) recordChange(ctx context.Context, tx pgx.Tx, verb string, p Pause) error {
-	if p.Changed {
+	if p.Changed || p.ReasonChanged {
 		if err := o.record(ctx, tx, auditRow{action: verb, destination: p.Destination, detail: p.Reason}); err != nil {
 			return err
 		}
@@ -116,8 +118,11 @@ RETURNING coalesce(paused_reason, ''), breaker`
 func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, error) {
 	reason = plain.Clip(reason)
 	return o.change(ctx, "pause", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
+		before := p.Reason
 		p.Changed, p.Paused = !p.Paused, true
-		return tx.QueryRow(ctx, upsertPause, destination, reason).Scan(&p.Reason, &p.Breaker)
+		err := tx.QueryRow(ctx, upsertPause, destination, reason).Scan(&p.Reason, &p.Breaker)
+		p.ReasonChanged = !p.Changed && p.Reason != before
+		return err
 	})
 }
 

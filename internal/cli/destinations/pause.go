@@ -30,6 +30,9 @@ claimed is still sent. Nothing is lost and no attempt is spent: its deliveries w
 func (cmd Pause) Run(inv *cli.Invocation) error {
 	return onDestination(inv, cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
 		p, err := outbox.Pause(ctx, cmd.Destination, cmd.Reason)
+		if p.ReasonChanged {
+			return p, fmt.Sprintf("%s was paused already. Its reason is now%s.", cmd.Destination, output.AfterColon(p.Reason)), err
+		}
 		if !p.Changed {
 			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, output.AfterColon(p.Reason)), err
 		}
