@@ -29,18 +29,22 @@ func Slack(url string, transport *Transport) Channel {
 }
 
 // Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or resolved), a text, and
-// a command that shows more. The text is fit for a chat; the fields are printable, with
+// while it lasts a remedy and a command that shows more. The text is fit for a chat; the fields are printable, with
 // mentions and links as they were stored.
 func Webhook(url string, transport *Transport) Channel {
 	return jsonChannel{name: ChannelName("webhook", url), url: url, transport: transport, body: func(a Alert) any {
 		printable := a.printable()
+		remedy, command := "", "" // there is nothing to do any more
+		if a.ResolvedAt == nil {
+			remedy, command = printable.Remedy(unmarked), printable.Command()
+		}
 		return struct {
 			Alert
 			State   string `json:"state"`
 			Text    string `json:"text"`
 			Remedy  string `json:"remedy,omitempty"`
-			Command string `json:"command"`
-		}{printable, a.State(), a.Text(), printable.Remedy(unmarked), printable.Command()}
+			Command string `json:"command,omitempty"`
+		}{printable, a.State(), a.Text(), remedy, command}
 	}}
 }
 

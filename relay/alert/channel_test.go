@@ -33,6 +33,8 @@ func TestMessages(t *testing.T) {
 	a.ResolvedAt = &ended
 	relaytest.Must(t, alert.Slack(c.URL, direct).Notify(t.Context(), a))
 	relaytest.Must(t, alert.Webhook(c.URL, direct).Notify(t.Context(), a))
+	a.ResolvedAt = nil
+	relaytest.Must(t, alert.Webhook(c.URL, direct).Notify(t.Context(), a))
 	var messages []map[string]any
 	for _, body := range c.all() {
 		var message map[string]any
@@ -55,11 +57,21 @@ func TestMessages(t *testing.T) {
 	}
 	for field, want := range map[string]string{
 		"rule": "failed", "subject": "default", "first_event_id": "1", "state": "resolved", "first_error": a.FirstError,
-		"command": "outbox-relay events list --status failed --destination default",
 	} {
 		if got := messages[2][field]; got != want {
 			t.Errorf("%s is %v, want %s", field, got, want)
 		}
+	}
+	for _, field := range []string{"command", "remedy"} {
+		if got, says := messages[2][field]; says {
+			t.Errorf("what is over has the %s %v", field, got)
+		}
+		if said, _ := messages[3][field].(string); said == "" {
+			t.Errorf("what lasts has no %s", field)
+		}
+	}
+	if test := alert.NewTest(ended); test.BeganAt != ended || test.Command() == "" {
+		t.Errorf("%+v", test)
 	}
 }
 

@@ -335,7 +335,7 @@ const RuleTest = "test"
 
 // NewTest returns an alert that says of itself that it is a test.
 func NewTest(now time.Time) Alert {
-	return Alert{Rule: RuleTest, Subject: "test", Count: 1, OpenedAt: now, Detail: "sent by outbox-relay alert test"}
+	return Alert{Rule: RuleTest, Subject: "test", Count: 1, OpenedAt: now, BeganAt: now, Detail: "sent by outbox-relay alert test"}
 }
 
 // Title says in a few words which alert it is, for channels that show one above the text. It is as harmless as [Alert.Text].

@@ -308,11 +308,14 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 				continue
 			}
 		}
-		command := a.Command()
-		if command == "outbox-relay status" {
-			command = "outbox-relay relays    # which relays live, and what each has in flight"
+		commands := []string{a.Command()}
+		switch {
+		case !slices.Contains(alert.Rules(), a.Rule): // a program's own, of which nothing more is known
+			commands = []string{}
+		case commands[0] == "outbox-relay status":
+			commands[0] = "outbox-relay relays    # which relays live, and what each has in flight"
 		}
-		all = append(all, Advice{a.Rule, a.Subject, Warning, a.Happened() + ".", a.Remedy(plainly), []string{command}})
+		all = append(all, Advice{a.Rule, a.Subject, Warning, a.Happened() + ".", a.Remedy(plainly), commands})
 	}
 	return all
 }

@@ -102,6 +102,7 @@ func TestAdvice(t *testing.T) {
 		"not routed for a moment":  {Status{Relays: alive, Untaken: Untaken{3, 59}}, "", nil},
 		"not routed, and lag":      {Status{Relays: alive, Untaken: Untaken{1, 900}, Alerts: []alert.Alert{{Rule: alert.RuleLag, Subject: "d"}}}, "1 event is not yet routed, the oldest for 15m", []string{"outbox-relay doctor"}},
 		"lag":                      {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleLag, Subject: "d"}}}, `Deliveries to "d" lag`, []string{"outbox-relay relays"}},
+		"a program's own":          {Status{Relays: alive, Alerts: []alert.Alert{{Rule: "disk_full", Subject: "db", Detail: "on node 3"}}}, `disk_full of "db": on node 3.`, nil},
 		"routes changed":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleRoutesChanged, Subject: "db"}}}, "changed", []string{"outbox-relay routes list"}},
 		"vacuum blocked":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleVacuumBlocked, Subject: "db", Detail: "process 7 holds"}}}, "cannot clean up: process 7 holds.", []string{"outbox-relay relays"}},
 		"no alert that is counted": {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleFailed, Subject: "d"}}}, "", nil},
