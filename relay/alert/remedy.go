@@ -29,6 +29,7 @@ func ReasonOf(text string) policy.Reason {
 		{"dial ", policy.ReasonConnect},
 		{"timeout", policy.ReasonTimeout},
 		{"deadline exceeded", policy.ReasonTimeout},
+		{"no answer within", policy.ReasonTimeout},
 	} {
 		if strings.Contains(text, known.sign) {
 			return known.reason

@@ -152,6 +152,9 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 			if v.Outcome != c.outcome || v.Reason != c.reason || v.StatusCode != c.status || !v.Posted || len(v.Message) > plain.MaxBytes {
 				t.Errorf("%s: %s %s %d %.200q, want %s %s %d", name, v.Outcome, v.Reason, v.StatusCode, v.Message, c.outcome, c.reason, c.status)
 			}
+			if late := "no answer within " + e.Destination.Timeout.String(); v.Reason == policy.ReasonTimeout && v.Message != late {
+				t.Errorf("%s: %q, want %q", name, v.Message, late)
+			}
 			if n := s.Requests.Load(); n != 1 {
 				t.Errorf("%s: %d requests", name, n)
 			}

@@ -3,6 +3,7 @@ package post
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"time"
@@ -25,6 +26,7 @@ const (
 func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy.Result {
 	e.begin()
 	defer e.end()
+	caller := ctx
 	var status int
 	var resp *http.Response
 	var connected bool
@@ -47,6 +49,9 @@ func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 		v := policy.ClassifyError(err, connected)
 		if v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false)); v.Reason == policy.ReasonMalformed && e.Destination.Wire.Excerpts != ExcerptsText {
 			v.Message = describeMalformed(err)
+		}
+		if v.Message == context.DeadlineExceeded.Error() && caller.Err() == nil {
+			v.Message = fmt.Sprintf("no answer within %s", e.Destination.Timeout)
 		}
 		return v
 	}
