@@ -89,7 +89,7 @@ type Bulk struct {
 	Seconds float64 `json:"seconds,omitempty"`
 	// NotWaiting ones cannot be retried: they are due already, or were never attempted.
 	NotWaiting int64 `json:"not_waiting,omitempty"`
-	// Obstacles to a retry: what keeps a destination from being sent to, each with the command that ends it.
+	// Obstacles to a retry or a replay: what keeps a destination from being sent to, each with the command that ends it.
 	Obstacles []string `json:"obstacles,omitempty"`
 	// EventMissing ones cannot be replayed: their event is gone.
 	EventMissing int64 `json:"event_missing"`
@@ -106,7 +106,7 @@ type Bulk struct {
 	// Sample holds the first few of the matched.
 	Sample []Sample `json:"sample,omitempty"`
 
-	destinations []string // of what a retry looked at
+	destinations []string // of what matched
 }
 
 // Sample is one of the deliveries that a bulk command would change.

@@ -26,8 +26,12 @@ func TestReplay(t *testing.T) {
 	ids := []int64{1, 1, 2, 3, 4, 5, 77}
 
 	before := relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`)
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
 	b, err := outbox.PreviewReplay(t.Context(), ops.Selection{EventIDs: ids}, 0)
 	relaytest.Must(t, err)
+	if len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], `"default" is paused: nothing is sent there before outbox-relay resume default`) {
+		t.Errorf("what is replayed waits for the end of a pause: %q", b.Obstacles)
+	}
 	if relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`) != before {
 		t.Error("a preview changes something")
 	}

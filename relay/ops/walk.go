@@ -14,7 +14,7 @@ import (
 // otherwise one that is replayed and delivered again before the walk ends would be replayed for ever.
 func (o *Outbox) walk(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
 	err := o.walkScans(ctx, a, s, b, visit)
-	if err == nil && a.name == "retry" {
+	if err == nil && (a.name == "retry" || a.name == "replay") {
 		b.Obstacles, err = o.obstacles(ctx, append(b.destinations, s.Destination))
 	}
 	if err == nil {
@@ -143,7 +143,7 @@ func (s Selection) attemptedSince(c candidate) bool {
 // sift returns what the action can change and counts the rest.
 func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) {
 	for _, c := range list {
-		if a.name == "retry" && c.Matched && !slices.Contains(b.destinations, c.Destination) {
+		if c.Matched && !slices.Contains(b.destinations, c.Destination) {
 			b.destinations = append(b.destinations, c.Destination)
 		}
 		switch {
