@@ -248,7 +248,7 @@ func TestDiscardCommand(t *testing.T) {
 		r.stdout != "Discarded 2 deliveries.\nLeft alone: 1 in flight, which a relay is sending now; repeat the command later.\n" || !strings.Contains(r.stderr, `"action":"discard"`) {
 		t.Errorf("%+v", r)
 	}
-	execute(t, db, "UPDATE outbox_delivery SET status = 'failed', attempts = 8, last_error = E'422 \x1b[31m' WHERE destination = 'logistics' AND event_id = 4")
+	execute(t, db, "UPDATE outbox_delivery SET status = 'failed', attempts = 8, last_error = E'422 \x1b[31m.' WHERE destination = 'logistics' AND event_id = 4")
 	const shown = "Event 4 (sent, key o1) is the head of \"inv 1\": failed after 8 attempts, last error: 422 \ufffd[31m. Waiting behind it: 2.\n"
 	if r := command(env, "discard", "--destination=logistics", "--head-of-key=inv 1"); r.code != cli.ExitUsage || r.stdout != "" ||
 		!strings.HasPrefix(r.stderr, shown+"1 delivery to discard:\n  4  sent  o1  logistics  failed  20") ||
