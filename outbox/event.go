@@ -63,8 +63,8 @@ type Event struct {
 	Headers map[string]string
 
 	// AvailableAt is the earliest moment of delivery by the database's clock, to the microsecond: at most 365 days from
-	// now. The zero value, like any moment in the past, means at once. With an OrderingKey a later moment also delays the
-	// events behind this one.
+	// now. The zero value, like any moment in the past, means at once. With an OrderingKey, the event joins its key when it is
+	// due: until then it holds no other event of the key.
 	AvailableAt time.Time
 }
 

@@ -160,7 +160,7 @@ const (
 	// %[1]s is the schema, %[2]s is [Receiver.Effects]. Of an inbox only what is still there is known to have succeeded: what was removed
 	// may have been ignored.
 	missingSQL = `
-SELECT p.idempotency_key, p.received_at, 'succeeded'::pg_catalog.text, 0::pg_catalog.int8
+SELECT p.idempotency_key, p.received_at, 'succeeded'::pg_catalog.text, 0::pg_catalog.int8, 0::pg_catalog.int8
 FROM %[1]s.processed_events p
 WHERE p.receiver OPERATOR(pg_catalog.=) $1::pg_catalog.text AND p.source OPERATOR(pg_catalog.=) $2::pg_catalog.text
   AND p.received_at OPERATOR(pg_catalog.>=) $3::pg_catalog.timestamptz AND p.received_at OPERATOR(pg_catalog.<) $4::pg_catalog.timestamptz

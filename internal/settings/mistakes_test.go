@@ -181,7 +181,7 @@ func TestReferencesReadFiles(t *testing.T) {
 		{"two\n", "name: a-${SHOP:-none}\n", "", "a-two"},
 		{"two\n", "name: a-${SHOP}\n", "SHOP=three", "a-three"},
 	} {
-		must(t, os.WriteFile(secret, []byte(c.content), 0o600))
+		testkit.Must(t, os.WriteFile(secret, []byte(c.content), 0o600))
 		p, s := load(t, c.file, Sources{Env: []string{"SHOP_FILE=" + secret, c.env}})
 		if err := s.Err(); err != nil || p.name != c.want {
 			t.Errorf("%+v: %q, %v", c, p.name, err)

@@ -74,7 +74,8 @@ func (c *comparison) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.skew = there.Now.Sub(now.Add(later.Sub(now) / 2))
+	doubt := later.Sub(now) / 2
+	c.skew = there.Now.Sub(now.Add(doubt))
 	c.destinations, c.until, c.receiverUntil = c.Destinations, now.Add(-c.Settle), there.Now.Add(-c.Settle)
 	c.window.fresh = freshTime + later.Sub(now)
 	r := &c.report
@@ -100,7 +101,7 @@ func (c *comparison) open(ctx context.Context) error {
 	}
 	bound(c.Since, "since")
 	if !c.since.IsZero() {
-		c.receiverSince = c.since.Add(c.skew)
+		c.receiverSince = c.since.Add(c.skew - doubt) // rather too early: nothing of the sender's window may be missing
 	}
 
 	keys, err := sample(ctx, c.db, reconcile.MaxBounds)

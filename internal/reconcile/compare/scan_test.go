@@ -5,8 +5,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // Whichever of the fresh keys have arrived, they explain the difference. One key more, or another one, is not explained.
@@ -43,6 +49,31 @@ func TestFreshKeysExplainADifference(t *testing.T) {
 	}
 	if explained(31, sum+1, many) {
 		t.Error("what has too many sets is explained")
+	}
+}
+
+// What was received before the window's end, and delivered after it, makes no range differ.
+func TestFreshDeliveriesCostNothing(t *testing.T) {
+	t.Parallel()
+	db, inbox := relaytest.At(t, pgtest.New(t, migrations.Outbox)), pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
+	until := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	// Each 15th is delivered after the end. Half of these were received before it.
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) SELECT 'paid', '{}', md5(i::text), $1::timestamptz - interval '1 hour' FROM generate_series(1, 500) i`, until)
+	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, status, delivered_at) SELECT id, 'shop', 'delivered', $1::timestamptz + CASE WHEN id % 15 = 0 THEN 5 ELSE -60 END * interval '1 s' FROM outbox`, until)
+	pgtest.Exec(t, inbox, `INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at)
+		SELECT 'shop', 'billing', md5(i::text), 'succeeded', $1::timestamptz + CASE WHEN i % 30 = 0 THEN 1 ELSE -1 END * interval '1 s' FROM generate_series(1, 500) i`, until)
+	receiver := inboxops.New(inbox).Reconciled(inboxops.Sender{Receiver: "shop", Source: "billing"}, "")
+	c := &comparison{Options: Options{Destinations: []string{"shop"}, Ask: receiver.Answer}, db: ops.New(db.Pool).DB()}
+	pgtest.Must(t, c.open(t.Context()))
+	c.until, c.receiverUntil = until, until
+	pgtest.Must(t, c.digest(t.Context()))
+	if found := c.differing(); len(found) != 0 || c.report.Sent != 467 || c.freshKeys != 33 {
+		t.Errorf("%+v differ; %d compared, %d fresh", found, c.report.Sent, c.freshKeys)
+	}
+	// One that never arrived is not explained.
+	c.sent.Add([]byte("another"))
+	if found := c.differing(); len(found) != 1 || !found[0].has("another") {
+		t.Errorf("%+v differ", found)
 	}
 }
 
