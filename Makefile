@@ -36,7 +36,7 @@ server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
 # The other modules. A program that imports consumer alone does not inherit their dependencies, and ./... does not enter them.
-modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod relay/internal/*/go.mod))
+modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod internal/relay/*/go.mod))
 
 # go.work is for editors. What is built and tested here has the versions of each module's own go.mod.
 export GOWORK := off
@@ -151,7 +151,7 @@ test-stores: $(dynalite) #: Test the stores for receivers whose effect is not in
 .PHONY: test-logs
 test-logs: $(nats) build #: Test what writes to NATS and Kafka and reads from them, with real servers and imitations
 	@$(find_race); \
-	for module in relay/internal/natstest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
+	for module in internal/relay/natstest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
 		(set -ex; cd "$$module"; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
@@ -168,7 +168,7 @@ test-elsewhere: #: Test the receivers in other languages that are installed: Nod
 check-systems: #: Build the libraries of producers and receivers for macOS and Windows (ALL=1: the program, too, also for FreeBSD)
 	GOOS=darwin GOARCH=arm64 $(GO) $(if $(ALL),vet ./...,build ./outbox ./consumer/...)
 	GOOS=windows $(GO) build ./outbox ./consumer/... $(if $(ALL),./relay/... ./cmd/outbox-relay)
-	$(if $(ALL),GOOS=freebsd $(GO) vet ./relay/internal/post ./internal/cli/output)
+	$(if $(ALL),GOOS=freebsd $(GO) vet ./internal/relay/post ./internal/cli/output)
 
 .PHONY: check-bare
 check-bare: #: Run the demo and a test as on a machine without PostgreSQL (root on Linux, with npm)
@@ -205,7 +205,7 @@ load-readers: $(nats) build #: Measure the effects per second of 1, 2, 3 and 6 r
 bench-once: #: Run every benchmark for one iteration, to see that it works
 	$(GO) test -short $$(grep -ls '^func Benchmark' $$($(GO) list -f '{{.Dir}}/*_test.go' ./...) | xargs -n 1 dirname | sort -u) -run '^$$' -bench . -benchtime 1x
 	@# The race detector, with which all tests run, empties pools at random: what a delivery allocates is counted without it.
-	$(GO) test ./relay/internal/post -count 1 -run TestAllocationsOfADelivery
+	$(GO) test ./internal/relay/post -count 1 -run TestAllocationsOfADelivery
 	@$(MAKE) --no-print-directory test-bench
 
 .PHONY: test-bench

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/breaker"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/breaker"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
 // lockedAgain is how long a breaker's statement waits that met another session's lock on the destination.

@@ -4,13 +4,13 @@ import (
 	"context"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/session"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+	"github.com/outbox-relay/outbox-relay/internal/relay/waiting"
 	"github.com/outbox-relay/outbox-relay/internal/shortsleep"
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
-	"github.com/outbox-relay/outbox-relay/relay/internal/session"
-	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
-	"github.com/outbox-relay/outbox-relay/relay/internal/waiting"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // claimer takes new events and claims rows that are due, when its agenda says so. It is one goroutine and owns all its fields.

@@ -14,15 +14,15 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/archive"
-	"github.com/outbox-relay/outbox-relay/relay/history"
-	"github.com/outbox-relay/outbox-relay/relay/identity"
-	"github.com/outbox-relay/outbox-relay/relay/internal/post"
-	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
-	"github.com/outbox-relay/outbox-relay/relay/internal/session"
-	"github.com/outbox-relay/outbox-relay/relay/internal/spans"
-	"github.com/outbox-relay/outbox-relay/relay/watch"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
+	"github.com/outbox-relay/outbox-relay/internal/relay/session"
+	"github.com/outbox-relay/outbox-relay/internal/relay/spans"
+	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 )
 
 // Defaults of the fields below.

@@ -3,7 +3,7 @@ package relay
 import (
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 )
 
 // A cursor is how far claims have read one class of a lane. Claims read live deliveries behind the newest ones seen, again and again.

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // TestWalkPassesBlockedDeliveries has more blocked deliveries than one scan looks at, and a delivery between them that the

@@ -5,9 +5,9 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/kafkapost"
-	"github.com/outbox-relay/outbox-relay/relay/internal/natspost"
-	"github.com/outbox-relay/outbox-relay/relay/internal/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/kafkapost"
+	"github.com/outbox-relay/outbox-relay/internal/relay/natspost"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 // What a configuration says of destinations.

@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/internal/post"
-	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 )
 
 // restarts returns which settings differ that a running relay cannot change.

@@ -5,9 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
-	"github.com/outbox-relay/outbox-relay/relay/internal/post"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 // A lane is the deliveries of one destination on their way through this relay. The claimer owns its fields; what it shares

@@ -10,10 +10,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/archive"
-	"github.com/outbox-relay/outbox-relay/relay/identity"
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
+	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 )
 
 // parkedEvery is how often everything parked is looked through for a route, although none was added.

@@ -10,8 +10,8 @@ import (
 	"github.com/robfig/cron/v3"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/archive"
 )
 
 // fakeClock is the clock of a backoff: it moves by what the backoff says to wait.

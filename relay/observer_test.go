@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // An observer remembers what the hooks said.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
 // A delivery with an ordering key may be sent only when no earlier one of its key and destination is pending, parked, or

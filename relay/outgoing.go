@@ -4,10 +4,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
-	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
-	"github.com/outbox-relay/outbox-relay/relay/internal/post"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 // outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, and the

@@ -3,7 +3,7 @@ package relay
 import (
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 )
 
 // give queues deliveries of a range, in the order of their events. One of an ordering key that is in flight waits behind it. It returns how

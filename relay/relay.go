@@ -10,17 +10,17 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/identity"
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/breaker"
-	"github.com/outbox-relay/outbox-relay/relay/internal/post"
-	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
-	"github.com/outbox-relay/outbox-relay/relay/internal/session"
-	"github.com/outbox-relay/outbox-relay/relay/internal/settle"
-	"github.com/outbox-relay/outbox-relay/relay/internal/waiting"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/watch"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/breaker"
+	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
+	"github.com/outbox-relay/outbox-relay/internal/relay/session"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+	"github.com/outbox-relay/outbox-relay/internal/relay/waiting"
+	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.

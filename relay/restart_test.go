@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The server crashes, again and again, while two relays deliver and producers insert. Afterwards every

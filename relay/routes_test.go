@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/internal/routes"
 )
 
 // storedRoutes returns the routes that producers' events take, sorted, such as "* default, t other".

@@ -6,7 +6,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/internal/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 const selectSalt = `SELECT salt::text FROM outbox_watch`

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 )
 
 const selectRoutes = `SELECT pattern, destination FROM outbox_route`

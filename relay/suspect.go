@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
 // awaitPost waits until a delivery may be sent: a suspect until no other POST is under way, any other until no suspect is

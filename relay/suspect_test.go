@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/capacity"
-	"github.com/outbox-relay/outbox-relay/relay/internal/session"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Relays die one after the other, of something else, while they hold the same deliveries. None of these is failed.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 )
 
 // beyondEvery is how long the claimer waits between two searches for events beyond a cut.

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
-	"github.com/outbox-relay/outbox-relay/relay/internal/intake"
-	"github.com/outbox-relay/outbox-relay/relay/internal/ordering"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
 // rescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this one if the answer of a take was lost.

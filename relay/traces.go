@@ -3,7 +3,7 @@ package relay
 import (
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/spans"
+	"github.com/outbox-relay/outbox-relay/internal/relay/spans"
 )
 
 // Spans makes the spans of attempts.

@@ -3,7 +3,7 @@ package relay
 import (
 	"sync/atomic"
 
-	"github.com/outbox-relay/outbox-relay/relay/internal/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 )
 
 // wakeup is how the goroutines of a relay wake each other. Each channel holds at most one token.

@@ -10,7 +10,7 @@ import (
 // decisions are the files, and the directories, whose functions decide from what they are given: the same input, the same
 // outcome. They take now as a parameter, so that a table can test every moment.
 var decisions = []string{
-	"relay/policy/", "relay/internal/agenda/", "relay/internal/capacity/", "relay/internal/ordering/", "relay/alert/decide.go", "relay/order.go", "relay/internal/intake/routes.go", "relay/internal/intake/rules.go",
+	"internal/relay/policy/", "internal/relay/agenda/", "internal/relay/capacity/", "internal/relay/ordering/", "internal/relay/alert/decide.go", "relay/order.go", "internal/relay/intake/routes.go", "internal/relay/intake/rules.go",
 	"consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
 	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",
@@ -36,14 +36,14 @@ func TestDecisionsTakeNow(t *testing.T) {
 	t.Parallel()
 	enforce(t, clockInDecisions)
 	reports(t, clockInDecisions, map[string]snippet{
-		"now":    {path: "relay/policy/retry.go", text: "import \"time\"\nvar x = time.Now()"},
-		"a room": {path: "relay/policy/flow.go", text: "import \"time\"\nvar x = time.Now()"},
-		"since":  {path: "relay/policy/outcome.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
+		"now":    {path: "internal/relay/policy/retry.go", text: "import \"time\"\nvar x = time.Now()"},
+		"a room": {path: "internal/relay/policy/flow.go", text: "import \"time\"\nvar x = time.Now()"},
+		"since":  {path: "internal/relay/policy/outcome.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
 	})
 	accepts(t, clockInDecisions, map[string]snippet{
-		"the parameter":   {path: "relay/policy/retry.go", text: "import \"time\"\nfunc f(now time.Time) { _ = now.Add(time.Second) }"},
+		"the parameter":   {path: "internal/relay/policy/retry.go", text: "import \"time\"\nfunc f(now time.Time) { _ = now.Add(time.Second) }"},
 		"a measurement":   {path: "relay/deliver.go", text: "import \"time\"\nvar x = time.Now()"},
-		"another package": {path: "relay/policy/retry.go", text: "import \"example.com/time2\"\nvar x = time2.Now()"},
+		"another package": {path: "internal/relay/policy/retry.go", text: "import \"example.com/time2\"\nvar x = time2.Now()"},
 	})
 }
 

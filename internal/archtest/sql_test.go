@@ -63,18 +63,18 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 	reports(t, strayedSQL, map[string]snippet{
 		"a query in the wrong file":   {path: "relay/claim.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"a select of several lines":   {path: "relay/claim.go", text: "const q = `\n  WITH x AS (\nSELECT 1) TABLE x`"},
-		"a query of a room":           {path: "relay/ops/bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
+		"a query of a room":           {path: "internal/relay/ops/bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"an update":                   {path: "consumer/middleware.go", text: `const q = "UPDATE processed_events SET attempts = 2"`},
 		"a listen":                    {path: "relay/wake.go", text: `func f() { exec("LISTEN outbox_wake") }`},
 		"small letters":               {path: "outbox/batch.go", text: `const q = "insert into outbox (id) values (1)"`},
-		"a session setting":           {path: "relay/internal/session.go", text: `func f() { exec("SET enable_seqscan = off") }`},
-		"an inline statement":         {path: "relay/ops/store.go", text: `func f() { exec("DELETE FROM outbox_relay") }`},
+		"a session setting":           {path: "internal/relay/session.go", text: `func f() { exec("SET enable_seqscan = off") }`},
+		"an inline statement":         {path: "internal/relay/ops/store.go", text: `func f() { exec("DELETE FROM outbox_relay") }`},
 		"a variable":                  {path: "relay/store.go", text: `var q = "DELETE FROM outbox_relay"`},
 		"a constant within functions": {path: "consumer/inbox/store.go", text: "func f() { const q = `SELECT 1 FROM x` }"},
 	})
 	accepts(t, strayedSQL, map[string]snippet{
 		"the store":            {path: "relay/store_claim.go", text: "const q = `\nSELECT id FROM outbox`"},
-		"a room's store":       {path: "relay/ops/store_bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
+		"a room's store":       {path: "internal/relay/ops/store_bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"the producer's":       {path: "outbox/enqueue.go", text: "const q = `INSERT INTO outbox DEFAULT VALUES`"},
 		"the receiver's":       {path: "consumer/internal/memory/store.go", text: "const q = `LOCK TABLE processed_events`"},
 		"prose":                {path: "relay/config.go", text: `const s = "select a destination, set a timeout and update the file; INSERT is a right"`},

@@ -10,7 +10,7 @@ import (
 
 // globals are the variables of packages that the rule below cannot tell from mutable state, and why each may stay.
 var globals = map[string]string{
-	"relay/internal/post.guardian":         "the list of networks that are never dialled; immutable once made",
+	"internal/relay/post.guardian":         "the list of networks that are never dialled; immutable once made",
 	"cmd/outbox-relay.version":             "set by the linker, which can set nothing but a variable",
 	"cmd/outbox-relay.commit":              "as version",
 	"consumer._":                           "as consumer/internal/memory.newReceiver",

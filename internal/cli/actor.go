@@ -5,7 +5,7 @@ import (
 	"os"
 	"os/user"
 
-	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
 // ActorFlag is for commands that the audit records.

@@ -18,10 +18,10 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 var update = flag.Bool("update", false, "write the golden list of metrics anew")

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/history"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // fillLarge is one statement for each table, without triggers: $1 deliveries are settled, every 250th of them failed, and $2 are due.

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // Services returns the kinds of services that are offered, in order.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 func serve(t *testing.T, answer http.HandlerFunc) *httptest.Server {

@@ -16,8 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/mask"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // A request carries one alert to one service. The service's function reads the parts of the URL and posts messages; nothing is

@@ -19,7 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/mask"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 )
 
 // A service is one kind of channel.

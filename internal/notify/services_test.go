@@ -21,7 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 
 	"github.com/outbox-relay/outbox-relay/internal/notify/notifytest"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 )
 
 var update = flag.Bool("update", false, "write the golden messages anew")

@@ -19,9 +19,9 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/history"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 const (

@@ -25,9 +25,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
 	dashboard "github.com/outbox-relay/outbox-relay/internal/admin/page"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
-	"github.com/outbox-relay/outbox-relay/relay/history"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // maxPage is how many deliveries one page holds at most.

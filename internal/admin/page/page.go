@@ -17,7 +17,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
 //go:embed templates/*.html

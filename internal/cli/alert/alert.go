@@ -15,8 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
 // Command is the command alert.

@@ -3,8 +3,8 @@ package bench
 import (
 	"fmt"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // describeFailure says how a request failed, in words that follow "the last one".

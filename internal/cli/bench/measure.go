@@ -16,8 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/measure"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/procstat"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // measure runs the drain, the steady rate and the inserts.

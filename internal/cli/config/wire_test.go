@@ -18,8 +18,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // certificate makes a certificate that signs itself, and its key, in PEM format.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
 // A held delivery is probed for hours: the probes are two lines, and attempts that differ are printed each.

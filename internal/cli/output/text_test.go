@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // FuzzWriteJSON: JSON is valid and holds what was to be written, and a terminal that shows it shows text.

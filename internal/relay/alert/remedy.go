@@ -1,0 +1,208 @@
+package alert
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+)
+
+// ReasonOf returns the reason of an error that is stored as text alone: an answer begins with its status.
+func ReasonOf(text string) policy.Reason {
+	first, _, _ := strings.Cut(text, " ")
+	if status, err := strconv.Atoi(first); err == nil && status >= 300 && status <= 599 {
+		return policy.ClassifyResponse(status, nil, "", policy.Responses{}, time.Time{}).Reason
+	}
+	for _, known := range []struct {
+		sign   string
+		reason policy.Reason
+	}{
+		{"lookup ", policy.ReasonDNS}, // whatever kept the lookup from an answer
+		{"no such host", policy.ReasonDNS},
+		{"tls: ", policy.ReasonTLS},
+		{"x509: ", policy.ReasonTLS},
+		{"certificate", policy.ReasonTLS},
+		{"dial ", policy.ReasonConnect},
+		{"timeout", policy.ReasonTimeout},
+		{"deadline exceeded", policy.ReasonTimeout},
+		{"no answer within", policy.ReasonTimeout},
+	} {
+		if strings.Contains(text, known.sign) {
+			return known.reason
+		}
+	}
+	return policy.ReasonUnexpected
+}
+
+// clocksDiffer reports whether a receiver that verifies signatures found the request's time too far from its own: with a wrong
+// secret it answers something else.
+func clocksDiffer(reason policy.Reason, text string) bool {
+	return reason == policy.ReasonUnauthorized && strings.Contains(text, "timestamp-out-of-tolerance")
+}
+
+// Fault says what a destination does for which everything sent there fails, with the given error.
+func Fault(text string) string {
+	reason := ReasonOf(text)
+	if clocksDiffer(reason, text) {
+		return "finds the time of the relay's requests too far from its own clock"
+	}
+	switch reason {
+	case policy.ReasonUnauthorized:
+		return "refuses the relay's credentials or signature"
+	case policy.ReasonNotFound:
+		return "answers that nothing is at its URL"
+	case policy.ReasonRedirect:
+		return "redirects to another URL, which is never followed"
+	case policy.ReasonDNS:
+		return "has a name that does not resolve"
+	case policy.ReasonTLS:
+		return "fails the TLS handshake (certificates)"
+	case policy.ReasonConnect:
+		return "accepts no connection"
+	case policy.ReasonTimeout:
+		return "does not answer in time"
+	case policy.ReasonRateLimited:
+		return "asks for fewer requests"
+	case policy.ReasonEgress:
+		return "has an address that the relay may not connect to"
+	case policy.ReasonServerError, policy.ReasonUnavailable:
+		return "answers with errors of its own"
+	}
+	return "is down"
+}
+
+// logNamed finds the stream of NATS or the topic of Kafka that an error names. Errors of HTTP begin with the status code.
+var logNamed = regexp.MustCompile(`^(?:[^0-9].*?)??(there is no )?(stream|topic)(?: than)? "([^"]+)"(?:; create it with the subject "([^"]+)")?`)
+
+// NamesLog reports whether an error names a stream or a topic, and so says what to do.
+func NamesLog(text string) bool { return logNamed.MatchString(text) }
+
+// A Marker marks a name of a setting or a command, which people copy.
+type Marker func(string) string
+
+// Repair says how to fix the error for which a destination fails, of a log that the error names or of a receiver; empty: only
+// the error says it.
+func Repair(destination string, reason policy.Reason, text string, mark Marker) string {
+	found := logNamed.FindStringSubmatch(text)
+	if clocksDiffer(reason, text) {
+		return repairClocks(mark)
+	}
+	if found == nil {
+		return repairReceiver(destination, reason, mark)
+	}
+	kind, name, subject := found[2], found[3], found[4]
+	do := "Do what the error says"
+	switch {
+	case found[1] == "":
+	case kind == "stream":
+		command := "nats stream add " + plain.ShellWord(name)
+		if subject != "" {
+			command += " --subjects " + plain.ShellWord(subject)
+		}
+		if do = "Create the stream: " + mark(command); subject != "" {
+			do += " (or a pattern that covers all its subjects)"
+		}
+	default:
+		do = fmt.Sprintf("Create the topic %s, or give the relay's user the right to see it", mark(name))
+	}
+	return fmt.Sprintf("%s, or correct %s and %s.", do, mark("destinations."+destination+"."+kind), reload(destination))
+}
+
+func repairClocks(mark Marker) string {
+	return "The clocks of the relay and the receiver differ: compare them (" + mark("date -u") + " on both machines), and synchronize the one that is wrong. The secret is right."
+}
+
+func repairReceiver(destination string, reason policy.Reason, mark Marker) string {
+	setting := func(name string) string { return mark("destinations." + destination + "." + name) }
+	address, reload := setting("url"), reload(destination)
+	if destination == "default" {
+		address += " (or " + mark("OUTBOX_DESTINATION_URL") + ")"
+	}
+	switch reason {
+	case policy.ReasonUnauthorized:
+		return fmt.Sprintf("Make %s (or its credentials) those of the receiver, then %s.", setting("signing_secrets"), reloadSecret(destination))
+	case policy.ReasonDNS:
+		return fmt.Sprintf("Correct %s, then %s, or fix the name in DNS, or the name server that the relay asks.", address, reload)
+	case policy.ReasonNotFound, policy.ReasonRedirect:
+		return fmt.Sprintf("Correct %s, then %s, or fix the receiver.", address, reload)
+	case policy.ReasonConnect:
+		return fmt.Sprintf("Start the receiver, or correct %s and %s.", address, reload)
+	case policy.ReasonTLS:
+		return fmt.Sprintf("Correct %s (such as %s), then %s, or fix the receiver's certificate.", setting("tls"), setting("tls.ca_file"), reload)
+	case policy.ReasonTimeout:
+		return fmt.Sprintf("The receiver answers later than %s allows.", setting("timeout"))
+	case policy.ReasonRateLimited:
+		return fmt.Sprintf("The receiver asks for fewer requests: set %s, then %s.", setting("rate_limit"), reload)
+	case policy.ReasonEgress:
+		return fmt.Sprintf("The relay may not connect to this address: see %s in its configuration.", mark("egress"))
+	case policy.ReasonServerError, policy.ReasonUnavailable, policy.ReasonTransient, policy.ReasonUnexpected, policy.ReasonNetwork, policy.ReasonMalformed:
+		return "The log of the receiver says more."
+	}
+	return ""
+}
+
+// reload says how a relay reads a changed setting of a destination. Only the destination "default" may come from the
+// environment, which a signal cannot change. The database does not say where a relay's settings come from.
+func reload(destination string) string {
+	if destination == "default" {
+		return "reload the relay (SIGHUP), or restart it if the environment sets it"
+	}
+	return "reload the relay (SIGHUP)"
+}
+
+// reloadSecret says how a relay reads a changed secret, which any destination may take from a variable.
+func reloadSecret(destination string) string {
+	if destination == "default" {
+		return reload(destination)
+	}
+	return reload(destination) + ", or restart it if a variable holds them"
+}
+
+// Remedy says what to do about the alert; empty: its detail says it.
+func (a Alert) Remedy(mark Marker) string {
+	switch a.Rule {
+	case RuleBreakerOpen:
+		return strings.TrimSpace("Nothing is lost: relays try it every few seconds. " + Repair(a.Subject, ReasonOf(a.FirstError), a.FirstError, mark))
+	case RuleNeverDelivered:
+		return Repair(a.Subject, ReasonOf(a.FirstError), a.FirstError, mark)
+	case RuleFailed:
+		return "Look at the reasons, fix the cause, then replay them. What failed as invalid_event can never be sent: its producer must insert a corrected event under a new key."
+	case RuleLag:
+		return fmt.Sprintf("The receiver is slower than what comes in (raise %s or %s of the destination, then reload the relay), or the database is slow.",
+			mark("max_in_flight"), mark("rate_limit"))
+	case RuleParked:
+		return "Add a route to the relays' configuration and reload them (SIGHUP)."
+	case RuleBlockedKeys:
+		return "Fix the cause and replay the failed delivery, or skip it."
+	case RulePaused:
+		return "If it was forgotten: " + mark("outbox-relay resume "+plain.ShellWord(a.Subject)) + ". What waits until the end of its " + mark("retry.not_after") + " fails."
+	case RuleUnserved:
+		return "Add it to a relay's configuration and reload that relay (SIGHUP), or give them up: " + mark("outbox-relay discard --destination "+plain.ShellWord(a.Subject)+" --status pending") + "."
+	case RuleRoutesChanged:
+		return "Give all relays the same configuration, or stop the one that is not meant to run."
+	case RuleRescueStorm:
+		return "Search the logs of the relays for panics, and the host for processes killed for lack of memory."
+	case RuleReloadRefused:
+		return "Correct the configuration, then reload the relay (SIGHUP). What was in effect before stays in effect until then."
+	case RuleRelaysDiffer:
+		return "Give all relays the same settings and secrets, then reload them (SIGHUP)."
+	case RuleRelayRefused:
+		if clocksDiffer(ReasonOf(a.FirstError), a.FirstError) {
+			return repairClocks(mark) + " No delivery waits for it."
+		}
+		return "Compare the settings, secrets and network of the relays that are named with those of the others; correct them, then reload these relays (SIGHUP). No delivery waits for it."
+	case RuleArchive:
+		why := "The log of the relays says more (archive)."
+		if a.FirstError == "" {
+			why = "No relay has said why: perhaps none ran when it was due."
+		}
+		return why + " Nothing is lost; tables grow until it has run."
+	case RuleDatabase:
+		return "See whether the server runs, and whether it has disk space and connections left. Events are stored as long as it takes writes, and nothing is lost."
+	}
+	return ""
+}

@@ -1,0 +1,358 @@
+package ops
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
+)
+
+// Advice is one thing that is wrong, and the commands that come next.
+type Advice struct {
+	// Why: quarantined, no_relay, untaken, parked, paused, held, unserved, retrying, failed,
+	// blocked, waiting, lag, or the rule of an open alert. Names are added, never renamed.
+	Why string `json:"why"`
+	// Subject is the destination; empty: the whole outbox, or the database.
+	Subject string `json:"subject"`
+	// Level says how bad it is.
+	Level Level `json:"level"`
+	// Text says what is wrong, and Remedy what mends it; Remedy may be empty.
+	Text   string `json:"text"`
+	Remedy string `json:"remedy"`
+	// Commands come next, in this order. What each does stands behind a #.
+	Commands []string `json:"commands"`
+}
+
+// String returns what is wrong and what mends it.
+func (a Advice) String() string { return strings.TrimSpace(a.Text + " " + a.Remedy) }
+
+// Destination returns which destination it is about; empty: none.
+func (a Advice) Destination() string {
+	switch a.Why {
+	case "paused", "held", "retrying", "failed", "blocked", "waiting", "unserved", alert.RuleLag:
+		return a.Subject
+	}
+	return ""
+}
+
+// Level says how bad something is.
+type Level string
+
+// The levels, the worst first.
+const (
+	Critical Level = "critical" // something is not delivered until a person acts, or a receiver does
+	Warning  Level = "warning"  // a person should look at it
+	Notice   Level = "notice"   // the relay deals with it
+)
+
+const (
+	// CountedTo is up to how many deliveries are counted.
+	CountedTo = 10_000
+	// FailedTo is up to how many that failed are: they lie far apart, and until VACUUM was there, each costs a page.
+	FailedTo = 1_000
+)
+
+// advise says what to do about what the status shows, the worst first. No command in it does harm: nothing is replayed that
+// cannot arrive, and nothing is restarted where a reload suffices.
+func advise(s Status) []Advice {
+	all := []Advice{}
+	alive := slices.ContainsFunc(s.Relays, RelayStatus.Alive)
+	if s.Quarantined != "" {
+		all = append(all, Advice{
+			"quarantined", "", Critical, fmt.Sprintf("Nothing is claimed or sent: %s.", s.Quarantined), "Decide what is to become of it.",
+			[]string{"outbox-relay identity show"},
+		})
+	}
+	if !alive {
+		all = append(all, Advice{"no_relay", "", Critical, "No relay is running, so nothing is sent.", "", []string{"outbox-relay run"}})
+	}
+	if alive && s.Quarantined == "" && s.Untaken.OldestSeconds > untakenAfter.Seconds() {
+		all = append(all, s.Untaken.advise())
+	}
+	for _, d := range s.Destinations {
+		all = append(all, d.advise(alive && s.Quarantined == "")...) // a quarantined relay serves nothing: that is no reason to discard
+	}
+	routed := slices.ContainsFunc(s.Destinations, func(d DestinationStatus) bool { return d.Routed })
+	if s.Parked > 0 && (routed || s.Quarantined == "") { // a quarantined relay has not stored its routes
+		all = append(all, adviseParked(s.Parked, routed))
+	}
+	for _, r := range s.Relays {
+		if refused := (alert.Alert{Rule: alert.RuleReloadRefused, Subject: r.Name, FirstError: r.ReloadError}); r.ReloadError != "" {
+			all = append(all, Advice{refused.Rule, r.Name, Warning, refused.Happened() + ".", refused.Remedy(plainly), []string{refused.Command()}})
+		}
+	}
+	for _, r := range s.Refusals {
+		all = append(all, adviseRefusal(r, s.Differences))
+	}
+	for _, d := range s.Differences {
+		if slices.ContainsFunc(s.Refusals, func(r watch.Refusal) bool { return r.Destination == d.Destination }) {
+			continue // told with what follows from it
+		}
+		differ := alert.Alert{Rule: alert.RuleRelaysDiffer, Subject: d.Destination, Detail: d.String()}
+		all = append(all, Advice{differ.Rule, d.Destination, Warning, differ.Happened() + ".", differ.Remedy(plainly), []string{differ.Command()}})
+	}
+	all = append(all, adviseAlerts(s.Alerts, all)...)
+	levels := []Level{Critical, Warning, Notice}
+	slices.SortStableFunc(all, func(a, b Advice) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
+	return all
+}
+
+// adviseRefusal says what to do about relays that a destination refuses, while it may accept others.
+func adviseRefusal(r watch.Refusal, differences []watch.Difference) Advice {
+	refused := alert.Alert{Rule: alert.RuleRelayRefused, Subject: r.Destination, FirstError: r.Error}
+	verb := "is"
+	if len(r.Relays) > 1 {
+		verb = "are"
+	}
+	text := fmt.Sprintf("%s %s refused by %q%s. The other relays deliver.", upperFirst(r.Only()), verb, r.Destination, labelled(": %s", strings.TrimRight(r.Error, ". ")))
+	for _, d := range differences {
+		if d.Destination == r.Destination {
+			text += fmt.Sprintf(" Relays have %s.", d)
+		}
+	}
+	return Advice{refused.Rule, r.Destination, Warning, text, refused.Remedy(plainly), []string{refused.Command()}}
+}
+
+func upperFirst(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+
+// untakenAfter is how old an event becomes that no relay takes, before a person should look at it.
+// Its age is counted from the beginning of its transaction, which may have been a long one.
+const untakenAfter = time.Minute
+
+func (u Untaken) advise() Advice {
+	return Advice{
+		"untaken", "", Warning, fmt.Sprintf("%s not yet routed, the oldest for %s: no relay has taken them.", counted(u.Events, "event is", "events are"),
+			plain.Span(time.Duration(u.OldestSeconds*float64(time.Second)))),
+		"Relays refuse to take events, or more events come than they take.",
+		[]string{"outbox-relay doctor    # says why"},
+	}
+}
+
+// advise says what to do about one destination. alive: a relay is running, and not quarantined.
+func (d DestinationStatus) advise(alive bool) (all []Advice) {
+	word := plain.ShellWord(d.Destination)
+	add := func(why string, level Level, text, remedy string, commands ...string) {
+		all = append(all, Advice{why, d.Destination, level, text, remedy, commands})
+	}
+	if d.Paused {
+		since := ""
+		if d.PausedAt != nil {
+			since = " since " + timeText(d.PausedAt)
+		}
+		add("paused", Warning, fmt.Sprintf("%q is paused%s%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason), since),
+			"Nothing is lost, and no attempt is spent meanwhile.",
+			"outbox-relay resume "+word)
+	}
+	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
+		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
+		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
+			held.Remedy(plainly),
+			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
+	} else if d.Retrying > 0 && d.RetryReason != "" {
+		level := Notice
+		if needsPerson(d.RetryReason) || d.failing() {
+			level = Warning
+		}
+		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
+			alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly),
+			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
+			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
+	}
+	if d.Failed > d.failedHeads() { // what blocks a key is told below
+		text, remedy, commands := d.adviseFailed(word)
+		add("failed", Warning, text, remedy, commands...)
+	}
+	if d.BlockedKeys > 0 {
+		text, commands := d.adviseBlocked(word)
+		if d.Failed <= d.failedHeads() {
+			text = strings.TrimSuffix(text, ".") + labelled("; last: %s", strings.TrimRight(d.FailedError, ". ")) + "."
+		}
+		add("blocked", Warning, text, "Mend the cause and replay the failed delivery, or skip it.", commands...)
+	}
+	for _, h := range d.behindEarly() {
+		add("waiting", Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
+			counted(h.Waiting, "delivery waits", "deliveries wait"), d.Destination, h.EventID, h.Key, plain.Span(time.Duration(h.DueInSeconds*float64(time.Second)))),
+			"It holds up what is due; give it up if it is not wanted.", fmt.Sprintf("outbox-relay explain %d", h.EventID), fmt.Sprintf("outbox-relay discard %d --destination %s    # gives it up: its effect is lost", h.EventID, word))
+	}
+	if alive && !d.Served && d.Pending > 0 {
+		add("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
+			"Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.",
+			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
+	}
+	return all
+}
+
+// failedHeads returns how many of the Failed are named as what blocks an ordering key.
+func (d DestinationStatus) failedHeads() (n int64) {
+	for _, h := range d.WaitingBehind {
+		if h.Status == "failed" {
+			n++
+		}
+	}
+	return n
+}
+
+// failingWithin is how long before the latest failure a delivery must have arrived for the destination to work: one that refuses some
+// events between others that it accepts is not failing.
+const failingWithin = 10 * time.Second
+
+// failing reports whether the destination's latest attempts failed through a fault of its own or of the configuration, and none has
+// delivered lately.
+func (d DestinationStatus) failing() bool {
+	at, reason := d.RetryAt, d.RetryReason
+	if at == nil || d.FailedAt != nil && d.FailedAt.After(*at) {
+		at, reason = d.FailedAt, d.FailedReason
+	}
+	if at == nil || alert.Repair(d.Destination, reason, "", plainly) == "" {
+		return false
+	}
+	return d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
+}
+
+// needsPerson reports whether deliveries that fail for this reason go on failing until a person mends something.
+func needsPerson(reason policy.Reason) bool {
+	switch reason {
+	case policy.ReasonUnauthorized, policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS, policy.ReasonTLS, policy.ReasonEgress:
+		return true
+	}
+	return false
+}
+
+func (d DestinationStatus) adviseFailed(word string) (text, remedy string, commands []string) {
+	text = fmt.Sprintf("%s to %q failed; last: %s.", countedTo(d.Failed, FailedTo, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
+	commands = append(commands, "outbox-relay events list --status failed --destination "+word+"    # see why")
+	sendable := d.Failed - d.FailedUnsendable
+	if d.FailedUnsendable > 0 {
+		remedy = countedTo(d.FailedUnsendable, FailedTo, "of them can", "of them can") + " never be sent: the producer must insert a corrected event under a new key. "
+		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed --reason invalid_event    # once corrected")
+	}
+	switch {
+	case sendable == 0:
+	case !d.Routed:
+		remedy += "No route leads there any more: add destination and route to a relay's configuration and reload it (SIGHUP) to send them again, or give them up."
+		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed    # gives them up")
+	case d.FailedUnsendable > 0:
+		commands = append(commands, "outbox-relay replay --destination "+word+" --reason REASON    # once its cause is mended; not invalid_event")
+	default:
+		commands = append(commands, "outbox-relay replay --destination "+word+"    # once the cause is mended")
+	}
+	if remedy == "" {
+		remedy = "Look at the reasons, mend the cause, then replay them."
+	}
+	return text, strings.TrimSpace(remedy), commands
+}
+
+func (d DestinationStatus) adviseBlocked(word string) (text string, commands []string) {
+	var heads []string
+	for _, b := range d.WaitingBehind {
+		if b.Status != "failed" {
+			continue
+		}
+		waiting := b.Key
+		if b.Waiting > 0 {
+			waiting += ": " + counted(b.Waiting, "waits", "wait")
+		}
+		heads = append(heads, fmt.Sprintf("%s behind event %d, failed (%s)", waiting, b.EventID, b.Reason))
+		commands = append(commands, fmt.Sprintf("outbox-relay explain %d    # why it failed", b.EventID))
+		if d.Routed && !unsendable(b.Reason) {
+			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
+		}
+		commands = append(commands, fmt.Sprintf("outbox-relay discard --destination %s %s    # skips it: its effect is lost", word, plain.ShellFlag("--head-of-key", b.Key)))
+	}
+	more := ""
+	if n := d.BlockedKeys - int64(len(heads)); n > 0 && len(heads) > 0 {
+		more = fmt.Sprintf(", and %d more", n)
+	}
+	return fmt.Sprintf("%s at %q behind a failed delivery%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination, labelled(": %s", strings.Join(heads, ", ")), more), commands
+}
+
+// unsendable reports whether a delivery that failed for this reason can never be sent.
+func unsendable(reason policy.Reason) bool {
+	return reason == policy.ReasonInvalidEvent || reason == policy.ReasonEventMissing
+}
+
+func adviseParked(n int64, routed bool) Advice {
+	if !routed {
+		return Advice{
+			"parked", "", Warning, fmt.Sprintf("%s for the first relay: no route is stored yet.", counted(n, "event waits", "events wait")),
+			"A relay stores its routes when it starts, and sends what matches them.",
+			[]string{"outbox-relay run"},
+		}
+	}
+	return Advice{
+		"parked", "", Warning, fmt.Sprintf("%s no route.", counted(n, "event matches", "events match")),
+		"Add a route to the relays' configuration and reload them (SIGHUP).",
+		[]string{"outbox-relay events list --parked    # which"},
+	}
+}
+
+// adviseAlerts says what to do about the open alerts that nothing before them explains.
+func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
+	explained := func(subject string, whys ...string) bool {
+		return slices.ContainsFunc(before, func(a Advice) bool {
+			return slices.Contains(whys, a.Why) && (a.Subject == "" || a.Subject == subject)
+		})
+	}
+	for _, a := range alerts {
+		switch a.Rule {
+		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RulePaused, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered,
+			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused:
+			continue // counted above, or over since
+		case alert.RuleLag:
+			if explained(a.Subject, "no_relay", "paused", "held", "unserved", "quarantined", "untaken") {
+				continue
+			}
+		}
+		commands := []string{a.Command()}
+		switch {
+		case !slices.Contains(alert.Rules(), a.Rule): // a program's own, of which nothing more is known
+			commands = []string{}
+		case commands[0] == "outbox-relay status":
+			commands[0] = "outbox-relay relays    # which relays live, and what each has in flight"
+		}
+		all = append(all, Advice{a.Rule, a.Subject, Warning, a.Happened() + ".", a.Remedy(plainly), commands})
+	}
+	return all
+}
+
+// AdviseTrouble says what to do about the trouble that a relay has with its database, of which nothing is stored.
+func AdviseTrouble(a alert.Alert) Advice {
+	return Advice{a.Rule, a.Subject, Critical, a.Happened() + ".", a.Remedy(plainly), []string{a.Command()}}
+}
+
+// plainly marks nothing: texts are read in terminals and pages.
+func plainly(name string) string { return name }
+
+// labelled returns the text within a format; nothing without a text.
+func labelled(format, text string) string {
+	if text == "" {
+		return ""
+	}
+	return fmt.Sprintf(format, text)
+}
+
+// orReason returns the error without a full stop at its end; without one, the reason.
+func orReason(text string, reason policy.Reason) string {
+	if text = strings.TrimRight(text, ". "); text == "" {
+		return string(reason)
+	}
+	return text
+}
+
+// upTo writes what was counted up to a bound.
+func upTo(n int64) string { return plain.UpTo(n, CountedTo) }
+
+// counted is [plain.Plural] of what was counted up to CountedTo.
+func counted(n int64, one, more string) string { return countedTo(n, CountedTo, one, more) }
+
+func countedTo(n, bound int64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return plain.UpTo(n, bound) + " " + more
+}

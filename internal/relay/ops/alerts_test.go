@@ -1,0 +1,113 @@
+package ops
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// What a person says of an alert stands in status and the audit. A silence covers what it names, until it is ended.
+func TestAlertsAreAcknowledgedAndSilenced(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, due_at) VALUES ('breaker_open', 'shop', NULL), ('failed', 'mail', NULL)`)
+	o := New(db.Pool).As(Actor{Name: "ada"})
+	relaytest.Must(t, o.AcknowledgeAlert(t.Context(), alert.RuleBreakerOpen, "shop"))
+	if err := o.AcknowledgeAlert(t.Context(), alert.RuleBreakerOpen, "mail"); !errors.Is(err, ErrNoAlert) {
+		t.Errorf("an alert that is not open: %v", err)
+	}
+	if err := o.SilenceAlerts(t.Context(), "nothing", "", time.Hour, ""); !errors.Is(err, ErrUnknownRule) {
+		t.Errorf("a rule that does not exist: %v", err)
+	}
+	relaytest.Must(t, o.SilenceAlerts(t.Context(), "", "mail", time.Hour, "moves"))
+	open := func() string {
+		t.Helper()
+		s, err := o.Status(t.Context(), "")
+		relaytest.Must(t, err)
+		var all []string
+		for _, a := range s.Alerts {
+			all = append(all, a.Rule+" "+a.AcknowledgedBy+map[bool]string{true: "silent"}[a.SilentUntil != nil])
+		}
+		slices.Sort(all)
+		return strings.Join(all, ", ")
+	}
+	if got := open(); got != "breaker_open ada, failed silent" {
+		t.Errorf("open: %s", got)
+	}
+	if got, err := o.Silences(t.Context()); err != nil || len(got) != 1 || got[0].Subject != "mail" || got[0].CreatedBy != "ada" || got[0].Reason != "moves" {
+		t.Errorf("silences: %+v, %v", got, err)
+	}
+	// All that was changed is looked at again.
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE due_at <= now()`); n != 2 {
+		t.Errorf("%d alerts are due", n)
+	}
+	relaytest.Must(t, o.SilenceAlerts(t.Context(), "", "mail", 0, ""))
+	if got := open(); got != "breaker_open ada, failed " {
+		t.Errorf("open: %s", got)
+	}
+	db.Exec(`UPDATE outbox_alert SET resolved_at = now(); UPDATE outbox_alert SET resolved_at = NULL`)
+	if got := open(); got != "breaker_open , failed " {
+		t.Errorf("what returned is known: %s", got)
+	}
+	entries, err := o.Audit(t.Context(), 0, 0)
+	relaytest.Must(t, err)
+	var actions []string
+	for _, e := range entries {
+		actions = append(actions, e.Actor+" "+e.Action+" "+*e.Detail)
+	}
+	if want := []string{
+		"ada silence_alerts all rules of mail for 0s", "ada silence_alerts all rules of mail for 1h0m: moves", "ada acknowledge_alert breaker_open shop",
+	}; !slices.Equal(actions, want) {
+		t.Errorf("audit: %q", actions)
+	}
+}
+
+// A reload that was refused and relays that differ are advised about, each once, whether or not an alert is open.
+func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_relay (instance, name, version, reload_error, reload_failed_at) OVERRIDING SYSTEM VALUE
+		VALUES (1, 'a', '1', NULL, NULL), (2, 'b', '1', 'routes: there are none.', now()), (3, 'c', '1', NULL, NULL)`)
+	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination, settings, secrets)
+		VALUES (1, 'shop', 's', 'x'), (2, 'shop', 's', 'y'), (3, 'shop', 's', 'x'), (1, 'mail', 's', 'x'), (2, 'mail', 's', 'x'), (3, 'mail', '', '')`)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('reload_refused', 'b'), ('relays_differ', 'shop')`)
+	s, err := New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	var said []string
+	for _, a := range s.Advice {
+		said = append(said, a.String())
+	}
+	for _, want := range []string{
+		`Relay "b" refused its new configuration: routes: there are none. Correct the configuration`,
+		`Relays differ in the settings of "shop": other secrets at b than at a and c. Give all relays the same`,
+	} {
+		if n := strings.Count(strings.Join(said, "\n"), want); n != 1 {
+			t.Errorf("%q is said %d times in\n%s", want, n, strings.Join(said, "\n"))
+		}
+	}
+	if len(said) != 2 || s.Relays[1].ReloadError == "" {
+		t.Errorf("%q, %+v", said, s.Relays)
+	}
+
+	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = '401 Unauthorized' WHERE instance = 2 AND destination = 'shop'`)
+	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = 'dial tcp: connection refused' WHERE instance <> 1 AND destination = 'mail'`)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('relay_refused', 'shop')`)
+	s, err = New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	said = nil
+	for _, a := range s.Advice {
+		said = append(said, a.Text)
+	}
+	if want := []string{
+		`Relay "b" refused its new configuration: routes: there are none.`,
+		`Only relays b and c are refused by "mail": dial tcp: connection refused. The other relays deliver.`,
+		`Only relay b is refused by "shop": 401 Unauthorized. The other relays deliver. Relays have other secrets at b than at a and c.`,
+	}; !slices.Equal(said, want) {
+		t.Errorf("said %q", said)
+	}
+}

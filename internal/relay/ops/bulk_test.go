@@ -1,0 +1,305 @@
+package ops_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(5, "k")
+	db.Settled("failed", "event_id = 1")
+	db.Settled("delivered", "event_id = 2")
+	db.Settled("discarded", "event_id = 3")
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, claim = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 4`)
+	outbox := ops.New(db.Pool)
+	ids := []int64{1, 1, 2, 3, 4, 5, 77}
+
+	before := relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`)
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
+	b, err := outbox.PreviewReplay(t.Context(), ops.Selection{EventIDs: ids}, 0)
+	relaytest.Must(t, err)
+	if len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], `"default" is paused: nothing is sent there before outbox-relay resume default`) {
+		t.Errorf("what is replayed waits for the end of a pause: %q", b.Obstacles)
+	}
+	if relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`) != before {
+		t.Error("a preview changes something")
+	}
+	if len(b.Sample) != 1 || b.Sample[0].EventID != 1 || b.Sample[0].IdempotencyKey != "k-1" || b.Sample[0].Status != "failed" {
+		t.Errorf("the sample is %+v", b.Sample)
+	}
+	b, err = outbox.Replay(t.Context(), ops.Selection{EventIDs: ids}, 0, nil)
+	relaytest.Must(t, err)
+	// Only what failed, unless something else was said; what is pending, in flight or not, is never touched.
+	if b.Matched != 1 || b.Done != 1 || b.Unknown != 1 || !slices.Equal(b.UnknownIDs, []int64{77}) ||
+		!maps.Equal(b.OtherStatus, map[string]int64{"delivered": 1, "discarded": 1, "pending": 2}) {
+		t.Errorf("%+v", b)
+	}
+	b, err = outbox.Replay(t.Context(), ops.Selection{EventIDs: ids, Statuses: []string{"delivered", "discarded", "failed"}}, 0, nil)
+	relaytest.Must(t, err)
+	if b.Done != 2 || b.OtherStatus["pending"] != 3 {
+		t.Errorf("%+v", b)
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE event_id <= 3 AND status = 'pending' AND replay AND attempts = 0 AND rescues = 0
+		AND next_attempt_at <= clock_timestamp() AND delivered_at IS NULL AND claim = 10 AND last_error = 'attempt 8 of 8: 500'`); n != 3 {
+		t.Errorf("%d of 3 are as a replay leaves them: %v", n, relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d`))
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE event_id > 3 AND NOT replay AND claim = 5 - event_id`); n != 2 {
+		t.Error("a pending delivery was touched")
+	}
+	// Once more is nothing more.
+	b, err = outbox.Replay(t.Context(), ops.Selection{Destination: "default", Statuses: []string{"delivered", "discarded", "failed"}}, 0, nil)
+	relaytest.Must(t, err)
+	if b.Matched != 0 || b.Done != 0 {
+		t.Errorf("%+v", b)
+	}
+	_, err = outbox.Replay(t.Context(), ops.Selection{Statuses: []string{"pending"}}, 0, nil)
+	if err == nil || !strings.Contains(err.Error(), `status "pending" cannot be chosen; choose failed, delivered, discarded`) {
+		t.Error(err)
+	}
+}
+
+// Receivers forget: what they may have processed long ago is not sent again by mistake.
+func TestReplayOfOldEvents(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at)
+		VALUES ('t', '{}', 'old', now() - interval '91 days'), ('t', '{}', 'young', now() - interval '89 days')`)
+	db.Insert(1, "gone")
+	db.Settled("failed", "true")
+	db.Exec(`DELETE FROM outbox WHERE idempotency_key = 'gone-1'`)
+	outbox := ops.New(db.Pool)
+	for _, find := range []func() (ops.Bulk, error){
+		func() (ops.Bulk, error) {
+			return outbox.PreviewReplay(t.Context(), ops.Selection{Destination: "default"}, ops.DefaultReceiverMemory)
+		},
+		func() (ops.Bulk, error) {
+			return outbox.Replay(t.Context(), ops.Selection{Destination: "default"}, ops.DefaultReceiverMemory, nil)
+		},
+	} {
+		b, err := find()
+		relaytest.Must(t, err)
+		if b.Matched != 1 || b.TooOld != 1 || b.EventMissing != 1 {
+			t.Errorf("%+v", b)
+		}
+	}
+	if got := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE replay`); !slices.Equal(got, []int64{2}) {
+		t.Errorf("replayed %v", got)
+	}
+	b, err := outbox.Replay(t.Context(), ops.Selection{Destination: "default"}, 0, nil)
+	relaytest.Must(t, err)
+	if b.Done != 1 {
+		t.Errorf("%+v", b)
+	}
+}
+
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(4, "k")
+	db.Exec(`DELETE FROM outbox_route`)
+	db.Insert(1, "parked")
+	db.Settled("failed", "event_id = 1")
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 2`)
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() - interval '1 second' WHERE event_id = 3`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 4`)
+	outbox := ops.New(db.Pool)
+	b, err := outbox.Discard(t.Context(), ops.Selection{Destination: "default"}, nil)
+	relaytest.Must(t, err)
+	if b.Matched != 3 || b.Done != 3 || b.InFlight != 1 {
+		t.Errorf("%+v", b)
+	}
+	if got := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'discarded' AND claimed_by IS NULL ORDER BY event_id`); !slices.Equal(got, []int64{1, 3, 4}) {
+		t.Errorf("discarded %v", got)
+	}
+	b, err = outbox.Discard(t.Context(), ops.Selection{EventIDs: []int64{1, 2, 3, 4, 5}}, nil)
+	relaytest.Must(t, err)
+	if b.Done != 1 || b.InFlight != 1 || b.OtherStatus["discarded"] != 3 {
+		t.Errorf("%+v", b)
+	}
+	if got := relaytest.Row[string](db, `SELECT status FROM outbox_delivery WHERE destination = ''`); got != "discarded" {
+		t.Errorf("the parked one is %s", got)
+	}
+}
+
+// An operator who ends a bulk command ends it between two batches: what was begun is whole, and known.
+// While a discard goes through what is due, a relay makes deliveries wait behind a head, and releases one that waits.
+func TestDiscardWhileDeliveriesMove(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, 3500) i`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', 'other', 'other')`)
+	moved := false
+	b, err := ops.New(db.Pool).Discard(t.Context(), ops.Selection{OrderingKey: "k"}, func(ops.Bulk) {
+		if !moved {
+			db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE status = 'pending' AND event_id > 1200 AND ordering_key = 'k'`)
+			moved = true
+		}
+	})
+	relaytest.Must(t, err)
+	left := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' ORDER BY event_id`)
+	if b.Matched != 3500 || b.Done != 3500 || !slices.Equal(left, []int64{3501}) {
+		t.Errorf("%d deliveries are left; %+v", len(left), b)
+	}
+}
+
+func TestInterruptedBulk(t *testing.T) {
+	t.Parallel()
+	const batch = 1000
+	db := relaytest.Covered(t)
+	db.Insert(2*batch+5, "k")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("enough")
+	b, err := ops.New(db.Pool).Discard(ctx, ops.Selection{Destination: "default"}, func(ops.Bulk) { cancel(enough) })
+	if !errors.Is(err, enough) || b.Done != batch {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded'`); n != batch {
+		t.Errorf("%d are discarded", n)
+	}
+	b, err = ops.New(db.Pool).Discard(t.Context(), ops.Selection{Destination: "default"}, nil)
+	relaytest.Must(t, err)
+	if b.Done != batch+5 {
+		t.Errorf("%+v", b)
+	}
+}
+
+// On a copy, everything that was pending when the command began is given up: also what is parked, what is not due, and what was in
+// flight when the copy was made. What the producer adds meanwhile is not from the original.
+func TestDiscardQuarantined(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "a", "b")
+	outbox := ops.New(db.Pool)
+	if _, err := outbox.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrNotQuarantined) {
+		t.Errorf("where no relay has worked: %v", err)
+	}
+	db.Insert(600, "original")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + event_id * interval '1 hour', replay = event_id % 2 = 0`)
+	db.Settled("failed", "event_id = 3")
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 4`)
+	db.Exec(`DELETE FROM outbox_route`)
+	db.Insert(1, "parked")
+	_, err := outbox.AcceptIdentity(t.Context(), "")
+	relaytest.Must(t, err)
+	db.Exec(`UPDATE outbox_identity SET database_oid = 1`)
+
+	tx := db.Begin()
+	_, err = tx.Exec(t.Context(), `SELECT FROM outbox_delivery WHERE event_id = 5 AND destination = 'a' FOR UPDATE`)
+	relaytest.Must(t, err)
+	var steps []int64
+	b, err := outbox.DiscardQuarantined(t.Context(), "", func(b ops.Bulk) {
+		if steps = append(steps, b.Done); len(steps) == 1 {
+			db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'b')`)
+			db.Insert(2, "newer")
+			db.Exec(`UPDATE outbox_delivery SET replay = true, next_attempt_at = now() + interval '1 year' WHERE event_id > 601`) // ahead of the walk
+		}
+	})
+	if err == nil || err.Error() != "discard: 1 delivery was locked or changed by another session" || b.Done != 1198 || b.Missed != 1 || !slices.Equal(steps, []int64{999, 1198}) {
+		t.Errorf("%+v, %v, in steps %v", b, err, steps)
+	}
+	relaytest.Must(t, tx.Rollback(t.Context()))
+	db.Exec(`DELETE FROM outbox_delivery WHERE event_id > 601; DELETE FROM outbox WHERE id > 601`)
+	b, err = outbox.DiscardQuarantined(t.Context(), "", nil)
+	if err != nil || b.Done != 1 {
+		t.Errorf("again: %+v, %v", b, err)
+	}
+	want := []string{"discarded quarantined 1199", "failed server_error 2"}
+	if got := relaytest.Rows[string](db, `SELECT concat_ws(' ', status, last_reason, count(*)) FROM outbox_delivery GROUP BY status, last_reason ORDER BY 1`); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A retry makes due what was attempted and waits, nothing else, and says what keeps it from being sent.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(7, "k")
+	db.Settled("failed", "event_id = 2")
+	db.Settled("delivered", "event_id = 3")
+	const waits = `UPDATE outbox_delivery SET attempts = 2, last_attempt_at = now(), last_reason = 'unauthorized', claim = 3, not_after = now() + interval '1 day',
+		next_attempt_at = now() + interval '4 hours' WHERE event_id IN (1, 7)`
+	db.Exec(waits)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 5`) // its producer said so
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 6`)
+	outbox := ops.New(db.Pool)
+	ids := []int64{1, 2, 3, 4, 5, 6, 7, 77}
+	before := relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`)
+	b, err := outbox.PreviewRetry(t.Context(), ops.Selection{EventIDs: ids})
+	relaytest.Must(t, err)
+	if b.Matched != 2 || b.NotWaiting != 2 || b.InFlight != 1 || b.Unknown != 1 || !maps.Equal(b.OtherStatus, map[string]int64{"failed": 1, "delivered": 1}) {
+		t.Errorf("%+v", b)
+	}
+	if relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`) != before {
+		t.Error("a preview changes something")
+	}
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
+	for _, s := range []ops.Selection{{EventIDs: []int64{1}}, {Destination: "default", Reason: "unauthorized"}} {
+		b, err = outbox.Retry(t.Context(), s, nil)
+		relaytest.Must(t, err)
+		if b.Done != 1 || len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], `"default" is paused: nothing is sent there before outbox-relay resume default`) {
+			t.Errorf("%+v", b)
+		}
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE event_id IN (1, 7) AND next_attempt_at <= clock_timestamp() AND status = 'pending'
+		AND attempts = 2 AND claim = 3 AND NOT replay AND not_after > now()`); n != 2 {
+		t.Errorf("%d of 2 are due as they were: %v", n, relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d`))
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit WHERE action = 'retry' AND state = 'done' AND done = 1`); n != 2 {
+		t.Errorf("the audit has %d of 2", n)
+	}
+	if b, err = outbox.Retry(t.Context(), ops.Selection{Destination: "default"}, nil); err != nil || b.Matched != 0 {
+		t.Errorf("a second time: %+v, %v", b, err)
+	}
+	// One that was attempted after an operation began, and failed again, waits for its next attempt also when the operation goes on.
+	db.Exec(waits)
+	db.RewriteAudit(`state = 'interrupted' WHERE id = 2`)
+	order, err := outbox.TakeUp(t.Context(), 2)
+	relaytest.Must(t, err)
+	if b, err = outbox.Work(t.Context(), 2, order, nil); err != nil || b.Done != 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// On a copy, events are given up too that no relay has taken, or that the original's relay had in
+// hand. What comes after is taken.
+func TestDiscardQuarantinedUnrouted(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	outbox := ops.New(db.Pool)
+	_, err := outbox.AcceptIdentity(t.Context(), "")
+	relaytest.Must(t, err)
+	take := func() intake.Range {
+		t.Helper()
+		r, err := intake.TakeRange(t.Context(), db.Pool, 1, intake.Terms{Events: 100}, false)
+		relaytest.Must(t, err)
+		return r
+	}
+	db.Insert(3, "in hand")
+	take()
+	db.Insert(4, "not taken")
+	db.Exec(`UPDATE outbox_identity SET database_oid = 1`)
+	b, err := outbox.DiscardQuarantined(t.Context(), "", nil)
+	if err != nil || b.Done != 7 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if r := take(); r.Found != intake.Nothing {
+		t.Errorf("took %+v", r)
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`); n != 0 {
+		t.Errorf("%d ranges are open", n)
+	}
+	db.Insert(2, "new")
+	if r := take(); len(r.Events) != 2 {
+		t.Errorf("took %+v", r)
+	}
+}

@@ -1,0 +1,126 @@
+package ops_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// An event is found by what people know of it: id, key, reference; also when it is archived.
+func TestFindEvents(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.InsertOld(1, "old")
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, related_reference) SELECT 't', '{"a":1}', 'k' || i, 'ref' || i % 2 FROM generate_series(1, 5) i`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', '3'), ('t', '{}', '4711')`)
+	outbox := ops.New(db.Pool)
+	_, err := outbox.Archive(t.Context(), archive.Retention{ArchiveAfter: 30 * 24 * time.Hour, DeleteAfter: 400 * 24 * time.Hour, Attempts: 90 * 24 * time.Hour}, nil)
+	relaytest.Must(t, err)
+	if n := relaytest.Row[int](db, `SELECT count(*)::int FROM outbox_archive`); n != 1 {
+		t.Fatalf("%d events are archived", n)
+	}
+	for text, want := range map[string][]int64{
+		"2": {2}, "k4": {5}, "ref1": {6, 4, 2}, "3": {3}, "4711": {8}, "old-1": {1}, "1": {1},
+	} {
+		ids, err := outbox.FindEvents(t.Context(), text)
+		relaytest.Must(t, err)
+		if !slices.Equal(ids, want) {
+			t.Errorf("%s: %d, want %d", text, ids, want)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "99", "k", "ref"} {
+		if _, err := outbox.FindEvents(t.Context(), text); !errors.As(err, new(ops.UnknownEvent)) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	old, err := outbox.Reveal(t.Context(), 1)
+	relaytest.Must(t, err)
+	if old.Event.ArchivedAt == nil || old.Event.Payload == nil || len(old.Deliveries) != 1 || old.Deliveries[0].Status != "delivered" || old.Deliveries[0].DeliveredAt == nil || *old.Deliveries[0].LatencySeconds < 4*86400 {
+		t.Errorf("%+v", old)
+	}
+	recent, err := outbox.Event(t.Context(), 2)
+	relaytest.Must(t, err)
+	if recent.Event.Payload != nil || recent.Event.PayloadBytes != 7 || *recent.Event.RelatedReference != "ref1" {
+		t.Errorf("%+v", recent.Event)
+	}
+	if history := old.Explain().History; len(history) != 3 || history[1].What != "delivered" || history[2].What != "archived" {
+		t.Errorf("%+v", history)
+	}
+}
+
+// Attempts count anew after a replay: the history names who replayed the event, and does not say that its first attempt delivered.
+func TestExplainReplays(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(3, "k")
+	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
+		SELECT 1, 'default', n, n, 1, 'retry', 'server_error', 5, now() + make_interval(secs => n * 0.001) FROM generate_series(1, 3) n`)
+	db.Settled("delivered", "true")
+	outbox := ops.New(db.Pool)
+	replay := func(actor string, s ops.Selection) {
+		s.Statuses = []string{"delivered"}
+		b, err := outbox.As(ops.Actor{Name: actor}).Replay(t.Context(), s, 0, nil)
+		relaytest.Must(t, err)
+		if b.Done == 0 {
+			t.Fatalf("%s replayed nothing", actor)
+		}
+		db.Settled("delivered", "status = 'pending'")
+		db.Exec(`UPDATE outbox_delivery SET delivered_at = clock_timestamp(), attempts = 1 WHERE replay`)
+	}
+	replay("root@vm", ops.Selection{EventIDs: []int64{1}})
+	want := func(id int64, want ...string) {
+		t.Helper()
+		report, err := outbox.Event(t.Context(), id)
+		relaytest.Must(t, err)
+		var got []string
+		for _, m := range report.Explain().History[1:] {
+			if m.What != "attempt" {
+				text, _, _ := strings.Cut(m.Text, ", 0") // without how long it took
+				got = append(got, strings.Split(text, " attempt")[0])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("event %d: %q, want %q", id, got, want)
+		}
+	}
+	const arrived = "delivered by the replay, with its 1st"
+	named := "replayed by root@vm (cli), after it had been delivered"
+	want(1, named, arrived)
+	replay("ann", ops.Selection{EventIDs: []int64{2}})
+	replay("bob", ops.Selection{Destination: "default"})
+	want(1, named, "perhaps replayed by bob (cli): the order includes it", arrived)
+	want(3, "replayed by bob (cli), after it had been delivered", arrived)
+	replay("cem", ops.Selection{Type: "*"})
+	want(3, "perhaps replayed by bob (cli): the order includes it", "perhaps replayed by cem (cli): the order includes it", arrived)
+}
+
+// The history says when an operator gave a delivery up, and not when it was attempted last.
+func TestExplainDiscards(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(2, "k")
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now() - interval '1 hour', status = 'failed'`)
+	outbox := ops.New(db.Pool)
+	_, err := outbox.Discard(t.Context(), ops.Selection{EventIDs: []int64{1}}, nil)
+	relaytest.Must(t, err)
+	db.Exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE event_id = 2`)
+	for id, known := range map[int64]bool{1: true, 2: false} {
+		report, err := outbox.Event(t.Context(), id)
+		relaytest.Must(t, err)
+		history := report.Explain().History
+		for _, m := range history {
+			if m.What == "discarded" && (m.At.After(report.Event.CreatedAt) != known || strings.Contains(m.Text, "audit") == known) {
+				t.Errorf("event %d: %+v", id, m)
+			}
+		}
+		if !slices.ContainsFunc(history, func(m ops.Moment) bool { return m.What == "discarded" }) {
+			t.Errorf("event %d: %+v", id, history)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
+)
+
+// ErrNoAlert says that no such alert is open.
+var ErrNoAlert = errors.New("no such alert is open; see: outbox-relay status")
+
+// ErrUnknownRule says that there is no such rule of alerts.
+var ErrUnknownRule = errors.New("there is no such rule")
+
+// MaxSilence is for how long alerts can be silenced at most: what is silenced for ever is not watched.
+const MaxSilence = 30 * 24 * time.Hour
+
+const acknowledgeAlert = `
+UPDATE outbox_alert SET acknowledged_by = coalesce(nullif($3, ''), session_user::text), due_at = now()
+WHERE rule = $1 AND subject = $2 AND resolved_at IS NULL`
+
+// AcknowledgeAlert notes that somebody deals with an open alert: it is not sent again until it returns, but its recovery is. The
+// audit has it. The error wraps [ErrNoAlert] if it is not open.
+func (o *Outbox) AcknowledgeAlert(ctx context.Context, rule, subject string) error {
+	name, _ := o.actorOf()
+	return o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, acknowledgeAlert, rule, subject, name)
+		switch {
+		case err != nil:
+			return fmt.Errorf("acknowledge alert: %w", err)
+		case tag.RowsAffected() == 0:
+			return fmt.Errorf("%s of %q: %w", plain.Clip(rule), plain.Clip(subject), ErrNoAlert)
+		}
+		return o.record(ctx, tx, auditRow{action: "acknowledge_alert", detail: plain.Clip(rule + " " + subject)})
+	})
+}
+
+const silenceAlerts = `
+INSERT INTO outbox_alert_silence AS x (rule, subject, until, reason, created_by)
+VALUES ($1, $2, now() + make_interval(secs => $3), $4, coalesce(nullif($5, ''), session_user::text))
+ON CONFLICT (rule, subject) DO UPDATE
+SET until = excluded.until, reason = excluded.reason, created_by = excluded.created_by, created_at = now()`
+
+// What was silent becomes due when the silence ends before its time.
+const dueAlerts = `UPDATE outbox_alert SET due_at = now() WHERE $1 IN ('', rule) AND $2 IN ('', subject)`
+
+const removeSilences = `DELETE FROM outbox_alert_silence WHERE until <= now()`
+
+// SilenceAlerts keeps alerts from being sent for a while, as during maintenance; 0 or less ends it. An empty rule or subject stands
+// for all. Recoveries of what was sent before are sent. The audit has it.
+func (o *Outbox) SilenceAlerts(ctx context.Context, rule, subject string, lasting time.Duration, reason string) error {
+	if rule != "" && !slices.Contains(alert.Rules(), rule) {
+		return fmt.Errorf("%w %q; there are %s", ErrUnknownRule, plain.Clip(rule), strings.Join(alert.Rules(), ", "))
+	}
+	lasting = max(0, min(lasting, MaxSilence))
+	name, _ := o.actorOf()
+	return o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, silenceAlerts, rule, subject, lasting.Seconds(), plain.Clip(reason), name); err != nil {
+			return fmt.Errorf("silence alerts: %w", err)
+		}
+		if _, err := tx.Exec(ctx, dueAlerts, rule, subject); err != nil {
+			return fmt.Errorf("silence alerts: %w", err)
+		}
+		if _, err := tx.Exec(ctx, removeSilences); err != nil {
+			return fmt.Errorf("silence alerts: %w", err)
+		}
+		about := strings.TrimSpace(orAll(rule, "all rules") + " of " + orAll(subject, "all subjects"))
+		return o.record(ctx, tx, auditRow{action: "silence_alerts", detail: plain.Clip(fmt.Sprintf("%s for %s%s", about, plain.Span(lasting), labelled(": %s", reason)))})
+	})
+}
+
+func orAll(name, all string) string {
+	if name == "" {
+		return all
+	}
+	return name
+}
+
+const selectSilences = `
+SELECT rule, subject, until, reason, created_by FROM outbox_alert_silence WHERE until > now() ORDER BY until, rule, subject`
+
+// A Silence keeps alerts from being sent.
+type Silence struct {
+	Rule      string    `json:"rule"`    // empty: all
+	Subject   string    `json:"subject"` // empty: all
+	Until     time.Time `json:"until"`
+	Reason    string    `json:"reason"`
+	CreatedBy string    `json:"created_by"`
+}
+
+// Silences lists what is silenced at present.
+func (o *Outbox) Silences(ctx context.Context) ([]Silence, error) {
+	return rows.Structs[Silence](ctx, o.pool, "list silences", selectSilences)
+}

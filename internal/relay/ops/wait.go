@@ -1,0 +1,222 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+)
+
+// A Wait is one reason for which a pending delivery has not been sent yet, or for which an event
+// has no delivery yet.
+type Wait struct {
+	Destination string `json:"destination"` // empty: parked, or the event as a whole
+	// Why: not_routed, in_hand, in_flight, parked, paused, held, behind, not_due, no_relay,
+	// quarantined, unserved or due. Names are added, never renamed.
+	Why string `json:"why"`
+	// Text explains it, and says what to do.
+	Text string `json:"text"`
+}
+
+// Waits returns why an event has no deliveries yet, and why the pending ones have not been sent
+// yet: every reason of each. A delivery without a reason to wait is due, and goes out with its
+// relay's next claims.
+func (o *Outbox) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
+	all := []Wait{}
+	state, open, err := o.routing(ctx, eventID)
+	if err != nil {
+		return all, err
+	}
+	if open {
+		all = append(all, state.reason())
+	}
+	list, err := o.waiting(ctx, eventID)
+	for _, w := range list {
+		all = append(all, w.reasons(eventID)...)
+	}
+	return all, err
+}
+
+// reason says where an event is that may lack deliveries.
+func (s routeState) reason() Wait {
+	if s.Range == 0 {
+		return Wait{Why: "not_routed", Text: "not yet routed: no relay has taken it yet" + s.taker()}
+	}
+	relay := fmt.Sprintf("relay %d %s", s.Relay, s.Name)
+	if s.Name == "" {
+		relay = fmt.Sprintf("relay %d, which is gone,", s.Relay)
+	}
+	text := fmt.Sprintf("in the hand of %s since %s (range %d)", relay, timeText(s.TakenAt), s.Range)
+	if len(s.Settled) > 0 {
+		names := slices.Clone(s.Settled)
+		if names[0] == "" {
+			names[0] = "no destination (parked)"
+		}
+		text += "; these have their delivery already: " + strings.Join(names, ", ")
+	}
+	if s.Name == "" {
+		text += "; another relay takes it over" + s.taker()
+	}
+	return Wait{Why: "in_hand", Text: text}
+}
+
+// taker says why no relay takes an event; empty: one runs.
+func (s routeState) taker() string {
+	switch {
+	case s.Relays > 0:
+		return ""
+	case s.Quarantined:
+		return "; the relays that run are quarantined and take nothing; see: outbox-relay identity show"
+	}
+	return "; no relay is running; start one: outbox-relay run"
+}
+
+// waitState is all that one pending delivery may wait for.
+type waitState struct {
+	Destination    string
+	DueInSeconds   float64 // not above 0: it is due
+	NextAttemptAt  time.Time
+	Attempts       int
+	ClaimedBy      *int32 // under a lease that has not ended
+	ClaimedName    string // of that relay; empty: it is gone
+	LeaseSeconds   float64
+	Paused         bool
+	PausedReason   string
+	PausedAt       *time.Time
+	Breaker        string
+	BreakerSeconds float64
+	BreakerError   string
+	BehindEvent    int64 // the first open one of its ordering key; 0: none is before it
+	BehindStatus   string
+	BehindReason   policy.Reason
+	OrderingKey    string
+	Routed         bool          // it is parked, but its type has a route now
+	Served         bool          // a registered relay serves the destination
+	Relays         int64         // that run and are not quarantined
+	Quarantined    bool          // a relay that is quarantined runs
+	AnyRoute       bool          // some route is stored
+	LastReason     policy.Reason // of the latest attempt; empty: there was none, or it was replayed since
+	LastError      string
+	Ahead          int64 // due deliveries of the destination that go out before it, up to aheadTo and one
+}
+
+func (w waitState) reasons(eventID int64) (all []Wait) {
+	add := func(why, format string, args ...any) {
+		all = append(all, Wait{w.Destination, why, fmt.Sprintf(format, args...)})
+	}
+	if w.ClaimedBy != nil {
+		name := w.ClaimedName
+		if name == "" {
+			name = "that is gone"
+		}
+		add("in_flight", "in flight by relay %d %s; its lease ends in %s", *w.ClaimedBy, name, seconds(w.LeaseSeconds))
+		return all
+	}
+	if w.Destination == "" {
+		add("parked", "%s", w.parked(eventID))
+		return all
+	}
+	if w.Paused {
+		reason := w.PausedReason
+		if reason == "" {
+			reason = "no reason given"
+		}
+		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, plain.ShellWord(w.Destination))
+	}
+	if w.Breaker != "closed" {
+		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
+		add("held", "%s", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
+	}
+	if w.BehindEvent != 0 {
+		state := "is " + w.BehindStatus
+		if w.BehindStatus == "failed" {
+			state = "has failed"
+		}
+		add("behind", "behind event %d of its ordering key, which %s%s", w.BehindEvent, state, w.behindHint())
+	}
+	if w.DueInSeconds > 0 {
+		after := ""
+		if w.Attempts > 0 {
+			after = ", after " + plain.Plural(w.Attempts, "attempt", "attempts")
+		}
+		last := ""
+		if w.LastReason != "" {
+			last = "; the last attempt ended with " + orReason(w.LastError, w.LastReason)
+		}
+		add("not_due", "not yet due%s: in %s, at %s%s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt), last)
+	}
+	if w.Relays == 0 && w.Quarantined {
+		add("quarantined", "the relays that run are quarantined and send nothing; see: outbox-relay identity show")
+	} else if w.Relays == 0 {
+		add("no_relay", "no relay is running; start one: outbox-relay run")
+	} else if !w.Served {
+		add("unserved", "unserved: no running relay has this destination; add it to a relay's configuration and reload that relay (SIGHUP), or give it up: outbox-relay discard %d --destination %s", eventID, plain.ShellWord(w.Destination))
+	}
+	if len(all) == 0 {
+		add("due", "due: it goes out with the next claims of its destination%s", w.ahead())
+	}
+	return all
+}
+
+// aheadTo is up to how many deliveries before it are counted.
+const aheadTo = 1_000
+
+// ahead says how many go out before it: a receiver that is slow, or its rate limit, may take long for them.
+func (w waitState) ahead() string {
+	if w.Ahead == 0 {
+		return ""
+	}
+	return "; " + countedTo(w.Ahead, aheadTo, "is", "are") + " due before it"
+}
+
+// parked says why an event is parked, and what releases it.
+func (w waitState) parked(eventID int64) string {
+	switch {
+	case !w.AnyRoute:
+		return "parked until the first relay starts: no route is stored yet; start one: outbox-relay run"
+	case w.Routed:
+		return "parked, but a route for its type exists now: a relay releases it within seconds"
+	}
+	return fmt.Sprintf("parked: no route matches its type; add one and reload the relays (SIGHUP), or give it up: outbox-relay discard %d", eventID)
+}
+
+// behindHint says what makes the ordering key go on; empty: it goes on by itself.
+func (w waitState) behindHint() string {
+	if w.BehindStatus != "failed" {
+		return ""
+	}
+	skip := fmt.Sprintf("outbox-relay discard --destination %s %s", plain.ShellWord(w.Destination), plain.ShellFlag("--head-of-key", w.OrderingKey))
+	if unsendable(w.BehindReason) {
+		return fmt.Sprintf(" (%s) and can never be sent; to go on: %s", w.BehindReason, skip)
+	}
+	return fmt.Sprintf("; to go on: outbox-relay replay %d --destination %s, or %s", w.BehindEvent, plain.ShellWord(w.Destination), skip)
+}
+
+// nextProbe says when a held destination is probed.
+func (w waitState) nextProbe() string {
+	switch {
+	case !w.Served:
+		return "no running relay probes it"
+	case w.Breaker == "half_open":
+		return "a probe is under way"
+	case w.BreakerSeconds > 0:
+		return "next probe in " + seconds(w.BreakerSeconds)
+	}
+	return "the next probe is due"
+}
+
+func seconds(s float64) string {
+	return time.Duration(max(s, 0) * float64(time.Second)).Round(time.Second).String()
+}
+
+func timeText(at *time.Time) string {
+	if at == nil {
+		return "?"
+	}
+	return at.UTC().Format(time.RFC3339)
+}

@@ -1,0 +1,103 @@
+package ops_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+func TestWaits(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, CASE WHEN i < 4 THEN 'o' END FROM generate_series(1, 8) i`)
+	db.Settled("failed", "event_id = 1")
+	outbox := ops.New(db.Pool)
+	waits := func(id int64, want ...string) {
+		t.Helper()
+		list, err := outbox.Waits(t.Context(), id)
+		relaytest.Must(t, err)
+		var got []string
+		for _, w := range list {
+			got = append(got, w.Why)
+			if w.Text == "" || strings.Contains(w.Text, "%!") {
+				t.Errorf("event %d waits for %+v", id, w)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("event %d waits for %+v, want %q", id, list, want)
+		}
+	}
+	waits(4, "no_relay")
+	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('r', 'v', now() + interval '1 hour')`)
+	waits(4, "unserved")
+	db.Exec(`UPDATE outbox_relay SET quarantined = 'a copy'`)
+	waits(4, "quarantined")
+	db.Exec(`UPDATE outbox_relay SET quarantined = NULL`)
+	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) VALUES (1, 'default')`)
+	waits(1) // has failed
+	waits(2, "behind")
+	waits(4, "due")
+	if list, err := outbox.Waits(t.Context(), 4); err != nil || !strings.HasSuffix(list[0].Text, "; 2 are due before it") {
+		t.Errorf("%v %+v", err, list)
+	}
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 4`)
+	waits(4, "in_flight")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour', attempts = 2 WHERE event_id = 5`)
+	waits(5, "not_due")
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_error)
+		VALUES ('default', true, now(), 'open', now(), now() + interval '1 hour', 'refused')`)
+	waits(5, "paused", "held", "not_due")
+	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = 1`)
+	if list, err := outbox.Waits(t.Context(), 5); err != nil || !strings.Contains(list[1].Text, "a probe is under way") {
+		t.Errorf("%v %+v", err, list)
+	}
+	db.Exec(`DELETE FROM outbox_destination; DELETE FROM outbox_route; DELETE FROM outbox_relay_destination`)
+	waits(6, "unserved")
+	db.Insert(1, "parked")
+	waits(9, "parked")
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('other', 'default')`)
+	if list, err := outbox.Waits(t.Context(), 9); err != nil || !strings.HasSuffix(list[0].Text, "or give it up: outbox-relay discard 9") {
+		t.Errorf("%v %+v", err, list)
+	}
+	list, err := outbox.Waits(t.Context(), 2)
+	relaytest.Must(t, err)
+	if want := "behind event 1 of its ordering key, which has failed; to go on: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[0].Text != want {
+		t.Errorf("got %s, want %s", list[0].Text, want)
+	}
+}
+
+// What operators see of lanes that do not flow.
+func TestStatusOfBlockedLanes(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "a", "b")
+	for _, key := range []string{"o1", "o2", "o3"} {
+		db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', $1 || i, $1 FROM generate_series(1, 3) i`, key)
+	}
+	db.Settled("failed", "destination = 'a' AND event_id IN (1, 2, 4, 9)") // of the last key nothing waits behind it
+	db.Exec(`UPDATE outbox_delivery SET last_attempt_at = now() - interval '1 hour' WHERE event_id = 1`)
+	db.Exec(`DELETE FROM outbox_route WHERE destination = 'b'`)
+	db.Exec(`UPDATE outbox_delivery SET replay = true WHERE destination = 'b' AND event_id < 3`)
+	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r', 'v')`)
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 5`)
+	s, err := ops.New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	a, b := s.Destinations[0], s.Destinations[1]
+	if got := fmt.Sprint(a.BlockedKeys, a.Routed, a.Replays, b.BlockedKeys, b.Routed, b.Replays); got != "2 true 0 0 false 2" {
+		t.Errorf("%s: %+v", got, s.Destinations)
+	}
+	if got := fmt.Sprint(a.WaitingBehind); got != "[{1 0 o1 failed 0 0 server_error} {4 0 o2 failed 0 0 server_error}]" {
+		t.Errorf("waiting behind %s", got)
+	}
+	if a.BlockedSeconds < 3600 || b.BlockedSeconds != 0 {
+		t.Errorf("blocked for %g and %g seconds", a.BlockedSeconds, b.BlockedSeconds)
+	}
+	relays, err := ops.New(db.Pool).Relays(t.Context())
+	relaytest.Must(t, err)
+	if len(relays) != 1 || relays[0].InFlight != 2 || relays[0].Session || s.Relays[0].InFlight != 2 {
+		t.Errorf("%+v", relays)
+	}
+}

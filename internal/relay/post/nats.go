@@ -1,0 +1,111 @@
+package post
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/relay/natspost"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+)
+
+// overNATS is the [carrier] of nats and tls: one message to a stream of JetStream an attempt.
+type overNATS struct {
+	to     *Endpoint
+	client *natspost.Client
+}
+
+// newNATS prepares the messages of an endpoint. agent says who sends them.
+func newNATS(e *Endpoint, agent string) carrier {
+	d := e.Destination
+	e.setHeader("")
+	return overNATS{e, natspost.New(natspost.Config{
+		Settings: d.NATS, Destination: d.Name, Servers: servers(e.URL.Host, "4222"), Secure: e.URL.Scheme == "tls",
+		TLS: d.Wire.TLS.current, Authorization: d.Wire.Authorization,
+		Dial: e.dial, Timeout: d.Timeout, Again: d.again(), Largest: d.largest(), Agent: agent, Log: &e.Log,
+	})}
+}
+
+// Deliver implements [carrier].
+func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
+	req, err := NewRequest(c.to, m, time.Now())
+	if err != nil {
+		return Refused(err)
+	}
+	subject, err := c.client.Subject(*m.EventType, m.order())
+	if err != nil {
+		return Refused(err)
+	}
+	if ready != nil {
+		if instead := ready(); instead != nil {
+			return *instead
+		}
+	}
+	c.to.begin()
+	defer c.to.end()
+	result := c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader, Payload: m.Payload})
+	result.DroppedHeaders = req.dropped
+	return result
+}
+
+// Reach implements [carrier].
+func (c overNATS) Reach(ctx context.Context) ([]string, error) { return c.client.Reach(ctx) }
+
+// CloseIdleConnections implements [carrier].
+func (c overNATS) CloseIdleConnections() { c.client.CloseIdleConnections() }
+
+// order returns what events that keep an order have in common: their ordering key, or else nothing but the event itself.
+func (m *Message) order() string {
+	if m.OrderingKey != nil {
+		return *m.OrderingKey
+	}
+	return strconv.FormatInt(m.EventID, 10)
+}
+
+// messageID returns what a stream knows a delivery by, within its duplicate window. The idempotency key alone is not enough where one
+// stream takes the messages of several destinations, or of several databases whose keys are alike: the stream would drop the second one,
+// and the event would be lost. A replay is another message, or the stream would drop it, too.
+func messageID(m *Message) string {
+	id := *m.Key + "/" + m.Destination + "/" + strconv.FormatInt(m.CreatedAt.Time.UnixMicro(), 36)
+	if m.Replay {
+		id += "/" + strconv.FormatInt(m.NotAfter.UnixMicro(), 36)
+	}
+	return id
+}
+
+// natsHeader yields the headers of a message to NATS. Attributes of CloudEvents are in lower case there. What an event brings along must
+// not command the server: Nats-Rollup would empty the stream.
+func (r *Request) natsHeader(yield func(name, value string) bool) {
+	for i := range r.header {
+		name := r.header[i].name
+		switch {
+		case strings.HasPrefix(name, natsPrefix):
+			continue
+		case strings.HasPrefix(name, "Ce-"):
+			name = strings.ToLower(name)
+		}
+		if !yield(name, r.header[i].value) {
+			return
+		}
+	}
+}
+
+// natsPrefix begins the headers that a server of NATS obeys.
+const natsPrefix = "Nats-"
+
+// natsProblems returns the mistakes in a destination of NATS.
+func (d Destination) natsProblems(path string) []check.Problem {
+	var v check.Problems
+	v.Add(d.NATS.Problems(path, d.Name))
+	v.Add(d.logProblems(path, "NATS", "credentials_file, nkey_file, basic_auth or bearer_token"))
+	for name := range d.Headers {
+		v.Require(!strings.HasPrefix(http.CanonicalHeaderKey(name), natsPrefix), path+".headers."+name, "is a command to the server; remove it")
+	}
+	const identities = "is set beside basic_auth or bearer_token, and a connection can have one identity; remove one of them"
+	v.Require(d.Wire.Authorization == nil || d.NATS.Credentials == nil, path+".credentials_file", identities)
+	v.Require(d.Wire.Authorization == nil || d.NATS.Seed == nil, path+".nkey_file", identities)
+	return v
+}

@@ -1,0 +1,75 @@
+package post
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/mask"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+)
+
+// Bounds of what a receiver can make the relay read, in bytes.
+const (
+	maxResponseHeader = 64 << 10
+	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
+)
+
+// send makes exactly one request, within the timeout of its destination. It is a round trip of the transport, not a call of an
+// http.Client, which would follow redirects: with a GET whose 200 looks like success, or with the body, key and signature to
+// another host.
+func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy.Result {
+	e.begin()
+	defer e.end()
+	caller := ctx
+	var status int
+	var resp *http.Response
+	var connected bool
+	var err error
+	if e.direct.fits(req, payload) {
+		status, resp, connected, err = e.direct.roundTrip(ctx, e.Destination.Timeout, req, payload)
+	} else {
+		if e.Destination.Timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, e.Destination.Timeout)
+			defer cancel()
+		}
+		resp, connected, err = e.roundTrip(ctx, req.HTTP(payload), payload)
+	}
+	if err != nil {
+		if errors.Is(err, errNothingSent) {
+			return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}
+		}
+		err = explain(err)
+		v := policy.ClassifyError(err, connected)
+		if v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false)); v.Reason == policy.ReasonMalformed && e.Destination.Wire.Excerpts != ExcerptsText {
+			v.Message = describeMalformed(err)
+		}
+		if v.Message == context.DeadlineExceeded.Error() && caller.Err() == nil {
+			v.Message = fmt.Sprintf("no answer within %s", e.Destination.Timeout)
+		}
+		return v
+	}
+	if resp == nil {
+		return policy.ClassifyResponse(status, nil, "", e.Destination.Responses, time.Now())
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
+		return policy.ClassifyResponse(resp.StatusCode, resp.Header, "", e.Destination.Responses, time.Now())
+	}
+	var excerpt string
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		excerpt = excerptOf(resp, e.Destination.Wire.Excerpts, func() *mask.Mask { return maskOf(e, req.Header()) })
+	}
+	if resp.Body != http.NoBody {
+		// The status has decided; a body that breaks off changes nothing.
+		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
+	}
+	return policy.ClassifyResponse(resp.StatusCode, resp.Header, excerpt, e.Destination.Responses, time.Now())
+}

@@ -1,0 +1,463 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+)
+
+// A Session is a relay's standing in its database: one connection that shows by its presence that the relay lives, sends its
+// heartbeat, finds dead relays, and receives notifications. Through a pooler there is no such connection: the heartbeat alone
+// says that the relay lives, and nothing is received. Set all exported fields, [Session.Open] it and then [Session.Run] it; what
+// it calls runs on the goroutine of Run, and must return at once, except Enter.
+type Session struct {
+	Config    Config
+	Guard     *identity.Guard
+	Presence  *Presence  // is kept up to date
+	Producers *Producers // each beat keeps those notifying that were armed
+	Database  Database   // is set by Open and Check
+
+	// Enter is called for each registration before it counts as alive, with the session's connection. It calls alive as its last
+	// step; an error ends the session, which then tries again.
+	Enter func(ctx context.Context, on pg.Pool, instance int32, alive func()) error
+	// Beaten follows every beat that the database has taken, which began at the given time, with what it found.
+	Beaten func(began time.Time, instance int32, found News)
+	// Wake says what to look for, as notifications and rescues ask.
+	Wake func(Requests)
+	// Listening says whether the session listens for notifications from now on.
+	Listening func(bool)
+	// Idle reports whether the relay has nothing to do: then the session beats a little less often.
+	Idle func() bool
+	// Rescued follows the end of a dead relay's claims.
+	Rescued func(instance int32)
+	// Failed follows a failed statement, which will be repeated.
+	Failed func(operation string, err error)
+
+	// WatchFor is how long this relay must have sent its own heartbeat in time before it believes that another one is silent.
+	// 0: 15 s.
+	WatchFor time.Duration
+	// DeafFor is how long no session listens after one was sent too many notifications. 0: 10 min.
+	DeafFor time.Duration
+
+	names     *pg.Names // of what statements of Database mean
+	started   time.Time // when the server of the last session started; zero: there was none
+	grace     grace
+	deafUntil time.Time // no session listens before
+
+	// Every login of the database may notify, as often as it likes.
+	looks, sweeps, routes throttle
+}
+
+// Requests are what notifications ask a relay to look for.
+type Requests struct {
+	// Commits is how many producers have announced one.
+	Commits int
+	// Sweep asks for what lies behind the positions of claims.
+	Sweep bool
+	// Routes asks for the stored routes, which others may have changed.
+	Routes bool
+}
+
+const (
+	beatInterval = time.Second
+	// idleBeatInterval is that of a relay with nothing to do, in a database that shall not notice it.
+	idleBeatInterval = 1500 * time.Millisecond
+	// heartbeatAge is how old a heartbeat may become before it is written again.
+	heartbeatAge = 4 * time.Second
+	// afterReconnect is how long a relay that was kept from the database believes that others were too, and are no more dead
+	// than itself.
+	afterReconnect  = 3 * time.Second
+	defaultWatchFor = 15 * time.Second
+	defaultDeafFor  = 10 * time.Minute
+	// leaveTimeout bounds how long a stopping relay waits for its last statements.
+	leaveTimeout = 2 * time.Second
+)
+
+// A grace is until when other relays may look dead although they live: what kept this relay from the database, or set its
+// clock, has mostly met them too, and they have yet to send a heartbeat.
+type grace struct{ silent, disconnected time.Time }
+
+func (s *Session) deafFor() time.Duration { return cmp.Or(s.DeafFor, defaultDeafFor) }
+
+// extendGrace gives the other relays time after this one was kept from the database.
+func (s *Session) extendGrace(now time.Time) {
+	s.grace = grace{silent: now.Add(cmp.Or(s.WatchFor, defaultWatchFor)), disconnected: now.Add(afterReconnect)}
+}
+
+// Run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx outlives everything that
+// claims and settles.
+func (s *Session) Run(ctx context.Context) {
+	s.looks = newThrottle(looksPerSecond, looksPerSecond)
+	s.sweeps, s.routes = newThrottle(sweepsPerSecond, burstOfSweeps), newThrottle(sweepsPerSecond, burstOfSweeps)
+	// A relay that is away longer than afterReconnect is taken for dead by those that came back before.
+	failing := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(beatInterval/2), backoff.WithMaxElapsedTime(0))
+	for ctx.Err() == nil {
+		connected, err := s.keep(ctx)
+		instance, _ := s.Presence.Current()
+		s.Presence.Set(instance, false)
+		if connected {
+			failing.Reset()
+		}
+		if err == nil {
+			return
+		}
+		if errors.Is(err, errFlooded) {
+			s.Config.Log.Warn().Dur("for", s.deafFor()).Msg("too many notifications: not listening for a while, events are found by polling")
+			continue // at once: without a session the relay looks dead
+		}
+		s.Failed("session", err)
+		// What ended the session has mostly ended the other connections too. Each would cost its next statement a failure.
+		s.Database.Direct.Reset()
+		select {
+		case <-time.After(failing.NextBackOff()):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// A standing is what a session stands on, until it breaks.
+type standing struct {
+	pg.Pool
+	conn   *pgx.Conn // nil: through a pooler, which keeps no session
+	schema string
+	heard  Requests
+
+	listening bool
+	flood     int // bytes of notifications since the last beat
+}
+
+// hear remembers what a notification asks for, and nothing else of it. pgx would keep those that arrive during a statement:
+// every login may send a million of them at once, of 8 kB each.
+func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
+	on.flood += notificationBytes + len(n.Payload)
+	switch n.Payload {
+	case on.schema:
+		on.heard.Commits++
+	case "sweep " + on.schema: // another relay has given back what lies behind the positions
+		on.heard.Sweep = true
+	case "routes " + on.schema:
+		on.heard.Routes = true
+	}
+}
+
+// The server answers no statement of a session while it has notifications to send to it: a flood would keep the heartbeat, and
+// an UNLISTEN too, until others take the relay for dead. Producers and relays send far less than maxFlood between two beats.
+const (
+	maxFlood          = 1 << 20 // bytes
+	notificationBytes = 32      // without the payload
+)
+
+var errFlooded = errors.New("too many notifications")
+
+// dam ends a session that is sent too many notifications, so that the next one does not listen, and listens again later.
+func (s *Session) dam(ctx context.Context, on *standing, now time.Time) error {
+	switch {
+	case on.listening && on.flood > maxFlood:
+		s.deafUntil = now.Add(s.deafFor())
+		return errFlooded
+	case on.conn != nil && !on.listening && now.After(s.deafUntil):
+		if err := s.startListening(ctx, on); err != nil {
+			return err
+		}
+		s.Wake(Requests{Sweep: true})
+	}
+	return nil
+}
+
+func (s *Session) startListening(ctx context.Context, on *standing) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := on.conn.Exec(ctx, Listen); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	on.listening = true
+	s.Listening(true)
+	return nil
+}
+
+// keep holds one connection until it breaks or ctx is done.
+func (s *Session) keep(ctx context.Context) (connected bool, err error) {
+	on, err := s.connect(ctx)
+	if err != nil {
+		return false, err
+	}
+	if on.conn != nil {
+		defer func() {
+			s.Listening(false)
+			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			_ = on.conn.Close(closing)
+		}()
+	}
+	if err := s.Guard.Await(ctx, on); err != nil || ctx.Err() != nil {
+		return false, err
+	}
+	before, _ := s.Presence.Current()
+	if err := s.enter(ctx, on); err != nil {
+		return false, err
+	}
+	s.extendGrace(time.Now())
+	if before == 0 {
+		s.grace.disconnected = time.Time{} // a relay that was not here before lost no connection together with others
+	}
+	s.Wake(Requests{Sweep: true}) // whatever was missed while away
+
+	nextBeat := time.Now()
+	for {
+		if !time.Now().Before(nextBeat) {
+			on.flood = 0
+			if err := s.Guard.Recheck(ctx, on, s.Database.Pool, on.conn != nil); err != nil && ctx.Err() == nil {
+				return true, err
+			}
+			if err := s.beat(ctx, on, time.Now()); err != nil && ctx.Err() == nil {
+				return true, err
+			}
+			s.catchUp()
+			nextBeat = time.Now().Add(beatInterval)
+			if s.Idle() {
+				nextBeat = time.Now().Add(idleBeatInterval)
+			}
+		}
+		if ctx.Err() != nil {
+			return true, s.leave(ctx, on)
+		}
+		if err := s.listen(ctx, on, nextBeat); err != nil {
+			return true, err
+		}
+		if err := s.dam(ctx, on, time.Now()); err != nil {
+			return true, err
+		}
+	}
+}
+
+// listen waits for a notification, until the next beat is due or ctx is done.
+func (s *Session) listen(ctx context.Context, on *standing, nextBeat time.Time) error {
+	waiting, cancel := context.WithDeadline(ctx, nextBeat)
+	defer cancel()
+	if on.conn == nil {
+		<-waiting.Done()
+		return nil
+	}
+	var err error
+	if on.heard == (Requests{}) { // or a statement has received some
+		err = on.conn.PgConn().WaitForNotification(waiting)
+	}
+	s.answer(on.heard)
+	on.heard = Requests{}
+	if err != nil && (ctx.Err() == nil && !pgconn.Timeout(err) || on.conn.IsClosed()) {
+		return fmt.Errorf("wait for notification: %w", err)
+	}
+	return nil
+}
+
+// answer does what notifications ask for, as often as the throttles allow.
+func (s *Session) answer(asked Requests) {
+	if asked.Commits > 0 && !s.Producers.Armed() && !s.looks.allow(time.Now()) { // a relay that polls looks without being asked
+		asked.Commits = 0
+	}
+	asked.Sweep = asked.Sweep && s.sweeps.allow(time.Now())
+	asked.Routes = asked.Routes && s.routes.allow(time.Now())
+	s.Wake(asked)
+}
+
+// catchUp does once what refused notifications have asked for.
+func (s *Session) catchUp() {
+	s.Wake(Requests{Sweep: s.sweeps.takeRefused(), Routes: s.routes.takeRefused()})
+}
+
+func (s *Session) connect(ctx context.Context) (*standing, error) {
+	if pooled, ok := s.Database.Pool.(*pg.Transactions); ok && s.Database.Deaf {
+		return &standing{Pool: pooled.With("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
+	}
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	pool := s.sessionConfig()
+	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0"
+	if pool.BeforeConnect != nil {
+		if err := pool.BeforeConnect(ctx, pool.ConnConfig); err != nil {
+			return nil, fmt.Errorf("before connect: %w", err)
+		}
+	}
+	on := &standing{}
+	pool.ConnConfig.OnNotification = on.hear
+	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if pool.AfterConnect != nil {
+		if err := pool.AfterConnect(ctx, conn); err != nil {
+			_ = conn.Close(ctx)
+			return nil, fmt.Errorf("after connect: %w", err)
+		}
+	}
+	on.Pool, on.conn = s.names.On(conn), conn
+	return on, nil
+}
+
+// sessionConfig returns a copy of how to reach the server itself.
+func (s *Session) sessionConfig() *pgxpool.Config {
+	if own := s.Config.Pooler.Session; own != nil {
+		own = own.Copy()
+		pg.SetDirect(own, s.Config.Schema)
+		s.names.Pin(own)
+		return own
+	}
+	return s.Database.Direct.Config()
+}
+
+// enter starts to listen, registers this relay, and lets it enter.
+func (s *Session) enter(ctx context.Context, on *standing) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	var started time.Time
+	if err := on.QueryRow(ctx, selectServer).Scan(&on.schema, &started); err != nil {
+		return fmt.Errorf("read current schema: %w", err)
+	}
+	if on.conn != nil {
+		if time.Now().After(s.deafUntil) {
+			if err := s.startListening(ctx, on); err != nil {
+				return err
+			}
+		}
+		if err := s.sameDatabase(ctx, on); err != nil {
+			return err
+		}
+	}
+	instance, resumed, err := s.register(ctx, on)
+	if err != nil {
+		return err
+	}
+	s.Guard.Admit(instance)
+	if before := s.started; !before.IsZero() && !before.Equal(started) {
+		s.Database.Direct.Reset() // a connection made meanwhile may have reached the server while it was stopping
+	}
+	s.started = started
+	if err := s.Enter(ctx, on, instance, func() { s.Presence.Set(instance, true) }); err != nil {
+		return err
+	}
+	s.Config.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
+	return nil
+}
+
+// register makes this relay known, under the number it had if no other took it for dead meanwhile.
+func (s *Session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
+	cfg, isSession := &s.Config, on.conn != nil
+	if instance, _ = s.Presence.Current(); instance != 0 {
+		resumed, err = Resume(ctx, on, isSession, instance)
+		if err != nil || resumed {
+			return instance, resumed, err
+		}
+	}
+	instance, err = Register(ctx, on, isSession, cfg.Name, cfg.Version, cfg.Lease)
+	if err != nil {
+		return 0, false, err
+	}
+	s.Presence.Set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
+	return instance, false, nil
+}
+
+// sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does not work.
+func (s *Session) sameDatabase(ctx context.Context, on *standing) error {
+	if s.Config.Pooler.Session == nil {
+		return nil
+	}
+	here, err := whereabouts(ctx, on)
+	if err != nil {
+		return err
+	}
+	there, err := whereabouts(identity.Unguarded(ctx), s.Database.Pool)
+	if err != nil {
+		return err
+	}
+	if here != there {
+		return pg.ErrTwoDatabases // as it may be for a moment in a failover
+	}
+	return nil
+}
+
+// beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
+func (s *Session) beat(stopping context.Context, on *standing, now time.Time) error {
+	limit := pg.StatementTimeout
+	if on.conn == nil {
+		limit = min(limit, s.Config.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stopping), limit)
+	defer cancel()
+	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
+	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
+	p := pulse{
+		writeAfter: heartbeatAge, armed: s.Producers.Armed(),
+		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
+	}
+	p.instance, _ = s.Presence.Current()
+	if on.conn == nil {
+		p.writeAfter = min(p.writeAfter, s.Config.Lease/5)
+	}
+	e, err := heartbeat(ctx, on, p)
+	if err != nil {
+		return err
+	}
+	if !e.registered {
+		return pg.ErrTakenForDead
+	}
+	s.Beaten(now, p.instance, e.News)
+	if e.late {
+		s.extendGrace(time.Now())
+		return nil
+	}
+	for _, other := range e.dead {
+		s.rescue(ctx, other)
+	}
+	return nil
+}
+
+// rescue takes over from a dead relay. If that fails, the next beat tries again: a session that ended of it would make
+// this relay look dead too.
+func (s *Session) rescue(ctx context.Context, other int32) {
+	dead, lasting, err := Rescue(ctx, s.Database.Pool, other)
+	if err != nil {
+		s.Failed("rescue", err)
+	}
+	if pg.HasCode(err, pg.LockNotAvailable) {
+		s.unblock(ctx)
+	}
+	if !dead {
+		return
+	}
+	s.Config.Log.Warn().Int32("dead_instance", other).Msg("rescued the claims of a dead relay")
+	s.Rescued(other)
+	s.Wake(Requests{Sweep: true, Routes: true})
+	if err := endSession(ctx, s.Database.Pool, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
+		s.Failed("end session", err)
+	}
+}
+
+// unblock ends what may keep the row of a dead relay locked. The next beat tries the rescue again.
+func (s *Session) unblock(ctx context.Context) {
+	ended, err := endUnread(ctx, s.Database.Pool)
+	switch {
+	case err != nil && !pg.HasCode(err, pg.LacksPrivilege):
+		s.Failed("end statement", err)
+	case ended > 0:
+		s.Config.Log.Warn().Int("statements", ended).Msg("ended statements of a relay that does not read their answer, as a frozen process")
+	}
+}
+
+// leave deregisters this relay: everything it had claimed is settled or given back.
+func (s *Session) leave(ctx context.Context, on *standing) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	instance, _ := s.Presence.Current()
+	return Deregister(ctx, on, instance)
+}

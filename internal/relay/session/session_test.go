@@ -1,0 +1,123 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
+// alone returns a session for a relay that does nothing else.
+func alone(t testing.TB, db *relaytest.Database) *Session {
+	t.Helper()
+	pool, err := pgxpool.ParseConfig(db.DSN)
+	relaytest.Must(t, err)
+	failed := func(operation string, err error) { t.Errorf("%s: %v", operation, err) }
+	return &Session{
+		Config: Config{Pool: pool, Name: "test", Lease: time.Minute}, Guard: identity.NewGuard(identity.Config{Failed: failed}),
+		Presence: &Presence{}, Producers: &Producers{}, Failed: failed,
+		Enter:  func(_ context.Context, _ pg.Pool, _ int32, alive func()) error { alive(); return nil },
+		Beaten: func(time.Time, int32, News) {}, Wake: func(Requests) {}, Listening: func(bool) {},
+		Idle: func() bool { return false }, Rescued: func(int32) {},
+	}
+}
+
+// beating returns the session of a registered relay whose beats the test sends itself.
+func beating(t *testing.T, db *relaytest.Database, change ...func(*Session)) (*Session, *standing) {
+	t.Helper()
+	s := alone(t, db)
+	for _, change := range change {
+		change(s)
+	}
+	relaytest.Must(t, s.Open(t.Context()))
+	t.Cleanup(s.Database.Direct.Close)
+	on, err := s.connect(t.Context())
+	relaytest.Must(t, err)
+	t.Cleanup(func() { _ = on.conn.Close(context.WithoutCancel(t.Context())) })
+	relaytest.Must(t, s.enter(t.Context(), on))
+	return s, on
+}
+
+// The database stood still, or its clock was set: all heartbeats look old. A relay that beats twice before another one has beaten once,
+// as a busy relay beside an idle one does, must not take that one for dead.
+func TestLateBeatConvictsNoRelay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	s, on := beating(t, db)
+	silent, err := db.Pool.Acquire(t.Context())
+	relaytest.Must(t, err)
+	defer silent.Release()
+	_, err = Register(t.Context(), silent, true, "silent", "", time.Hour)
+	relaytest.Must(t, err)
+	relaytest.Becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
+	const relays = `SELECT count(*) FROM outbox_relay`
+	for range 3 {
+		began := time.Now()
+		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour'`)
+		for range 3 {
+			relaytest.Must(t, s.beat(t.Context(), on, began))
+			if n := relaytest.Row[int](db, relays); n != 2 {
+				t.Fatalf("%d relays are left of 2", n)
+			}
+		}
+	}
+	relaytest.Eventually(t, "the rescue of the silent relay", func() bool {
+		s.grace.silent = time.Time{} // as if this relay had watched for long enough
+		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() WHERE name <> 'silent'`)
+		relaytest.Must(t, s.beat(t.Context(), on, time.Now()))
+		return relaytest.Row[int](db, relays) == 1
+	})
+}
+
+// connect returns a connection as a relay has them.
+func connect(b *testing.B, db *relaytest.Database) *pgx.Conn {
+	b.Helper()
+	conn, err := pgx.ConnectConfig(b.Context(), alone(b, db).Config.PoolConfig().ConnConfig)
+	relaytest.Must(b, err)
+	b.Cleanup(func() { _ = conn.Close(b.Context()) })
+	return conn
+}
+
+// BenchmarkBeat measures a beat beside other relays that live, as the median over many beats.
+func BenchmarkBeat(b *testing.B) {
+	for _, others := range []int{0, 1, 5, 50} {
+		b.Run(fmt.Sprint(others, " others"), func(b *testing.B) {
+			db := relaytest.Covered(b)
+			enter := func() (conn *pgx.Conn, instance int32) {
+				conn = connect(b, db)
+				instance, err := Register(b.Context(), conn, true, "test", "", time.Minute)
+				relaytest.Must(b, err)
+				return conn, instance
+			}
+			for range others {
+				enter()
+			}
+			conn, instance := enter()
+			db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour'`)
+			relaytest.Becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
+			var took []time.Duration
+			for b.Loop() {
+				began := time.Now()
+				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
+				took = append(took, time.Since(began))
+				if relaytest.Must(b, err); !e.registered || len(e.dead) > 0 {
+					b.Fatalf("%+v", e)
+				}
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, "median-µs")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}

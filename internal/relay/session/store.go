@@ -1,0 +1,202 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+)
+
+// The session has its name before the row is visible, so that no other relay sees the row without its session.
+const insertRelay = `
+WITH r AS (
+    INSERT INTO outbox_relay (name, version, lease, session_pid)
+    VALUES ($1, $2, make_interval(secs => $3), CASE WHEN $4 THEN pg_backend_pid() END)
+    RETURNING instance
+)
+SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END FROM r`
+
+// Register enters a new relay and returns its number. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
+// its heartbeat is older than lease.
+func Register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
+	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil); err != nil {
+		return 0, fmt.Errorf("register relay: %w", err)
+	}
+	return instance, nil
+}
+
+// ResumeRelay is the statement of [Resume].
+const ResumeRelay = `
+UPDATE outbox_relay r
+SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
+WHERE instance = $1
+RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
+
+// Resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
+// for dead meanwhile: then the relay must register anew.
+func Resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
+	err = q.QueryRow(ctx, ResumeRelay, instance, isSession).Scan(nil)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("resume relay: %w", err)
+	}
+	return true, nil
+}
+
+// isDisconnected is true of a relay r whose session is gone, as when its process or its connection ended.
+const isDisconnected = `(r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `)`
+
+// isSilent is true of a relay r whose heartbeat is old, as when it is frozen while the server still takes its connection for
+// alive. Without a session, only its heartbeat says that it lives.
+const isSilent = `(r.heartbeat_at < now() - CASE WHEN r.session_pid IS NULL THEN r.lease ELSE interval '15 seconds' END)`
+
+const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
+
+// Beat is the statement of a heartbeat.
+//
+// No relay is dead in the first seconds of a server, when none had time to come back.
+//
+// A beat is late when this relay's own heartbeat is two beats older than it may become: then the database stood still, or its clock
+// was set. A higher limit would miss standstills after which the heartbeat of another relay, which may have been older, looks silent.
+//
+// The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
+// The session reports most deaths sooner. While this relay is armed, a beat also keeps producers notifying.
+const Beat = `
+WITH written AS (
+    UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
+)
+SELECT 'self', instance, '', heartbeat_at < now() - make_interval(secs => $2 + 3), '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
+UNION ALL
+SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
+WHERE instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
+  AND ($3 AND ` + isSilent + ` OR $5 AND ` + isDisconnected + `)
+UNION ALL
+SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
+       coalesce(breaker_owner, 0), breaker_failures
+FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0
+UNION ALL
+SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
+UNION ALL
+SELECT 'armed', 0, '', until < extract(epoch FROM now()) * 1000, '', 0, 0, 0 FROM (SELECT last_value AS until FROM outbox_armed OFFSET 0) a
+WHERE CASE WHEN $4 AND until < extract(epoch FROM now() + interval '6 seconds') * 1000 THEN ` + armUntil + ` > 0 ELSE false END
+UNION ALL
+SELECT 'parked', 0, '', false, '', 0, 0, 0
+WHERE EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
+
+// pulse is what a beat asks.
+type pulse struct {
+	instance         int32
+	writeAfter       time.Duration // how old the heartbeat may become before it is written again
+	findSilent       bool
+	findDisconnected bool
+	armed            bool // go on making producers notify
+}
+
+// echo is what a beat finds out.
+type echo struct {
+	registered bool    // false: this relay's own row is gone
+	late       bool    // this relay's own heartbeat had become old: the others' may look old for the same reason
+	dead       []int32 // each to be given to Rescue
+	News
+}
+
+// News is what a beat finds out about the database's state beside the relays.
+type News struct {
+	States  []policy.DestinationState // of destinations whose breaker is not closed, or that have evidence against them
+	Alerts  bool                      // there are alerts to send or to close
+	Parked  bool                      // a route was added, and what was parked before has yet to be looked through
+	Unheard bool                      // producers had stopped to notify: another relay has disarmed them, or this beat came late
+}
+
+// heartbeat says that this relay lives, and finds out what it has to do beside claiming.
+func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
+	rows, err := q.Query(ctx, Beat, p.instance, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected)
+	if err != nil {
+		return echo{}, fmt.Errorf("beat: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var what string
+		var instance int32
+		var late bool
+		var state policy.DestinationState
+		var remaining float64
+		if err := rows.Scan(&what, &instance, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
+			return echo{}, fmt.Errorf("beat: %w", err)
+		}
+		switch what {
+		case "self":
+			e.registered, e.late = true, late
+		case "dead":
+			e.dead = append(e.dead, instance)
+		case "destination":
+			state.Remaining = time.Duration(remaining * float64(time.Second))
+			e.States = append(e.States, state)
+		case "alert":
+			e.Alerts = true
+		case "parked":
+			e.Parked = true
+		case "armed":
+			e.Unheard = late
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return echo{}, fmt.Errorf("beat: %w", err)
+	}
+	return e, nil
+}
+
+// armUntil makes producers notify for the next 10 s: one that died armed must not cost them for longer.
+const armUntil = `setval('outbox_armed'::regclass, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 10000)`
+
+// Producers is whether producers notify, as this relay has declared. It is safe for concurrent use.
+type Producers struct{ armed atomic.Bool }
+
+// Armed reports whether producers notify, as was declared last.
+func (p *Producers) Armed() bool { return p.armed.Load() }
+
+// Other relays hear that producers notify again: an event that came meanwhile may be for one of them alone.
+const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed'::regclass, 0) END,
+       CASE WHEN $1 AND ` + pg.QueueHasRoom + ` THEN pg_notify('outbox_wake', current_schema()) END`
+
+// Arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
+// If it fails, beats go on with what was declared before, as the claimer does: an armed relay whose beats do not keep producers
+// notifying would wait for each safety tick.
+func (p *Producers) Arm(ctx context.Context, db pg.DB, armed bool) error {
+	before := p.armed.Load()
+	p.armed.Store(before && armed) // no beat arms them meanwhile
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := db.Exec(ctx, arm, armed); err != nil {
+		p.armed.Store(before)
+		return fmt.Errorf("let producers notify: %w", err)
+	}
+	p.armed.Store(armed)
+	return nil
+}
+
+// Listen makes a session receive the notifications of producers and relays.
+const Listen = `LISTEN outbox_wake`
+
+const selectServer = `SELECT current_schema(), pg_postmaster_start_time()`
+
+// The server's start tells clusters apart of which one is a copy of the other.
+const selectWhereabouts = `
+SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_database(), 'outbox_relay'::regclass::oid)`
+
+// whereabouts names the tables that a connection leads to.
+func whereabouts(ctx context.Context, q pg.DB) (name string, err error) {
+	if err := q.QueryRow(ctx, selectWhereabouts).Scan(&name); err != nil {
+		return "", fmt.Errorf("find out where the connection leads: %w", err)
+	}
+	return name, nil
+}

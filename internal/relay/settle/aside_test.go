@@ -1,0 +1,174 @@
+package settle
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// refuse makes the database refuse the outcomes of events, as a trigger of the application may.
+func refuse(r *room, events ...int64) {
+	r.Helper()
+	list := strings.Trim(strings.ReplaceAll(fmt.Sprint(events), " ", ","), "[]")
+	r.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.event_id IN (` + list + `) AND NEW.claimed_by IS NULL THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+}
+
+// One row whose outcome the database refuses keeps no other from being written. It is tried again until its lease ends.
+func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, false).begin()
+	of := r.claim(300, "key")
+	r.Exec(`UPDATE outbox_delivery SET attempts = 2147483647 WHERE event_id = 7`)
+	refuse(r, 77, 177)
+	of[76].LeaseEnds, of[176] = time.Now().Add(300*time.Millisecond), with(of[176], policy.Retry)
+	r.settle(of...)
+	r.awaitsWritten(297)
+	r.awaits("the end of a lease", func() bool { return slices.Equal(r.dropped, []int64{77}) })
+	r.Exec(`DROP TRIGGER refuse ON outbox_delivery; UPDATE outbox_delivery SET attempts = 1 WHERE event_id = 7`)
+	r.awaitsWritten(299)
+	r.end()
+	if got := relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL`); !slices.Equal(got, []int64{77}) {
+		t.Errorf("unsettled are %v", got)
+	}
+	if n := strings.Count(r.logged.String(), "the database refuses the outcome of deliveries"); n == 0 || n > 3 {
+		t.Errorf("%d lines of the log: %s", n, r.logged.String())
+	}
+}
+
+// After Close a row that the database refuses is not waited for.
+func TestCloseLeavesWhatIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, false).begin()
+	of := r.claim(2, "key")
+	refuse(r, 1)
+	r.settle(of...)
+	r.end()
+	r.wantRows("1 pending 0 claimed", "2 delivered 1 204 dated")
+	if len(r.dropped) != 0 || !strings.Contains(r.logged.String(), "stopping without having settled") {
+		t.Errorf("dropped %v: %s", r.dropped, r.logged.String())
+	}
+}
+
+// Damaged data may be read by the next try. If not, its row is set aside like one that is refused.
+func TestDamagedRowKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, false).begin()
+	of := r.claim(3, "key")
+	r.Exec(`CREATE FUNCTION damaged() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.event_id = 2 AND NEW.claimed_by IS NULL THEN RAISE EXCEPTION 'invalid page' USING ERRCODE = 'data_corrupted'; END IF;
+			RETURN NEW; END $$;
+		CREATE TRIGGER damaged BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION damaged()`)
+	of[1].LeaseEnds = time.Now()
+	r.settle(of...)
+	r.end()
+	r.wantRows("1 delivered 1 204 dated", "2 pending 0 claimed", "3 delivered 1 204 dated")
+	if !slices.Equal(r.dropped, []int64{2}) || len(r.failed) < damagedTries {
+		t.Errorf("dropped %v after %d failures", r.dropped, len(r.failed))
+	}
+}
+
+// A person locks a row in a psql that is then forgotten. All others are written, and this one once the lock is gone.
+func TestLockedRowKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	for _, outcome := range []policy.Outcome{policy.Delivered, policy.Retry, policy.Fail} {
+		t.Run(string(outcome), func(t *testing.T) {
+			t.Parallel()
+			r := newRoom(t, false).begin()
+			of := r.claim(1000, "key")
+			of[0] = with(of[0], outcome)
+			operator := r.Begin()
+			_, err := operator.Exec(t.Context(), `SELECT FROM outbox_delivery WHERE event_id = 1 FOR UPDATE`)
+			relaytest.Must(t, err)
+			r.settle(of...)
+			r.awaitsWritten(999)
+			if n := relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); n != 999 {
+				t.Errorf("%d of the 999 others are delivered", n)
+			}
+			relaytest.Must(t, operator.Rollback(t.Context()))
+			r.end()
+			if n := relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND claimed_by IS NULL`); n != 1000 || len(r.written) != 1000 || r.stale != 0 {
+				t.Errorf("%d rows, %d written, %d stale", n, len(r.written), r.stale)
+			}
+		})
+	}
+}
+
+// What else a failed delivery writes can be locked too: others need not wait for it.
+func TestLockedAlertKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, false).begin()
+	r.Exec(`INSERT INTO outbox_alert (rule, subject, count) VALUES ('failed', 'default', 1)`)
+	of := r.claim(100, "key")
+	operator := r.Begin()
+	_, err := operator.Exec(t.Context(), `SELECT FROM outbox_alert FOR UPDATE`)
+	relaytest.Must(t, err)
+	r.settle(with(of[0], policy.Fail))
+	r.settle(of[1:]...)
+	r.awaitsWritten(99)
+	relaytest.Must(t, operator.Rollback(t.Context()))
+	r.end()
+	if count := relaytest.Row[int](r.Database, `SELECT count FROM outbox_alert`); count != 2 || len(r.written) != 100 {
+		t.Errorf("the alert counts %d, %d are written", count, len(r.written))
+	}
+}
+
+// After Close a lock is waited for, but only until the settler has to give up.
+func TestLockedRowIsGivenUp(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, false).begin()
+	of := r.claim(1, "key")
+	operator := r.Begin()
+	_, err := operator.Exec(t.Context(), `SELECT FROM outbox_delivery FOR UPDATE`)
+	relaytest.Must(t, err)
+	r.settle(of...)
+	r.awaits("a second try", func() bool { return strings.Contains(r.logged.String(), "another session keeps deliveries locked") })
+	r.giveUp()
+	r.end()
+	relaytest.Must(t, operator.Rollback(t.Context()))
+	r.wantRows("1 pending 0 claimed")
+	if !strings.Contains(r.logged.String(), "stopping without having settled") {
+		t.Error(r.logged.String())
+	}
+}
+
+// Another session changes a row while its settle waits for it: the settle then finds it elsewhere, under the same claim.
+func TestChangedRowIsNotStale(t *testing.T) {
+	t.Parallel()
+	for _, outcome := range []policy.Outcome{policy.Delivered, policy.Retry, policy.Fail} {
+		t.Run(string(outcome), func(t *testing.T) {
+			t.Parallel()
+			r := newRoom(t, false)
+			cfg, err := pgxpool.ParseConfig(r.DSN)
+			relaytest.Must(t, err)
+			cfg.ConnConfig.RuntimeParams["application_name"] = "settler" // without a timeout: a slow machine would never see it wait
+			pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+			relaytest.Must(t, err)
+			t.Cleanup(pool.Close)
+			r.settler.DB = pool
+			of := r.claim(1, "key")
+			operator := r.Begin()
+			_, err = operator.Exec(t.Context(), `UPDATE outbox_delivery SET last_error = 'looked at'`)
+			relaytest.Must(t, err)
+			r.begin().settle(with(of[0], outcome))
+			relaytest.Becomes(r.Database, true, `SELECT count(*) > 0 FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name = 'settler' AND wait_event_type = 'Lock'`)
+			relaytest.Must(t, operator.Commit(t.Context()))
+			r.end()
+			if !relaytest.Row[bool](r.Database, `SELECT attempts = 1 AND claimed_by IS NULL FROM outbox_delivery`) || r.stale != 0 {
+				t.Errorf("%d stale, %q", r.stale, r.rows())
+			}
+			if n := relaytest.Row[int](r.Database, `SELECT coalesce(sum(count), 0) FROM outbox_alert`); n > 1 {
+				t.Errorf("the alert counts %d", n)
+			}
+		})
+	}
+}

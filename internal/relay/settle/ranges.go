@@ -1,0 +1,196 @@
+package settle
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+)
+
+// RowsAfter is how long deliveries of a range may have no rows. Then all that are left get rows, claimed by this relay, and the
+// range ends. Each take reads the ranges from the oldest open one on, and other relays wait for the ordering keys of open ranges.
+const RowsAfter = time.Second
+
+// A Range is a range of events in this relay's hand. Its deliveries have no rows until their outcome is known, or until RowsAfter.
+type Range struct {
+	Seq, Fence int64
+	Instance   int32     // of the relay that took it
+	Begun      time.Time // when the take began, on this process's clock
+	Taken      time.Time // when it had ended
+	Deliveries []InHand
+
+	// Run owns these after Hold.
+	open   int       // deliveries without a row
+	rowsAt time.Time // when to make rows of what is left
+}
+
+// An InHand is a delivery of a range.
+type InHand struct {
+	Range        *Range
+	EventID      int64
+	Destination  string
+	OrderingKey  *string
+	PayloadBytes int
+	Wait         time.Duration // from the take until the delivery is due
+	// Scheduled is when the delivery joins its ordering key, by the database's clock. It holds no other one before. It gets a row by its
+	// own settlement, at once. Zero: it has joined.
+	Scheduled time.Time
+	NotAfter  time.Time
+	LeaseEnds time.Time
+	Rescues   int // how often a relay died that may have had it in flight
+
+	// Awaits says that another relay may have an earlier event of the ordering key in hand. The delivery gets no row until that
+	// is known: if this relay died, any relay could claim the row, before the earlier event has one.
+	Awaits atomic.Bool
+
+	HasRow bool // Run owns it after Hold
+}
+
+// Held names the range as this relay has it.
+func (r *Range) Held() intake.Hold { return intake.Hold{Seq: r.Seq, Fence: r.Fence} }
+
+// UntilDue returns how long it is until the delivery is due; negative: how long ago it was. It is too long by the time from the database's
+// answer until the end of the take, never too short: who came early would find nothing due, and not come again.
+func (d *InHand) UntilDue(now time.Time) time.Duration { return d.Wait - now.Sub(d.Range.Taken) }
+
+// row returns the delivery as a pending row that this relay has claimed, for the rest of the lease.
+func (d *InHand) row(now time.Time) intake.Delivery {
+	return intake.Delivery{
+		Seq: d.Range.Seq, EventID: d.EventID, Destination: d.Destination, Status: intake.Pending, Wait: d.UntilDue(now), OrderingKey: d.OrderingKey,
+		PayloadBytes: d.PayloadBytes, NotAfter: d.NotAfter, Rescues: d.Rescues, DueAt: d.Scheduled, Lease: max(d.LeaseEnds.Sub(now), time.Second),
+	}
+}
+
+// Track passes a range on to Run. It must be called before any delivery of it is settled.
+func (w *Settler) Track(r *Range) {
+	for i := range r.Deliveries {
+		if !r.Deliveries[i].HasRow {
+			r.open++
+		}
+	}
+	w.taken <- r
+}
+
+// addRange notes an open range. Run may read a settlement of it first: the two come through different channels.
+func (w *Settler) addRange(r *Range) {
+	if r.open > 0 && !slices.Contains(w.ranges, r) {
+		r.rowsAt = r.Begun.Add(RowsAfter)
+		w.ranges = append(w.ranges, r)
+	}
+}
+
+// resolveRanges decides for each settlement of a batch whether it has a row, and what else is written with them.
+func (w *Settler) resolveRanges(b *batch) {
+	left := map[*Range]int{}
+	inBatch := map[*InHand]bool{}
+	b.ended = nil
+	blocks := false
+	for i := range b.settlements {
+		s := &b.settlements[i]
+		if s.rowless = s.InHand != nil && !s.InHand.HasRow; s.rowless {
+			w.addRange(s.InHand.Range)
+			left[s.InHand.Range]++
+			inBatch[s.InHand] = true
+			blocks = blocks || s.mayHold()
+		}
+	}
+	b.rows = slices.DeleteFunc(b.rows, func(d *InHand) bool { return d.HasRow })
+	if blocks {
+		b.rows = w.earlier(b, inBatch)
+	}
+	for _, d := range b.rows {
+		left[d.Range]++
+	}
+	for r, n := range left {
+		if r.open == n {
+			b.ended = append(b.ended, r)
+		}
+	}
+}
+
+// earlier returns the deliveries in hand that precede a row of a batch in their ordering key, and are not in the batch themselves.
+func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
+	last := map[ordering.Key]int64{}
+	for i := range b.settlements {
+		s := &b.settlements[i]
+		if s.rowless && s.mayHold() {
+			key := ordering.Key{Destination: s.Destination, Key: *s.OrderingKey}
+			last[key] = max(last[key], s.EventID)
+		}
+	}
+	for _, r := range w.ranges {
+		for i := range r.Deliveries {
+			d := &r.Deliveries[i]
+			if d.HasRow || d.OrderingKey == nil || inBatch[d] || d.Awaits.Load() || !d.Scheduled.IsZero() {
+				continue
+			}
+			if d.EventID < last[ordering.Key{Destination: d.Destination, Key: *d.OrderingKey}] {
+				rows = append(rows, d)
+			}
+		}
+	}
+	return rows
+}
+
+// rangesWritten notes what a batch has written of ranges.
+func (w *Settler) rangesWritten(b *batch) {
+	note := func(d *InHand) {
+		d.HasRow = true
+		d.Range.open--
+	}
+	for i := range b.settlements {
+		if s := &b.settlements[i]; s.rowless {
+			note(s.InHand)
+		}
+	}
+	for _, d := range b.rows {
+		note(d)
+	}
+	for _, r := range b.ended {
+		w.forgetRange(r)
+	}
+	for _, r := range b.lost { // another relay has taken it over: what this one has in hand is void
+		for i := range r.Deliveries {
+			r.Deliveries[i].HasRow = true
+		}
+		w.forgetRange(r)
+	}
+}
+
+func (w *Settler) forgetRange(r *Range) {
+	if i := slices.Index(w.ranges, r); i >= 0 {
+		w.ranges = slices.Delete(w.ranges, i, i+1)
+		w.RangeEnded(r.Seq)
+	}
+}
+
+// nextRows returns when rows are due of the first of the open ranges.
+func (w *Settler) nextRows() time.Time {
+	return slices.MinFunc(w.ranges, func(a, b *Range) int { return a.rowsAt.Compare(b.rowsAt) }).rowsAt
+}
+
+// endOldRanges makes rows of what is left of ranges that were taken long enough ago.
+func (w *Settler) endOldRanges(ctx context.Context, now time.Time) {
+	var b batch
+	for _, r := range w.ranges {
+		if now.Before(r.rowsAt) {
+			continue
+		}
+		for i := range r.Deliveries {
+			if d := &r.Deliveries[i]; !d.HasRow && !d.Awaits.Load() && d.Scheduled.IsZero() {
+				b.rows = append(b.rows, d)
+			}
+		}
+	}
+	if len(b.rows) > 0 {
+		w.write(ctx, b)
+	}
+	for _, r := range w.ranges { // again later, if the database refuses it, or something awaits another relay
+		if !now.Before(r.rowsAt) {
+			r.rowsAt = now.Add(RowsAfter)
+		}
+	}
+}

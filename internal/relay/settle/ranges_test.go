@@ -1,0 +1,150 @@
+package settle
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// openRanges returns how many ranges have not ended.
+func (r *room) openRanges() int {
+	r.Helper()
+	return relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
+}
+
+// Each delivery of a range is written once, with its outcome, and the last one ends the range.
+func TestOutcomesOfARange(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(4, "key")
+	of := r.take()
+	r.Insert(1, "next")
+	next := r.take()
+	of.keepYoung()
+	next.keepYoung()
+	r.begin()
+	d := of.Deliveries
+	r.settle(d[0].settlement(), with(d[1].settlement(), policy.Retry), with(d[2].settlement(), policy.Hold), next.Deliveries[0].settlement())
+	r.awaitsWritten(4)
+	if n := r.openRanges(); n != 1 {
+		t.Errorf("%d ranges are open", n)
+	}
+	r.settle(with(d[3].settlement(), policy.Fail))
+	r.end()
+	if got := r.rows(); !slices.Equal(got[:2], []string{"1 delivered 1 204 dated", "2 pending 1 500 server_error no later"}) ||
+		!slices.Equal(got[3:], []string{"4 failed 1 500 server_error no", "5 delivered 1 204 dated"}) {
+		t.Errorf("%q", got)
+	}
+	// Nothing was sent: the receiver has not seen the promise of the third.
+	if !relaytest.Row[bool](r.Database, `SELECT status = 'pending' AND attempts = 0 AND claimed_by IS NULL AND not_after IS NULL FROM outbox_delivery WHERE event_id = 3`) {
+		t.Errorf("%q", r.rows())
+	}
+	if !slices.Equal(r.ended, []int64{next.Seq, of.Seq}) {
+		t.Errorf("ended %v", r.ended)
+	}
+	if n := r.openRanges(); n != 0 || r.stale != 0 || len(r.failed) != 0 {
+		t.Errorf("%d ranges are open, %d stale, %v", n, r.stale, r.failed)
+	}
+	if n := relaytest.Row[int](r.Database, `SELECT count FROM outbox_alert WHERE rule = 'failed'`); n != 1 {
+		t.Errorf("%d failures are alerted", n)
+	}
+}
+
+// What is in hand for too long gets a row, which this relay has claimed, and the range ends. Its settlement then finds the row.
+func TestOldRangesGetRows(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(3, "key")
+	of := r.take()
+	of.Deliveries[2].HasRow = true // of a range that was taken over
+	of.open--
+	r.begin()
+	r.awaits("the end of the range", func() bool { return len(r.ended) == 1 })
+	r.wantRows("1 pending 0 claimed", "2 pending 0 claimed")
+	if n := r.openRanges(); n != 0 {
+		t.Errorf("%d ranges are open", n)
+	}
+	r.settle(of.Deliveries[0].settlement(), with(of.Deliveries[1].settlement(), policy.Retry))
+	r.end()
+	r.wantRows("1 delivered 1 204 dated", "2 pending 1 500 server_error no later")
+	if r.stale != 0 {
+		t.Errorf("%d are stale", r.stale)
+	}
+}
+
+// When a delivery with an ordering key becomes pending, the earlier ones of its key get rows with it, and no others.
+func TestEarlierOfAKeyGetRows(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, CASE WHEN i % 2 = 0 THEN 'even' ELSE 'odd' END FROM generate_series(1, 6) i`)
+	of := r.take()
+	of.keepYoung()
+	r.begin()
+	d := of.Deliveries
+	r.settle(d[1].settlement()) // the row of what was delivered holds nothing up
+	r.awaitsWritten(1)
+	r.wantRows("2 delivered 1 204 dated")
+	hold := with(d[4].settlement(), policy.Hold)
+	hold.Spilled = true
+	r.settle(hold)
+	r.awaitsWritten(2)
+	got := relaytest.Rows[string](r.Database, `SELECT concat_ws(' ', event_id, status, claimed_by) FROM outbox_delivery ORDER BY 1`)
+	if want := []string{"1 pending 1", "2 delivered", "3 pending 1", "5 pending"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if n := r.openRanges(); n != 1 {
+		t.Errorf("%d ranges are open", n)
+	}
+}
+
+// Another relay has taken a range over. What this relay has in hand of it is void.
+func TestLostRangeChangesNothing(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(3, "key")
+	of := r.take()
+	of.keepYoung()
+	r.begin()
+	r.settle(of.Deliveries[0].settlement())
+	r.awaitsWritten(1)
+	r.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, relay)
+	taken, found, err := intake.RescueRange(t.Context(), r.settler.DB, 2, nil, 1<<20)
+	relaytest.Must(t, err)
+	if !found || taken.Seq != of.Seq {
+		t.Fatalf("%+v is rescued", taken)
+	}
+	r.settle(of.Deliveries[1].settlement(), of.Deliveries[2].settlement())
+	r.end()
+	r.wantRows("1 delivered 1 204 dated")
+	if r.stale != 2 || len(r.written) != 3 || !slices.Equal(r.ended, []int64{of.Seq}) || r.openRanges() != 1 {
+		t.Errorf("%d stale, %d written, ended %v", r.stale, len(r.written), r.ended)
+	}
+}
+
+// The database refuses a delivery of a range. The others are written, and the range stays open for it.
+func TestRefusedDeliveryOfARange(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(3, "key")
+	of := r.take()
+	of.keepYoung()
+	r.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.event_id = 2 THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	r.begin()
+	for i := range of.Deliveries {
+		r.settle(of.Deliveries[i].settlement())
+	}
+	r.awaitsWritten(2)
+	r.wantRows("1 delivered 1 204 dated", "3 delivered 1 204 dated")
+	if n := r.openRanges(); n != 1 {
+		t.Errorf("%d ranges are open", n)
+	}
+	r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
+	r.awaitsWritten(3)
+	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []int64{of.Seq}) })
+	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 delivered 1 204 dated")
+}

@@ -1,0 +1,89 @@
+package settle
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+)
+
+// A rangeBatch is what a batch writes of the ranges that were taken under one number of this relay.
+type rangeBatch struct {
+	intake.Settlement
+	ranges   []*Range
+	outcomes []policy.Outcome // of each delivery; empty: it only gets a row
+	done     intake.Settled
+}
+
+func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
+	of := func(d *InHand) *rangeBatch {
+		i := slices.IndexFunc(all, func(r *rangeBatch) bool { return r.Relay == d.Range.Instance })
+		if i < 0 {
+			i, all = len(all), append(all, &rangeBatch{Settlement: intake.Settlement{Relay: d.Range.Instance}})
+		}
+		r := all[i]
+		if !slices.Contains(r.ranges, d.Range) {
+			r.ranges = append(r.ranges, d.Range)
+		}
+		return r
+	}
+	for _, d := range b.rows {
+		r := of(d)
+		r.Deliveries, r.outcomes = append(r.Deliveries, d.row(now)), append(r.outcomes, "")
+	}
+	for _, s := range o.rowless {
+		r := of(s.InHand)
+		r.Deliveries, r.outcomes = append(r.Deliveries, s.row(now)), append(r.outcomes, s.Outcome)
+	}
+	for _, r := range all {
+		slices.SortFunc(r.ranges, func(a, b *Range) int { return int(a.Seq - b.Seq) })
+		for _, held := range r.ranges {
+			r.Ranges = append(r.Ranges, intake.Hold{Seq: held.Seq, Fence: held.Fence, Ended: slices.Contains(b.ended, held)})
+		}
+	}
+	return all
+}
+
+// row returns the row of a delivery of a range with its outcome. A failed one is claimed: the next statement of the batch fails it.
+func (s *Settlement) row(now time.Time) intake.Delivery {
+	row := s.InHand.row(now)
+	if s.Outcome == policy.Fail {
+		return row
+	}
+	row.Lease = 0
+	if !s.isBound() {
+		row.NotAfter = time.Time{}
+	}
+	switch s.Outcome {
+	case policy.Delivered:
+		row.Status, row.NotAfter, row.Attempts, row.Code, row.Rescues = intake.Delivered, time.Time{}, 1, int16(s.StatusCode), 0
+		row.Since = now.Sub(s.StartedAt)
+	case policy.Retry:
+		row.Attempts, row.Code, row.Reason, row.Error = 1, int16(s.StatusCode), string(s.Reason), s.Message
+		row.Since, row.Wait = now.Sub(s.StartedAt), s.Delay
+	}
+	return row
+}
+
+// tooLate returns how many outcomes were not written: their range is another relay's, or they have a row already.
+func (r *rangeBatch) tooLate() (n int) {
+	for i, outcome := range r.outcomes {
+		if outcome == "" || outcome == policy.Fail { // which its own statement counts
+			continue
+		}
+		if slices.Contains(r.done.Existing, i) || slices.Contains(r.done.Lost, r.Deliveries[i].Seq) {
+			n++
+		}
+	}
+	return n
+}
+
+// requestSweep wakes the relays that serve other destinations. If that fails, they find at their next poll what has become pending.
+func (s store) requestSweep(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	_, _ = s.pool.Exec(ctx, pg.RequestSweep)
+}

@@ -1,0 +1,122 @@
+package watch
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+)
+
+// No condition counts one of many, or names an event that is not known.
+func TestConditionTextsAreComplete(t *testing.T) {
+	t.Parallel()
+	defect := regexp.MustCompile(`event 0\b|\b1 (deliveries|attempts|events|keys|relays|sessions|rows)\b|\b1 (more hold|keys wait)\b|: *[.;:]|: *$|  |First\.|holds \.|""`)
+	now := time.Now()
+	limits := alert.Config{}.WithDefaults()
+	for _, n := range []int{1, 2, countedTo + 1} {
+		s := sample{
+			Database: "db", now: now, at: now, Undelivered: &UndeliveredSample{Count: n, Event: 7},
+			Lanes:  []laneSample{{Destination: "shop", Seconds: 3600, Event: 7, Blocked: n, BlockedSeconds: 60, BlockedKey: "k", BlockedEvent: 7}},
+			Parked: &parkedSample{Count: n, Event: 7, Seconds: 60}, // of an event that is gone
+		}
+		s.Rescues.Relays = rescueStorm
+		prepared := `{"kind": "prepared", "name": "p", "user": "u", "seconds": 3600}`
+		if err := json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders); err != nil {
+			t.Fatal(err)
+		}
+		hold, _ := s.conditions(limits, nil)
+		if len(hold) != 6 {
+			t.Errorf("%d conditions", len(hold))
+		}
+		for _, c := range hold {
+			if found := defect.FindString(c.detail); found != "" {
+				t.Errorf("%q in: %s", found, c.detail)
+			}
+		}
+	}
+}
+
+// An alert of any rule ends once nothing keeps it open, or it would stay for ever. Only a person ends a quarantine.
+func TestAlertsOfAllRulesEnd(t *testing.T) {
+	t.Parallel()
+	for _, rule := range alert.Rules() {
+		s := sample{Alerts: []alertSample{{subject: subject{rule, "d"}, Left: true}}}
+		if ended := s.ended(nil, nil); len(ended) == 0 && rule != alert.RuleQuarantined {
+			t.Errorf("an alert of the rule %s never ends", rule)
+		}
+	}
+}
+
+// What follows from a look, without a database.
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	limits, now := alert.Config{}.WithDefaults(), time.Now()
+	lane := func(l laneSample) sample { l.Destination = "d"; return sample{Database: "db", Lanes: []laneSample{l}} }
+	open := func(s sample, rule, about string, failed bool) sample {
+		s.Alerts = append(s.Alerts, alertSample{subject: subject{rule, about}, Failed: failed})
+		return s
+	}
+	for name, c := range map[string]struct {
+		seen        sample
+		hold, ended string
+	}{
+		"nothing":                    {sample{}, "[]", "[]"},
+		"no lag yet":                 {lane(laneSample{Seconds: 599}), "[]", "[]"},
+		"lag":                        {lane(laneSample{Seconds: 601}), "[{lag d}]", "[]"},
+		"a held lane does not lag":   {lane(laneSample{Seconds: 9999, Held: true}), "[]", "[]"},
+		"nor has it recovered":       {open(lane(laneSample{Held: true}), alert.RuleLag, "d", false), "[]", "[]"},
+		"no more lag":                {open(lane(laneSample{}), alert.RuleLag, "d", false), "[]", "[{lag d}]"},
+		"nothing left to lag":        {open(sample{}, alert.RuleLag, "d", false), "[]", "[{lag d}]"},
+		"another relay's":            {open(sample{}, alert.RuleBreakerOpen, "d", false), "[]", "[]"},
+		"failed deliveries are left": {open(sample{}, alert.RuleFailed, "d", true), "[]", "[]"},
+		"none is left":               {open(sample{}, alert.RuleFailed, "d", false), "[]", "[{failed d}]"},
+		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
+		"waiting":                    {lane(laneSample{Waiting: 1}), "[{waiting_keys d}]", "[]"},
+		"waits no more":              {open(lane(laneSample{}), alert.RuleWaitingKeys, "d", false), "[]", "[{waiting_keys d}]"},
+		"held, and waiting":          {open(lane(laneSample{Waiting: 1, Held: true}), alert.RuleWaitingKeys, "d", false), "[]", "[]"},
+		"paused for maintenance":     {lane(laneSample{Held: true, PausedSeconds: 4*3600 - 1}), "[]", "[]"},
+		"paused, and forgotten":      {lane(laneSample{Held: true, PausedSeconds: 4*3600 + 1}), "[{paused d}]", "[]"},
+		"resumed":                    {open(lane(laneSample{}), alert.RulePaused, "d", false), "[]", "[{paused d}]"},
+		"unserved, and no lag":       {sample{Unserved: []unservedSample{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
+		"served":                     {open(sample{}, alert.RuleUnserved, "d", false), "[]", "[{unserved d}]"},
+		"routes still differ":        {open(sample{}, alert.RuleRoutesChanged, "db", false), "[]", "[]"},
+		"a refused reload":           {sample{Refused: []refusedSample{{Relay: "r1", Error: "no url"}}}, "[{reload_refused r1}]", "[]"},
+		"a corrected one":            {open(sample{}, alert.RuleReloadRefused, "r1", false), "[]", "[{reload_refused r1}]"},
+		"relays differ":              {sample{Differ: []Difference{{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}}}, "[{relays_differ d}]", "[]"},
+		"one relay is refused":       {sample{Refusals: []Refusal{{Destination: "d", Relays: []string{"b"}, Error: "401 Unauthorized"}}}, "[{relay_refused d}]", "[]"},
+		"it is accepted again":       {open(sample{}, alert.RuleRelayRefused, "d", false), "[]", "[{relay_refused d}]"},
+		"they agree":                 {open(sample{}, alert.RuleRelaysDiffer, "d", false), "[]", "[{relays_differ d}]"},
+		"the archive has run":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-47 * time.Hour)}}, "[]", "[]"},
+		"the archive has not":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-49 * time.Hour)}}, "[{archive_overdue db}]", "[]"},
+		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},
+	} {
+		hold, ended := c.seen.conditions(limits, func(last time.Time) time.Time { return last.Add(48 * time.Hour) })
+		subjects := make([]subject, 0)
+		for _, h := range hold {
+			subjects = append(subjects, h.subject)
+		}
+		if got := fmt.Sprint(subjects); got != c.hold {
+			t.Errorf("%s: holds %s, want %s", name, got, c.hold)
+		}
+		if got := fmt.Sprint(ended); got != c.ended {
+			t.Errorf("%s: ended %s, want %s", name, got, c.ended)
+		}
+	}
+	differ := Difference{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}
+	if got := differ.String(); got != "other secrets at b than at a and c" {
+		t.Error(got)
+	}
+	// A storm begins with the third death and ends when a window has passed without one.
+	for deaths, want := range map[int]string{0: "0 1", 1: "0 0", 2: "0 0", 3: "1 0"} {
+		s := open(sample{Database: "db"}, alert.RuleRescueStorm, "db", false)
+		s.Rescues.Relays = deaths
+		hold, ended := s.conditions(limits, nil)
+		if got := fmt.Sprint(len(hold), len(ended)); got != want {
+			t.Errorf("%d deaths: %s, want %s", deaths, got, want)
+		}
+	}
+}

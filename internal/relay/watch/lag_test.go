@@ -1,0 +1,70 @@
+package watch
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// An event that no relay takes makes the destinations lag that a route leads it to, and no others:
+// for the look, for the alert and for the metrics. It is shown apart from what is pending.
+func TestLagOfUnroutedEvents(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route VALUES ('a', 'one'), ('*', 'all'), ('b', 'two')`)
+	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ($1, '{}', $2, now() - $3::interval, now() - $4::interval)`
+	db.Exec(insert, "a", "old", "20 minutes", "20 minutes")
+	db.Exec(insert, "a", "older", "30 minutes", "30 minutes")
+	db.Exec(insert, "b", "not due", "1 hour", "-1 hour")
+	db.Exec(insert, "c", "young", "5 minutes", "5 minutes")
+	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, next_attempt_at) VALUES (1, 'all', now() - interval '40 minutes'), (1, 'two', now() - interval '2 minutes'),
+		(1, 'own', now() - interval '3 minutes')`)
+	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, replay) VALUES (2, 'replayed', now() - interval '2 hours', true)`)
+	db.Serve("one", "all", "two", "own", "replayed")
+	w := newWatcher(t, enginePool(t, db.DSN), alert.Config{LagOver: 10 * time.Minute})
+	seen := look(t, w)
+	if seen.Untaken != 4 || seen.UntakenFor < time.Hour || seen.UntakenFor > 2*time.Hour {
+		t.Errorf("%d events are not taken, for %s", seen.Untaken, seen.UntakenFor)
+	}
+	lags := map[string]int{}
+	for _, l := range seen.Lanes {
+		lags[l.Destination] = int(l.Lag.Minutes())
+	}
+	want := map[string]int{"one": 30, "all": 40, "two": 2, "own": 3, "replayed": 0}
+	for name, minutes := range want {
+		if lags[name] < minutes || lags[name] > minutes+3 {
+			t.Errorf("%q lags for %d minutes, want %d", name, lags[name], minutes)
+		}
+	}
+	if len(lags) != len(want) {
+		t.Errorf("lanes %v", lags)
+	}
+	if got := relaytest.Rows[string](db, `SELECT subject || ' ' || first_event_id FROM outbox_alert WHERE rule = 'lag' ORDER BY 1`); !slices.Equal(got, []string{"all 1", "one 2"}) {
+		t.Errorf("alerts: %q", got)
+	}
+	b, err := w.CountBacklog(t.Context(), []string{"one", "all", "two"}, 3)
+	relaytest.Must(t, err)
+	if b.Untaken != 3 || len(b.Lanes) != 3 || b.Lanes[0].Pending != 0 || b.Lanes[0].LagSeconds < 1800 || b.Lanes[1].LagSeconds < 2400 || b.Lanes[2].LagSeconds > 1800 {
+		t.Errorf("%+v", b)
+	}
+
+	r, err := intake.TakeRange(t.Context(), w.DB, 1, intake.Terms{Events: 10}, false)
+	relaytest.Must(t, err)
+	lag := func(what string, least, most float64) {
+		t.Helper()
+		b, err := w.CountBacklog(t.Context(), []string{"one"}, 3)
+		relaytest.Must(t, err)
+		if got := b.Lanes[0].LagSeconds; got < least || got > most || b.Untaken != 0 {
+			t.Errorf("%s: %+v", what, b)
+		}
+	}
+	lag("in hand", 0, 0)
+	db.Exec(`UPDATE outbox_range SET taken_at = now() - interval '11 seconds' WHERE seq = $1`, r.Seq)
+	lag("both have deliveries", 0, 0)
+	db.Exec(`DELETE FROM outbox_delivery WHERE event_id = 2`)
+	lag("in hand for too long", 1800, 2400)
+}

@@ -1,0 +1,299 @@
+package watch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+)
+
+// The tables that the watcher looks after.
+const watchedTables = `ARRAY['outbox'::regclass, 'outbox_delivery'::regclass, 'outbox_attempt'::regclass, 'outbox_destination'::regclass, 'outbox_relay'::regclass, 'outbox_alert'::regclass]`
+
+// What waits behind a failed head, or for too long behind one that is not due, has an alert of its
+// own: the heads are found by skipping from one to the next in the index of what waits, and of what
+// follows each the first ten are looked at.
+const watchLanes = `
+SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
+    'held', coalesce(s.paused OR s.breaker <> 'closed', false),
+    'paused', CASE WHEN s.paused THEN extract(epoch FROM now() - s.paused_at) ELSE 0 END, 'paused_reason', coalesce(s.paused_reason, ''),
+    'seconds', coalesce(extract(epoch FROM now() - g.since), 0), 'event', coalesce(g.event_id, 0),
+    'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', coalesce(b.heads -> 0 ->> 'key', ''),
+    'blocked_event', coalesce((b.heads -> 0 ->> 'event_id')::bigint, 0),
+    'waiting', w.keys, 'waiting_seconds', w.seconds, 'waiting_key', w.key, 'waiting_event', w.event, 'waiting_until', w.until))
+FROM (SELECT destination FROM pending UNION SELECT destination FROM lag) l
+LEFT JOIN lag g ON g.destination = l.destination
+LEFT JOIN outbox_destination s ON s.destination = l.destination
+CROSS JOIN LATERAL (
+    SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(x.next_attempt_at)), 0) AS seconds,
+           coalesce((array_agg(x.ordering_key ORDER BY x.next_attempt_at, x.event_id))[1], '') AS key,
+           coalesce((array_agg(x.blocked_by ORDER BY x.next_attempt_at, x.event_id))[1], 0) AS event,
+           coalesce((array_agg(CASE WHEN head.next_attempt_at > now() THEN to_char(head.next_attempt_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+                               END ORDER BY x.next_attempt_at, x.event_id))[1], '') AS until
+    FROM (WITH RECURSIVE head AS (
+              (SELECT d.blocked_by FROM outbox_delivery d
+               WHERE d.destination = l.destination AND ` + pg.IsWaiting + `
+               ORDER BY d.blocked_by, d.event_id LIMIT 1)
+              UNION ALL
+              SELECT following.* FROM head CROSS JOIN LATERAL (
+                  SELECT d.blocked_by FROM outbox_delivery d
+                  WHERE d.destination = l.destination AND ` + pg.IsWaiting + ` AND d.blocked_by > head.blocked_by
+                  ORDER BY d.blocked_by, d.event_id LIMIT 1) following
+          ) SELECT * FROM head LIMIT 1001) y
+    CROSS JOIN LATERAL (
+        SELECT * FROM (
+            SELECT d.blocked_by, d.event_id, d.ordering_key, d.next_attempt_at FROM outbox_delivery d
+            WHERE d.destination = l.destination AND ` + pg.IsWaiting + ` AND d.blocked_by = y.blocked_by
+            ORDER BY d.blocked_by, d.event_id LIMIT 10) f
+        ORDER BY f.next_attempt_at, f.event_id LIMIT 1) x
+    CROSS JOIN LATERAL (
+        SELECT h.next_attempt_at, h.status FROM outbox_delivery h WHERE h.event_id = x.blocked_by AND h.destination = l.destination LIMIT 1) head
+    WHERE x.next_attempt_at <= now() - make_interval(secs => $4)
+      AND head.status NOT IN ('delivered', 'failed', 'discarded') AND head.next_attempt_at > now() - make_interval(secs => $4)
+) w
+CROSS JOIN LATERAL (SELECT l.destination) lane
+CROSS JOIN ` + Blocked + ` b
+WHERE l.destination <> ''`
+
+// Destinations that have accepted nothing yet, with two failures or more that only a person mends. What is retried stands first among
+// what is not due, or first among what is due. Whether anything was delivered is asked of the neighbouring events alone: no index
+// leads to what was delivered. A destination that is held has an alert of its own.
+const watchNeverDelivered = `
+SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, '')))
+FROM pending l
+CROSS JOIN LATERAL (
+    SELECT sum(x.attempts) AS attempts, min(x.event_id) AS event, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
+    FROM ((SELECT * FROM outbox_delivery d
+           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + ` AND d.next_attempt_at > now()
+           ORDER BY d.next_attempt_at, d.event_id LIMIT 100)
+          UNION ALL
+          (SELECT * FROM outbox_delivery d
+           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + `
+             AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
+           ORDER BY d.next_attempt_at, d.event_id LIMIT 100)) x
+    WHERE x.last_reason IN ('unauthorized', 'not_found', 'redirect', 'dns', 'tls', 'egress')
+) r
+WHERE l.destination <> '' AND r.attempts >= 2
+  AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = l.destination AND (s.paused OR s.breaker <> 'closed'))
+  AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
+                    AND o.destination = l.destination AND o.status = 'delivered')`
+
+// Whose settings of a destination differ: the relays of each digest. Relays that serve the same with the same settings cost one comparison.
+const watchDiffer = `
+SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'secrets', x.secrets, 'relays', x.relays) ORDER BY x.destination)
+FROM (
+    SELECT g.destination, count(DISTINCT g.settings) = 1 AS secrets, jsonb_agg(g.relays ORDER BY g.relays) AS relays
+    FROM (SELECT d.destination, d.settings, array_agg(r.name ORDER BY r.name) AS relays
+          FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
+          WHERE d.settings <> '' GROUP BY d.destination, d.settings, d.secrets) g
+    GROUP BY g.destination HAVING count(*) > 1 ORDER BY g.destination LIMIT 100
+) x
+WHERE (SELECT count(*) FROM outbox_relay) > 1`
+
+// Differences lists the destinations of which relays have different settings.
+func Differences(ctx context.Context, q pg.DB) ([]Difference, error) {
+	return list[Difference](ctx, q, watchDiffer)
+}
+
+// list reads what a statement returns as one JSON array, or as NULL.
+func list[T any](ctx context.Context, q pg.DB, statement string) (all []T, err error) {
+	var content []byte
+	if err := q.QueryRow(ctx, statement).Scan(&content); err != nil {
+		return nil, fmt.Errorf("compare relays: %w", err)
+	}
+	if content == nil {
+		return nil, nil
+	}
+	if err := json.Unmarshal(content, &all); err != nil {
+		return nil, fmt.Errorf("compare relays: %w", err)
+	}
+	return all, nil
+}
+
+// Which relays a destination refuses alone.
+const watchRefusals = `
+SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'relays', x.relays, 'error', x.error, 'seconds', x.seconds) ORDER BY x.destination)
+FROM (
+    SELECT d.destination, array_agg(r.name ORDER BY r.name) AS relays, (array_agg(d.refused_error ORDER BY d.refused_at DESC))[1] AS error,
+           extract(epoch FROM now() - min(d.refused_at)) AS seconds
+    FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
+    WHERE d.refused_at IS NOT NULL GROUP BY d.destination ORDER BY d.destination LIMIT 100
+) x`
+
+// Refusals lists the destinations that refuse some relays while another relay may be accepted.
+func Refusals(ctx context.Context, q pg.DB) ([]Refusal, error) {
+	return list[Refusal](ctx, q, watchRefusals)
+}
+
+const watchParked = `
+SELECT jsonb_build_object('count', (SELECT count(*) FROM (
+           SELECT FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' LIMIT 10001) p),
+       'seconds', greatest(extract(epoch FROM now() - d.next_attempt_at), 0), 'event', d.event_id,
+       'type', coalesce((SELECT e.event_type FROM outbox e WHERE e.id = d.event_id), ''))
+FROM outbox_delivery d WHERE d.destination = '' AND ` + pg.IsDue + `
+ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
+
+// Who keeps VACUUM from removing rows of this database: transactions that have changed something or hold a snapshot. A
+// session that is idle in a transaction and has neither is harmless, VACUUM itself is left out by the server, and what
+// relays do is bounded by their statement_timeout.
+const watchHolders = `
+SELECT jsonb_agg(h) FROM (
+    SELECT * FROM (
+        SELECT 'session' AS kind, a.pid, a.application_name AS application, a.usename AS "user", a.state,
+               extract(epoch FROM now() - a.xact_start) AS seconds, extract(epoch FROM now() - a.state_change) AS state_seconds,
+               '' AS name
+        FROM pg_stat_activity a
+        WHERE a.datname = current_database() AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
+          AND a.xact_start IS NOT NULL AND a.leader_pid IS NULL AND a.pid <> pg_backend_pid()
+          AND a.backend_type NOT IN ('autovacuum worker', 'walsender')
+          AND NOT (a.usename = current_user AND starts_with(a.application_name, current_setting('application_name')))
+          AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+        UNION ALL
+        SELECT 'prepared', 0, '', p.owner, '', extract(epoch FROM now() - p.prepared), 0, p.gid
+        FROM pg_prepared_xacts p WHERE p.database = current_database()
+    ) holders ORDER BY seconds DESC LIMIT 5
+) h`
+
+// Slots and standbys have no time at which they began to block vacuum, so what they blocked at the last look
+// is remembered. So is the oldest transaction of the server, for when the session it belongs to cannot be seen.
+const watchTracked = `
+SELECT jsonb_agg(jsonb_build_object('kind', t.kind, 'name', t.name, 'xmin', t.xmin, 'transactions', t.transactions,
+                                    'active', t.active, 'since', coalesce(before.since, now())))
+FROM (
+    SELECT CASE WHEN s.xmin IS NULL THEN 'catalog slot' ELSE 'slot' END AS kind, s.slot_name::text AS name,
+           coalesce(s.xmin, s.catalog_xmin)::text AS xmin, age(coalesce(s.xmin, s.catalog_xmin))::bigint AS transactions, s.active
+    FROM pg_replication_slots s
+    WHERE s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL AND s.database = current_database()
+    UNION ALL
+    SELECT 'standby', coalesce(r.application_name, '') || ' ' || coalesce(host(r.client_addr), 'local'), r.backend_xmin::text,
+           age(r.backend_xmin)::bigint, true
+    FROM pg_stat_replication r WHERE r.backend_xmin IS NOT NULL
+    UNION ALL
+    SELECT 'unseen', '', pg_snapshot_xmin(now.snapshot)::text,
+           (pg_snapshot_xmax(now.snapshot)::text::numeric - pg_snapshot_xmin(now.snapshot)::text::numeric)::bigint, true
+    FROM (SELECT pg_current_snapshot() AS snapshot) now
+) t
+LEFT JOIN jsonb_to_recordset(coalesce(nullif(w.sample -> 'tracked', 'null'), '[]')) AS before (kind text, name text, xmin text, since timestamptz)
+    ON before.kind = t.kind AND before.name = t.name AND before.xmin = t.xmin`
+
+const watchLockWaits = `
+WITH locks AS MATERIALIZED (
+    SELECT l.pid, l.granted, l.waitstart, l.relation, l.database FROM pg_locks l
+)
+SELECT count(DISTINCT waiting.pid)
+FROM locks waiting
+WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '1 second' AND EXISTS (
+    SELECT FROM locks held
+    WHERE held.pid = waiting.pid AND held.relation = ANY (` + watchedTables + `::oid[])
+      AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
+
+// One relay looks, the others read what it saw. The subselects run only where the row is updated. The lock of the row keeps
+// two from looking at once: unlike an advisory lock, no login without rights on the table can take it. A look in the future was taken
+// before the clock was set back.
+const TakeWatch = `
+WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, due AS MATERIALIZED (
+    SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) OR watched_at > now() + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
+), watched AS (
+    UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
+        'database', current_database(),
+        'lenient', (SELECT jsonb_agg(l.destination) FROM lenient l),
+        'lanes', (` + watchLanes + `),
+        'untaken', (` + watchUntaken + `),
+        'parked', (` + watchParked + `),
+        'never_delivered', (` + watchNeverDelivered + `),
+        'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing), 'event', u.missing[1])
+                        FROM outbox_undelivered u WHERE u.missing <> '{}'),
+        'holders', (` + watchHolders + `),
+        'tracked', (` + watchTracked + `),
+        'hidden', (SELECT count(*) FROM pg_stat_activity a
+                   WHERE a.datname = current_database() AND a.query = '<insufficient privilege>'),
+        'dead', (SELECT jsonb_object_agg(t.relname, pg_stat_get_dead_tuples(t.oid)) FROM pg_class t WHERE t.oid = ANY (` + watchedTables + `::oid[])),
+        'lock_waits', (` + watchLockWaits + `),
+        'unserved', (SELECT jsonb_agg(u) FROM (` + pg.UnservedOf + `) u),
+        'refused', (SELECT jsonb_agg(jsonb_build_object('relay', r.name, 'error', r.reload_error, 'seconds', extract(epoch FROM now() - r.reload_failed_at)))
+                    FROM outbox_relay r WHERE r.reload_error IS NOT NULL),
+        'differ', (` + watchDiffer + `),
+        'refusals', (` + watchRefusals + `),
+        'archive', jsonb_build_object('at', w.archived_at, 'error', coalesce(w.archive_error, '')),
+        'rescues', (SELECT jsonb_build_object('relays', count(*))
+                    FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
+        'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
+                       SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
+                       'left', CASE a.rule
+                           WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
+                               AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
+                           -- Not at once, or a relay that came and went would never be reported.
+                           WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
+                           ELSE false END))
+                   FROM (SELECT rule, subject, last_at FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
+    WHERE w.ctid = ANY (ARRAY (SELECT ctid FROM due))
+    RETURNING w.watched_at, w.sample
+)
+SELECT true, watched_at, sample, now() FROM watched
+UNION ALL
+SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now() FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
+
+// take looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
+// the destinations where a failed delivery does not block its ordering key.
+func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if lenient == nil {
+		lenient = []string{}
+	}
+	var content []byte
+	err = w.DB.QueryRow(ctx, TakeWatch, age.Seconds(), lenient, stormWithin.Seconds(), limits.LagOver.Seconds()).
+		Scan(&seen.own, &seen.at, &content, &seen.now)
+	if err != nil {
+		return sample{}, fmt.Errorf("look around the database: %w", err)
+	}
+	if err := json.Unmarshal(content, &seen); err != nil {
+		return sample{}, fmt.Errorf("look around the database: %w", err)
+	}
+	return seen, nil
+}
+
+// What another relay has found since the look may be more than what the look saw, and is not ended by it. What was found in the future
+// was found before the clock was set back.
+const applyConditions = `
+WITH fired AS (
+    INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id, first_error, opened_at, began_at)
+    SELECT rule, subject, level, detail, nullif(event_id, 0), nullif(error, ''), now() - make_interval(secs => age), now() - make_interval(secs => age)
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::text[], $7::float8[]) AS f (rule, subject, level, detail, event_id, error, age)
+    ON CONFLICT (rule, subject) DO UPDATE
+    SET last_at = now(), detail = excluded.detail, level = excluded.level, resolved_at = NULL,
+        first_error = coalesce(excluded.first_error, a.first_error),
+        opened_at = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.opened_at ELSE a.opened_at END,
+        first_event_id = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.first_event_id ELSE a.first_event_id END
+)
+UPDATE outbox_alert a SET resolved_at = now()
+FROM unnest($8::text[], $9::text[]) AS e (rule, subject)
+WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND (a.last_at <= $10 OR a.last_at > now())`
+
+// applyConditions opens an alert, or keeps it open and true, for every condition that holds, and resolves those that ended by the
+// time of the look.
+func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	var f struct {
+		rules, subjects, details, errors []string
+		levels, events                   []int64
+		ages                             []float64
+	}
+	for _, c := range hold {
+		f.rules, f.subjects, f.details, f.errors = append(f.rules, c.Rule), append(f.subjects, c.Subject), append(f.details, c.detail), append(f.errors, c.failure)
+		f.levels, f.events, f.ages = append(f.levels, c.level), append(f.events, c.event), append(f.ages, max(0, c.age.Seconds()))
+	}
+	var endedRules, endedSubjects []string
+	for _, e := range ended {
+		endedRules, endedSubjects = append(endedRules, e.Rule), append(endedSubjects, e.Subject)
+	}
+	_, err := w.DB.Exec(ctx, applyConditions, f.rules, f.subjects, f.levels, f.details, f.events, f.errors, f.ages, endedRules, endedSubjects, at)
+	if err != nil {
+		return fmt.Errorf("apply conditions: %w", err)
+	}
+	return nil
+}
