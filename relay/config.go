@@ -14,15 +14,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
-	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
-	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
-	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
-	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
-	"github.com/outbox-relay/outbox-relay/internal/relay/session"
-	"github.com/outbox-relay/outbox-relay/internal/relay/spans"
-	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 )
 
 // Defaults of the fields below.
@@ -72,27 +65,27 @@ type Config struct {
 	MaxInFlight int
 
 	// Destinations, at least one. Names are unique.
-	Destinations []post.Destination
+	Destinations []Destination
 	// Routes decide which event types go where, together with those of the other relays that live. Empty: every type goes
 	// to every destination.
 	Routes []Route
 
 	// Egress says where requests may go, and through what.
-	Egress post.Egress
+	Egress Egress
 
 	// Alerts says whom to tell when something needs a person. The zero value only logs.
-	Alerts alert.Config
+	Alerts Alerts
 	// Watching says how this relay looks after the database it is a guest of. The zero value is fine.
-	Watching watch.Config
+	Watching Watching
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
 	// It costs one more inserted row per delivery.
 	LogDelivered bool
 
 	// History counts what this relay does, and Run adds it to the database each minute. Others may read it too. Nil: there is none.
-	History *history.Recorder
+	History *History
 
 	// Retention says for how long what is done with is kept. The zero value keeps everything.
-	Retention archive.Retention
+	Retention Retention
 
 	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold text that others wrote;
 	// zerolog escapes its control characters below U+0020 only, see [plain.Line]. The zero value discards.
@@ -101,27 +94,8 @@ type Config struct {
 	Hooks Hooks
 	// Spans makes a span of every attempt, whose trace context the request carries. nil: there are none, and requests carry
 	// the producer's trace context.
-	Spans *spans.Spans
+	Spans *Spans
 }
-
-// Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.
-type Pooler = session.Pooler
-
-// PoolerMode says what a database URL leads to.
-type PoolerMode = session.PoolerMode
-
-// The values of [PoolerMode].
-const (
-	PoolerAuto        = session.PoolerAuto
-	PoolerNone        = session.PoolerNone
-	PoolerTransaction = session.PoolerTransaction
-)
-
-// A Route sends the event types that match Event to the destinations in To.
-type Route = routes.Route
-
-// A Problem is one mistake in a Config: the path of the setting, and what is wrong with it.
-type Problem = check.Problem
 
 // withDefaults returns a copy in which every zero value is replaced by its default.
 func (c Config) withDefaults() Config {

@@ -38,7 +38,7 @@
 //	store_*.go                     all SQL
 //	store.go                       what is claimed
 //
-// Packages below it never import this package: intake (new events by the difference of two snapshots), pg (how statements
+// The rooms in internal/relay never import this package: intake (new events by the difference of two snapshots), pg (how statements
 // reach the database, and what their errors mean), policy (the outcome of an attempt, when to try again, when a receiver is
 // down), capacity (how much a receiver bears), ordering (what of an ordering key may be sent), agenda (when the claimer acts), post (one request), natspost and kafkapost (the same over JetStream and
 // Kafka), spans (traces), breaker (what relays share about destinations that are down), identity (keeping away from copies of
@@ -48,9 +48,9 @@
 //
 // # Who may import what
 //
-// This package is what a program imports to run a relay, with policy, alert and archive for its configuration. The other
-// packages beside it (ops, identity, watch, history) serve the command line, the page and the metrics of this repository, and
-// promise no compatibility. What stands in relay/internal is the engine's alone.
+// This package is what a program imports to run a relay within itself; names.go has the names of all that a [Config] and its
+// [Hooks] hold. The rooms in internal/relay are for this repository alone: for the engine, and some of them (ops, alert, watch,
+// history, identity, archive) for the command line, the page and the metrics too.
 //
 // # When the claimer acts
 //

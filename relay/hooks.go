@@ -2,11 +2,6 @@ package relay
 
 import (
 	"time"
-
-	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
-	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
-	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 )
 
 // Hooks observe a relay: metrics hang on them, and tests wait on them. Every field may be nil. Hooks run on the relay's
@@ -22,7 +17,7 @@ type Hooks struct {
 	// Attempted follows every POST, before its outcome is settled.
 	Attempted func(Attempt)
 	// Settled follows every batch of outcomes that the database has taken.
-	Settled func(destination string, outcome policy.Outcome, reason policy.Reason, deliveries int)
+	Settled func(destination string, outcome Outcome, reason Reason, deliveries int)
 	// SettleRan follows every batch of outcomes that the database has taken, with its size and the time that it took.
 	SettleRan func(deliveries int, took time.Duration)
 	// StaleSettle follows outcomes that came too late: another relay had claimed the delivery meanwhile.
@@ -34,11 +29,11 @@ type Hooks struct {
 	// Idle follows each declaration that this relay has nothing to do.
 	Idle func()
 	// Archived follows every batch of a retention run, with what that batch moved or removed.
-	Archived func(batch archive.Result)
+	Archived func(batch Archived)
 	// Notified follows every alert that reached a channel, or failed to (err is not nil).
-	Notified func(channel string, alert alert.Alert, err error)
+	Notified func(channel string, alert Alert, err error)
 	// Watched follows every look around the database, whether this relay took it or another one did.
-	Watched func(watch.Watch)
+	Watched func(Watched)
 	// Quarantined follows the discovery that this is not the database that relays were accepted on, with what differs, and
 	// the end of that, with an empty reason.
 	Quarantined func(reason string)
@@ -54,8 +49,8 @@ type Attempt struct {
 	Destination string
 	Number      int // 1 for the first
 	StatusCode  int // 0 without a response
-	Outcome     policy.Outcome
-	Reason      policy.Reason
+	Outcome     Outcome
+	Reason      Reason
 	Duration    time.Duration
 	// Duplicate: delivered, and the receiver says that it had the message already. Only streams say so.
 	Duplicate bool

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
-
-	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
-	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 )
 
 // ErrNotRegistered says that the relay is not registered in its database, or not any more.
@@ -23,7 +20,7 @@ type State struct {
 	// Registered reports whether the relay is registered in its database, so that it may claim.
 	Registered bool
 	// Trouble that this relay has with its database now, such as a lack of disk; nil: none. Nothing of it is stored.
-	Trouble *alert.Alert
+	Trouble *Alert
 	// Lanes of the configured destinations.
 	Lanes []LaneView
 }
@@ -67,9 +64,9 @@ func (r *Relay) State() State {
 
 // CountBacklog counts what waits for the destinations of this relay, each kind up to limit, in one statement whose cost is
 // bounded. It fails while the relay is not registered: the database may be the wrong one. It is safe for concurrent use.
-func (r *Relay) CountBacklog(ctx context.Context, limit int) (watch.Backlog, error) {
+func (r *Relay) CountBacklog(ctx context.Context, limit int) (Backlog, error) {
 	if !r.alive() {
-		return watch.Backlog{}, ErrNotRegistered
+		return Backlog{}, ErrNotRegistered
 	}
 	var names []string
 	for _, l := range r.lanes.list() {

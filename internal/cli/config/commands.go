@@ -10,11 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay"
-
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 // sampleFile is the annotated configuration that config init writes. A test holds it complete.
@@ -103,7 +102,7 @@ func (c *Config) connect(inv *cli.Invocation) (warned int, err error) {
 	ctx, cancel := context.WithTimeout(inv.Ctx, reachTimeout)
 	defer cancel()
 	failed := 0
-	for _, reached := range relay.ReachAll(ctx, c.Relay.Destinations, c.Relay.Egress) {
+	for _, reached := range post.ReachAll(ctx, c.Relay.Destinations, c.Relay.Egress) {
 		switch {
 		case reached.Err != nil:
 			fmt.Fprintf(inv.Stderr, "destinations.%s: %s\n", reached.Destination, plain.Clip(reached.Err.Error()))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
@@ -134,10 +135,10 @@ func (c *Config) bindBroker(path string, d *destination) {
 		}, whole)
 	}
 	if d.credentialsFile != "" {
-		d.NATS.Credentials = follow(".credentials_file", d.credentialsFile, relay.CheckNATSCredentials)
+		d.NATS.Credentials = follow(".credentials_file", d.credentialsFile, natspost.CheckCredentials)
 	}
 	if d.seedFile != "" {
-		d.NATS.Seed = follow(".nkey_file", d.seedFile, relay.CheckNATSSeed)
+		d.NATS.Seed = follow(".nkey_file", d.seedFile, natspost.CheckSeed)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/drill"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -135,7 +136,7 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 
 // config returns what the flags and the configuration say.
 func (cmd Command) config(inv *cli.Invocation) (cfg drill.Config, err error) {
-	u, err := relay.ParseURL(cmd.URL)
+	u, err := post.ParseURL(cmd.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return cfg, cli.Usagef("URL: write one such as https://logistics.staging.example.com/webhooks/finance")
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -131,7 +132,7 @@ func overHTTP(raw string, c *config.Config, destinations []relay.Destination) (r
 	if len(h.secrets) == 0 {
 		return receiver{}, cli.ExitError{Code: cli.ExitConfig, Err: fmt.Errorf("destinations.%s.signing_secrets is not set, and questions are signed; set it here and in the receiver's Config.Secrets", d.Name)}
 	}
-	transport, err := relay.Beside(d, c.Relay.Egress, u)
+	transport, err := post.Beside(d, c.Relay.Egress, u)
 	if err != nil {
 		return receiver{}, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -112,7 +113,7 @@ func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader, tidy *tidier) 
 func hosts(destinations []relay.Destination) []string {
 	var all []string
 	for _, d := range destinations {
-		if u, err := relay.ParseURL(d.URL); err == nil {
+		if u, err := post.ParseURL(d.URL); err == nil {
 			all = append(all, d.Name+"="+u.Host)
 		}
 	}
