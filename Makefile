@@ -94,7 +94,7 @@ test-all: ## Run all tests, as CI does with CI_LONG=1
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
 core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index|Security
-packages := ./outbox ./relay/... ./consumer ./consumer/inbox ./consumer/sqlconsumer ./consumer/internal/memory ./migrations
+packages := ./outbox ./relay/... ./internal/relay/... ./consumer ./consumer/inbox ./consumer/sqlconsumer ./consumer/internal/memory ./migrations
 
 .PHONY: test-postgres
 test-postgres: #: Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
@@ -167,7 +167,7 @@ test-elsewhere: #: Test the receivers in other languages that are installed: Nod
 .PHONY: check-systems
 check-systems: #: Build the libraries of producers and receivers for macOS and Windows (ALL=1: the program, too, also for FreeBSD)
 	GOOS=darwin GOARCH=arm64 $(GO) $(if $(ALL),vet ./...,build ./outbox ./consumer/...)
-	GOOS=windows $(GO) build ./outbox ./consumer/... $(if $(ALL),./relay/... ./cmd/outbox-relay)
+	GOOS=windows $(GO) build ./outbox ./consumer/... $(if $(ALL),./relay ./cmd/outbox-relay)
 	$(if $(ALL),GOOS=freebsd $(GO) vet ./internal/relay/post ./internal/cli/output)
 
 .PHONY: check-bare

@@ -18,7 +18,7 @@ allowed=0BSD,Apache-2.0,BSD-2-Clause,BSD-3-Clause,ISC,MIT
 
 check() {
 	# What ships and what others import has no exception.
-	go_licenses check --allowed_licenses $allowed ./cmd/outbox-relay ./outbox ./relay/... ./consumer/...
+	go_licenses check --allowed_licenses $allowed ./cmd/outbox-relay ./outbox ./relay ./internal/relay/... ./consumer/...
 	# Under MPL-2.0: rapid, which only tests use, and River, which only `make bench` uses.
 	for module; do
 		(cd "$module" && go_licenses check --include_tests --allowed_licenses $allowed \

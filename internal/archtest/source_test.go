@@ -181,7 +181,9 @@ func (s *source) base() string { return path.Base(s.path) }
 func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
 
 // isEngine reports whether a file belongs to package relay or to one of its rooms, the packages of internal/relay.
-func (s *source) isEngine() bool { return s.dir() == "relay" || strings.HasPrefix(s.path, "internal/relay/") }
+func (s *source) isEngine() bool {
+	return s.dir() == "relay" || strings.HasPrefix(s.path, "internal/relay/")
+}
 
 func (s *source) isLibrary() bool {
 	if rest, ok := strings.CutPrefix(s.dir(), "consumer/"); ok && !s.isTest() {
