@@ -81,7 +81,8 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	g := relaytest.NewGate(t)
 	slow := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { g.Pass(r) })
 	with := func(change func(*Config)) Config {
-		cfg := config(db, to(rc.URL), named("other", to(other.URL)), named("slow", post.Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 50 * time.Second}))
+		cfg := config(db, to(rc.URL), named("other", to(other.URL)), named("slow", post.Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 9 * time.Minute}))
+		cfg.Lease = 10 * time.Minute // a busy machine must not end the request that is on its way
 		change(&cfg)
 		return cfg
 	}

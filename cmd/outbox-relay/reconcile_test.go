@@ -129,6 +129,34 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// What a comparison finds, or that it cannot be made, is an alert until a comparison finds nothing.
+func TestReconcileAlerts(t *testing.T) {
+	t.Parallel()
+	c := newCompared(t)
+	alerts := func(more ...string) string {
+		t.Helper()
+		command(c.env, append([]string{"reconcile", "--settle=1ms", "--alert"}, more...)...)
+		return relaytest.Row[string](c.sender, `SELECT coalesce(string_agg(concat_ws('|', rule, subject, level, detail, CASE WHEN resolved_at IS NULL THEN 'open' ELSE 'ended' END), ';'), '') FROM outbox_alert`)
+	}
+	if found := alerts("--url=" + c.url); found != "" {
+		t.Errorf("nothing differs: %q", found)
+	}
+	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', 'stranger', 'succeeded')`)
+	if found := alerts("--url=" + c.url); found != "reconcile|default|1|1 effect without event|open" {
+		t.Errorf("a difference: %q", found)
+	}
+	if r := command(c.env, "status"); !strings.Contains(r.stdout, `The comparison of "default" with its receiver has not passed: 1 effect without event. `) {
+		t.Errorf("%+v", r)
+	}
+	if found := alerts("--url=http://127.0.0.1:1/"); !strings.HasPrefix(found, "reconcile|default|1|reconcile: ask the receiver to describe: http://127.0.0.1:1/: ") || !strings.HasSuffix(found, "|open") {
+		t.Errorf("no answer: %q", found)
+	}
+	c.receiver.Exec(`DELETE FROM processed_events`)
+	if found := alerts("--url=" + c.url); !strings.HasSuffix(found, "|ended") {
+		t.Errorf("nothing differs any more: %q", found)
+	}
+}
+
 // The events of a drill have no event at the sender, and whatever they do is in the drill's own report. They are left out, also where there are more of
 // them than a list may name, but not an event of the sender that has such a key.
 func TestReconcileLeavesDrillsOut(t *testing.T) {

@@ -39,6 +39,7 @@ type Command struct {
 	Limit       int      `default:"1000" help:"How many keys of a kind are named at most, 1 to 1000."`
 	Heal        bool     `help:"Replay what never arrived, after a question."`
 	Yes         bool     `short:"y" help:"Do not ask: for scripts."`
+	Alert       bool     `help:"Open the alert reconcile if anything is found, or nothing can be compared, and end it otherwise. Relays send it to their channels."`
 	JSON        bool     `help:"Print JSON. Fields are added, never renamed or removed."`
 }
 
@@ -58,11 +59,11 @@ left (keys drill-…): that is counted. What waits, failed or was discarded is c
 
   outbox-relay reconcile --destination logistics --url https://logistics.internal/webhooks/finance/reconcile
   outbox-relay reconcile --destination logistics --receiver logistics --source finance --effects 'SELECT event_key FROM shipments'
-  outbox-relay reconcile --destination logistics --url … --since 26h --json         # every night
+  outbox-relay reconcile --destination logistics --url … --since 26h --alert        # every night
   outbox-relay reconcile --destination logistics --url … --heal                     # replays what never arrived
 
 It exits 1 if anything is found, also if it was healed: run it again after the replay. It needs outbox_reader, and with --heal
-outbox_relay; at the receiver's database inbox_support, and SELECT on what --effects reads. The source must be this outbox's alone.`
+or --alert outbox_relay; at the receiver's database inbox_support, and SELECT on what --effects reads. The source must be this outbox's alone.`
 }
 
 // Run compares, prints and heals.
@@ -96,30 +97,43 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	receiver, err := cmd.open(inv, c, chosen)
-	if err != nil {
-		return err
-	}
-	defer receiver.close()
 	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		begun := time.Now()
-		o := compare.Options{
-			Destinations: names(chosen), Ask: receiver.ask, Settle: settle, Keeps: c.Relay.Retention.DeleteAfter, Limit: cmd.Limit, Progress: progress(inv),
-		}
+		o := compare.Options{Destinations: names(chosen), Settle: settle, Keeps: c.Relay.Retention.DeleteAfter, Limit: cmd.Limit, Progress: progress(inv)}
 		if o.Since, _, err = since.Bounds(ctx, outbox); err != nil {
 			return err
 		}
-		cli.ReleaseProgram() // it shares the machine with what it compares
-		defer debug.SetGCPercent(debug.SetGCPercent(50))
-		found, err := compare.Run(ctx, outbox.DB(), o)
-		if o.Progress != nil {
-			output.Draw(inv.Stderr, "", false)
+		found, err := cmd.compare(ctx, inv, c, chosen, outbox, o)
+		if cmd.Alert && ctx.Err() == nil {
+			found, problem := found, found.problem()
+			if err != nil {
+				found, problem = report{}, err
+			}
+			err = errors.Join(err, outbox.AlertReconciled(ctx, o.Destinations[0], int64(found.Findings()), problem))
 		}
 		if err != nil {
 			return err
 		}
-		return cmd.finish(ctx, inv, c, outbox, report{Report: found, Seconds: time.Since(begun).Seconds()})
+		found.Seconds = time.Since(begun).Seconds()
+		return cmd.finish(ctx, inv, c, outbox, found)
 	})
+}
+
+// compare asks both sides.
+func (cmd Command) compare(ctx context.Context, inv *cli.Invocation, c *config.Config, chosen []relay.Destination, outbox *ops.Outbox, o compare.Options) (found report, err error) {
+	receiver, err := cmd.open(inv, c, chosen)
+	if err != nil {
+		return found, err
+	}
+	defer receiver.close()
+	o.Ask = receiver.ask
+	cli.ReleaseProgram() // it shares the machine with what it compares
+	defer debug.SetGCPercent(debug.SetGCPercent(50))
+	found.Report, err = compare.Run(ctx, outbox.DB(), o)
+	if o.Progress != nil {
+		output.Draw(inv.Stderr, "", false)
+	}
+	return found, err
 }
 
 // choose returns the destinations that lead to the receiver.
@@ -185,15 +199,10 @@ func (cmd Command) finish(ctx context.Context, inv *cli.Invocation, c *config.Co
 	} else if r.Replayed > 0 {
 		fmt.Fprintf(inv.Stdout, "Replayed %s. Run the command again when they are through.\n", plain.Plural(r.Replayed, "delivery", "deliveries"))
 	}
-	switch {
-	case healing != nil:
+	if healing != nil {
 		return healing
-	case r.Findings() > 0:
-		return errors.New(r.summary())
-	case !r.Complete:
-		return errors.New("more differs than was looked at; repeat the command with a larger --limit, or a later --since")
 	}
-	return nil
+	return r.problem()
 }
 
 // heal replays what never arrived. What is in the archive, or older than receivers remember, stays as it is.

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -43,19 +44,24 @@ func row(f compare.Finding) []any {
 	return []any{f.Key, event, output.OrDash(f.EventType), output.OrDash(f.Destination), f.DeliveredAt, f.ReceivedAt, output.OrDash(state)}
 }
 
-// summary says how many findings there are.
-func (r *report) summary() string {
+// problem says how many findings there are; nil: all took effect.
+func (r *report) problem() error {
 	var parts []string
 	for _, k := range r.kinds() {
 		if len(k.list) > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", len(k.list), k.title))
 		}
 	}
-	text := strings.Join(parts, "; ")
-	if !r.Complete {
-		text = "at least " + text
+	switch text := strings.Join(parts, "; "); {
+	case text == "" && !r.Complete:
+		return errors.New("more differs than was looked at; repeat the command with a larger --limit, or a later --since")
+	case text == "":
+		return nil
+	case !r.Complete:
+		return errors.New("at least " + text)
+	default:
+		return errors.New(text)
 	}
-	return text
 }
 
 func printReport(w io.Writer, r report) error {

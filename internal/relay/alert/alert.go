@@ -48,6 +48,8 @@ const (
 	RuleRelayRefused = "relay_refused"
 	// RuleArchive tells that the archive has not run when it should have.
 	RuleArchive = "archive_overdue"
+	// RuleReconcile tells that the last comparison with a receiver found differences, or could not be made.
+	RuleReconcile = "reconcile"
 	// RuleDatabase tells that a relay has lost its database, or that the database refuses for lack of disk or connections. Each
 	// relay sends it alone: nothing can be stored then.
 	RuleDatabase = "database_trouble"
@@ -60,7 +62,7 @@ func Rules() []string {
 	return []string{
 		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleVacuumBlocked,
 		RulePaused, RuleUnserved, RuleRoutesChanged, RuleNeverDelivered,
-		RuleReloadRefused, RuleRelaysDiffer, RuleRelayRefused, RuleArchive, RuleDatabase, RuleQuarantined,
+		RuleReloadRefused, RuleRelaysDiffer, RuleRelayRefused, RuleArchive, RuleReconcile, RuleDatabase, RuleQuarantined,
 	}
 }
 

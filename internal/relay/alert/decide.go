@@ -18,7 +18,7 @@ const (
 // time heals, is sent as soon as it is found. Relays differ for as long as a deploy lasts.
 var afterByRule = map[string]time.Duration{
 	RuleFailed: 5 * time.Second, RuleQuarantined: 0, RuleBlockedKeys: 0, RuleWaitingKeys: 0, RuleLag: 0, RuleNeverDelivered: 0,
-	RuleRescueStorm: 0, RuleVacuumBlocked: 0, RulePaused: 0, RuleReloadRefused: 0, RuleArchive: 0,
+	RuleRescueStorm: 0, RuleVacuumBlocked: 0, RulePaused: 0, RuleReloadRefused: 0, RuleArchive: 0, RuleReconcile: 0,
 	RuleRelaysDiffer: 5 * time.Minute, RuleRoutesChanged: 5 * time.Minute,
 }
 

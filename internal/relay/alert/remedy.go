@@ -201,6 +201,8 @@ func (a Alert) Remedy(mark Marker) string {
 			why = "No relay has said why: perhaps none ran when it was due."
 		}
 		return why + " Nothing is lost; tables grow until it has run."
+	case RuleReconcile:
+		return "Run the comparison by hand, as it is run every night; it names the keys, and " + mark("--heal") + " replays what never arrived."
 	case RuleDatabase:
 		return "See whether the server runs, and whether it has disk space and connections left. Events are stored as long as it takes writes, and nothing is lost."
 	}

@@ -218,6 +218,8 @@ func (a Alert) happened(v voice) string {
 		return joined("Some relays are refused by "+name+", and leave its deliveries to the others", detail, failure)
 	case RuleArchive:
 		return joined("The archive of "+name+" has not run when it should have", detail, failure)
+	case RuleReconcile:
+		return joined("The comparison of "+name+" with its receiver has not passed", detail)
 	case RuleDatabase:
 		return joined("Relay "+name+" has trouble with its database", failure, detail)
 	case RuleQuarantined:
@@ -282,6 +284,8 @@ func (a Alert) ended(v voice) string {
 		return "no relay is refused alone by " + name
 	case RuleArchive:
 		return "the archive of " + name + " has run"
+	case RuleReconcile:
+		return "everything compared that was delivered to " + name + " took effect, once"
 	case RuleDatabase:
 		return "relay " + name + " works with its database again"
 	case RuleQuarantined:
@@ -322,6 +326,8 @@ func (a Alert) Command() string {
 		return "outbox-relay relays"
 	case RuleArchive:
 		return "outbox-relay archive run"
+	case RuleReconcile:
+		return "outbox-relay reconcile --destination " + shellWord(a.Subject)
 	case RuleDatabase:
 		return "outbox-relay doctor"
 	case RuleTest:

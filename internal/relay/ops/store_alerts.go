@@ -44,6 +44,27 @@ func (o *Outbox) AcknowledgeAlert(ctx context.Context, rule, subject string) err
 	})
 }
 
+const openReconcile = `
+INSERT INTO outbox_alert AS a (rule, subject, level, detail) VALUES ($1, $2, $3, $4)
+ON CONFLICT (rule, subject) DO UPDATE
+SET last_at = now(), resolved_at = NULL, level = excluded.level, detail = excluded.detail,
+    opened_at = CASE WHEN a.resolved_at IS NULL THEN a.opened_at ELSE now() END`
+
+const endReconcile = `UPDATE outbox_alert SET resolved_at = now() WHERE rule = $1 AND subject = $2 AND resolved_at IS NULL`
+
+// AlertReconciled opens the alert about a comparison with the receiver of a destination: problem says what it found, or why it could
+// not be made. Nil ends the alert. Relays send it, as any other.
+func (o *Outbox) AlertReconciled(ctx context.Context, destination string, findings int64, problem error) error {
+	statement, args := endReconcile, []any{alert.RuleReconcile, destination}
+	if problem != nil {
+		statement, args = openReconcile, append(args, max(findings, 1), plain.Clip(problem.Error()))
+	}
+	if _, err := o.pool.Exec(ctx, statement, args...); err != nil {
+		return fmt.Errorf("alert about the comparison: %w", err)
+	}
+	return nil
+}
+
 const silenceAlerts = `
 INSERT INTO outbox_alert_silence AS x (rule, subject, until, reason, created_by)
 VALUES ($1, $2, now() + make_interval(secs => $3), $4, coalesce(nullif($5, ''), session_user::text))

@@ -366,7 +366,7 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 			if !open.Failed {
 				ended = append(ended, open.subject)
 			}
-		case alert.RuleBreakerOpen, alert.RuleRoutesChanged: // a breaker's probes end the alert, unless the destination was removed meanwhile
+		case alert.RuleBreakerOpen, alert.RuleRoutesChanged, alert.RuleReconcile: // a breaker's probes end the alert, unless the destination was removed meanwhile
 			if open.Left {
 				ended = append(ended, open.subject)
 			}

@@ -225,6 +225,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                        'left', CASE a.rule
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                                AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
+                           WHEN 'reconcile' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                            -- Not at once, or a relay that came and went would never be reported.
                            WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
                            ELSE false END))
