@@ -223,7 +223,7 @@ func TestForgottenIsNoFinding(t *testing.T) {
 	s.here(`ALTER TABLE outbox DISABLE TRIGGER outbox_is_immutable`)
 	s.here(`UPDATE outbox SET created_at = now() - interval '40 days' + id * interval '1 hour'`)
 	s.here(`UPDATE outbox_delivery d SET delivered_at = o.created_at FROM outbox o WHERE o.id = d.event_id`)
-	s.there(`UPDATE processed_events p SET received_at = now() - interval '40 days' + i * interval '1 hour' FROM generate_series(1, 400) i WHERE p.idempotency_key = md5(i::text)`)
+	s.there(`UPDATE processed_events p SET received_at = now() - interval '40 days' + i * interval '1 hour' + interval '1 minute' FROM generate_series(1, 400) i WHERE p.idempotency_key = md5(i::text)`)
 
 	t.Run("by the receiver", func(t *testing.T) {
 		s.there(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) SELECT 'shop', 'billing', received_at, now() FROM processed_events WHERE idempotency_key = $1`, key(200))

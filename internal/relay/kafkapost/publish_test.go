@@ -92,7 +92,7 @@ func TestWhatErrorsMean(t *testing.T) {
 	} {
 		address, _ := localkafka.Start(t, c.mode)
 		cfg := config(address)
-		if !c.unreached && c.want != policy.ReasonTimeout {
+		if (!c.unreached || c.want == policy.ReasonTLS) && c.want != policy.ReasonTimeout {
 			cfg.Timeout = relaytest.Patience // is not waited for
 		}
 		if c.change != nil {
