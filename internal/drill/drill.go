@@ -201,8 +201,7 @@ func (d *drill) checkAll(ctx context.Context) []Result {
 		r.Check = table[i]
 		if skip := d.reason(results, i); skip == "" && r.kind == beside {
 			waiting.Go(func() { d.try(ctx, r, "") })
-		} else {
-			d.try(ctx, r, skip)
+		} else if d.try(ctx, r, skip); skip != NotAsked {
 			d.Done(*r)
 		}
 	}
@@ -216,12 +215,15 @@ func (d *drill) checkAll(ctx context.Context) []Result {
 	return results
 }
 
+// NotAsked is what [Result.Found] says of a check that Only or Skip leaves out.
+const NotAsked = "it was not asked for"
+
 // reason returns why a check is not made; empty: it is.
 func (d *drill) reason(results []Result, i int) string {
 	r := &results[i]
 	switch {
 	case i > 0 && (len(d.Only) > 0 && !slices.Contains(d.Only, r.Name) || slices.Contains(d.Skip, r.Name)):
-		return "it was not asked for"
+		return NotAsked
 	case results[0].Outcome == Failed:
 		return "the receiver does not do right with the first event"
 	case r.kind == needsProbe && d.Probe == nil:

@@ -72,7 +72,7 @@ var table = [...]Check{
 	{"reordered", "a newer event of an ordering key, and then an older one", "2xx for both", "Accept older events. Let the handler pass over what a newer event has overtaken.", order, usual, reordered},
 	{"header-case", "header names in lower and in upper case", "2xx, and one effect", "Compare header names without regard to case.", steps, usual, headerCase},
 	{"split-request", "a request in five pieces", "2xx, and one effect", "Read until the request is whole.", steps, usual, splitRequest},
-	{"half-request", "kept connections on which half a request stalls", "others are served, and the connection is closed", "Bound the time in which headers must arrive, or put a proxy in front that does.", leftOut, beside, halfRequest},
+	{"half-request", "kept connections on which half a request stalls", "others are served, and the connection is closed", "Bound the time in which headers must arrive (Go: http.Server.ReadHeaderTimeout; Node.js: headersTimeout; Python: StreamRequestHandler.timeout), or put a proxy in front that does.", leftOut, beside, halfRequest},
 
 	{"under-load", "200 events a second for three seconds, every tenth twice", "2xx, 409, 429 or 503, and one effect each", "Let requests wait for a connection of the pool, answer 503 with Retry-After beyond that, and 2xx only after the commit.", modes, usual, underLoad},
 	{"late-duplicate", "the very first event once more", "2xx, and one effect", "Remember keys in the database, until X-Outbox-Not-After at least: a relay repeats an event for weeks.", memory, usual, lateDuplicate},

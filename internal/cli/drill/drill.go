@@ -261,7 +261,16 @@ func printReport(w io.Writer, r drill.Report) error {
 	if !r.Probed {
 		fmt.Fprint(w, "Effects were not counted: without --probe-sql or --probe-url only answers are judged.\n")
 	}
-	_, err := fmt.Fprintf(w, "%d passed, %d failed, %d warned, %d skipped; %s in %.0f s, with keys that begin with %s\n", r.Count(drill.Passed), r.Count(drill.Failed),
-		r.Count(drill.Warned), r.Count(drill.Skipped), plain.Plural(r.Requests, "request", "requests"), r.Seconds, r.KeyPrefix)
+	notAsked, more := 0, ""
+	for _, c := range r.Checks {
+		if c.Found == drill.NotAsked {
+			notAsked++
+		}
+	}
+	if notAsked > 0 {
+		more = fmt.Sprintf(", %d not asked for", notAsked)
+	}
+	_, err := fmt.Fprintf(w, "%d passed, %d failed, %d warned, %d skipped%s; %s in %.0f s, with keys that begin with %s\n", r.Count(drill.Passed), r.Count(drill.Failed),
+		r.Count(drill.Warned), r.Count(drill.Skipped)-notAsked, more, plain.Plural(r.Requests, "request", "requests"), r.Seconds, r.KeyPrefix)
 	return err
 }
