@@ -114,7 +114,7 @@ func TestRun(t *testing.T) {
 	if r := receive(t, posted, s); r.Header.Get("Webhook-Signature") == "" {
 		t.Error("the request is not signed")
 	}
-	if r := command(env[:4], "status", "--healthcheck"); r.code != 0 || !strings.HasPrefix(r.stdout, `ok: relay "r1" was heard of `) {
+	if r := command(env[:4], "status", "--healthcheck"); r.code != 0 || !strings.HasPrefix(r.stdout, `ok: relay "r1" was last seen `) {
 		t.Errorf("%+v", r)
 	}
 	s.end(t, 0)

@@ -143,10 +143,10 @@ func TestHealthcheck(t *testing.T) {
 		('lives', '', now() + interval '1 hour'), ('dead', '', now() - interval '1 hour'), ('both', '', now() - interval '1 hour'), ('both', '', now() + interval '1 hour')`)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	// The heartbeat stands in the future so that it is young however slow this test is; clocks may also disagree.
-	command(append(env, "OUTBOX_NAME=lives"), "status", "--healthcheck").expect(t, 0, "ok: relay \"lives\" was heard of 0s ago\n", "")
-	command(env, "status", "--healthcheck", "--name=both").expect(t, 0, "ok: relay \"both\" was heard of 0s ago\n", "")
+	command(append(env, "OUTBOX_NAME=lives"), "status", "--healthcheck").expect(t, 0, "ok: relay \"lives\" was last seen 0s ago\n", "")
+	command(env, "status", "--healthcheck", "--name=both").expect(t, 0, "ok: relay \"both\" was last seen 0s ago\n", "")
 	r := command(env, "status", "--healthcheck", "--name=dead")
-	if want := `outbox-relay: relay "dead" has not been heard of for 1h`; r.code != cli.ExitFailed || r.stdout != "" || !strings.HasPrefix(r.stderr, want) {
+	if want := `outbox-relay: relay "dead" was last seen 1h`; r.code != cli.ExitFailed || r.stdout != "" || !strings.HasPrefix(r.stderr, want) {
 		t.Errorf("%+v", r)
 	}
 	hostname, err := os.Hostname()

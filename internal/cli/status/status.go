@@ -118,14 +118,14 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 	}
 	switch {
 	case latest != nil && latest.Alive():
-		_, err := fmt.Fprintf(w, "ok: relay %q was heard of %s ago\n", name, output.Age(latest.HeartbeatAgeSeconds))
+		_, err := fmt.Fprintf(w, "ok: relay %q was last seen %s ago\n", name, output.Age(latest.HeartbeatAgeSeconds))
 		return err
 	case quarantined != "":
 		return fmt.Errorf("relay %q is quarantined: %s; see: outbox-relay identity show", name, quarantined)
 	case latest == nil:
 		return fmt.Errorf("no relay named %q is registered in the database", name)
 	}
-	return fmt.Errorf("relay %q has not been heard of for %s", name, output.Age(latest.HeartbeatAgeSeconds))
+	return fmt.Errorf("relay %q was last seen %s ago", name, output.Age(latest.HeartbeatAgeSeconds))
 }
 
 func printStatus(w io.Writer, s ops.Status) error {
@@ -141,7 +141,7 @@ func printStatus(w io.Writer, s ops.Status) error {
 	}
 	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked), len(s.Relays))
 	for _, r := range s.Relays {
-		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, r.Name, r.Version,
+		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago\n", r.Instance, r.Name, r.Version,
 			r.State(), r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))

@@ -60,9 +60,9 @@ func TestPrintStatus(t *testing.T) {
 Not yet routed: 10000+, the oldest for 1m1s
 Parked: 2
 Relays: 3
-  1 a v1, idle, started 2026-01-02T02:04:05Z, heard of 400ms ago
-  2 b v1, silent, started 2026-01-02T02:04:05Z, heard of 10s ago
-  3 c v1, busy, started 2026-01-02T02:04:05Z, heard of 0s ago
+  1 a v1, idle, started 2026-01-02T02:04:05Z, last seen 400ms ago
+  2 b v1, silent, started 2026-01-02T02:04:05Z, last seen 10s ago
+  3 c v1, busy, started 2026-01-02T02:04:05Z, last seen 0s ago
 Open alerts: 1
   failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad Request
 
