@@ -170,7 +170,7 @@ func (a Alert) Remedy(mark Marker) string {
 	case RuleNeverDelivered:
 		return Repair(a.Subject, ReasonOf(a.FirstError), a.FirstError, mark)
 	case RuleFailed:
-		return "Look at the reasons, fix the cause, then replay them. What failed as invalid_event can never be sent: its producer must insert a corrected event under a new key."
+		return "Look at the reasons, fix the cause, then replay them. Later events of their ordering keys wait for that, unless on_failure is skip. What failed as invalid_event can never be sent: its producer must insert a corrected event under a new key."
 	case RuleLag:
 		return fmt.Sprintf("The receiver is slower than what comes in (raise %s or %s of the destination, then reload the relay), or the database is slow.",
 			mark("max_in_flight"), mark("rate_limit"))
@@ -181,7 +181,7 @@ func (a Alert) Remedy(mark Marker) string {
 	case RulePaused:
 		return "If it was forgotten: " + mark("outbox-relay resume "+plain.ShellWord(a.Subject)) + ". What waits until the end of its " + mark("retry.not_after") + " fails."
 	case RuleUnserved:
-		return "Add it to a relay's configuration and reload that relay (SIGHUP), or give them up: " + mark("outbox-relay discard --destination "+plain.ShellWord(a.Subject)+" --status pending") + "."
+		return "To put it back, write " + mark("destinations."+a.Subject) + " into a relay's configuration and reload that relay (SIGHUP); or give them up: " + mark("outbox-relay discard --destination "+plain.ShellWord(a.Subject)+" --status pending") + "."
 	case RuleRoutesChanged:
 		return "Give all relays the same configuration, or stop the one that is not meant to run."
 	case RuleRescueStorm:

@@ -67,8 +67,9 @@ type sample struct {
 // alertSample is an alert that is open.
 type alertSample struct {
 	subject
-	Failed bool `json:"failed"` // failed deliveries are left
-	Left   bool `json:"left"`   // nothing leads to the destination any more, or waits for it; relays agree about routes
+	Failed bool  `json:"failed"` // failed deliveries are left
+	Event  int64 `json:"event"`  // the first that it names
+	Left   bool  `json:"left"`   // nothing leads to the destination any more, or waits for it; relays agree about routes
 }
 
 type laneSample struct {
@@ -244,6 +245,13 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 			detail: fmt.Sprintf("%s that failed, the first of event %d; last: %s", plain.Plural(n.Attempts, "attempt", "attempts"), n.Event, plain.Clip(n.Error)),
 		})
 	}
+	for _, open := range s.Alerts {
+		for _, l := range s.Lanes { // one fault, one alert: that of the failure has its error and its end
+			if open.Rule == alert.RuleFailed && open.Failed && l.Destination == open.Subject && l.BlockedEvent == open.Event {
+				undecided[subject{alert.RuleBlockedKeys, l.Destination}] = l.Blocked > 0
+			}
+		}
+	}
 	for i := range s.Lanes {
 		hold = append(hold, s.Lanes[i].conditions(limits, undecided)...)
 	}
@@ -313,13 +321,13 @@ func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool)
 		}
 		hold = append(hold, condition{subject: subject{alert.RulePaused, l.Destination}, detail: "for " + plain.Span(paused) + why, age: paused})
 	}
-	if l.Blocked > 0 {
+	if blocked := (subject{alert.RuleBlockedKeys, l.Destination}); l.Blocked > 0 && !undecided[blocked] {
 		keys := plain.Plural(l.Blocked, "key waits", "keys wait")
 		if l.Blocked > countedTo {
 			keys = plain.UpTo(l.Blocked, countedTo) + " keys wait"
 		}
 		hold = append(hold, condition{
-			subject: subject{alert.RuleBlockedKeys, l.Destination}, level: int64(l.Blocked), event: l.BlockedEvent, age: inSeconds(l.BlockedSeconds),
+			subject: blocked, level: int64(l.Blocked), event: l.BlockedEvent, age: inSeconds(l.BlockedSeconds),
 			detail: fmt.Sprintf("%s behind a delivery that failed, the oldest for %s: key %q behind event %d",
 				keys, plain.Span(inSeconds(l.BlockedSeconds)), plain.Clip(l.BlockedKey), l.BlockedEvent),
 		})

@@ -60,6 +60,11 @@ func TestConditions(t *testing.T) {
 		s.Alerts = append(s.Alerts, alertSample{subject: subject{rule, about}, Failed: failed})
 		return s
 	}
+	told := func(blocked int, by int64) sample { // the alert failed names event 7
+		s := open(lane(laneSample{Blocked: blocked, BlockedEvent: by}), alert.RuleFailed, "d", true)
+		s.Alerts[0].Event = 7
+		return s
+	}
 	for name, c := range map[string]struct {
 		seen        sample
 		hold, ended string
@@ -75,6 +80,10 @@ func TestConditions(t *testing.T) {
 		"failed deliveries are left": {open(sample{}, alert.RuleFailed, "d", true), "[]", "[]"},
 		"none is left":               {open(sample{}, alert.RuleFailed, "d", false), "[]", "[{failed d}]"},
 		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
+		"blocked by what is told":    {told(1, 7), "[]", "[]"},
+		"blocked by another failure": {told(1, 8), "[{blocked_keys d}]", "[]"},
+		"told, and open already":     {open(told(1, 7), alert.RuleBlockedKeys, "d", false), "[]", "[]"},
+		"told, and blocked no more":  {open(told(0, 0), alert.RuleBlockedKeys, "d", false), "[]", "[{blocked_keys d}]"},
 		"waiting":                    {lane(laneSample{Waiting: 1}), "[{waiting_keys d}]", "[]"},
 		"waits no more":              {open(lane(laneSample{}), alert.RuleWaitingKeys, "d", false), "[]", "[{waiting_keys d}]"},
 		"held, and waiting":          {open(lane(laneSample{Waiting: 1, Held: true}), alert.RuleWaitingKeys, "d", false), "[]", "[]"},

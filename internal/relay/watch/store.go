@@ -222,6 +222,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                     FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
         'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
                        SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
+                       'event', coalesce(a.first_event_id, 0),
                        'left', CASE a.rule
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                                AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
@@ -229,7 +230,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                            -- Not at once, or a relay that came and went would never be reported.
                            WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
                            ELSE false END))
-                   FROM (SELECT rule, subject, last_at FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
+                   FROM (SELECT rule, subject, last_at, first_event_id FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
     WHERE w.ctid = ANY (ARRAY (SELECT ctid FROM due))
     RETURNING w.watched_at, w.sample
 )
