@@ -226,7 +226,7 @@ func TestMistakesOfReconcile(t *testing.T) {
 		{"--url=http://127.0.0.1:1/", c.env, cli.ExitFailed, "reconcile: ask the receiver to describe: http://127.0.0.1:1/: "},
 		{"--receiver=shop", c.env[:2], cli.ExitConfig, "RECEIVER_DATABASE_URL is not set"},
 		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL=mysql://u:secret@x"), cli.ExitConfig, "RECEIVER_DATABASE_URL begins with another scheme"},
-		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL="+c.sender.DSN), cli.ExitSchema, "there is no inbox schema here"},
+		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL="+c.sender.DSN), cli.ExitSchema, "this is a producer's database"},
 		{"--receiver=shop", c.env, cli.ExitUsage, `receiver "shop" has nothing from source "outbox"; there are: --receiver shop --source billing`},
 		{"--receiver=shop --source=billing --effects=nonsense", c.env, cli.ExitFailed, "ask the receiver to doubled: count effects: ERROR: syntax error"},
 	} {

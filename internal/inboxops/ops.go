@@ -52,6 +52,9 @@ func (o *Ops) CheckSchema(ctx context.Context) error {
 	want := migrations.Inbox.Latest()
 	switch {
 	case pg.HasCode(err, pg.UndefinedTable):
+		if outbox, asked := o.hasOutbox(ctx); asked == nil && outbox {
+			return fmt.Errorf("%w: this is a producer's database, with an outbox and no inbox; name the receiver's instead (inbox: OUTBOX_DATABASE_URL; reconcile: RECEIVER_DATABASE_URL), or if both share it, run: outbox-relay migrate up --set inbox", ErrSchema)
+		}
 		return fmt.Errorf("%w: there is no inbox schema here (version %d is needed); run: outbox-relay migrate up --set inbox", ErrSchema, want)
 	case err != nil:
 		return fmt.Errorf("read inbox schema version: %w", err)

@@ -175,6 +175,10 @@ func TestSchema(t *testing.T) {
 		}
 	}
 	outbox := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
+	check(&desk{T: t, pool: outbox, ops: inboxops.New(outbox)}, "schema mismatch: this is a producer's database, with an outbox and no inbox; name the receiver's instead (inbox: OUTBOX_DATABASE_URL; reconcile: RECEIVER_DATABASE_URL), or if both share it, run: outbox-relay migrate up --set inbox")
+	if _, err := outbox.Exec(t.Context(), "DROP TABLE outbox_schema_version"); err != nil {
+		t.Fatal(err)
+	}
 	check(&desk{T: t, pool: outbox, ops: inboxops.New(outbox)}, fmt.Sprintf("schema mismatch: there is no inbox schema here (version %d is needed); run: outbox-relay migrate up --set inbox", latest))
 	d := newDesk(t)
 	check(d, "<nil>")

@@ -40,6 +40,14 @@ func (o *Ops) schemaVersion(ctx context.Context) (version int64, err error) {
 	return version, err
 }
 
+const selectHasOutbox = `SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'outbox_schema_version')`
+
+// hasOutbox reports whether the database is that of a producer.
+func (o *Ops) hasOutbox(ctx context.Context) (has bool, err error) {
+	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, selectHasOutbox).Scan(&has) })
+	return has, err
+}
+
 const selectNow = `SELECT clock_timestamp()`
 
 func databaseTime(ctx context.Context, tx pgx.Tx, now *time.Time) error {

@@ -240,12 +240,9 @@ func (*Page) actor(r *http.Request) ops.Actor {
 func done(word string) string {
 	return map[string]string{
 		"paused":        "Paused. Relays claim nothing for it until it is resumed; what is in flight is still sent.",
-		"was_paused":    "It was paused already.",
 		"resumed":       "Resumed. Deliveries flow again.",
 		"resumed_held":  "Resumed. It is still down and held until a probe succeeds.",
-		"was_resumed":   "It was not paused.",
 		"breaker_reset": "The breaker is closed: deliveries flow at once.",
-		"breaker_was":   "The breaker was not open.",
 		"acknowledged":  "Acknowledged. It is not sent again until it returns; its recovery is.",
 		"silenced":      "Silent for two hours. What lasts longer is sent then.",
 		"unsilenced":    "The silence has ended. What lasts is sent.",

@@ -158,6 +158,11 @@ func (d destinationData) Waits() string {
 	return map[string]string{"held": "Held", "trying": "Held", "paused": "Paused", "unserved": "Unserved"}[d.State]
 }
 
+// IsProbe reports whether an attempt was sent while the breaker was open. Those that opened it spent no attempt either.
+func (d destinationData) IsProbe(a ops.Attempt) bool {
+	return a.Outcome == policy.Hold && d.BreakerOpenedAt != nil && a.StartedAt.After(*d.BreakerOpenedAt)
+}
+
 // HeldFor returns why a breaker is open.
 func (d destinationData) HeldFor() policy.Reason { return alert.ReasonOf(d.BreakerError) }
 
@@ -215,23 +220,16 @@ func (p *Page) changeDestination(r *http.Request, outbox *ops.Outbox) (to string
 	var word string
 	switch r.PathValue("action") {
 	case "pause":
-		done, pauseErr := outbox.Pause(r.Context(), name, r.PostForm.Get("reason"))
-		if word, err = "was_paused", pauseErr; done.Changed {
-			word = "paused"
-		}
+		word = "paused" // also by the first of two clicks
+		_, err = outbox.Pause(r.Context(), name, r.PostForm.Get("reason"))
 	case "resume":
 		done, resumeErr := outbox.Resume(r.Context(), name, false)
-		switch word, err = "was_resumed", resumeErr; {
-		case done.Changed && done.Breaker != "closed":
+		if word, err = "resumed", resumeErr; done.Breaker != "closed" {
 			word = "resumed_held"
-		case done.Changed:
-			word = "resumed"
 		}
 	case "reset-breaker":
-		done, resetErr := outbox.ResetBreaker(r.Context(), name)
-		if word, err = "breaker_was", resetErr; done.BreakerReset {
-			word = "breaker_reset"
-		}
+		word = "breaker_reset"
+		_, err = outbox.ResetBreaker(r.Context(), name)
 	default:
 		return "", check.Problem{Path: "action", Text: "is not known"}
 	}
