@@ -148,12 +148,18 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			"Nothing is lost, and no attempt is spent meanwhile.",
 			"outbox-relay resume "+word)
 	}
+	unserved := alive && !d.Served && d.Pending > 0
+	if unserved { // first: nothing below helps before a relay serves it
+		add("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
+			fmt.Sprintf("To put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give them up.", d.Destination),
+			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
+	}
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
 		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
 		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
 			held.Remedy(plainly),
 			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
-	} else if d.Retrying > 0 && d.RetryReason != "" {
+	} else if !unserved && d.Retrying > 0 && d.RetryReason != "" {
 		level := Notice
 		if needsPerson(d.RetryReason) || d.failing() {
 			level = Warning
@@ -178,11 +184,6 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 		add("waiting", Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
 			counted(h.Waiting, "delivery waits", "deliveries wait"), d.Destination, h.EventID, h.Key, plain.Span(time.Duration(h.DueInSeconds*float64(time.Second)))),
 			"It holds up what is due; give it up if it is not wanted.", fmt.Sprintf("outbox-relay explain %d", h.EventID), fmt.Sprintf("outbox-relay discard %d --destination %s    # gives it up: its effect is lost", h.EventID, word))
-	}
-	if alive && !d.Served && d.Pending > 0 {
-		add("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
-			"Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.",
-			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
 	}
 	return all
 }

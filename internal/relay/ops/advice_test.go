@@ -92,8 +92,9 @@ func TestAdvice(t *testing.T) {
 			`2 deliveries wait at "d" behind event 7 of the ordering key cust-1, which its producer wants sent in 2h0m. It holds up what is due`,
 			[]string{"outbox-relay explain 7", "outbox-relay discard 7 --destination d"},
 		},
-		"unserved": {lane(DestinationStatus{Pending: 5, Served: true}), `5 deliveries are unserved: no running relay has "d". Add it to a relay's configuration and reload that relay (SIGHUP)`, []string{"outbox-relay discard --destination d --status pending"}},
-		"parked":   {Status{Relays: alive, Parked: 1, Destinations: []DestinationStatus{{Routed: true, Served: true}}}, "1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP).", []string{"outbox-relay events list --parked"}},
+		"unserved":               {lane(DestinationStatus{Pending: 5, Served: true}), `5 deliveries are unserved: no running relay has "d". To put it back, write destinations.d into a relay's configuration and reload that relay (SIGHUP)`, []string{"outbox-relay discard --destination d --status pending"}},
+		"unserved, and retrying": {lane(DestinationStatus{Pending: 5, Retrying: 5, RetryReason: "server_error", Served: true}), `To put it back`, []string{"outbox-relay discard --destination d --status pending"}},
+		"parked":                 {Status{Relays: alive, Parked: 1, Destinations: []DestinationStatus{{Routed: true, Served: true}}}, "1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP).", []string{"outbox-relay events list --parked"}},
 		"not routed": {
 			Status{Relays: alive, Untaken: Untaken{3, 61}},
 			"3 events are not yet routed, the oldest for 1m: no relay has taken them. Relays refuse",

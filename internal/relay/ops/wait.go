@@ -121,6 +121,9 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 		add("parked", "%s", w.parked(eventID))
 		return all
 	}
+	if w.Relays > 0 && !w.Served { // first: nothing below helps before a relay serves it
+		add("unserved", "unserved: no running relay has this destination; to put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give the delivery up: outbox-relay discard %d --destination %s", w.Destination, eventID, plain.ShellWord(w.Destination))
+	}
 	if w.Paused {
 		reason := w.PausedReason
 		if reason == "" {
@@ -154,8 +157,6 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 		add("quarantined", "the relays that run are quarantined and send nothing; see: outbox-relay identity show")
 	} else if w.Relays == 0 {
 		add("no_relay", "no relay is running; start one: outbox-relay run")
-	} else if !w.Served {
-		add("unserved", "unserved: no running relay has this destination; add it to a relay's configuration and reload that relay (SIGHUP), or give it up: outbox-relay discard %d --destination %s", eventID, plain.ShellWord(w.Destination))
 	}
 	if len(all) == 0 {
 		add("due", "due: it goes out with the next claims of its destination%s", w.ahead())
