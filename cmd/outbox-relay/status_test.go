@@ -267,10 +267,16 @@ func TestDoctor(t *testing.T) {
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	pgtest.Exec(t, conn, "BEGIN; SELECT pg_current_xact_id()")
 	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {new: {url: '"+receiver+"'}}\n")
+	broken := writeFile(t, filepath.Join(t.TempDir(), "broken.yaml"), "destinations: {new: {\n")
+	const away = "OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db?connect_timeout=2"
+	noReceiver := "OUTBOX_DESTINATION_URL=" + closedPort(t)
 	for _, c := range []struct {
 		env                []string
 		check, says, mends string
 	}{
+		{[]string{env[0], "OUTBOX_CONFIG=" + broken}, "configuration", "broken.yaml", "config check"},
+		{[]string{away, noReceiver}, "server", "the database could not be asked", "database.url"},
+		{[]string{away, noReceiver}, "destinations", "connection refused", "Start the receiver"},
 		{append(env, "OUTBOX_LEASE=5s"), "configuration", "OUTBOX_LEASE", "config check"},
 		{append(env, "OUTBOX_RETENTION_PROCESSED_EVENTS=48h"), "configuration", "not_after", "config check"},
 		{append(env, "OUTBOX_ALERT_VACUUM_BLOCKED_OVER=1ms"), "transactions", "has had a transaction open for", "pg_terminate_backend("},
@@ -290,6 +296,26 @@ func TestDoctor(t *testing.T) {
 		}
 		if matches != 1 || (r.code != 0) != found.Failed() {
 			t.Errorf("exit code %d, found %+v, want %s: %s; %s\n%s", r.code, found.Findings, c.check, c.says, c.mends, r.stderr)
+		}
+	}
+}
+
+// doctor makes the checks that it can, and names the others.
+func TestDoctorNamesWhatItCouldNotCheck(t *testing.T) {
+	t.Parallel()
+	broken := "OUTBOX_CONFIG=" + writeFile(t, filepath.Join(t.TempDir(), "broken.yaml"), "destinations: {new: {\n")
+	receiver := "OUTBOX_DESTINATION_URL=" + answering(t, http.StatusOK)
+	const away = "OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db?connect_timeout=2"
+	for _, c := range []struct {
+		env  []string
+		want string // a part of what is printed
+	}{
+		{[]string{broken}, "Checked: configuration.\nCould not be checked because of these: the database, the destinations.\n"},
+		{[]string{broken, "OUTBOX_DATABASE_URL=" + coveredOutbox(t)}, "intake, events, deliveries.\nCould not be checked because of these: destinations.\n"},
+		{[]string{away, receiver}, "Checked: configuration, server, destinations.\nCould not be checked because of these: session, transactions, schema, "},
+	} {
+		if r := command(c.env, "doctor"); r.code != cli.ExitFailed || !strings.Contains(r.stdout, c.want) {
+			t.Errorf("%+v does not say %q", r, c.want)
 		}
 	}
 }

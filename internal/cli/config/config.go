@@ -66,9 +66,7 @@ func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
 func ReadToLook(inv *cli.Invocation, sections ...string) (*Config, error) {
 	c := Load(inv, sections...)
 	if !c.Readable {
-		hostname, _ := os.Hostname()
-		alone := loadFrom(sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname, NoFile: true}, sections...)
-		if alone.Err() == nil {
+		if alone := WithoutFile(inv, sections...); alone.Err() == nil {
 			for _, p := range c.Problems {
 				fmt.Fprintf(inv.Stderr, "warning: %s; the database is that of the environment\n", p)
 			}
@@ -76,6 +74,12 @@ func ReadToLook(inv *cli.Invocation, sections ...string) (*Config, error) {
 		}
 	}
 	return Read(inv, sections...)
+}
+
+// WithoutFile is [Load] from flags and environment alone.
+func WithoutFile(inv *cli.Invocation, sections ...string) *Config {
+	hostname, _ := os.Hostname()
+	return loadFrom(sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname, NoFile: true}, sections...)
 }
 
 // Load reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -20,7 +21,7 @@ import (
 // Doctor is the command doctor.
 type Doctor struct {
 	config.SettingFlags
-	JSON bool `help:"Print JSON: {checks, findings: [{check, level, text, remedy, commands}]}. Fields are added, never renamed or removed."`
+	JSON bool `help:"Print JSON: {checks, not_made, findings: [{check, level, text, remedy, commands}]}. Fields are added, never renamed or removed."`
 }
 
 func (Doctor) Help() string {
@@ -34,17 +35,25 @@ Exits 1 if a finding is an error, with warnings alone 0.`
 
 func (cmd Doctor) Run(inv *cli.Invocation) error {
 	c := config.Load(inv)
+	problems := c.Problems
+	if !c.Readable {
+		if alone := config.WithoutFile(inv, "database"); alone.Err() == nil {
+			c = alone
+		}
+	}
 	var found ops.Checkup
-	for _, p := range c.Problems {
+	for _, p := range problems {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelError, Text: p.String(), Remedy: "correct it, then: outbox-relay config check"})
 	}
 	for _, w := range c.Warnings {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelWarning, Text: w.String(), Remedy: "correct it, then: outbox-relay config check"})
 	}
 	if c.Pool != nil {
-		if err := examine(inv.Ctx, c, &found); err != nil {
+		if err := examine(inv.Ctx, c, &found, len(problems) == 0); err != nil {
 			return err
 		}
+	} else {
+		found.NotMade = []string{"the database", "the destinations"}
 	}
 	found.Checks = append([]string{"configuration"}, found.Checks...)
 	found.Findings = output.OrEmpty(found.Findings)
@@ -58,7 +67,7 @@ func (cmd Doctor) Run(inv *cli.Invocation) error {
 }
 
 // examine adds what the database and the destinations show.
-func examine(ctx context.Context, c *config.Config, found *ops.Checkup) error {
+func examine(ctx context.Context, c *config.Config, found *ops.Checkup, whole bool) error {
 	pool, err := c.Open(ctx)
 	if err != nil {
 		return err
@@ -67,11 +76,15 @@ func examine(ctx context.Context, c *config.Config, found *ops.Checkup) error {
 	cfg := ops.ExamineConfig{
 		Environment: c.Relay.Environment, Egress: c.Relay.Egress, OldestTransaction: c.Relay.Alerts.VacuumBlockedOver, Session: func(ctx context.Context) error { return checkSession(ctx, c) },
 	}
-	if len(c.Problems) == 0 {
+	if whole {
 		cfg.Destinations = c.Relay.Destinations
 	}
 	more, err := ops.New(pool).Examine(ctx, cfg)
-	found.Checks, found.Findings = more.Checks, append(found.Findings, more.Findings...)
+	if !whole { // nothing was connected to
+		more.Checks = slices.DeleteFunc(more.Checks, func(name string) bool { return name == "destinations" })
+		more.NotMade = append(more.NotMade, "destinations")
+	}
+	found.Checks, found.NotMade, found.Findings = more.Checks, more.NotMade, append(found.Findings, more.Findings...)
 	return err
 }
 
@@ -111,6 +124,9 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 			fmt.Fprintf(w, "         %s\n", remedy)
 		}
 	}
-	_, err := fmt.Fprintf(w, "\n%s.\n", plain.Plural(len(c.Findings), "finding", "findings"))
-	return err
+	fmt.Fprintf(w, "\n%s. Checked: %s.\n", plain.Plural(len(c.Findings), "finding", "findings"), strings.Join(c.Checks, ", "))
+	if len(c.NotMade) > 0 {
+		fmt.Fprintf(w, "Could not be checked because of these: %s.\n", strings.Join(c.NotMade, ", "))
+	}
+	return nil
 }

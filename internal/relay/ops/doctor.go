@@ -36,6 +36,7 @@ type Finding struct {
 // A Checkup is what an examination looked at, and what it found.
 type Checkup struct {
 	Checks   []string  `json:"checks"`
+	NotMade  []string  `json:"not_made,omitempty"` // checks that could not be made, as a finding says why
 	Findings []Finding `json:"findings"`
 }
 
@@ -79,7 +80,7 @@ type examination struct {
 }
 
 // Examine looks for everything that keeps relays from working well on this database, and changes nothing. Without a schema that this build works
-// with it ends early. An error means that the database did not answer.
+// with, or a database that answers, it makes the checks that need neither. An error means that ctx has ended.
 func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error) {
 	x := &examination{o: o, cfg: cfg, Checkup: Checkup{Findings: []Finding{}}}
 	if x.cfg.OldestTransaction == 0 {
@@ -105,14 +106,22 @@ func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error
 		{"deliveries", x.deliveries},
 		{"destinations", x.destinations},
 	}
+	ended := false
 	for _, s := range steps {
+		if ended && s.check != "destinations" { // which needs no database
+			x.NotMade = append(x.NotMade, s.check)
+			continue
+		}
 		x.Checks = append(x.Checks, s.check)
 		if err := s.run(ctx); errors.Is(err, errEnd) {
-			break
+			ended = true
 		} else if pg.HasCode(err, "42501") { // insufficient_privilege
 			x.add(s.check, LevelError, "this login may not look: "+err.Error(), "grant it outbox_reader or outbox_relay of migrations/roles.sql")
-		} else if err != nil {
+		} else if ctx.Err() != nil {
 			return x.Checkup, err
+		} else if err != nil {
+			ended = true
+			x.add(s.check, LevelError, "the database could not be asked: "+plain.Clip(err.Error()), "see whether it runs, and whether database.url leads to it")
 		}
 	}
 	return x.Checkup, nil
