@@ -228,6 +228,8 @@ func TestMistakesOfReconcile(t *testing.T) {
 		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL=mysql://u:secret@x"), cli.ExitConfig, "RECEIVER_DATABASE_URL begins with another scheme"},
 		{"--receiver=shop", append(c.env[:3:3], "RECEIVER_DATABASE_URL="+c.sender.DSN), cli.ExitSchema, "this is a producer's database"},
 		{"--receiver=shop", c.env, cli.ExitUsage, `receiver "shop" has nothing from source "outbox"; there are: --receiver shop --source billing`},
+		{`--receiver=shop --source=billing --effects=TABLE"efect"`, c.env, cli.ExitFailed, `relation "efect" does not exist (SQLSTATE 42P01); did you mean public.effect? Write it so in --effects, with its schema`},
+		{`--receiver=shop --source=billing --effects=TABLE"zzzzzzzzz"`, c.env, cli.ExitFailed, "no table of this database has a name like it"},
 		{"--receiver=shop --source=billing --effects=nonsense", c.env, cli.ExitFailed, "ask the receiver to doubled: count effects: ERROR: syntax error"},
 	} {
 		r := command(test.env, append([]string{"reconcile"}, strings.Fields(test.args)...)...)

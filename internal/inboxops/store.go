@@ -48,6 +48,27 @@ func (o *Ops) hasOutbox(ctx context.Context) (has bool, err error) {
 	return has, err
 }
 
+const selectTables = `
+SELECT c.relname::text, quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND NOT starts_with(n.nspname, 'pg_')
+ORDER BY n.nspname, c.relname LIMIT 10000`
+
+// Tables returns the tables and views of the database by name: each as SQL writes it, with its schema.
+func (o *Ops) Tables(ctx context.Context) (tables map[string]string, err error) {
+	tables = map[string]string{}
+	err = o.read(ctx, func(tx pgx.Tx) error {
+		found, err := tx.Query(ctx, selectTables)
+		if err != nil {
+			return err
+		}
+		var name, written string
+		_, err = pgx.ForEachRow(found, []any{&name, &written}, func() error { tables[name] = written; return nil })
+		return err
+	})
+	return tables, err
+}
+
 const selectNow = `SELECT clock_timestamp()`
 
 func databaseTime(ctx context.Context, tx pgx.Tx, now *time.Time) error {

@@ -8,17 +8,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
@@ -71,8 +74,27 @@ func (cmd Command) overDatabase(inv *cli.Invocation) (receiver, error) {
 	asked := inbox.Reconciled(inboxops.Sender{Receiver: cmd.Receiver, Source: cmd.Source}, cmd.Effects)
 	return receiver{close: pool.Close, ask: func(ctx context.Context, q reconcile.Request) (reconcile.Answer, error) {
 		a, err := asked.Answer(ctx, q)
-		return a, lackingRight(err, cfg.ConnConfig.User)
+		return a, missingTable(ctx, inbox, lackingRight(err, cfg.ConnConfig.User))
 	}}, nil
+}
+
+// missingTable adds to the error of a query whose table is not found which table may be meant.
+func missingTable(ctx context.Context, inbox *inboxops.Ops, err error) error {
+	refused, isRefused := errors.AsType[*pgconn.PgError](err)
+	if !isRefused || refused.Code != pg.UndefinedTable {
+		return err
+	}
+	_, missing, _ := strings.Cut(refused.Message, `"`)
+	missing, _, _ = strings.Cut(missing, `"`)
+	tables, asked := inbox.Tables(ctx)
+	if asked != nil {
+		return err
+	}
+	near := settings.Nearest(missing[strings.LastIndex(missing, ".")+1:], slices.Sorted(maps.Keys(tables)))
+	if near == "" {
+		return fmt.Errorf("%w; no table of this database has a name like it: correct --effects, or RECEIVER_DATABASE_URL", err)
+	}
+	return fmt.Errorf("%w; did you mean %s? Write it so in --effects, with its schema", err, tables[near])
 }
 
 // check refuses a receiver that the database does not know: nothing would ever have arrived.
