@@ -42,6 +42,7 @@ func TestEvents(t *testing.T) {
 		"by destination":    {[]string{"--destination=analytics", "--status=pending"}, []string{"k2 analytics", "k1 analytics"}},
 		"limited":           {[]string{"--limit=2"}, []string{"k3 ", "k2 analytics"}},
 		"parked":            {[]string{"--parked"}, []string{"k3 "}},
+		"status parked":     {[]string{"--status=parked"}, []string{"k3 "}},
 		"by key":            {[]string{"--key=k2", "--destination=logistics"}, []string{"k2 logistics"}},
 		"by reference":      {[]string{"--reference=invoice 42"}, []string{"k2 analytics", "k2 logistics", "k1 analytics", "k1 logistics"}},
 		"an unknown key":    {[]string{"--key=absent"}, []string{}},

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -29,7 +30,7 @@ type Command struct {
 
 type listCommand struct {
 	config.DatabaseFlags
-	Status      string `enum:"pending,retrying,delivered,failed,discarded,any" default:"any" help:"pending, retrying (pending after an attempt), delivered, failed, discarded or any."`
+	Status      string `enum:"pending,retrying,parked,delivered,failed,discarded,any,held,paused,unserved,trying,failing,waiting,blocked" default:"any" help:"pending, retrying (pending after an attempt), parked (as --parked), delivered, failed, discarded or any."`
 	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
 	Parked      bool   `xor:"where" help:"Only deliveries that match no route."`
 	Type        string `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
@@ -43,12 +44,26 @@ type listCommand struct {
 	JSON  bool   `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
 
+// statusIn is the status of the deliveries that a destination in some state is about.
+var statusIn = map[string]string{
+	"held": "pending", "paused": "pending", "unserved": "pending", "trying": "pending", "waiting": "pending", "failing": "retrying", "blocked": "failed",
+}
+
 func (cmd listCommand) Run(inv *cli.Invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
 		return cli.Usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
 	}
 	if err := cmd.Check(); err != nil {
 		return err
+	}
+	if status, isState := statusIn[cmd.Status]; isState {
+		return cli.Usagef("--status: %q is the state of a destination, as status prints it; its deliveries: --status %s --destination %s", cmd.Status, status, cmp.Or(cmd.Destination, "NAME"))
+	}
+	if cmd.Status == "parked" {
+		if cmd.Destination != "" {
+			return cli.Usagef("--status parked and --destination can't be used together: what is parked has no destination")
+		}
+		cmd.Status, cmd.Parked = "pending", true
 	}
 	filter := ops.DeliveryFilter{
 		Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Type: cmd.Type, Reason: cmd.Reason,
