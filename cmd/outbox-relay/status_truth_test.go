@@ -271,7 +271,7 @@ var situations = map[string]situation{
 			s.insert(t, "", oneEvent)
 			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK))
 		},
-		[]string{`1 delivery is unserved: no running relay has "old". Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.`},
+		[]string{`1 delivery is unserved: no running relay has "old". To put it back, write destinations.old into a relay's configuration and reload that relay (SIGHUP); or give them up.`},
 		[]string{"outbox-relay discard --destination old --status pending"},
 		"unserved: no running relay has this destination",
 	},
