@@ -170,7 +170,7 @@ func (a Alert) Remedy(mark Marker) string {
 	case RuleNeverDelivered:
 		return Repair(a.Subject, ReasonOf(a.FirstError), a.FirstError, mark)
 	case RuleFailed:
-		return "Look at the reasons, fix the cause, then replay them. Later events of their ordering keys wait for that, unless on_failure is skip. What failed as invalid_event can never be sent: its producer must insert a corrected event under a new key."
+		return "Look at the reasons, fix the cause, then replay them. Until then later events with the same ordering key wait, unless on_failure is skip. What failed as invalid_event can never be sent: its producer must insert a corrected event under a new key."
 	case RuleLag:
 		return fmt.Sprintf("The receiver is slower than what comes in (raise %s or %s of the destination, then reload the relay), or the database is slow.",
 			mark("max_in_flight"), mark("rate_limit"))
