@@ -20,6 +20,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -184,17 +185,13 @@ func TestMigratorGivesUp(t *testing.T) {
 	if scan[bool](t, db, "SELECT to_regclass('half_done') IS NOT NULL") {
 		t.Error("half of the file is applied")
 	}
-	if got := scan[int](t, db, "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database WHERE locktype = 'advisory' AND datname = current_database()"); got != 0 {
-		t.Errorf("%d advisory locks are left", got)
-	}
+	testkit.Equal(t, "advisory locks left", scan[int](t, db, "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database WHERE locktype = 'advisory' AND datname = current_database()"), 0)
 	pgtest.Must(t, first.Rollback())
 	if _, err := m.Up(t.Context()); err != nil {
 		t.Error(err)
 	}
 	db.SetMaxIdleConns(1)
-	if got := scan[string](t, db, "SHOW lock_timeout"); got != "7777ms" {
-		t.Errorf("the connection's lock_timeout became %s", got)
-	}
+	testkit.Equal(t, "the connection's lock_timeout became", scan[string](t, db, "SHOW lock_timeout"), "7777ms")
 }
 
 // A stranger, a login that may do nothing but connect, holds the lock of the migrations. The error names its session and what

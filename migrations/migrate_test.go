@@ -13,6 +13,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib" // registers the driver "pgx"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -73,12 +74,8 @@ func TestDownAndUpAgain(t *testing.T) {
 			if _, err := migrator.DownTo(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
-			if n := tables(t, db, "public"); n != 1 {
-				t.Errorf("%d tables are left, want the version table alone", n)
-			}
-			if n := scan[int](t, db, "SELECT count(*) FROM pg_type WHERE typnamespace = 'public'::regnamespace AND typtype = 'd'"); n != 0 {
-				t.Errorf("%d domains are left", n)
-			}
+			testkit.Equal(t, "tables left", tables(t, db, "public"), 1)
+			testkit.Equal(t, "domains left", scan[int](t, db, "SELECT count(*) FROM pg_type WHERE typnamespace = 'public'::regnamespace AND typtype = 'd'"), 0)
 			pgtest.Must(t, migrations.Up(t.Context(), db, set))
 			if after := tables(t, db, "public"); after != before {
 				t.Errorf("%d tables after down and up, %d before", after, before)
@@ -138,9 +135,7 @@ func TestSchemasAreIndependent(t *testing.T) {
 	if one, two := tables(t, admin, "one"), tables(t, admin, "two"); one != two {
 		t.Errorf("%d tables in one, %d in two", one, two)
 	}
-	if n := tables(t, admin, "public"); n != 0 {
-		t.Errorf("%d tables in public", n)
-	}
+	testkit.Equal(t, "tables in public", tables(t, admin, "public"), 0)
 }
 
 func TestUpFailureNamesTheSet(t *testing.T) {

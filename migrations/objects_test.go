@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -114,7 +115,5 @@ func TestSwitchBesideProducers(t *testing.T) {
 	}
 	const events = `SELECT string_agg(e.idempotency_key || ' ' || (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = e.id) || ' ' ||
 		pg_visible_in_snapshot(e.xid, (SELECT target FROM outbox_range ORDER BY seq DESC LIMIT 1)), ', ' ORDER BY e.id) FROM outbox e`
-	if got := scan[string](t, db, events); got != "open 1 true, beside 1 true, after 0 false" {
-		t.Errorf("deliveries, and whether relays pass an event over: %s", got)
-	}
+	testkit.Equal(t, "deliveries, and whether relays pass an event over", scan[string](t, db, events), "open 1 true, beside 1 true, after 0 false")
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
@@ -16,17 +17,17 @@ func TestDuplicatesAreReportedAndWriteNothing(t *testing.T) {
 	withBothAPIs(t, func(t *testing.T, db *database) {
 		first, err := db.enqueue(event("a"), event("b"))
 		pgtest.Must(t, err)
-		equal(t, "first call", first, outbox.Result{Inserted: 2})
+		testkit.Equal(t, "first call", first, outbox.Result{Inserted: 2})
 
 		again, err := db.enqueue(event("b"), event("c"), event("a"), event("d"), event("c"))
 		pgtest.Must(t, err)
-		equal(t, "second call", again, outbox.Result{Inserted: 2, Duplicates: []string{"b", "a", "c"}})
+		testkit.Equal(t, "second call", again, outbox.Result{Inserted: 2, Duplicates: []string{"b", "a", "c"}})
 
 		all, err := db.enqueue(event("d"), event("a"), event("a"))
 		pgtest.Must(t, err)
-		equal(t, "third call", all, outbox.Result{Duplicates: []string{"d", "a", "a"}})
+		testkit.Equal(t, "third call", all, outbox.Result{Duplicates: []string{"d", "a", "a"}})
 
-		equal(t, "events", db.keys(), []string{"a", "b", "c", "d"})
+		testkit.Equal(t, "events", db.keys(), []string{"a", "b", "c", "d"})
 	})
 }
 
@@ -51,10 +52,10 @@ func TestDuplicatesWithinOneTransaction(t *testing.T) {
 			}
 			got, err := tx.Enqueue(outbox.Producer{}, step.events...)
 			pgtest.Must(t, err)
-			equal(t, "after "+step.savepoint, got, step.want)
+			testkit.Equal(t, "after "+step.savepoint, got, step.want)
 		}
 		pgtest.Must(t, tx.Commit())
-		equal(t, "events", db.keys(), []string{"a", "b", "c", "d", "e"})
+		testkit.Equal(t, "events", db.keys(), []string{"a", "b", "c", "d", "e"})
 	})
 }
 
@@ -99,7 +100,7 @@ func TestKeyReused(t *testing.T) {
 				result, err := db.enqueue(events...)
 				if c.fields == nil {
 					pgtest.Must(t, err)
-					equal(t, c.name, result, outbox.Result{Inserted: 1, Duplicates: []string{events[1].IdempotencyKey}})
+					testkit.Equal(t, c.name, result, outbox.Result{Inserted: 1, Duplicates: []string{events[1].IdempotencyKey}})
 					continue
 				}
 				reused, ok := errors.AsType[*outbox.KeyReusedError](err)
@@ -107,11 +108,11 @@ func TestKeyReused(t *testing.T) {
 					t.Errorf("%s: got %v", c.name, err)
 					continue
 				}
-				equal(t, c.name, *reused, outbox.KeyReusedError{Index: 1, Key: events[1].IdempotencyKey, Fields: c.fields})
-				equal(t, c.name, result, outbox.Result{})
+				testkit.Equal(t, c.name, *reused, outbox.KeyReusedError{Index: 1, Key: events[1].IdempotencyKey, Fields: c.fields})
+				testkit.Equal(t, c.name, result, outbox.Result{})
 			}
 		}
-		equal(t, "events", db.keys(), []string{
+		testkit.Equal(t, "events", db.keys(), []string{
 			"some key", "new same", "fresh same", "new version zero is one", "fresh version zero is one",
 			"new another moment", "fresh another moment", "new another trace", "fresh another trace",
 		})
@@ -126,7 +127,7 @@ func TestKeyReusedErrorNamesEveryKey(t *testing.T) {
 		a, b := event("a"), event("b")
 		a.Version, b.RelatedReference, b.Payload = 2, "INV-1", json.RawMessage(`1`)
 		_, err = db.enqueue(event("c"), b, a)
-		equal(t, "error", err.Error(), `outbox: event 1 ("b"): IdempotencyKey: holds another event, which differs in Payload, RelatedReference; roll back
+		testkit.Equal(t, "error", err.Error(), `outbox: event 1 ("b"): IdempotencyKey: holds another event, which differs in Payload, RelatedReference; roll back
 outbox: event 2 ("a"): IdempotencyKey: holds another event, which differs in Version; roll back`)
 	})
 }
@@ -172,12 +173,12 @@ func TestSecondTransactionWaitsForTheFirst(t *testing.T) {
 					pgtest.Must(t, first.Rollback())
 				}
 				got := <-answered
-				equal(t, "result", got.Result, c.want)
+				testkit.Equal(t, "result", got.Result, c.want)
 				switch {
 				case c.reused:
-					equal(t, "reused", errors.Is(got.error, outbox.ErrKeyReused), true)
+					testkit.Equal(t, "reused", errors.Is(got.error, outbox.ErrKeyReused), true)
 				default:
-					equal(t, "code", refusal(t, got.error), c.code)
+					testkit.Equal(t, "code", refusal(t, got.error), c.code)
 				}
 				pgtest.Must(t, second.Rollback())
 			})
@@ -193,11 +194,11 @@ func TestCollisionOfIDsIsNoDuplicate(t *testing.T) {
 		pgtest.Must(t, err)
 		db.exec(`ALTER TABLE outbox ALTER COLUMN id RESTART WITH 1`)
 		result, err := db.enqueue(event("c"), event("d"), event("e"))
-		equal(t, "result", result, outbox.Result{})
-		equal(t, "error", err.Error(), `outbox: insert events: 2 were neither inserted nor found, the first with key "c"; `+
+		testkit.Equal(t, "result", result, outbox.Result{})
+		testkit.Equal(t, "error", err.Error(), `outbox: insert events: 2 were neither inserted nor found, the first with key "c"; `+
 			`roll back and try again, and if it stays so, see whether the sequence of outbox.id is behind its table, `+
 			`or a trigger or a row-level policy hides rows`)
-		equal(t, "events", db.keys(), []string{"a", "b"})
+		testkit.Equal(t, "events", db.keys(), []string{"a", "b"})
 	})
 }
 

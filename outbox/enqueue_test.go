@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
@@ -26,9 +27,9 @@ func TestEventExistsOnlyOnceCommitted(t *testing.T) {
 		committed := db.begin(nil)
 		_, err = committed.Enqueue(outbox.Producer{}, event("committed"))
 		pgtest.Must(t, err)
-		equal(t, "before the commit", db.keys(), []string{})
+		testkit.Equal(t, "before the commit", db.keys(), []string{})
 		pgtest.Must(t, committed.Commit())
-		equal(t, "events", db.keys(), []string{"committed"})
+		testkit.Equal(t, "events", db.keys(), []string{"committed"})
 	})
 }
 
@@ -43,7 +44,7 @@ func TestEveryFieldIsStored(t *testing.T) {
 		}
 		_, err := db.enqueue(full, event("defaults"))
 		pgtest.Must(t, err)
-		equal(t, "rows", db.strings(`SELECT concat_ws('|', event_type, event_version, payload, idempotency_key,
+		testkit.Equal(t, "rows", db.strings(`SELECT concat_ws('|', event_type, event_version, payload, idempotency_key,
 			coalesce(ordering_key, '<null>'), coalesce(related_reference, '<null>'), headers,
 			CASE available_at WHEN created_at THEN 'now' ELSE (available_at AT TIME ZONE 'UTC')::text END) FROM outbox ORDER BY id`), []string{
 			`invoice.issued|3|{}|"a\b",{c}|NULL|INV-4711|{"x-event-b": "", "X-Event-Tenant": "a \"b\" \\c"}|` + available.Format(time.DateTime) + `.678901`,
@@ -67,11 +68,11 @@ func TestPayloadIsStoredByteForByte(t *testing.T) {
 		}
 		_, err := db.enqueue(events...)
 		pgtest.Must(t, err)
-		equal(t, "payloads", db.strings(`SELECT payload::text FROM outbox ORDER BY id`), payloads)
+		testkit.Equal(t, "payloads", db.strings(`SELECT payload::text FROM outbox ORDER BY id`), payloads)
 
 		again, err := db.enqueue(events...)
 		pgtest.Must(t, err)
-		equal(t, "inserted again", again.Inserted, 0)
+		testkit.Equal(t, "inserted again", again.Inserted, 0)
 	})
 }
 
@@ -87,8 +88,8 @@ func TestManyEventsKeepTheirOrder(t *testing.T) {
 		}
 		result, err := db.enqueue(events...)
 		pgtest.Must(t, err)
-		equal(t, "result", result, outbox.Result{Inserted: many})
-		equal(t, "keys", db.keys(), keys)
+		testkit.Equal(t, "result", result, outbox.Result{Inserted: many})
+		testkit.Equal(t, "keys", db.keys(), keys)
 	})
 }
 
@@ -96,7 +97,7 @@ func TestNoEventsIsNoStatement(t *testing.T) {
 	t.Parallel()
 	result, err := outbox.Enqueue(t.Context(), nil)
 	pgtest.Must(t, err)
-	equal(t, "result", result, outbox.Result{})
+	testkit.Equal(t, "result", result, outbox.Result{})
 }
 
 // A pooler in transaction mode leaves some of pgx's ways to run a statement.
@@ -122,7 +123,7 @@ func TestEveryQueryModeOfPgx(t *testing.T) {
 			got, err := outbox.Enqueue(t.Context(), tx, e)
 			pgtest.Must(t, err)
 			pgtest.Must(t, tx.Commit(t.Context()))
-			equal(t, "result", got, want)
+			testkit.Equal(t, "result", got, want)
 		}
 	}
 }
@@ -184,7 +185,7 @@ func TestTraceHeaders(t *testing.T) {
 			_, err := producer.Enqueue(context.WithValue(t.Context(), key{}, c.trace), tx, c.event)
 			pgtest.Must(t, err)
 			pgtest.Must(t, tx.Commit(t.Context()))
-			equal(t, "headers", db.strings(`SELECT headers::text FROM outbox`), []string{c.want})
+			testkit.Equal(t, "headers", db.strings(`SELECT headers::text FROM outbox`), []string{c.want})
 		})
 	}
 }
@@ -195,8 +196,8 @@ func TestErrorsTellWhatToDo(t *testing.T) {
 		tx := db.begin(nil)
 		pgtest.Must(t, tx.Exec(`SET LOCAL search_path = pg_catalog`))
 		_, err := tx.Enqueue(outbox.Producer{}, event("some key"))
-		equal(t, "code", refusal(t, err), "42P01")
-		equal(t, "error", err.Error(), `outbox: insert events: ERROR: relation "outbox" does not exist (SQLSTATE 42P01); `+
+		testkit.Equal(t, "code", refusal(t, err), "42P01")
+		testkit.Equal(t, "error", err.Error(), `outbox: insert events: ERROR: relation "outbox" does not exist (SQLSTATE 42P01); `+
 			`run outbox-relay migrate up, or put the schema of the outbox on the search_path`)
 		pgtest.Must(t, tx.Rollback())
 	})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/outbox"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -27,11 +28,11 @@ func TestNewEvent(t *testing.T) {
 	} {
 		got, err := outbox.NewEvent("note.written", "note-1", c.payload)
 		pgtest.Must(t, err)
-		equal(t, c.name, got, outbox.Event{Type: "note.written", IdempotencyKey: "note-1", Payload: json.RawMessage(c.want)})
+		testkit.Equal(t, c.name, got, outbox.Event{Type: "note.written", IdempotencyKey: "note-1", Payload: json.RawMessage(c.want)})
 	}
 
 	_, err := outbox.NewEvent("note.written", "note-1", math.NaN())
-	equal(t, "error", err.Error(), `outbox: encode payload of "note-1": json: unsupported value: NaN`)
+	testkit.Equal(t, "error", err.Error(), `outbox: encode payload of "note-1": json: unsupported value: NaN`)
 }
 
 func TestValidationErrorNamesEventFieldRuleAndLimit(t *testing.T) {
@@ -102,7 +103,7 @@ func TestValidationErrorNamesEventFieldRuleAndLimit(t *testing.T) {
 			t.Errorf("accepted, want %s", c.want)
 			continue
 		}
-		equal(t, "error", err.Error(), "outbox: event 1 "+c.want)
+		testkit.Equal(t, "error", err.Error(), "outbox: event 1 "+c.want)
 	}
 }
 
@@ -111,7 +112,7 @@ func TestValidationReportsEveryProblem(t *testing.T) {
 	bad := event("inv-7")
 	bad.Type, bad.Version = "", -5
 	_, err := outbox.Enqueue(t.Context(), nil, bad, event("fine"), outbox.Event{Type: "t", IdempotencyKey: "k"})
-	equal(t, "error", err.Error(), `outbox: event 0 ("inv-7"): Type: empty, at least 1 byte
+	testkit.Equal(t, "error", err.Error(), `outbox: event 0 ("inv-7"): Type: empty, at least 1 byte
 outbox: event 0 ("inv-7"): Version: -5, not between 1 and 2147483647
 outbox: event 2 ("k"): Payload: empty, must be one JSON value`)
 
@@ -119,7 +120,7 @@ outbox: event 2 ("k"): Payload: empty, must be one JSON value`)
 	if !errors.As(err, &first) {
 		t.Fatalf("not a ValidationError: %v", err)
 	}
-	equal(t, "first", *first, outbox.ValidationError{Index: 0, Key: "inv-7", Field: "Type", Problem: "empty, at least 1 byte"})
+	testkit.Equal(t, "first", *first, outbox.ValidationError{Index: 0, Key: "inv-7", Field: "Type", Problem: "empty, at least 1 byte"})
 }
 
 func TestReservedHeadersAreRefused(t *testing.T) {
@@ -139,7 +140,7 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 			t.Errorf("%s was accepted", name)
 			continue
 		}
-		equal(t, "error", err.Error(), `outbox: event 0 ("inv-7"): Headers: name "`+name+`" is reserved`)
+		testkit.Equal(t, "error", err.Error(), `outbox: event 0 ("inv-7"): Headers: name "`+name+`" is reserved`)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"testing"
@@ -199,11 +198,4 @@ func refusal(t testing.TB, err error) string {
 		return refused.ConstraintName
 	}
 	return refused.Code
-}
-
-func equal[T any](t testing.TB, what string, got, want T) {
-	t.Helper()
-	if g, w := fmt.Sprintf("%#v", got), fmt.Sprintf("%#v", want); g != w {
-		t.Errorf("%s:\n got %s\nwant %s", what, g, w)
-	}
 }

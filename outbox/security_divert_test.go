@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -109,7 +110,7 @@ func TestSecurityTemporaryTables(t *testing.T) {
 		t.Helper()
 		var roles string
 		pgtest.Must(t, s.conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(role, ' '), '') FROM pg_temp.caught`).Scan(&roles))
-		equal(t, "roles that "+by+" lent to the decoys", roles, "")
+		testkit.Equal(t, "roles that "+by+" lent to the decoys", roles, "")
 	}
 	producer := db.login("producer")
 	producer.runs(decoys)
@@ -119,7 +120,7 @@ func TestSecurityTemporaryTables(t *testing.T) {
 	relay.runs(decoys)
 	relay.runs(`SELECT public.outbox_cover_events(0, 100, '3:3:')`) // no event is visible in this snapshot
 	caught(relay, "outbox_cover_events")
-	equal(t, "deliveries", db.strings(`SELECT event_id || destination FROM outbox_delivery ORDER BY 1`), []string{"1logistics", "2logistics"})
+	testkit.Equal(t, "deliveries", db.strings(`SELECT event_id || destination FROM outbox_delivery ORDER BY 1`), []string{"1logistics", "2logistics"})
 
 	db.exec(`ALTER TABLE outbox DISABLE TRIGGER ALL; UPDATE outbox SET created_at = '2020-01-01' WHERE idempotency_key = 'old'; ALTER TABLE outbox ENABLE TRIGGER ALL;
 		UPDATE outbox_delivery SET status = 'delivered', delivered_at = '2020-01-01', next_attempt_at = '2020-01-01' WHERE event_id = 1;
@@ -136,12 +137,12 @@ func TestSecurityTemporaryTables(t *testing.T) {
 	} {
 		relay.runs(`SELECT public.` + call)
 		caught(relay, call)
-		equal(t, "done: "+call, db.strings(`SELECT CASE WHEN (`+counted+`) THEN 'yes' ELSE 'no' END`), []string{"yes"})
+		testkit.Equal(t, "done: "+call, db.strings(`SELECT CASE WHEN (`+counted+`) THEN 'yes' ELSE 'no' END`), []string{"yes"})
 	}
 	db.exec(`UPDATE outbox_archive SET archived_at = '2020-01-01'`)
 	relay.runs(`SELECT public.outbox_drop_archive(interval '400 days', false, '')`)
 	caught(relay, "outbox_drop_archive")
-	equal(t, "partitions", db.strings(`SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`), []string{})
+	testkit.Equal(t, "partitions", db.strings(`SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`), []string{})
 }
 
 // What each login may try to become more than it is, or to see more than roles.sql shows it: all of it is refused.
@@ -182,7 +183,7 @@ func TestSecurityNoLoginRises(t *testing.T) {
 			`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'postgres'`,
 		} {
 			statement = `CREATE TEMP TABLE x (t text); ` + statement
-			equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
+			testkit.Equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
 		}
 		if login == "relay" || login == "reader" {
 			continue // may see events
@@ -199,12 +200,12 @@ func TestSecurityNoLoginRises(t *testing.T) {
 			`SELECT currval('outbox_id_seq')`,
 			`DO 'BEGIN PERFORM FROM outbox; END'`,
 		} {
-			equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
+			testkit.Equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
 		}
 		var seen int
 		pgtest.Must(t, s.conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stats WHERE schemaname = 'public'
 			AND tablename IN ('outbox', 'outbox_delivery', 'outbox_destination', 'outbox_identity', 'outbox_alert')`).Scan(&seen))
-		equal(t, "statistics that "+login+" sees", seen, 0)
+		testkit.Equal(t, "statistics that "+login+" sees", seen, 0)
 	}
 }
 
@@ -234,5 +235,5 @@ func TestSecurityFullNotificationQueue(t *testing.T) {
 	}
 	producer := db.login("producer")
 	producer.runs(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
-	equal(t, "events", db.keys(), []string{"k"})
+	testkit.Equal(t, "events", db.keys(), []string{"k"})
 }

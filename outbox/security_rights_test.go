@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
@@ -163,7 +164,7 @@ func TestSecurityRights(t *testing.T) {
 		s := db.login(login)
 		for _, o := range objects {
 			rights := rightsOf(login, o.name)
-			equal(t, login+"'s rights on "+o.name, db.granted(login, o), strings.Join(slices.Sorted(maps.Keys(rights)), " "))
+			testkit.Equal(t, login+"'s rights on "+o.name, db.granted(login, o), strings.Join(slices.Sorted(maps.Keys(rights)), " "))
 			if o.kind == "table" {
 				db.wantColumns(login, o.name, rights)
 				o.detail = db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $2::regclass AND attnum > 0 AND attidentity = '' AND NOT attisdropped
@@ -196,7 +197,7 @@ func (db *database) wantColumns(login, table string, rights map[string]bool) {
 		}
 		got := db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $2::regclass AND attnum > 0 AND NOT attisdropped
 			AND has_column_privilege('attack_' || $1, attrelid, attnum, $3) ORDER BY attnum`, login, table, right)
-		equal(db.t, "columns of "+table+" that "+login+" may "+right, strings.Join(got, " "), want)
+		testkit.Equal(db.t, "columns of "+table+" that "+login+" may "+right, strings.Join(got, " "), want)
 	}
 }
 
@@ -268,15 +269,15 @@ func TestEnqueueNeedsOnlyTheRoleOfProducers(t *testing.T) {
 		pgtest.Must(t, tx.Exec(`SET LOCAL ROLE outbox_producer`))
 		result, err := tx.Enqueue(outbox.Producer{}, event("a"), event("b"), event("a"))
 		pgtest.Must(t, err)
-		equal(t, "result", result, outbox.Result{Inserted: 2, Duplicates: []string{"a"}})
+		testkit.Equal(t, "result", result, outbox.Result{Inserted: 2, Duplicates: []string{"a"}})
 		pgtest.Must(t, tx.Commit())
-		equal(t, "events", db.keys(), []string{"a", "b"})
+		testkit.Equal(t, "events", db.keys(), []string{"a", "b"})
 
 		tx = db.begin(nil)
 		pgtest.Must(t, tx.Exec(`SET LOCAL ROLE outbox_producer`))
 		result, err = tx.Enqueue(outbox.Producer{}, event("a"), event("c"))
 		pgtest.Must(t, err)
-		equal(t, "result of a repeated event", result, outbox.Result{Inserted: 1, Duplicates: []string{"a"}})
+		testkit.Equal(t, "result of a repeated event", result, outbox.Result{Inserted: 1, Duplicates: []string{"a"}})
 		reused := event("b")
 		reused.Payload = []byte(`2`)
 		_, err = tx.Enqueue(outbox.Producer{}, reused)
@@ -288,7 +289,7 @@ func TestEnqueueNeedsOnlyTheRoleOfProducers(t *testing.T) {
 		tx = db.begin(nil)
 		pgtest.Must(t, tx.Exec(`SET LOCAL ROLE outbox_relay`))
 		_, err = tx.Enqueue(outbox.Producer{}, event("c"))
-		equal(t, "error", err.Error(), `outbox: insert events: ERROR: permission denied for table outbox (SQLSTATE 42501); `+
+		testkit.Equal(t, "error", err.Error(), `outbox: insert events: ERROR: permission denied for table outbox (SQLSTATE 42501); `+
 			`grant outbox_producer to the role, see migrations/roles.sql`)
 		pgtest.Must(t, tx.Rollback())
 	})
@@ -320,8 +321,8 @@ func TestSecurityProducerCannotDivertTheDefault(t *testing.T) {
 	var xid string
 	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text`).Scan(&xid))
 	pgtest.Must(t, tx.Commit(t.Context()))
-	equal(t, "xid", db.strings(`SELECT xid::text FROM outbox`), []string{xid})
+	testkit.Equal(t, "xid", db.strings(`SELECT xid::text FROM outbox`), []string{xid})
 	notification, err := listener.WaitForNotification(t.Context())
 	pgtest.Must(t, err)
-	equal(t, "payload", notification.Payload, "public")
+	testkit.Equal(t, "payload", notification.Payload, "public")
 }

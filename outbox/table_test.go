@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/outbox"
@@ -32,8 +33,8 @@ func TestInsertWritesTheEventAlone(t *testing.T) {
 	var xid string
 	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid))
 	pgtest.Must(t, tx.Commit(t.Context()))
-	equal(t, "transactions", db.strings(`SELECT xid::text FROM outbox`), []string{xid, xid})
-	equal(t, "deliveries", db.strings(`SELECT destination FROM outbox_delivery`), []string{})
+	testkit.Equal(t, "transactions", db.strings(`SELECT xid::text FROM outbox`), []string{xid, xid})
+	testkit.Equal(t, "deliveries", db.strings(`SELECT destination FROM outbox_delivery`), []string{})
 }
 
 // What has no type, no key, or a value that its column cannot hold is refused at the insert. All other rules are for when the event is routed.
@@ -67,9 +68,9 @@ func TestTableRefusesWhatIsNoEvent(t *testing.T) {
 			}
 		}
 		_, err := db.pool.Exec(t.Context(), `INSERT INTO outbox (`+columns+c.column+`) VALUES (`+values+c.value+`)`)
-		equal(t, c.column+" "+c.value, refusal(t, err), c.want)
+		testkit.Equal(t, c.column+" "+c.value, refusal(t, err), c.want)
 	}
-	equal(t, "events", db.keys(), []string{})
+	testkit.Equal(t, "events", db.keys(), []string{})
 }
 
 // A program may use one parameter for several columns, and give text as bytes: event_type and idempotency_key are domains, so that it has
@@ -86,7 +87,7 @@ func TestParametersMayServeSeveralColumns(t *testing.T) {
 			pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT concat_ws('|', event_type, payload::text, idempotency_key, ordering_key, related_reference, headers::text)
 				FROM outbox`).Scan(&event))
 			pgtest.Must(t, tx.Rollback(t.Context()))
-			equal(t, mode.String(), strings.ReplaceAll(event, event[:3], "k"), `k|{"a":1}|k|k|k|{"Tenant": "x"}`)
+			testkit.Equal(t, mode.String(), strings.ReplaceAll(event, event[:3], "k"), `k|{"a":1}|k|k|k|{"Tenant": "x"}`)
 		}
 	}
 }
@@ -105,15 +106,15 @@ func TestParametersOfOneColumn(t *testing.T) {
 	defer standard.Close()
 	_, err = standard.ExecContext(t.Context(), insert, "t", []byte(`{"a":1}`), "f")
 	pgtest.Must(t, err)
-	equal(t, "keys", db.keys(), []string{"a", "b", "c", "d", "e", "f"})
+	testkit.Equal(t, "keys", db.keys(), []string{"a", "b", "c", "d", "e", "f"})
 	for _, missing := range []any{nil, sql.NullString{}} {
 		_, err := db.pool.Exec(t.Context(), insert, "t", `1`, missing)
-		equal(t, "no key", refusal(t, err), "23502")
+		testkit.Equal(t, "no key", refusal(t, err), "23502")
 	}
 	_, err = db.pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '1', $1, $1)`, "g")
-	equal(t, "one parameter, two types", refusal(t, err), "42P08")
+	testkit.Equal(t, "one parameter, two types", refusal(t, err), "42P08")
 	db.exec(insert, "t", `1`, []byte("g"))
-	equal(t, "bytes", db.keys()[6], `\x67`)
+	testkit.Equal(t, "bytes", db.keys()[6], `\x67`)
 }
 
 func TestEventsAreImmutable(t *testing.T) {
@@ -127,11 +128,11 @@ func TestEventsAreImmutable(t *testing.T) {
 		insert + ` ON CONFLICT (idempotency_key) DO UPDATE SET event_type = 'other'`,
 	} {
 		_, err := db.pool.Exec(t.Context(), statement)
-		equal(t, statement, refusal(t, err), "23000")
+		testkit.Equal(t, statement, refusal(t, err), "23000")
 	}
 	_, err := db.pool.Exec(t.Context(), insert)
-	equal(t, "second insert", refusal(t, err), "outbox_idempotency_key_is_unique")
-	equal(t, "event", db.strings(`SELECT event_type || payload FROM outbox`), []string{"t1"})
+	testkit.Equal(t, "second insert", refusal(t, err), "outbox_idempotency_key_is_unique")
+	testkit.Equal(t, "event", db.strings(`SELECT event_type || payload FROM outbox`), []string{"t1"})
 }
 
 // No statement leaves a delivery in a state that relays do not know. Those columns that claims write are not guarded.
@@ -145,7 +146,7 @@ func TestUpdatesKeepDeliveriesSane(t *testing.T) {
 		`attempts = -1`, `next_attempt_at = 'infinity'`,
 	} {
 		_, err := db.pool.Exec(t.Context(), `UPDATE outbox_delivery SET `+set+` WHERE event_id = 1`)
-		equal(t, set, refusal(t, err), "outbox_delivery_columns_are_sane")
+		testkit.Equal(t, set, refusal(t, err), "outbox_delivery_columns_are_sane")
 	}
 	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now(), attempts = 1`)
 }
@@ -167,15 +168,15 @@ func TestSchemasDoNotMix(t *testing.T) {
 		result, err := outbox.Enqueue(t.Context(), tx, event("same key"))
 		pgtest.Must(t, err)
 		pgtest.Must(t, tx.Commit(t.Context()))
-		equal(t, schema, result, outbox.Result{Inserted: 1})
+		testkit.Equal(t, schema, result, outbox.Result{Inserted: 1})
 
 		// From elsewhere, by the table's full name: the deliveries that a function makes stand where the table does.
 		admin.exec(`INSERT INTO ` + pgx.Identifier{schema, "outbox"}.Sanitize() + ` (event_type, payload, idempotency_key) VALUES ('t', '1', 'qualified')`)
 		admin.exec(`SELECT ` + pgx.Identifier{schema, "outbox_cover_events"}.Sanitize() + `(0, 100, '3:3:')`)
 	}
-	equal(t, "billing", admin.strings(`SELECT event_id || destination FROM billing.outbox_delivery ORDER BY 1`),
+	testkit.Equal(t, "billing", admin.strings(`SELECT event_id || destination FROM billing.outbox_delivery ORDER BY 1`),
 		[]string{"1ledger", "2ledger"})
-	equal(t, "Order Desk", admin.strings(`SELECT event_id || destination FROM "Order Desk".outbox_delivery ORDER BY 1`),
+	testkit.Equal(t, "Order Desk", admin.strings(`SELECT event_id || destination FROM "Order Desk".outbox_delivery ORDER BY 1`),
 		[]string{"1warehouse", "2warehouse"})
 }
 
@@ -226,7 +227,7 @@ func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
 				}
 				got = append(got, notification.Payload)
 			}
-			equal(t, "notifications", got, c.want)
+			testkit.Equal(t, "notifications", got, c.want)
 		})
 	}
 }

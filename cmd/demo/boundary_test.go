@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -81,8 +82,6 @@ func TestReceiverDiesBetweenCommitAndAnswer(t *testing.T) {
 	if n.Effects != 1 {
 		t.Errorf("%d effects, want 1", n.Effects)
 	}
-	if attempts := value[int](t, s, `SELECT attempts FROM facts.event`); attempts != 2 {
-		t.Errorf("%d attempts are counted, want 2", attempts)
-	}
+	testkit.Equal(t, "attempts counted", value[int](t, s, `SELECT attempts FROM facts.event`), 2)
 	t.Logf("receiver dies after commit: answered %d from storage %s later", second.status, short(second.answeredAt.Sub(first.at)))
 }

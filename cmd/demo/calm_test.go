@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -22,9 +23,7 @@ func TestCalm(t *testing.T) {
 		t.Errorf("%d invoices, %d requests, %d effects, %d duplicates; want %d, %d, %d, 0",
 			n.Committed, n.Posts, n.Effects, n.Suppressed, events, events, events)
 	}
-	if n := value[int](t, s, `SELECT count(*) FROM facts.event WHERE attempts <> 1 OR status <> 'delivered'`); n != 0 {
-		t.Errorf("%d events are not delivered by their first attempt", n)
-	}
+	testkit.Equal(t, "events not delivered by their first attempt", value[int](t, s, `SELECT count(*) FROM facts.event WHERE attempts <> 1 OR status <> 'delivered'`), 0)
 	senders := map[string]int{}
 	for _, req := range s.network.seen() {
 		senders[req.relay]++

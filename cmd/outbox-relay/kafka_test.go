@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/localkafka"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -132,8 +133,8 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	pgtest.Must(t, err)
 	certificate := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: conn.ConnectionState().PeerCertificates[0].Raw}))
 	pgtest.Must(t, conn.Close())
-	other := localkafka.SelfSigned()
-	authority := write("ca", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Certificate[0]})))
+	other, _ := localcert.PEM(localcert.Authority{}.Issue(nil))
+	authority := write("ca", string(other))
 	overTLS := kgo.DialTLSConfig(&tls.Config{InsecureSkipVerify: true})
 	rows["authority"] = relaytest.Unready{
 		Settings: fmt.Sprintf("url: 'kafka+ssl://%s', topic: %s, tls: {ca_file: %s}", secure, topic, authority), Problem: "set tls.ca_file to the authority's certificate",

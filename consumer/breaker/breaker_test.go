@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A script is what happens to a circuit, one letter each:
@@ -198,9 +200,7 @@ func TestBreakerChangesWhileItTells(t *testing.T) {
 			b.Leave(p, now.Add(time.Second), Up, nil)
 		})
 		other.Wait()
-		if got := b.State(); got != Closed {
-			t.Errorf("the state is %s", got)
-		}
+		testkit.Equal(t, "the state", b.State(), Closed)
 	}})
 	p, _, _ := b.Enter(now)
 	b.Leave(p, now, Down, errors.New("bank is down"))
@@ -244,9 +244,7 @@ func TestNilBreakerLetsEverythingPass(t *testing.T) {
 		}
 		b.Leave(p, time.Time{}, Down, nil)
 	}
-	if got := b.State(); got != Closed {
-		t.Errorf("the state is %s", got)
-	}
+	testkit.Equal(t, "the state", b.State(), Closed)
 }
 
 func TestConfigThatCannotWorkPanics(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // What the guide shows is part of a program that works: each of its blocks of Go stands in an example or its test, line by line.
@@ -17,16 +19,12 @@ func TestGuideShowsTheExamples(t *testing.T) {
 	var all strings.Builder
 	for _, name := range programs {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		all.Write(text)
 	}
 	const name = "../../docs/receiving.md"
 	guide, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	blocks := strings.Split(string(guide), "```go\n")[1:]
 	if len(blocks) == 0 {
 		t.Errorf("%s shows no Go", name)

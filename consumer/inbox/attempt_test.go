@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -341,9 +342,7 @@ func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
 			p = p.again(cfg)
 			p.run()
 			p.record("k")
-			if got := <-levels; got != want {
-				t.Errorf("the handler works at %q, want %q", got, want)
-			}
+			testkit.Equal(t, "the handler works at", <-levels, want)
 			p.wantWorked("k", consumer.ResultProcessed)
 		})
 	}
@@ -363,9 +362,7 @@ func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	p := newInbox(t, cfg)
 	p.run()
 	p.record("unset")
-	if got := <-settings; got != [2]string{"unset", "100s"} {
-		t.Errorf("got %v", got)
-	}
+	testkit.Equal(t, "settings", <-settings, [2]string{"unset", "100s"})
 	p.wantWorked("unset", consumer.ResultProcessed)
 	if err := p.stop(); err != nil {
 		t.Error(err)
@@ -374,9 +371,7 @@ func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	strict := p.again(cfg)
 	strict.run()
 	strict.record("set")
-	if got := <-settings; got != [2]string{"set", "45s"} {
-		t.Errorf("got %v", got)
-	}
+	testkit.Equal(t, "settings", <-settings, [2]string{"set", "45s"})
 }
 
 // An event whose row was spoiled by hand is failed, and does not keep workers from the others.

@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -134,9 +135,7 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 				p.wantState(key, inbox.StateSucceeded, 1)
 				p.WantRows(key, 1, 1)
 			}
-			if n := p.Count("SELECT count(*) FROM inbox_events WHERE payload IS NULL"); n != 2 {
-				t.Errorf("%d payloads are removed, want 2", n)
-			}
+			testkit.Equal(t, "payloads removed", p.Count("SELECT count(*) FROM inbox_events WHERE payload IS NULL"), 2)
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -172,9 +173,7 @@ func TestInboxOfTwoDestinations(t *testing.T) {
 	other.run()
 	p.wantWorked("k", consumer.ResultProcessed)
 	other.wantWorked("k", consumer.ResultProcessed)
-	if n := p.Count("SELECT count(*) FROM effect"); n != 2 {
-		t.Errorf("%d effects, want 2", n)
-	}
+	testkit.Equal(t, "effects", p.Count("SELECT count(*) FROM effect"), 2)
 }
 
 // A replay of more than a batch, of many keys, while workers run: each takes effect once more, in order.
@@ -191,9 +190,7 @@ func TestInboxReplaysManyInOrder(t *testing.T) {
 	}
 	p.Await("SELECT count(*) = 1500 FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1")
 	p.wantInOrder()
-	if n := p.Count("SELECT count(*) FROM effect"); n != 1500 {
-		t.Errorf("%d effects", n)
-	}
+	testkit.Equal(t, "effects", p.Count("SELECT count(*) FROM effect"), 1500)
 }
 
 // An operator's command wakes the workers, which do not poll here: for what it replays, and for what waited behind an event

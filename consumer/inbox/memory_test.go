@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -85,9 +86,7 @@ func TestEventByMiddlewareAndInbox(t *testing.T) {
 		receivertest.WantReplayed(t, p.Post("ignored", "{}"), 200, `{"state":"ignored"}`+"\n")
 		receivertest.WantProblem(t, p.Post("first", "[]"), 422, "key-reused")
 		pgtest.Must(t, p.stop())
-		if n := p.Count("SELECT count(*) FROM inbox_events"); n != 0 {
-			t.Errorf("%d events are in the inbox that the middleware had processed", n)
-		}
+		testkit.Equal(t, "events in the inbox that the middleware had processed", p.Count("SELECT count(*) FROM inbox_events"), 0)
 
 		p.record("second", ordered("o", 1))
 		body := `{"key":"second"}`
@@ -164,9 +163,7 @@ func TestEventRemovedFromTheInboxByHand(t *testing.T) {
 	if n, err := p.replay(inboxops.Selection{Key: "done"}); n != 0 || err != nil {
 		t.Errorf("replayed %d, %v", n, err)
 	}
-	if n := p.Count("SELECT count(*) FROM inbox_events"); n != 0 {
-		t.Errorf("%d events are in the inbox again", n)
-	}
+	testkit.Equal(t, "events in the inbox again", p.Count("SELECT count(*) FROM inbox_events"), 0)
 	p.record("next", ordered("o", 3)) // its ordering key goes on
 	p.awaitState("next", inbox.StateSucceeded)
 }

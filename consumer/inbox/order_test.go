@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -144,9 +145,7 @@ func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
 			p.Await("SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 			release()
 			posting.Wait()
-			if n := p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
-				t.Errorf("%d of two events of a key are due, want 1", n)
-			}
+			testkit.Equal(t, "events due, of two of a key", p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"), 1)
 		})
 	}
 }
@@ -202,9 +201,7 @@ func TestInboxFailureBlocksItsKey(t *testing.T) {
 	if n, err := p.replay(inboxops.Selection{Key: "2", States: []string{inboxops.Pending}}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
-	if n := p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 0 {
-		t.Errorf("%d events behind a failed one are let go", n)
-	}
+	testkit.Equal(t, "events let go behind a failed one", p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"), 0)
 
 	if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
@@ -239,9 +236,7 @@ func TestInboxFailureSkips(t *testing.T) {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
 	p.wantState("1", inbox.StatePending, 0)
-	if n := p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
-		t.Errorf("%d events of the key are let go, want 1", n)
-	}
+	testkit.Equal(t, "events of the key that are let go", p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"), 1)
 	for _, key := range []string{"1", "3"} {
 		g.through <- nil
 		g.wantEntered(t, key)
@@ -316,9 +311,7 @@ func TestInboxLateEventsDoNotWaitForWhatFailedBehindThem(t *testing.T) {
 	p.record("3", ordered("o", 3))
 	p.record("2", ordered("o", 2)) // takes its turn
 	p.record("4", ordered("o", 4))
-	if n := p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
-		t.Errorf("%d of the key are let go, want 1", n)
-	}
+	testkit.Equal(t, "events of the key that are let go", p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"), 1)
 	if n := p.Count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL AND idempotency_key = '2'"); n != 1 {
 		t.Error("the first is not let go")
 	}
@@ -349,9 +342,7 @@ func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
 	p.wantWorked("k", consumer.ResultCommitFailed)
 	release()
 	g.wantEntered(t, "k")
-	if n := p.Count("SELECT attempts FROM inbox_events"); n != 0 {
-		t.Errorf("%d attempts are spent", n)
-	}
+	testkit.Equal(t, "attempts spent", p.Count("SELECT attempts FROM inbox_events"), 0)
 	g.through <- nil
 	p.wantWorked("k", consumer.ResultProcessed)
 	p.wantState("k", inbox.StateSucceeded, 1)

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -84,17 +85,13 @@ func TestPruneAsksTheInbox(t *testing.T) {
 		cfg.BatchPages, cfg.Pause = 1, time.Microsecond
 		e.WantPruned(cfg, 0, int64(gone))
 		e.Settle()
-		if n := e.Count("SELECT removed FROM inbox_prune('test', 0, 1000, interval '90 days', true)"); n != gone {
-			t.Errorf("the rehearsal would remove %d, want %d", n, gone)
-		}
+		testkit.Equal(t, "rehearsed removals", e.Count("SELECT removed FROM inbox_prune('test', 0, 1000, interval '90 days', true)"), gone)
 		if !slices.Equal(everything(), before) {
 			t.Error("something was changed before it was announced, or in a rehearsal")
 		}
 		e.WantPruned(cfg, int64(gone), 0)
 		wantTables(e, remembered, inInbox)
-		if n := e.Count(`SELECT count(*) FROM inbox_events e WHERE NOT EXISTS (SELECT FROM processed_events p WHERE p.receiver = e.receiver AND p.source = e.source AND p.idempotency_key = e.idempotency_key)`); n != 0 {
-			t.Errorf("%d events are in the inbox and not remembered", n)
-		}
+		testkit.Equal(t, "events in the inbox and not remembered", e.Count(`SELECT count(*) FROM inbox_events e WHERE NOT EXISTS (SELECT FROM processed_events p WHERE p.receiver = e.receiver AND p.source = e.source AND p.idempotency_key = e.idempotency_key)`), 0)
 		if n := e.Count(`SELECT count(*) FROM inbox_forgotten WHERE receiver <> 'test'`); n != 0 {
 			t.Error("another receiver's events were announced")
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -154,9 +155,7 @@ func TestInboxFencesOffLateWorkers(t *testing.T) {
 	g.through <- nil
 	p.wantWorked("second", consumer.ResultProcessed)
 	p.WantRows("second", 1, 1)
-	if n := p.Count("SELECT claim FROM inbox_events WHERE idempotency_key = 'second'"); n != 3 {
-		t.Errorf("claim %d, want 3", n)
-	}
+	testkit.Equal(t, "claim", p.Count("SELECT claim FROM inbox_events WHERE idempotency_key = 'second'"), 3)
 }
 
 func TestInboxGivesUpWhatKillsItsWorkers(t *testing.T) {
@@ -210,9 +209,7 @@ func TestInboxStopsGracefully(t *testing.T) {
 	}
 	p.wantState("2", inbox.StatePending, 0)
 	p.wantState("late", inbox.StatePending, 0)
-	if n := p.Count("SELECT count(*) FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1"); n != 2 {
-		t.Errorf("%d events succeeded, want the two that were being worked", n)
-	}
+	testkit.Equal(t, "events succeeded", p.Count("SELECT count(*) FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1"), 2)
 	p.run() // again
 	g.through <- nil
 	g.through <- nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -209,9 +210,7 @@ func TestInboxOperatorsUseTheSameLockAndNotification(t *testing.T) {
 			t.Errorf("beside the lock of %q: %+v, %v, want %d keys left", key, b, err, left)
 		}
 		pgtest.Must(t, tx.Rollback(t.Context()))
-		if got := notified(); got != want {
-			t.Errorf("workers are notified by %q, want %q", got, want)
-		}
+		testkit.Equal(t, "workers notified by", notified(), want)
 	}
 }
 

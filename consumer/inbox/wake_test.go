@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -253,9 +254,7 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	}
 	down.Store(false)
 	p.Await("SELECT count(*) = 6 FROM inbox_events WHERE processing_state = 'succeeded'")
-	if state := b.State(); state != breaker.Closed {
-		t.Errorf("the breaker is %s", state)
-	}
+	testkit.Equal(t, "the breaker", b.State(), breaker.Closed)
 }
 
 // The same key at once through two processes: one is recorded, the others are refused, and none waits for a lock.

@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kerr"
-	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/localkafka"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/readertest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
@@ -23,22 +24,19 @@ func (j *journal) count(part string) int {
 	return strings.Count(j.String(), part)
 }
 
-// runLogged is run with a log.
+// runLogged starts a reader with a log.
 func (e *env) runLogged() (log *journal, stop func()) {
-	e.t.Helper()
+	e.Helper()
 	log = &journal{}
-	c, err := kafkaconsumer.New(kafkaconsumer.Config{
-		Group: "test", Topics: []string{topic}, Client: []kgo.Opt{kgo.SeedBrokers(e.address)}, Logger: slog.New(slog.NewTextHandler(log, nil)),
-	}, e.receiver(effect))
-	pgtest.Must(e.t, err)
-	return log, e.start(c)
+	r := e.reader(kafkaconsumer.Config{Logger: slog.New(slog.NewTextHandler(log, nil))}, e.Receiver(readertest.Effect))
+	return log, e.Start(r.Run)
 }
 
 // produceMany writes events to partition 0.
 func (e *env) produceMany(name string, events int) {
-	e.t.Helper()
+	e.Helper()
 	for i := range events {
-		e.produce(0, consumer.Event{Key: fmt.Sprint(name, i)}, secretText)
+		e.Write(0, consumer.Event{Key: fmt.Sprint(name, i)}, readertest.Secret)
 	}
 }
 
@@ -48,7 +46,7 @@ func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	e := newEnv(t, "")
 	log, _ := e.runLogged()
 	e.produceMany("before", 5)
-	e.effects(5)
+	e.Effects(5)
 
 	remove := kmsg.NewPtrDeleteTopicsRequest()
 	removed := kmsg.NewDeleteTopicsRequestTopic()
@@ -56,10 +54,10 @@ func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	remove.TopicNames, remove.Topics = []string{topic}, append(remove.Topics, removed)
 	_, err := remove.RequestWith(t.Context(), e.send)
 	pgtest.Must(t, err)
-	e.becomes("the log to say that records are gone", func() bool { return log.count("no records") > 0 })
+	testkit.Eventually(t, "the log to say that records are gone", func() bool { return log.count("no records") > 0 })
 	create := kmsg.NewPtrCreateTopicsRequest()
 	created := kmsg.NewCreateTopicsRequestTopic()
-	created.Topic, created.NumPartitions, created.ReplicationFactor = topic, partitions, 1
+	created.Topic, created.NumPartitions, created.ReplicationFactor = topic, localkafka.Partitions, 1
 	create.Topics = append(create.Topics, created)
 	answer, err := create.RequestWith(t.Context(), e.send)
 	pgtest.Must(t, err)
@@ -67,7 +65,7 @@ func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	e.send.PurgeTopicsFromProducing(topic)
 
 	e.produceMany("after", 20)
-	e.effects(25)
+	e.Effects(25)
 	if lines := log.count("no records"); lines > 100 {
 		t.Errorf("%d lines in the log", lines)
 	}
@@ -81,7 +79,7 @@ func TestRecordsThatAreRemovedBeforeTheyAreRead(t *testing.T) {
 	e.cut(2)
 	e.produceMany("before", 3)
 	log, stop := e.runLogged() // a new group, which misses nothing that was meant for it
-	e.effects(3)
+	e.Effects(3)
 	stop()
 	if log.count("removed records") > 0 {
 		t.Errorf("a new group reports removed records: %s", log)
@@ -90,7 +88,7 @@ func TestRecordsThatAreRemovedBeforeTheyAreRead(t *testing.T) {
 	e.produceMany("after", 5)
 	e.cut(8)
 	log, stop = e.runLogged()
-	e.effects(5)
+	e.Effects(5)
 	stop()
 	if log.count("removed records") != 1 || log.count("from=5 to=7") != 1 {
 		t.Errorf("the log does not have what was removed: %s", log)
@@ -99,14 +97,14 @@ func TestRecordsThatAreRemovedBeforeTheyAreRead(t *testing.T) {
 
 // cut removes the records of partition 0 before an offset, as a topic's retention does.
 func (e *env) cut(before int64) {
-	e.t.Helper()
+	e.Helper()
 	request := kmsg.NewPtrDeleteRecordsRequest()
 	of := kmsg.NewDeleteRecordsRequestTopic()
 	at := kmsg.NewDeleteRecordsRequestTopicPartition()
 	of.Topic, at.Offset = topic, before
 	of.Partitions = append(of.Partitions, at)
 	request.Topics = append(request.Topics, of)
-	answer, err := request.RequestWith(e.t.Context(), e.send)
-	pgtest.Must(e.t, err)
-	pgtest.Must(e.t, kerr.ErrorForCode(answer.Topics[0].Partitions[0].ErrorCode))
+	answer, err := request.RequestWith(e.Context(), e.send)
+	pgtest.Must(e, err)
+	pgtest.Must(e, kerr.ErrorForCode(answer.Topics[0].Partitions[0].ErrorCode))
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/natsconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/readertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // warnings is what a consumer logs for an operator.
@@ -38,61 +40,55 @@ func (w warnings) have(text string) bool {
 }
 
 // runLogged is run with a log.
-func (e *env) runLogged(cfg natsconsumer.Config) (*natsconsumer.Consumer, warnings) {
-	e.t.Helper()
+func (e *env) runLogged() (readertest.Reader, warnings) {
+	e.Helper()
 	logged := make(warnings, 100)
-	cfg.Stream, cfg.Durable, cfg.Logger = "OUTBOX", "test", slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	c, err := natsconsumer.New(e.js, cfg, e.receiver(effect))
-	pgtest.Must(e.t, err)
-	ctx, cancel := context.WithCancel(e.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
-	e.t.Cleanup(func() { cancel(); pgtest.Must(e.t, <-ended) })
-	return c, logged
+	log := slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return e.run(natsconsumer.Config{Logger: log}, e.Receiver(readertest.Effect)), logged
 }
 
 // A reader that went on asking a durable consumer that is gone would stand still for ever, without a word.
 func TestAStreamThatIsDeletedAndMadeAgain(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t)
-	c, logged := e.runLogged(natsconsumer.Config{})
-	e.publish("outbox.test", consumer.Event{Key: "before"}, secretText)
-	e.effects(1)
+	e := newEnv(t, 0)
+	r, logged := e.runLogged()
+	e.Write(0, consumer.Event{Key: "before"}, readertest.Secret)
+	e.Effects(1)
 
 	pgtest.Must(t, e.js.DeleteStream(t.Context(), "OUTBOX"))
-	e.becomes("the log to say that the stream is missing", func() bool { return logged.have("stream not found") })
+	testkit.Eventually(t, "the log to say that the stream is missing", func() bool { return logged.have("stream not found") })
 	_, err := e.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}})
 	pgtest.Must(t, err)
-	e.publish("outbox.test", consumer.Event{Key: "after"}, secretText)
-	e.effects(2)
-	e.idle(c)
+	e.Write(0, consumer.Event{Key: "after"}, readertest.Secret)
+	e.Effects(2)
+	e.Idle(r)
 }
 
 // Without an error in the log, the keys of a partition that the receiver does not read would wait for ever.
 func TestAPartitionThatIsNotRead(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t)
-	e.publish("outbox.1.test", consumer.Event{Key: "read"}, secretText)
-	e.publish("outbox.2.test", consumer.Event{Key: "unread"}, secretText)
-	_, logged := e.runLogged(natsconsumer.Config{Partitions: 2, Subject: "outbox.{partition}.>"})
-	e.becomes("the log to name the partition that is not read", func() bool { return logged.have("subject=outbox.2.>") })
-	e.effects(1)
+	e := newEnv(t, 2)
+	e.Write(1, consumer.Event{Key: "read"}, readertest.Secret)
+	e.Write(2, consumer.Event{Key: "unread"}, readertest.Secret)
+	_, logged := e.runLogged()
+	testkit.Eventually(t, "the log to name the partition that is not read", func() bool { return logged.have("subject=outbox.2.>") })
+	e.Effects(1)
 }
 
 // Without signs of life a second process would get the message of a handler that takes longer than AckWait.
 func TestAHandlerThatTakesLongGivesSignsOfLife(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t)
+	e := newEnv(t, 0)
 	signs, err := e.js.Conn().SubscribeSync("$JS.ACK.OUTBOX.test.>")
 	pgtest.Must(t, err)
 	finish := make(chan struct{})
 	var calls atomic.Int32
-	c, _ := e.run(natsconsumer.Config{AckWait: time.Second}, e.receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	r := e.run(natsconsumer.Config{AckWait: time.Second}, e.Receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		calls.Add(1)
 		<-finish
-		return effect(ctx, tx, event)
+		return readertest.Effect(ctx, tx, event)
 	}))
-	e.publish("outbox.test", consumer.Event{Key: "k"}, secretText)
+	e.Write(0, consumer.Event{Key: "k"}, readertest.Secret)
 	for n := 0; n < 5; { // a third of AckWait apart
 		sign, err := signs.NextMsg(patience)
 		pgtest.Must(t, err)
@@ -101,8 +97,8 @@ func TestAHandlerThatTakesLongGivesSignsOfLife(t *testing.T) {
 		}
 	}
 	close(finish)
-	e.effects(1)
-	e.idle(c)
+	e.Effects(1)
+	e.Idle(r)
 	if n := calls.Load(); n != 1 {
 		t.Errorf("the handler was called %d times", n)
 	}

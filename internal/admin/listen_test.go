@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func client(t *testing.T) *http.Client {
@@ -26,9 +28,7 @@ func TestServerServesUntilItsContextEnds(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	s, err := Listen(ctx, Listener{Setting: "metrics.listen", Address: "127.0.0.1:0", Configured: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	streaming := make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/stream" {
@@ -42,9 +42,7 @@ func TestServerServesUntilItsContextEnds(t *testing.T) {
 	running.Go(func() { s.Run(ctx, handler) })
 	c := client(t)
 	response, err := c.Get("http://" + s.Address() + "/stream")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	<-streaming
 	stop()
 	body, err := io.ReadAll(response.Body)
@@ -62,9 +60,7 @@ func TestServerServesUntilItsContextEnds(t *testing.T) {
 func TestAddressThatIsTaken(t *testing.T) {
 	t.Parallel()
 	first, err := Listen(t.Context(), Listener{Setting: "metrics.listen", Address: "127.0.0.1:0", Configured: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer first.Close()
 	var log bytes.Buffer
 	cfg := Listener{Setting: "metrics.listen", Address: first.Address(), Log: zerolog.New(&log)}
@@ -120,9 +116,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Parallel()
 			ctx, stop := context.WithCancel(t.Context())
 			s, err := Listen(ctx, Listener{Setting: "metrics.listen", Address: "127.0.0.1:0", Configured: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			var running sync.WaitGroup
 			running.Go(func() {
 				s.Run(ctx, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
@@ -131,9 +125,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			defer stop()
 			dial := func(send string) net.Conn {
 				conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Address())
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				t.Cleanup(func() { _ = conn.Close() })
 				_, _ = io.WriteString(conn, send)
 				return conn

@@ -25,7 +25,6 @@ func TestDeployment(t *testing.T) {
 	relay, demo := program(t, "outbox-relay"), program(t, "demo")
 	t.Run("compose", func(t *testing.T) { testComposeFile(t, relay, demo) })
 	t.Run("image", func(t *testing.T) { testDockerfile(t, relay, demo) })
-	t.Run("kubernetes", func(t *testing.T) { testKubernetesManifest(t, relay) })
 	t.Run("systemd", func(t *testing.T) { testSystemdUnit(t, relay) })
 	t.Run("systemd reads the unit", func(t *testing.T) { testUnitInSystemd(t, relay) })
 	t.Run("calls in documents", func(t *testing.T) { testDocumentedCalls(t, relay) })
@@ -100,28 +99,18 @@ type service struct {
 	Ports           []string `yaml:"ports"`
 }
 
-// decode reads every document of a text; strictly means that a key without a field is an error.
-func decode[T any](text string, strictly bool) (documents []T, err error) {
-	decoder := yaml.NewDecoder(strings.NewReader(text))
-	decoder.KnownFields(strictly)
-	for {
-		var document T
-		if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
-			return documents, nil
-		} else if err != nil {
-			return nil, err
-		}
-		documents = append(documents, document)
-	}
-}
-
 // checkCompose returns what would not start. What a program understands is asked of run and settings.
 func checkCompose(text string, stages []string, run func(target string, args []string) error, settings func(env map[string]string) error) (violations []string) {
-	files, err := decode[compose](text, true)
-	if err != nil || len(files) != 1 {
-		return []string{fmt.Sprintf("docker-compose.yml: %d documents, %v", len(files), err)}
+	var file compose
+	decoder := yaml.NewDecoder(strings.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&file); err != nil {
+		return []string{fmt.Sprintf("docker-compose.yml: %v", err)}
 	}
-	for name, s := range files[0].Services {
+	if err := decoder.Decode(&file); !errors.Is(err, io.EOF) {
+		return []string{fmt.Sprintf("docker-compose.yml: more than one document, %v", err)}
+	}
+	for name, s := range file.Services {
 		report := func(format string, args ...any) {
 			violations = append(violations, fmt.Sprintf("docker-compose.yml: %s: %s", name, fmt.Sprintf(format, args...)))
 		}
@@ -140,7 +129,7 @@ func checkCompose(text string, stages []string, run func(target string, args []s
 			}
 		}
 		for other, dependency := range s.DependsOn {
-			needed, ok := files[0].Services[other]
+			needed, ok := file.Services[other]
 			once := needed.Restart == ""
 			switch {
 			case !ok:
@@ -159,7 +148,7 @@ func checkCompose(text string, stages []string, run func(target string, args []s
 			}
 		}
 		for _, volume := range s.Volumes {
-			if volume, _, _ := strings.Cut(volume, ":"); !hasKey(files[0].Volumes, volume) {
+			if volume, _, _ := strings.Cut(volume, ":"); !hasKey(file.Volumes, volume) {
 				report("there is no volume %s", volume)
 			}
 		}

@@ -20,6 +20,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // asProgram makes the test binary be the program, so that it can start itself in its roles.
@@ -51,9 +53,7 @@ var builtRelay = sync.OnceValues(func() (dir string, err error) {
 func buildRelay(t *testing.T) string {
 	t.Helper()
 	dir, err := builtRelay()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return filepath.Join(dir, "outbox-relay")
 }
 
@@ -63,28 +63,18 @@ func TestQuick(t *testing.T) {
 	docs := t.TempDir()
 	page := filepath.Join(docs, "performance.md")
 	original, err := os.ReadFile("../../docs/performance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(page, original, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := run(t.Context(), []string{"-quick", "-run", "drain,pipelined", "-relay", buildRelay(t), "-docs", docs}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, os.WriteFile(page, original, 0o600))
+	testkit.Must(t, run(t.Context(), []string{"-quick", "-run", "drain,pipelined", "-relay", buildRelay(t), "-docs", docs}))
 	changed, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, system := range []string{nameOurs, nameTuned, nameRiver, nameTextbook, nameLoop, nameUnsigned, nameBare} {
 		if !strings.Contains(string(changed), "| "+system+" |") {
 			t.Errorf("the page has no row of %s", system)
 		}
 	}
 	plot, err := os.ReadFile(filepath.Join(docs, "performance", "drain.svg"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	wellFormed(t, plot)
 }
 
@@ -103,9 +93,7 @@ func TestChosenParts(t *testing.T) {
 		{options{run: "drain", beside: relay, cases: "^1 destination, answers after 0s$"}, []string{nameOurs, nameOther}, 1},
 	} {
 		chosen, err := chosenBy(c.o, all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if len(chosen) != 1 || len(chosen[0].cases) != c.cases {
 			t.Fatalf("%+v chooses %d workloads, the first with %d cases", c.o, len(chosen), len(chosen[0].cases))
 		}
@@ -140,18 +128,12 @@ func TestBesideAnotherBuild(t *testing.T) {
 	relay := buildRelay(t)
 	o := options{rounds: 1, quick: true, events: 100, seconds: 1, relay: relay, beside: relay, run: "drain"}
 	chosen, err := chosenBy(o, workloads(o))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r, err := newRig(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer r.close()
 	found, err := r.run(t.Context(), chosen[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, heading := range []string{"events/s: beside the other", "its CPU, µs an event: beside the other"} {
 		if table := markdown(chosen[0], found, o); !strings.Contains(table, heading) {
 			t.Errorf("the table has no column %q:\n%s", heading, table)
@@ -166,12 +148,8 @@ func TestInterruptLeavesNothing(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-run", "ordered", "-rounds", "1", "-events", "2000000", "-relay", buildRelay(t))
 	cmd.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+dir)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	// The first line describes the machine, once server and receiver run.
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)
@@ -179,9 +157,7 @@ func TestInterruptLeavesNothing(t *testing.T) {
 	if left := mentioning(t, dir, cmd.Process.Pid); len(left) == 0 {
 		t.Fatal("no process runs that could be left behind")
 	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Process.Signal(syscall.SIGINT))
 	exit := new(exec.ExitError)
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("the program ended with %v, want exit code 1", err)
@@ -287,9 +263,7 @@ func TestReceiverReadsRequests(t *testing.T) {
 func TestLink(t *testing.T) {
 	t.Parallel()
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer echo.Close()
 	go func() {
 		for {
@@ -304,14 +278,10 @@ func TestLink(t *testing.T) {
 		}
 	}()
 	l, err := startLink(context.WithoutCancel(t.Context()), echo.Addr().String(), time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer l.close()
 	conn, err := net.Dial("tcp", l.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	sent := bytes.Repeat([]byte("0123456789"), 20_000)
 	go func() {
 		_, _ = conn.Write(sent)
@@ -383,18 +353,12 @@ func wellFormed(t *testing.T, svg []byte) {
 func TestWALOfAnEvent(t *testing.T) {
 	t.Parallel()
 	r, err := newRig(t.Context(), options{relay: buildRelay(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer r.close()
 	drained, err := r.drain(t.Context(), ours{}, load{events: 5000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	inserted, err := r.pipelined(t.Context(), ours{}, insertOutbox)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Logf("WAL: %.0f B of a drained event, %.0f B of an insert", drained["wal"], inserted["wal"])
 	if got := drained["wal"]; got <= 0 || got > 500 {
 		t.Errorf("take and settle write %.0f B an event, want at most 500", got)

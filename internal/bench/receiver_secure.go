@@ -1,20 +1,15 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 )
 
 // secureServers are the receiver behind TLS, in HTTP/1.1 and in HTTP/2. They are those of net/http.
@@ -24,12 +19,10 @@ type secureServers struct {
 }
 
 func startSecure(r *receiver) (*secureServers, error) {
-	certificate, authority, err := selfSigned()
-	if err != nil {
-		return nil, fmt.Errorf("make a certificate: %w", err)
-	}
+	own := localcert.NewAuthority(nil)
+	authority, _ := localcert.PEM(own.Certificate)
 	s := &secureServers{}
-	s.Authority = authority
+	s.Authority = string(authority)
 	for protocol, addr := range map[string]*string{"http/1.1": &s.TLS, "h2": &s.HTTP2} {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -38,7 +31,7 @@ func startSecure(r *receiver) (*secureServers, error) {
 		}
 		server := &http.Server{
 			Handler: r, ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0),
-			TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{protocol}, MinVersion: tls.VersionTLS12},
+			TLSConfig: &tls.Config{Certificates: []tls.Certificate{own.Certificate}, NextProtos: []string{protocol}, MinVersion: tls.VersionTLS12},
 		}
 		if protocol == "http/1.1" {
 			server.Protocols = new(http.Protocols)
@@ -66,23 +59,4 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	r.tally.Load().add(eventNumber(body), time.Now())
 	r.pause(pathDelay([]byte(request.URL.Path)))
 	w.WriteHeader(http.StatusOK)
-}
-
-func selfSigned() (certificate tls.Certificate, authority string, err error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return certificate, "", err
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "bench"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(240 * time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true, IsCA: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return certificate, "", err
-	}
-	authority = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, authority, nil
 }

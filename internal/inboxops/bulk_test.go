@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const (
@@ -195,9 +196,7 @@ func TestMissed(t *testing.T) {
 	if err != nil || b.Matched != 2600 || b.Done != 2596 || b.Missed != 4 || progressed != 4 {
 		t.Errorf("%+v, %v after %d batches", b, err, progressed)
 	}
-	if got := d.ids("processing_state <> 'pending'"); got != "716001601" {
-		t.Errorf("left alone are %s", got)
-	}
+	testkit.Equal(t, "events left alone", d.ids("processing_state <> 'pending'"), "716001601")
 }
 
 // What was found is changed before the rest is looked at: a few among many cost no long transaction.

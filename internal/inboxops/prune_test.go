@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestPrune(t *testing.T) {
@@ -48,12 +49,8 @@ func TestPrune(t *testing.T) {
 	d.exec("UPDATE inbox_forgotten SET announced_at = announced_at - interval '1 hour'")
 	preview(3, 0)
 	prune(3, 0)
-	if got := d.ids("receiver = 'shipping'"); got != "345" {
-		t.Errorf("left are %s", got)
-	}
-	if n := d.count("SELECT count(*) FROM inbox_events WHERE receiver = 'billing'"); n != 4 {
-		t.Errorf("%d are left of another receiver", n)
-	}
+	testkit.Equal(t, "events left", d.ids("receiver = 'shipping'"), "345")
+	testkit.Equal(t, "events of another receiver", d.count("SELECT count(*) FROM inbox_events WHERE receiver = 'billing'"), 4)
 	p.Receiver = ""
 	preview(0, 2)
 

@@ -3,24 +3,19 @@
 package localkafka
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"math/big"
 	"net"
 	"os"
 	"os/signal"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -80,7 +75,7 @@ func faults(mode string) ([]kfake.Fault, []kfake.Opt) {
 		_, options := faults("sasl")
 		return []kfake.Fault{{Keys: []kmsg.Key{kmsg.SASLAuthenticate}, TopLevel: true, Err: kerr.SaslAuthenticationFailed, Count: -1}}, options
 	case "tls":
-		return nil, []kfake.Opt{kfake.TLS(&tls.Config{Certificates: []tls.Certificate{SelfSigned()}})}
+		return nil, []kfake.Opt{kfake.TLS(&tls.Config{Certificates: []tls.Certificate{localcert.Authority{}.Issue(nil)}})}
 	}
 	return nil, nil
 }
@@ -155,18 +150,4 @@ func CreateTopic(t testing.TB, c *kgo.Client, name, setting, value string) {
 	answer, err := request.RequestWith(t.Context(), c)
 	testkit.Must(t, err)
 	testkit.Must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
-}
-
-// SelfSigned is a certificate that no authority knows.
-func SelfSigned() tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		panic(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -19,9 +20,7 @@ func TestCopies(t *testing.T) {
 		timeline   = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 	)
 	original := start(t, Options{})
-	if err := original.CreateDatabase(t.Context(), "app", ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, original.CreateDatabase(t.Context(), "app", ""))
 	for name, test := range map[string]struct {
 		standby  bool
 		timeline string
@@ -30,9 +29,7 @@ func TestCopies(t *testing.T) {
 		"standby": {true, "00000002"},
 	} {
 		backup, err := original.BaseBackup(t.Context(), test.standby)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !strings.HasPrefix(backup, original.Dir()+"/") {
 			t.Errorf("%s: %s is left behind", name, backup)
 		}
@@ -59,12 +56,8 @@ func TestCopies(t *testing.T) {
 func TestDataOfAServerThatIsDown(t *testing.T) {
 	t.Parallel()
 	origin := start(t, Options{})
-	if err := origin.CreateDatabase(t.Context(), "template_some", ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := origin.Shutdown(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, origin.CreateDatabase(t.Context(), "template_some", ""))
+	testkit.Must(t, origin.Shutdown(t.Context()))
 	data := filepath.Join(origin.Dir(), "data")
 	if exists(filepath.Join(data, "postmaster.pid")) {
 		t.Error("the original runs")

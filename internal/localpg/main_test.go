@@ -38,9 +38,7 @@ func TestMain(m *testing.M) {
 func start(t *testing.T, o Options) *Server {
 	t.Helper()
 	s, err := Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { s.Stop() }) // fails only after a test has broken it, which then reports it
 	return s
 }

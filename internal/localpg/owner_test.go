@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -34,16 +35,10 @@ func newOwner(t *testing.T, stage, binary string, account *syscall.Credential) *
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	input, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	output, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	line, err := bufio.NewReader(output).ReadString('\n')
 	if err != nil {
 		cmd.Wait()
@@ -54,16 +49,12 @@ func newOwner(t *testing.T, stage, binary string, account *syscall.Credential) *
 
 func (o *owner) kill(t *testing.T) {
 	t.Helper()
-	if err := o.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, o.cmd.Process.Kill())
 }
 
 func (o *owner) interruptGroup(t *testing.T) {
 	t.Helper()
-	if err := syscall.Kill(-o.cmd.Process.Pid, syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Kill(-o.cmd.Process.Pid, syscall.SIGINT))
 }
 
 func TestNothingOutlivesTheOwner(t *testing.T) {
@@ -71,9 +62,7 @@ func TestNothingOutlivesTheOwner(t *testing.T) {
 	t.Parallel()
 	accounts := map[string]*syscall.Credential{"as this user": nil}
 	binary, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if os.Geteuid() == 0 {
 		accounts["as nobody"] = &syscall.Credential{Uid: 65534, Gid: 65534}
 		binary = copyForEveryone(t, binary)
@@ -115,20 +104,12 @@ func TestNothingOutlivesTheOwner(t *testing.T) {
 func copyForEveryone(t *testing.T, binary string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "localpg-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(dir, 0o755))
 	program, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	path := filepath.Join(dir, "owner")
-	if err := os.WriteFile(path, program, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, program, 0o755))
 	return path
 }

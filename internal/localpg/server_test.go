@@ -13,15 +13,15 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // query returns the single value that sql yields.
 func query(t *testing.T, dsn, sql string) (value string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close(context.Background())
 	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
 		t.Fatalf("%s: %v", sql, err)
@@ -53,9 +53,7 @@ func TestServer(t *testing.T) {
 	if got := query(t, "postgres://postgres@"+s.TCPAddr()+"/postgres?sslmode=disable", "SELECT 'tcp'"); got != "tcp" {
 		t.Errorf("over TCP: %q", got)
 	}
-	if err := s.CreateDatabase(t.Context(), `odd "name"`, ""); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.CreateDatabase(t.Context(), `odd "name"`, ""))
 	psql := exec.Command(filepath.Join(s.BinDir(), "psql"), "-X", "-Atc", "SELECT current_database()", s.DSN(`odd "name"`))
 	s.DropPrivileges(psql)
 	if out, err := psql.CombinedOutput(); err != nil || string(out) != "odd \"name\"\n" {
@@ -121,9 +119,7 @@ func TestFaults(t *testing.T) {
 	s := start(t, Options{ListenTCP: true})
 	ctx, dsn, addr := t.Context(), s.DSN(""), s.TCPAddr()
 	conn, err := pgx.Connect(ctx, dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close(context.Background())
 	if _, err := conn.Exec(ctx, "CREATE TABLE survivor AS SELECT 'here' AS it"); err != nil {
 		t.Fatal(err)
@@ -131,9 +127,7 @@ func TestFaults(t *testing.T) {
 	if err := s.StartAgain(ctx); err == nil || !strings.Contains(err.Error(), "already running") {
 		t.Errorf("StartAgain while running: %v", err)
 	}
-	if err := s.Restart(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Restart(ctx))
 	if err := conn.Ping(ctx); err == nil {
 		t.Error("a session outlived the restart")
 	}
@@ -141,17 +135,13 @@ func TestFaults(t *testing.T) {
 		t.Errorf("after Restart: %q", got)
 	}
 	for range 2 { // the second finds nothing to stop
-		if err := s.StopImmediate(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.StopImmediate(ctx))
 	}
 	if conn, err := pgx.Connect(ctx, dsn); err == nil {
 		conn.Close(ctx)
 		t.Error("connected after StopImmediate")
 	}
-	if err := s.StartAgain(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.StartAgain(ctx))
 	if got := query(t, dsn, "SELECT it FROM survivor"); got != "here" {
 		t.Errorf("after StartAgain: %q", got)
 	}
@@ -199,21 +189,15 @@ func TestStartFails(t *testing.T) {
 
 func TestFindBinDir(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, version := range []string{"9.6", "14", "16"} {
 		dir := filepath.Join(root, version, "bin")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(dir, 0o755))
 		for _, name := range []string{"initdb", "postgres"} {
 			if version == "16" && name == "postgres" {
 				continue // only the client was installed
 			}
-			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o755))
 		}
 	}
 	t.Setenv("PATH", "")

@@ -8,23 +8,21 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // age makes dir look as if it had been left alone for d.
 func age(t *testing.T, dir string, d time.Duration) {
 	t.Helper()
 	then := time.Now().Add(-d)
-	if err := os.Chtimes(dir, then, then); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chtimes(dir, then, then))
 }
 
 // killJanitor ends the janitor as nothing but an administrator would.
 func killJanitor(t *testing.T, s *Server) {
 	t.Helper()
-	if err := s.janitor.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.janitor.cmd.Process.Kill())
 	s.janitor.cmd.Wait() // says that it was killed
 }
 
@@ -46,39 +44,29 @@ func TestStopWithoutJanitor(t *testing.T) {
 func TestSweep(t *testing.T) {
 	place := func(name string) string {
 		dir := fmt.Sprint(prefix, "test-", name, os.Getpid())
-		if err := os.MkdirAll(filepath.Join(dir, "data"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "data"), 0o700))
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		if account := unprivileged(); account != nil {
-			if err := os.Chown(dir, int(account.Uid), int(account.Gid)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Chown(dir, int(account.Uid), int(account.Gid)))
 		}
 		return dir
 	}
 	// Each is aged last: from then on, any other test process may sweep it up.
 	abandoned, owned, young := place("abandoned"), place("owned"), place("young")
 	lock, err := lockDir(owned)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer lock.Close()
 	age(t, owned, 2*settleTime)
 	kept := []string{owned, young}
 	if os.Geteuid() == 0 { // only root can make what another account owns
 		foreign := place("foreign")
-		if err := os.Chown(foreign, 1, 1); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Chown(foreign, 1, 1))
 		age(t, foreign, 2*settleTime)
 		kept = append(kept, foreign)
 	}
 	// A pid file that survived a reboot may name any process: here this one, which must live.
 	pid := fmt.Appendln(nil, os.Getpid())
-	if err := os.WriteFile(filepath.Join(abandoned, "data", "postmaster.pid"), pid, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(abandoned, "data", "postmaster.pid"), pid, 0o600))
 	age(t, abandoned, 2*settleTime)
 	orphan := start(t, Options{})
 	killJanitor(t, orphan)

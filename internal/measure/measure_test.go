@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // asProcess makes the test binary be a process that serves.
@@ -41,9 +43,7 @@ func TestProcess(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), asProcess+"=1")
 	p, err := Start(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var reply []string
 	if err := p.Call("echo", []string{"a", "b"}, &reply); err != nil || strings.Join(reply, "") != "ab" {
 		t.Errorf("the process answers %q, %v", reply, err)
@@ -60,9 +60,7 @@ func TestProcess(t *testing.T) {
 	// A command that is under way ends with the input.
 	var calling sync.WaitGroup
 	calling.Go(func() { _ = p.Call("wait", nil, nil) })
-	if err := p.in.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.in.Close())
 	calling.Wait()
 	if err := p.Stop(); err != nil {
 		t.Error(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -78,12 +79,8 @@ func TestReasonsOfHealth(t *testing.T) {
 			if test.before != nil {
 				test.before(m)
 			}
-			if got := strings.Join(m.live(now, test.state), "; "); got != test.live {
-				t.Errorf("live: %q, want %q", got, test.live)
-			}
-			if got := strings.Join(m.ready(now, test.state), "; "); got != test.ready {
-				t.Errorf("ready: %q, want %q", got, test.ready)
-			}
+			testkit.Equal(t, "live", strings.Join(m.live(now, test.state), "; "), test.live)
+			testkit.Equal(t, "ready", strings.Join(m.ready(now, test.state), "; "), test.ready)
 		})
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -222,15 +223,9 @@ func TestLatencyCountsFromCreationAndFromDue(t *testing.T) {
 // A count stops at the limit, which the relay shows beside it.
 func TestCountsStopAtTheLimit(t *testing.T) {
 	t.Parallel()
-	if got := sampleLimit(1); got != sampleMost {
-		t.Errorf("one destination: %d", got)
-	}
-	if got := sampleLimit(40); got != 2000 {
-		t.Errorf("40 destinations: %d", got)
-	}
-	if got := sampleLimit(100_000); got != sampleLeast {
-		t.Errorf("many destinations: %d", got)
-	}
+	testkit.Equal(t, "sample of one destination", sampleLimit(1), sampleMost)
+	testkit.Equal(t, "sample of 40 destinations", sampleLimit(40), 2000)
+	testkit.Equal(t, "sample of many destinations", sampleLimit(100_000), sampleLeast)
 	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
 	db.Insert(7, "key")
@@ -291,9 +286,7 @@ func TestFirstScrapeIsFresh(t *testing.T) {
 		return m.metrics.sampler.rests != nil
 	})
 	pending.Store(7)
-	if got := m.scrape()["outbox_backlog_deliveries"].GetMetric()[0].GetGauge().GetValue(); got != 7 {
-		t.Errorf("the first scrape says %v", got)
-	}
+	testkit.Equal(t, "the first scrape", m.scrape()["outbox_backlog_deliveries"].GetMetric()[0].GetGauge().GetValue(), 7)
 	cancel()
 	<-ended
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A database that hung during one sample is sampled again long before its gauges are left out, and a slow one as rarely as ever.
@@ -13,10 +15,6 @@ func TestOneFailedSampleLosesNoGauge(t *testing.T) {
 	if rest := sampleRest(sampleInterval, hung, context.DeadlineExceeded); rest+sampleTimeout+sampleInterval > staleSample {
 		t.Errorf("the next sample begins %s after one that failed; gauges last %s", rest, staleSample)
 	}
-	if rest := sampleRest(sampleInterval, hung, nil); rest != hung {
-		t.Errorf("a slow sample is followed by %s, want %s", rest, hung)
-	}
-	if rest := sampleRest(sampleInterval, time.Millisecond, context.DeadlineExceeded); rest != sampleInterval {
-		t.Errorf("a quick failure is followed by %s, want %s", rest, sampleInterval)
-	}
+	testkit.Equal(t, "a slow sample is followed by", sampleRest(sampleInterval, hung, nil), hung)
+	testkit.Equal(t, "a quick failure is followed by", sampleRest(sampleInterval, time.Millisecond, context.DeadlineExceeded), sampleInterval)
 }

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 
 	"github.com/outbox-relay/outbox-relay/internal/notify/notifytest"
@@ -82,9 +83,7 @@ func notifyAll(t *testing.T, answers http.HandlerFunc, egress func(proxy string)
 	if len(kinds) != len(Services()) {
 		t.Errorf("%d of %d services were tried", len(kinds), len(Services()))
 	}
-	if n := strays.Load(); n != 0 {
-		t.Errorf("%d requests went to the proxy of the environment", n)
-	}
+	testkit.Equal(t, "requests went to the proxy of the environment", strays.Load(), 0)
 	return w
 }
 
@@ -127,9 +126,7 @@ func TestSecurityRedirectsAreNotFollowed(t *testing.T) {
 		rw.Header().Set("Location", elsewhere.URL+r.URL.Path)
 		rw.WriteHeader(http.StatusTemporaryRedirect)
 	}, proxied, "redirects are never followed")
-	if n := followed.Load(); n != 0 {
-		t.Errorf("%d redirects were followed", n)
-	}
+	testkit.Equal(t, "redirects followed", followed.Load(), 0)
 }
 
 func TestRefusals(t *testing.T) {

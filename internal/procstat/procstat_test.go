@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Times grow while this process works, and a process that does not exist has none.
@@ -31,12 +33,8 @@ func TestTimes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := Parent(os.Getpid(), strings.TrimSpace(string(comm))); got != os.Getppid() {
-		t.Errorf("the parent is %d, want %d", got, os.Getppid())
-	}
-	if got := Parent(os.Getpid(), "another program"); got != 0 {
-		t.Errorf("a process of another name has the parent %d", got)
-	}
+	testkit.Equal(t, "the parent", Parent(os.Getpid(), strings.TrimSpace(string(comm))), os.Getppid())
+	testkit.Equal(t, "parent of another name", Parent(os.Getpid(), "another program"), 0)
 	if Process(-1) != 0 || Family(-1) != 0 || Parent(-1, "") != 0 {
 		t.Error("a process that does not exist has used time")
 	}

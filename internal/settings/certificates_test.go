@@ -2,12 +2,7 @@ package settings
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,27 +11,19 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A certificate that ends soon is logged once a day.
 func TestCertificateThatEndsSoonIsLoggedOnce(t *testing.T) {
 	t.Parallel()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testkit.Must(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC)}
-	certificate, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	testkit.Must(t, err)
-	key, err := x509.MarshalPKCS8PrivateKey(private)
-	testkit.Must(t, err)
+	certificate, key := localcert.PEM(localcert.Authority{}.Issue(func(c *x509.Certificate) { c.NotAfter = time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC) }))
 	var names []string
-	for kind, content := range map[string][]byte{"CERTIFICATE": certificate, "PRIVATE KEY": key} {
-		name := filepath.Join(t.TempDir(), kind)
-		testkit.Must(t, os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600))
+	for _, content := range [][]byte{certificate, key} {
+		name := filepath.Join(t.TempDir(), "pem")
+		testkit.Must(t, os.WriteFile(name, content, 0o600))
 		names = append(names, name)
-	}
-	if strings.HasSuffix(names[0], "KEY") {
-		names[0], names[1] = names[1], names[0]
 	}
 	var out bytes.Buffer
 	log := zerolog.New(&out)

@@ -32,9 +32,7 @@ func newExport(t *testing.T, collector http.HandlerFunc) *export {
 	server := httptest.NewServer(collector)
 	t.Cleanup(server.Close)
 	endpoint, err := url.Parse(server.URL + "/v1/traces")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	e := &export{url: server.URL}
 	e.Traces = Open(Config{
 		Endpoint: endpoint, Headers: map[string]string{"X-Token": "hunter2"}, ServiceName: "relay", Version: "v1", Instance: "r1", SampleRatio: 1,
@@ -62,9 +60,7 @@ func (e *export) end(n int) {
 // flush exports what waits.
 func (e *export) flush(t *testing.T) {
 	t.Helper()
-	if err := e.sdk.ForceFlush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, e.sdk.ForceFlush(t.Context()))
 }
 
 func (e *export) expect(t *testing.T, exported, dropped int64) {

@@ -43,9 +43,7 @@ func TestParseSecret(t *testing.T) {
 func TestSecretForAPurpose(t *testing.T) {
 	t.Parallel()
 	s, err := ParseSecret("whsec_" + encode(bytes.Repeat([]byte("k"), 32)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// echo -n 'outbox-relay reconcile' | openssl dgst -sha256 -hmac kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk
 	const want = "b5f96771058a8c827417b80af99c41c20895c2f646934e7b7ab1e85958e41fad"
 	derived := s.For(ReconcilePurpose)

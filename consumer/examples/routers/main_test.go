@@ -49,9 +49,7 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 	}
 	var failure error
 	once, err := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Verify: consumer.Verify{AllowUnsigned: true}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	e := echo.New()
 	handle := func(c echo.Context) error {
 		ctx := c.Request().Context()
@@ -73,9 +71,7 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 		return w
 	}
 	shipments := func() (n int) {
-		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM shipments").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM shipments").Scan(&n))
 		return n
 	}
 	for _, failure = range []error{errors.New("no stock"), echo.NewHTTPError(http.StatusBadRequest, "no invoice")} {

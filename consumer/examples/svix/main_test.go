@@ -9,6 +9,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/exampletest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -19,13 +20,9 @@ const path = "/webhooks/billing"
 func signed(t *testing.T, e *exampletest.Example, id, body string, at time.Time) *http.Request {
 	t.Helper()
 	signer, err := standardwebhooks.NewWebhook(exampletest.Secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	signature, err := signer.Sign(id, at, []byte(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r := e.Request(path, body)
 	r.Header.Set("Svix-Id", id)
 	r.Header.Set("Svix-Timestamp", strconv.FormatInt(at.Unix(), 10))

@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -100,9 +101,7 @@ func TestPruneKeepsWhatIsStillNeeded(t *testing.T) {
 		e.WantPruned(cfg, 0, 400)
 		e.Settle()
 		e.WantPruned(cfg, 400, 0)
-		if n := e.Known(); n != want {
-			t.Errorf("%d rows are left, want %d", n, want)
-		}
+		testkit.Equal(t, "rows left", e.Known(), want)
 		if n := e.Count(`SELECT count(*) FROM inbox_forgotten WHERE receiver <> 'test'`); n != 0 {
 			t.Error("another receiver's events were announced")
 		}
@@ -236,9 +235,7 @@ func TestPruneConcurrently(t *testing.T) {
 			}
 			return removed
 		}
-		if removed := total(); removed != 0 {
-			t.Errorf("%d removed, nothing was announced", removed)
-		}
+		testkit.Equal(t, "announced", total(), 0)
 		e.Settle()
 		removed := total()
 		for e.Known() > 0 && !t.Failed() { // the lock of a key may have been with one that came too early to remove its row
@@ -408,13 +405,9 @@ func TestPruneWhereTheClocksChange(t *testing.T) {
 				t.Errorf("remembers since %v, want 24 hours", ago)
 			}
 			const byHand = `SELECT announced FROM inbox_prune(NULL, 0, 16, interval '1 day', false)`
-			if n := e.Count(byHand); n != 1 {
-				t.Errorf("%d events are announced", n)
-			}
+			testkit.Equal(t, "events announced", e.Count(byHand), 1)
 			e.MustExec(`DELETE FROM inbox_forgotten`)
-			if n := e.Count(byHand); n != 1 {
-				t.Errorf("%d events are announced by hand", n)
-			}
+			testkit.Equal(t, "events announced by hand", e.Count(byHand), 1)
 			if n := e.Count(`SELECT count(*) FROM inbox_forgotten WHERE received_before + interval '24 hours' BETWEEN now() - interval '1 minute' AND now()`); n != 1 {
 				t.Error("what is announced by hand is not 24 hours ago")
 			}

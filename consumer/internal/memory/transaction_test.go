@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -113,9 +114,7 @@ func TestConfigRedactComesFirst(t *testing.T) {
 	s := &Settings{Redact: func(text string) string {
 		return strings.ReplaceAll(text, "Ada", "password=secret") + "\n"
 	}}
-	if got := s.Redacted(errors.New("ship to Ada now")); got != "ship to password=*** now" {
-		t.Errorf("got %q", got)
-	}
+	testkit.Equal(t, "got", s.Redacted(errors.New("ship to Ada now")), "ship to password=*** now")
 	for name, s := range map[string]*Settings{
 		"its own text":  {},
 		"Config.Redact": {Redact: func(string) string { panic("no") }},
@@ -124,7 +123,5 @@ func TestConfigRedactComesFirst(t *testing.T) {
 			t.Errorf("%s: got %q", name, got)
 		}
 	}
-	if got := (&Settings{}).Redacted(fmt.Errorf("wait: %w", context.Canceled)); got != "wait: context canceled" {
-		t.Errorf("got %q", got)
-	}
+	testkit.Equal(t, "got", (&Settings{}).Redacted(fmt.Errorf("wait: %w", context.Canceled)), "wait: context canceled")
 }

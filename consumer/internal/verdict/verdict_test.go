@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestOf(t *testing.T) {
@@ -49,9 +50,7 @@ func TestExamineAsksWhatIsAskedLater(t *testing.T) {
 	verdict.Examine(nil)
 	verdict.Examine(errors.New("no stock"))
 	defer func() {
-		if cause := recover(); cause != "no" {
-			t.Errorf("panicked with %v", cause)
-		}
+		testkit.Equal(t, "panicked with", recover(), "no")
 		if text := (&verdict.Panic{Cause: "no"}).Error(); !strings.Contains(text, "the handler panicked: no") {
 			t.Errorf("text %q", text)
 		}

@@ -219,6 +219,7 @@ func checkPod(t *testing.T, pod corev1.PodSpec) {
 		t.Error("the pod gets a token of the API")
 	}
 	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		checkCommand(t, c)
 		security := c.SecurityContext
 		switch {
 		case !*pod.SecurityContext.RunAsNonRoot || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem ||
@@ -227,6 +228,14 @@ func checkPod(t *testing.T, pod corev1.PodSpec) {
 		case c.Resources.Limits.Memory().IsZero():
 			t.Errorf("the memory of %s has no limit", c.Name)
 		}
+	}
+}
+
+// checkCommand asks the program whether it knows the command with all its flags: with --help it looks at no more.
+func checkCommand(t *testing.T, c corev1.Container) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), relay(t), append(slices.Clone(c.Args), "--help")...).CombinedOutput(); err != nil {
+		t.Errorf("%q: %v\n%s", c.Args, err, out)
 	}
 }
 
@@ -241,21 +250,35 @@ func checkConfiguration(t *testing.T, all objects) {
 	if !slices.Equal(container.Args, []string{"run", "--config", "/etc/outbox-relay/outbox-relay.yaml"}) || container.VolumeMounts[0].MountPath != "/etc/outbox-relay" {
 		t.Errorf("%q does not read what is mounted at %s", container.Args, container.VolumeMounts[0].MountPath)
 	}
-	check := exec.CommandContext(t.Context(), relay(t), "config", "check", "--config", file)
-	for _, e := range container.Env {
+	configCheck(t, container, func(e corev1.EnvVar) string {
+		if e.Name == "OUTBOX_DATABASE_URL" {
+			return "postgres://localhost/billing"
+		}
+		return secret
+	}, "--config", file)
+}
+
+const secret = "whsec_YXJjaHRlc3QtYXJjaHRlc3QtYXJjaHRlc3Qh"
+
+// configCheck has the program read its configuration with the variables of a container, and returns what it prints. inSecret returns
+// the value of a variable that a Secret has.
+func configCheck(t *testing.T, c corev1.Container, inSecret func(e corev1.EnvVar) string, flags ...string) string {
+	t.Helper()
+	check := exec.CommandContext(t.Context(), relay(t), append([]string{"config", "check"}, flags...)...)
+	for _, e := range c.Env {
 		switch {
-		case e.Name == "OUTBOX_DATABASE_URL":
-			e.Value = "postgres://localhost/billing"
 		case e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil:
-			e.Value = "whsec_YXJjaHRlc3QtYXJjaHRlc3QtYXJjaHRlc3Qh"
+			e.Value = inSecret(e)
 		case e.ValueFrom != nil:
 			e.Value = "billing-0"
 		}
 		check.Env = append(check.Env, e.Name+"="+e.Value)
 	}
-	if out, err := check.CombinedOutput(); err != nil {
+	out, err := check.CombinedOutput()
+	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
+	return string(out)
 }
 
 // What cannot work is refused before anything is installed.
@@ -296,13 +319,50 @@ func TestManifestsAreOfTheAPI(t *testing.T) {
 	if len(all) != 4 || len(kustomized) != len(all) {
 		t.Errorf("%d kinds, and %d from the kustomization, want 4", len(all), len(kustomized))
 	}
-	sidecar := kustomized["Deployment"].(*appsv1.Deployment).Spec.Template.Spec.InitContainers[0]
-	if sidecar.RestartPolicy == nil || *sidecar.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-		t.Error("the relay is no sidecar")
+	for _, of := range []objects{all, kustomized} {
+		checkSidecar(t, of)
 	}
 	checkJob(t, all, "migrate up, migrate roles")
 	misspelt := strings.Replace(string(text), "livenessProbe:", "livenesProbe:", 1)
 	if err := strict.UnmarshalStrict([]byte(misspelt[strings.Index(misspelt, "kind: Deployment")-len("apiVersion: apps/v1\n"):]), &appsv1.Deployment{}); err == nil {
 		t.Error("a misspelt field is accepted")
+	}
+}
+
+// checkSidecar looks at the relay beside a service.
+func checkSidecar(t *testing.T, all objects) {
+	t.Helper()
+	pod := all["Deployment"].(*appsv1.Deployment).Spec.Template.Spec
+	sidecar := pod.InitContainers[0]
+	if sidecar.RestartPolicy == nil || *sidecar.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+		t.Error("the relay is no sidecar")
+	}
+	if security := sidecar.SecurityContext; !*security.RunAsNonRoot || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem {
+		t.Errorf("the relay may do too much: %+v", security)
+	}
+	if *pod.TerminationGracePeriodSeconds < 30 {
+		t.Errorf("%d s are not enough for a drain of 20 s and the settles after it", *pod.TerminationGracePeriodSeconds)
+	}
+	checkCommand(t, sidecar)
+	metrics := slices.IndexFunc(sidecar.Env, func(e corev1.EnvVar) bool { return e.Name == "OUTBOX_METRICS_LISTEN" && e.Value == ":9464" })
+	if metrics < 0 || sidecar.LivenessProbe.HTTPGet.Path != "/healthz" {
+		t.Error("the kubelet cannot see the relay's health")
+	}
+	secrets := all["Secret"].(*corev1.Secret).StringData
+	said := configCheck(t, sidecar, func(e corev1.EnvVar) string {
+		value := secrets[e.ValueFrom.SecretKeyRef.Key]
+		if value == "" {
+			t.Errorf("there is no secret %q", e.ValueFrom.SecretKeyRef.Key)
+		}
+		return strings.NewReplacer("whsec_CHANGE-ME", secret, "CHANGE-ME-CHANGE-ME", "charttest-charttest-charttest").Replace(value)
+	})
+	if strings.Contains(said, "warning") {
+		t.Errorf("config check warns: %s", said)
+	}
+	job := all["Job"].(*batchv1.Job).Spec.Template.Spec
+	for _, c := range slices.Concat(job.InitContainers, job.Containers) {
+		if key := c.Env[0].ValueFrom.SecretKeyRef.Key; secrets[key] == "" {
+			t.Errorf("%s: there is no secret %q", c.Name, key)
+		}
 	}
 }

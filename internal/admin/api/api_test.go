@@ -22,6 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const (
@@ -227,9 +228,7 @@ func TestConfirmation(t *testing.T) {
 			t.Errorf("%s: %d %s", name, status, text)
 		}
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`); n != 0 {
-		t.Errorf("%d operations were recorded", n)
-	}
+	testkit.Equal(t, "operations recorded", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 0)
 }
 
 func TestMistakes(t *testing.T) {
@@ -292,9 +291,7 @@ func TestReaderMayOnlyRead(t *testing.T) {
 			t.Errorf("%s %s: only what changes is a POST", route.Method, route.Path)
 		}
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`); n != 0 {
-		t.Errorf("%d entries in the audit", n)
-	}
+	testkit.Equal(t, "entries in the audit", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 0)
 	s.token = "wrong"
 	if status, _ := s.call("GET", "/api/v1/overview", ""); status != 401 {
 		t.Errorf("a wrong token: %d", status)

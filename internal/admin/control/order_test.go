@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // run lets operations start until the test ends.
@@ -95,9 +96,7 @@ func TestSecurityOrdersNeedTheirPreview(t *testing.T) {
 	if _, err := newControl(db).Start(t.Context(), ops.Actor{Name: "ann"}, preview.Order, preview.Token); !errors.Is(err, ErrNotConfirmed) {
 		t.Errorf("on another relay: %v", err)
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`); n != 0 {
-		t.Errorf("%d operations were recorded", n)
-	}
+	testkit.Equal(t, "operations recorded", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 0)
 }
 
 // An operation whose process was killed goes on, once, until it is interrupted or done.

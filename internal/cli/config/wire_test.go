@@ -1,19 +1,14 @@
 package config
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 
@@ -23,27 +18,18 @@ import (
 )
 
 // certificate makes a certificate that signs itself, and its key, in PEM format.
-func certificate(t *testing.T, name string, end time.Time) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testkit.Must(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: end.Add(-365 * 24 * time.Hour), NotAfter: end,
-		IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	testkit.Must(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	testkit.Must(t, err)
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
+func certificate(end time.Time) (cert, key string) {
+	made := localcert.NewAuthority(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = end.Add(-365*24*time.Hour), end })
+	c, k := localcert.PEM(made.Certificate)
+	return string(c), string(k)
 }
 
 func TestWireMistakes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write := func(name, text string) { writeFile(t, filepath.Join(dir, name), text) }
-	cert, key := certificate(t, "client", time.Now().Add(365*24*time.Hour))
-	_, otherKey := certificate(t, "other", time.Now().Add(365*24*time.Hour))
+	cert, key := certificate(time.Now().Add(365 * 24 * time.Hour))
+	_, otherKey := certificate(time.Now().Add(365 * 24 * time.Hour))
 	write("cert", cert)
 	write("key", key)
 	write("other", otherKey)
@@ -137,7 +123,7 @@ func TestWireMistakesBeyondADestination(t *testing.T) {
 // What is shared by defaults does not hold for destinations without encryption.
 func TestSharedTLS(t *testing.T) {
 	t.Parallel()
-	ca, _ := certificate(t, "ca", time.Now().Add(time.Hour))
+	ca, _ := certificate(time.Now().Add(time.Hour))
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
 	c := loadFrom(sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
@@ -151,7 +137,7 @@ func TestSharedTLS(t *testing.T) {
 func TestCertificateThatEndsSoon(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	cert, key := certificate(t, "client", time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC))
+	cert, key := certificate(time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC))
 	names := []string{writeFile(t, filepath.Join(dir, "cert"), cert), writeFile(t, filepath.Join(dir, "key"), key)}
 	r := check(t, "destinations:\n  a: {url: 'https://a', tls: {cert_file: "+names[0]+", key_file: "+names[1]+"}}\n", twoSettings[:1])
 	want := "tls.cert_file: the certificate in " + names[0] + " ends at 2020-01-02 03:04 UTC; replace it before, which needs no restart"
@@ -193,9 +179,7 @@ destinations:
 	i := slices.IndexFunc(c.Relay.Destinations, func(d relay.Destination) bool { return d.Name == "token_file" })
 	follow := c.Relay.Destinations[i].Wire.Authorization
 	writeFile(t, token, "two\n")
-	if value := follow(); value != "Bearer two" {
-		t.Errorf("after a change: %q", value)
-	}
+	testkit.Equal(t, "after a change", follow(), "Bearer two")
 }
 
 func TestFlowMistakes(t *testing.T) {

@@ -12,14 +12,14 @@ import (
 	"testing"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // What net/http tells of an answer without a request is one more line of the log, without what the receiver sent.
 func TestUnsolicitedAnswersAreLogged(t *testing.T) { // not in parallel: the standard logger is one
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer listener.Close()
 	served := make(chan struct{})
 	go func() {
@@ -54,13 +54,9 @@ func TestUnsolicitedAnswersAreLogged(t *testing.T) { // not in parallel: the sta
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+listener.Addr().String(), strings.NewReader("{}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_ = resp.Body.Close()
 	line := <-lines
 	<-served

@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestPrintStatus(t *testing.T) {
@@ -42,9 +43,7 @@ func TestPrintStatus(t *testing.T) {
 		Alerts: []alert.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
 		Advice: []ops.Advice{{Text: "\"logistics\"\nis paused.", Commands: []string{"outbox-relay resume logistics"}}},
 	}, printStatus)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	const want = `  DESTINATION  PENDING  DUE  IN FLIGHT  RETRY  REPLAY  FAILED    LAG     STATE
     analytics        0    0          0      0       0       0     0s   blocked
       billing        5    0          0      0       0       0     0s  unserved
@@ -86,9 +85,7 @@ func TestEndingAlertsAreExplained(t *testing.T) {
 		false: {},
 	} {
 		var b bytes.Buffer
-		if err := output.Show(&b, false, s, printStatus); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, output.Show(&b, false, s, printStatus))
 		if said := strings.Contains(b.String(), "\nWhat they are about is over: they close soon.\n\nAll is well.\n"); said != want {
 			t.Errorf("%v: %s", want, b.String())
 		}
@@ -105,9 +102,7 @@ func TestRelaysAreTold(t *testing.T) {
 		{Instance: 2, Name: "b", RefusedBy: []string{"mail", "shop"}},
 		{Instance: 3, Name: "c", Quarantined: "a copy"},
 	}, []watch.Difference{{Destination: "shop", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, want := range []string{
 		"\na refused its new configuration since 2026-01-02T03:04:05Z: line 3: no url\n", "\nb is refused by mail, shop, and other relays are not\n", "\nc is quarantined: a copy\n",
 		"\nshop has other secrets at b than at a and c\n",
@@ -139,9 +134,7 @@ func TestColors(t *testing.T) {
 	t.Parallel()
 	for _, colored := range []bool{false, true} {
 		var b bytes.Buffer
-		if err := printAdvice(output.NewTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, printAdvice(output.NewTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}))
 		want := "wrong \ufffd[31m\n"
 		if colored {
 			want = output.Yellow + want + output.NoColor

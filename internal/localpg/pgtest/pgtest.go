@@ -79,17 +79,11 @@ func New(t testing.TB, sets ...migrations.Set) string {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	server, err := shared.start(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	template, err := shared.template(server, sets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	name := "test_" + strconv.FormatInt(shared.databases.Add(1), 10)
-	if err := server.CreateDatabase(ctx, name, template); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, server.CreateDatabase(ctx, name, template))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience) // t.Context() has ended
 		defer cancel()
@@ -119,9 +113,7 @@ func Program(t testing.TB, name string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	server, err := shared.start(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return program(t, server, name)
 }
 
@@ -133,9 +125,7 @@ func BaseBackup(t testing.TB, server *localpg.Server, standby bool) (dir string)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	dir, err := server.BaseBackup(ctx, standby)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return dir
 }
 
@@ -161,9 +151,7 @@ func Start(t testing.TB, o localpg.Options) *localpg.Server {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	server, err := localpg.Start(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		if err := server.Stop(); err != nil {
 			t.Error(err)
@@ -216,9 +204,7 @@ func templateName(sets []migrations.Set) string {
 // or to a schema that its search_path names.
 func Migrate(t testing.TB, dsn string, sets ...migrations.Set) {
 	t.Helper()
-	if err := migrate(t.Context(), dsn, sets); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, migrate(t.Context(), dsn, sets))
 }
 
 func migrate(ctx context.Context, dsn string, sets []migrations.Set) error {

@@ -25,9 +25,7 @@ func TestNewIsolatesTests(t *testing.T) {
 			for _, set := range []migrations.Set{migrations.Outbox, migrations.Inbox} {
 				var has bool
 				row := pool.QueryRow(t.Context(), "SELECT to_regclass($1) IS NOT NULL", set.VersionTable())
-				if err := row.Scan(&has); err != nil {
-					t.Fatal(err)
-				}
+				pgtest.Must(t, row.Scan(&has))
 				want := false
 				for _, s := range sets {
 					want = want || s == set

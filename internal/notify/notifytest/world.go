@@ -1,17 +1,11 @@
 package notifytest
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"maps"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -19,7 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 )
 
 // serviceURLs has the URL of a channel of every service that is offered, with its options, by the host that the service talks to. Mail is
@@ -136,17 +131,9 @@ type Authority struct {
 
 // NewAuthority makes an authority.
 func NewAuthority() Authority {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "services"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, DNSNames: append(slices.Collect(maps.Keys(serviceURLs)), "localhost"), KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		panic(err)
-	}
-	return Authority{PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pair: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}}
+	made := localcert.NewAuthority(func(c *x509.Certificate) {
+		c.DNSNames, c.ExtKeyUsage = append(slices.Collect(maps.Keys(serviceURLs)), "localhost"), nil
+	})
+	certificate, _ := localcert.PEM(made.Certificate)
+	return Authority{PEM: certificate, pair: made.Certificate}
 }

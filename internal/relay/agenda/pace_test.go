@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestPaceOfAnIdlingRelay(t *testing.T) {
@@ -92,9 +94,7 @@ func TestIdlenessOfARelayThatHasBeenArmedForLong(t *testing.T) {
 		t.Errorf("%d polls of a relay that was armed just before, want one soon and others ever later", n)
 	}
 	now = now.Add(p.Poll)
-	if n := polls(p); n != 1 {
-		t.Errorf("%d polls of a relay that was armed long before, want 1", n)
-	}
+	testkit.Equal(t, "polls of a relay that was armed long before", polls(p), 1)
 	p.NotifyGap(now)
 	if n := polls(p); n < 5 {
 		t.Errorf("%d polls after producers did not notify for a while, want one soon and others ever later", n)
@@ -208,9 +208,7 @@ func TestPaceOfARelayThatCannotListen(t *testing.T) {
 	if armed, changed := p.Declaration(now); armed || changed {
 		t.Error("armed")
 	}
-	if wait := waitOf(&p, now); wait != fastPoll {
-		t.Errorf("waits %s", wait)
-	}
+	testkit.Equal(t, "waits", waitOf(&p, now), fastPoll)
 	if now = now.Add(quietBeforeIdle); !p.BecomeIdle(now) {
 		t.Error("not idle")
 	}

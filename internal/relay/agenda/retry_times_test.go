@@ -4,6 +4,8 @@ import (
 	"math/bits"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestRetryTimesAreKeptInSteps(t *testing.T) {
@@ -29,9 +31,7 @@ func TestRetryTimesAreKeptInSteps(t *testing.T) {
 	d.Add(begun, dueAhead+1)
 	d.Add(begun, time.Second)
 	d.Add(begun, 0)
-	if n := len(d.at); n != 3 {
-		t.Errorf("%d times are kept, want 3", n)
-	}
+	testkit.Equal(t, "times kept", len(d.at), 3)
 	for _, c := range []struct {
 		at   time.Duration
 		due  bool

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -186,9 +187,7 @@ func TestPruneProcessedEvents(t *testing.T) {
 	if done := db.archive(keep); done.ProcessedEvents != 1 {
 		t.Errorf("then %+v", done)
 	}
-	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM processed_events`); n != kept {
-		t.Errorf("%d are left, want %d", n, kept)
-	}
+	testkit.Equal(t, "failed and left", relaytest.Row[int](db.Database, `SELECT count(*) FROM processed_events`), kept)
 }
 
 // A function that searches a schema in which others may create does not run with the owner's rights.

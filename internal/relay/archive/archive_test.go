@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -103,9 +104,7 @@ func TestWhatIsArchived(t *testing.T) {
 	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery`); n != before-2*len(settled) {
 		t.Errorf("%d of %d deliveries are left", n, before)
 	}
-	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_archive WHERE jsonb_array_length(deliveries) = 2`); n != len(settled) {
-		t.Errorf("%d archived events have both deliveries", n)
-	}
+	testkit.Equal(t, "archived events with both deliveries", relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_archive WHERE jsonb_array_length(deliveries) = 2`), len(settled))
 	if done := db.archive(keep); done.Events != 0 {
 		t.Errorf("a second run archived %d", done.Events)
 	}
@@ -173,9 +172,7 @@ func TestArchiveKeepsEverything(t *testing.T) {
 	if got := relaytest.Rows[string](db.Database, `SELECT id || d::text FROM outbox_archive, jsonb_array_elements(deliveries) WITH ORDINALITY x (d, n) ORDER BY id, n`); !reflect.DeepEqual(got, deliveries) {
 		t.Errorf("deliveries are\n%q, were\n%q", got, deliveries)
 	}
-	if text := relaytest.Row[string](db.Database, `SELECT payload::text FROM outbox_archive WHERE idempotency_key = 'odd'`); text != `{"b" :1,"a":1e3, "a":2, "zero":"\u0000", "lone":"\ud800"}` {
-		t.Errorf("the payload is %s", text)
-	}
+	testkit.Equal(t, "the payload", relaytest.Row[string](db.Database, `SELECT payload::text FROM outbox_archive WHERE idempotency_key = 'odd'`), `{"b" :1,"a":1e3, "a":2, "zero":"\u0000", "lone":"\ud800"}`)
 	if months := relaytest.Rows[string](db.Database, `SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`); fmt.Sprint(months) != "[outbox_archive_202601]" {
 		t.Errorf("months are %q", months)
 	}
@@ -196,9 +193,7 @@ func TestArchiveLeavesLockedDeliveries(t *testing.T) {
 	relaytest.Must(t, tx.Commit(t.Context()))
 	db.archive(Retention{ArchiveAfter: 30 * days})
 	db.wantKeys("outbox", "key-2")
-	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery`); n != 2 {
-		t.Errorf("%d deliveries are left, want 2", n)
-	}
+	testkit.Equal(t, "deliveries left", relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery`), 2)
 }
 
 // Many batches, several archivers: each event moves once.
@@ -336,9 +331,7 @@ func TestArchiveOfWhatIsArchived(t *testing.T) {
 	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 1 {
 		t.Errorf("archived %+v", done)
 	}
-	if n := relaytest.Row[int](db.Database, `SELECT jsonb_array_length(deliveries) FROM outbox_archive`); n != 2 {
-		t.Errorf("%d deliveries are remembered, want both", n)
-	}
+	testkit.Equal(t, "deliveries remembered", relaytest.Row[int](db.Database, `SELECT jsonb_array_length(deliveries) FROM outbox_archive`), 2)
 }
 
 // An event whose deliveries are all settled is archived once it is routed: until then it may get

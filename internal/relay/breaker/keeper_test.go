@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A side is one relay's lane of the destination "default", and the keeper of that relay.
@@ -233,9 +234,7 @@ func TestTrialNeedsADelivery(t *testing.T) {
 		t.Error("claims do not look after a trial without anything to send")
 	}
 	s.want("closed owner 0 probes 0 failures 0")
-	if n := s.alerts(); n != 0 {
-		t.Errorf("%d alerts are open", n)
-	}
+	testkit.Equal(t, "alerts open", s.alerts(), 0)
 }
 
 // What the database did not take is written when it can be.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -191,9 +192,7 @@ func TestFlowReachesWhatIsConfigured(t *testing.T) {
 		s.now = s.now.Add(time.Second)
 		s.flow.Answered(s.now, policy.ReasonUnavailable, time.Millisecond, 0)
 	}
-	if n := s.flow.Concurrency(); n != 1 {
-		t.Errorf("%d at once while it is unavailable", n)
-	}
+	testkit.Equal(t, "requests at once while it is unavailable", s.flow.Concurrency(), 1)
 	s.run(10 * time.Second)
 	if s.most != 64 {
 		t.Errorf("%d at once after recovery", s.most)

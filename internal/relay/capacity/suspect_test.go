@@ -3,6 +3,8 @@ package capacity
 import (
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestSuspectsWaitLonger(t *testing.T) {
@@ -26,9 +28,7 @@ func TestSolitudeIsRare(t *testing.T) {
 	}
 	now = now.Add(2 * time.Second)
 	s.end(now)
-	if wait := s.Reserve(now); wait != 18*time.Second {
-		t.Errorf("the next in %s", wait)
-	}
+	testkit.Equal(t, "wait of the next", s.Reserve(now), 18*time.Second)
 	for range aloneEnough - 1 {
 		now = now.Add(18 * time.Second)
 		if wait := s.Reserve(now); wait != 0 || s.HasEnough() {

@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -216,9 +217,7 @@ func TestServerThatTellsNothing(t *testing.T) {
 	db.Exec(`REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_control_checkpoint() FROM PUBLIC`)
 	untold := relaytest.At(t, loginOf(db))
 	visited(untold)
-	if got := relaytest.Row[string](db, `SELECT concat_ws(' ', system_identifier, timeline, database_oid > 0) FROM outbox_identity`); got != "0 0 t" {
-		t.Errorf("recorded %s", got)
-	}
+	testkit.Equal(t, "recorded", relaytest.Row[string](db, `SELECT concat_ws(' ', system_identifier, timeline, database_oid > 0) FROM outbox_identity`), "0 0 t")
 	visited(db) // a superuser
 	if !relaytest.Row[bool](db, `SELECT system_identifier <> 0 AND timeline = 1 FROM outbox_identity`) {
 		t.Error("what the server tells now is not recorded")

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // addressOf returns the address under which a relay with the given DSN is configured.
@@ -135,14 +136,10 @@ func TestEnvironments(t *testing.T) {
 	nameless := comes(db, identity.Config{Name: "nameless"})
 	nameless.works()
 	const environment = `SELECT environment FROM outbox_identity`
-	if got := relaytest.Row[string](db, environment); got != "" {
-		t.Errorf("environment %q", got)
-	}
+	testkit.Equal(t, "environment", relaytest.Row[string](db, environment), "")
 	production := comes(db, identity.Config{Name: "real", Environment: "production"})
 	production.works()
-	if got := relaytest.Row[string](db, environment); got != "production" {
-		t.Errorf("environment %q", got)
-	}
+	testkit.Equal(t, "environment", relaytest.Row[string](db, environment), "production")
 	stray := comes(db, identity.Config{Name: "stray", Environment: "staging"})
 	stray.wantQuarantine(`environment is "staging", recorded is "production"`)
 	for _, name := range []string{"", "staging"} { // relays that work keep it, whatever a new one says

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 
 	"pgregory.net/rapid"
@@ -127,8 +127,8 @@ func TestGoAndTableAgree(t *testing.T) {
 			t.Parallel()
 			e := event("some key")
 			c.edit(&e)
-			equal(t, "refused by Go", goRefuses(t, db, e), c.field)
-			equal(t, "refused by the table or a relay", sqlRefuses(t, db, e), c.rule)
+			testkit.Equal(t, "refused by Go", goRefuses(t, db, e), c.field)
+			testkit.Equal(t, "refused by the table or a relay", sqlRefuses(t, db, e), c.rule)
 		})
 	}
 }
@@ -201,7 +201,7 @@ func goRefuses(t *testing.T, db *pgxpool.Pool, e outbox.Event) string {
 	if e.AvailableAt.IsZero() {
 		want.AvailableAt = got.AvailableAt
 	}
-	equal(t, "stored", got, want)
+	testkit.Equal(t, "stored", got, want)
 	return ""
 }
 
@@ -268,7 +268,7 @@ func TestRulesOfRows(t *testing.T) {
 		}
 		_, err = tx.Exec(t.Context(), `INSERT INTO outbox (`+strings.Join(names, ", ")+`) OVERRIDING SYSTEM VALUE VALUES (`+strings.Join(values, ", ")+`)`)
 		pgtest.Must(t, err)
-		equal(t, fmt.Sprintf("%s = %.60s", column, value), storedRule(t, tx), want)
+		testkit.Equal(t, fmt.Sprintf("%s = %.60s", column, value), storedRule(t, tx), want)
 	}
 	long := strings.Repeat("x", 255)
 	for column, rule := range map[string]string{"event_type": typeRule, "idempotency_key": keyRule, "ordering_key": orderingRule, "related_reference": referenceRule} {
@@ -353,13 +353,6 @@ func TestGuideForProducersIsComplete(t *testing.T) {
 		if !strings.Contains(string(guide), "`"+name+"`") {
 			t.Errorf("docs/producing.md does not name %s", name)
 		}
-	}
-}
-
-func equal(t *testing.T, what string, got, want any) {
-	t.Helper()
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: %v, want %v", what, got, want)
 	}
 }
 

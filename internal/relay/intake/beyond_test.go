@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // While a large difference is taken in pieces, what came after it and has no key gets rows, which the takes that follow leave out.
@@ -52,9 +53,7 @@ func TestEventsBeyondACut(t *testing.T) {
 	}
 	write(first.Seq, true, row(0), row(1))
 	beyond("")
-	if due := relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND next_attempt_at <= now()`); due != 2 {
-		t.Errorf("%d deliveries are due, want 2", due)
-	}
+	testkit.Equal(t, "deliveries due", relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND next_attempt_at <= now()`), 2)
 	more, err := TakeRange(t.Context(), r.pool, 1, usual, true)
 	relaytest.Must(t, err)
 	if keys(more.Events) != "piece-3 piece-4" || more.More {

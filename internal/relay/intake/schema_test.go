@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The migration applied, reverted and applied again to an outbox that is in use, between transactions that are open.
@@ -99,9 +100,7 @@ func TestUpDownUp(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	r.Exec(insertOne, "by trigger")
-	if n := relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox e WHERE 2 <> (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = e.id)`); n != 0 {
-		t.Errorf("%d events do not have two deliveries", n)
-	}
+	testkit.Equal(t, "events without two deliveries", relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox e WHERE 2 <> (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = e.id)`), 0)
 
 	_, err = runner.Up(t.Context())
 	relaytest.Must(t, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -135,9 +136,7 @@ func TestAttemptsShareAConnection(t *testing.T) {
 		})
 	}
 	attempts.Wait()
-	if got := strings.Count(s.said(&s.connects), "CONNECT"); got != 1 {
-		t.Errorf("%d connections were made", got)
-	}
+	testkit.Equal(t, "connections made", strings.Count(s.said(&s.connects), "CONNECT"), 1)
 }
 
 // The log of an endpoint is set after its client is made.

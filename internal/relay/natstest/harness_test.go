@@ -2,14 +2,7 @@ package natstest
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"strconv"
@@ -190,35 +183,6 @@ func portOf(t testing.TB, e *post.Endpoint) int {
 	n, err := strconv.Atoi(port)
 	pgtest.Must(t, err)
 	return n
-}
-
-// authority returns a certificate authority, and what makes certificates of it.
-func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.Certificate) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	pgtest.Must(t, err)
-	template := func(name string) *x509.Certificate {
-		return &x509.Certificate{
-			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-			KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		}
-	}
-	root := template("authority")
-	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
-	der, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
-	pgtest.Must(t, err)
-	ca, err = x509.ParseCertificate(der)
-	pgtest.Must(t, err)
-	return ca, func(name string) tls.Certificate {
-		own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		pgtest.Must(t, err)
-		der, err := x509.CreateCertificate(rand.Reader, template(name), ca, own.Public(), key)
-		pgtest.Must(t, err)
-		leaf, err := x509.ParseCertificate(der)
-		pgtest.Must(t, err)
-		return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: own, Leaf: leaf}
-	}
 }
 
 func split(t testing.TB, address string) (host string, port int) {

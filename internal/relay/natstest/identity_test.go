@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 
@@ -198,13 +199,12 @@ func TestCredentials(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	ca, pair := authority(t)
-	roots := x509.NewCertPool()
-	roots.AddCert(ca)
-	client := pair("client")
+	ca := localcert.NewAuthority(nil)
+	roots, client := ca.Pool(), ca.Issue(nil)
+	localhost := ca.Issue(func(c *x509.Certificate) { c.IPAddresses = nil })
 	secured := func(ask bool) *server.Server {
 		s := startServer(t, func(o *server.Options) {
-			o.TLSConfig, o.TLSTimeout = &tls.Config{Certificates: []tls.Certificate{pair("localhost")}, MinVersion: tls.VersionTLS12}, 5
+			o.TLSConfig, o.TLSTimeout = &tls.Config{Certificates: []tls.Certificate{localhost}, MinVersion: tls.VersionTLS12}, 5
 			if o.TLSVerify = ask; ask {
 				o.TLSConfig.ClientAuth, o.TLSConfig.ClientCAs = tls.RequireAndVerifyClientCert, roots
 			}

@@ -2,7 +2,6 @@ package natstest
 
 import (
 	"crypto/tls"
-	"encoding/pem"
 	"fmt"
 	"net"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
@@ -183,18 +183,19 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 		Problem:  "the user's credentials expired at", Mend: func() string { write("creds", issue(time.Time{})); return "" },
 		Stored: func() []string { return keysIn(t, owner, "expired") },
 	}
-	ca, pair := authority(t)
-	other, _ := authority(t)
-	write("ca", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Raw})))
+	ca := localcert.NewAuthority(nil)
+	certificate, _ := localcert.PEM(ca.Certificate)
+	other, _ := localcert.PEM(localcert.NewAuthority(nil).Certificate)
+	write("ca", string(other))
 	secure := startServer(t, func(o *server.Options) {
-		o.TLSConfig, o.TLSTimeout = &tls.Config{Certificates: []tls.Certificate{pair("localhost")}, MinVersion: tls.VersionTLS12}, 5
+		o.TLSConfig, o.TLSTimeout = &tls.Config{Certificates: []tls.Certificate{ca.Issue(nil)}, MinVersion: tls.VersionTLS12}, 5
 	})
 	_, guarded := admin(t, secure, nats.Secure(&tls.Config{InsecureSkipVerify: true}))
 	pgtest.Must(t, create(t, guarded, "authority"))
 	rows["authority"] = relaytest.Unready{
 		Settings: fmt.Sprintf("url: 'tls://%s', stream: authority, subject: 'authority.{type}', tls: {server_name: localhost, ca_file: %s}", addressOf(secure), path("ca")),
 		Problem:  "set tls.ca_file to the authority's certificate", Mend: func() string {
-			write("ca", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})))
+			write("ca", string(certificate))
 			return ""
 		}, Stored: func() []string { return keysIn(t, guarded, "authority") },
 	}

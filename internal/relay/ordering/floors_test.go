@@ -4,6 +4,8 @@ import (
 	"math"
 	"strconv"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestFloors(t *testing.T) {
@@ -29,9 +31,7 @@ func TestFloors(t *testing.T) {
 	if n := len(f.recent) + len(f.older); n > 2*floorsKept {
 		t.Errorf("%d are kept", n)
 	}
-	if got := f.LookUp(Key{"default", "0"}, 0, false).Event; got != math.MinInt64 {
-		t.Errorf("one that was not used for long is %d", got)
-	}
+	testkit.Equal(t, "one that was not used for long", f.LookUp(Key{"default", "0"}, 0, false).Event, math.MinInt64)
 	f.Forget(a, 8)
 	if f.LookUp(a, 1, false).Event != 7 {
 		t.Error("forgotten for an event behind it")

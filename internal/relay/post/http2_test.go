@@ -88,7 +88,7 @@ func (c h2Conn) processed() bool {
 // request, from 1; false ends the connection.
 func newH2Server(t testing.TB, ca *authority, answer func(c h2Conn, connection, request int64, stream uint32) bool) *relaytest.RawServer {
 	t.Helper()
-	certificate := ca.issue(t, nil)
+	certificate := ca.issue(nil)
 	var connections atomic.Int64
 	return relaytest.NewRawServer(t, func(s *relaytest.RawServer, raw net.Conn) {
 		secure := tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}})
@@ -119,7 +119,7 @@ func newH2Server(t testing.TB, ca *authority, answer func(c h2Conn, connection, 
 // Whatever a server makes of its streams, an attempt is never two requests that it accepted, and never two on the wire.
 func TestHTTP2ServersThatTurnAway(t *testing.T) {
 	t.Parallel()
-	ca := newAuthority(t)
+	ca := newAuthority()
 	for name, c := range map[string]struct {
 		// second answers the second request; every other one is accepted.
 		second func(c h2Conn, stream uint32) bool
@@ -165,7 +165,7 @@ func TestHTTP2ServersThatTurnAway(t *testing.T) {
 func TestHTTP2WithFewStreams(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	ca := newAuthority(t)
+	ca := newAuthority()
 	for _, c := range []struct{ streams, senders, attempts, refused int }{{1, 1, 200, 0}, {32, 32, 2000, 0}, {1, 32, 400, 400}} {
 		t.Run(fmt.Sprintf("%d for %d", c.streams, c.senders), func(t *testing.T) {
 			t.Parallel()
@@ -187,7 +187,7 @@ func TestHTTP2WithFewStreams(t *testing.T) {
 				}
 			}
 			s.EnableHTTP2 = true
-			s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, nil)}}
+			s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(nil)}}
 			s.StartTLS()
 			t.Cleanup(s.Close)
 			e := endpointOf(t, destinationOf(s.URL, post.Wire{TLS: ca.trusts()}, post.Egress{}))

@@ -71,9 +71,9 @@ func newProxy(t testing.TB, refuse int) *proxy {
 // A proxy that is configured is used, for http and for https, and TLS still ends at the destination.
 func TestConfiguredProxy(t *testing.T) {
 	t.Parallel()
-	ca := newAuthority(t)
+	ca := newAuthority()
 	var requests atomic.Int64
-	url := secureServer(t, ca.serverConfig(t), &requests)
+	url := secureServer(t, ca.serverConfig(), &requests)
 	p := newProxy(t, 0)
 	egress := post.Egress{Proxy: strings.Replace(p.URL, "http://", "http://user:pass@", 1)}
 	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: ca.trusts()}, egress)); v.Outcome != policy.Delivered {
@@ -82,7 +82,7 @@ func TestConfiguredProxy(t *testing.T) {
 	if want := "Basic " + base64.StdEncoding.EncodeToString([]byte("user:pass")); p.credential.Load() != want {
 		t.Errorf("the proxy got %v", p.credential.Load())
 	}
-	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: newAuthority(t).trusts()}, egress)); v.Reason != policy.ReasonTLS {
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: newAuthority().trusts()}, egress)); v.Reason != policy.ReasonTLS {
 		t.Errorf("another authority: %s %q", v.Reason, v.Message)
 	}
 	if v := exchangeWith(t, destinationOf("http://receiver.internal/", post.Wire{}, egress)); v.Outcome != policy.Delivered {

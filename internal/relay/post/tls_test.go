@@ -1,7 +1,6 @@
 package post_test
 
 import (
-	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -20,14 +20,14 @@ import (
 // not here is revocation, which crypto/tls does not look into.
 func TestTLSTable(t *testing.T) {
 	t.Parallel()
-	ca, other := newAuthority(t), newAuthority(t)
-	good := ca.issue(t, nil)
+	ca, other := newAuthority(), newAuthority()
+	good := ca.issue(nil)
 	server := func(c tls.Certificate) *tls.Config { return &tls.Config{Certificates: []tls.Certificate{c}} }
 	demands := func(version uint16) *tls.Config {
-		return &tls.Config{Certificates: []tls.Certificate{good}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool(), MaxVersion: version}
+		return &tls.Config{Certificates: []tls.Certificate{good}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool(), MaxVersion: version}
 	}
 	identified := func(c tls.Certificate) post.TLS {
-		return post.TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return &c }}
+		return post.TLS{Roots: ca.Pool, Certificate: func() *tls.Certificate { return &c }}
 	}
 	year := 365 * 24 * time.Hour
 	plain := relaytest.NewReceiver(t, nil)
@@ -44,34 +44,34 @@ func TestTLSTable(t *testing.T) {
 		message string
 	}{
 		"trusted":                       {server: server(good), client: ca.trusts(), want: policy.ReasonOK},
-		"trusted, TLS 1.3 only":         {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS13}, client: post.TLS{Roots: ca.pool, MinVersion: tls.VersionTLS13}, want: policy.ReasonOK},
-		"another server name":           {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"r.internal"} })), client: post.TLS{Roots: ca.pool, ServerName: "r.internal"}, want: policy.ReasonOK},
-		"unknown authority":             {server: server(other.issue(t, nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
+		"trusted, TLS 1.3 only":         {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS13}, client: post.TLS{Roots: ca.Pool, MinVersion: tls.VersionTLS13}, want: policy.ReasonOK},
+		"another server name":           {server: server(ca.issue(func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"r.internal"} })), client: post.TLS{Roots: ca.Pool, ServerName: "r.internal"}, want: policy.ReasonOK},
+		"unknown authority":             {server: server(other.issue(nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
 		"the system's authorities":      {server: server(good), client: post.TLS{}, want: policy.ReasonTLS, message: "unknown authority (set tls.ca_file to the authority's certificate)"},
-		"signs itself":                  {server: server((&authority{}).issue(t, nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
+		"signs itself":                  {server: server((&authority{}).issue(nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
 		"no authorities":                {server: server(good), client: post.TLS{Roots: x509.NewCertPool}, want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
 		"authorities are gone":          {server: server(good), client: post.TLS{Roots: func() *x509.CertPool { return nil }}, want: policy.ReasonTLS, message: "nothing to verify"},
-		"expired":                       {server: server(ca.issue(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate has expired"},
-		"not valid yet":                 {server: server(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) })), client: ca.trusts(), want: policy.ReasonTLS, message: "not yet valid"},
-		"another address":               {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} })), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate is valid for 10.0.0.1, not 127.0.0.1"},
-		"another name":                  {server: server(good), client: post.TLS{Roots: ca.pool, ServerName: "r.internal"}, want: policy.ReasonTLS, message: "match r.internal (if the url is right, set tls.server_name to a name of the certificate)"},
-		"name only in the common name":  {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses, c.Subject.CommonName = nil, "127.0.0.1" })), client: ca.trusts(), want: policy.ReasonTLS, message: "legacy Common Name"},
-		"a client's certificate":        {server: server(ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })), client: ca.trusts(), want: policy.ReasonTLS, message: "incompatible key usage"},
-		"issued by what may not issue":  {server: server((&authority{certificate: good.Leaf, key: good.PrivateKey.(*ecdsa.PrivateKey)}).issue(t, nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
+		"expired":                       {server: server(ca.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate has expired"},
+		"not valid yet":                 {server: server(ca.issue(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) })), client: ca.trusts(), want: policy.ReasonTLS, message: "not yet valid"},
+		"another address":               {server: server(ca.issue(func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} })), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate is valid for 10.0.0.1, not 127.0.0.1"},
+		"another name":                  {server: server(good), client: post.TLS{Roots: ca.Pool, ServerName: "r.internal"}, want: policy.ReasonTLS, message: "match r.internal (if the url is right, set tls.server_name to a name of the certificate)"},
+		"name only in the common name":  {server: server(ca.issue(func(c *x509.Certificate) { c.IPAddresses, c.Subject.CommonName = nil, "127.0.0.1" })), client: ca.trusts(), want: policy.ReasonTLS, message: "legacy Common Name"},
+		"a client's certificate":        {server: server(ca.issue(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })), client: ca.trusts(), want: policy.ReasonTLS, message: "incompatible key usage"},
+		"issued by what may not issue":  {server: server((&authority{localcert.Authority{Certificate: good}}).issue(nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
 		"TLS 1.0 only":                  {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}, client: ca.trusts(), want: policy.ReasonTLS, message: "protocol version not supported"},
 		"TLS 1.1 only":                  {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, client: ca.trusts(), want: policy.ReasonTLS, message: "protocol version not supported"},
-		"TLS 1.2 where 1.3 is asked":    {server: &tls.Config{Certificates: []tls.Certificate{good}, MaxVersion: tls.VersionTLS12}, client: post.TLS{Roots: ca.pool, MinVersion: tls.VersionTLS13}, want: policy.ReasonTLS, message: "protocol version not supported"},
-		"client certificate":            {server: demands(0), client: identified(ca.issue(t, nil)), want: policy.ReasonOK},
-		"client certificate, TLS 1.2":   {server: demands(tls.VersionTLS12), client: identified(ca.issue(t, nil)), want: policy.ReasonOK},
+		"TLS 1.2 where 1.3 is asked":    {server: &tls.Config{Certificates: []tls.Certificate{good}, MaxVersion: tls.VersionTLS12}, client: post.TLS{Roots: ca.Pool, MinVersion: tls.VersionTLS13}, want: policy.ReasonTLS, message: "protocol version not supported"},
+		"client certificate":            {server: demands(0), client: identified(ca.issue(nil)), want: policy.ReasonOK},
+		"client certificate, TLS 1.2":   {server: demands(tls.VersionTLS12), client: identified(ca.issue(nil)), want: policy.ReasonOK},
 		"no client certificate":         {server: demands(0), client: ca.trusts(), late: true, want: policy.ReasonTLS, message: "certificate required (it asks for a client certificate: set tls.cert_file and tls.key_file)"},
 		"none, TLS 1.2":                 {server: demands(tls.VersionTLS12), client: ca.trusts(), want: policy.ReasonTLS, message: "handshake failure"},
-		"of another authority, TLS 1.2": {server: demands(tls.VersionTLS12), client: identified(other.issue(t, nil)), want: policy.ReasonTLS, message: "unknown certificate authority"},
-		"of another authority":          {server: demands(0), client: identified(other.issue(t, nil)), late: true, want: policy.ReasonTLS, message: "unknown certificate authority"},
-		"expired client certificate":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), want: policy.ReasonTLS, message: "the client certificate expired at 20"},
-		"client certificate of later":   {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) })), want: policy.ReasonTLS, message: "the client certificate is not valid before 20"},
-		"a server's as the client's":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })), late: true, want: policy.ReasonTLS, message: "bad certificate"},
-		"client certificate is gone":    {server: demands(0), client: post.TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: policy.ReasonTLS, message: "there is no client certificate"},
-		"not asked for any":             {server: server(good), client: post.TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: policy.ReasonOK},
+		"of another authority, TLS 1.2": {server: demands(tls.VersionTLS12), client: identified(other.issue(nil)), want: policy.ReasonTLS, message: "unknown certificate authority"},
+		"of another authority":          {server: demands(0), client: identified(other.issue(nil)), late: true, want: policy.ReasonTLS, message: "unknown certificate authority"},
+		"expired client certificate":    {server: demands(0), client: identified(ca.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), want: policy.ReasonTLS, message: "the client certificate expired at 20"},
+		"client certificate of later":   {server: demands(0), client: identified(ca.issue(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) })), want: policy.ReasonTLS, message: "the client certificate is not valid before 20"},
+		"a server's as the client's":    {server: demands(0), client: identified(ca.issue(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })), late: true, want: policy.ReasonTLS, message: "bad certificate"},
+		"client certificate is gone":    {server: demands(0), client: post.TLS{Roots: ca.Pool, Certificate: func() *tls.Certificate { return nil }}, want: policy.ReasonTLS, message: "there is no client certificate"},
+		"not asked for any":             {server: server(good), client: post.TLS{Roots: ca.Pool, Certificate: func() *tls.Certificate { return nil }}, want: policy.ReasonOK},
 		"plain HTTP at the port":        {url: secure(plain.URL), client: ca.trusts(), want: policy.ReasonTLS, message: "speaks HTTP without TLS; write http:// or the port of its TLS"},
 		"something else at the port":    {url: secure(garbage.URL), client: ca.trusts(), want: policy.ReasonTLS, message: "tls: first record does not look like a TLS handshake"},
 		"HTTP to a port of TLS":         {url: strings.Replace(secureServer(t, server(good), &atomic.Int64{}), "https:", "http:", 1), want: policy.ReasonRejected},
@@ -105,7 +105,7 @@ func TestTLSTable(t *testing.T) {
 // A certificate that is renewed, and an authority that is replaced, are seen by the next handshake of the same endpoint.
 func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 	t.Parallel()
-	former, later := newAuthority(t), newAuthority(t)
+	former, later := newAuthority(), newAuthority()
 	var ca atomic.Pointer[authority]
 	ca.Store(former)
 	var requests atomic.Int64
@@ -113,16 +113,16 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 		ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 			now := ca.Load()
-			return &tls.Config{Certificates: []tls.Certificate{now.issue(t, nil)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: now.pool()}, nil
+			return &tls.Config{Certificates: []tls.Certificate{now.issue(nil)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: now.Pool()}, nil
 		},
 	}, &requests)
 	var trusted, identity atomic.Pointer[authority]
 	trusted.Store(former)
 	identity.Store(former)
 	e, err := post.NewEndpoint(destinationOf(url, post.Wire{TLS: post.TLS{
-		Roots: func() *x509.CertPool { return trusted.Load().pool() },
+		Roots: func() *x509.CertPool { return trusted.Load().Pool() },
 		Certificate: func() *tls.Certificate {
-			c := identity.Load().issue(t, nil)
+			c := identity.Load().issue(nil)
 			return &c
 		},
 	}}, post.Egress{}), "")
@@ -155,7 +155,7 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 func TestHandshakeThatNeverEnds(t *testing.T) {
 	t.Parallel()
 	stall := relaytest.NewRawServer(t, func(_ *relaytest.RawServer, conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
-	d := destinationOf(strings.Replace(stall.URL, "http:", "https:", 1), post.Wire{TLS: newAuthority(t).trusts()}, post.Egress{})
+	d := destinationOf(strings.Replace(stall.URL, "http:", "https:", 1), post.Wire{TLS: newAuthority().trusts()}, post.Egress{})
 	d.Timeout = 500 * time.Millisecond // in which the connection is made
 	if v := exchangeWith(t, d); v.Reason != policy.ReasonTimeout {
 		t.Errorf("%s %q", v.Reason, v.Message)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -90,9 +91,7 @@ func TestRelayOfAnotherConfigurationTakesNothing(t *testing.T) {
 	first.apply("* logistics")
 	wantStored(db, "* logistics")
 	const alerts = `SELECT coalesce(string_agg(detail, ''), '') FROM outbox_alert WHERE rule = 'routes_changed'`
-	if got := relaytest.Row[string](db, alerts); got != "" {
-		t.Errorf("an alert although all relays have the same routes: %s", got)
-	}
+	testkit.Equal(t, "alerts although all relays have the same routes", relaytest.Row[string](db, alerts), "")
 
 	listener, err := pgx.Connect(t.Context(), db.DSN)
 	relaytest.Must(t, err)

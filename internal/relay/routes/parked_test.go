@@ -7,6 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const parked = `SELECT count(*) FROM outbox_delivery WHERE destination = ''`
@@ -54,9 +55,7 @@ func TestSearchForParkedBeginsAgain(t *testing.T) {
 	db.Insert(2, "key")
 	db.Exec(`UPDATE outbox_delivery SET destination = '' WHERE event_id = 1; INSERT INTO outbox_destination (destination) VALUES ('default'), ('routeless')`)
 	relaytest.Must(t, BeginParkedSearch(t.Context(), db.Pool))
-	if n := relaytest.Row[int](db, `SELECT count(parked_after) FROM outbox_destination`); n != 1 {
-		t.Errorf("%d destinations are searched for, want the one with a route", n)
-	}
+	testkit.Equal(t, "destinations are searched for", relaytest.Row[int](db, `SELECT count(parked_after) FROM outbox_destination`), 1)
 	if released := search(db, db.Pool); released != 1 || relaytest.Row[int](db, parked) != 0 {
 		t.Errorf("released in %d steps", released)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // dead registers a relay that does not live, and returns its number.
@@ -195,9 +196,7 @@ func TestVoidClaimsAreForgotten(t *testing.T) {
 		relaytest.Must(t, GiveBackUnacknowledged(t.Context(), db.Pool, instance, time.Time{}))
 		db.Exec(`UPDATE outbox_void SET until = until - interval '2 hours' WHERE until > now()`)
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_void`); n != 1 {
-		t.Errorf("%d rows", n)
-	}
+	testkit.Equal(t, "rows", relaytest.Row[int](db, `SELECT count(*) FROM outbox_void`), 1)
 }
 
 // Relays with and without a session live side by side: neither takes the other for dead, each rescues the other kind when it is, and
@@ -218,9 +217,7 @@ func TestRelaysWithAndWithoutSession(t *testing.T) {
 			r.WatchFor = time.Nanosecond
 			r.begin()
 			r.await("two rescues", func() bool { return len(r.rescued) >= 2 })
-			if got := relaytest.Row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`); got != "connected heard quarantined test" {
-				t.Errorf("registered: %s", got)
-			}
+			testkit.Equal(t, "registered", relaytest.Row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`), "connected heard quarantined test")
 		})
 	}
 }

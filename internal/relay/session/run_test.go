@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -162,9 +163,7 @@ func TestCutSessionResumes(t *testing.T) {
 	}
 	r.awaitBeats(1) // it counts as alive before its return is complete, and a stop in between leaves its row to others
 	r.stop()
-	if n := relaytest.Row[int](db, relays); n != 0 {
-		t.Errorf("%d relays are left", n)
-	}
+	testkit.Equal(t, "relays left", relaytest.Row[int](db, relays), 0)
 }
 
 // Another relay took this one for dead, while its session was away or while it stood still: it starts under another number.
@@ -271,9 +270,7 @@ func TestFailingSessionLeavesOneRegistration(t *testing.T) {
 			r.begin()
 			r.awaitFailures(4)
 			r.alive()
-			if n := relaytest.Row[int](db, relays); n != 1 {
-				t.Errorf("%d registrations of one relay", n)
-			}
+			testkit.Equal(t, "registrations of one relay", relaytest.Row[int](db, relays), 1)
 		})
 	}
 }
@@ -398,9 +395,7 @@ func TestStopDuringABeat(t *testing.T) {
 	}()
 	relaytest.Must(t, operator.Commit(t.Context()))
 	<-stopped
-	if n := relaytest.Row[int](db, relays); n != 0 {
-		t.Errorf("%d relays are left in the registry", n)
-	}
+	testkit.Equal(t, "relays left in the registry", relaytest.Row[int](db, relays), 0)
 }
 
 // An operator decides that relays of this environment have no business here: the session ends, and the relay forgets its number, until

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // refuse makes the database refuse the outcomes of events, as a trigger of the application may.
@@ -90,9 +91,7 @@ func TestLockedRowKeepsNoOther(t *testing.T) {
 			relaytest.Must(t, err)
 			r.settle(of...)
 			r.awaitsWritten(999)
-			if n := relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); n != 999 {
-				t.Errorf("%d of the 999 others are delivered", n)
-			}
+			testkit.Equal(t, "delivered, of the 999 others", relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`), 999)
 			relaytest.Must(t, operator.Rollback(t.Context()))
 			r.end()
 			if n := relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND claimed_by IS NULL`); n != 1000 || len(r.written) != 1000 || r.stale != 0 {

@@ -7,6 +7,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // openRanges returns how many ranges have not ended.
@@ -29,9 +30,7 @@ func TestOutcomesOfARange(t *testing.T) {
 	d := of.Deliveries
 	r.settle(d[0].settlement(), with(d[1].settlement(), policy.Retry), with(d[2].settlement(), policy.Hold), next.Deliveries[0].settlement())
 	r.awaitsWritten(4)
-	if n := r.openRanges(); n != 1 {
-		t.Errorf("%d ranges are open", n)
-	}
+	testkit.Equal(t, "ranges open", r.openRanges(), 1)
 	r.settle(with(d[3].settlement(), policy.Fail))
 	r.end()
 	if got := r.rows(); !slices.Equal(got[:2], []string{"1 delivered 1 204 dated", "2 pending 1 500 server_error no later"}) ||
@@ -48,9 +47,7 @@ func TestOutcomesOfARange(t *testing.T) {
 	if n := r.openRanges(); n != 0 || r.stale != 0 || len(r.failed) != 0 {
 		t.Errorf("%d ranges are open, %d stale, %v", n, r.stale, r.failed)
 	}
-	if n := relaytest.Row[int](r.Database, `SELECT count FROM outbox_alert WHERE rule = 'failed'`); n != 1 {
-		t.Errorf("%d failures are alerted", n)
-	}
+	testkit.Equal(t, "failures alerted", relaytest.Row[int](r.Database, `SELECT count FROM outbox_alert WHERE rule = 'failed'`), 1)
 }
 
 // What is in hand for too long gets a row, which this relay has claimed, and the range ends. Its settlement then finds the row.
@@ -64,9 +61,7 @@ func TestOldRangesGetRows(t *testing.T) {
 	r.begin()
 	r.awaits("the end of the range", func() bool { return len(r.ended) == 1 })
 	r.wantRows("1 pending 0 claimed", "2 pending 0 claimed")
-	if n := r.openRanges(); n != 0 {
-		t.Errorf("%d ranges are open", n)
-	}
+	testkit.Equal(t, "ranges open", r.openRanges(), 0)
 	r.settle(of.Deliveries[0].settlement(), with(of.Deliveries[1].settlement(), policy.Retry))
 	r.end()
 	r.wantRows("1 delivered 1 204 dated", "2 pending 1 500 server_error no later")
@@ -95,9 +90,7 @@ func TestEarlierOfAKeyGetRows(t *testing.T) {
 	if want := []string{"1 pending 1", "2 delivered", "3 pending 1", "5 pending"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if n := r.openRanges(); n != 1 {
-		t.Errorf("%d ranges are open", n)
-	}
+	testkit.Equal(t, "ranges open", r.openRanges(), 1)
 }
 
 // Another relay has taken a range over. What this relay has in hand of it is void.
@@ -140,9 +133,7 @@ func TestRefusedDeliveryOfARange(t *testing.T) {
 	}
 	r.awaitsWritten(2)
 	r.wantRows("1 delivered 1 204 dated", "3 delivered 1 204 dated")
-	if n := r.openRanges(); n != 1 {
-		t.Errorf("%d ranges are open", n)
-	}
+	testkit.Equal(t, "ranges open", r.openRanges(), 1)
 	r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
 	r.awaitsWritten(3)
 	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []int64{of.Seq}) })

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -135,9 +136,7 @@ func TestSweep(t *testing.T) {
 			k.DB, k.Released = db.Pool, func() {}
 			k.Lenient = func() []string { return test.lenient }
 			relaytest.Must(t, k.release(t.Context()))
-			if got := waits(db); got != test.want {
-				t.Errorf("%q wait, want %q", got, test.want)
-			}
+			testkit.Equal(t, "wait", waits(db), test.want)
 		})
 	}
 }
@@ -216,9 +215,7 @@ func TestRelease(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE event_id IN (2, 3, 4)`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE event_id IN (1, 5)`)
 	relaytest.Must(t, Release(t.Context(), db.Pool, []int64{1, 5, 99}, []string{"default", "default", "default"}))
-	if got := waits(db); got != "3<1 4<1" {
-		t.Errorf("%q wait", got)
-	}
+	testkit.Equal(t, "wait", waits(db), "3<1 4<1")
 }
 
 // A keeper marks all that waits, chunk by chunk, and releases it when the head has ended.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -40,9 +41,7 @@ func TestLookIsBounded(t *testing.T) {
 	relaytest.WantPlan(t, "look", strings.Join(lines, "\n"), []string{
 		"using outbox_delivery_blocked on outbox_delivery f", "using outbox_delivery_waiting on outbox_delivery d", "using outbox_delivery_pkey on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
 	})
-	if got := relaytest.Row[int](db, `SELECT jsonb_array_length(sample -> 'lanes') FROM outbox_watch`); got != 2 {
-		t.Errorf("%d lanes seen", got)
-	}
+	testkit.Equal(t, "lanes seen", relaytest.Row[int](db, `SELECT jsonb_array_length(sample -> 'lanes') FROM outbox_watch`), 2)
 }
 
 // While vacuum is blocked, the index entries of what was delivered stand before the first that is pending. A look goes through

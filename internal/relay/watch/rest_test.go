@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A look that failed is repeated soon, however long it took to fail: what is wrong after the database hung is alerted.
@@ -62,9 +63,7 @@ func TestRestsEnd(t *testing.T) {
 			t.Errorf("after %s, %d in a row, %v: %s, want %s", c.took, c.slow, c.err, got, c.want)
 		}
 	}
-	if got := w.rest(50*time.Minute, alertedInterval, 1, failed); got != 2*interval {
-		t.Errorf("while an alert is open: %s", got)
-	}
+	testkit.Equal(t, "while an alert is open", w.rest(50*time.Minute, alertedInterval, 1, failed), 2*interval)
 	if longestRest >= staleWatch {
 		t.Errorf("rests of %s outlast what is concluded for %s", longestRest, staleWatch)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Only one of many relays looks; the others know what it saw, and all stand down for the same reason.
@@ -29,9 +30,7 @@ func TestOneRelayLooksForAll(t *testing.T) {
 		CREATE TRIGGER note_look BEFORE UPDATE ON outbox_watch FOR EACH ROW EXECUTE FUNCTION note_look()`)
 	var looking sync.WaitGroup
 	for _, w := range relays {
-		if reason := w.Pressure(); reason != "" {
-			t.Errorf("stood down before the first look: %s", reason)
-		}
+		testkit.Equal(t, "pressure before the first sample", w.Pressure(), "")
 		looking.Go(func() {
 			for range 10 {
 				if err := w.Look(t.Context()); err != nil {
@@ -41,15 +40,11 @@ func TestOneRelayLooksForAll(t *testing.T) {
 		})
 	}
 	looking.Wait()
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM looks`); n != 1 {
-		t.Errorf("%d looks", n)
-	}
+	testkit.Equal(t, "looks", relaytest.Row[int](db, `SELECT count(*) FROM looks`), 1)
 	db.Exec(`UPDATE outbox_watch SET sample = jsonb_set(sample, '{dead}', '{"outbox_delivery": 2}')`)
 	for _, w := range relays {
 		look(t, w)
-		if reason := w.Pressure(); reason != "table outbox_delivery has 2 dead rows, which VACUUM has yet to remove" {
-			t.Errorf("pressure: %q", reason)
-		}
+		testkit.Equal(t, "pressure", w.Pressure(), "table outbox_delivery has 2 dead rows, which VACUUM has yet to remove")
 	}
 }
 
@@ -90,9 +85,7 @@ func TestEachRuleOpensAndEnds(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET status = 'discarded'; DELETE FROM outbox_rescue`)
 	look(t, w)
 	wantAlerts(db)
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`); n != len(rules) {
-		t.Errorf("%d alerts", n)
-	}
+	testkit.Equal(t, "alerts", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`), len(rules))
 }
 
 // A session that waits for a lock on the outbox is a reason to stand down.
@@ -113,9 +106,7 @@ func TestLockWaitsAreSeen(t *testing.T) {
 	relaytest.Must(t, locker.Rollback(t.Context()))
 	waiting.Wait()
 	look(t, w)
-	if reason := w.Pressure(); reason != "" {
-		t.Errorf("pressure: %q", reason)
-	}
+	testkit.Equal(t, "pressure", w.Pressure(), "")
 }
 
 // Events that a load left without deliveries are found by a watcher that runs, and alerted until they have deliveries.
@@ -147,9 +138,7 @@ func TestRunFindsEventsWithoutDeliveries(t *testing.T) {
 	}
 	want := fmt.Sprintf("%d 2 events have no delivery, the first of them event %[1]d: no relay takes them for new, as of rows that were loaded from another server; "+
 		"create what is missing: outbox-relay events create-deliveries", ids[0])
-	if got := relaytest.Row[string](db, `SELECT first_event_id || ' ' || detail FROM outbox_alert WHERE rule = 'undelivered_events'`); got != want {
-		t.Errorf("the alert says %q, want %q", got, want)
-	}
+	testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT first_event_id || ' ' || detail FROM outbox_alert WHERE rule = 'undelivered_events'`), want)
 	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, status) SELECT unnest($1::bigint[]), 'default', 'discarded'`, ids)
 	relaytest.Becomes(db, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert`)
 }
@@ -206,9 +195,7 @@ func TestDestinationThatNeverDeliveredIsAlerted(t *testing.T) {
 				return
 			}
 			wantAlerts(db, alert.RuleNeverDelivered)
-			if detail := relaytest.Row[string](db, `SELECT detail FROM outbox_alert`); detail != "2 attempts that failed, the first of event 2; last: refused" {
-				t.Errorf("the alert says %q", detail)
-			}
+			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT detail FROM outbox_alert`), "2 attempts that failed, the first of event 2; last: refused")
 			db.Settled("delivered", "event_id = 2")
 			look(t, w)
 			wantAlerts(db)

@@ -86,9 +86,7 @@ func Start(t testing.TB, schema string, env ...string) *Example {
 func (e *Example) Again() {
 	e.t.Helper()
 	program, err := os.Executable()
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	pgtest.Must(e.t, err)
 	process := exec.Command(program) //nolint:gosec // this very test binary
 	process.Env = append(os.Environ(), e.env...)
 	process.Stdout = os.Stdout
@@ -96,9 +94,7 @@ func (e *Example) Again() {
 	if err == nil {
 		err = process.Start()
 	}
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	pgtest.Must(e.t, err)
 	address, ended := make(chan string, 1), make(chan error, 1)
 	e.process, e.ended = process, ended
 	e.reader.Go(func() {
@@ -158,14 +154,10 @@ type Answer struct {
 func (e *Example) Send(r *http.Request) Answer {
 	e.t.Helper()
 	answer, err := e.client.Do(r)
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	pgtest.Must(e.t, err)
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	pgtest.Must(e.t, err)
 	return Answer{answer.StatusCode, answer.Header, string(body)}
 }
 
@@ -173,9 +165,7 @@ func (e *Example) Send(r *http.Request) Answer {
 func (e *Example) Request(path, body string) *http.Request {
 	e.t.Helper()
 	r, err := http.NewRequestWithContext(e.t.Context(), http.MethodPost, e.url+path, strings.NewReader(body))
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	pgtest.Must(e.t, err)
 	r.GetBody = nil // the transport must not repeat a request on its own
 	r.Header.Set("Content-Type", "application/json")
 	return r
@@ -194,9 +184,7 @@ func (e *Example) deliver(secret, path, eventType, key, body string, change ...f
 		f(&event)
 	}
 	r, err := consumertest.NewRequest(e.t.Context(), e.url+path, event, secret)
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	pgtest.Must(e.t, err)
 	return e.Send(r)
 }
 
@@ -305,9 +293,7 @@ func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 		t.Helper()
 		event := consumer.Event{Key: "key-" + number, Type: "invoice.created", Payload: []byte(Invoice(number, total))}
 		r, err := consumertest.NewRequest(t.Context(), "http://log.test", event, Secret)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pgtest.Must(t, err)
 		publish(r.Header, event.Payload)
 	}
 	const shipped = "SELECT EXISTS (SELECT FROM shipments WHERE invoice = $1)"
@@ -323,9 +309,7 @@ func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 
 	// SIGTERM comes while a handler waits for a lock: it ends, and what it has done is acknowledged.
 	tx, err := e.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	defer tx.Rollback(t.Context())
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE shipments"); err != nil {
 		t.Fatal(err)
@@ -333,9 +317,7 @@ func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 	send("INV-3", "1")
 	e.Await("SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'shipments'::regclass AND NOT granted)")
 	_ = e.process.Process.Signal(syscall.SIGTERM) // Stop sees that it ends
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, tx.Rollback(t.Context()))
 	e.Stop()
 	if n := e.Count("SELECT count(*) FROM shipments"); n != 3 {
 		t.Errorf("%d shipments in the end, want 3", n)
