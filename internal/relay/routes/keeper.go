@@ -22,8 +22,10 @@ type Keeper struct {
 	Added  func()                            // is called when parked deliveries may have a route now
 	Failed func(operation string, err error) // is called for a statement that failed and is not repeated
 
-	// known are the stored routes as this relay saw them last; nil: it has not looked.
-	known map[Row]bool
+	// last is the synchronisation before, with the stored routes as this relay left them; zero: there was none.
+	last Change
+	// recorded is what the database holds of this relay's configuration; nil: that is not known.
+	recorded *routing
 	// applied is true until Follow has looked for unserved deliveries. A relay starts without that look: where a session blocks
 	// vacuum, it reads an entry of every delivery that was ever pending.
 	applied bool
@@ -63,19 +65,30 @@ func (k *Keeper) Follow(ctx context.Context, instance int32) error {
 	return err
 }
 
-// sync synchronises the stored routes and logs what has changed.
+// sync synchronises the stored routes and logs what has changed. While nothing changes, that is one statement, which writes nothing.
 func (k *Keeper) sync(ctx context.Context, instance int32, own *routing) (Change, error) {
-	change, err := syncRoutes(ctx, k.DB, own, func(change Change) string {
+	if k.last.after != nil && (own == nil || own.equal(k.recorded)) {
+		if same, err := isSynchronised(ctx, k.DB, k.last.state); err != nil || same {
+			return Change{}, err
+		}
+	}
+	if own != nil {
+		k.recorded = nil // until it is known to be committed
+	}
+	change, err := syncRoutes(ctx, k.DB, own, k.last, func(change Change) string {
 		return fmt.Sprintf("relay %q (instance %d): %s", plain.Clip(k.Name), instance, change)
 	})
 	if err != nil {
 		return Change{}, err
 	}
-	if known := k.known; known != nil {
+	if known := k.last.after; known != nil {
 		k.logRoutes(zerolog.WarnLevel, missingRoutes(change.before, known), "route added by another relay or by hand")
 		k.logRoutes(zerolog.WarnLevel, missingRoutes(known, change.before), "route removed by another relay or by hand")
 	}
-	k.known = change.after
+	k.last = Change{after: change.after, state: change.state}
+	if own != nil {
+		k.recorded = own
+	}
 	k.logRoutes(zerolog.InfoLevel, change.Added, "route added")
 	k.logRoutes(zerolog.WarnLevel, change.Removed, "route removed")
 	return change, nil

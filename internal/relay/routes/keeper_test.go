@@ -56,6 +56,7 @@ func (r *relay) apply(routes ...string) Change {
 	for row := range Rows(parse(routes...)) {
 		destinations = append(destinations, row.Destination)
 	}
+	slices.Sort(destinations)
 	change, err := r.keeper.Apply(r.Context(), r.instance, destinations, parse(routes...))
 	relaytest.Must(r, err)
 	return change
@@ -143,6 +144,56 @@ func TestRemovedRoutesAreRestored(t *testing.T) {
 	before, after := fmt.Sprintf(`relay "test" (instance %d): added event.`, r.instance), fmt.Sprintf(" to default and %d more", len(many)-1)
 	if !strings.HasPrefix(got, before) || !strings.HasSuffix(got, after) {
 		t.Errorf("the alert is %q, want %s…%s", got, before, after)
+	}
+}
+
+// readsOnly refuses transactions, without which a keeper changes nothing.
+type readsOnly struct{ pg.Pool }
+
+func (readsOnly) Begin(context.Context) (pgx.Tx, error) { return nil, errors.New("a transaction") }
+
+// While nothing changes, following the routes and applying the same ones again is a read, and no relay reads all routes again because
+// of it. What changes by hand or with another relay is noticed all the same.
+func TestUnchangedRoutesAreNotSynchronised(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	r, other := registered(db, "test"), registered(db, "other")
+	r.apply("* a", "t b")
+	other.apply("* a", "t b")
+	const changes = `SELECT routes FROM outbox_intake`
+	before := relaytest.Row[int](db, changes)
+	third := registered(db, "third") // now the relays are others, but the routes the same
+	third.apply("* a")
+	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
+	relaytest.Must(t, other.keeper.Follow(t.Context(), other.instance))
+	if after := relaytest.Row[int](db, changes); after != before {
+		t.Errorf("%d changes of the routes, want none", after-before)
+	}
+
+	pool := r.keeper.DB
+	quiet := func() error {
+		r.keeper.DB = readsOnly{pool}
+		defer func() { r.keeper.DB = pool }()
+		if err := r.keeper.Follow(t.Context(), r.instance); err != nil {
+			return err
+		}
+		_, err := r.keeper.Apply(t.Context(), r.instance, []string{"a", "b"}, parse("* a", "t b"))
+		return err
+	}
+
+	relaytest.Must(t, quiet())
+	for name, change := range map[string]string{
+		"a route removed by hand": `DELETE FROM outbox_route WHERE destination = 'b'`,
+		"a route added by hand":   `INSERT INTO outbox_route (pattern, destination) VALUES ('u', 'c')`,
+		"a relay removed":         `DELETE FROM outbox_relay WHERE name = 'third'`,
+	} {
+		db.Exec(change)
+		if err := quiet(); err == nil {
+			t.Errorf("%s is not noticed", name)
+		}
+		relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
+		wantStored(db, "* a, t b")
+		relaytest.Must(t, quiet())
 	}
 }
 

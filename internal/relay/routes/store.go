@@ -3,6 +3,8 @@ package routes
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,9 +19,43 @@ type routing struct {
 	routes       map[Row]bool // empty: the relay is stopping and withdraws them
 }
 
+// equal reports whether both record the same. A routing that was never recorded is nil.
+func (r *routing) equal(other *routing) bool {
+	return r != nil && other != nil && r.instance == other.instance && slices.Equal(r.destinations, other.destinations) && maps.Equal(r.routes, other.routes)
+}
+
+// A state tells whether the stored routes may differ from those of all registered relays together. A synchronisation leaves them equal,
+// and only two things change that: other stored routes, which a trigger counts, and relays that are registered no longer.
+type state struct {
+	changes *int64  // of outbox_route; nil: the row that counts them is lost
+	relays  []int32 // sorted
+}
+
+func (s state) equal(other state) bool {
+	return s.changes != nil && other.changes != nil && *s.changes == *other.changes && slices.Equal(s.relays, other.relays)
+}
+
+const selectState = `SELECT (SELECT routes FROM outbox_intake), ARRAY(SELECT instance FROM outbox_relay ORDER BY instance)`
+
+func queryState(ctx context.Context, q pg.DB) (s state, err error) {
+	return s, q.QueryRow(ctx, selectState).Scan(&s.changes, &s.relays)
+}
+
+// isSynchronised reports whether nothing has changed since the last synchronisation left this state.
+func isSynchronised(ctx context.Context, q pg.DB, last state) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	now, err := queryState(ctx, q)
+	if err != nil {
+		return false, fmt.Errorf("compare routes: %w", err)
+	}
+	return now.equal(last), nil
+}
+
 // A Change is what one synchronisation found and left in outbox_route.
 type Change struct {
 	before, after map[Row]bool
+	state         state // that it left
 
 	Added, Removed []Row
 }
@@ -32,9 +68,9 @@ const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 
 // syncRoutes records what this relay is configured for, unless own is nil, and makes the stored routes those of all
 // registered relays together. While no relay has recorded any, they stay: producers go on while all relays are away.
-// describe words the alert about the change for the relays that did not make it. Producers never wait: the lock only
-// orders relays that do the same.
-func syncRoutes(ctx context.Context, db pg.Pool, own *routing, describe func(Change) string) (change Change, err error) {
+// last is the change before, whose routes it does not read again if they are the same. describe words the alert about the change
+// for the relays that did not make it. Producers never wait: the lock only orders relays that do the same.
+func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, describe func(Change) string) (change Change, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
@@ -51,12 +87,17 @@ func syncRoutes(ctx context.Context, db pg.Pool, own *routing, describe func(Cha
 				return err
 			}
 		}
+		// First: a relay that is removed after this is missing in the state the next time.
+		found, err := queryState(ctx, tx)
+		if err != nil {
+			return err
+		}
 		if own != nil {
 			if err := recordRouting(ctx, tx, own); err != nil {
 				return err
 			}
 		}
-		change, err = uniteRoutes(ctx, tx)
+		change, err = uniteRoutes(ctx, tx, found, last)
 		if err != nil || len(change.Added)+len(change.Removed) == 0 {
 			return err
 		}
@@ -80,64 +121,143 @@ func keepRegistered(ctx context.Context, tx pgx.Tx, instance int32) error {
 	return err
 }
 
-const recordDestinations = `
-WITH dropped AS (DELETE FROM outbox_relay_destination WHERE instance = $1 AND destination <> ALL ($2::text[]))
+const selectOwnDestinations = `SELECT destination FROM outbox_relay_destination WHERE instance = $1`
+
+const dropOwnDestinations = `DELETE FROM outbox_relay_destination WHERE instance = $1 AND destination = ANY ($2::text[])`
+
+const addOwnDestinations = `
 INSERT INTO outbox_relay_destination (instance, destination) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING`
 
-const recordRoutes = `
-WITH own AS MATERIALIZED (
-    SELECT * FROM unnest($2::text[], $3::text[]) AS o (pattern, destination)
-), dropped AS (
-    DELETE FROM outbox_relay_route WHERE instance = $1 AND (pattern, destination) NOT IN (SELECT pattern, destination FROM own)
-)
-INSERT INTO outbox_relay_route (instance, pattern, destination) SELECT $1, pattern, destination FROM own ON CONFLICT DO NOTHING`
+const selectOwnRoutes = `SELECT pattern, destination FROM outbox_relay_route WHERE instance = $1`
 
-// recordRouting writes what a relay serves and where it routes, instead of what it wrote before.
+const dropOwnRoutes = `
+DELETE FROM outbox_relay_route r USING unnest($2::text[], $3::text[]) AS o (pattern, destination)
+WHERE r.instance = $1 AND r.pattern = o.pattern AND r.destination = o.destination`
+
+const addOwnRoutes = `
+INSERT INTO outbox_relay_route (instance, pattern, destination)
+SELECT $1, pattern, destination FROM unnest($2::text[], $3::text[]) AS o (pattern, destination) ON CONFLICT DO NOTHING`
+
+// recordRouting writes what a relay serves and where it routes, instead of what it wrote before. The sets are compared here: a
+// statement that compared 100,000 rows with an array would compare each with each.
 func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) error {
 	if len(own.routes) > 0 {
-		if _, err := tx.Exec(ctx, recordDestinations, own.instance, own.destinations); err != nil {
+		if err := recordDestinations(ctx, tx, own); err != nil {
 			return err
 		}
 	}
-	patterns, destinations := make([]string, 0, len(own.routes)), make([]string, 0, len(own.routes))
-	for route := range own.routes {
-		patterns, destinations = append(patterns, route.Pattern), append(destinations, route.Destination)
+	list, err := queryRoutes(ctx, tx, selectOwnRoutes, own.instance)
+	if err != nil {
+		return err
 	}
-	_, err := tx.Exec(ctx, recordRoutes, own.instance, patterns, destinations)
+	recorded := map[Row]bool{}
+	for _, route := range list {
+		recorded[route] = true
+	}
+	if err := execRoutes(ctx, tx, dropOwnRoutes, missingRoutes(recorded, own.routes), own.instance); err != nil {
+		return err
+	}
+	return execRoutes(ctx, tx, addOwnRoutes, missingRoutes(own.routes, recorded), own.instance)
+}
+
+func recordDestinations(ctx context.Context, tx pgx.Tx, own *routing) error {
+	rows, err := tx.Query(ctx, selectOwnDestinations, own.instance)
+	if err != nil {
+		return err
+	}
+	recorded, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	if dropped := without(recorded, own.destinations); len(dropped) > 0 {
+		if _, err := tx.Exec(ctx, dropOwnDestinations, own.instance, dropped); err != nil {
+			return err
+		}
+	}
+	if added := without(own.destinations, recorded); len(added) > 0 {
+		_, err = tx.Exec(ctx, addOwnDestinations, own.instance, added)
+	}
 	return err
+}
+
+// without returns the names that others do not have.
+func without(names, others []string) (rest []string) {
+	has := make(map[string]bool, len(others))
+	for _, name := range others {
+		has[name] = true
+	}
+	for _, name := range names {
+		if !has[name] {
+			rest = append(rest, name)
+		}
+	}
+	return rest
 }
 
 const selectRoutes = `SELECT pattern, destination FROM outbox_route`
 
-const removeRoutes = `
-DELETE FROM outbox_route t
+// Over both primary keys, in one pass. The relay's sessions have them off, because they need statistics to be cheap elsewhere.
+const allowMerges = `SET LOCAL enable_mergejoin = on`
+
+const selectStale = `
+SELECT t.pattern, t.destination FROM outbox_route t
 WHERE EXISTS (SELECT FROM outbox_relay_route)
-  AND NOT EXISTS (SELECT FROM outbox_relay_route o WHERE o.pattern = t.pattern AND o.destination = t.destination)
-RETURNING t.pattern, t.destination`
+  AND NOT EXISTS (SELECT FROM outbox_relay_route o WHERE o.pattern = t.pattern AND o.destination = t.destination)`
+
+const selectLacking = `
+SELECT DISTINCT o.pattern, o.destination FROM outbox_relay_route o
+WHERE NOT EXISTS (SELECT FROM outbox_route t WHERE t.pattern = o.pattern AND t.destination = o.destination)`
+
+const removeRoutes = `
+DELETE FROM outbox_route t USING unnest($1::text[], $2::text[]) AS o (pattern, destination)
+WHERE t.pattern = o.pattern AND t.destination = o.destination`
 
 // The only statement that adds routes.
 const addRoutes = `
 INSERT INTO outbox_route (pattern, destination)
-SELECT DISTINCT o.pattern, o.destination FROM outbox_relay_route o
-WHERE NOT EXISTS (SELECT FROM outbox_route t WHERE t.pattern = o.pattern AND t.destination = o.destination)
-RETURNING pattern, destination`
+SELECT pattern, destination FROM unnest($1::text[], $2::text[]) AS o (pattern, destination)`
 
-// uniteRoutes makes the stored routes the union of what the registered relays have recorded.
-func uniteRoutes(ctx context.Context, tx pgx.Tx) (change Change, err error) {
-	stored, err := queryRoutes(ctx, tx, selectRoutes)
+// uniteRoutes makes the stored routes the union of what the registered relays have recorded. It writes only what differs: even a
+// statement that changes no row would count as a change, after which every relay reads all routes again.
+func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change) (change Change, err error) {
+	change.state = found
+	if last.after != nil && found.changes != nil && last.state.changes != nil && *found.changes == *last.state.changes {
+		change.before = last.after
+	} else {
+		stored, err := queryRoutes(ctx, tx, selectRoutes)
+		if err != nil {
+			return Change{}, err
+		}
+		change.before = make(map[Row]bool, len(stored))
+		for _, route := range stored {
+			change.before[route] = true
+		}
+	}
+	if _, err := tx.Exec(ctx, allowMerges); err != nil {
+		return Change{}, err
+	}
+	if change.Removed, err = queryRoutes(ctx, tx, selectStale); err != nil {
+		return Change{}, err
+	}
+	if change.Added, err = queryRoutes(ctx, tx, selectLacking); err != nil {
+		return Change{}, err
+	}
+	if len(change.Added)+len(change.Removed) == 0 {
+		change.after = change.before
+		return change, nil
+	}
+	if err := execRoutes(ctx, tx, removeRoutes, change.Removed); err != nil {
+		return Change{}, err
+	}
+	if err := execRoutes(ctx, tx, addRoutes, change.Added); err != nil {
+		return Change{}, err
+	}
+	left, err := queryState(ctx, tx)
 	if err != nil {
 		return Change{}, err
 	}
-	if change.Removed, err = queryRoutes(ctx, tx, removeRoutes); err != nil {
-		return Change{}, err
-	}
-	if change.Added, err = queryRoutes(ctx, tx, addRoutes); err != nil {
-		return Change{}, err
-	}
-	change.before, change.after = map[Row]bool{}, map[Row]bool{}
-	for _, route := range stored {
-		change.before[route], change.after[route] = true, true
-	}
+	change.state.changes = left.changes
+	change.after = maps.Clone(change.before)
 	for _, route := range change.Removed {
 		delete(change.after, route)
 	}
@@ -147,8 +267,21 @@ func uniteRoutes(ctx context.Context, tx pgx.Tx) (change Change, err error) {
 	return change, nil
 }
 
-func queryRoutes(ctx context.Context, q pg.DB, statement string) ([]Row, error) {
-	rows, err := q.Query(ctx, statement)
+// execRoutes executes a statement about these routes, if there are any. Their patterns and destinations come after its other arguments.
+func execRoutes(ctx context.Context, tx pgx.Tx, statement string, routes []Row, args ...any) error {
+	if len(routes) == 0 {
+		return nil
+	}
+	patterns, destinations := make([]string, len(routes)), make([]string, len(routes))
+	for i, route := range routes {
+		patterns[i], destinations[i] = route.Pattern, route.Destination
+	}
+	_, err := tx.Exec(ctx, statement, append(args, patterns, destinations)...)
+	return err
+}
+
+func queryRoutes(ctx context.Context, q pg.DB, statement string, args ...any) ([]Row, error) {
+	rows, err := q.Query(ctx, statement, args...)
 	if err != nil {
 		return nil, err
 	}
