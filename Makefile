@@ -309,6 +309,10 @@ fuzz: #: Fuzz every target for FUZZ_TIME (20s)
 		{ set +x; } 2>/dev/null; \
 	done
 
+.PHONY: model
+model: #: Check the model of docs/model exhaustively, and that it finds each planted bug (needs Spin)
+	sh docs/model/check.sh
+
 .PHONY: ci
 ci: ## Run everything that CI runs; installs PostgreSQL if it is missing
 	bash .ci/run
