@@ -52,12 +52,15 @@ func TestRedirectsAreNeverFollowed(t *testing.T) {
 					}
 					w.WriteHeader(code)
 				})
-				v := exchangeAt(t, rc.URL)
-				if v.Outcome != policy.Retry || v.Reason != policy.ReasonRedirect || v.StatusCode != code || !strings.Contains(v.Message, "never followed") {
-					t.Errorf("%+v", v)
-				}
-				if rc.Total() != 1 {
-					t.Errorf("%d requests", rc.Total())
+				e := endpointAt(t, rc.URL)
+				for n, payload := range []string{`{}`, `"` + strings.Repeat("x", 1<<20) + `"`} { // the second is sent by net/http
+					v := exchangePayload(t, e, payload)
+					if v.Outcome != policy.Retry || v.Reason != policy.ReasonRedirect || v.StatusCode != code || !strings.Contains(v.Message, "never followed") {
+						t.Errorf("%+v", v)
+					}
+					if rc.Total() != n+1 {
+						t.Errorf("%d requests, want %d", rc.Total(), n+1)
+					}
 				}
 			})
 		}
