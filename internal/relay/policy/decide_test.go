@@ -8,6 +8,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
+// An outage of the destination spends no attempt, not even the last one.
+func TestDestinationAtFaultSpendsNoAttempt(t *testing.T) {
+	t.Parallel()
+	v := Result{Reason: ReasonServerError, StatusCode: 500, Posted: true}
+	for _, attempt := range []int{1, DefaultMaxAttempts} {
+		if s := Decide(v, Circumstances{Attempt: attempt, Retry: retryPolicy(0, time.Second), AtFault: true}); s.Outcome != Hold {
+			t.Errorf("attempt %d: %s, want %s", attempt, s.Outcome, Hold)
+		}
+	}
+}
+
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	p := retryPolicy(0.1, time.Second, time.Minute)
