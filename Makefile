@@ -313,6 +313,10 @@ fuzz: #: Fuzz every target for FUZZ_TIME (20s)
 model: #: Check the model of docs/model exhaustively, and that it finds each planted bug (needs Spin)
 	sh docs/model/check.sh
 
+.PHONY: mutants
+mutants: #: Plant each bug of internal/mutants in the product, and run the test that must catch it
+	$(GO) test ./internal/mutants -count 1 -v -timeout 1h -args -mutants
+
 .PHONY: ci
 ci: ## Run everything that CI runs; installs PostgreSQL if it is missing
 	bash .ci/run

@@ -1,0 +1,73 @@
+package mutants
+
+var mutants = []mutant{
+	{
+		bug: "delivered is written before the POST", file: "relay/deliver.go",
+		old: "\t\t\tv = s.attempt(l, d)\n",
+		new: "\t\t\tdone := policy.Result{Reason: policy.ReasonOK, Posted: true, StatusCode: 204}\n" +
+			"\t\t\ts.settle(newSettlement(d, policy.Decide(done, policy.Circumstances{}), started, 0))\n\t\t\tv = s.attempt(l, d)\n",
+		pkg: "relay", test: "^TestRetryThenSuccess$",
+	},
+	{
+		bug: "a lease need not outlast the timeout", file: "relay/config.go",
+		old: "c.Lease >= d.Timeout+leaseMargin", new: "c.Lease > 0",
+		pkg: "relay", test: "^TestEveryMistakeIsFound$",
+	},
+	{
+		bug: "receiver answers before commit", file: "consumer/middleware.go",
+		old: "\tif err := taken.Remember(", new: "\trc.finish(w, r, rq, report, answer)\n\tif err := taken.Remember(",
+		pkg: "consumer", test: "^TestFailedCommitIsNeverAnsweredAsSuccess$",
+	},
+	{
+		bug: "dedupe by a plain insert", file: "consumer/internal/memory/store.go",
+		old: "ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING\nRETURNING", new: "RETURNING",
+		pkg: "consumer", test: "^TestFirstThenDuplicate$",
+	},
+	{
+		bug: "no fence in the settle of a row", file: "internal/relay/settle/store.go",
+		old: "WHERE d.ctid = found.place AND d.claim = s.claim AND", new: "WHERE d.ctid = found.place AND",
+		pkg: "internal/relay/settle", test: "^TestStaleSettlementsChangeNothing$",
+	},
+	{
+		bug: "no fence in the settle of a range", file: "internal/relay/intake/store_settle.go",
+		old: "o.fence = w.fence AND o.relay = $1::int AND ", new: "",
+		pkg: "internal/relay/intake", test: "^TestSettleStale$",
+	},
+	{
+		bug: "redirects are followed", file: "internal/relay/post/transport.go",
+		old: "resp, err = e.Transport.RoundTrip(", new: "resp, err = (&http.Client{Transport: e.Transport}).Do(",
+		pkg: "internal/relay/post", test: "^TestRedirectsAreNeverFollowed$",
+	},
+	{
+		bug: "net http may send the body again", file: "internal/relay/post/request.go",
+		old: "func (r *Request) HTTP(payload []byte) *http.Request {\n\treturn &http.Request{\n",
+		new: "func bodyAgain[T any](v T) func() (T, error) { return func() (T, error) { return v, nil } }\n\n" +
+			"func (r *Request) HTTP(payload []byte) *http.Request {\n\treturn &http.Request{\n\t\tGetBody: bodyAgain(newBody(payload)),\n",
+		pkg: "internal/relay/post", test: "^TestRequestIsTheWireContract$",
+	},
+	{
+		bug: "a backoff of its own instead of the schedule", file: "internal/relay/policy/retry.go",
+		old: "scheduled := p.Schedule[index]", new: "scheduled := 500 * time.Millisecond << index",
+		pkg: "internal/relay/policy", test: "^TestDelayFollowsTheScheduleAndTheLastRepeats$",
+	},
+	{
+		bug: "breaker burns attempts", file: "internal/relay/policy/decide.go",
+		old: "case c.AtFault:\n\t\treturn Hold", new: "case c.AtFault:\n\t\treturn Retry",
+		pkg: "internal/relay/policy", test: "^TestDestinationAtFaultSpendsNoAttempt$",
+	},
+	{
+		bug: "late commits are lost", file: "internal/relay/intake/store.go",
+		old: "WHERE NOT l.more AND pg_visible_in_snapshot(x.xid, l.target)", new: "WHERE false",
+		pkg: "internal/relay/intake", test: "^TestTakeLateCommits$",
+	},
+	{
+		bug: "two relays take one key", file: "internal/relay/intake/store.go",
+		old: "(s.events = 1 OR s.bytes <= $3::bigint) AND NOT (p.busy AND s.keys IS NOT NULL)", new: "(s.events = 1 OR s.bytes <= $3::bigint)",
+		pkg: "internal/relay/intake", test: "^TestKeysStay$",
+	},
+	{
+		bug: "a rescued range keeps its fence", file: "internal/relay/intake/store_rescue.go",
+		old: "SET relay = $1, fence = greatest(fence + 1, ` + fenceNow + `)", new: "SET relay = $1",
+		pkg: "internal/relay/intake", test: "^TestRescue$",
+	},
+}
