@@ -23,7 +23,7 @@ type breakerKeeper struct {
 
 // writeDecisions writes what the breakers of all lanes have decided, and begins trials that are due. It registers when to do so again.
 func (k *breakerKeeper) writeDecisions(causes *agenda.Agenda, now time.Time, instance int32) error {
-	for _, l := range k.lanes.list() {
+	for _, l := range k.lanes.visited() {
 		if now.Before(l.breakerLockedUntil) {
 			causes.At(agenda.CauseBreaker, l.breakerLockedUntil)
 			continue

@@ -39,6 +39,7 @@ type claimer struct {
 	contention agenda.Contention
 	taker      taker
 	joins      joins
+	searchAt   time.Time // when the next search of many lanes may begin
 }
 
 // run takes one turn after the other until ctx is done.
@@ -189,7 +190,7 @@ func (c *claimer) readMailbox(now time.Time) {
 	if hook := c.config().Hooks.Woken; hook != nil {
 		hook(by)
 	}
-	for _, l := range c.lanes.list() {
+	for _, l := range c.lanes.visited() {
 		if posted.Has(agenda.CauseSweep) {
 			l.restartScans()
 		}
@@ -201,6 +202,12 @@ func (c *claimer) readMailbox(now time.Time) {
 
 // claimRows claims what the lanes ask for, if they do. scan makes those with room read what is due.
 func (c *claimer) claimRows(ctx context.Context, instance int32, scan bool) error {
+	c.lanes.dismiss(time.Now(), c.config().Hooks.LaneChanged)
+	if scan && c.lanes.areMany() {
+		if err := c.searchDue(ctx, instance); err != nil {
+			return err
+		}
+	}
 	now := time.Now()
 	claims := c.laneClaims(now, scan)
 	if len(claims) == 0 {
@@ -396,6 +403,13 @@ func (c *claimer) noteKeys(l *lane, class class, keys []foundKey) {
 			l.makeReady(found.key, found.place, class)
 		}
 	}
+}
+
+// makeReady makes an ordering key ready, of which the next delivery may be claimed.
+func (c *claimer) makeReady(key ordering.Key, first ordering.Place, class class) {
+	l := c.lanes.get(key.Destination)
+	l.makeReady(key.Key, first, class)
+	c.lanes.engage(l)
 }
 
 // advanceCursor moves the cursor of a lane past what its scan s has read, which brought so many deliveries.

@@ -57,7 +57,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 					return claimResult{}, failed
 				}
 				for _, key := range part.keys {
-					c.lanes.get(part.destination).makeReady(key.key, ordering.Place{}, key.class)
+					c.makeReady(ordering.Key{Destination: part.destination, Key: key.key}, ordering.Place{}, key.class)
 				}
 			}
 			all.include(found, i, len(part.scans))

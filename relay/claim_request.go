@@ -18,13 +18,11 @@ type laneClaim struct {
 // laneClaims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
 // is ready or, when it is time to scan, if it has room.
 func (c *claimer) laneClaims(now time.Time, scan bool) []laneClaim {
-	lanes := c.lanes.list()
+	lanes := c.lanes.visited()
 	parts := c.lanes.divide(c.config().MaxInFlight, nil)
 	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
-		if c.config().Hooks.LaneChanged != nil {
-			l.reportState(now, c.config().Hooks.LaneChanged)
-		}
+		l.reportState(now, c.config().Hooks.LaneChanged)
 		l.setShare(parts, l.isActive())
 		if request := c.newRequest(l, now, scan); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})

@@ -54,7 +54,7 @@ func (c *claimer) joinKeys(ctx context.Context) error {
 			delete(c.joins.keys, key)
 		case of.done:
 			delete(c.joins.keys, key)
-			c.lanes.get(key.Destination).makeReady(key.Key, of.first, of.class)
+			c.makeReady(key, of.first, of.class)
 		case len(keys) < joinChunk:
 			keys = append(keys, intake.Key{Destination: key.Destination, Key: key.Key})
 		}
@@ -70,7 +70,7 @@ func (c *claimer) joinKeys(ctx context.Context) error {
 			key := ordering.Key{Destination: k.Destination, Key: k.Key}
 			of, joined := c.joins.keys[key], done[i]
 			if joined.Rows > 0 || !joined.InHand && !joined.Early {
-				c.lanes.get(k.Destination).makeReady(k.Key, joined.First, of.class)
+				c.makeReady(key, joined.First, of.class)
 			}
 			switch {
 			case joined.InHand:

@@ -2,7 +2,7 @@ package relay
 
 import (
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
@@ -15,6 +15,7 @@ import (
 type lane struct {
 	name string
 	outgoing
+	atWork atomic.Bool // see lanes; of few, all are
 
 	cursors     [classes]cursor
 	rescanFrom  keyset // from where to read once more; zero: nowhere
@@ -38,7 +39,7 @@ func (l *lane) isActive() bool { return l.cursors[live].more || l.cursors[backlo
 
 // reportState calls the hook if the lane's state has changed, at most once a second.
 func (l *lane) reportState(now time.Time, hook func(LaneState)) {
-	if now.Sub(l.checkedAt) < time.Second {
+	if hook == nil || now.Sub(l.checkedAt) < time.Second {
 		return
 	}
 	l.checkedAt = now
@@ -46,6 +47,11 @@ func (l *lane) reportState(now time.Time, hook func(LaneState)) {
 		l.reported = s
 		hook(s)
 	}
+}
+
+// isAtRest reports whether a turn of the claimer would find nothing to do for the lane.
+func (l *lane) isAtRest(now time.Time) bool {
+	return !l.scanOverdue && l.hasScannedAll(now) && !slices.ContainsFunc(l.cursors[:], func(w cursor) bool { return w.foundNothing }) && l.holdsNothing()
 }
 
 // restartScans makes the next claim begin at the front of backlog and replays. A cursor that has found nothing to send so far goes
@@ -92,84 +98,4 @@ func (l *lane) endTrial(now time.Time) (ended bool) {
 		}
 	})
 	return ended
-}
-
-// lanes are those of a relay. They are safe for concurrent use.
-type lanes struct {
-	mu     sync.Mutex
-	byName map[string]*lane // also those that were removed: something of them may be in flight
-	active []*lane          // replaced, never changed
-}
-
-func (ls *lanes) add(l *lane) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	if ls.byName == nil {
-		ls.byName = map[string]*lane{}
-	}
-	ls.byName[l.name] = l
-	ls.active = append(slices.Clone(ls.active), l)
-}
-
-// get returns the lane of a destination, also of one that was removed; nil: this relay never served it.
-func (ls *lanes) get(name string) *lane {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.byName[name]
-}
-
-// list returns the lanes of all configured destinations. The caller must not change it.
-func (ls *lanes) list() []*lane {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.active
-}
-
-// endpoints returns where the deliveries of all lanes go.
-func (ls *lanes) endpoints() (all []*post.Endpoint) {
-	for _, l := range ls.list() {
-		all = append(all, l.current())
-	}
-	return all
-}
-
-// rangeSize returns how many events to take: as many as each lane that sends quickly has room for.
-func (ls *lanes) rangeSize(now time.Time, lease time.Duration) int {
-	size := maxRangeEvents
-	for _, l := range ls.list() {
-		if room, fast := l.fastRoom(now, lease); fast {
-			size = min(size, room)
-		}
-	}
-	return size
-}
-
-// applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
-// among them has a closed breaker and no evidence against it. It reports whether a breaker has opened or closed.
-func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool) {
-	for _, l := range ls.list() {
-		state := policy.DestinationState{Destination: l.name, Breaker: "closed"}
-		if i := slices.IndexFunc(states, func(s policy.DestinationState) bool { return s.Destination == l.name }); i >= 0 {
-			state = states[i]
-		}
-		_, hold, _ := l.breakerAt(now)
-		l.changeBreaker(func(b *policy.Breaker) {
-			if state.Remaining > b.Implausible(hold) {
-				state.Remaining = 0
-			}
-			before := b.State
-			b.ApplyState(began, now, state, instance)
-			changed = changed || b.State != before
-		})
-	}
-	return changed
-}
-
-// divide divides the relay's capacity. A lane for which something was brought is active, too.
-func (ls *lanes) divide(requests int, brought map[string][]delivery) capacity.Division {
-	var sharers []capacity.Sharer
-	for _, l := range ls.list() {
-		sharers = append(sharers, l.sharer(len(brought[l.name]) > 0 || l.isActive()))
-	}
-	return capacity.Divide(requests, sharers)
 }

@@ -269,6 +269,13 @@ func (o *outgoing) busy() bool {
 	return o.taken() > 0
 }
 
+// holdsNothing reports whether the lane holds nothing, has nothing that could be claimed, and a breaker without news.
+func (o *outgoing) holdsNothing() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.taken() == 0 && o.senders == 0 && len(o.keys.ready) == 0 && o.dueSince.IsZero() && o.breaker.IsQuiet()
+}
+
 // pause keeps what is queued from being sent. It returns false if it was kept already.
 func (o *outgoing) pause() (first bool) {
 	o.mu.Lock()

@@ -71,6 +71,7 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[]", claimKeys,
 		`1, 60, 8192, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[]`,
 	},
+	"search":    {"int", searchDue, `1`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settle.WriteDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {
 		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[], bool[]", settle.WriteRetry,
@@ -103,6 +104,10 @@ var wantedPlans = map[string][]string{
 		"Index Cond: ((destination = key.destination) AND (ordering_key = key.ordering_key) AND (ROW(joined, event_id) > ROW(0, key.floor)))",
 		"using outbox_delivery_blocked on outbox_delivery f",
 		"AND (ordering_key = n.ordering_key) AND (ROW(joined, event_id) > ROW(0, CASE", "AND (ordering_key = n.ordering_key) AND (joined = 0) AND (event_id > lane",
+	},
+	"search": {
+		"Index Cond: (destination > ''::text)", "Index Cond: (destination > p_1.destination)",
+		"Index Cond: ((destination = p.destination) AND (replay = false))", "Index Cond: ((destination = p.destination) AND (replay = true))",
 	},
 	"delivered": {aLookup, "Tid Scan on outbox_delivery d"},
 	"retry":     {aLookup, "Tid Scan on outbox_delivery d"},

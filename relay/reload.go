@@ -259,7 +259,7 @@ func (r *Relay) followRoutes(ctx context.Context) error {
 func (ls *lanes) replace(now time.Time, destinations []post.Destination, endpoints map[string]*post.Endpoint) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	active := make([]*lane, 0, len(destinations))
+	active, kept := make([]*lane, 0, len(destinations)), map[*lane]bool{}
 	for _, d := range destinations {
 		l, known := ls.byName[d.Name]
 		switch e := endpoints[d.Name]; {
@@ -270,13 +270,14 @@ func (ls *lanes) replace(now time.Time, destinations []post.Destination, endpoin
 			l.configure(now, e)
 		}
 		active = append(active, l)
+		kept[l] = true
 	}
 	for _, l := range ls.active {
-		if !slices.Contains(active, l) {
+		if !kept[l] {
 			l.remove()
 		}
 	}
-	ls.active = active
+	ls.setActive(active)
 }
 
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have

@@ -104,6 +104,7 @@ func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	}
 	if l != nil {
 		l.settleKey(s, s.FreesKey, s.Blocks)
+		r.lanes.engage(l)
 	}
 }
 
@@ -114,6 +115,7 @@ func (r *Relay) applyDropped(s *settle.Settlement) {
 		return
 	}
 	l.settleKey(s, true, true)
+	r.lanes.engage(l)
 	if s.Spilled {
 		return
 	}

@@ -81,7 +81,7 @@ func (c *claimer) takeEvents(ctx context.Context, instance int32, polling bool) 
 // takeRange takes a range of at most so many events.
 func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
 	t := &c.taker
-	terms := intake.Terms{Events: size, Bytes: maxRangeBytes, Promised: c.shortestPromise()}
+	terms := intake.Terms{Events: size, Bytes: maxRangeBytes, Promised: c.lanes.shortestPromise()}
 	if begun.Before(t.blindUntil) {
 		terms.Bytes = 0
 	}
@@ -122,16 +122,6 @@ func (c *claimer) checkOrigin(ctx context.Context) error {
 		c.config().Log.Warn().Int64("deliveries", n).Msg("made pending deliveries of the events from another server")
 	}
 	return err
-}
-
-// shortestPromise returns the shortest X-Outbox-Not-After that a lane promises.
-func (c *claimer) shortestPromise() (shortest time.Duration) {
-	for _, l := range c.lanes.list() {
-		if p := l.current().Destination.Retry.NotAfter; shortest == 0 || p < shortest {
-			shortest = p
-		}
-	}
-	return shortest
 }
 
 // refresh reads the routes and the states of destinations again if they have changed since.
@@ -351,6 +341,7 @@ func (ts *targets) of(destination string) *target {
 	case ts.c.taker.held[destination]:
 		t.reason = policy.ReasonPaused
 	default:
+		ts.c.lanes.engage(t.lane)
 		t.reason, t.room = t.lane.stopReason(), t.lane.roomForRange(ts.c.config().Lease)
 	}
 	if t.lane != nil {
@@ -394,9 +385,6 @@ func (c *claimer) fail(d *delivery) {
 
 // findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.
 func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []delivery) (map[ordering.Key]intake.Blocked, error) {
-	for _, l := range c.lanes.list() {
-		l.forgetBlocked()
-	}
 	found := make(map[ordering.Key]intake.Blocked, len(of))
 	var keys []intake.Key
 	index := make(map[ordering.Key]int, len(of))
@@ -412,6 +400,7 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 		index[key] = len(keys)
 		skips := false
 		if l := c.lanes.get(d.destination); l != nil {
+			l.forgetBlocked()
 			skips = l.current().Destination.OnFailure == policy.SkipFailed
 		}
 		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.nextAttemptAt.Time})
@@ -430,6 +419,9 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 func (c *claimer) handOutGiven(parts map[string][]delivery) {
 	if len(parts) == 0 {
 		return
+	}
+	for name := range parts {
+		c.lanes.engage(c.lanes.get(name))
 	}
 	shares := c.lanes.divide(c.config().MaxInFlight, parts)
 	for name, deliveries := range parts {

@@ -48,7 +48,9 @@ func (c *claimer) passCut(ctx context.Context, instance int32) error {
 		return err
 	}
 	for _, row := range list {
-		c.lanes.get(row.Destination).noteDue(at)
+		l := c.lanes.get(row.Destination)
+		l.noteDue(at)
+		c.lanes.engage(l)
 	}
 	c.agenda.At(agenda.CauseScan, t.passedAt)
 	return nil

@@ -137,6 +137,11 @@ const (
 // Holding reports whether nothing may be sent.
 func (b *Breaker) Holding() bool { return b.State == BreakerOpen }
 
+// IsQuiet reports whether the breaker is closed, and has nothing to write.
+func (b *Breaker) IsQuiet() bool {
+	return b.State == BreakerClosed && b.Write == WriteNothing && b.Unwritten == 0 && !b.Alone
+}
+
 // Trying reports whether this relay tries the lane, and how many may be in flight then.
 func (b *Breaker) Trying() (trying bool, allowed int) { return b.State == BreakerHalfOpen, b.allowed }
 
