@@ -15,7 +15,9 @@ import (
 type lane struct {
 	name string
 	outgoing
-	atWork atomic.Bool // see lanes; of few, all are
+	atWork     atomic.Bool // see lanes; of few, all are
+	restsSince time.Time
+	stopped    bool // its cursors do not begin again before a search finds something
 
 	cursors     [classes]cursor
 	rescanFrom  keyset // from where to read once more; zero: nowhere
@@ -57,6 +59,7 @@ func (l *lane) isAtRest(now time.Time) bool {
 // restartScans makes the next claim begin at the front of backlog and replays. A cursor that has found nothing to send so far goes
 // on to its end first, and then begins again: if each call began it again, it would never come to its end.
 func (l *lane) restartScans() {
+	l.stopped = false
 	for _, c := range []class{backlog, replays} {
 		if w := &l.cursors[c]; w.foundNothing && w.more {
 			w.restarts = true
@@ -64,6 +67,13 @@ func (l *lane) restartScans() {
 			w.rest(time.Time{})
 		}
 	}
+}
+
+// stopScans leaves backlog and replays alone until a search finds something.
+func (l *lane) stopScans(now time.Time) {
+	l.stopped = true
+	l.cursors[backlog].rest(now.Add(untilFound))
+	l.cursors[replays].rest(now.Add(untilFound))
 }
 
 // rescanSince makes the next claim read once more what became due since the given time of the database, beside the cursors.

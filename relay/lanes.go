@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -18,95 +19,183 @@ const fewLanes = 100
 // untilFound is when the cursors of a lane at rest begin again by themselves: never.
 const untilFound = 365 * 24 * time.Hour
 
+// forgetAfter is how long a lane of many rests until it is forgotten.
+const forgetAfter = 2 * time.Minute
+
 // lanes are those of a relay. They are safe for concurrent use.
 //
-// Of many lanes, a turn of the claimer visits those at work. A lane begins to work when it gets something, and when a search of the
-// database finds that it may claim something. It rests when a turn would find nothing to do for it.
+// Few lanes are made with the relay. Of many, a lane is made when it gets something, or when a search of the database finds that it may
+// claim something, and forgotten when it has rested for a while. A turn of the claimer visits those at work: a lane rests when a turn
+// would find nothing to do for it.
 type lanes struct {
-	mu      sync.Mutex
-	byName  map[string]*lane // also those that were removed: something of them may be in flight
-	active  []*lane          // replaced, never changed
-	working []*lane          // of many
-	parts   capacity.Division
-	promise time.Duration // the shortest of all
+	mu           sync.Mutex
+	newEndpoint  func(post.Destination) (*post.Endpoint, error)
+	destinations map[string]post.Destination // those that are configured
+	byName       map[string]*lane            // also those that were removed: something of them may be in flight
+	active       []*lane                     // of destinations that are configured; replaced, never changed
+	working      []*lane                     // of many
+	parts        capacity.Division
+	promise      time.Duration // the shortest X-Outbox-Not-After that a destination is promised
+	forgotAt     time.Time
 }
 
-func (ls *lanes) add(l *lane) {
+// set makes the lanes those of the destinations, which have been validated, with the endpoints that are new. Few are made at once.
+func (ls *lanes) set(now time.Time, destinations []post.Destination, endpoints map[string]*post.Endpoint) error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if ls.byName == nil {
 		ls.byName = map[string]*lane{}
 	}
-	ls.byName[l.name] = l
-	ls.setActive(append(slices.Clone(ls.active), l))
-}
-
-// setActive replaces the lanes. The caller holds mu.
-func (ls *lanes) setActive(active []*lane) {
-	ls.active, ls.promise = active, 0
-	for _, l := range active {
-		if p := l.current().Destination.Retry.NotAfter; ls.promise == 0 || p < ls.promise {
+	ls.destinations, ls.promise = make(map[string]post.Destination, len(destinations)), 0
+	active := make([]*lane, 0, min(len(destinations), fewLanes))
+	for _, d := range destinations {
+		ls.destinations[d.Name] = d
+		if p := d.Retry.NotAfter; ls.promise == 0 || p < ls.promise {
 			ls.promise = p
 		}
-	}
-	isActive := make(map[*lane]bool, len(active))
-	for _, l := range active {
-		isActive[l] = true
-	}
-	ls.working = slices.DeleteFunc(ls.working, func(l *lane) bool {
-		if !isActive[l] {
-			l.atWork.Store(false)
+		l, known := ls.byName[d.Name]
+		if !known {
+			if len(destinations) > fewLanes {
+				continue
+			}
+			var err error
+			if l, err = ls.make(d); err != nil {
+				return err
+			}
 		}
-		return !isActive[l]
-	})
+		e := endpoints[d.Name]
+		if known && e == nil && differs(l.current().Destination, d) { // it was made meanwhile
+			var err error
+			if e, err = ls.newEndpoint(d); err != nil {
+				return err
+			}
+		}
+		if e != nil {
+			l.configure(now, e)
+		}
+		active = append(active, l)
+	}
+	for _, l := range ls.active {
+		l.atWork.Store(false)
+		if _, kept := ls.destinations[l.name]; !kept {
+			l.remove()
+		}
+	}
+	ls.active, ls.working = active, nil
+	if len(destinations) > fewLanes {
+		ls.working = slices.Clone(active)
+		for _, l := range active {
+			l.atWork.Store(true)
+		}
+	}
+	return nil
+}
+
+// differs reports whether requests to the destinations are not made alike. Whether one that follows files does cannot be told.
+func differs(a, b post.Destination) bool {
+	return a.Follows() || b.Follows() || !a.SameEgress(b) || len(a.Differences(b)) > 0
+}
+
+// endpoints makes those of the lanes that a configuration changes.
+func (ls *lanes) endpoints(destinations []post.Destination) (changed map[string]*post.Endpoint, err error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	changed = map[string]*post.Endpoint{}
+	for _, d := range destinations {
+		if l, made := ls.byName[d.Name]; made && (l.isRemoved() || differs(l.current().Destination, d)) {
+			if changed[d.Name], err = ls.newEndpoint(d); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return changed, nil
+}
+
+// make makes a lane. The caller holds mu.
+func (ls *lanes) make(d post.Destination) (*lane, error) {
+	e, err := ls.newEndpoint(d)
+	if err != nil {
+		return nil, err
+	}
+	l := newLane(e)
+	ls.byName[d.Name] = l
+	return l, nil
 }
 
 // get returns the lane of a destination, also of one that was removed; nil: this relay never served it.
 func (ls *lanes) get(name string) *lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.byName[name]
+	if l, known := ls.byName[name]; known {
+		return l
+	}
+	d, configured := ls.destinations[name]
+	if !configured {
+		return nil
+	}
+	l, err := ls.make(d)
+	if err != nil { // which its validation has excluded
+		return nil
+	}
+	l.restsSince = time.Now()
+	l.stopScans(l.restsSince)
+	ls.active = append(slices.Clone(ls.active), l)
+	return l
 }
 
-// list returns the lanes of all configured destinations. The caller must not change it.
+// list returns the lanes of configured destinations that have been made. The caller must not change it.
 func (ls *lanes) list() []*lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.active
 }
 
+// all returns the lanes that have been made, also of destinations that were removed.
+func (ls *lanes) all() []*lane {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return slices.Collect(maps.Values(ls.byName))
+}
+
 // areMany reports whether most of the lanes rest.
-func (ls *lanes) areMany() bool { return len(ls.list()) > fewLanes }
+func (ls *lanes) areMany() bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return len(ls.destinations) > fewLanes
+}
 
 // visited returns the lanes that a turn of the claimer looks after. The caller must not change it.
 func (ls *lanes) visited() []*lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if len(ls.active) <= fewLanes {
+	if len(ls.destinations) <= fewLanes {
 		return ls.active
 	}
 	return slices.Clone(ls.working)
 }
 
-// engage makes a lane work: its state has changed, so that the next turn must visit it. It reports whether the lane rested.
-func (ls *lanes) engage(l *lane) (rested bool) {
+// engage makes a lane work: its state has changed, so that the next turn must visit it.
+func (ls *lanes) engage(l *lane) {
 	if l.atWork.Load() {
-		return false
+		return
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if len(ls.active) <= fewLanes || l.atWork.Swap(true) {
-		return false
+	if len(ls.destinations) <= fewLanes || l.atWork.Swap(true) {
+		return
 	}
 	ls.working = append(ls.working, l)
 	l.setShare(ls.parts, false)
-	return true
 }
 
 // dismiss lets those rest that need no visit. Their cursors begin again when a search finds something.
 func (ls *lanes) dismiss(now time.Time, hook func(LaneState)) {
 	if !ls.areMany() {
 		return
+	}
+	if now.Sub(ls.forgotAt) > forgetAfter/4 {
+		ls.forgotAt = now
+		ls.forget(now)
 	}
 	var resting []*lane
 	for _, l := range ls.visited() {
@@ -120,11 +209,11 @@ func (ls *lanes) dismiss(now time.Time, hook func(LaneState)) {
 	for _, l := range resting {
 		l.checkedAt = time.Time{}
 		l.reportState(now, hook)
-		l.cursors[backlog].rest(now.Add(untilFound))
-		l.cursors[replays].rest(now.Add(untilFound))
+		l.stopScans(now)
 	}
 	ls.mu.Lock()
 	for _, l := range resting {
+		l.restsSince = now
 		l.atWork.Store(false)
 	}
 	ls.working = slices.DeleteFunc(ls.working, func(l *lane) bool { return !l.atWork.Load() })
@@ -134,6 +223,22 @@ func (ls *lanes) dismiss(now time.Time, hook func(LaneState)) {
 			ls.engage(l)
 		}
 	}
+}
+
+// forget drops the lanes that have rested for long enough, with their connections.
+func (ls *lanes) forget(now time.Time) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	var kept []*lane
+	for _, l := range ls.active {
+		if l.atWork.Load() || now.Sub(l.restsSince) < forgetAfter || !l.hasNoMemory(now) {
+			kept = append(kept, l)
+			continue
+		}
+		delete(ls.byName, l.name)
+		l.current().Retire()
+	}
+	ls.active = kept
 }
 
 // searchRest is how many times as long as it took a search rests, and searchRestMost the longest rest.
@@ -156,17 +261,24 @@ func (c *claimer) searchDue(ctx context.Context, instance int32) error {
 	took := time.Since(begun)
 	c.searchAt = begun.Add(took + min(searchRest*took, searchRestMost))
 	for _, name := range found {
-		if l := c.lanes.get(name); l != nil && c.lanes.engage(l) {
-			l.restartScans()
+		if l := c.lanes.get(name); l != nil {
+			if c.lanes.engage(l); l.stopped {
+				l.restartScans()
+			}
 		}
 	}
 	return nil
 }
 
-// endpoints returns where the deliveries of all lanes go.
-func (ls *lanes) endpoints() (all []*post.Endpoint) {
-	for _, l := range ls.list() {
-		all = append(all, l.current())
+// logs returns the endpoints of the destinations that are logs.
+func (ls *lanes) logs(destinations []post.Destination) (all []*post.Endpoint) {
+	for _, d := range destinations {
+		if !d.IsLog() {
+			continue
+		}
+		if l := ls.get(d.Name); l != nil {
+			all = append(all, l.current())
+		}
 	}
 	return all
 }
@@ -187,7 +299,9 @@ func (ls *lanes) rangeSize(now time.Time, lease time.Duration) int {
 func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool) {
 	byName := make(map[string]policy.DestinationState, len(states))
 	for _, s := range states {
-		byName[s.Destination] = s
+		if byName[s.Destination] = s; s.Breaker != "closed" {
+			ls.get(s.Destination) // which makes the lane: this relay may have to probe it
+		}
 	}
 	for _, l := range ls.list() {
 		state, known := byName[l.name]
@@ -202,7 +316,7 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 			before := b.State
 			b.ApplyState(began, now, state, instance)
 			changed = changed || b.State != before
-			known = known || b.State != before
+			known = b.State != policy.BreakerClosed || b.State != before
 		})
 		if known {
 			ls.engage(l)

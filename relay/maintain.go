@@ -76,8 +76,8 @@ func (r *Relay) writeHistory(ctx context.Context) {
 		return
 	}
 	var names []string
-	for _, l := range r.lanes.list() {
-		names = append(names, l.current().Destination.Name)
+	for _, d := range r.config().Destinations {
+		names = append(names, d.Name)
 	}
 	if err := r.cfg.History.Flush(ctx, r.chores, names); err != nil && ctx.Err() == nil {
 		r.databaseError("write history", err)

@@ -276,6 +276,19 @@ func (o *outgoing) holdsNothing() bool {
 	return o.taken() == 0 && o.senders == 0 && len(o.keys.ready) == 0 && o.dueSince.IsZero() && o.breaker.IsQuiet()
 }
 
+// hasNoMemory reports whether a lane made anew would do as this one does, which rests.
+func (o *outgoing) hasNoMemory(now time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.gone && len(o.keys.spilling)+len(o.keys.arriving)+len(o.keys.inFlight) == 0 && !now.Before(o.flow.Reopens) && o.flow.UntilTurn(now) == 0
+}
+
+func (o *outgoing) isRemoved() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.removed
+}
+
 // pause keeps what is queued from being sent. It returns false if it was kept already.
 func (o *outgoing) pause() (first bool) {
 	o.mu.Lock()

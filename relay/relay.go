@@ -73,13 +73,15 @@ func New(cfg Config) (*Relay, error) {
 		cfg: cfg.fixed(), store: &store{}, wake: newWakeup(), waiting: waiting.NewKeeper(), restFactor: restFactor,
 	}
 	r.effective.Store(&cfg)
-	for _, d := range cfg.Destinations {
+	r.lanes.newEndpoint = func(d post.Destination) (*post.Endpoint, error) {
 		e, err := post.NewEndpoint(d, cfg.Version)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			e.Log = cfg.Log
 		}
-		e.Log = cfg.Log
-		r.lanes.add(newLane(e))
+		return e, err
+	}
+	if err := r.lanes.set(time.Now(), cfg.Destinations, nil); err != nil {
+		return nil, err
 	}
 	r.settler = r.newSettler()
 	r.senders = &senders{
@@ -151,7 +153,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Go(func() { r.watcher.Run(ctx) })
 	r.waiting.Sweep() // what another relay left
 	takers.Go(func() { r.waiting.Run(ctx) })
-	takers.Go(func() { (&post.Readiness{Endpoints: r.lanes.endpoints, Log: r.config().Log}).Run(ctx) })
+	takers.Go(func() {
+		(&post.Readiness{Endpoints: func() []*post.Endpoint { return r.lanes.logs(r.config().Destinations) }, Log: r.config().Log}).Run(ctx)
+	})
 
 	<-ctx.Done()
 	drainTimeout := r.config().DrainTimeout
@@ -274,8 +278,8 @@ func (r *Relay) newWatcher() *watch.Watcher {
 
 // lenient returns the destinations where a failed delivery does not block its ordering key.
 func (r *Relay) lenient() (names []string) {
-	for _, l := range r.lanes.list() {
-		if d := l.current().Destination; d.OnFailure == policy.SkipFailed {
+	for _, d := range r.config().Destinations {
+		if d.OnFailure == policy.SkipFailed {
 			names = append(names, d.Name)
 		}
 	}

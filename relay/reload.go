@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 )
 
@@ -105,7 +103,7 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 		return nil, err
 	}
 	changes = append(now.differences(next), later...)
-	endpoints, err := r.newEndpoints(next)
+	endpoints, err := r.lanes.endpoints(next.Destinations)
 	if err != nil {
 		return nil, err
 	}
@@ -116,8 +114,10 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	if restored > 0 {
 		changes = append(changes, fmt.Sprintf("routes: %d restored", restored))
 	}
+	if err := r.lanes.set(time.Now(), next.Destinations, endpoints); err != nil {
+		return nil, err
+	}
 	r.effective.Store(next)
-	r.lanes.replace(time.Now(), next.Destinations, endpoints)
 	signal(r.wake.reloaded)
 	signal(r.wake.routes)
 	signal(r.wake.alerts)
@@ -148,24 +148,6 @@ func (r *Relay) merge(cfg Config) (next *Config, later []string, err error) {
 		return nil, nil, fmt.Errorf("with %s, which stays what it is until a restart: %w", strings.Join(later, " and "), err)
 	}
 	return &cfg, later, nil
-}
-
-// newEndpoints makes those of all destinations that differ. One that follows files is made anew each time: whether they
-// are still the same files cannot be told.
-func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint, err error) {
-	byName := post.ByName(r.config().Destinations)
-	endpoints = map[string]*post.Endpoint{}
-	for _, d := range next.Destinations {
-		now := byName[d.Name]
-		if now != nil && !d.Follows() && !now.Follows() && now.SameEgress(d) && len(now.Differences(d)) == 0 {
-			continue
-		}
-		if endpoints[d.Name], err = post.NewEndpoint(d, r.cfg.Version); err != nil {
-			return nil, err
-		}
-		endpoints[d.Name].Log = r.cfg.Log
-	}
-	return endpoints, nil
 }
 
 // reroute applies the routes of a configuration, and returns how many of an unchanged one were missing.
@@ -255,48 +237,12 @@ func (r *Relay) followRoutes(ctx context.Context) error {
 	return r.reloads.keeper.Follow(ctx, instance)
 }
 
-// replace makes the lanes those of the destinations, with the endpoints that are new.
-func (ls *lanes) replace(now time.Time, destinations []post.Destination, endpoints map[string]*post.Endpoint) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	active, kept := make([]*lane, 0, len(destinations)), map[*lane]bool{}
-	for _, d := range destinations {
-		l, known := ls.byName[d.Name]
-		switch e := endpoints[d.Name]; {
-		case !known:
-			l = newLane(e)
-			ls.byName[d.Name] = l
-		case e != nil:
-			l.configure(now, e)
-		}
-		active = append(active, l)
-		kept[l] = true
-	}
-	for _, l := range ls.active {
-		if !kept[l] {
-			l.remove()
-		}
-	}
-	ls.setActive(active)
-}
-
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have
 // ended.
 func (r *Relay) giveBackRemoved() {
-	active := r.lanes.list()
 	for _, l := range r.lanes.all() {
-		if !slices.Contains(active, l) {
+		if l.isRemoved() {
 			r.senders.giveBack(l, policy.ReasonRemoved)
 		}
 	}
-}
-
-// all returns the lanes of all destinations that this relay ever had.
-func (ls *lanes) all() (list []*lane) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	for _, l := range ls.byName {
-		list = append(list, l)
-	}
-	return list
 }
