@@ -157,12 +157,15 @@ func (ls *lanes) all() []*lane {
 	return slices.Collect(maps.Values(ls.byName))
 }
 
-// areMany reports whether most of the lanes rest.
-func (ls *lanes) areMany() bool {
+// configured returns how many destinations are configured.
+func (ls *lanes) configured() int {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return len(ls.destinations) > fewLanes
+	return len(ls.destinations)
 }
+
+// areMany reports whether lanes are made when they are needed, and rest.
+func (ls *lanes) areMany() bool { return ls.configured() > fewLanes }
 
 // visited returns the lanes that a turn of the claimer looks after. The caller must not change it.
 func (ls *lanes) visited() []*lane {

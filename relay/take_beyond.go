@@ -15,7 +15,7 @@ const beyondEvery = 10 * time.Millisecond
 // destination would hold up those of all others otherwise.
 func (c *claimer) passCut(ctx context.Context, instance int32) error {
 	t := &c.taker
-	if !t.cut || len(c.lanes.list()) < 2 || time.Since(t.passedAt) < beyondEvery {
+	if !t.cut || c.lanes.configured() < 2 || time.Since(t.passedAt) < beyondEvery {
 		return nil
 	}
 	t.passedAt = time.Now()
