@@ -30,10 +30,11 @@ const forgetAfter = 2 * time.Minute
 type lanes struct {
 	mu           sync.Mutex
 	newEndpoint  func(post.Destination) (*post.Endpoint, error)
-	destinations map[string]post.Destination // those that are configured
-	byName       map[string]*lane            // also those that were removed: something of them may be in flight
-	active       []*lane                     // of destinations that are configured; replaced, never changed
-	working      []*lane                     // of many
+	destinations []post.Destination // those that are configured
+	index        map[string]int     // of each in destinations
+	byName       map[string]*lane   // also those that were removed: something of them may be in flight
+	active       []*lane            // of destinations that are configured; replaced, never changed
+	working      []*lane            // of many
 	parts        capacity.Division
 	promise      time.Duration // the shortest X-Outbox-Not-After that a destination is promised
 	forgotAt     time.Time
@@ -46,10 +47,10 @@ func (ls *lanes) set(now time.Time, destinations []post.Destination, endpoints m
 	if ls.byName == nil {
 		ls.byName = map[string]*lane{}
 	}
-	ls.destinations, ls.promise = make(map[string]post.Destination, len(destinations)), 0
+	ls.destinations, ls.index, ls.promise = destinations, make(map[string]int, len(destinations)), 0
 	active := make([]*lane, 0, min(len(destinations), fewLanes))
-	for _, d := range destinations {
-		ls.destinations[d.Name] = d
+	for i, d := range destinations {
+		ls.index[d.Name] = i
 		if p := d.Retry.NotAfter; ls.promise == 0 || p < ls.promise {
 			ls.promise = p
 		}
@@ -77,7 +78,7 @@ func (ls *lanes) set(now time.Time, destinations []post.Destination, endpoints m
 	}
 	for _, l := range ls.active {
 		l.atWork.Store(false)
-		if _, kept := ls.destinations[l.name]; !kept {
+		if _, kept := ls.index[l.name]; !kept {
 			l.remove()
 		}
 	}
@@ -129,11 +130,11 @@ func (ls *lanes) get(name string) *lane {
 	if l, known := ls.byName[name]; known {
 		return l
 	}
-	d, configured := ls.destinations[name]
+	i, configured := ls.index[name]
 	if !configured {
 		return nil
 	}
-	l, err := ls.make(d)
+	l, err := ls.make(ls.destinations[i])
 	if err != nil { // which its validation has excluded
 		return nil
 	}
