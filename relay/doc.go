@@ -30,6 +30,7 @@
 //	state.go                       what the relay knows of itself
 //	error_log.go                   errors that repeat are logged once in a while
 //	lane.go, cursor.go             a destination's lane, and how far the claimer has scanned
+//	lanes.go                       all lanes: of many destinations most rest, and are found when something is due
 //	outgoing.go, outgoing_ranges.go  what a lane holds and may send
 //	hands.go                       which ranges are in hand
 //	order.go, queue.go             ordering keys; the queues of a lane

@@ -33,7 +33,7 @@ type lanes struct {
 	destinations []post.Destination // those that are configured
 	index        map[string]int     // of each in destinations
 	byName       map[string]*lane   // also those that were removed: something of them may be in flight
-	active       []*lane            // of destinations that are configured; replaced, never changed
+	active       []*lane            // of destinations that are configured; what is in it never changes
 	working      []*lane            // of many
 	parts        capacity.Division
 	promise      time.Duration // the shortest X-Outbox-Not-After that a destination is promised
@@ -140,7 +140,7 @@ func (ls *lanes) get(name string) *lane {
 	}
 	l.restsSince = time.Now()
 	l.stopScans(l.restsSince)
-	ls.active = append(slices.Clone(ls.active), l)
+	ls.active = append(ls.active, l) // behind what others have of it
 	return l
 }
 
