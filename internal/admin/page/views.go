@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
@@ -26,6 +27,27 @@ type overviewData struct {
 	Sees bool
 	// Sort is the column by which destinations are sorted.
 	Sort string
+	// All counts the destinations, and Left those that are not shown, of the ones whose name begins with Prefix.
+	Prefix    string
+	All, Left int
+}
+
+// maxDestinations is how many destinations the overview shows.
+const maxDestinations = 100
+
+// choose leaves the first destinations. Of more than fit in, those that are in trouble come first unless another order is asked for.
+func (d *overviewData) choose() {
+	d.All = len(d.Destinations)
+	if d.Prefix != "" {
+		d.Destinations = slices.DeleteFunc(d.Destinations, func(of control.Destination) bool { return !strings.HasPrefix(of.Destination, d.Prefix) })
+	}
+	if d.Sort == "" && len(d.Destinations) > maxDestinations {
+		sortDestinations(d.Destinations, "pending")
+		d.Sort = "state"
+	}
+	sortDestinations(d.Destinations, d.Sort)
+	d.Left = max(0, len(d.Destinations)-maxDestinations)
+	d.Destinations = d.Destinations[:len(d.Destinations)-d.Left]
 }
 
 // chartsData is the history that a page shows. History is false if it is switched off.
@@ -46,12 +68,12 @@ func (p *Page) charts(r *http.Request, destination string) (chartsData, error) {
 }
 
 func (p *Page) overview(r *http.Request) (view, error) {
-	data := overviewData{Sort: r.URL.Query().Get("sort")}
+	data := overviewData{Sort: r.URL.Query().Get("sort"), Prefix: r.URL.Query().Get("prefix")}
 	o, err := p.Control.Overview(r.Context())
 	if data.Overview, data.Sees = o, err == nil; err == nil {
 		data.chartsData, err = p.charts(r, "")
 	}
-	sortDestinations(data.Destinations, data.Sort)
+	data.choose()
 	return view{Template: "overview.html", Title: "Overview", Live: true, Data: data}, err
 }
 
@@ -131,7 +153,7 @@ func (d overviewData) Findings() [2][]ops.Advice {
 		all = all[1:]
 	}
 	shown = min(shown, len(all))
-	return [2][]ops.Advice{all[:shown], all[shown:]}
+	return [2][]ops.Advice{all[:shown], all[shown:min(shown+maxDestinations, len(all))]}
 }
 
 type destinationData struct {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -130,13 +132,17 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 
 func printStatus(w io.Writer, s ops.Status) error {
 	const header = "DESTINATION\tPENDING\tDUE\tIN FLIGHT\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
-	err := output.Table(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
+	shown := first(s)
+	err := output.Table(w, "No destination is known yet: a relay writes them here when it starts.", header, shown, func(d ops.DestinationStatus) []any {
 		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), failedUpTo(d.Failed), output.Age(d.LagSeconds), d.State()}
 	})
 	if err != nil {
 		return err
 	}
-	for _, d := range s.Destinations {
+	if left := len(s.Destinations) - len(shown); left > 0 {
+		fmt.Fprintf(w, "%s: outbox-relay status --json\n", plain.Plural(left, "more destination", "more destinations"))
+	}
+	for _, d := range shown {
 		printLaneNotes(w, d)
 	}
 	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked), len(s.Relays))
@@ -145,7 +151,11 @@ func printStatus(w io.Writer, s ops.Status) error {
 			r.State(), r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
-	for _, a := range s.Alerts {
+	for i, a := range s.Alerts {
+		if i == maxDestinations {
+			fmt.Fprintf(w, "  and %d more\n", len(s.Alerts)-i)
+			break
+		}
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", a.Rule, a.Subject, a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), quiet(a), output.AfterColon(cmp.Or(a.FirstError, a.Detail)))
 	}
@@ -154,6 +164,32 @@ func printStatus(w io.Writer, s ops.Status) error {
 	}
 	fmt.Fprintln(w)
 	return printAdvice(w, s.Advice)
+}
+
+// maxDestinations is how many destinations a person is shown.
+const maxDestinations = 100
+
+// first returns the destinations to show, by name: of too many, those that are in trouble, and then those for which most is pending.
+func first(s ops.Status) []ops.DestinationStatus {
+	if len(s.Destinations) <= maxDestinations {
+		return s.Destinations
+	}
+	troubled := map[string]bool{}
+	for _, a := range s.Advice {
+		troubled[a.Subject] = true
+	}
+	rank := func(d ops.DestinationStatus) int64 {
+		n := d.Pending + d.Failed
+		if troubled[d.Destination] {
+			n += math.MaxInt32
+		}
+		return n
+	}
+	shown := slices.Clone(s.Destinations)
+	slices.SortStableFunc(shown, func(a, b ops.DestinationStatus) int { return cmp.Compare(rank(b), rank(a)) })
+	shown = shown[:maxDestinations]
+	slices.SortFunc(shown, func(a, b ops.DestinationStatus) int { return cmp.Compare(a.Destination, b.Destination) })
+	return shown
 }
 
 // unrouted says how many events no relay has taken, and for how long the oldest waits.
@@ -242,6 +278,11 @@ func printAdvice(w io.Writer, advice []ops.Advice) error {
 			fmt.Fprintf(w, "\n%s; what to do: outbox-relay doctor\n", plain.Plural(len(advice)-i, "more problem", "more problems"))
 		}
 		output.Paint(w, output.Yellow)
+		if i == maxDestinations {
+			output.Paint(w, output.NoColor)
+			fmt.Fprintf(w, "  and %d more: outbox-relay status --json\n", len(advice)-i)
+			break
+		}
 		if i >= output.MaxAdvice {
 			output.Prose(w, "  ", a.Text)
 			output.Paint(w, output.NoColor)

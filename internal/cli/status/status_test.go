@@ -2,6 +2,7 @@ package status
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"reflect"
 	"regexp"
@@ -145,5 +146,33 @@ func TestColors(t *testing.T) {
 	}
 	if output.ShowsColors(os.Stdout, []string{"NO_COLOR=1"}) {
 		t.Error("NO_COLOR has no effect")
+	}
+}
+
+// Of thousands of destinations a person is shown those that matter.
+func TestStatusOfManyDestinations(t *testing.T) {
+	t.Parallel()
+	s := ops.Status{Advice: []ops.Advice{{Subject: "d4000", Text: "d4000 is down."}}}
+	for i := range 5000 {
+		d := ops.DestinationStatus{Destination: fmt.Sprintf("d%04d", i), Breaker: "closed", Routed: true, Served: true}
+		if i%500 == 499 {
+			d.Pending = 7
+		}
+		s.Destinations = append(s.Destinations, d)
+		s.Alerts = append(s.Alerts, alert.Alert{Rule: "lag", Subject: d.Destination})
+		if i > 0 {
+			s.Advice = append(s.Advice, ops.Advice{Subject: "other", Text: "x"})
+		}
+	}
+	var b bytes.Buffer
+	testkit.Must(t, output.Show(&b, false, s, printStatus))
+	text := b.String()
+	for _, part := range []string{"d0499", "d4999", "d4000", "d0000", "4900 more destinations: outbox-relay status --json", "and 4900 more\n", "and 4900 more: outbox-relay status --json"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("lacks %q", part)
+		}
+	}
+	if len(text) > 32<<10 {
+		t.Errorf("%d bytes", len(text))
 	}
 }
