@@ -6,7 +6,7 @@
 //
 // Without -mutants the test only checks that the texts to be replaced still stand in the source, once each.
 //
-//	bug                                          caught by
+//	planted bug                                  caught by
 //	delivered is written before the POST         relay: TestRetryThenSuccess
 //	a lease need not outlast the timeout         relay: TestEveryMistakeIsFound
 //	receiver answers before commit               consumer: TestFailedCommitIsNeverAnsweredAsSuccess
