@@ -20,4 +20,9 @@
 //	late commits are lost                        internal/relay/intake: TestTakeLateCommits
 //	two relays take one key                      internal/relay/intake: TestKeysStay
 //	a rescued range keeps its fence              internal/relay/intake: TestRescue
+//	a header is left out of the signature        internal/relay/post: TestRequestIsTheWireContract
+//	prune ignores the retention                  consumer/internal/memory: TestPruneAnnouncesBeforeItRemoves
+//	prune ignores until when duplicates may come consumer/internal/memory: TestPruneKeepsWhatIsStillNeeded
+//	a living relay is rescued                    internal/relay/session: TestRelayThatComesBackDuringItsRescue
+//	the range of a living relay is taken over    internal/relay/intake: TestRescue
 package mutants

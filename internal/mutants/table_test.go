@@ -70,4 +70,30 @@ var mutants = []mutant{
 		old: "SET relay = $1, fence = greatest(fence + 1, ` + fenceNow + `)", new: "SET relay = $1",
 		pkg: "internal/relay/intake", test: "^TestRescue$",
 	},
+	{
+		bug: "a header is left out of the signature", file: "internal/relay/post/request.go",
+		old: "covered = webhook.AppendCovered(covered, h.name, h.value)",
+		new: "if h.name != webhook.OrderingKey {\n\t\t\tcovered = webhook.AppendCovered(covered, h.name, h.value)\n\t\t}",
+		pkg: "internal/relay/post", test: "^TestRequestIsTheWireContract$",
+	},
+	{
+		bug: "prune ignores the retention", file: "migrations/inbox/00003_prune.sql",
+		old: "cutoff    timestamptz := now() - older_than;", new: "cutoff    timestamptz := now() - least(older_than, interval '25 hours');",
+		pkg: "consumer/internal/memory", test: "^TestPruneAnnouncesBeforeItRemoves$",
+	},
+	{
+		bug: "prune ignores until when duplicates may come", file: "migrations/inbox/00003_prune.sql",
+		old: "AND e.since < cutoff AND (e.not_after < now()) IS NOT FALSE", new: "AND e.since < cutoff",
+		pkg: "consumer/internal/memory", test: "^TestPruneKeepsWhatIsStillNeeded$",
+	},
+	{
+		bug: "a living relay is rescued", file: "internal/relay/session/store_rescue.go",
+		old: "(SELECT instance FROM relay r WHERE ` + isDead + `)", new: "(SELECT instance FROM relay r)",
+		pkg: "internal/relay/session", test: "^TestRelayThatComesBackDuringItsRescue$",
+	},
+	{
+		bug: "the range of a living relay is taken over", file: "internal/relay/intake/store_rescue.go",
+		old: "ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.instance = o.relay) END", new: "ELSE true END",
+		pkg: "internal/relay/intake", test: "^TestRescue",
+	},
 }
