@@ -103,14 +103,19 @@ func newReceiver(cfg Config, open func(memory.Settings) (memory.Memory, error)) 
 	if err != nil {
 		return nil, err
 	}
-	return &receiver{settings: s, memory: m}, nil
+	rc := &receiver{settings: s, memory: m}
+	if b, ok := m.(memory.Batcher); ok && b.Batch() != nil && s.Verify.Custom == nil && s.Limits.MaxBodyBytes >= webhook.MaxBatchBytes {
+		rc.batches = b
+	}
+	return rc, nil
 }
 
 // receiver verifies requests, remembers their events and answers.
 type receiver struct {
 	*settings
-	memory memory.Memory
-	handle func(ctx context.Context, r *http.Request, rq *request) *answer // calls the application's handler, in its scope
+	memory  memory.Memory
+	batches memory.Batcher                                                  // nil: batches are refused, as by a receiver that does not know them
+	handle  func(ctx context.Context, r *http.Request, rq *request) *answer // calls the application's handler, in its scope
 }
 
 // Handler returns a receiver that has work done.
@@ -133,26 +138,35 @@ func (rc receiver) Middleware(next http.Handler) http.Handler {
 
 // ServeHTTP takes one request through its steps: check, admit, run, remember, answer.
 func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if rc.batches != nil && webhook.IsBatch(r.Header) {
+		rc.serveBatch(w, r)
+		return
+	}
 	rq, refusal := rc.check(w, r)
 	if refusal != nil {
 		rc.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
 		return
 	}
+	rc.work(w, r, &rq)
+}
+
+// work takes a request that is verified through the other steps.
+func (rc *receiver) work(w http.ResponseWriter, r *http.Request, rq *request) {
 	report := Report{Event: Event(rq.Event)}
 	var wait time.Duration
 	var ok bool
 	if rq.pass, wait, ok = rc.Breaker.Enter(time.Now()); !ok {
 		report.Result = ResultBreakerOpen
-		rc.finish(w, r, &rq, report, dependencyUnavailable(spread(wait)).answer())
+		rc.finish(w, r, rq, report, dependencyUnavailable(spread(wait)).answer())
 		return
 	}
 	found, err := rc.memory.Admit(r.Context(), &rq.Request)
 	if err == nil && found.Admission == memory.Admitted {
-		rc.run(w, r, found.Held, &rq)
+		rc.run(w, r, found.Held, rq)
 		return
 	}
 	report.Err = err
-	rc.finish(w, r, &rq, report, rc.answerFound(&rq, found, &report))
+	rc.finish(w, r, rq, report, rc.answerFound(rq, found, &report))
 	if found.Answered != nil {
 		found.Answered(func() { _ = http.NewResponseController(w).Flush() })
 	}
@@ -286,6 +300,21 @@ func (rq *request) forHandler(r *http.Request) *http.Request {
 
 // finish logs, reports and answers. A nil answer means that the connection is about to be closed.
 func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, report Report, a *answer) {
+	if rq.inBatch != nil {
+		rq.inBatch.report, rq.inBatch.answer = report, a // until the batch has ended
+		return
+	}
+	rc.conclude(r, rq, report, a)
+	if a != nil {
+		if rc.batches != nil && a.success() {
+			w.Header().Set(webhook.AcceptPost, webhook.BatchType)
+		}
+		a.send(w)
+	}
+}
+
+// conclude logs and reports what became of a request.
+func (rc *receiver) conclude(r *http.Request, rq *request, report Report, a *answer) {
 	if a != nil {
 		report.Status = a.status
 	}
@@ -295,9 +324,6 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 	if rc.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(rq.Began), rq.handled
 		rc.Observe(r.Context(), report)
-	}
-	if a != nil {
-		a.send(w)
 	}
 }
 

@@ -47,6 +47,7 @@ type request struct {
 	memory.Request
 	handled time.Duration // how long the handler took
 	pass    breaker.Pass  // of Config.Breaker
+	inBatch *outcome      // where what became of an event of a batch is kept; nil: it came alone
 }
 
 // check reads and verifies a request without using the database. A nil problem means that the
@@ -71,16 +72,22 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	if p == nil && !s.Verify.AllowUnsigned {
 		s.senders.add(r.RemoteAddr)
 	}
+	p = s.accept(&rq, event, body, p)
+	return rq, p
+}
+
+// accept completes the request of an event that is proven, unless there is a problem, or it is for another receiver.
+func (s *settings) accept(rq *request, event headers.Event, body []byte, p *problem) *problem {
 	if p == nil && len(s.Destinations) > 0 && !event.Foreign && !slices.Contains(s.Destinations, event.Destination()) {
 		p = newProblem(http.StatusMisdirectedRequest, "wrong-destination", "The request was sent to another destination",
 			fmt.Sprintf("It is signed for the destination %q, which is not among this receiver's (Config.Destinations).", event.Destination()))
 	}
 	if p != nil {
-		return rq, p
+		return p
 	}
 	event.Receiver, event.Source, event.Payload = s.Receiver, s.Source, nil
 	rq.Event, rq.Body, rq.Hash = event, body, sha256.Sum256(body)
-	return rq, nil
+	return nil
 }
 
 func (s *settings) checkHeaders(header http.Header, arrived time.Time) *problem {

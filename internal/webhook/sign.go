@@ -80,7 +80,11 @@ type Signed struct{ ID, Timestamp, Signature string }
 // Sign returns the headers by which a request is signed: what [Sign] sets. covered holds X-Idempotency-Key and every X-Outbox-*
 // header in the order of their names, as [AppendCovered] writes them.
 func (s *Signer) Sign(idempotencyKey string, covered, body []byte, now time.Time) Signed {
-	signed := Signed{ID: DeriveID(idempotencyKey), Timestamp: strconv.FormatInt(now.Unix(), 10)}
+	return s.sign(DeriveID(idempotencyKey), covered, body, now)
+}
+
+func (s *Signer) sign(id string, covered, body []byte, now time.Time) Signed {
+	signed := Signed{ID: id, Timestamp: strconv.FormatInt(now.Unix(), 10)}
 	if len(s.macs) == 0 {
 		return signed
 	}

@@ -86,13 +86,16 @@ type inDatabase struct {
 
 	receiver, source, limit, senderNotAfter any // arguments that every admission has
 
-	tables sync.Map               // *memoryTable by oid
-	name   atomic.Pointer[string] // of the table that remembered the first event
+	tables *sync.Map               // *memoryTable by oid
+	name   *atomic.Pointer[string] // of the table that remembered the first event
 }
 
 // InDatabase returns the memory in the tables of db.
 func InDatabase(s Settings, db Database) Memory {
-	return &inDatabase{Settings: s, db: db, receiver: s.Receiver, source: s.Source, limit: s.Limit(), senderNotAfter: orNull(s.SenderNotAfter.Seconds())}
+	return &inDatabase{
+		Settings: s, db: db, receiver: s.Receiver, source: s.Source, limit: s.Limit(), senderNotAfter: orNull(s.SenderNotAfter.Seconds()),
+		tables: &sync.Map{}, name: &atomic.Pointer[string]{},
+	}
 }
 
 // orNull returns value for the database: NULL where it is zero.
@@ -305,14 +308,7 @@ func (h *held) Lend(ctx context.Context, event headers.Event) (context.Context, 
 // Remember stores the status for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (h *held) Remember(ctx context.Context, status int, ignored string) error {
-	query, args := h.table.end, []any{h.xact, h.Receiver, h.Source, h.key}
-	if status != http.StatusNoContent || ignored != "" {
-		state := "succeeded"
-		if ignored != "" {
-			state = "ignored"
-		}
-		query, args = h.table.answer, append(args, int16(status), state, ignored)
-	}
+	query, args := h.answer(status, ignored)
 	err := h.Commit(ctx, query, args)
 	if isHandlers(err) {
 		if noted := h.noteEnded(); noted != nil && !errors.Is(err, noted) {
@@ -320,6 +316,19 @@ func (h *held) Remember(ctx context.Context, status int, ignored string) error {
 		}
 	}
 	return committed(err)
+}
+
+// answer returns the last statement of an event, which stores the status where that is not there yet, without the arguments of the surroundings.
+func (h *held) answer(status int, ignored string) (query string, args []any) {
+	args = []any{h.xact, h.Receiver, h.Source, h.key}
+	if status == http.StatusNoContent && ignored == "" {
+		return h.table.end, args
+	}
+	state := "succeeded"
+	if ignored != "" {
+		state = "ignored"
+	}
+	return h.table.answer, append(args, int16(status), state, ignored)
 }
 
 // Rollback gives the event up. It reports false when the handler has committed the transaction itself, and the row then says so.

@@ -1,0 +1,148 @@
+package consumer
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// An outcome is what became of one event of a batch, before it is known whether the batch commits.
+type outcome struct {
+	request
+	r      *http.Request
+	report Report
+	answer *answer // nil: the handler ended without one
+}
+
+// serveBatch works the events of a batch in one transaction, a savepoint each, and answers when that has ended.
+func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
+	all, refusal := rc.checkBatch(w, r)
+	if refusal != nil {
+		rq := request{Request: memory.Request{Began: time.Now(), Header: r.Header}}
+		rc.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
+		return
+	}
+	batch := rc.batches.Batch()
+	defer batch.Rollback()
+	one := *rc
+	one.memory = batch
+	for _, o := range all {
+		if o.answer == nil {
+			one.workInBatch(w, o)
+		}
+	}
+	// The client may have gone by now, as in run.
+	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.Limits.CommitTimeout)
+	defer cancel()
+	err := batch.Commit(lasting)
+	var body []byte
+	for _, o := range all {
+		if err != nil && o.answer != nil && o.answer.success() {
+			o.report.Result, o.report.Err = ResultCommitFailed, err
+			o.answer = unremembered(err).answer()
+		}
+		if o.answer == nil {
+			o.answer = handlerPanicked().answer()
+		}
+		rc.conclude(o.r, &o.request, o.report, o.answer)
+		body = webhook.AppendLine(body, o.answer.inBatch(o.Header.Get(webhook.IdempotencyKey)))
+	}
+	(&answer{status: http.StatusOK, header: http.Header{"Content-Type": {webhook.BatchResultType}}, body: body}).send(w)
+}
+
+// workInBatch takes one event through its steps. A handler that ends its goroutine must not end the batch, so it has one of its own.
+func (rc *receiver) workInBatch(w http.ResponseWriter, o *outcome) {
+	done := make(chan struct{})
+	o.inBatch = o
+	go func() {
+		defer close(done)
+		defer func() { _ = recover() }() // http.ErrAbortHandler, which is reported
+		rc.work(w, o.r, &o.request)
+	}()
+	<-done
+}
+
+// checkBatch reads and verifies a batch without using the database. An event that is malformed has its answer already.
+func (s *settings) checkBatch(w http.ResponseWriter, r *http.Request) (all []*outcome, refusal *problem) {
+	began := time.Now()
+	events, err := webhook.BatchSize(r.Header)
+	switch {
+	case err != nil:
+		refusal = batchInvalid(err)
+	case s.Verify.AllowUnsigned:
+	default:
+		if err := webhook.Precheck(r.Header, began, s.Verify.Tolerance); err != nil {
+			refusal = s.unproven(err)
+		}
+	}
+	if refusal != nil {
+		leaveUnread(w, r)
+		return nil, refusal
+	}
+	body, room, refusal := s.readBody(w, r)
+	defer s.unverified.give(room)
+	if refusal != nil {
+		return nil, refusal
+	}
+	if !s.Verify.AllowUnsigned {
+		if err := webhook.VerifyBatch(r.Header, body, began, s.Verify.Tolerance, s.secrets...); err != nil {
+			return nil, s.unproven(err)
+		}
+		s.senders.add(r.RemoteAddr)
+	}
+	envelopes, err := webhook.ParseBatch(body, events)
+	if err != nil {
+		return nil, batchInvalid(err)
+	}
+	for _, e := range envelopes {
+		all = append(all, s.checkEnvelope(r, e, began))
+	}
+	return all, nil
+}
+
+// checkEnvelope returns the request of an event of a batch. What its handler gets is what a request of its own would have been.
+func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time.Time) *outcome {
+	header := r.Header.Clone()
+	maps.DeleteFunc(header, func(name string, _ []string) bool {
+		return name == webhook.Batch || name == webhook.ID || name == webhook.Signature || name == "Content-Length"
+	})
+	for name, value := range e.Header {
+		header[name] = []string{value}
+	}
+	key := header.Get(webhook.IdempotencyKey)
+	if key != "" {
+		header.Set(webhook.ID, webhook.DeriveID(key))
+	}
+	o := &outcome{request: request{Request: memory.Request{Began: began, Header: header}}}
+	o.r = r.Clone(r.Context())
+	o.r.Header = header
+	event, p := headers.Event{}, s.checkKeyHeaders(header)
+	if p == nil {
+		event, p = eventOf(header, key)
+	}
+	if p = s.accept(&o.request, event, e.Body, p); p != nil {
+		o.report, o.answer = Report{Result: ResultRejected, Err: p}, p.answer()
+	}
+	return o
+}
+
+// inBatch returns the answer as a line of the answer to a batch.
+func (a *answer) inBatch(key string) webhook.BatchResult {
+	result := webhook.BatchResult{Key: key, Status: a.status, RetryAfter: a.header.Get("Retry-After"), Replayed: a.header.Get(webhook.Replayed) != ""}
+	if !a.success() && len(a.body) <= maxBatchAnswer {
+		result.ContentType, result.Body = a.header.Get("Content-Type"), string(a.body)
+	}
+	return result
+}
+
+// maxBatchAnswer bounds what an answer keeps of the refusal of one event, in bytes. Cut, a problem could not be read.
+const maxBatchAnswer = 2 << 10
+
+func batchInvalid(err error) *problem {
+	return newProblem(http.StatusBadRequest, "batch-invalid", "The batch is malformed", err.Error()+".")
+}

@@ -1,0 +1,301 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// batchRequest is a batch of events with these keys, as a relay sends it.
+func batchRequest(e *receivertest.Env, keys ...string) *http.Request {
+	var body []byte
+	for _, key := range keys {
+		body = webhook.AppendLine(body, webhook.Envelope{
+			Header: map[string]string{
+				webhook.IdempotencyKey: key, webhook.EventType: "invoice.created", webhook.Attempt: "1", "Content-Type": "application/json",
+			}, Body: []byte("{}"),
+		})
+	}
+	return signedBatch(e, len(keys), body)
+}
+
+func signedBatch(e *receivertest.Env, events int, body []byte) *http.Request {
+	signed := webhook.NewSigner(receivertest.Secret()).SignBatch(events, body, time.Now())
+	r := receivertest.Must(http.NewRequestWithContext(e.T.Context(), http.MethodPost, e.URL, strings.NewReader(string(body))))
+	r.Header = http.Header{
+		"Content-Type": {webhook.BatchType}, webhook.Batch: {strconv.Itoa(events)},
+		webhook.ID: {signed.ID}, webhook.Timestamp: {signed.Timestamp}, webhook.Signature: {signed.Signature},
+	}
+	return r
+}
+
+// wantBatch sends a batch and asserts the status of each of its events.
+func wantBatch(e *receivertest.Env, r *http.Request, want map[string]int) map[string]webhook.BatchResult {
+	e.T.Helper()
+	answer := e.Do(r)
+	if answer.Status != http.StatusOK || answer.Header.Get("Content-Type") != webhook.BatchResultType {
+		e.T.Fatalf("the batch was answered %d %v: %s", answer.Status, answer.Header, answer.Body)
+	}
+	results := webhook.ParseBatchResults([]byte(answer.Body))
+	got := map[string]int{}
+	for key, result := range results {
+		got[key] = result.Status
+	}
+	if !maps.Equal(got, want) {
+		e.T.Errorf("answered %v, want %v", got, want)
+	}
+	return results
+}
+
+// A batch that fails in part: what fails, in whatever way, fails alone, and the others commit.
+func TestBatchPoisonFailsAlone(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, _ consumer.Event) error {
+			tx, key := consumer.Tx(ctx), consumer.EventFrom(ctx).Key
+			if err := receivertest.EffectOf(ctx, key); err != nil {
+				return err
+			}
+			switch key {
+			case "error":
+				return errors.New("poison")
+			case "permanent":
+				return consumer.Permanent(errors.New("never"))
+			case "panic":
+				panic("poison")
+			case "abort":
+				panic(http.ErrAbortHandler)
+			case "goexit":
+				runtime.Goexit()
+			case "broken":
+				_, err := tx.Exec(ctx, "SELECT 1/0")
+				return err
+			case "hidden":
+				_, _ = tx.Exec(ctx, "SELECT 1/0")
+			case "rollback":
+				_ = tx.Rollback(ctx)
+			case "nested":
+				if _, err := tx.Begin(ctx); err != nil {
+					return err
+				}
+			case "ignored":
+				return consumer.Ignore("of no concern")
+			}
+			return nil
+		}
+	})
+	keys := []string{"a", "error", "b", "permanent", "panic", "c", "abort", "goexit", "d", "broken", "hidden", "e", "rollback", "f", "nested", "ignored", "g"}
+	want := map[string]int{
+		"a": 204, "b": 204, "c": 204, "d": 204, "e": 204, "f": 204, "g": 204, "nested": 204, "ignored": 204,
+		"error": 500, "permanent": 422, "panic": 500, "abort": 500, "goexit": 500, "broken": 500, "hidden": 500, "rollback": 500,
+	}
+	results := wantBatch(e, batchRequest(e, keys...), want)
+	if !strings.Contains(results["permanent"].Body, "never") {
+		t.Errorf("the refusal says %q", results["permanent"].Body)
+	}
+	for key, status := range want {
+		rows := 0
+		if status == 204 {
+			rows = 1
+		}
+		e.WantRows(key, rows, rows)
+	}
+	if n := len(e.Reports); n != len(keys) {
+		t.Errorf("%d reports, want %d", n, len(keys))
+	}
+	// The connection is another event's now.
+	receivertest.WantFirst(t, e.Post("alone", "{}"), 204, "")
+}
+
+// Duplicates are suppressed within a batch, across batches, and across batches and requests of one event.
+func TestBatchSuppressesDuplicates(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
+	alone := e.Post("alone", "{}")
+	if alone.Header.Get(webhook.AcceptPost) != webhook.BatchType {
+		t.Errorf("the receiver does not say that it takes batches: %v", alone.Header)
+	}
+	// Answers with one key count as none for the sender: each is in a batch of its own text here.
+	answer := e.Do(batchRequest(e, "k", "k", "alone", "l"))
+	if n := strings.Count(answer.Body, `"key":"k","status":201`); n != 2 || strings.Count(answer.Body, `"replayed":true`) != 2 {
+		t.Errorf("answered %s", answer.Body)
+	}
+	wantBatch(e, batchRequest(e, "l", "m"), map[string]int{"l": 201, "m": 201})
+	if got := e.Post("m", "{}"); got.Status != 201 || got.Header.Get(webhook.Replayed) != "true" {
+		t.Errorf("a duplicate of an event of a batch was answered %d %v", got.Status, got.Header)
+	}
+	for _, key := range []string{"alone", "k", "l", "m"} {
+		e.WantRows(key, 1, 1)
+	}
+}
+
+// No event of a batch has its 2xx when the commit fails.
+func TestBatchCommitFailsAll(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, _ consumer.Event) error {
+			if consumer.EventFrom(ctx).Key == "orphan" {
+				if _, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO child VALUES (1)"); err != nil { // fails at COMMIT
+					return err
+				}
+			}
+			return receivertest.EffectOf(ctx, consumer.EventFrom(ctx).Key)
+		}
+	})
+	wantBatch(e, batchRequest(e, "a", "orphan", "b"), map[string]int{"a": 500, "orphan": 500, "b": 500})
+	for range 3 {
+		e.WantResult(consumer.ResultCommitFailed)
+	}
+	for _, key := range []string{"a", "orphan", "b"} {
+		e.WantRows(key, 0, 0)
+	}
+	wantBatch(e, batchRequest(e, "a", "b"), map[string]int{"a": 204, "b": 204})
+}
+
+// A handler that commits the batch's transaction by itself loses its own event alone; the others are sent again, and take effect once.
+func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, _ consumer.Event) error {
+			if err := receivertest.EffectOf(ctx, consumer.EventFrom(ctx).Key); err != nil || consumer.EventFrom(ctx).Key != "commits" {
+				return err
+			}
+			_, err := consumer.Tx(ctx).Conn().Exec(ctx, "COMMIT")
+			return err
+		}
+	})
+	wantBatch(e, batchRequest(e, "a", "commits", "b"), map[string]int{"a": 500, "commits": 500, "b": 503})
+	wantBatch(e, batchRequest(e, "a", "commits", "b"), map[string]int{"a": 204, "commits": 422, "b": 204})
+	for _, key := range []string{"a", "commits", "b"} {
+		e.WantRows(key, 1, 1)
+	}
+}
+
+// Strangers and mistakes: nothing is worked, and the answer is a refusal by which a relay falls back.
+func TestBatchRefusals(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
+	line := `{"headers":{"X-Idempotency-Key":"k"},"body":"e30="}` + "\n"
+	for name, c := range map[string]struct {
+		request func() *http.Request
+		status  int
+		problem string
+	}{
+		"other count": {func() *http.Request { return signedBatch(e, 2, []byte(line)) }, 400, "batch-invalid"},
+		"too many":    {func() *http.Request { return signedBatch(e, webhook.MaxBatchEvents+1, []byte(line)) }, 400, "batch-invalid"},
+		"no lines":    {func() *http.Request { return signedBatch(e, 1, []byte("{")) }, 400, "batch-invalid"},
+		"other type": {func() *http.Request {
+			r := batchRequest(e, "k")
+			r.Header.Set("Content-Type", "application/json")
+			return r
+		}, 400, "batch-invalid"},
+		"unsigned": {func() *http.Request {
+			r := batchRequest(e, "k")
+			r.Header.Del(webhook.Signature)
+			return r
+		}, 401, "signature-invalid"},
+		"changed": {func() *http.Request {
+			r := batchRequest(e, "k", "l")
+			r.Header.Set(webhook.Batch, "1")
+			return r
+		}, 401, "signature-invalid"},
+		"old": {func() *http.Request {
+			r := batchRequest(e, "k")
+			r.Header.Set(webhook.Timestamp, "1614265330")
+			return r
+		}, 401, "timestamp-out-of-tolerance"},
+		"too large": {func() *http.Request { return signedBatch(e, 1, []byte(strings.Repeat(line, 1<<20/len(line)+1))) }, 413, "body-too-large"},
+	} {
+		t.Run(name, func(t *testing.T) { receivertest.WantProblem(t, e.Do(c.request()), c.status, c.problem) })
+	}
+	e.WantRows("k", 0, 0)
+	// A malformed event fails alone.
+	mixed := []byte(`{"headers":{"X-Idempotency-Key":"bad","X-Outbox-Attempt":"x"},"body":"e30="}` + "\n" + line)
+	wantBatch(e, signedBatch(e, 2, mixed), map[string]int{"bad": 400, "k": 201})
+}
+
+// Receivers that do not know batches refuse them before they read the body, and do not say that they take any.
+func TestBatchIsRefusedByOtherReceivers(t *testing.T) {
+	t.Parallel()
+	for name, e := range map[string]*receivertest.Env{
+		"sqlconsumer":  receivertest.NewEnv(t, receivertest.SQL(), consumer.Config{}, receivertest.Effect),
+		"small bodies": receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{MaxBodyBytes: webhook.MaxBatchBytes - 1}}, receivertest.Effect),
+	} {
+		receivertest.WantProblem(t, e.Do(batchRequest(e, "k")), 400, "key-missing")
+		if answer := e.Post("l", "{}"); answer.Header.Get(webhook.AcceptPost) != "" {
+			t.Errorf("%s: %v", name, answer.Header)
+		}
+	}
+}
+
+// What the handler gets of an event of a batch is what it would have got of its own request.
+func TestBatchEventIsLikeASingleOne(t *testing.T) {
+	t.Parallel()
+	seen := make(chan http.Header, 2)
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) http.HandlerFunc {
+		return func(_ http.ResponseWriter, r *http.Request) {
+			h := r.Header.Clone()
+			for _, name := range []string{"Accept-Encoding", "User-Agent", "Content-Length", webhook.Timestamp, webhook.Signature} {
+				h.Del(name)
+			}
+			seen <- h
+		}
+	})
+	receivertest.WantFirst(t, e.Post("k", "{}"), 200, "")
+	wantBatch(e, batchRequest(e, "l"), map[string]int{"l": 200})
+	single, batched := <-seen, <-seen
+	single.Set(webhook.IdempotencyKey, "l")
+	single.Set(webhook.ID, webhook.DeriveID("l"))
+	if !maps.EqualFunc(single, batched, func(a, b []string) bool { return strings.Join(a, "\n") == strings.Join(b, "\n") }) {
+		t.Errorf("alone %v, in a batch %v", single, batched)
+	}
+}
+
+func BenchmarkBatch(b *testing.B) {
+	for _, size := range []int{1, 16, 100} {
+		b.Run(strconv.Itoa(size), func(b *testing.B) {
+			e := receivertest.NewEnv(b, receivertest.PGX(), consumer.Config{Observe: receivertest.Unheard}, func(*receivertest.Env) http.HandlerFunc {
+				return func(w http.ResponseWriter, r *http.Request) {
+					_, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO effect VALUES ($1)", consumer.EventFrom(r.Context()).Key)
+					if err == nil {
+						w.WriteHeader(http.StatusNoContent)
+					}
+				}
+			})
+			n := 0
+			b.SetParallelism(2)
+			requests := make(chan *http.Request, b.N)
+			for range b.N {
+				keys := make([]string, size)
+				for i := range keys {
+					n++
+					keys[i] = "k" + strconv.Itoa(n)
+				}
+				if size == 1 {
+					requests <- e.NewRequest(keys[0], "{}")
+				} else {
+					requests <- batchRequest(e, keys...)
+				}
+			}
+			b.ResetTimer()
+			b.RunParallel(func(p *testing.PB) {
+				for p.Next() {
+					if answer, err := e.Try(<-requests); err != nil || answer.Status > 299 {
+						b.Errorf("%v %v", answer, err)
+					}
+				}
+			})
+			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "effects/s")
+		})
+	}
+}
