@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
@@ -57,14 +58,13 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 
 // workInBatch takes one event through its steps. A handler that ends its goroutine must not end the batch, so it has one of its own.
 func (rc *receiver) workInBatch(w http.ResponseWriter, o *outcome) {
-	done := make(chan struct{})
+	var handling sync.WaitGroup
 	o.inBatch = o
-	go func() {
-		defer close(done)
+	handling.Go(func() {
 		defer func() { _ = recover() }() // http.ErrAbortHandler, which is reported
 		rc.work(w, o.r, &o.request)
-	}()
-	<-done
+	})
+	handling.Wait()
 }
 
 // checkBatch reads and verifies a batch without using the database. An event that is malformed has its answer already.

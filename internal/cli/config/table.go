@@ -93,6 +93,7 @@ func policyRows(d *destination) []settings.Row {
 		{Path: "breaker.probe_after", Env: "BREAKER_PROBE_AFTER", Value: settings.One("1s", settings.ParseDuration, settings.To(&breaker.ProbeAfter), policy.DefaultProbeAfter)},
 		{Path: "breaker.probe_max", Env: "BREAKER_PROBE_MAX", Value: settings.One("5s", settings.ParseDuration, settings.To(&breaker.ProbeMax), policy.DefaultProbeMax)},
 
+		{Path: "batch.max", Env: "BATCH_MAX", Value: settings.One("100", settings.ParseCount, settings.To(&d.Batch.Max))},
 		{Path: "format", Env: "FORMAT", Value: settings.One("raw", settings.ParseChoice(relay.FormatRaw, relay.FormatCloudEvents), settings.To(&wire.Format), relay.FormatRaw)},
 		{Path: "cloudevents_source", Env: "CLOUDEVENTS_SOURCE", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
 		{Path: "event_headers", Env: "EVENT_HEADERS", Value: settings.Many("[x-event-*]", settings.ParseText, settings.To(&wire.EventHeaders), webhook.DefaultEventHeaders())},

@@ -121,6 +121,9 @@ func (c *Config) bindBroker(path string, d *destination) {
 				*codes = nil
 			}
 		}
+		if !c.Own(path + ".batch.max") {
+			d.Batch.Max = 0
+		}
 		if c.Own(path + ".excerpts") {
 			c.ProblemAt(path+".excerpts", "has no effect: NATS and Kafka answer without a body; remove it")
 		}

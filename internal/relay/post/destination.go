@@ -53,6 +53,8 @@ type Destination struct {
 	Headers map[string]string
 	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty: requests are unsigned.
 	SigningSecrets []webhook.Secret
+	// Batch says whether events may share a request of HTTP.
+	Batch Batch
 	// Wire says what requests look like and how they travel.
 	Wire Wire
 	// NATS is what only a destination with a URL of nats or tls has.
@@ -95,6 +97,7 @@ func (d Destination) Problems(path string) []check.Problem {
 	v.Add(d.Retry.Problems(path + ".retry"))
 	v.Add(d.Responses.Problems(path + ".responses"))
 	v.Add(d.wireProblems(path))
+	v.Add(d.batchProblems(path))
 	v.Add(d.schemeProblems(path))
 	canonical := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {

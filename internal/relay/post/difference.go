@@ -60,6 +60,7 @@ func (d Destination) Differences(next Destination) []string {
 	v.Compare("headers", maps.Equal(d.Headers, next.Headers))
 	v.Compare("event_headers", slices.Equal(a.EventHeaders, b.EventHeaders))
 	v.Compare("signing_secrets", slices.EqualFunc(d.SigningSecrets, next.SigningSecrets, webhook.Secret.Equal))
+	v.Compare("batch.max", d.Batch == next.Batch)
 	v.Compare("format", a.Format == b.Format)
 	v.Compare("cloudevents_source", a.Source == b.Source)
 	v.Compare("max_payload_bytes", a.MaxPayloadBytes == b.MaxPayloadBytes)

@@ -37,6 +37,7 @@ func changes(t *testing.T) map[string]func(*post.Destination) {
 		"event_headers":         func(d *post.Destination) { d.Wire.EventHeaders = []string{"x-a"} },
 		"headers":               func(d *post.Destination) { d.Headers = map[string]string{"A": "b"} },
 		"signing_secrets":       func(d *post.Destination) { d.SigningSecrets = []webhook.Secret{secret(t, testSecret)} },
+		"batch.max":             func(d *post.Destination) { d.Batch.Max = 9 },
 		"format":                func(d *post.Destination) { d.Wire.Format = post.FormatCloudEvents },
 		"cloudevents_source":    func(d *post.Destination) { d.Wire.Source = "x" },
 		"max_payload_bytes":     func(d *post.Destination) { d.Wire.MaxPayloadBytes = 3 },
@@ -71,7 +72,7 @@ func TestEverySettingOfADestinationMakesADifference(t *testing.T) {
 		}
 	}
 	relaytest.CheckFields(t, post.Destination{},
-		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire", "NATS", "Kafka")
+		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Batch", "Wire", "NATS", "Kafka")
 	relaytest.CheckFields(t, natspost.Settings{}, "Subject", "Partitions", "Stream", "InboxPrefix", "Credentials", "Seed")
 	relaytest.CheckFields(t, kafkapost.Settings{}, "Topic", "Key", "Mechanism")
 	relaytest.CheckFields(t, policy.RetryPolicy{}, "Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "NotAfter")

@@ -30,7 +30,7 @@ func (d Destination) Digests(salt string) (settings, secrets string) {
 		d.URL, d.Timeout, d.MaxInFlight, d.RateLimit, d.Retry.Schedule, d.Retry.MaxAttempts, jitter, d.Retry.RetryAfterMax, d.Retry.NotAfter,
 		d.Breaker, d.OnFailure, d.Responses, slices.Sorted(maps.Keys(d.Headers)), w.Format, w.Source, w.MaxPayloadBytes, w.Excerpts, w.EventHeaders,
 		w.TLS.MinVersion, w.TLS.ServerName, w.TLS.Roots != nil, certificate, d.NATS.Subject, d.NATS.Partitions, d.NATS.Stream, d.NATS.InboxPrefix,
-		d.Kafka.Topic, d.Kafka.Key, d.Kafka.Mechanism)
+		d.Kafka.Topic, d.Kafka.Key, d.Kafka.Mechanism, d.Batch)
 	held := []any{d.Headers, w.Proxy} // a proxy may have a password
 	for _, secret := range d.SigningSecrets {
 		held = append(held, secret.Key())

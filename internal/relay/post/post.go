@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/mask"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // Bounds of what a receiver can make the relay read, in bytes.
@@ -31,7 +33,7 @@ func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 	var resp *http.Response
 	var connected bool
 	var err error
-	if e.direct.fits(req, payload) {
+	if e.direct.fits(req, payload) && !e.asksForBatches() {
 		status, resp, connected, err = e.direct.roundTrip(ctx, e.Destination.Timeout, req, payload)
 	} else {
 		if e.Destination.Timeout > 0 {
@@ -42,18 +44,7 @@ func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 		resp, connected, err = e.roundTrip(ctx, req.HTTP(payload), payload)
 	}
 	if err != nil {
-		if errors.Is(err, errNothingSent) {
-			return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}
-		}
-		err = explain(err)
-		v := policy.ClassifyError(err, connected)
-		if v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false)); v.Reason == policy.ReasonMalformed && e.Destination.Wire.Excerpts != ExcerptsText {
-			v.Message = describeMalformed(err)
-		}
-		if v.Message == context.DeadlineExceeded.Error() && caller.Err() == nil {
-			v.Message = fmt.Sprintf("no answer within %s", e.Destination.Timeout)
-		}
-		return v
+		return e.failed(caller, req, connected, err)
 	}
 	if resp == nil {
 		return policy.ClassifyResponse(status, nil, "", e.Destination.Responses, time.Now())
@@ -67,9 +58,28 @@ func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		excerpt = excerptOf(resp, e.Destination.Wire.Excerpts, func() *mask.Mask { return maskOf(e, req.Header()) })
 	}
+	if e.offer != nil && excerpt == "" && resp.StatusCode <= 299 {
+		e.learn(slices.Contains(resp.Header[webhook.AcceptPost], webhook.BatchType), "it does not say so in its answers")
+	}
 	if resp.Body != http.NoBody {
 		// The status has decided; a body that breaks off changes nothing.
 		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
 	}
 	return policy.ClassifyResponse(resp.StatusCode, resp.Header, excerpt, e.Destination.Responses, time.Now())
+}
+
+// failed returns the result of a request that had no answer. caller is the context without the destination's timeout.
+func (e *Endpoint) failed(caller context.Context, req *Request, connected bool, err error) policy.Result {
+	if errors.Is(err, errNothingSent) {
+		return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}
+	}
+	err = explain(err)
+	v := policy.ClassifyError(err, connected)
+	if v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false)); v.Reason == policy.ReasonMalformed && e.Destination.Wire.Excerpts != ExcerptsText {
+		v.Message = describeMalformed(err)
+	}
+	if v.Message == context.DeadlineExceeded.Error() && caller.Err() == nil {
+		v.Message = fmt.Sprintf("no answer within %s", e.Destination.Timeout)
+	}
+	return v
 }

@@ -73,26 +73,44 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 
 // express makes r the request of a delivery.
 func (r *Request) express(to *Endpoint, d *Message, now time.Time) (err error) {
+	text := to.texts.get()
+	defer to.texts.pool.Put(text)
+	if *text, err = r.describe((*text)[:0], to, d, true); err != nil {
+		return err
+	}
+	signed := to.signer.Sign(*d.Key, *text, d.Payload, now)
+	r.header = append(r.header, field{webhook.ID, signed.ID}, field{webhook.Timestamp, signed.Timestamp})
+	if signed.Signature != "" {
+		r.header = append(r.header, field{webhook.Signature, signed.Signature})
+	}
+	return nil
+}
+
+// describe sets the headers of a delivery, and returns them behind text as far as a signature covers them. Without own they lack what all requests of the
+// destination share, except for the type of the payload.
+func (r *Request) describe(text []byte, to *Endpoint, d *Message, own bool) (covered []byte, err error) {
 	e := &d.Event
 	if limit := to.Destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.Payload)) > limit {
-		return fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
+		return text, fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
 			errTooLarge, len(e.Payload), to.Destination.Name, limit)
 	}
 	r.to, r.header, r.dropped = to, r.room[:0], 0
 	if err := r.setOwnHeaders(e.Headers); err != nil {
-		return err
+		return text, err
 	}
 	for _, f := range to.header {
 		r.deleteSpellings(f.name)
 	}
-	r.header = append(r.header, to.header...)
-	if authorization := to.authorization; authorization != nil {
+	for _, f := range to.header {
+		if own || f.name == "Content-Type" {
+			r.header = append(r.header, f)
+		}
+	}
+	if authorization := to.authorization; authorization != nil && own {
 		r.set("Authorization", authorization())
 	}
-	text := to.texts.get()
-	defer to.texts.pool.Put(text)
-	if *text, err = r.setContract((*text)[:0], d); err != nil {
-		return err
+	if text, err = r.setContract(text, d); err != nil {
+		return text, err
 	}
 	if d.Trace.Parent != "" {
 		r.setTrace(d.Trace)
@@ -100,12 +118,7 @@ func (r *Request) express(to *Endpoint, d *Message, now time.Time) (err error) {
 	if to.Destination.Wire.Format == FormatCloudEvents {
 		r.setAttributes(to.Destination.Wire.Source, d)
 	}
-	signed := to.signer.Sign(*e.Key, *text, e.Payload, now)
-	r.header = append(r.header, field{webhook.ID, signed.ID}, field{webhook.Timestamp, signed.Timestamp})
-	if signed.Signature != "" {
-		r.header = append(r.header, field{webhook.Signature, signed.Signature})
-	}
-	return nil
+	return text, nil
 }
 
 // HTTP returns the request for net/http.

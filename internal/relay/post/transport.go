@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/batchpost"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -48,6 +49,7 @@ type Endpoint struct {
 	requests      sync.Pool // of *Request
 	requestLine   []byte    // with the host
 	authorization func() string
+	offer         *batchpost.Offer // of batches; nil: none are sent
 
 	mu       sync.Mutex
 	inFlight int  // attempts on their way
@@ -162,6 +164,9 @@ func newHTTP(e *Endpoint, agent string) (carrier, error) {
 		MaxResponseHeaderBytes: maxResponseHeader,
 		// A few kilobytes of gzip can hold gigabytes.
 		DisableCompression: true,
+	}
+	if d.Batch.Max > 0 {
+		return newBatches(e), nil
 	}
 	return overHTTP{e}, nil
 }

@@ -58,6 +58,9 @@ func (b *batch) Admit(ctx context.Context, rq *Request) (Found, error) {
 	return found, err
 }
 
+// nothingSQL stands where a batch of which nothing is remembered has no last statement.
+const nothingSQL = `SELECT 1`
+
 // Commit commits the batch. The last statement is that of the last event that was remembered: it fails in any other transaction.
 func (b *batch) Commit(ctx context.Context) error {
 	t := b.points.tx
@@ -67,7 +70,7 @@ func (b *batch) Commit(ctx context.Context) error {
 	case b.points.broken():
 		return ErrBatchBroken
 	case b.last == nil: // nothing to keep but what was learned of duplicates
-		return committed(t.Commit(ctx, "SELECT 1", nil))
+		return committed(t.Commit(ctx, nothingSQL, nil))
 	}
 	t.Enter(b.points.found)
 	return committed(t.Commit(ctx, b.last.table.end, []any{b.last.xact, b.Receiver, b.Source, b.last.key}))
