@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// A relay and a receiver with batches, while answers are lost after their commit, handlers fail and panic, and the relay is stopped hard:
+// everything takes effect once, each ordering key in its order, and the poison fails alone.
+func TestBatchesEndToEnd(t *testing.T) {
+	t.Parallel()
+	sender, receiver := relaytest.At(t, pgtest.New(t, migrations.Outbox)), relaytest.At(t, pgtest.New(t, migrations.Inbox))
+	receiver.Exec(`CREATE TABLE effect (n bigserial, key text, ordering_key text, sequence bigint)`)
+	cfg := consumer.Config{Receiver: "shop", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
+	receive, err := consumer.New(receiver.Pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		_, err := tx.Exec(ctx, "INSERT INTO effect (key, ordering_key, sequence) VALUES ($1, $2, $3)", event.Key, event.OrderingKey, event.Sequence)
+		switch {
+		case err != nil:
+			return err
+		case event.Type == "poison":
+			return consumer.Permanent(errors.New("poison"))
+		case event.Type == "flaky" && event.Attempt == 1 && event.ID%2 == 0:
+			return errors.New("not at first")
+		case event.Type == "flaky" && event.Attempt == 1:
+			panic("not at first")
+		}
+		return nil
+	})
+	pgtest.Must(t, err)
+	var batches, cut atomic.Int64
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !webhook.IsBatch(r.Header) {
+			receive.ServeHTTP(w, r)
+			return
+		}
+		if batches.Add(1)%4 != 0 {
+			receive.ServeHTTP(w, r)
+			return
+		}
+		receive.ServeHTTP(httptest.NewRecorder(), r)
+		cut.Add(1)
+		panic(http.ErrAbortHandler) // committed, and not answered
+	}))
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.Start()
+	defer server.Close()
+	env := []string{
+		"OUTBOX_DATABASE_URL=" + sender.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_SIGNING_SECRET=" + receivertest.SecretText,
+		"OUTBOX_BATCH_MAX=50", "OUTBOX_RETRY_SCHEDULE=10ms", "OUTBOX_MAX_ATTEMPTS=20", "OUTBOX_BREAKER_ENABLED=false",
+	}
+	relay := start(t, env)
+	insert := func(from, to int) {
+		sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
+			SELECT CASE WHEN i % 97 = 0 THEN 'poison' WHEN i % 13 = 0 THEN 'flaky' ELSE 'paid' END, '{}', 'k' || i,
+			       CASE WHEN i % 97 <> 0 AND i % 2 = 0 THEN 'o' || i % 30 END
+			FROM generate_series($1::int, $2::int) i`, from, to)
+	}
+	insert(1, 500)
+	relaytest.Eventually(t, "a batch whose answer is lost", func() bool { return cut.Load() > 0 })
+	relay.signals <- os.Signal(syscall.SIGTERM)
+	relay.signals <- os.Signal(syscall.SIGTERM) // at once
+	<-relay.code
+	insert(501, 1000)
+	relay = start(t, env)
+	relaytest.Becomes(sender, 0, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending'`)
+	relay.end(t, 0)
+
+	if n := relaytest.Row[int](sender, `SELECT count(*)::int FROM outbox_delivery d JOIN outbox o ON o.id = d.event_id
+		WHERE (d.status = 'failed') = (o.event_type = 'poison')`); n != 1000 {
+		t.Errorf("%d of 1000 deliveries ended as they should", n)
+	}
+	if n := relaytest.Row[int](receiver, `SELECT count(*)::int FROM effect`); n != 990 {
+		t.Errorf("%d effects, want 990", n)
+	}
+	if n := relaytest.Row[int](receiver, `SELECT count(DISTINCT key)::int FROM effect`); n != 990 {
+		t.Errorf("%d events took effect, want 990", n)
+	}
+	if keys := relaytest.Rows[string](receiver, `SELECT key FROM (SELECT key, sequence, lag(sequence) OVER (PARTITION BY ordering_key ORDER BY n) AS before
+		FROM effect WHERE ordering_key <> '') e WHERE sequence < before`); len(keys) > 0 {
+		t.Errorf("out of order: %s", strings.Join(keys, " "))
+	}
+	if batches.Load() < 8 {
+		t.Errorf("%d batches", batches.Load())
+	}
+}
+
+// A receiver that has sent no word of batches gets none, and all events.
+func TestBatchesAtAReceiverWithoutThem(t *testing.T) {
+	t.Parallel()
+	sender := relaytest.At(t, pgtest.New(t, migrations.Outbox))
+	rc := relaytest.NewReceiver(t, nil)
+	relay := start(t, []string{"OUTBOX_DATABASE_URL=" + sender.DSN, "OUTBOX_DESTINATION_URL=" + rc.URL, "OUTBOX_BATCH_MAX=50"})
+	sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'paid', '{}', 'k' || i FROM generate_series(1, 300) i`)
+	relaytest.Becomes(sender, 300, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
+	relay.end(t, 0)
+	for _, r := range rc.All() {
+		if webhook.IsBatch(r.Header) {
+			t.Fatal("got a batch")
+		}
+	}
+	if rc.Total() != 300 || !strings.Contains(relay.stderr.String(), "does not take batches") {
+		t.Errorf("%d requests; the log says %s", rc.Total(), relay.stderr.String())
+	}
+}
