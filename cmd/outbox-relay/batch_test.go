@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -79,7 +80,7 @@ func TestBatchesEndToEnd(t *testing.T) {
 	<-relay.code
 	insert(501, 1000)
 	relay = start(t, env)
-	relaytest.Becomes(sender, 0, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending'`)
+	relaytest.Becomes(sender, 1000, `SELECT count(*)::int FROM outbox_delivery WHERE status IN ('delivered', 'failed')`)
 	relay.end(t, 0)
 
 	if n := relaytest.Row[int](sender, `SELECT count(*)::int FROM outbox_delivery d JOIN outbox o ON o.id = d.event_id
@@ -117,5 +118,63 @@ func TestBatchesAtAReceiverWithoutThem(t *testing.T) {
 	}
 	if rc.Total() != 300 || !strings.Contains(relay.stderr.String(), "does not take batches") {
 		t.Errorf("%d requests; the log says %s", rc.Total(), relay.stderr.String())
+	}
+}
+
+// BenchmarkBatches drains a backlog with and without batches, to a receiver that only answers and to the middleware.
+func BenchmarkBatches(b *testing.B) {
+	const events = 20_000
+	plain := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set(webhook.AcceptPost, webhook.BatchType)
+		if !webhook.IsBatch(r.Header) {
+			return
+		}
+		all, err := webhook.ParseBatch(body, receivertest.Must(webhook.BatchSize(r.Header)))
+		pgtest.Must(b, err)
+		w.Header().Set("Content-Type", webhook.BatchResultType)
+		var answer []byte
+		for _, e := range all {
+			answer = webhook.AppendLine(answer, webhook.BatchResult{Key: e.Header[webhook.IdempotencyKey], Status: http.StatusNoContent})
+		}
+		_, _ = w.Write(answer)
+	})
+	inbox := relaytest.At(b, pgtest.New(b, migrations.Inbox))
+	inbox.Exec(`CREATE TABLE effect (key text)`)
+	cfg := consumer.Config{Receiver: "shop", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
+	middleware, err := consumer.New(inbox.Pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+		return err
+	})
+	pgtest.Must(b, err)
+	for _, c := range []struct {
+		name    string
+		handler http.Handler
+		env     []string
+	}{
+		{"plain/single", plain, nil},
+		{"plain/batch", plain, []string{"OUTBOX_BATCH_MAX=100"}},
+		{"plain/single-400", plain, []string{"OUTBOX_DESTINATION_MAX_IN_FLIGHT=400", "OUTBOX_MAX_IN_FLIGHT=400"}},
+		{"plain/batch-400", plain, []string{"OUTBOX_DESTINATION_MAX_IN_FLIGHT=400", "OUTBOX_MAX_IN_FLIGHT=400", "OUTBOX_BATCH_MAX=100"}},
+		{"middleware/single", middleware, nil},
+		{"middleware/batch", middleware, []string{"OUTBOX_BATCH_MAX=100"}},
+		{"middleware/batch-400", middleware, []string{"OUTBOX_DESTINATION_MAX_IN_FLIGHT=400", "OUTBOX_MAX_IN_FLIGHT=400", "OUTBOX_BATCH_MAX=100"}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for range b.N {
+				b.StopTimer()
+				inbox.Exec(`TRUNCATE processed_events, effect`)
+				sender := relaytest.At(b, pgtest.New(b, migrations.Outbox))
+				sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'paid', '{"amount": 1}', 'k' || i FROM generate_series(1, $1::int) i`, events)
+				server := httptest.NewServer(c.handler)
+				b.StartTimer()
+				relay := start(b, append(c.env, "OUTBOX_DATABASE_URL="+sender.DSN, "OUTBOX_DESTINATION_URL="+server.URL, "OUTBOX_SIGNING_SECRET="+receivertest.SecretText))
+				relaytest.Becomes(sender, events, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'`)
+				b.StopTimer()
+				relay.end(b, 0)
+				server.Close()
+			}
+			b.ReportMetric(float64(events*b.N)/b.Elapsed().Seconds(), "events/s")
+		})
 	}
 }

@@ -247,7 +247,7 @@ func monitorOf(t *testing.T, s started) string {
 	return "http://" + metricsAddress.FindStringSubmatch(s.stderr.String())[1]
 }
 
-func (s started) end(t *testing.T, want int) {
+func (s started) end(t testing.TB, want int) {
 	t.Helper()
 	s.signals <- syscall.SIGTERM
 	if code := <-s.code; code != want {

@@ -29,7 +29,7 @@ type started struct {
 	code    chan int
 }
 
-func start(t *testing.T, env []string, args ...string) started {
+func start(t testing.TB, env []string, args ...string) started {
 	t.Helper()
 	for _, setting := range []string{"OUTBOX_METRICS_LISTEN=", "OUTBOX_ADMIN_LISTEN="} {
 		if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, setting) }) {
