@@ -41,8 +41,8 @@
 //
 // The rooms in internal/relay never import this package: intake (new events by the difference of two snapshots), pg (how statements
 // reach the database, and what their errors mean), policy (the outcome of an attempt, when to try again, when a receiver is
-// down), capacity (how much a receiver bears), ordering (what of an ordering key may be sent), agenda (when the claimer acts), post (one request), natspost and kafkapost (the same over JetStream and
-// Kafka), spans (traces), breaker (what relays share about destinations that are down), identity (keeping away from copies of
+// down), capacity (how much a receiver bears), ordering (what of an ordering key may be sent), agenda (when the claimer acts), post (one request), batchpost (which attempts share
+// a request), natspost and kafkapost (the same over JetStream and Kafka), spans (traces), breaker (what relays share about destinations that are down), identity (keeping away from copies of
 // the database), session (connection, heartbeats, and the claims of dead relays), waiting (what waits behind the head of its
 // ordering key), routes (the stored routes, and what was parked before its route came), settle (writing outcomes), archive, alert,
 // and watch (the state of the database). Package ops (what operators ask and do) uses the same packages; it and relay never import each other.

@@ -24,6 +24,8 @@ type (
 	Destination = post.Destination
 	// Wire says what its requests look like and how they travel.
 	Wire = post.Wire
+	// Batch says whether events of a destination share requests.
+	Batch = post.Batch
 	// TLS of an https destination.
 	TLS = post.TLS
 	// NATS is what only a destination of NATS has.
