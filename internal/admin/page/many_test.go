@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
 // The overview of thousands of destinations shows a hundred: those in trouble, then those with most to do, or those that are asked for.
@@ -14,9 +15,6 @@ func TestOverviewOfManyDestinations(t *testing.T) {
 		for i := range n {
 			d := control.Destination{State: "ok"}
 			d.Destination, d.Pending = fmt.Sprintf("d%04d", i), int64(i%1000)
-			if i == 4321 {
-				d.State = "held"
-			}
 			all = append(all, d)
 		}
 		return all
@@ -35,6 +33,7 @@ func TestOverviewOfManyDestinations(t *testing.T) {
 		"nothing found":        {n: 5000, prefix: "x"},
 	} {
 		data := overviewData{Sort: c.sort, Prefix: c.prefix}
+		data.Advice = []ops.Advice{{}, {Subject: "d4321", Level: ops.Warning}, {Subject: "d0001", Level: ops.Notice}}
 		data.Destinations = some(c.n)
 		data.choose()
 		if len(data.Destinations) != c.shown || data.Left != c.left || data.All != c.n || c.shown > 0 && data.Destinations[0].Destination != c.first {

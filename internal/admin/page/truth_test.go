@@ -23,7 +23,7 @@ func TestDestinationTellsEachFaultOnce(t *testing.T) {
 	}
 	// What opened the breaker is held, and only what was sent since then is a probe.
 	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
-		SELECT 1, 10 + n, now() + n * interval '1 second', 12, 1, 1, 'default', 'hold', 'unauthorized', 401, '401 Unauthorized' FROM generate_series(-1, 1, 2) n`)
+		SELECT 1, 10 + n, (SELECT breaker_opened_at FROM outbox_destination) + n * interval '1 second', 12, 1, 1, 'default', 'hold', 'unauthorized', 401, '401 Unauthorized' FROM generate_series(-1, 1, 2) n`)
 	s.forget()
 	if _, body := s.get("/destinations/default"); strings.Count(body, ">probe<") != 1 || strings.Count(body, ">held<") != 3 {
 		t.Errorf("not one probe, and one held attempt beside the two of the state:\n%s", body)

@@ -43,9 +43,10 @@ func (d *overviewData) choose() {
 	}
 	if d.Sort == "" && len(d.Destinations) > maxDestinations {
 		sortDestinations(d.Destinations, "pending")
-		d.Sort = "state"
+		d.sortByTrouble()
+	} else {
+		sortDestinations(d.Destinations, d.Sort)
 	}
-	sortDestinations(d.Destinations, d.Sort)
 	d.Left = max(0, len(d.Destinations)-maxDestinations)
 	d.Destinations = d.Destinations[:len(d.Destinations)-d.Left]
 }
@@ -75,6 +76,17 @@ func (p *Page) overview(r *http.Request) (view, error) {
 	}
 	data.choose()
 	return view{Template: "overview.html", Title: "Overview", Live: true, Data: data}, err
+}
+
+// sortByTrouble puts those first of which the advice speaks, in its order.
+func (d *overviewData) sortByTrouble() {
+	place := map[string]int{}
+	for i, a := range d.Advice {
+		if _, known := place[a.Subject]; !known {
+			place[a.Subject] = i - len(d.Advice)
+		}
+	}
+	slices.SortStableFunc(d.Destinations, func(a, b control.Destination) int { return cmp.Compare(place[a.Destination], place[b.Destination]) })
 }
 
 // Columns are those by which destinations can be sorted: the parameter, its heading, and its class.
@@ -146,9 +158,21 @@ func (d overviewData) Headline() headline {
 	return h
 }
 
-// Findings returns the advice that the headline does not say: the first ones, and the rest.
+// More counts the findings after the first ones.
+func (d overviewData) More() int {
+	more := len(d.Advice) - maxFindings
+	if d.Headline().Single {
+		more--
+	}
+	return max(0, more)
+}
+
+// maxFindings is how many findings are shown at once.
+const maxFindings = 10
+
+// Findings returns the advice that the headline does not say: the first ones, and the rest, as far as it fits in.
 func (d overviewData) Findings() [2][]ops.Advice {
-	all, shown := d.Advice, 10
+	all, shown := d.Advice, maxFindings
 	if d.Headline().Single {
 		all = all[1:]
 	}
