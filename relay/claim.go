@@ -407,9 +407,10 @@ func (c *claimer) noteKeys(l *lane, class class, keys []foundKey) {
 
 // makeReady makes an ordering key ready, of which the next delivery may be claimed.
 func (c *claimer) makeReady(key ordering.Key, first ordering.Place, class class) {
-	l := c.lanes.get(key.Destination)
-	l.makeReady(key.Key, first, class)
-	c.lanes.engage(l)
+	if l := c.lanes.get(key.Destination); l != nil {
+		l.makeReady(key.Key, first, class)
+		c.lanes.engage(l)
+	}
 }
 
 // advanceCursor moves the cursor of a lane past what its scan s has read, which brought so many deliveries.

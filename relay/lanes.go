@@ -178,14 +178,14 @@ func (ls *lanes) visited() []*lane {
 	return slices.Clone(ls.working)
 }
 
-// engage makes a lane work: its state has changed, so that the next turn must visit it.
+// engage makes a lane work: its state has changed, so that the next turn must visit it. What is due of one that was forgotten, a search finds.
 func (ls *lanes) engage(l *lane) {
 	if l.atWork.Load() {
 		return
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if len(ls.destinations) <= fewLanes || l.atWork.Swap(true) {
+	if len(ls.destinations) <= fewLanes || ls.byName[l.name] != l || l.atWork.Swap(true) {
 		return
 	}
 	ls.working = append(ls.working, l)

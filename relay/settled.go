@@ -16,7 +16,10 @@ func (r *Relay) newSettler() *settle.Settler {
 		instance, _ := r.current()
 		return instance
 	}
-	s.NeedsRoom = func(destination string) bool { return !r.lanes.get(destination).hasMuchRoom() }
+	s.NeedsRoom = func(destination string) bool {
+		l := r.lanes.get(destination)
+		return l != nil && !l.hasMuchRoom()
+	}
 	s.ForOthers = func(destination string) bool {
 		l := r.lanes.get(destination)
 		return l == nil || l.leavesToOthers()
