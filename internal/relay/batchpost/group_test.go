@@ -19,7 +19,7 @@ func TestWhatWaitsTogetherIsSentTogether(t *testing.T) {
 		var mu sync.Mutex
 		var sizes []int
 		g := &Group{Max: 10, MaxBytes: 100, Timeout: time.Minute, Send: func(_ context.Context, batch []*Call) {
-			time.Sleep(time.Second)
+			<-time.After(time.Second) // of the bubble
 			mu.Lock()
 			defer mu.Unlock()
 			sizes = append(sizes, len(batch))
