@@ -56,7 +56,7 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 	(&answer{status: http.StatusOK, header: http.Header{"Content-Type": {webhook.BatchResultType}}, body: body}).send(w)
 }
 
-// workInBatch takes one event through its steps. A handler that ends its goroutine must not end the batch, so it has one of its own.
+// workInBatch takes one event through its steps, in another goroutine: a handler may end its goroutine, and must not end the batch.
 func (rc *receiver) workInBatch(w http.ResponseWriter, o *outcome) {
 	var handling sync.WaitGroup
 	o.inBatch = o
@@ -105,7 +105,7 @@ func (s *settings) checkBatch(w http.ResponseWriter, r *http.Request) (all []*ou
 	return all, nil
 }
 
-// checkEnvelope returns the request of an event of a batch. What its handler gets is what a request of its own would have been.
+// checkEnvelope returns the request of an event of a batch. Its handler gets the same as if the event had come alone.
 func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time.Time) *outcome {
 	header := r.Header.Clone()
 	maps.DeleteFunc(header, func(name string, _ []string) bool {

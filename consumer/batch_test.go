@@ -238,7 +238,7 @@ func TestBatchIsRefusedByOtherReceivers(t *testing.T) {
 	}
 }
 
-// What the handler gets of an event of a batch is what it would have got of its own request.
+// A handler gets the same for an event of a batch as for one that comes alone.
 func TestBatchEventIsLikeASingleOne(t *testing.T) {
 	t.Parallel()
 	seen := make(chan http.Header, 2)

@@ -15,7 +15,7 @@
 //	no fence in the settle of a range            internal/relay/intake: TestSettleStale
 //	redirects are followed                       internal/relay/post: TestRedirectsAreNeverFollowed
 //	net http may send the body again             internal/relay/post: TestRequestIsTheWireContract
-//	a backoff of its own instead of the schedule internal/relay/policy: TestDelayFollowsTheScheduleAndTheLastRepeats
+//	a backoff instead of the schedule            internal/relay/policy: TestDelayFollowsTheScheduleAndTheLastRepeats
 //	breaker burns attempts                       internal/relay/policy: TestDestinationAtFaultSpendsNoAttempt
 //	late commits are lost                        internal/relay/intake: TestTakeLateCommits
 //	two relays take one key                      internal/relay/intake: TestKeysStay

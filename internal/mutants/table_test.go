@@ -46,7 +46,7 @@ var mutants = []mutant{
 		pkg: "internal/relay/post", test: "^TestRequestIsTheWireContract$",
 	},
 	{
-		bug: "a backoff of its own instead of the schedule", file: "internal/relay/policy/retry.go",
+		bug: "a backoff instead of the schedule", file: "internal/relay/policy/retry.go",
 		old: "scheduled := p.Schedule[index]", new: "scheduled := 500 * time.Millisecond << index",
 		pkg: "internal/relay/policy", test: "^TestDelayFollowsTheScheduleAndTheLastRepeats$",
 	},

@@ -130,7 +130,7 @@ type savepoints struct {
 	gone    bool // the transaction is not the batch's any more
 }
 
-// broken reports whether there is no transaction to go on with.
+// broken reports whether the transaction can no longer be used.
 func (s *savepoints) broken() bool {
 	if s.gone {
 		return true // the connection may be another's already
