@@ -41,6 +41,9 @@ No relay is running, so nothing is sent.
 `, "")
 	command(env, "status", "--json").expect(t, 0, `{
   "destinations": [],
+  "destinations_total": 0,
+  "destinations_left": 0,
+  "next": "",
   "untaken": {
     "events": 0,
     "oldest_seconds": 0
@@ -48,6 +51,7 @@ No relay is running, so nothing is sent.
   "parked": 0,
   "relays": [],
   "alerts": [],
+  "alerts_left": 0,
   "advice": [
     {
       "why": "no_relay",
@@ -59,7 +63,8 @@ No relay is running, so nothing is sent.
         "outbox-relay run"
       ]
     }
-  ]
+  ],
+  "advice_left": 0
 }
 `, "")
 	command(env, "status", "--healthcheck", "--name=a").expect(t, cli.ExitFailed, "", `outbox-relay: no relay named "a" is registered in the database`+"\n")
@@ -100,6 +105,56 @@ func TestStatus(t *testing.T) {
 	if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, "\n  failed logistics: 1 since ") || !strings.Contains(r.stdout, `1 delivery to "logistics" failed; last: `) {
 		t.Errorf("%+v", r)
 	}
+}
+
+// The JSON of thousands of destinations is as bounded as the text: those in trouble first, and flags lead to the others.
+func TestStatusOfManyDestinations(t *testing.T) {
+	t.Parallel()
+	dsn := coveredOutbox(t)
+	db := open(t, dsn)
+	execute(t, db, "INSERT INTO outbox_route (pattern, destination) SELECT 't' || i, 'd' || to_char(i, 'FM00000') FROM generate_series(0, 9999) i")
+	execute(t, db, "INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('d04321', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()")
+	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t4321', '{}', 'k')")
+	execute(t, db, "INSERT INTO outbox_alert (rule, subject) SELECT 'lag', 'd' || to_char(i, 'FM00000') FROM generate_series(0, 9999) i")
+	execute(t, db, "INSERT INTO outbox_relay (name, version) VALUES ('a', 'v1')")
+	execute(t, db, "INSERT INTO outbox_relay_destination (instance, destination) SELECT r.instance, d.destination FROM outbox_relay r, outbox_route d")
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	status := func(flags ...string) (s ops.Status, size int) {
+		t.Helper()
+		r := command(env, append([]string{"status", "--json"}, flags...)...)
+		if err := json.Unmarshal([]byte(r.stdout), &s); err != nil || r.code != 0 {
+			t.Fatalf("%v: %v: %+v", flags, err, r)
+		}
+		return s, len(r.stdout)
+	}
+	s, size := status()
+	if len(s.Destinations) != 100 || s.Destinations[0].Destination != "d04321" || s.DestinationsTotal != 10_000 || s.DestinationsLeft != 9900 || s.Next != s.Destinations[99].Destination {
+		t.Errorf("%d destinations, %d left of %d, next %q", len(s.Destinations), s.DestinationsLeft, s.DestinationsTotal, s.Next)
+	}
+	if len(s.Alerts) != 100 || s.AlertsLeft != 9900 || len(s.Relays[0].Destinations) != 100 || s.Relays[0].DestinationsLeft != 9900 {
+		t.Errorf("%d alerts, %d left; a relay has %d destinations, %d left", len(s.Alerts), s.AlertsLeft, len(s.Relays[0].Destinations), s.Relays[0].DestinationsLeft)
+	}
+	if size > 256<<10 {
+		t.Errorf("%d bytes", size)
+	}
+	seen := map[string]bool{}
+	for after := ""; ; {
+		s, _ := status("--limit=4000", "--after="+after)
+		for _, d := range s.Destinations {
+			seen[d.Destination] = true
+		}
+		if after = s.Next; after == "" {
+			break
+		}
+	}
+	if len(seen) != 10_000 {
+		t.Errorf("%d destinations on all pages", len(seen))
+	}
+	if s, _ := status("--prefix=d0432", "--after=d04321", "--limit=2"); len(s.Destinations) != 2 || s.Destinations[0].Destination != "d04320" || s.DestinationsTotal != 10_000 || s.DestinationsLeft != 7 {
+		t.Errorf("%+v", s)
+	}
+	command(env, "status", "--json", "--limit=0").expect(t, cli.ExitUsage, "", "outbox-relay: --limit: 0 is out of range; write 1 to 10000\n")
+	command(env, "status", "--json", "--after=x").expect(t, cli.ExitUsage, "", `outbox-relay: --after: no destination "x" is in this list; leave it out to begin with the first`+"\n")
 }
 
 // A file that cannot be read keeps no one from looking, as long as the environment names the database. It does keep from changing.

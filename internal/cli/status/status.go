@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"slices"
 	"strconv"
 	"time"
 
@@ -23,6 +21,9 @@ import (
 type Command struct {
 	config.DatabaseFlags
 	Name        string `placeholder:"NAME" help:"With --healthcheck: the relay that must live. Default: relay.name, or the host's name."`
+	Limit       int    `default:"100" help:"How many destinations at most, and how many of each other list, such as alerts: 1 to 10000. If there are more destinations, those in trouble come first, and then those with the largest backlog."`
+	After       string `placeholder:"DESTINATION" help:"Only the destinations that follow this one, such as the last one of a page before."`
+	Prefix      string `placeholder:"TEXT" help:"Only destinations whose name begins with this."`
 	JSON        bool   `help:"Print JSON." xor:"output"`
 	Watch       bool   `help:"Print it again every second, until it is interrupted." xor:"output"`
 	Healthcheck bool   `help:"Print one line; exit 0 only if the database answers, has the right schema, and this relay lives and is not quarantined." xor:"output"`
@@ -45,18 +46,26 @@ func (Command) Help() string {
                  relay has the destination: what is pending for another one is unserved; retry_… are of the latest attempt
                  of those that are retried; failed_unsendable counts events that can never be sent; last_delivered_at is
                  looked for among the newest 1000 deliveries and around retry_event_id
+  destinations_total, destinations_left, next
+                 how many destinations there are, how many of those asked for follow the last one listed, and --after of the
+                 next page; empty: this is the last page
   untaken        {events, oldest_seconds}: events that are not routed yet, since no relay has taken them, and the age of the oldest
   parked         deliveries that match no route
   relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
-                 destinations, reload_error?, reload_failed_at?, refused_by?}]
+                 destinations, destinations_left?, reload_error?, reload_failed_at?, refused_by?, refused_by_left?}]
   differences?   [{destination, secrets, relays}]: relays that have different settings of a destination; secrets: nothing else differs
   refusals?      [{destination, relays, error, seconds}]: relays that a destination refuses while another relay may be accepted
   alerts         [{rule, subject, count, opened_at, began_at, database, returned?, first_event_id?, first_error?, detail?,
                  acknowledged_by?, silent_until?}], the open ones; ids are strings
   quarantined?   why relays do nothing on this database; see outbox-relay identity show
   advice         [{why, subject, level, text, remedy, commands}]: what is wrong and what to do, the most urgent first: level is
-                 critical, warning or notice; empty if all is well`
+                 critical, warning or notice; empty if all is well
+  alerts_left, advice_left, differences_left?, refusals_left?
+                 how many of these --limit has left out`
 }
+
+// maxLimit bounds --limit.
+const maxLimit = 10_000
 
 // healthTimeout bounds a health check, whose caller waits.
 const healthTimeout = 5 * time.Second
@@ -65,6 +74,9 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 	c, err := config.ReadToLook(inv, "database", "relay.name")
 	if err != nil {
 		return err
+	}
+	if cmd.Limit < 1 || cmd.Limit > maxLimit {
+		return cli.Usagef("--limit: %d is out of range; write 1 to %d", cmd.Limit, maxLimit)
 	}
 	if cmd.Healthcheck {
 		return checkHealth(inv.Ctx, inv.Stdout, c)
@@ -75,10 +87,13 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 			if err != nil {
 				return err
 			}
+			if status, err = status.Bounded(ops.List{Prefix: cmd.Prefix, After: cmd.After, Limit: cmd.Limit}); err != nil {
+				return cli.Usagef("--%w", err)
+			}
 			if cmd.Watch {
 				output.ClearScreen(inv.Stdout)
 			}
-			return output.Show(inv.Stdout, cmd.JSON, status, printStatus)
+			return output.Show(inv.Stdout, cmd.JSON, status, cmd.printStatus)
 		}
 		if cmd.Watch {
 			return cli.EverySecond(inv.Ctx, look)
@@ -130,19 +145,22 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 	return fmt.Errorf("relay %q was last seen %s ago", name, output.Age(latest.HeartbeatAgeSeconds))
 }
 
-func printStatus(w io.Writer, s ops.Status) error {
+func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 	const header = "DESTINATION\tPENDING\tDUE\tIN FLIGHT\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
-	shown := first(s)
-	err := output.Table(w, "No destination is known yet: a relay writes them here when it starts.", header, shown, func(d ops.DestinationStatus) []any {
+	none := "No destination is known yet: a relay writes them here when it starts."
+	if s.DestinationsTotal > 0 {
+		none = "No destination has a name that begins so."
+	}
+	err := output.Table(w, none, header, s.Destinations, func(d ops.DestinationStatus) []any {
 		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), failedUpTo(d.Failed), output.Age(d.LagSeconds), d.State()}
 	})
 	if err != nil {
 		return err
 	}
-	if left := len(s.Destinations) - len(shown); left > 0 {
-		fmt.Fprintf(w, "%s: outbox-relay status --json\n", plain.Plural(left, "more destination", "more destinations"))
+	if s.DestinationsLeft > 0 {
+		fmt.Fprintf(w, "%s: outbox-relay status%s --after=%s\n", plain.Plural(s.DestinationsLeft, "more destination", "more destinations"), cmd.sameList(), s.Next)
 	}
-	for _, d := range shown {
+	for _, d := range s.Destinations {
 		printLaneNotes(w, d)
 	}
 	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked), len(s.Relays))
@@ -150,46 +168,30 @@ func printStatus(w io.Writer, s ops.Status) error {
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago\n", r.Instance, r.Name, r.Version,
 			r.State(), r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
 	}
-	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
-	for i, a := range s.Alerts {
-		if i == maxDestinations {
-			fmt.Fprintf(w, "  and %d more\n", len(s.Alerts)-i)
-			break
-		}
+	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts)+s.AlertsLeft)
+	for _, a := range s.Alerts {
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", a.Rule, a.Subject, a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), quiet(a), output.AfterColon(cmp.Or(a.FirstError, a.Detail)))
+	}
+	if s.AlertsLeft > 0 {
+		fmt.Fprintf(w, "  and %d more\n", s.AlertsLeft)
 	}
 	if len(s.Alerts) > 0 && len(s.Advice) == 0 {
 		fmt.Fprintln(w, "What they are about is over: they close soon.")
 	}
 	fmt.Fprintln(w)
-	return printAdvice(w, s.Advice)
+	return printAdvice(w, s.Advice, s.AdviceLeft)
 }
 
-// maxDestinations is how many destinations a person is shown.
-const maxDestinations = 100
-
-// first returns the destinations to show, by name: of too many, those that are in trouble, and then those for which most is pending.
-func first(s ops.Status) []ops.DestinationStatus {
-	if len(s.Destinations) <= maxDestinations {
-		return s.Destinations
+// sameList returns the flags that choose the same destinations again, each after a blank.
+func (cmd Command) sameList() (flags string) {
+	if cmd.Prefix != "" {
+		flags += " --prefix=" + cmd.Prefix
 	}
-	troubled := map[string]bool{}
-	for _, a := range s.Advice {
-		troubled[a.Subject] = true
+	if cmd.Limit != ops.MaxListed {
+		flags += fmt.Sprintf(" --limit=%d", cmd.Limit)
 	}
-	rank := func(d ops.DestinationStatus) int64 {
-		n := d.Pending + d.Failed
-		if troubled[d.Destination] {
-			n += math.MaxInt32
-		}
-		return n
-	}
-	shown := slices.Clone(s.Destinations)
-	slices.SortStableFunc(shown, func(a, b ops.DestinationStatus) int { return cmp.Compare(rank(b), rank(a)) })
-	shown = shown[:maxDestinations]
-	slices.SortFunc(shown, func(a, b ops.DestinationStatus) int { return cmp.Compare(a.Destination, b.Destination) })
-	return shown
+	return flags
 }
 
 // unrouted says how many events no relay has taken, and for how long the oldest waits.
@@ -265,8 +267,8 @@ func since(at *time.Time) string {
 	return " since " + at.UTC().Format(time.RFC3339)
 }
 
-// printAdvice prints what is wrong and what to do about it.
-func printAdvice(w io.Writer, advice []ops.Advice) error {
+// printAdvice prints what is wrong and what to do about it. left counts the advice that follows.
+func printAdvice(w io.Writer, advice []ops.Advice, left int) error {
 	if len(advice) == 0 {
 		output.Paint(w, output.Green)
 		_, err := fmt.Fprintln(w, "All is well.")
@@ -275,14 +277,9 @@ func printAdvice(w io.Writer, advice []ops.Advice) error {
 	}
 	for i, a := range advice {
 		if i == output.MaxAdvice {
-			fmt.Fprintf(w, "\n%s; what to do: outbox-relay doctor\n", plain.Plural(len(advice)-i, "more problem", "more problems"))
+			fmt.Fprintf(w, "\n%s; what to do: outbox-relay doctor\n", plain.Plural(len(advice)-i+left, "more problem", "more problems"))
 		}
 		output.Paint(w, output.Yellow)
-		if i == maxDestinations {
-			output.Paint(w, output.NoColor)
-			fmt.Fprintf(w, "  and %d more: outbox-relay status --json\n", len(advice)-i)
-			break
-		}
 		if i >= output.MaxAdvice {
 			output.Prose(w, "  ", a.Text)
 			output.Paint(w, output.NoColor)
@@ -293,6 +290,9 @@ func printAdvice(w io.Writer, advice []ops.Advice) error {
 		for _, command := range a.Commands {
 			fmt.Fprintln(w, "  "+command)
 		}
+	}
+	if left > 0 {
+		fmt.Fprintf(w, "  and %d more\n", left)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func TestPrintStatus(t *testing.T) {
 		},
 		Alerts: []alert.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
 		Advice: []ops.Advice{{Text: "\"logistics\"\nis paused.", Commands: []string{"outbox-relay resume logistics"}}},
-	}, printStatus)
+	}, Command{Limit: ops.MaxListed}.printStatus)
 	testkit.Must(t, err)
 	const want = `  DESTINATION  PENDING  DUE  IN FLIGHT  RETRY  REPLAY  FAILED    LAG     STATE
     analytics        0    0          0      0       0       0     0s   blocked
@@ -86,7 +86,7 @@ func TestEndingAlertsAreExplained(t *testing.T) {
 		false: {},
 	} {
 		var b bytes.Buffer
-		testkit.Must(t, output.Show(&b, false, s, printStatus))
+		testkit.Must(t, output.Show(&b, false, s, Command{Limit: ops.MaxListed}.printStatus))
 		if said := strings.Contains(b.String(), "\nWhat they are about is over: they close soon.\n\nAll is well.\n"); said != want {
 			t.Errorf("%v: %s", want, b.String())
 		}
@@ -119,7 +119,7 @@ func TestHelpNamesEveryField(t *testing.T) {
 	t.Parallel()
 	help := Command{}.Help()
 	for _, of := range []reflect.Type{
-		reflect.TypeFor[ops.Status](), reflect.TypeFor[ops.DestinationStatus](), reflect.TypeFor[ops.WaitingHead](), reflect.TypeFor[ops.Untaken](),
+		reflect.TypeFor[ops.Status](), reflect.TypeFor[ops.DestinationStatus](), reflect.TypeFor[ops.WaitingHead](), reflect.TypeFor[ops.Untaken](), reflect.TypeFor[ops.Listed](),
 		reflect.TypeFor[ops.RelayStatus](), reflect.TypeFor[ops.Advice](), reflect.TypeFor[watch.Difference](), reflect.TypeFor[watch.Refusal](),
 	} {
 		for field := range of.Fields() {
@@ -135,7 +135,7 @@ func TestColors(t *testing.T) {
 	t.Parallel()
 	for _, colored := range []bool{false, true} {
 		var b bytes.Buffer
-		testkit.Must(t, printAdvice(output.NewTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}))
+		testkit.Must(t, printAdvice(output.NewTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}, 0))
 		want := "wrong \ufffd[31m\n"
 		if colored {
 			want = output.Yellow + want + output.NoColor
@@ -164,10 +164,15 @@ func TestStatusOfManyDestinations(t *testing.T) {
 			s.Advice = append(s.Advice, ops.Advice{Subject: "other", Text: "x"})
 		}
 	}
+	s, err := s.Bounded(ops.List{Prefix: "d"})
+	testkit.Must(t, err)
 	var b bytes.Buffer
-	testkit.Must(t, output.Show(&b, false, s, printStatus))
+	testkit.Must(t, output.Show(&b, false, s, Command{Prefix: "d", Limit: ops.MaxListed}.printStatus))
 	text := b.String()
-	for _, part := range []string{"d0499", "d4999", "d4000", "d0000", "4900 more destinations: outbox-relay status --json", "and 4900 more\n", "and 4900 more: outbox-relay status --json"} {
+	for _, part := range []string{
+		"d0499", "d4999", "d4000", "d0000", "\n4900 more destinations: outbox-relay status --prefix=d --after=d0088\n", "\nOpen alerts: 5000\n",
+		"  and 4900 more\n\n", "\n4994 more problems; what to do: outbox-relay doctor\n", "x\n  and 4900 more\n",
+	} {
 		if !strings.Contains(text, part) {
 			t.Errorf("lacks %q", part)
 		}

@@ -11,20 +11,26 @@ import (
 // Status is the state of an outbox at one moment.
 type Status struct {
 	Destinations []DestinationStatus `json:"destinations"`
+	// Listed and the fields that end with Left say what [Status.Bounded] has left out; zero: nothing, or it was not called.
+	Listed
 	// Untaken are the events that are not routed yet.
 	Untaken Untaken `json:"untaken"`
 	// Parked counts the deliveries that match no route and wait for one.
-	Parked int64         `json:"parked"`
-	Relays []RelayStatus `json:"relays"`
-	Alerts []alert.Alert `json:"alerts"`
+	Parked     int64         `json:"parked"`
+	Relays     []RelayStatus `json:"relays"`
+	Alerts     []alert.Alert `json:"alerts"`
+	AlertsLeft int           `json:"alerts_left"`
 	// Differences are destinations of which relays have different settings.
-	Differences []watch.Difference `json:"differences,omitempty"`
+	Differences     []watch.Difference `json:"differences,omitempty"`
+	DifferencesLeft int                `json:"differences_left,omitempty"`
 	// Refusals are of destinations that refuse some relays while another relay may be accepted.
-	Refusals []watch.Refusal `json:"refusals,omitempty"`
+	Refusals     []watch.Refusal `json:"refusals,omitempty"`
+	RefusalsLeft int             `json:"refusals_left,omitempty"`
 	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty: they may work.
 	Quarantined string `json:"quarantined,omitempty"`
 	// Advice says what is wrong and what to do about it, the most urgent first. Empty: all is well.
-	Advice []Advice `json:"advice"`
+	Advice     []Advice `json:"advice"`
+	AdviceLeft int      `json:"advice_left"`
 }
 
 // Untaken counts the events that no relay has taken yet: no one knows their destinations, so that
@@ -159,13 +165,15 @@ type RelayStatus struct {
 	InFlight int64 `json:"in_flight"`
 	// Quarantined says why the relay does nothing here; empty: it works.
 	Quarantined string `json:"quarantined,omitempty"`
-	// Destinations that it serves, sorted.
-	Destinations []string `json:"destinations"`
+	// Destinations that it serves, sorted, and how many [Status.Bounded] has left out.
+	Destinations     []string `json:"destinations"`
+	DestinationsLeft int      `json:"destinations_left,omitempty" db:"-"`
 	// ReloadError says why it refused its latest configuration, at ReloadFailedAt; empty: it did not.
 	ReloadError    string     `json:"reload_error,omitempty"`
 	ReloadFailedAt *time.Time `json:"reload_failed_at,omitempty"`
 	// RefusedBy are the destinations that refuse this relay, while another relay may be accepted there.
-	RefusedBy []string `json:"refused_by,omitempty"`
+	RefusedBy     []string `json:"refused_by,omitempty"`
+	RefusedByLeft int      `json:"refused_by_left,omitempty" db:"-"`
 }
 
 // staleAfter is how old the heartbeat of a live relay can become at most.
