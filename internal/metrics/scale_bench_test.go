@@ -58,7 +58,11 @@ func BenchmarkLargeTables(b *testing.B) {
 			{"sample", func(ctx context.Context) error { _, err := m.relay.CountBacklog(ctx, sampleLimit(3)); return err }},
 			{"scrape", func(context.Context) error { m.scrape(); return nil }},
 			{"status", func(ctx context.Context) error { _, err := outbox.Status(ctx, ""); return err }},
-			{"overview", func(ctx context.Context) error { page.Forget(); _, err := page.Overview(ctx); return err }},
+			{"overview", func(ctx context.Context) error {
+				page.Forget()
+				_, err := page.Overview(ctx, control.List{})
+				return err
+			}},
 			{"failures", func(ctx context.Context) error { _, err := outbox.Failures(ctx, "shop"); return err }},
 			{"list by key", func(ctx context.Context) error {
 				_, err := outbox.Deliveries(ctx, ops.DeliveryFilter{OrderingKey: "none"})

@@ -65,9 +65,9 @@ type route struct {
 
 func (a *API) routes() []route {
 	return []route{
-		{Method: "GET", Path: "/api/v1/overview", ID: "getOverview", Summary: "What is wrong, and the figures of the first page.", Answer: control.Overview{}, handle: a.overview},
+		{Method: "GET", Path: "/api/v1/overview", ID: "getOverview", Summary: "What is wrong, the figures of the first page, and the destinations that GET /api/v1/destinations lists.", Query: control.ListNames(), Answer: control.Overview{}, handle: a.overview},
 		{Method: "GET", Path: "/api/v1/history", ID: "getHistory", Summary: "What all relays did: span is 1h, 24h or 14d.", Query: []string{"destination", "span"}, Answer: historyAnswer{}, handle: a.history},
-		{Method: "GET", Path: "/api/v1/destinations", ID: "listDestinations", Summary: "Every destination with its state.", Answer: destinationList{}, handle: a.destinations},
+		{Method: "GET", Path: "/api/v1/destinations", ID: "listDestinations", Summary: "Destinations with their states: 100, or limit (1 to 500). If there are more, those in trouble come first; sort orders them by a column, and after is next of the page before.", Query: control.ListNames(), Answer: destinationList{}, handle: a.destinations},
 		{Method: "GET", Path: "/api/v1/destinations/{name}", ID: "getDestination", Summary: "One destination, and what fails there by reason.", Answer: destinationAnswer{}, handle: a.destination},
 		{Method: "POST", Path: "/api/v1/destinations/{name}/pause", ID: "pauseDestination", Summary: "Keep relays from claiming for a destination.", Request: pauseRequest{}, Answer: ops.Pause{}, Changes: true, handle: a.pause},
 		{Method: "POST", Path: "/api/v1/destinations/{name}/resume", ID: "resumeDestination", Summary: "End a pause.", Answer: ops.Pause{}, Changes: true, handle: a.resume},

@@ -274,6 +274,76 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
+// Lists of thousands of destinations show a hundred, those in trouble first, and parameters lead to the others.
+func TestManyDestinations(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) SELECT 't' || i, 'd' || to_char(i, 'FM00000') FROM generate_series(0, 9998) i;
+		INSERT INTO outbox_destination (destination, paused, paused_at) SELECT destination, true, now() FROM outbox_route WHERE destination LIKE 'd0432_'
+		ON CONFLICT (destination) DO UPDATE SET paused = EXCLUDED.paused, paused_at = EXCLUDED.paused_at;
+		INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't' || i, '{}', 'k' || i FROM generate_series(4320, 4500) i;
+		INSERT INTO outbox_relay (name, version) VALUES ('r1', '1')`)
+	s := serve(t, db.Pool)
+	s.load()
+	type page struct {
+		Destinations []struct {
+			Destination string `json:"destination"`
+		} `json:"destinations"`
+		Total      int          `json:"destinations_total"`
+		Left       int          `json:"destinations_left"`
+		Next       string       `json:"next"`
+		Advice     []ops.Advice `json:"advice"`
+		AdviceLeft int          `json:"advice_left"`
+	}
+	get := func(operation, path, query string) (p page, size int) {
+		t.Helper()
+		text := s.fits(operation, "GET", path, path+query, "", 200)
+		relaytest.Must(t, json.Unmarshal([]byte(text), &p))
+		return p, len(text)
+	}
+	for operation, path := range map[string]string{"getOverview": "/api/v1/overview", "listDestinations": "/api/v1/destinations"} {
+		p, size := get(operation, path, "")
+		if len(p.Destinations) != 100 || p.Total != 10_000 || p.Left != 9900 || p.Next != p.Destinations[99].Destination || !strings.HasPrefix(p.Destinations[0].Destination, "d0432") {
+			t.Errorf("%s: %d destinations, %d left of %d, next %q, first %+v", path, len(p.Destinations), p.Left, p.Total, p.Next, p.Destinations[0])
+		}
+		if size > 256<<10 || len(p.Advice) > 100 || operation == "getOverview" && p.AdviceLeft == 0 {
+			t.Errorf("%s: %d bytes, %d pieces of advice, %d left", path, size, len(p.Advice), p.AdviceLeft)
+		}
+		if p, _ := get(operation, path, "?prefix=d0432&limit=4&sort=name&after=d04322"); len(p.Destinations) != 4 || p.Destinations[0].Destination != "d04323" || p.Left != 3 || p.Next != "d04326" || p.Total != 10_000 {
+			t.Errorf("%s: %+v", path, p)
+		}
+		if p, _ := get(operation, path, "?prefix=x"); len(p.Destinations) != 0 || p.Destinations == nil || p.Left != 0 || p.Next != "" {
+			t.Errorf("%s: %+v", path, p)
+		}
+		for query, want := range map[string]string{
+			"limit=0":         `limit: \"0\" is not a number from 1 to 500`,
+			"limit=501":       `limit: \"501\" is not`,
+			"limit=x":         `limit: \"x\" is not`,
+			"after=d0432":     `after: no destination \"d0432\" is in this list`,
+			"sort=nmae":       `sort: \"nmae\" is not known; choose name, state, delivered, pending, retrying, failed, lag, p95`,
+			"prefix=a%00":     `prefix: contains a NUL`,
+			"prefx=d":         `prefx: is not a parameter of this request; did you mean \"prefix\"?`,
+			"after=a&after=b": `after: is given more than once`,
+		} {
+			if status, text := s.call("GET", path+"?"+query, ""); status != 422 || !strings.Contains(text, want) {
+				t.Errorf("%s?%s: %d %s", path, query, status, text)
+			}
+		}
+	}
+	seen := map[string]bool{}
+	for _, sort := range []string{"", "name", "delivered"} {
+		clear(seen)
+		for after, pages := "", 0; pages == 0 || after != ""; pages++ {
+			p, _ := get("listDestinations", "/api/v1/destinations", "?limit=500&sort="+sort+"&after="+after)
+			for _, d := range p.Destinations {
+				seen[d.Destination] = true
+			}
+			after = p.Next
+		}
+		testkit.Equal(t, "destinations sorted by "+sort, len(seen), 10_000)
+	}
+}
+
 // A reader changes nothing and sees no payload, by any route.
 func TestReaderMayOnlyRead(t *testing.T) {
 	t.Parallel()

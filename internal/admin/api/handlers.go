@@ -20,6 +20,7 @@ type (
 	historyAnswer   struct{ history.Past }
 	destinationList struct {
 		Destinations []control.Destination `json:"destinations"`
+		ops.Listed
 	}
 	destinationAnswer struct {
 		control.Destination
@@ -87,7 +88,14 @@ func (a *API) actor(r *http.Request) ops.Actor {
 
 func (a *API) outbox(r *http.Request) *ops.Outbox { return a.control.Outbox.As(a.actor(r)) }
 
-func (a *API) overview(r *http.Request) (any, error) { return a.control.Overview(r.Context()) }
+func (a *API) overview(r *http.Request) (any, error) {
+	list, err := control.ParseList(r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	o, err := a.control.Overview(r.Context(), list)
+	return o.Bounded(), err
+}
 
 func (a *API) history(r *http.Request) (any, error) {
 	q := r.URL.Query()
@@ -99,8 +107,12 @@ func (a *API) history(r *http.Request) (any, error) {
 }
 
 func (a *API) destinations(r *http.Request) (any, error) {
-	o, err := a.control.Overview(r.Context())
-	return destinationList{o.Destinations}, err
+	list, err := control.ParseList(r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	o, err := a.control.Overview(r.Context(), list)
+	return destinationList{o.Destinations, o.Listed}, err
 }
 
 func (a *API) destination(r *http.Request) (any, error) {

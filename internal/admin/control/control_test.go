@@ -131,14 +131,14 @@ func TestStatusSaysWhatTheRelaySees(t *testing.T) {
 	c := New(Config{Outbox: ops.New(relaytest.Covered(t).Pool), History: history.New()})
 	state := relay.State{Trouble: &alert.Alert{Rule: alert.RuleDatabase, Subject: "r1", FirstError: "no space left on device"}}
 	c.Follow(func() relay.State { return state })
-	o, err := c.Overview(t.Context())
+	o, err := c.Overview(t.Context(), List{})
 	relaytest.Must(t, err)
 	if len(o.Advice) == 0 || o.Advice[0].Text != `Relay "r1" has trouble with its database: no space left on device.` || o.Advice[0].Level != ops.Critical {
 		t.Errorf("%+v", o.Advice)
 	}
 	state.Trouble = nil
 	c.Forget()
-	if o, err = c.Overview(t.Context()); err != nil || slices.ContainsFunc(o.Advice, func(a ops.Advice) bool { return a.Why == alert.RuleDatabase }) {
+	if o, err = c.Overview(t.Context(), List{}); err != nil || slices.ContainsFunc(o.Advice, func(a ops.Advice) bool { return a.Why == alert.RuleDatabase }) {
 		t.Errorf("%v %+v", err, o.Advice)
 	}
 }

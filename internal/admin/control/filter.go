@@ -14,7 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// maxPage is how many deliveries one page holds at most.
+// maxPage is how many deliveries or destinations one page holds at most.
 const maxPage = 500
 
 // FilterNames are the parameters of a filter.
@@ -55,10 +55,8 @@ func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilte
 	if f.After, err = ParsePosition(q.Get("after")); err != nil {
 		return f, err
 	}
-	if text := q.Get("limit"); text != "" {
-		if f.Limit, err = strconv.Atoi(text); err != nil || f.Limit < 1 || f.Limit > maxPage {
-			return f, check.Problem{Path: "limit", Text: fmt.Sprintf("%q is not a number from 1 to %d", text, maxPage)}
-		}
+	if f.Limit, err = parseLimit(q); err != nil {
+		return f, err
 	}
 	if f.Destination == "" {
 		return f, nil

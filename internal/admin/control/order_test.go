@@ -148,7 +148,7 @@ func TestOverview(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' WHERE event_id = 2`)
 	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r1', '1'); INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'shop')`)
 	c := newControl(db)
-	o, err := c.Overview(t.Context())
+	o, err := c.Overview(t.Context(), List{})
 	if err != nil || o.Backlog != 5 || o.Failed != 1 || o.LagSeconds < 3600 || o.Relays != 1 || o.Alerts != 1 || len(o.Destinations) != 2 || len(o.Advice) == 0 {
 		t.Errorf("%+v, %v", o, err)
 	}

@@ -2,10 +2,13 @@ package control
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -14,8 +17,6 @@ const (
 	pastAge = 10 * time.Second
 	// maxPasts bounds what is kept of it.
 	maxPasts = 32
-	// maxEach is of how many destinations a list shows the last hour.
-	maxEach = 200
 )
 
 // pastCache keeps what was read of the history lately.
@@ -54,13 +55,14 @@ func (c *Control) Past(ctx context.Context, destination string, span history.Spa
 	return history.Build(points, destination, c.History.Unwritten(), span, c.now()), err
 }
 
-// each returns the last hour of each destination of a status.
-func (c *Control) each(ctx context.Context, s Sample) (map[string]history.Past, error) {
+// each returns the last hour of each of these destinations.
+func (c *Control) each(ctx context.Context, destinations []ops.DestinationStatus) (map[string]history.Past, error) {
 	var names []string
-	for _, d := range s.Destinations[:min(maxEach, len(s.Destinations))] {
+	for _, d := range destinations {
 		names = append(names, d.Destination)
 	}
-	points, err := c.points("", func() ([]history.Point, error) { return history.ReadEach(ctx, c.Outbox.DB(), names) })
+	slices.Sort(names)
+	points, err := c.points("each "+strings.Join(names, " "), func() ([]history.Point, error) { return history.ReadEach(ctx, c.Outbox.DB(), names) })
 	if err != nil {
 		return nil, err
 	}

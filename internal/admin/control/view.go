@@ -29,6 +29,8 @@ type Overview struct {
 	At time.Time `json:"at"`
 	// Advice says what is wrong, the worst first; none: all is well.
 	Advice []ops.Advice `json:"advice"`
+	// AdviceLeft counts what [Overview.Bounded] has left out.
+	AdviceLeft int `json:"advice_left"`
 	// Backlog counts what is pending at all destinations, and LagSeconds is the largest lag of a destination, as outbox_lag_seconds defines it.
 	Backlog    int64   `json:"backlog"`
 	LagSeconds float64 `json:"lag_seconds"`
@@ -37,15 +39,18 @@ type Overview struct {
 	Untaken int64 `json:"untaken"`
 	Parked  int64 `json:"parked"`
 	// LastHour of all relays; what others did in the last minute may be missing.
-	LastHour     history.Sum   `json:"last_hour"`
+	LastHour history.Sum `json:"last_hour"`
+	// Destinations are those that a [List] chooses; all figures above are of all destinations.
 	Destinations []Destination `json:"destinations"`
+	ops.Listed
 	// Relays counts those that live, and Alerts those that are open.
 	Relays int `json:"relays"`
 	Alerts int `json:"alerts"`
 }
 
-// Overview returns the state of everything.
-func (c *Control) Overview(ctx context.Context) (Overview, error) {
+// Overview returns the state of everything, with the destinations that the list chooses. The error may be a [check.Problem] of the
+// path after.
+func (c *Control) Overview(ctx context.Context, list List) (Overview, error) {
 	s, err := c.Status(ctx)
 	if err != nil {
 		return Overview{}, err
@@ -54,14 +59,26 @@ func (c *Control) Overview(ctx context.Context) (Overview, error) {
 		At: s.At, Advice: s.Advice, Untaken: s.Untaken.Events, Parked: s.Parked, Backlog: s.Parked,
 		Destinations: []Destination{}, Alerts: len(s.Alerts),
 	}
-	past, err := c.each(ctx, s)
-	if err != nil {
-		return Overview{}, err
-	}
 	for _, d := range s.Destinations {
 		o.Backlog += d.Pending
 		o.Failed += d.Failed
 		o.LagSeconds = max(o.LagSeconds, d.LagSeconds)
+	}
+	shown, past := s.Destinations, map[string]history.Past{}
+	if list.sortsByHistory() {
+		if past, err = c.each(ctx, shown); err != nil {
+			return Overview{}, err
+		}
+	}
+	if shown, o.Listed, err = list.of(past).Choose(s.Status); err != nil {
+		return Overview{}, err
+	}
+	if !list.sortsByHistory() {
+		if past, err = c.each(ctx, shown); err != nil {
+			return Overview{}, err
+		}
+	}
+	for _, d := range shown {
 		o.Destinations = append(o.Destinations, c.view(d, past[d.Destination]))
 	}
 	for _, r := range s.Relays {
@@ -72,6 +89,12 @@ func (c *Control) Overview(ctx context.Context) (Overview, error) {
 	all, err := c.Past(ctx, "", history.SpanOf("1h"))
 	o.LastHour = all.Sum
 	return o, err
+}
+
+// Bounded returns the overview with at most [ops.MaxListed] pieces of advice.
+func (o Overview) Bounded() Overview {
+	o.Advice, o.AdviceLeft = ops.Bound(o.Advice, ops.MaxListed)
+	return o
 }
 
 // Destination returns the state of one destination. The error wraps [ops.ErrUnknownDestination] if there is none.

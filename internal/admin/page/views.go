@@ -1,13 +1,11 @@
 package page
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
@@ -25,30 +23,19 @@ type overviewData struct {
 	chartsData
 	// Sees reports whether the database has answered.
 	Sees bool
-	// Sort is the column by which destinations are sorted.
-	Sort string
-	// All counts the destinations, and Left those that are not shown, of the ones whose name begins with Prefix.
-	Prefix    string
-	All, Left int
+	// List is which destinations are shown.
+	List control.List
 }
 
-// maxDestinations is how many destinations the overview shows.
-const maxDestinations = 100
-
-// choose leaves the first destinations. Of more than fit in, those that are in trouble come first unless another order is asked for.
-func (d *overviewData) choose() {
-	d.All = len(d.Destinations)
-	if d.Prefix != "" {
-		d.Destinations = slices.DeleteFunc(d.Destinations, func(of control.Destination) bool { return !strings.HasPrefix(of.Destination, d.Prefix) })
+// ListQuery returns the query of the same destinations in an order, from after one of them on. It keeps the prefix and the span.
+func (d overviewData) ListQuery(sort, after string) string {
+	q := url.Values{}
+	for name, value := range map[string]string{"prefix": d.List.Prefix, "sort": sort, "after": after, "span": d.Span.Name} {
+		if value != "" && (name != "span" || value != "1h") {
+			q.Set(name, value)
+		}
 	}
-	if d.Sort == "" && len(d.Destinations) > maxDestinations {
-		sortDestinations(d.Destinations, "pending")
-		d.sortByTrouble()
-	} else {
-		sortDestinations(d.Destinations, d.Sort)
-	}
-	d.Left = max(0, len(d.Destinations)-maxDestinations)
-	d.Destinations = d.Destinations[:len(d.Destinations)-d.Left]
+	return query(q)
 }
 
 // chartsData is the history that a page shows. History is false if it is switched off.
@@ -69,24 +56,18 @@ func (p *Page) charts(r *http.Request, destination string) (chartsData, error) {
 }
 
 func (p *Page) overview(r *http.Request) (view, error) {
-	data := overviewData{Sort: r.URL.Query().Get("sort"), Prefix: r.URL.Query().Get("prefix")}
-	o, err := p.Control.Overview(r.Context())
-	if data.Overview, data.Sees = o, err == nil; err == nil {
+	q := r.URL.Query()
+	q.Del("limit")
+	data := overviewData{}
+	list, err := control.ParseList(q)
+	if err == nil {
+		data.List = list
+		data.Overview, err = p.Control.Overview(r.Context(), list)
+	}
+	if data.Sees = err == nil; err == nil {
 		data.chartsData, err = p.charts(r, "")
 	}
-	data.choose()
 	return view{Template: "overview.html", Title: "Overview", Live: true, Data: data}, err
-}
-
-// sortByTrouble puts those first of which the advice speaks, in its order.
-func (d *overviewData) sortByTrouble() {
-	place := map[string]int{}
-	for i, a := range d.Advice {
-		if _, known := place[a.Subject]; !known {
-			place[a.Subject] = i - len(d.Advice)
-		}
-	}
-	slices.SortStableFunc(d.Destinations, func(a, b control.Destination) int { return cmp.Compare(place[a.Destination], place[b.Destination]) })
 }
 
 // Columns are those by which destinations can be sorted: the parameter, its heading, and its class.
@@ -100,32 +81,6 @@ func (overviewData) Columns() [][3]string {
 		{"failed", "Failed", "num"},
 		{"lag", "Lag", "num wide"},
 		{"p95", "p95, 1 h", "num wide"},
-	}
-}
-
-// sortDestinations sorts by a column: names up, states from the worst, numbers down.
-func sortDestinations(all []control.Destination, by string) {
-	number := func(of func(control.Destination) float64) func(a, b control.Destination) int {
-		return func(a, b control.Destination) int { return cmp.Compare(of(b), of(a)) }
-	}
-	order := map[string]func(a, b control.Destination) int{
-		"state": number(func(d control.Destination) float64 {
-			return map[string]float64{"good": 0, "plain": 1, "odd": 1, "bad": 2}[tone(d.State)]
-		}),
-		"delivered": number(func(d control.Destination) float64 { return float64(d.LastHour.Delivered) }),
-		"pending":   number(func(d control.Destination) float64 { return float64(d.Pending) }),
-		"retrying":  number(func(d control.Destination) float64 { return float64(d.Retrying) }),
-		"failed":    number(func(d control.Destination) float64 { return float64(d.Failed) }),
-		"lag":       number(func(d control.Destination) float64 { return d.LagSeconds }),
-		"p95": number(func(d control.Destination) float64 {
-			if d.LastHour.Response.P95 == nil {
-				return -1
-			}
-			return *d.LastHour.Response.P95
-		}),
-	}[by]
-	if order != nil {
-		slices.SortStableFunc(all, order)
 	}
 }
 
@@ -177,7 +132,7 @@ func (d overviewData) Findings() [2][]ops.Advice {
 		all = all[1:]
 	}
 	shown = min(shown, len(all))
-	return [2][]ops.Advice{all[:shown], all[shown:min(shown+maxDestinations, len(all))]}
+	return [2][]ops.Advice{all[:shown], all[shown:min(shown+ops.MaxListed, len(all))]}
 }
 
 type destinationData struct {

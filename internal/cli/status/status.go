@@ -158,7 +158,7 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 		return err
 	}
 	if s.DestinationsLeft > 0 {
-		fmt.Fprintf(w, "%s: outbox-relay status%s --after=%s\n", plain.Plural(s.DestinationsLeft, "more destination", "more destinations"), cmd.sameList(), s.Next)
+		fmt.Fprintf(w, "%s: outbox-relay status%s %s\n", plain.Plural(s.DestinationsLeft, "more destination", "more destinations"), cmd.sameList(), plain.ShellFlag("--after", s.Next))
 	}
 	for _, d := range s.Destinations {
 		printLaneNotes(w, d)
@@ -186,10 +186,10 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 // sameList returns the flags that choose the same destinations again, each after a blank.
 func (cmd Command) sameList() (flags string) {
 	if cmd.Prefix != "" {
-		flags += " --prefix=" + cmd.Prefix
+		flags += " " + plain.ShellFlag("--prefix", cmd.Prefix)
 	}
 	if cmd.Limit != ops.MaxListed {
-		flags += fmt.Sprintf(" --limit=%d", cmd.Limit)
+		flags += fmt.Sprintf(" --limit %d", cmd.Limit)
 	}
 	return flags
 }

@@ -170,7 +170,7 @@ func TestStatusOfManyDestinations(t *testing.T) {
 	testkit.Must(t, output.Show(&b, false, s, Command{Prefix: "d", Limit: ops.MaxListed}.printStatus))
 	text := b.String()
 	for _, part := range []string{
-		"d0499", "d4999", "d4000", "d0000", "\n4900 more destinations: outbox-relay status --prefix=d --after=d0088\n", "\nOpen alerts: 5000\n",
+		"d0499", "d4999", "d4000", "d0000", "\n4900 more destinations: outbox-relay status --prefix d --after d0088\n", "\nOpen alerts: 5000\n",
 		"  and 4900 more\n\n", "\n4994 more problems; what to do: outbox-relay doctor\n", "x\n  and 4900 more\n",
 	} {
 		if !strings.Contains(text, part) {
