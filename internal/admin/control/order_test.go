@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -168,6 +169,34 @@ func TestOverview(t *testing.T) {
 	}
 	if _, _, err := c.Destination(t.Context(), "nowhere"); !errors.Is(err, ops.ErrUnknownDestination) {
 		t.Error(err)
+	}
+}
+
+// The last hour is shown of each listed destination, and orders all of them.
+func TestLastHourOfManyDestinations(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) SELECT 't' || i, 'd' || to_char(i, 'FM000') FROM generate_series(0, 998) i;
+		INSERT INTO outbox_history (step, destination, at, event_type, delivered, failed, retried, probes, took, latency)
+		VALUES (1, 'd900', now(), '', 7, 0, 0, 0, '{}', '{}'), (1, 'd400', now(), '', 3, 0, 0, 0, '{}', '{}')`)
+	c := newControl(db)
+	for _, test := range []struct {
+		list      List
+		delivered []int64
+	}{
+		{List{Prefix: "d900"}, []int64{7}},
+		{List{Sort: "delivered", Limit: 3}, []int64{7, 3, 0}},
+		{List{Sort: "delivered", Limit: 3, After: "d900"}, []int64{3, 0, 0}},
+	} {
+		o, err := c.Overview(t.Context(), test.list)
+		relaytest.Must(t, err)
+		var got []int64
+		for _, d := range o.Destinations {
+			got = append(got, d.LastHour.Delivered)
+		}
+		if !slices.Equal(got, test.delivered) {
+			t.Errorf("%+v: delivered %v, want %v", test.list, got, test.delivered)
+		}
 	}
 }
 

@@ -31,9 +31,9 @@ type List struct {
 // Listed says what a list does not show.
 type Listed struct {
 	// DestinationsTotal counts all destinations, whatever the list chooses.
-	DestinationsTotal int `json:"destinations_total"`
+	DestinationsTotal int64 `json:"destinations_total"`
 	// DestinationsLeft counts the destinations that the list chooses and that follow the last one shown.
-	DestinationsLeft int `json:"destinations_left"`
+	DestinationsLeft int64 `json:"destinations_left"`
 	// Next is After of the next page; empty: this is the last page.
 	Next string `json:"next"`
 }
@@ -41,7 +41,7 @@ type Listed struct {
 // Choose returns the destinations that the list shows, and does not change the status. The error is a [check.Problem] of the
 // path after.
 func (l List) Choose(s Status) ([]DestinationStatus, Listed, error) {
-	listed := Listed{DestinationsTotal: len(s.Destinations)}
+	listed := Listed{DestinationsTotal: int64(len(s.Destinations))}
 	limit := cmp.Or(l.Limit, MaxListed)
 	chosen := slices.DeleteFunc(slices.Clone(s.Destinations), func(d DestinationStatus) bool { return !strings.HasPrefix(d.Destination, l.Prefix) })
 	byName := func(a, b DestinationStatus) int { return cmp.Compare(a.Destination, b.Destination) }
@@ -62,9 +62,8 @@ func (l List) Choose(s Status) ([]DestinationStatus, Listed, error) {
 	} else {
 		from = at
 	}
-	shown := chosen[from:]
-	if listed.DestinationsLeft = max(0, len(shown)-limit); listed.DestinationsLeft > 0 {
-		shown = shown[:limit]
+	shown, left := Bound(chosen[from:], limit)
+	if listed.DestinationsLeft = int64(left); left > 0 {
 		listed.Next = shown[limit-1].Destination
 	}
 	return shown, listed, nil

@@ -47,7 +47,7 @@ func TestListOfManyDestinations(t *testing.T) {
 		s := some(c.n)
 		shown, listed, err := c.list.Choose(s)
 		testkit.Must(t, err)
-		if want := (Listed{c.n, c.left, c.next}); len(shown) != c.shown || listed != want || c.shown > 0 && shown[0].Destination != c.first {
+		if want := (Listed{int64(c.n), int64(c.left), c.next}); len(shown) != c.shown || listed != want || c.shown > 0 && shown[0].Destination != c.first {
 			t.Errorf("%s: %d shown, %+v, first %+v", name, len(shown), listed, shown[:min(1, len(shown))])
 		}
 		if c.n > 0 && s.Destinations[1].Destination != "d0001" {

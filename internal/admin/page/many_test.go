@@ -1,0 +1,69 @@
+package page
+
+import (
+	"html"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
+)
+
+// The overview of many destinations has pages, which keep the beginning of the names, the order and the span.
+func TestPagesOfDestinations(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) SELECT 't' || i, 's' || to_char(i, 'FM000') FROM generate_series(0, 249) i`)
+	s := serve(t, db.Pool)
+	row, next := regexp.MustCompile(`id="to-([^"]+)"`), regexp.MustCompile(`id="next" href="/ops([^"]+)"`)
+	for _, test := range []struct {
+		query, keeps string
+		sizes        []int
+	}{
+		{"", "", []int{100, 100, 51}},
+		{"?prefix=s1", "prefix=s1", []int{100}},
+		{"?prefix=s", "prefix=s", []int{100, 100, 50}},
+		{"?prefix=s&sort=name&span=24h", "prefix=s&sort=name&span=24h", []int{100, 100, 50}},
+	} {
+		path, seen := "/"+test.query, map[string]bool{}
+		for i, size := range test.sizes {
+			status, body := s.get(path)
+			rows := row.FindAllStringSubmatch(body, -1)
+			if status != http.StatusOK || len(rows) != size {
+				t.Fatalf("%s: %d, %d destinations, want %d", path, status, len(rows), size)
+			}
+			for _, match := range rows {
+				seen[match[1]] = true
+			}
+			if first := strings.Contains(body, `id="first" href="/ops/`+html.EscapeString(test.query)+`"`); first != (i > 0) {
+				t.Errorf("%s: a link to the first page: %t", path, first)
+			}
+			link := next.FindStringSubmatch(body)
+			if (link == nil) != (i == len(test.sizes)-1) {
+				t.Fatalf("%s: a link to the next page: %v", path, link)
+			}
+			if link != nil {
+				if path = html.UnescapeString(link[1]); !strings.HasSuffix(path, test.keeps) {
+					t.Errorf("the next page loses %s: %s", test.keeps, path)
+				}
+			}
+		}
+		total := 0
+		for _, size := range test.sizes {
+			total += size
+		}
+		testkit.Equal(t, "destinations on all pages of "+test.query, len(seen), total)
+	}
+	for _, column := range (overviewData{}).Columns() {
+		if status, _ := s.get("/?sort=" + column[0]); status != http.StatusOK {
+			t.Errorf("sorted by %s: %d", column[0], status)
+		}
+	}
+	for query, want := range map[string]string{"after=gone": "after: no destination", "sort=gone": "sort: "} {
+		if status, body := s.get("/?" + query); status != http.StatusUnprocessableEntity || !strings.Contains(body, want) {
+			t.Errorf("%s: %d", query, status)
+		}
+	}
+}
