@@ -27,10 +27,10 @@ type overviewData struct {
 	List control.List
 }
 
-// ListQuery returns the query of the same destinations in an order, from after one of them on. It keeps the prefix and the span.
-func (d overviewData) ListQuery(sort, after string) string {
+// ListQuery returns the query of the destinations of a prefix in an order, from after one of them on. It keeps the span.
+func (d overviewData) ListQuery(prefix, sort, after string) string {
 	q := url.Values{}
-	for name, value := range map[string]string{"prefix": d.List.Prefix, "sort": sort, "after": after, "span": d.Span.Name} {
+	for name, value := range map[string]string{"prefix": prefix, "sort": sort, "after": after, "span": d.Span.Name} {
 		if value != "" && (name != "span" || value != "1h") {
 			q.Set(name, value)
 		}
@@ -44,15 +44,25 @@ type chartsData struct {
 	Span    history.Span
 	Base    string // the path of the page
 	History bool
+	query   url.Values // of the request
+}
+
+// SpanQuery returns the query of the same page with another span.
+func (d chartsData) SpanQuery(span string) string {
+	q := maps.Clone(d.query)
+	q.Del("done")
+	q.Set("span", span)
+	return query(q)
 }
 
 // Spans returns those to choose from.
 func (chartsData) Spans() []history.Span { return history.Spans() }
 
 func (p *Page) charts(r *http.Request, destination string) (chartsData, error) {
-	span := history.SpanOf(r.URL.Query().Get("span"))
+	q := r.URL.Query()
+	span := history.SpanOf(q.Get("span"))
 	past, err := p.Control.Past(r.Context(), destination, span)
-	return chartsData{past, span, r.URL.EscapedPath(), p.Control.History != nil}, err
+	return chartsData{past, span, r.URL.EscapedPath(), p.Control.History != nil, q}, err
 }
 
 func (p *Page) overview(r *http.Request) (view, error) {
@@ -67,7 +77,8 @@ func (p *Page) overview(r *http.Request) (view, error) {
 	if data.Sees = err == nil; err == nil {
 		data.chartsData, err = p.charts(r, "")
 	}
-	return view{Template: "overview.html", Title: "Overview", Live: true, Data: data}, err
+	live := list.After == "" || list.Sort == "name" // in another order the page would move away from its reader
+	return view{Template: "overview.html", Title: "Overview", Live: live, Data: data}, err
 }
 
 // Columns are those by which destinations can be sorted: the parameter, its heading, and its class.
