@@ -10,7 +10,6 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
@@ -62,7 +61,7 @@ func parseLimit(q url.Values) (limit int, err error) {
 func (l List) sortsByHistory() bool { return l.Sort == "delivered" || l.Sort == "p95" }
 
 // of returns the list with its order. past has what the order needs of the history.
-func (l List) of(past map[string]history.Past) ops.List {
+func (l List) of(past pasts) ops.List {
 	down := func(number func(ops.DestinationStatus) float64) func(a, b ops.DestinationStatus) int {
 		return func(a, b ops.DestinationStatus) int { return cmp.Compare(number(b), number(a)) }
 	}
@@ -70,13 +69,13 @@ func (l List) of(past map[string]history.Past) ops.List {
 		Prefix: l.Prefix, After: l.After, Limit: l.Limit, ByName: l.Sort == "name",
 		Compare: map[string]func(a, b ops.DestinationStatus) int{
 			"state":     down(func(d ops.DestinationStatus) float64 { return badness(d.State()) }),
-			"delivered": down(func(d ops.DestinationStatus) float64 { return float64(past[d.Destination].Sum.Delivered) }),
+			"delivered": down(func(d ops.DestinationStatus) float64 { return float64(past.of(d.Destination).Sum.Delivered) }),
 			"pending":   down(func(d ops.DestinationStatus) float64 { return float64(d.Pending) }),
 			"retrying":  down(func(d ops.DestinationStatus) float64 { return float64(d.Retrying) }),
 			"failed":    down(func(d ops.DestinationStatus) float64 { return float64(d.Failed) }),
 			"lag":       down(func(d ops.DestinationStatus) float64 { return d.LagSeconds }),
 			"p95": down(func(d ops.DestinationStatus) float64 {
-				if p95 := past[d.Destination].Sum.Response.P95; p95 != nil {
+				if p95 := past.of(d.Destination).Sum.Response.P95; p95 != nil {
 					return *p95
 				}
 				return -1

@@ -9,11 +9,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -180,13 +183,15 @@ func TestLastHourOfManyDestinations(t *testing.T) {
 		INSERT INTO outbox_history (step, destination, at, event_type, delivered, failed, retried, probes, took, latency)
 		VALUES (1, 'd900', now(), '', 7, 0, 0, 0, '{}', '{}'), (1, 'd400', now(), '', 3, 0, 0, 0, '{}', '{}')`)
 	c := newControl(db)
+	c.History = history.New()
+	c.History.Attempted(history.Key{Destination: "d500", EventType: "t"}, policy.Delivered, time.Millisecond, time.Millisecond) // not written yet
 	for _, test := range []struct {
 		list      List
 		delivered []int64
 	}{
 		{List{Prefix: "d900"}, []int64{7}},
-		{List{Sort: "delivered", Limit: 3}, []int64{7, 3, 0}},
-		{List{Sort: "delivered", Limit: 3, After: "d900"}, []int64{3, 0, 0}},
+		{List{Sort: "delivered", Limit: 3}, []int64{7, 3, 1}},
+		{List{Sort: "delivered", Limit: 3, After: "d900"}, []int64{3, 1, 0}},
 	} {
 		o, err := c.Overview(t.Context(), test.list)
 		relaytest.Must(t, err)

@@ -55,8 +55,21 @@ func (c *Control) Past(ctx context.Context, destination string, span history.Spa
 	return history.Build(points, destination, c.History.Unwritten(), span, c.now()), err
 }
 
-// each returns the last hour of each of these destinations.
-func (c *Control) each(ctx context.Context, destinations []ops.DestinationStatus) (map[string]history.Past, error) {
+// pasts are the last hours of many destinations.
+type pasts struct {
+	busy  map[string]history.Past
+	quiet history.Past // of all others
+}
+
+func (p pasts) of(destination string) history.Past {
+	if past, busy := p.busy[destination]; busy {
+		return past
+	}
+	return p.quiet
+}
+
+// each returns the last hour of each of these destinations. Of thousands most are quiet, and share one.
+func (c *Control) each(ctx context.Context, destinations []ops.DestinationStatus) (pasts, error) {
 	var names []string
 	for _, d := range destinations {
 		names = append(names, d.Destination)
@@ -64,15 +77,24 @@ func (c *Control) each(ctx context.Context, destinations []ops.DestinationStatus
 	slices.Sort(names)
 	points, err := c.points("each "+strings.Join(names, " "), func() ([]history.Point, error) { return history.ReadEach(ctx, c.Outbox.DB(), names) })
 	if err != nil {
-		return nil, err
+		return pasts{}, err
 	}
-	of, unwritten, now := map[string][]history.Point{}, c.History.Unwritten(), c.now()
+	stored, unwritten := map[string][]history.Point{}, map[string]map[history.Key]*history.Counts{}
 	for _, p := range points {
-		of[p.Destination] = append(of[p.Destination], p)
+		stored[p.Destination] = append(stored[p.Destination], p)
 	}
-	all := map[string]history.Past{}
+	for key, counts := range c.History.Unwritten() {
+		if unwritten[key.Destination] == nil {
+			unwritten[key.Destination] = map[history.Key]*history.Counts{}
+		}
+		unwritten[key.Destination][key] = counts
+	}
+	span, now := history.SpanOf("1h"), c.now()
+	all := pasts{busy: map[string]history.Past{}, quiet: history.Build(nil, "", nil, span, now)}
 	for _, name := range names {
-		all[name] = history.Build(of[name], name, unwritten, history.SpanOf("1h"), now)
+		if stored[name] != nil || unwritten[name] != nil {
+			all.busy[name] = history.Build(stored[name], name, unwritten[name], span, now)
+		}
 	}
 	return all, nil
 }

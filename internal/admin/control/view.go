@@ -64,7 +64,7 @@ func (c *Control) Overview(ctx context.Context, list List) (Overview, error) {
 		o.Failed += d.Failed
 		o.LagSeconds = max(o.LagSeconds, d.LagSeconds)
 	}
-	shown, past := s.Destinations, map[string]history.Past{}
+	shown, past := s.Destinations, pasts{}
 	if list.sortsByHistory() {
 		if past, err = c.each(ctx, shown); err != nil {
 			return Overview{}, err
@@ -79,7 +79,7 @@ func (c *Control) Overview(ctx context.Context, list List) (Overview, error) {
 		}
 	}
 	for _, d := range shown {
-		o.Destinations = append(o.Destinations, c.view(d, past[d.Destination]))
+		o.Destinations = append(o.Destinations, c.view(d, past.of(d.Destination)))
 	}
 	for _, r := range s.Relays {
 		if r.Alive() {
