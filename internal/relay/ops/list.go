@@ -50,7 +50,7 @@ func (l List) Choose(s Status) ([]DestinationStatus, Listed, error) {
 	if compare == nil && !l.ByName && (l.After != "" || len(chosen) > limit) {
 		compare = compareTrouble(s.Advice)
 	}
-	from := 0
+	var from int
 	if compare != nil {
 		slices.SortStableFunc(chosen, compare)
 		from = 1 + slices.IndexFunc(chosen, func(d DestinationStatus) bool { return d.Destination == l.After })
