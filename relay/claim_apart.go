@@ -34,14 +34,14 @@ const noClass class = -1
 
 // claimAll claims for all requests in one statement. A damaged page fails the whole statement. Each scan, and the keys of each
 // destination, then get a statement of their own for a while, so that other destinations, and newer deliveries of the same one, go on.
-func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
+func (c *rows) claimAll(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
 	now := time.Now()
 	if !now.Before(c.damaged.until) {
 		result, err := c.claimOnce(ctx, instance, requests)
 		if pg.ClassifyError(err) != pg.ErrorDamaged {
 			return result, err
 		}
-		c.databaseError("claim", err)
+		c.failed("claim", err)
 		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
 	}
 	all := claimResult{at: c.clock.now(), reordered: map[int]int64{}}
@@ -57,7 +57,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 					return claimResult{}, failed
 				}
 				for _, key := range part.keys {
-					c.makeReady(ordering.Key{Destination: part.destination, Key: key.key}, ordering.Place{}, key.class)
+					c.lanes.makeReady(ordering.Key{Destination: part.destination, Key: key.key}, ordering.Place{}, key.class)
 				}
 			}
 			all.include(found, i, len(part.scans))
@@ -82,7 +82,7 @@ func (r claimRequest) parts() (parts []claimRequest) {
 }
 
 // claimPart claims one part, or nothing while it is put off.
-func (c *claimer) claimPart(ctx context.Context, instance int32, part claimRequest, now time.Time) (claimResult, error) {
+func (c *rows) claimPart(ctx context.Context, instance int32, part claimRequest, now time.Time) (claimResult, error) {
 	which := damagedPart{destination: part.destination, class: noClass}
 	if len(part.scans) > 0 {
 		which.class, which.rescan = part.scans[0].class, part.scans[0].rescan
@@ -94,7 +94,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 	}
 	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
 	if pg.ClassifyError(err) == pg.ErrorDamaged {
-		c.databaseError("claim", err)
+		c.failed("claim", err)
 		if forNew {
 			result, err = c.claimBehind(ctx, instance, part)
 			if pg.ClassifyError(err) != pg.ErrorDamaged {
@@ -113,7 +113,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 }
 
 // claimBehind claims the newer half of a part that met damaged data, or else the newer half of that, and so on.
-func (c *claimer) claimBehind(ctx context.Context, instance int32, part claimRequest) (result claimResult, err error) {
+func (c *rows) claimBehind(ctx context.Context, instance int32, part claimRequest) (result claimResult, err error) {
 	end := c.clock.now()
 	width := min(end.Sub(part.scans[0].after.at), liveWindow)
 	for range 6 {
@@ -129,16 +129,16 @@ func (c *claimer) claimBehind(ctx context.Context, instance int32, part claimReq
 }
 
 // claimOnce runs one statement, and remembers whether its answer came.
-func (c *claimer) claimOnce(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
-	lease, begun := c.config().Lease, time.Now()
-	result, err := c.store.claim(ctx, instance, lease, requests)
+func (c *rows) claimOnce(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
+	begun := time.Now()
+	result, err := c.readClaim(ctx, instance, requests)
 	if err != nil {
 		c.lost.Failed(instance, err)
 		return result, err
 	}
-	c.lost.Acknowledged(instance, result.at, lease)
-	if hook := c.config().Hooks.ClaimRan; hook != nil {
-		hook(len(result.deliveries), time.Since(begun))
+	c.lost.Acknowledged(instance, result.at, c.lease)
+	if c.ran != nil {
+		c.ran(len(result.deliveries), time.Since(begun))
 	}
 	return result, err
 }

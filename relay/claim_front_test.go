@@ -111,12 +111,12 @@ func TestWalkSharesItsFront(t *testing.T) {
 		"ordering keys": {last: first, more: true, candidates: 5},
 		"the end":       {last: first, passed: 1},
 	} {
-		l.cursors[live], c.contention, c.agenda = cursor{}, agenda.Contention{}, agenda.Agenda{}
+		l.cursors[live], c.rows.contention, c.agenda = cursor{}, agenda.Contention{}, agenda.Agenda{}
 		scans := func(after time.Duration) []scan {
-			return c.newScans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
+			return c.rows.newScans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
 		}
 		advance := func(read scanResult, taken bool, scans []scan) {
-			c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
+			c.rows.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
 				claimResult{at: c.clock.now(), scans: []scanResult{read}, contended: taken}, time.Millisecond)
 		}
 		advance(read, false, []scan{{class: live}})
@@ -135,7 +135,7 @@ func TestWalkSharesItsFront(t *testing.T) {
 		if later := scans(agenda.SharedFor); len(later) != 1 || later[0].shared {
 			t.Errorf("%s, refused for long: next %+v", name, later)
 		}
-		c.contention.Next = time.Now()
+		c.rows.contention.Next = time.Now()
 		advance(scanResult{last: second, more: true}, false, scans(0))
 		if again := scans(0); len(again) != 1 || again[0].after != second || !again[0].shared {
 			t.Errorf("%s, after its turn: next %+v", name, again)
@@ -152,10 +152,10 @@ func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	c.clock.set(now)
 	l.cursors[live] = cursor{position: keyset{at: now}, more: true, shared: now.Add(time.Hour)}
 	for _, refused := range []time.Duration{agenda.SharedFor, agenda.SharedFor / 2} {
-		c.contention.Record(now.Add(-refused), true)
+		c.rows.contention.Record(now.Add(-refused), true)
 	}
-	scans := func() []scan { return c.newScans(l, time.Now(), [classes]int{live: 4}, false, true) }
-	c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
+	scans := func() []scan { return c.rows.newScans(l, time.Now(), [classes]int{live: 4}, false, true) }
+	c.rows.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
 		claimResult{at: now, scans: []scanResult{{unread: true}}, contended: true}, time.Millisecond)
 	if next := scans(); len(next) != 1 || !next[0].alone {
 		t.Errorf("next %+v", next)

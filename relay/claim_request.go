@@ -17,12 +17,12 @@ type laneClaim struct {
 
 // laneClaims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
 // is ready or, when it is time to scan, if it has room.
-func (c *claimer) laneClaims(now time.Time, scan bool) []laneClaim {
+func (c *rows) laneClaims(now time.Time, scan bool) []laneClaim {
 	lanes := c.lanes.visited()
-	parts := c.lanes.divide(c.config().MaxInFlight, nil)
+	parts := c.lanes.divide(c.maxInFlight(), nil)
 	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
-		l.reportState(now, c.config().Hooks.LaneChanged)
+		l.reportState(now, c.laneChanged)
 		l.setShare(parts, l.isActive())
 		if request := c.newRequest(l, now, scan); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
@@ -33,18 +33,18 @@ func (c *claimer) laneClaims(now time.Time, scan bool) []laneClaim {
 }
 
 // newRequest returns what to claim for one lane: without scans and keys, nothing.
-func (c *claimer) newRequest(l *lane, now time.Time, scan bool) (request claimRequest) {
+func (c *rows) newRequest(l *lane, now time.Time, scan bool) (request claimRequest) {
 	since, due := l.takeDue()
 	if due {
 		l.rescanSince(since.Add(-time.Millisecond))
 	}
 	scan = scan || due || l.scanOverdue
-	if at := l.earliestClaim(now, c.config().Lease); !at.IsZero() {
+	if at := l.earliestClaim(now, c.lease); !at.IsZero() {
 		l.scanOverdue = scan
 		c.agenda.At(agenda.CauseRate, at)
 		return claimRequest{}
 	}
-	free, worthwhile := l.room(now, c.config().Lease)
+	free, worthwhile := l.room(now, c.lease)
 	if !worthwhile && max(free[live], free[backlog], free[replays]) > 0 { // what is in flight may hang
 		c.agenda.At(agenda.CauseLittleRoom, now.Add(minPace))
 	}
@@ -59,7 +59,7 @@ func (c *claimer) newRequest(l *lane, now time.Time, scan bool) (request claimRe
 	request = claimRequest{
 		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.NotAfter, reordered: l.reordered,
 	}
-	longest, followers := l.runBounds(c.config().Lease)
+	longest, followers := l.runBounds(c.lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
 	for i := range keys {
 		keys[i].floor = c.floors.LookUp(ordering.Key{Destination: l.name, Key: keys[i].key}, l.reordered, request.skipFailed).Event
@@ -70,7 +70,7 @@ func (c *claimer) newRequest(l *lane, now time.Time, scan bool) (request claimRe
 
 // newScans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
 // from the overlap before it; the backlog ends where they begin.
-func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, scanLive, worthwhile bool) (scans []scan) {
+func (c *rows) newScans(l *lane, now time.Time, free [classes]int, scanLive, worthwhile bool) (scans []scan) {
 	window := keyset{at: c.clock.now().Add(-liveWindow)}
 	w := &l.cursors[live]
 	after := w.position
@@ -110,7 +110,7 @@ func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, scanLive, 
 
 // deferShared leaves out shared scans until it is time to try again. A relay that claims without the lock keeps them.
 // See docs/decisions/0065-one-claim-at-the-front.md.
-func (c *claimer) deferShared(now time.Time, scans []scan) []scan {
+func (c *rows) deferShared(now time.Time, scans []scan) []scan {
 	if c.contention.Alone(now) {
 		for i := range scans {
 			scans[i].alone = true

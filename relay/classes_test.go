@@ -50,7 +50,7 @@ func TestClassesShareALane(t *testing.T) {
 			UPDATE outbox_delivery SET %[3]s WHERE event_id IN (SELECT id FROM outbox WHERE idempotency_key LIKE '%[1]s-%%')`, prefix, each, change)) // in one transaction
 	}
 	db.Insert(each, "live")
-	r.wake.post(agenda.CauseSweep)
+	r.mailbox.post(agenda.CauseSweep)
 	g.Open()
 	r.settles(t, policy.Delivered, 3*each+1)
 

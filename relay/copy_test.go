@@ -67,8 +67,8 @@ func TestCopyIsLeftAlone(t *testing.T) {
 	if text := string(slack.All()[0].Body); !strings.Contains(text, "quarantine") || !strings.Contains(text, "outbox-relay identity accept") {
 		t.Errorf("the alert says %s", text)
 	}
-	signal(r.wake.parked) // as the session does when a route was added
-	signal(r.wake.alerts)
+	signal(r.signals.parked) // as the session does when a route was added
+	signal(r.signals.alerts)
 	beat := relaytest.Row[string](copied, `SELECT heartbeat_at::text FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	relaytest.Becomes(copied, true, `SELECT heartbeat_at > $1::timestamptz FROM outbox_relay WHERE quarantined IS NOT NULL`, beat)
 	if after := relaytest.Row[string](copied, written); after != before {

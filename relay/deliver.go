@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
@@ -27,12 +28,22 @@ const pastPromise = "not sent again: its receiver was promised that nothing come
 // senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
 type senders struct {
 	*phases
-	lanes         *lanes
-	store         *store
-	wake          *wakeup
-	config        func() *Config // in effect
-	databaseError func(operation string, err error)
-	settle        func(settle.Settlement)
+	lanes   *lanes
+	db      pg.Pool
+	log     zerolog.Logger
+	poll    time.Duration     // how long a delivery is put off whose payload could not be loaded
+	spans   *spans.Spans      // nil: there are none
+	history *history.Recorder // nil: nothing is counted
+	settle  func(settle.Settlement)
+	// logDelivered reports whether the attempt log holds what was delivered.
+	logDelivered func() bool
+	// attempted follows every POST, before its outcome is settled; nil: nothing does.
+	attempted func(Attempt)
+	// post makes the claimer take a turn.
+	post func(agenda.Cause)
+	// retry notes that a delivery is due again after the given time.
+	retry  func(now time.Time, after time.Duration)
+	failed func(operation string, err error) // a statement, which will be repeated
 
 	alone   capacity.Solitude
 	running sync.WaitGroup
@@ -94,11 +105,11 @@ func (s *senders) sendRun(l *lane, run []delivery, next bool) (free bool) {
 		about := policy.Circumstances{
 			Attempt: d.attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
 			OnFailure: to.Destination.OnFailure, Ordered: d.event.OrderingKey != nil, LastOfRun: d.lastOfRun,
-			Paused: v.Gone() && !l.pause(), LogDelivered: s.config().LogDelivered,
+			Paused: v.Gone() && !l.pause(), LogDelivered: s.logDelivered(),
 		}
 		var changed bool
 		if about.AtFault, changed = l.recordResult(ended, d.eventID, &v, took, ended.Sub(begun)); changed {
-			s.wake.post(agenda.CauseBreaker)
+			s.post(agenda.CauseBreaker)
 		}
 		decided := policy.Decide(v, about)
 		var behind []delivery
@@ -108,12 +119,12 @@ func (s *senders) sendRun(l *lane, run []delivery, next bool) (free bool) {
 		if decided.Posted {
 			s.recordAttempt(d, &decided, started, took)
 		}
-		s.settle(newSettlement(d, decided, started, took))
+		s.settle(d.settlement(decided, started, took))
 		d.event.Payload = nil // of a long run, only what is being sent is kept in memory
 		if decided.Blocks {
 			l.stepRun(d.class, len(run)-i-1)
 			for _, d := range slices.Concat(run[i+1:], behind) {
-				s.settle(held(d, policy.ReasonOrder))
+				s.settle(d.held(policy.ReasonOrder))
 			}
 			return false
 		}
@@ -130,7 +141,7 @@ func (s *senders) recordAttempt(d *delivery, decided *policy.Decision, started t
 	case policy.Fail:
 		level = zerolog.WarnLevel
 	}
-	line := s.config().Log.WithLevel(level).Int64("event_id", d.eventID).Str("destination", d.destination).Int("attempt", d.attempts+1).
+	line := s.log.WithLevel(level).Int64("event_id", d.eventID).Str("destination", d.destination).Int("attempt", d.attempts+1).
 		Str("outcome", string(decided.Outcome)).Str("reason", string(decided.Reason)).Int("status", decided.StatusCode).
 		Int64("duration_ms", took.Milliseconds())
 	if decided.Outcome == policy.Retry {
@@ -146,9 +157,9 @@ func (s *senders) recordAttempt(d *delivery, decided *policy.Decision, started t
 	}
 	sinceCreated := d.since(d.event.CreatedAt, ended)
 	if d.event.EventType != nil { // else the event is gone
-		s.config().History.Attempted(history.Key{Destination: d.destination, EventType: *d.event.EventType}, decided.Outcome, took, sinceCreated)
+		s.history.Attempted(history.Key{Destination: d.destination, EventType: *d.event.EventType}, decided.Outcome, took, sinceCreated)
 	}
-	if hook := s.config().Hooks.Attempted; hook != nil {
+	if hook := s.attempted; hook != nil {
 		hook(Attempt{
 			EventID: d.eventID, Destination: d.destination, Number: d.attempts + 1, StatusCode: decided.StatusCode, Outcome: decided.Outcome,
 			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders,
@@ -202,7 +213,7 @@ func (s *senders) giveBackUnsent() {
 
 func (s *senders) giveBack(l *lane, reason policy.Reason) {
 	for _, d := range l.takeUnsent() {
-		s.settle(held(d, reason))
+		s.settle(d.held(reason))
 	}
 }
 
@@ -241,26 +252,26 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		return missing
 	}
 	if d.event.Payload == nil {
-		payload, err := s.store.payload(s.doing, d.eventID)
+		payload, err := s.payload(s.doing, d.eventID)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			return missing
 		case err != nil:
-			s.databaseError("load payload", err)
-			s.postpone(d, s.config().PollInterval) // or only a walk would find it, which may rest for long
+			s.failed("load payload", err)
+			s.postpone(d, s.poll) // or only a walk would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
 		d.event.Payload = payload
 	}
 	message := d.message()
-	if traces := s.config().Spans; traces != nil {
+	if traces := s.spans; traces != nil {
 		d.span, message.Trace = traces.Start(message, d.promised, to.URL)
 	}
 	var ready func() *policy.Result
 	if d.alone { // if the relay dies of it, nothing can be written afterwards
 		ready = func() *policy.Result {
-			if err := s.store.countAlone(s.settling, d); err != nil {
-				s.databaseError("count suspect", err)
+			if err := s.countAlone(s.settling, d); err != nil {
+				s.failed("count suspect", err)
 				return &policy.Result{Reason: policy.ReasonDatabase}
 			}
 			return nil

@@ -23,7 +23,7 @@ func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	b := start(t, config(db, to(rc.URL)))
 	for looks := 1; looks <= 3; looks++ { // each idleness ends with a look at everything
 		b.await(t, "a look of the second relay", func(o *observer) bool { return o.idle >= looks })
-		b.wake.post(agenda.CauseSweep)
+		b.mailbox.post(agenda.CauseSweep)
 	}
 	if rc.Total() != 1 || sees(b.observer, func(o *observer) int { return o.claimed }) != 0 {
 		t.Errorf("%d requests while the first is in flight", rc.Total())
@@ -139,7 +139,7 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	db.Insert(1, "key")
 	s, instance := registered(db.Database)
 	conn := engineConn(db.Database) // its commits wait for no disk
-	claim := func(on *store) delivery {
+	claim := func(on claims) delivery {
 		t.Helper()
 		result, err := on.claim(t.Context(), instance, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: 1}}}})
 		relaytest.Must(t, err)
@@ -149,7 +149,7 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 		return result.deliveries[0]
 	}
 	db.freeze()
-	lost := claim(&store{pool: conn})
+	lost := claim(claims{conn})
 	relaytest.Must(t, db.server.StopImmediate(t.Context()))
 	relaytest.Must(t, db.server.StartAgain(t.Context()))
 	db.Pool.Reset()

@@ -41,7 +41,7 @@ func TestLittleRoomIsFilledSoon(t *testing.T) {
 		db := relaytest.Covered(t)
 		r := prepared(t, config(db, to("http://receiver.test/")))
 		r.presence.Set(1, true)
-		r.wake.listening.Store(true)
+		r.mailbox.listening.Store(true)
 		l := r.lane("default")
 		for other := range class(classes) {
 			l.push(time.Now(), other, singly(make([]delivery, 2*post.DefaultLaneInFlight-1)))

@@ -130,7 +130,7 @@ func (r *running) instance() int32 {
 func (r *running) looks() {
 	r.t.Helper()
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
-	r.wake.post(agenda.CauseSweep)
+	r.mailbox.post(agenda.CauseSweep)
 	r.await(r.t, "a look at everything", func(o *observer) bool { return o.idle > idle })
 }
 
@@ -140,7 +140,7 @@ func (r *Relay) laneList() []*lane { return r.lanes.list() }
 
 // loneSenders returns senders without a database, for attempts that need none.
 func loneSenders(t testing.TB) *senders {
-	return &senders{phases: &phases{taking: t.Context(), doing: t.Context()}, config: func() *Config { return &Config{} }}
+	return &senders{phases: &phases{taking: t.Context(), doing: t.Context()}, logDelivered: func() bool { return false }}
 }
 
 // first decides on the first attempt.

@@ -66,8 +66,6 @@ type Attempt struct {
 // Classes returns the values of [Attempt.Class].
 func Classes() []string { return classNames[:] }
 
-var classNames = [classes]string{live: "live", backlog: "backlog", replays: "replay"}
-
 // A Wake is what ends a wait of the claimer.
 type Wake string
 

@@ -36,8 +36,8 @@ func TestRelayIsArmedAtALowLoad(t *testing.T) {
 		}
 	}
 	relaytest.Eventually(db, "disarmed while much comes in", func() bool {
-		r.wake.commits.Add(1000) // as from as many producers at once
-		r.wake.post(agenda.CauseNotified)
+		r.mailbox.commits.Add(1000) // as from as many producers at once
+		r.mailbox.post(agenda.CauseNotified)
 		return !relaytest.Row[bool](db, armed)
 	})
 	db.Insert(1, "found by polling")
@@ -92,7 +92,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 func awaitPost(t testing.TB, r *Relay, cause agenda.Cause) {
 	t.Helper()
 	relaytest.Eventually(t, "what is posted: "+cause.String(), func() bool {
-		return agenda.Cause(r.wake.posted.Load()).Has(cause)
+		return agenda.Cause(r.mailbox.posted.Load()).Has(cause)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
@@ -21,7 +22,12 @@ const (
 
 // joins are ordering keys that deliveries have to join, since they have become due, or that have to be claimed again.
 // See docs/decisions/0072-an-event-joins-its-key-when-it-is-due.md.
-type joins struct{ keys map[ordering.Key]join }
+type joins struct {
+	db     pg.Pool
+	lanes  *lanes
+	agenda *agenda.Agenda
+	keys   map[ordering.Key]join
+}
 
 type join struct {
 	class class
@@ -45,16 +51,16 @@ func (j *joins) add(key ordering.Key, of join) {
 	j.keys[key] = of
 }
 
-// joinKeys joins deliveries that have become due to their keys, and lets the keys be claimed.
-func (c *claimer) joinKeys(ctx context.Context) error {
+// run joins deliveries that have become due to their keys, and lets the keys be claimed.
+func (j *joins) run(ctx context.Context, complete time.Time) error {
 	var keys []intake.Key
-	for key, of := range c.joins.keys {
+	for key, of := range j.keys {
 		switch {
-		case c.lanes.get(key.Destination) == nil:
-			delete(c.joins.keys, key)
+		case j.lanes.get(key.Destination) == nil:
+			delete(j.keys, key)
 		case of.done:
-			delete(c.joins.keys, key)
-			c.makeReady(key, of.first, of.class)
+			delete(j.keys, key)
+			j.lanes.makeReady(key, of.first, of.class)
 		case len(keys) < joinChunk:
 			keys = append(keys, intake.Key{Destination: key.Destination, Key: key.Key})
 		}
@@ -62,50 +68,50 @@ func (c *claimer) joinKeys(ctx context.Context) error {
 	now := time.Now()
 	if len(keys) > 0 {
 		limit := joinRows / len(keys)
-		done, err := intake.JoinKeys(ctx, c.store.pool, 0, keys, c.taker.complete, limit)
+		done, err := intake.JoinKeys(ctx, j.db, 0, keys, complete, limit)
 		if err != nil {
 			return err
 		}
 		for i, k := range keys {
 			key := ordering.Key{Destination: k.Destination, Key: k.Key}
-			of, joined := c.joins.keys[key], done[i]
+			of, joined := j.keys[key], done[i]
 			if joined.Rows > 0 || !joined.InHand && !joined.Early {
-				c.makeReady(key, joined.First, of.class)
+				j.lanes.makeReady(key, joined.First, of.class)
 			}
 			switch {
 			case joined.InHand:
-				c.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
+				j.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
 			case joined.Early:
-				c.agenda.At(agenda.CauseTakeAgain, now)
-				c.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
+				j.agenda.At(agenda.CauseTakeAgain, now)
+				j.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
 			case joined.Rows == limit:
-				c.agenda.At(agenda.CauseJoinKeys, now)
+				j.agenda.At(agenda.CauseJoinKeys, now)
 			default:
-				delete(c.joins.keys, key)
+				delete(j.keys, key)
 			}
 		}
-		if len(c.joins.keys) > len(keys) {
-			c.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
+		if len(j.keys) > len(keys) {
+			j.agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
 		}
 	}
 	return nil
 }
 
-// joinBefore joins to keys of a range what was due before their first deliveries in the range, and places it before these. The caller asks
+// before joins to keys of a range what was due before their first deliveries in the range, and places it before these. The caller asks
 // again about the keys.
-func (c *claimer) joinBefore(ctx context.Context, seq int64, keys []intake.Key) error {
+func (j *joins) before(ctx context.Context, seq int64, keys []intake.Key) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	joined, err := intake.JoinKeys(ctx, c.store.pool, seq, keys, time.Time{}, max(joinRows/len(keys), 1))
+	joined, err := intake.JoinKeys(ctx, j.db, seq, keys, time.Time{}, max(joinRows/len(keys), 1))
 	for i, k := range keys { // also after an error: they may have joined
 		of := join{class: live, done: true}
 		if err == nil {
 			of.first = joined[i].First
 		}
-		c.joins.add(ordering.Key{Destination: k.Destination, Key: k.Key}, of)
+		j.add(ordering.Key{Destination: k.Destination, Key: k.Key}, of)
 	}
-	c.agenda.At(agenda.CauseJoinKeys, time.Now())
+	j.agenda.At(agenda.CauseJoinKeys, time.Now())
 	return err
 }
 

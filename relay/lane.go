@@ -5,9 +5,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 )
 
 // A lane is the deliveries of one destination on their way through this relay. The claimer owns its fields; what it shares
@@ -108,4 +110,41 @@ func (l *lane) endTrial(now time.Time) (ended bool) {
 		}
 	})
 	return ended
+}
+
+// View returns what the breaker's keeper needs to know of the lane.
+func (l *lane) View(now time.Time) breaker.View {
+	v := breaker.View{Destination: l.name}
+	v.Breaker, v.Hold, v.UntilTurn = l.breakerAt(now)
+	if v.Breaker.State == policy.BreakerHalfOpen {
+		v.Busy, v.Scanned = l.busy(), l.hasScannedAll(now)
+	}
+	return v
+}
+
+func (l *lane) Change(change func(*policy.Breaker)) { l.changeBreaker(change) }
+
+// Rescan makes claims read what was held.
+func (l *lane) Rescan(probe bool) {
+	if !probe {
+		l.restartScans()
+		return
+	}
+	for i := range l.cursors { // each probe continues behind the one before it, then at the front: another delivery may pass
+		w := &l.cursors[i]
+		w.due, w.restarts = time.Time{}, w.position != (keyset{})
+	}
+}
+
+// settleKey counts a delivery with an ordering key that was settled.
+func (l *lane) settleKey(s *settle.Settlement, frees, blocks bool) {
+	switch key := s.OrderingKey; {
+	case key == nil:
+	case s.Spilled && !s.InHand.Scheduled.IsZero():
+		l.endArrival(*key)
+	case s.Spilled:
+		l.endSpill(*key)
+	default:
+		l.keySettled(*key, class(s.Class), frees, s.InHand != nil && blocks)
+	}
 }

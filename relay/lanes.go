@@ -1,14 +1,13 @@
 package relay
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
@@ -246,33 +245,7 @@ func (ls *lanes) forget(now time.Time) {
 }
 
 // searchRest is how many times as long as it took a search rests, and searchRestMost the longest rest.
-const (
-	searchRest     = 10
-	searchRestMost = 30 * time.Second
-)
-
-// searchDue makes those of many lanes work for which something is due.
-func (c *claimer) searchDue(ctx context.Context, instance int32) error {
-	begun := time.Now()
-	if begun.Before(c.searchAt) {
-		c.agenda.At(agenda.CauseScan, c.searchAt)
-		return nil
-	}
-	found, err := c.store.searchDue(ctx, instance)
-	if err != nil {
-		return err
-	}
-	took := time.Since(begun)
-	c.searchAt = begun.Add(took + min(searchRest*took, searchRestMost))
-	for _, name := range found {
-		if l := c.lanes.get(name); l != nil {
-			if c.lanes.engage(l); l.stopped {
-				l.restartScans()
-			}
-		}
-	}
-	return nil
-}
+const ()
 
 // logs returns the endpoints of the destinations that are logs.
 func (ls *lanes) logs(destinations []post.Destination) (all []*post.Endpoint) {
@@ -347,4 +320,12 @@ func (ls *lanes) shortestPromise() time.Duration {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.promise
+}
+
+// makeReady makes an ordering key ready, of which the next delivery may be claimed.
+func (ls *lanes) makeReady(key ordering.Key, first ordering.Place, class class) {
+	if l := ls.get(key.Destination); l != nil {
+		l.makeReady(key.Key, first, class)
+		ls.engage(l)
+	}
 }

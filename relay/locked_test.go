@@ -44,7 +44,7 @@ func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	go func() {
 		defer close(claimed)
 		request := claimRequest{destination: "default", scans: []scan{{free: 10}}}
-		result, err = (&store{pool: slow}).claim(t.Context(), instance, time.Hour, []claimRequest{request})
+		result, err = claims{slow}.claim(t.Context(), instance, time.Hour, []claimRequest{request})
 	}()
 	relaytest.Becomes(db, true, `SELECT count(*) = 1 FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'slow' AND wait_event_type = 'Lock'`)

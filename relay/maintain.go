@@ -29,7 +29,7 @@ func (r *Relay) maintain(ctx context.Context) {
 		}
 	}
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(searchParked))
-	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.post(agenda.CauseSweep) }}
+	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.mailbox.post(agenda.CauseSweep) }}
 	if r.cfg.History != nil {
 		jobs.Schedule(minutely{}, cron.FuncJob(func() { r.writeHistory(ctx) }))
 	}
@@ -38,24 +38,24 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
-		case <-r.wake.parked:
+		case <-r.signals.parked:
 			if err := parked.Run(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
-		case <-r.wake.reparked:
+		case <-r.signals.reparked:
 			searchParked()
-			signal(r.wake.parked)
-		case <-r.wake.routes:
+			signal(r.signals.parked)
+		case <-r.signals.routes:
 			if err := r.followRoutes(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("follow routes", err)
 			}
-		case <-r.wake.schema:
+		case <-r.signals.schema:
 			// A session that cannot register because of the schema leaves the guard shut for good.
 			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
-		case <-r.wake.reloaded:
+		case <-r.signals.reloaded:
 			archiving.Follow(ctx, r.config().Retention)
 			r.giveBackRemoved()
 		case <-ctx.Done():

@@ -111,7 +111,7 @@ func TestSearchFindsWhatIsDue(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('held', true, now()), ('due', false, NULL)`)
 	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until) VALUES ('open', 'open', now(), now())`)
 	// default has what the fixture's route made.
-	found, err := (&store{pool: db.Pool}).searchDue(t.Context(), 1)
+	found, err := (&rows{db: db.Pool}).readDue(t.Context(), 1)
 	relaytest.Must(t, err)
 	if got := strings.Join(found, " "); got != "default due replayed z" {
 		t.Errorf("found %q", got)

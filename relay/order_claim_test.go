@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"math"
 	"net/http"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
@@ -19,14 +21,21 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// registered returns a relay that claims nothing by itself, and its store.
-func registered(db *relaytest.Database) (*store, int32) {
+// claims makes single claims.
+type claims struct{ db pg.Pool }
+
+func (c claims) claim(ctx context.Context, instance int32, lease time.Duration, requests []claimRequest) (claimResult, error) {
+	return (&rows{db: c.db, lease: lease}).readClaim(ctx, instance, requests)
+}
+
+// registered returns a relay that claims nothing by itself.
+func registered(db *relaytest.Database) (claims, int32) {
 	db.Helper()
-	return &store{pool: db.Pool}, relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING instance`)
+	return claims{db.Pool}, relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING instance`)
 }
 
 // claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.
-func claimAll(db *relaytest.Database, s *store, instance int32, free, run int) []delivery {
+func claimAll(db *relaytest.Database, s claims, instance int32, free, run int) []delivery {
 	db.Helper()
 	request := claimRequest{destination: "default", run: run, promise: policy.DefaultNotAfter, scans: []scan{{free: free}}}
 	first, err := s.claim(db.Context(), instance, time.Minute, []claimRequest{request})

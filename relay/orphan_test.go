@@ -60,7 +60,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	})
 	db.Insert(1, "key")
 	c := r.newClaimer()
-	c.pace, c.damaged.until = agenda.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
+	c.pace, c.rows.damaged.until = agenda.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
 	for rc.Total() < 2 {
 		turnOf(t, c)
 		r.senders.wait()

@@ -146,7 +146,7 @@ func TestConcurrentClaims(t *testing.T) {
 	const claimers, free, each = 8, 7, 500
 	db := relaytest.Covered(t, "a", "b", "unasked")
 	db.Insert(each, "key")
-	s := &store{pool: db.Pool}
+	s := claims{db.Pool}
 	var mu sync.Mutex
 	given := map[string]map[int64]int{"a": {}, "b": {}}
 	var running sync.WaitGroup
@@ -216,7 +216,7 @@ func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	conn := engineConn(db)
 	_, err := conn.Exec(t.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM outbox LIMIT 1`)
 	relaytest.Must(t, err)
-	s := &store{pool: db.Pool}
+	s := claims{db.Pool}
 	instance := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 	var position keyset
 	for range 4 {

@@ -32,7 +32,9 @@ type Relay struct {
 	effective atomic.Pointer[Config]
 	lanes     lanes
 	store     *store
-	wake      *wakeup
+	producers session.Producers
+	mailbox   *mailbox
+	signals   *signals
 	hands     hands
 	progress
 	trouble  alert.Trouble // of the database, as this relay sees it
@@ -70,7 +72,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg: cfg.fixed(), store: &store{}, wake: newWakeup(), waiting: waiting.NewKeeper(), restFactor: restFactor,
+		cfg: cfg.fixed(), store: &store{}, mailbox: newMailbox(), signals: newSignals(), waiting: waiting.NewKeeper(), restFactor: restFactor,
 	}
 	r.effective.Store(&cfg)
 	r.lanes.newEndpoint = func(d post.Destination) (*post.Endpoint, error) {
@@ -85,15 +87,17 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.settler = r.newSettler()
 	r.senders = &senders{
-		phases: &r.phases, lanes: &r.lanes, store: r.store, wake: r.wake, config: r.config, databaseError: r.databaseError, settle: r.settler.Settle,
+		phases: &r.phases, lanes: &r.lanes, settle: r.settler.Settle, post: r.mailbox.post, retry: r.mailbox.retries.Add, failed: r.databaseError,
+		log: cfg.Log, poll: cfg.PollInterval, spans: cfg.Spans, history: cfg.History, attempted: cfg.Hooks.Attempted,
+		logDelivered: func() bool { return r.config().LogDelivered },
 	}
 	r.reloads.keeper = routes.Keeper{
-		Name: cfg.Name, Log: cfg.Log, Added: func() { signal(r.wake.parked) }, Failed: r.databaseError,
+		Name: cfg.Name, Log: cfg.Log, Added: func() { signal(r.signals.parked) }, Failed: r.databaseError,
 	}
 	r.session = r.newSession()
 	r.watcher = r.newWatcher()
 	r.waiting.Lenient, r.waiting.Failed = r.lenient, r.databaseError
-	r.waiting.Released = func() { r.wake.post(agenda.CauseSweep) }
+	r.waiting.Released = func() { r.mailbox.post(agenda.CauseSweep) }
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
@@ -104,7 +108,7 @@ func (r *Relay) guardConfig() identity.Config {
 		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
 		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
 		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
-		Alert: func() { signal(r.wake.alerts) }, Disown: func() { r.presence.Set(0, false) },
+		Alert: func() { signal(r.signals.alerts) }, Disown: func() { r.presence.Set(0, false) },
 	}
 	if conn := r.cfg.Pool.ConnConfig; conn != nil {
 		cfg.Address = identity.Address(conn)
@@ -216,7 +220,7 @@ func (r *Relay) databaseError(operation string, err error) {
 	}
 	r.trouble.Failed(time.Now(), err)
 	if pg.SchemaMayDiffer(err) {
-		signal(r.wake.schema)
+		signal(r.signals.schema)
 	}
 	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
 		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
@@ -239,23 +243,34 @@ func newBackoff() *backoff.ExponentialBackOff {
 // setDatabase gives every part what it runs its statements on.
 func (r *Relay) setDatabase(db session.Database) {
 	r.session.Database = db
-	r.store.direct, r.store.pool, r.settler.DB = db.Direct, db.Pool, db.Pool
+	r.store.direct, r.store.pool, r.settler.DB, r.senders.db = db.Direct, db.Pool, db.Pool, db.Pool
 	r.chores = pg.NewChores(db.Pool)
 	r.watcher.DB, r.reloads.keeper.DB, r.waiting.DB = r.chores, db.Pool, r.chores
 }
 
 // newClaimer returns what claims.
 func (r *Relay) newClaimer() *claimer {
+	cfg, hooks, db := r.cfg, r.cfg.Hooks, r.store.pool
+	maxInFlight := func() int { return r.config().MaxInFlight }
 	c := &claimer{
-		progress: &r.progress, presence: &r.presence, lanes: &r.lanes, store: r.store, wake: r.wake, hands: &r.hands,
-		config: r.config, databaseError: r.databaseError, senders: r.senders, settler: r.settler, waiting: r.waiting,
-		restFactor: r.restFactor, pace: agenda.Pace{Poll: r.cfg.PollInterval},
-		breakers: breakerKeeper{
-			lanes: &r.lanes, settling: r.settling, databaseError: r.databaseError,
-			Keeper: breaker.Keeper{
-				DB: r.store.pool, Log: r.cfg.Log, Poll: r.cfg.PollInterval, Due: func() { signal(r.wake.alerts) },
-			},
-		},
+		progress: &r.progress, presence: &r.presence, mailbox: r.mailbox, db: db, producers: &r.producers, log: cfg.Log,
+		pollInterval: cfg.PollInterval, woken: hooks.Woken, idle: hooks.Idle, failed: r.databaseError,
+		pace: agenda.Pace{Poll: cfg.PollInterval}, lanes: &r.lanes,
+	}
+	c.breakers = breakerKeeper{
+		lanes: &r.lanes, agenda: &c.agenda, settling: r.settling, databaseError: r.databaseError,
+		Keeper: breaker.Keeper{DB: db, Log: cfg.Log, Poll: cfg.PollInterval, Due: func() { signal(r.signals.alerts) }},
+	}
+	c.joins = joins{db: db, lanes: &r.lanes, agenda: &c.agenda}
+	c.taker = taker{
+		db: db, log: cfg.Log, lease: cfg.Lease, pollInterval: cfg.PollInterval, maxInFlight: maxInFlight,
+		lanes: &r.lanes, hands: &r.hands, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler,
+		start: r.senders.start, reparked: func() { signal(r.signals.reparked) }, handed: hooks.Claimed, ran: hooks.ClaimRan,
+	}
+	c.rows = rows{
+		db: db, lease: cfg.Lease, pollInterval: cfg.PollInterval, maxInFlight: maxInFlight, restFactor: r.restFactor,
+		lanes: &r.lanes, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler, waiting: r.waiting,
+		start: r.senders.start, laneChanged: hooks.LaneChanged, handed: hooks.Claimed, ran: hooks.ClaimRan, failed: r.databaseError,
 	}
 	c.agenda.At(agenda.CauseEntry, time.Time{})
 	return c
@@ -271,8 +286,8 @@ func (r *Relay) newWatcher() *watch.Watcher {
 			return agenda.Rest{Least: least, Times: r.restFactor}.After(took)
 		},
 		ArchiveDue: func(last time.Time) time.Time { return r.config().Retention.Overdue(last) },
-		Looked:     func() { signal(r.wake.routes) }, // for changes without a notification
-		Due:        func() { signal(r.wake.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
+		Looked:     func() { signal(r.signals.routes) }, // for changes without a notification
+		Due:        func() { signal(r.signals.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
 	}
 }
 
@@ -295,7 +310,7 @@ func (r *Relay) alive() bool {
 // alerter returns what sends alerts.
 func (r *Relay) alerter() *alert.Sender {
 	return &alert.Sender{
-		DB: r.chores, Due: r.wake.alerts, Config: func() alert.Config { return r.config().Alerts },
+		DB: r.chores, Due: r.signals.alerts, Config: func() alert.Config { return r.config().Alerts },
 		Alive:  r.alive,
 		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
 		Refresh: r.watcher.Refresh, Trouble: &r.trouble, Environment: r.cfg.Environment, Relay: r.cfg.Name,

@@ -56,7 +56,7 @@ func (r *Relay) reloaded(changes []string, err error) {
 		r.reloads.refused = err.Error()
 	}
 	r.reloads.mu.Unlock()
-	signal(r.wake.routes) // which reports it
+	signal(r.signals.routes) // which reports it
 	if hook := r.cfg.Hooks.Reloaded; hook != nil {
 		hook(changes, err)
 	}
@@ -118,11 +118,11 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 		return nil, err
 	}
 	r.effective.Store(next)
-	signal(r.wake.reloaded)
-	signal(r.wake.routes)
-	signal(r.wake.alerts)
-	r.wake.post(agenda.CauseSweep) // for a lane that is new, or may hold more
-	r.waiting.Sweep()              // a failed delivery may block its key no longer
+	signal(r.signals.reloaded)
+	signal(r.signals.routes)
+	signal(r.signals.alerts)
+	r.mailbox.post(agenda.CauseSweep) // for a lane that is new, or may hold more
+	r.waiting.Sweep()                 // a failed delivery may block its key no longer
 	if len(changes) > 0 {
 		r.cfg.Log.Info().Strs("changes", changes).Msg("configuration read again, and in effect")
 	}
@@ -191,7 +191,7 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 		r.reloads.recorded, r.reloads.digests, r.reloads.reported = instance, digests{}, ""
 	}
 	alive()
-	signal(r.wake.routes) // for what others changed while this relay was away
+	signal(r.signals.routes) // for what others changed while this relay was away
 	return nil
 }
 

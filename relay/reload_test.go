@@ -278,7 +278,7 @@ func TestReloadRestoresRoutes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	r := prepared(t, config(db, to("http://receiver.invalid")))
-	r.wake.routes = nil // the relay follows the stored routes by itself, too
+	r.signals.routes = nil // the relay follows the stored routes by itself, too
 	r.begin()
 	r.instance()
 	db.Exec("DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('by.hand', 'default')")

@@ -17,10 +17,10 @@ func (r *Relay) newSession() *session.Session {
 			Pool: r.cfg.Pool, Pooler: r.cfg.Pooler, Schema: r.cfg.Schema, RefuseSuperuser: r.cfg.RefuseSuperuser, Name: r.cfg.Name, Version: r.cfg.Version,
 			PollInterval: r.cfg.PollInterval, Lease: r.cfg.Lease, Log: r.cfg.Log,
 		},
-		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.store.producers,
-		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.wake.listening.Store, Idle: r.wake.idle.Load,
+		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.producers,
+		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.mailbox.listening.Store, Idle: r.mailbox.idle.Load,
 		Rescued: func(instance int32) {
-			r.wake.post(agenda.CauseRescue)
+			r.mailbox.post(agenda.CauseRescue)
 			if hook := r.cfg.Hooks.Rescued; hook != nil {
 				hook(instance)
 			}
@@ -45,30 +45,30 @@ func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 	r.markBeat()
 	r.settler.ForgetDurable(began)
 	if r.lanes.applyStates(began, time.Now(), found.States, instance) {
-		r.wake.post(agenda.CauseSweep)
+		r.mailbox.post(agenda.CauseSweep)
 	}
 	if found.Unheard {
-		r.wake.post(agenda.CauseNotifyGap)
+		r.mailbox.post(agenda.CauseNotifyGap)
 	}
 	if found.Alerts {
-		signal(r.wake.alerts)
+		signal(r.signals.alerts)
 	}
 	if found.Parked {
-		signal(r.wake.parked)
+		signal(r.signals.parked)
 	}
 }
 
 // wakeFor makes the claimer or maintenance do what is asked.
 func (r *Relay) wakeFor(asked session.Requests) {
 	if asked.Commits > 0 {
-		r.wake.commits.Add(int64(asked.Commits))
-		r.wake.post(agenda.CauseNotified)
+		r.mailbox.commits.Add(int64(asked.Commits))
+		r.mailbox.post(agenda.CauseNotified)
 	}
 	if asked.Sweep {
-		r.wake.post(agenda.CauseSweep)
+		r.mailbox.post(agenda.CauseSweep)
 		r.waiting.Sweep()
 	}
 	if asked.Routes {
-		signal(r.wake.routes)
+		signal(r.signals.routes)
 	}
 }

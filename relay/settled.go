@@ -28,20 +28,6 @@ func (r *Relay) newSettler() *settle.Settler {
 	return s
 }
 
-// newSettlement returns the settlement of a delivery, without the payload, which is not needed any more.
-func newSettlement(d *delivery, decided policy.Decision, startedAt time.Time, took time.Duration) settle.Settlement {
-	return settle.Settlement{
-		Decision: decided, EventID: d.eventID, Destination: d.destination, Fence: d.fence, Attempts: d.attempts,
-		OrderingKey: d.event.OrderingKey, Key: d.event.Key, NotAfter: d.notAfter, Promised: d.promised, LeaseEnds: d.leaseEnds,
-		StartedAt: startedAt, Took: took, InHand: d.given, Class: int(d.class), DueAt: d.nextAttemptAt.Time,
-	}
-}
-
-// held returns the settlement that gives a delivery back of which nothing was sent.
-func held(d delivery, reason policy.Reason) settle.Settlement {
-	return newSettlement(&d, policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
-}
-
 // applyWritten makes room in the lanes for outcomes that the database has taken, and wakes what waits for them.
 func (r *Relay) applyWritten(settlements []settle.Settlement) {
 	type label struct {
@@ -63,7 +49,7 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 		}
 		counts[label{s.Destination, s.Outcome, s.Reason, class(s.Class), s.PausesDestination}]++
 		if s.Outcome == policy.Retry {
-			r.wake.retries.Add(now, s.Delay)
+			r.mailbox.retries.Add(now, s.Delay)
 		}
 		givenBack = givenBack || needsScan(s)
 	}
@@ -78,12 +64,12 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 			hook(of.destination, of.outcome, of.reason, n)
 		}
 	}
-	r.wake.post(agenda.CauseRoom)
+	r.mailbox.post(agenda.CauseRoom)
 	if givenBack && r.taking.Err() == nil {
-		r.wake.post(agenda.CauseSweep) // the lane's cursor is past what was given back
+		r.mailbox.post(agenda.CauseSweep) // the lane's cursor is past what was given back
 	}
 	if failed {
-		signal(r.wake.alerts)
+		signal(r.signals.alerts)
 	}
 }
 
@@ -100,7 +86,7 @@ func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	l := r.lanes.get(s.Destination)
 	if s.Outcome == policy.Hold && s.InHand != nil {
 		if wait := s.InHand.UntilDue(now); wait > 0 {
-			r.wake.retries.Add(now, wait)
+			r.mailbox.retries.Add(now, wait)
 		} else if l != nil {
 			l.noteDue(s.DueAt)
 		}
@@ -126,18 +112,5 @@ func (r *Relay) applyDropped(s *settle.Settlement) {
 		l.pauseWritten() // which it is not, but nothing else would let the lane send again
 	}
 	l.release(class(s.Class), 1)
-	r.wake.post(agenda.CauseRoom)
-}
-
-// settleKey counts a delivery with an ordering key that was settled.
-func (l *lane) settleKey(s *settle.Settlement, frees, blocks bool) {
-	switch key := s.OrderingKey; {
-	case key == nil:
-	case s.Spilled && !s.InHand.Scheduled.IsZero():
-		l.endArrival(*key)
-	case s.Spilled:
-		l.endSpill(*key)
-	default:
-		l.keySettled(*key, class(s.Class), frees, s.InHand != nil && blocks)
-	}
+	r.mailbox.post(agenda.CauseRoom)
 }

@@ -66,7 +66,7 @@ func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
 		{4, 4 + 1},         // the one before took all
 		{5, 4 + scanExtra}, // the one before met what it could not take
 	} {
-		scans := c.newScans(l, now, free, true, true)
+		scans := c.rows.newScans(l, now, free, true, true)
 		if len(scans) != 2 || scans[0].maxCandidates() != step.want || scans[1].maxCandidates() != step.want {
 			t.Fatalf("after %d of 5: scans %+v", step.found, scans)
 		}
@@ -78,6 +78,6 @@ func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
 				result.deliveries[len(result.deliveries)-1-j].scan = i + 1
 			}
 		}
-		c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}}, result, time.Millisecond)
+		c.rows.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}}, result, time.Millisecond)
 	}
 }

@@ -234,14 +234,14 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 		l.cursors[class].rest(now.Add(time.Hour))
 	}
 	l.push(now, live, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
-	if claims := c.laneClaims(now, true); len(claims) != 0 {
+	if claims := c.rows.laneClaims(now, true); len(claims) != 0 {
 		t.Fatalf("a full lane asks for %+v", claims)
 	}
 	l.release(live, 2*post.DefaultLaneInFlight)
-	if claims := c.laneClaims(now, false); len(claims) != 1 {
+	if claims := c.rows.laneClaims(now, false); len(claims) != 1 {
 		t.Errorf("then: %+v", claims)
 	}
-	if claims := c.laneClaims(now, false); len(claims) != 0 {
+	if claims := c.rows.laneClaims(now, false); len(claims) != 0 {
 		t.Errorf("again and again: %+v", claims)
 	}
 }
@@ -319,7 +319,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	for i := range 2 * post.DefaultLaneInFlight {
 		l.makeReady(fmt.Sprint(i), ordering.Place{Event: 1}, live)
 	}
-	for _, of := range c.laneClaims(time.Now(), true) {
+	for _, of := range c.rows.laneClaims(time.Now(), true) {
 		if len(of.request.keys) == 0 || len(of.request.scans) == 0 || of.request.scans[0].free == 0 {
 			t.Errorf("%d keys go on, with %+v for others", len(of.request.keys), of.request.scans)
 		}
@@ -364,7 +364,7 @@ func TestFailedSweepIsRepeated(t *testing.T) {
 	for _, l := range c.lanes.list() {
 		l.restartScans()
 	}
-	c.claimFailed(c.laneClaims(time.Now(), false))
+	c.rows.claimFailed(c.rows.laneClaims(time.Now(), false))
 	c.pace.Interval = 2 * time.Hour // so long has it been idle
 	if wait := turnOf(t, c); wait < 0 || wait > DefaultPollInterval {
 		t.Errorf("next turn in %s", wait)

@@ -90,8 +90,8 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	key := "k"
 	d := delivery{eventID: 60, destination: l.name, event: post.Event{OrderingKey: &key}}
 	claims := []laneClaim{{l, claimRequest{destination: l.name, scans: []scan{{}}, keys: []readyKey{{key: key}}}}}
-	c.applyResult(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key: key, place: ordering.Place{Event: 5}}}}}}, 0)
-	if floor := c.floors.LookUp(ordering.Key{Destination: l.name, Key: key}, 0, false); floor.Event >= 5 {
+	c.rows.applyResult(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key: key, place: ordering.Place{Event: 5}}}}}}, 0)
+	if floor := c.rows.floors.LookUp(ordering.Key{Destination: l.name, Key: key}, 0, false); floor.Event >= 5 {
 		t.Errorf("the next claim begins behind event %d", floor.Event)
 	}
 }

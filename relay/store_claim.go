@@ -26,28 +26,6 @@ type claimRequest struct {
 	reordered   int64         // of the destination, when the floors of the keys were learnt
 }
 
-// A scan is the part of the due deliveries of one class that a claim reads.
-type scan struct {
-	class  class
-	free   int    // how many deliveries without an ordering key it may bring
-	after  keyset // zero: from the very front
-	until  keyset // zero: to the end
-	rescan bool   // it reads once more what the cursor of its class has passed
-	clear  bool   // the scan before it could take all that it read
-
-	// shared: other relays claim here, too. The scan passes what they have in flight. Unless alone is set, it reads nothing while
-	// another relay makes such a claim.
-	shared, alone bool
-}
-
-// A readyKey is an ordering key whose next delivery may be claimed.
-type readyKey struct {
-	key   string
-	class class          // of what was found
-	found ordering.Place // that was found; zero: none
-	floor int64          // every delivery of the key up to this event is settled; see floors
-}
-
 // A claimResult is what a claim found.
 type claimResult struct {
 	at         time.Time // the database's
@@ -58,25 +36,6 @@ type claimResult struct {
 	contended  bool          // another session held the front's lock, so that shared scans have read nothing
 }
 
-// A scanResult says how far a scan came.
-type scanResult struct {
-	last keyset // the last delivery it read; zero: there was none
-	more bool   // there may be due deliveries behind last
-	keys []foundKey
-
-	candidates int  // free deliveries within its room that it read
-	passed     int  // deliveries in flight that it passed
-	unkeyed    int  // how many of the candidates have no ordering key
-	unread     bool // nothing was read: the scan was put off, or another session held the front's lock
-}
-
-// A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.
-type foundKey struct {
-	key   string
-	place ordering.Place
-	joins bool // the scan saw one that has to join the key
-}
-
 // A keyHead is where the unsettled deliveries of an ordering key begin.
 type keyHead struct {
 	request int
@@ -84,28 +43,6 @@ type keyHead struct {
 	place   ordering.Place
 	holds   bool // it has failed, is parked, or is not due for a while: what waits behind it need not be found again
 	waits   bool // for events of the key that are in hand
-}
-
-const (
-	scanExtra  = 100          // deliveries that a scan may read beyond its room, since some have an ordering key or are in flight
-	scanPasses = 3 * maxTaken // deliveries in flight that a shared scan may pass: what three other relays hold at most
-)
-
-// maxCandidates returns how many free deliveries a scan may read. The one beyond its room shows whether there are more. A clear scan reads
-// no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
-func (s *scan) maxCandidates() int32 {
-	if s.clear {
-		return int32(s.free + 1)
-	}
-	return int32(s.free + scanExtra)
-}
-
-// reads returns how many deliveries a scan may read, those in flight included.
-func (s *scan) reads() int32 {
-	if s.shared {
-		return s.maxCandidates() + scanPasses
-	}
-	return s.maxCandidates()
 }
 
 // A claim reads a bounded number of rows, whatever the history of a lane or of an ordering key.
@@ -158,23 +95,23 @@ SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bi
        `
 )
 
-// claim leases, for every request, at most the free deliveries of each scan that have no ordering key, and the next of each of
+// readClaim leases, for every request, at most the free deliveries of each scan that have no ordering key, and the next of each of
 // its keys with those that follow it, in one transaction. The deliveries are returned in the order in which they became due.
-func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, requests []claimRequest) (claimResult, error) {
+func (c *rows) readClaim(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	// Lease and promise are counted from before the statement, so that this clock's view of them ends before the database's.
-	c := claimReader{requests: requests, begun: time.Now(), lease: lease}
-	c.result.deliveries = make([]delivery, 0, s.claimed.Load())
+	reader := claimReader{requests: requests, begun: time.Now(), lease: c.lease}
+	reader.result.deliveries = make([]delivery, 0, c.claimed)
 	var queries pgx.Batch
-	c.queueKeys(&queries, instance) // first, or the scans would find the same keys
-	c.queueDue(&queries, instance)
-	if err := s.pool.SendBatch(ctx, &queries).Close(); err != nil {
+	reader.queueKeys(&queries, instance) // first, or the scans would find the same keys
+	reader.queueDue(&queries, instance)
+	if err := c.db.SendBatch(ctx, &queries).Close(); err != nil {
 		return claimResult{}, fmt.Errorf("claim: %w", err)
 	}
-	s.claimed.Store(int64(len(c.result.deliveries)))
-	slices.SortFunc(c.result.deliveries, func(a, b delivery) int { return a.place().compare(b.place()) })
-	return c.result, nil
+	c.claimed = len(reader.result.deliveries)
+	slices.SortFunc(reader.result.deliveries, func(a, b delivery) int { return a.place().compare(b.place()) })
+	return reader.result, nil
 }
 
 // A claimReader collects the result of a claim.
@@ -381,3 +318,11 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 func (a *dueArguments) columns() []any {
 	return []any{a.candidates, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared}
 }
+
+// rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above
+// capacity.AloneFrom only requests that were sent alone count.
+const rescuesAfterClaim = `
+    CASE WHEN d.claimed_by IS NULL OR EXISTS (
+             SELECT FROM outbox_void v
+             WHERE v.instance = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until)
+         THEN d.rescues ELSE greatest(d.rescues, least(d.rescues + 1, 6)) END`

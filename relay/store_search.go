@@ -3,10 +3,12 @@ package relay
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 )
 
 // searchDue finds the destinations of which this relay may claim something. It goes from one destination to the next in the index of what
@@ -28,10 +30,10 @@ WHERE (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = p.d
 // firstDue makes the index the only way to the first delivery.
 const firstDue = ` ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
 
-func (s *store) searchDue(ctx context.Context, instance int32) ([]string, error) {
+func (c *rows) readDue(ctx context.Context, instance int32) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	found, err := s.pool.Query(ctx, searchDue, instance)
+	found, err := c.db.Query(ctx, searchDue, instance)
 	if err != nil {
 		return nil, fmt.Errorf("search due: %w", err)
 	}
@@ -40,4 +42,31 @@ func (s *store) searchDue(ctx context.Context, instance int32) ([]string, error)
 		return nil, fmt.Errorf("search due: %w", err)
 	}
 	return names, nil
+}
+
+const searchRest = 10
+
+const searchRestMost = 30 * time.Second
+
+// searchDue makes those of many lanes work for which something is due.
+func (c *rows) searchDue(ctx context.Context, instance int32) error {
+	begun := time.Now()
+	if begun.Before(c.searchAt) {
+		c.agenda.At(agenda.CauseScan, c.searchAt)
+		return nil
+	}
+	found, err := c.readDue(ctx, instance)
+	if err != nil {
+		return err
+	}
+	took := time.Since(begun)
+	c.searchAt = begun.Add(took + min(searchRest*took, searchRestMost))
+	for _, name := range found {
+		if l := c.lanes.get(name); l != nil {
+			if c.lanes.engage(l); l.stopped {
+				l.restartScans()
+			}
+		}
+	}
+	return nil
 }

@@ -12,11 +12,11 @@ import (
 
 const selectRoutes = `SELECT pattern, destination FROM outbox_route`
 
-// routes returns the stored routes.
-func (s *store) routes(ctx context.Context) ([]intake.Route, error) {
+// readRoutes returns the stored routes.
+func (t *taker) readRoutes(ctx context.Context) ([]intake.Route, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, selectRoutes)
+	rows, err := t.db.Query(ctx, selectRoutes)
 	if err != nil {
 		return nil, fmt.Errorf("read routes: %w", err)
 	}
@@ -29,12 +29,12 @@ func (s *store) routes(ctx context.Context) ([]intake.Route, error) {
 
 const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + isHeld
 
-// heldDestinations returns those of which the relay may send nothing now: paused ones, and ones whose breaker is open or that another
+// readHeldDestinations returns those of which the relay may send nothing now: paused ones, and ones whose breaker is open or that another
 // relay tries.
-func (s *store) heldDestinations(ctx context.Context, instance int32) (held map[string]bool, err error) {
+func (t *taker) readHeldDestinations(ctx context.Context, instance int32) (held map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, selectHeldDestinations, instance)
+	rows, err := t.db.Query(ctx, selectHeldDestinations, instance)
 	if err != nil {
 		return nil, fmt.Errorf("read states of destinations: %w", err)
 	}

@@ -33,10 +33,10 @@ func (s *senders) awaitPost(d *delivery) (leave func(), instead *policy.Result) 
 
 // postpone makes a claimed delivery due again after the given time. If that fails, it is due at once.
 func (s *senders) postpone(d *delivery, wait time.Duration) *policy.Result {
-	if err := s.store.postpone(s.settling, d, wait); err != nil {
-		s.databaseError("postpone suspect", err)
+	if err := s.postponeClaimed(s.settling, d, wait); err != nil {
+		s.failed("postpone suspect", err)
 	} else {
-		s.wake.retries.Add(time.Now(), wait)
+		s.retry(time.Now(), wait)
 	}
 	return &policy.Result{Reason: policy.ReasonSuspect}
 }

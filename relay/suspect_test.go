@@ -37,7 +37,7 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	}
 	relaytest.Eventually(t, "their delivery", func() bool {
 		db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL`)
-		r.wake.post(agenda.CauseSweep)
+		r.mailbox.post(agenda.CauseSweep)
 		return relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND rescues = 0 AND attempts = 1`) == 20
 	})
 }

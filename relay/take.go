@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
@@ -25,8 +28,34 @@ const (
 	checkAgain = 2 * time.Millisecond // between two questions whether another relay still has keys in hand
 )
 
-// A taker is what the claimer knows about new events. They are taken as ranges: see package intake.
+// A taker takes new events, routes them and hands them out. It belongs to the claimer's goroutine.
 type taker struct {
+	db           pg.Pool
+	log          zerolog.Logger
+	lease        time.Duration
+	pollInterval time.Duration
+	maxInFlight  func() int
+
+	lanes   *lanes
+	hands   *hands
+	agenda  *agenda.Agenda
+	pace    *agenda.Pace
+	clock   *databaseClock
+	joins   *joins
+	settler *settle.Settler
+	start   func(*lane) // a sender
+
+	reparked func() // follows when events were parked by routes that had changed
+	// What follows what happens; nil: nothing does.
+	handed func(destination string, deliveries int)
+	ran    func(events int, took time.Duration)
+
+	taken
+	awaiting []awaitingRange // in their order
+}
+
+// taken is what a taker knows of the server's events.
+type taken struct {
 	cut        bool      // the last range was cut: its difference has further events
 	passedAt   time.Time // when events beyond a cut were searched for last
 	blindUntil time.Time // payloads are not read until then
@@ -37,57 +66,57 @@ type taker struct {
 	parked   bool            // an event was parked by these routes
 	held     map[string]bool // destinations of which this relay may send nothing
 	heldAt   int64
-
-	awaiting []awaitingRange // in their order
 }
 
+// forget forgets what may not be so on another server.
+func (t *taker) forget() { t.taken = taken{} }
+
 // takeEvents takes a range of new events, and gives it to the lanes. polling says that it is time to poll.
-func (c *claimer) takeEvents(ctx context.Context, instance int32, polling bool) error {
+func (t *taker) takeEvents(ctx context.Context, instance int32, polling bool) error {
 	begun := time.Now()
-	size := c.lanes.rangeSize(begun, c.config().Lease)
+	size := t.lanes.rangeSize(begun, t.lease)
 	r := intake.Range{Found: intake.Busy} // while a lane has no room
 	if size >= minRangeEvents {
 		var err error
-		if r, err = c.takeRange(ctx, instance, size, begun); err != nil {
+		if r, err = t.takeRange(ctx, instance, size, begun); err != nil {
 			return err
 		}
 	}
 	if r.Found == intake.Busy || r.Found == intake.Beaten {
-		c.agenda.At(agenda.CauseTakeAgain, begun)
+		t.agenda.At(agenda.CauseTakeAgain, begun)
 		if polling {
-			c.pace.Full(begun)
+			t.pace.Full(begun)
 		}
 		return nil
 	}
-	if c.taker.cut = r.More; r.More {
-		c.agenda.At(agenda.CauseCutRange, begun)
+	if t.cut = r.More; r.More {
+		t.agenda.At(agenda.CauseCutRange, begun)
 	}
 	if len(r.Events) > 0 {
-		c.clock.set(r.TakenAt)
-		if err := c.give(ctx, instance, &r, begun); err != nil {
-			c.agenda.At(agenda.CauseRescue, begun) // no relay has it in hand
+		t.clock.set(r.TakenAt)
+		if err := t.give(ctx, instance, &r, begun); err != nil {
+			t.agenda.At(agenda.CauseRescue, begun) // no relay has it in hand
 			return err
 		}
 	}
 	switch now := time.Now(); {
 	case polling:
-		c.pace.Polled(now, len(r.Events), now.Sub(begun))
+		t.pace.Polled(now, len(r.Events), now.Sub(begun))
 	case len(r.Events) > 0:
-		c.pace.Worked(now)
+		t.pace.Worked(now)
 	}
 	return nil
 }
 
 // takeRange takes a range of at most so many events.
-func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
-	t := &c.taker
-	terms := intake.Terms{Events: size, Bytes: maxRangeBytes, Promised: c.lanes.shortestPromise()}
+func (t *taker) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
+	terms := intake.Terms{Events: size, Bytes: maxRangeBytes, Promised: t.lanes.shortestPromise()}
 	if begun.Before(t.blindUntil) {
 		terms.Bytes = 0
 	}
-	r, err := intake.TakeRange(ctx, c.store.pool, instance, terms, t.cut)
+	r, err := intake.TakeRange(ctx, t.db, instance, terms, t.cut)
 	if err != nil {
-		c.agenda.At(agenda.CauseRescue, begun) // it may have been taken
+		t.agenda.At(agenda.CauseRescue, begun) // it may have been taken
 		if pg.ClassifyError(err) == pg.ErrorDamaged {
 			t.blindUntil = begun.Add(blindFor)
 		}
@@ -99,47 +128,46 @@ func (c *claimer) takeRange(ctx context.Context, instance int32, size int, begun
 	if r.Found == intake.Nothing || r.Whole {
 		t.complete = r.TakenAt
 	}
-	if hook := c.config().Hooks.ClaimRan; hook != nil {
-		hook(len(r.Events), time.Since(begun))
+	if t.ran != nil {
+		t.ran(len(r.Events), time.Since(begun))
 	}
 	return r, nil
 }
 
 // checkOrigin makes sure that the transaction ids of the events are this server's, and begins again where they are not.
-func (c *claimer) checkOrigin(ctx context.Context) error {
-	err := intake.CheckOrigin(ctx, c.store.pool)
+func (t *taker) checkOrigin(ctx context.Context) error {
+	err := intake.CheckOrigin(ctx, t.db)
 	foreign, found := errors.AsType[*intake.ForeignError](err)
 	switch {
 	case !found:
 		return err
 	case foreign.IsFailover():
-		c.config().Log.Info().Int32("timeline", foreign.Found.Timeline).Msg("the database server was promoted")
-		return intake.AcceptTimeline(ctx, c.store.pool, foreign)
+		t.log.Info().Int32("timeline", foreign.Found.Timeline).Msg("the database server was promoted")
+		return intake.AcceptTimeline(ctx, t.db, foreign)
 	}
-	c.config().Log.Warn().Err(foreign).Msg("every event that may not be settled becomes pending again")
-	n, err := intake.Rebase(ctx, c.store.pool, foreign.Found, 10_000)
+	t.log.Warn().Err(foreign).Msg("every event that may not be settled becomes pending again")
+	n, err := intake.Rebase(ctx, t.db, foreign.Found, 10_000)
 	if err == nil {
-		c.config().Log.Warn().Int64("deliveries", n).Msg("made pending deliveries of the events from another server")
+		t.log.Warn().Int64("deliveries", n).Msg("made pending deliveries of the events from another server")
 	}
 	return err
 }
 
 // refresh reads the routes and the states of destinations again if they have changed since.
-func (c *claimer) refresh(ctx context.Context, instance int32, r *intake.Range) (err error) {
-	t := &c.taker
+func (t *taker) refresh(ctx context.Context, instance int32, r *intake.Range) (err error) {
 	if t.routes == nil || r.Routes != t.routesAt {
-		list, err := c.store.routes(ctx)
+		list, err := t.readRoutes(ctx)
 		if err != nil {
 			return err
 		}
 		t.routes, t.routesAt = intake.NewRoutes(list), r.Routes
 		if t.parked { // perhaps after the search for what has a route now
 			t.parked = false
-			signal(c.wake.reparked)
+			t.reparked()
 		}
 	}
 	if t.held == nil || r.Destinations != t.heldAt {
-		if t.held, err = c.store.heldDestinations(ctx, instance); err != nil {
+		if t.held, err = t.readHeldDestinations(ctx, instance); err != nil {
 			return err
 		}
 		t.heldAt = r.Destinations
@@ -148,27 +176,27 @@ func (c *claimer) refresh(ctx context.Context, instance int32, r *intake.Range) 
 }
 
 // give routes the events of a range and gives them to the lanes. What these cannot send soon becomes pending.
-func (c *claimer) give(ctx context.Context, instance int32, r *intake.Range, begun time.Time) error {
-	if err := c.refresh(ctx, instance, r); err != nil {
+func (t *taker) give(ctx context.Context, instance int32, r *intake.Range, begun time.Time) error {
+	if err := t.refresh(ctx, instance, r); err != nil {
 		return err
 	}
-	targets := targets{c: c}
-	inHand, deliveries := c.spread(&targets, instance, r, begun)
-	c.hands.add(inHand.Seq)
+	targets := targets{taker: t}
+	inHand, deliveries := t.spread(&targets, instance, r, begun)
+	t.hands.add(inHand.Seq)
 	if len(deliveries) == 0 {
-		return c.endRange(ctx, inHand)
+		return t.endRange(ctx, inHand)
 	}
-	c.settler.Track(inHand)
+	t.settler.Track(inHand)
 	var keyed []delivery
 	parts := map[string][]delivery{}
 	for i := range deliveries {
 		d := &deliveries[i]
 		if d.rule != "" {
-			c.fail(d)
+			t.fail(d)
 			continue
 		}
 		if !d.given.Scheduled.IsZero() {
-			c.spill(*d, policy.ReasonEarly)
+			t.spill(*d, policy.ReasonEarly)
 			continue
 		}
 		if d.event.OrderingKey != nil && d.destination != "" {
@@ -177,7 +205,7 @@ func (c *claimer) give(ctx context.Context, instance int32, r *intake.Range, beg
 			continue
 		}
 		if reason := targets.of(d.destination).whyNot(d); reason != "" {
-			c.spill(*d, reason)
+			t.spill(*d, reason)
 			continue
 		}
 		part := parts[d.destination]
@@ -186,38 +214,38 @@ func (c *claimer) give(ctx context.Context, instance int32, r *intake.Range, beg
 		}
 		parts[d.destination] = append(part, *d)
 	}
-	c.handOutGiven(parts)
+	t.handOutGiven(parts)
 	if len(keyed) == 0 {
 		return nil
 	}
 	a := awaitingRange{instance: instance, seq: inHand.Seq, inHand: inHand, deliveries: keyed}
-	rest, err := c.giveKeyed(ctx, a, c.taker.awaitedKeys())
+	rest, err := t.giveKeyed(ctx, a, t.awaitedKeys())
 	if err != nil {
 		rest = a
 	}
-	c.keepWaiting(rest)
+	t.keepWaiting(rest)
 	return err
 }
 
 // endRange ends a range of which each delivery has a row.
-func (c *claimer) endRange(ctx context.Context, inHand *settle.Range) error {
+func (t *taker) endRange(ctx context.Context, inHand *settle.Range) error {
 	hold := inHand.Held()
 	hold.Ended = true
-	_, err := intake.SettleRanges(ctx, c.store.pool, intake.Settlement{Relay: inHand.Instance, Ranges: []intake.Hold{hold}})
-	c.hands.remove(inHand.Seq)
+	_, err := intake.SettleRanges(ctx, t.db, intake.Settlement{Relay: inHand.Instance, Ranges: []intake.Hold{hold}})
+	t.hands.remove(inHand.Seq)
 	return err
 }
 
 // spread makes the deliveries of a range, and returns those that have no row.
-func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begun time.Time) (*settle.Range, []delivery) {
+func (t *taker) spread(targets *targets, instance int32, r *intake.Range, begun time.Time) (*settle.Range, []delivery) {
 	s := spreader{
-		claimer: c, targets: targets, r: r, begun: begun, leaseEnds: begun.Add(c.config().Lease), window: r.TakenAt.Add(-liveWindow),
+		taker: t, targets: targets, r: r, begun: begun, leaseEnds: begun.Add(t.lease), window: r.TakenAt.Add(-liveWindow),
 		inHand: &settle.Range{Seq: r.Seq, Fence: r.Fence, Instance: instance, Begun: begun, Taken: time.Now()}, schedule: schedule{},
 	}
 	destinations := make([][]string, len(r.Events))
 	n := 0
 	for i := range r.Events {
-		destinations[i] = c.route(&r.Events[i])
+		destinations[i] = t.route(&r.Events[i])
 		n += len(destinations[i])
 	}
 	// Neither grows: what is in hand is pointed at.
@@ -230,12 +258,12 @@ func (c *claimer) spread(targets *targets, instance int32, r *intake.Range, begu
 }
 
 // route returns the destinations of an event.
-func (c *claimer) route(e *intake.Event) (destinations []string) {
+func (t *taker) route(e *intake.Event) (destinations []string) {
 	if e.EventType != nil {
-		destinations = c.taker.routes.Destinations(*e.EventType)
+		destinations = t.routes.Destinations(*e.EventType)
 	}
 	if len(destinations) == 0 {
-		c.taker.parked = true
+		t.parked = true
 		return parked
 	}
 	return destinations
@@ -243,7 +271,7 @@ func (c *claimer) route(e *intake.Event) (destinations []string) {
 
 // A spreader makes the deliveries of a range.
 type spreader struct {
-	*claimer
+	*taker
 	targets    *targets
 	r          *intake.Range
 	begun      time.Time
@@ -326,7 +354,7 @@ func (t *target) whyNot(d *delivery) policy.Reason {
 
 // targets are those of a range.
 type targets struct {
-	c   *claimer
+	*taker
 	all map[string]*target
 }
 
@@ -334,15 +362,15 @@ func (ts *targets) of(destination string) *target {
 	if t, known := ts.all[destination]; known {
 		return t
 	}
-	t := &target{lane: ts.c.lanes.get(destination)}
+	t := &target{lane: ts.lanes.get(destination)}
 	switch {
 	case t.lane == nil:
 		t.reason = policy.ReasonRemoved
-	case ts.c.taker.held[destination]:
+	case ts.held[destination]:
 		t.reason = policy.ReasonPaused
 	default:
-		ts.c.lanes.engage(t.lane)
-		t.reason, t.room = t.lane.stopReason(), t.lane.roomForRange(ts.c.config().Lease)
+		ts.lanes.engage(t.lane)
+		t.reason, t.room = t.lane.stopReason(), t.lane.roomForRange(ts.lease)
 	}
 	if t.lane != nil {
 		t.promise = t.lane.current().Destination.Retry.NotAfter
@@ -355,36 +383,36 @@ func (ts *targets) of(destination string) *target {
 }
 
 // spill makes a delivery pending that no lane has.
-func (c *claimer) spill(d delivery, reason policy.Reason) {
-	c.settleSpilled(held(d, reason))
+func (t *taker) spill(d delivery, reason policy.Reason) {
+	t.settleSpilled(d.held(reason))
 }
 
 // settleSpilled settles a delivery that no lane has. What follows in its key waits until its row is written.
-func (c *claimer) settleSpilled(s settle.Settlement) {
+func (t *taker) settleSpilled(s settle.Settlement) {
 	s.Spilled = true
-	if l := c.lanes.get(s.Destination); l != nil && s.OrderingKey != nil {
+	if l := t.lanes.get(s.Destination); l != nil && s.OrderingKey != nil {
 		if s.InHand.Scheduled.IsZero() {
 			l.beginSpill(*s.OrderingKey)
 		} else {
 			l.beginArrival(*s.OrderingKey, s.InHand.Scheduled)
 		}
 	}
-	c.settler.Settle(s)
+	t.settler.Settle(s)
 }
 
 // fail settles an event that breaks a rule.
-func (c *claimer) fail(d *delivery) {
+func (t *taker) fail(d *delivery) {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: "the event breaks the rule " + d.rule}
 	about := policy.Circumstances{Ordered: d.event.OrderingKey != nil}
-	if l := c.lanes.get(d.destination); l != nil {
+	if l := t.lanes.get(d.destination); l != nil {
 		about.OnFailure = l.current().Destination.OnFailure
 	}
-	s := newSettlement(d, policy.Decide(v, about), time.Now(), 0)
-	c.settleSpilled(s)
+	s := d.settlement(policy.Decide(v, about), time.Now(), 0)
+	t.settleSpilled(s)
 }
 
 // findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.
-func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []delivery) (map[ordering.Key]intake.Blocked, error) {
+func (t *taker) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []delivery) (map[ordering.Key]intake.Blocked, error) {
 	found := make(map[ordering.Key]intake.Blocked, len(of))
 	var keys []intake.Key
 	index := make(map[ordering.Key]int, len(of))
@@ -399,13 +427,13 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 		}
 		index[key] = len(keys)
 		skips := false
-		if l := c.lanes.get(d.destination); l != nil {
+		if l := t.lanes.get(d.destination); l != nil {
 			l.forgetBlocked()
 			skips = l.current().Destination.OnFailure == policy.SkipFailed
 		}
 		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.nextAttemptAt.Time})
 	}
-	blocked, err := intake.FindBlockedKeys(ctx, c.store.pool, instance, hold, keys)
+	blocked, err := intake.FindBlockedKeys(ctx, t.db, instance, hold, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -416,26 +444,42 @@ func (c *claimer) findBlocked(ctx context.Context, instance int32, hold intake.H
 }
 
 // handOutGiven queues deliveries of a range, and starts senders for them.
-func (c *claimer) handOutGiven(parts map[string][]delivery) {
+func (t *taker) handOutGiven(parts map[string][]delivery) {
 	if len(parts) == 0 {
 		return
 	}
 	for name := range parts {
-		c.lanes.engage(c.lanes.get(name))
+		t.lanes.engage(t.lanes.get(name))
 	}
-	shares := c.lanes.divide(c.config().MaxInFlight, parts)
+	shares := t.lanes.divide(t.maxInFlight(), parts)
 	for name, deliveries := range parts {
-		if c.config().Hooks.Claimed != nil {
-			c.config().Hooks.Claimed(name, len(deliveries))
+		if t.handed != nil {
+			t.handed(name, len(deliveries))
 		}
-		l := c.lanes.get(name)
+		l := t.lanes.get(name)
 		l.setShare(shares, true) // before it starts senders: all lanes together may have MaxInFlight
 		start, refused := l.give(deliveries)
 		for range start {
-			c.senders.start(l)
+			t.start(l)
 		}
 		for _, d := range refused {
-			c.spill(d, policy.ReasonOrder)
+			t.spill(d, policy.ReasonOrder)
 		}
 	}
+}
+
+// hands are the ranges that this relay has in hand, by their numbers. It is safe for concurrent use.
+type hands struct{ seqs sync.Map }
+
+func (h *hands) add(seq int64) { h.seqs.Store(seq, true) }
+
+func (h *hands) remove(seq int64) { h.seqs.Delete(seq) }
+
+// list is not nil: to the database that would be an unknown list.
+func (h *hands) list() []int64 {
+	list := []int64{}
+	for seq := range h.seqs.Range {
+		list = append(list, seq.(int64))
+	}
+	return list
 }

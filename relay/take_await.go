@@ -32,14 +32,13 @@ func (a *awaitingRange) abandon() {
 }
 
 // keepWaiting makes the claimer ask again for a range.
-func (c *claimer) keepWaiting(a awaitingRange) {
+func (t *taker) keepWaiting(a awaitingRange) {
 	if len(a.deliveries) == 0 && a.rescued == nil {
 		return
 	}
-	t := &c.taker
 	t.awaiting = append(t.awaiting, a)
 	slices.SortStableFunc(t.awaiting, func(a, b awaitingRange) int { return cmp.Compare(a.seq, b.seq) })
-	c.agenda.At(agenda.CauseAwaitedKeys, time.Now().Add(checkAgain))
+	t.agenda.At(agenda.CauseAwaitedKeys, time.Now().Add(checkAgain))
 }
 
 // awaitedKeys returns the ordering keys for which anything waits.
@@ -58,8 +57,7 @@ func (t *taker) awaitedKeys() map[ordering.Key]bool {
 
 // recheckAwaiting gives the lanes what no other relay has in hand any more. A range that waits for long has got rows: then its deliveries
 // are given back, and claimed by their keys.
-func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
-	t := &c.taker
+func (t *taker) recheckAwaiting(ctx context.Context, instance int32) error {
 	if len(t.awaiting) == 0 {
 		return nil
 	}
@@ -72,7 +70,7 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 			continue
 		}
 		if a.rescued != nil {
-			waits, err := c.giveBackRescued(ctx, instance, a.rescued, waitingKeys)
+			waits, err := t.giveBackRescued(ctx, instance, a.rescued, waitingKeys)
 			if err != nil {
 				t.awaiting = append(t.awaiting, list[n:]...)
 				return err
@@ -85,7 +83,7 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 			}
 			continue
 		}
-		rest, err := c.giveKeyed(ctx, a, waitingKeys)
+		rest, err := t.giveKeyed(ctx, a, waitingKeys)
 		if err != nil {
 			t.awaiting = append(t.awaiting, list[n:]...)
 			return err
@@ -95,7 +93,7 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 		}
 	}
 	if len(t.awaiting) > 0 {
-		c.agenda.At(agenda.CauseAwaitedKeys, time.Now().Add(checkAgain))
+		t.agenda.At(agenda.CauseAwaitedKeys, time.Now().Add(checkAgain))
 	}
 	return nil
 }
@@ -103,25 +101,25 @@ func (c *claimer) recheckAwaiting(ctx context.Context, instance int32) error {
 // giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order, unless something of the key comes first: a
 // row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. waitingKeys
 // are the keys for which earlier ranges wait; it adds those of this one.
-func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[ordering.Key]bool) (rest awaitingRange, err error) {
-	c.findArrivals(a.deliveries, waitingKeys) // first: what is written afterwards, the database shows
-	blocked, err := c.findBlocked(ctx, a.instance, a.inHand.Held(), a.deliveries)
+func (t *taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[ordering.Key]bool) (rest awaitingRange, err error) {
+	t.findArrivals(a.deliveries, waitingKeys) // first: what is written afterwards, the database shows
+	blocked, err := t.findBlocked(ctx, a.instance, a.inHand.Held(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
-		c.agenda.At(agenda.CauseTakeAgain, time.Now())
+		t.agenda.At(agenda.CauseTakeAgain, time.Now())
 		return rest, nil
 	}
 	if err != nil {
 		return rest, err
 	}
-	if err := c.joinFirst(ctx, a.seq, a.deliveries, blocked, waitingKeys); err != nil {
+	if err := t.joinFirst(ctx, a.seq, a.deliveries, blocked, waitingKeys); err != nil {
 		return rest, err
 	}
 	followDue(a.deliveries, blocked, waitingKeys)
 	old := time.Since(a.inHand.Begun) > settle.RowsAfter*3/4
 	rest = awaitingRange{instance: a.instance, seq: a.seq, inHand: a.inHand}
 	parts := map[string][]delivery{}
-	targets := targets{c: c}
+	targets := targets{taker: t}
 	for _, d := range a.deliveries {
 		key := d.orderingKey()
 		if blocked[key].InHand || waitingKeys[key] {
@@ -131,7 +129,7 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys ma
 		}
 		d.given.Awaits.Store(false)
 		if !d.given.Scheduled.IsZero() {
-			c.spill(d, policy.ReasonEarly)
+			t.spill(d, policy.ReasonEarly)
 			continue
 		}
 		reason := policy.ReasonOrder
@@ -143,17 +141,17 @@ func (c *claimer) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys ma
 			continue
 		}
 		blocked[key] = intake.Blocked{ByRow: true} // for what follows it
-		c.spill(d, reason)
+		t.spill(d, reason)
 	}
-	c.handOutGiven(parts)
+	t.handOutGiven(parts)
 	return rest, nil
 }
 
 // findArrivals adds the keys of deliveries to waitingKeys for which this relay is about to write rows that come first.
-func (c *claimer) findArrivals(of []delivery, waitingKeys map[ordering.Key]bool) {
+func (t *taker) findArrivals(of []delivery, waitingKeys map[ordering.Key]bool) {
 	for i := range of {
 		key := of[i].orderingKey()
-		if l := c.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, of[i].nextAttemptAt.Time) {
+		if l := t.lanes.get(key.Destination); l != nil && l.awaitsArrival(key.Key, of[i].nextAttemptAt.Time) {
 			waitingKeys[key] = true
 		}
 	}
@@ -161,7 +159,7 @@ func (c *claimer) findArrivals(of []delivery, waitingKeys map[ordering.Key]bool)
 
 // joinFirst joins to the keys of a range what became due before their first deliveries in it, unless these wait for something else, and
 // adds the keys to waitingKeys: the caller asks again about them.
-func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[ordering.Key]intake.Blocked, waitingKeys map[ordering.Key]bool) error {
+func (t *taker) joinFirst(ctx context.Context, seq int64, of []delivery, blocked map[ordering.Key]intake.Blocked, waitingKeys map[ordering.Key]bool) error {
 	var due []intake.Key
 	asked := map[ordering.Key]bool{}
 	for i := range of {
@@ -177,7 +175,7 @@ func (c *claimer) joinFirst(ctx context.Context, seq int64, of []delivery, block
 	for _, k := range due {
 		waitingKeys[ordering.Key{Destination: k.Destination, Key: k.Key}] = true
 	}
-	return c.joinBefore(ctx, seq, due)
+	return t.joins.before(ctx, seq, due)
 }
 
 // followDue makes deliveries of a range join their keys by their time, too, if a row became due between the first one of the key in the
@@ -198,9 +196,4 @@ func followDue(of []delivery, blocked map[ordering.Key]intake.Blocked, waitingKe
 		}
 		last[key], of[i].given.Scheduled = at, at
 	}
-}
-
-// orderingKey returns the key of a delivery that has one.
-func (d *delivery) orderingKey() ordering.Key {
-	return ordering.Key{Destination: d.destination, Key: *d.event.OrderingKey}
 }

@@ -83,7 +83,7 @@ func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.recheckAwaiting(ctx, instance); !errors.Is(err, context.Canceled) {
+	if err := c.taker.recheckAwaiting(ctx, instance); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	if n := len(c.taker.awaiting); n != 2 {

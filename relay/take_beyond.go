@@ -13,21 +13,20 @@ const beyondEvery = 10 * time.Millisecond
 
 // passCut makes rows of events that came after a difference that was cut, for destinations that have room. A large insert for one
 // destination would hold up those of all others otherwise.
-func (c *claimer) passCut(ctx context.Context, instance int32) error {
-	t := &c.taker
-	if !t.cut || c.lanes.configured() < 2 || time.Since(t.passedAt) < beyondEvery {
+func (t *taker) passCut(ctx context.Context, instance int32) error {
+	if !t.cut || t.lanes.configured() < 2 || time.Since(t.passedAt) < beyondEvery {
 		return nil
 	}
 	t.passedAt = time.Now()
-	found, err := intake.FindBeyond(ctx, c.store.pool)
+	found, err := intake.FindBeyond(ctx, t.db)
 	if err != nil || len(found.Events) == 0 {
 		return err
 	}
-	if err := c.refresh(ctx, instance, &intake.Range{Routes: found.Routes, Destinations: found.Destinations}); err != nil {
+	if err := t.refresh(ctx, instance, &intake.Range{Routes: found.Routes, Destinations: found.Destinations}); err != nil {
 		return err
 	}
 	var list []intake.BeyondRow
-	targets := targets{c: c}
+	targets := targets{taker: t}
 	for i := range found.Events {
 		e := &found.Events[i]
 		if e.EventType == nil || intake.BrokenRule(e) != "" {
@@ -43,15 +42,15 @@ func (c *claimer) passCut(ctx context.Context, instance int32) error {
 	if len(list) == 0 {
 		return nil
 	}
-	at, written, err := intake.WriteBeyond(ctx, c.store.pool, instance, found.Seq, list)
+	at, written, err := intake.WriteBeyond(ctx, t.db, instance, found.Seq, list)
 	if err != nil || !written {
 		return err
 	}
 	for _, row := range list {
-		l := c.lanes.get(row.Destination)
+		l := t.lanes.get(row.Destination)
 		l.noteDue(at)
-		c.lanes.engage(l)
+		t.lanes.engage(l)
 	}
-	c.agenda.At(agenda.CauseScan, t.passedAt)
+	t.agenda.At(agenda.CauseScan, t.passedAt)
 	return nil
 }

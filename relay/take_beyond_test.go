@@ -59,7 +59,7 @@ func TestClaimerPassesACut(t *testing.T) {
 	relaytest.Must(t, err)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other-1'), ('bulk', '{}', 'bulk-5'), ('nowhere', '{}', 'x')`)
 	c.taker.cut = true
-	relaytest.Must(t, c.passCut(t.Context(), instance))
+	relaytest.Must(t, c.taker.passCut(t.Context(), instance))
 	if got := relaytest.Rows[string](db, `SELECT destination FROM outbox_delivery`); len(got) != 1 || got[0] != "other" {
 		t.Errorf("rows for %v", got)
 	}

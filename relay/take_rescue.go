@@ -15,35 +15,35 @@ import (
 
 // rescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this one if the answer of a take was lost.
 // Their deliveries become pending rows.
-func (c *claimer) rescueRanges(ctx context.Context, now time.Time, instance int32) error {
+func (t *taker) rescueRanges(ctx context.Context, now time.Time, instance int32) error {
 	for {
-		r, found, err := intake.RescueRange(ctx, c.store.pool, instance, c.hands.list(), 1)
+		r, found, err := intake.RescueRange(ctx, t.db, instance, t.hands.list(), 1)
 		if err != nil {
 			return err
 		}
 		if !found {
-			c.agenda.At(agenda.CauseRescue, now.Add(rescueIntervals*c.config().PollInterval))
+			t.agenda.At(agenda.CauseRescue, now.Add(rescueIntervals*t.pollInterval))
 			return nil
 		}
-		c.hands.add(r.Seq)
-		waits, err := c.giveBackRescued(ctx, instance, &r, c.taker.awaitedKeys())
+		t.hands.add(r.Seq)
+		waits, err := t.giveBackRescued(ctx, instance, &r, t.awaitedKeys())
 		if err != nil {
-			c.hands.remove(r.Seq)
+			t.hands.remove(r.Seq)
 			return err
 		}
 		if len(waits) > 0 {
-			c.keepWaiting(awaitingRange{instance: instance, seq: r.Seq, rescued: &r, keys: waits})
+			t.keepWaiting(awaitingRange{instance: instance, seq: r.Seq, rescued: &r, keys: waits})
 		}
 	}
 }
 
 // giveBackRescued makes what is left of a range that was taken over pending. While another relay has some of its ordering keys in hand, or
 // some are among awaiting, those of ranges that wait in this relay, it returns all keys of the range, and is to be called again.
-func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[ordering.Key]bool) (waits []ordering.Key, err error) {
-	if err := c.refresh(ctx, instance, r); err != nil {
+func (t *taker) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[ordering.Key]bool) (waits []ordering.Key, err error) {
+	if err := t.refresh(ctx, instance, r); err != nil {
 		return nil, err
 	}
-	inHand, left := c.spread(&targets{c: c}, instance, r, time.Now())
+	inHand, left := t.spread(&targets{taker: t}, instance, r, time.Now())
 	var keyed []delivery
 	keys := map[ordering.Key]bool{} // also of what joins its key later: until it has a row, nothing may pass it
 	for _, d := range left {
@@ -61,11 +61,11 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 		if waitingKeys == nil {
 			waitingKeys = map[ordering.Key]bool{}
 		}
-		c.findArrivals(keyed, waitingKeys)
-		blocked, err = c.findBlocked(ctx, instance, inHand.Held(), keyed)
+		t.findArrivals(keyed, waitingKeys)
+		blocked, err = t.findBlocked(ctx, instance, inHand.Held(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
-			c.hands.remove(r.Seq)
-			c.agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())
+			t.hands.remove(r.Seq)
+			t.agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())
 			return nil, nil
 		}
 		if err != nil {
@@ -78,7 +78,7 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 		}
 	}
 	if len(left) == 0 {
-		return nil, c.endRange(ctx, inHand)
+		return nil, t.endRange(ctx, inHand)
 	}
 	for i := range left {
 		d := &left[i]
@@ -92,9 +92,9 @@ func (c *claimer) giveBackRescued(ctx context.Context, instance int32, r *intake
 		}
 	}
 	followDue(keyed, blocked, nil) // it cannot join before the range: other events of the range may have rows, or were sent
-	c.settler.Track(inHand)
+	t.settler.Track(inHand)
 	for _, d := range left { // through the settler, which makes rows of what this relay has in hand of their keys
-		c.spill(d, policy.ReasonShutdown)
+		t.spill(d, policy.ReasonShutdown)
 	}
 	return nil, nil
 }

@@ -135,7 +135,7 @@ func TestEventsWithoutATimeJoinWithTheirRange(t *testing.T) {
 	at, key, kind, version := pgtype.Timestamptz{Time: time.Now(), Valid: true}, "k", "t", 1
 	event := intake.Event{ID: 1, AvailableAt: at, Wait: 50 * time.Millisecond}
 	event.EventType, event.Version, event.Key, event.OrderingKey, event.CreatedAt = &kind, &version, &key, &key, at
-	_, all := c.spread(&targets{c: c}, 1, &intake.Range{Seq: 1, TakenAt: at.Time, Events: []intake.Event{event}}, time.Now())
+	_, all := c.taker.spread(&targets{taker: &c.taker}, 1, &intake.Range{Seq: 1, TakenAt: at.Time, Events: []intake.Event{event}}, time.Now())
 	if len(all) != 1 || !all[0].given.Scheduled.IsZero() || all[0].given.Wait > 0 {
 		t.Fatalf("%+v", all)
 	}

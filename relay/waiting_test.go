@@ -38,7 +38,7 @@ func TestManyBehindAFailedHead(t *testing.T) {
 	before := claims.Load()
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'old', now() - interval '1 hour')`)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' WHERE status = 'pending' AND blocked_by IS NULL`)
-	r.wake.post(agenda.CauseSweep)
+	r.mailbox.post(agenda.CauseSweep)
 	r.settles(t, policy.Delivered, 2)
 	if made := claims.Load() - before; made > 50 {
 		t.Errorf("%d claims before one that is due was found behind %d that wait", made, n)

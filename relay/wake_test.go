@@ -16,7 +16,7 @@ import (
 
 func TestMailboxLosesNothing(t *testing.T) {
 	t.Parallel()
-	m := newWakeup()
+	m := newMailbox()
 	for range 2 {
 		m.commits.Add(2)
 		m.post(agenda.CauseNotified)

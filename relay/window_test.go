@@ -54,7 +54,7 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 	l.flow.Reopens = time.Now()
 	l.flow.Ramped = l.flow.Reopens
 	l.mu.Unlock()
-	r.wake.post(agenda.CauseSweep)
+	r.mailbox.post(agenda.CauseSweep)
 	<-g.Arrived
 	select {
 	case <-g.Arrived:

@@ -1,0 +1,219 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/session"
+	"github.com/outbox-relay/outbox-relay/internal/shortsleep"
+)
+
+// rescuedWindow is how long ago a delivery became due that is looked for at once when its relay has died. It covers what was live
+// when the relay claimed it, and the request.
+const rescuedWindow = 2 * liveWindow
+
+// A claimer takes new events and claims rows that are due, when its agenda says so. It is one goroutine and owns all its fields.
+type claimer struct {
+	*progress
+	presence     *session.Presence
+	mailbox      *mailbox
+	db           pg.Pool
+	producers    *session.Producers
+	log          zerolog.Logger
+	pollInterval time.Duration
+	woken        func(by Wake) // follows every wait; nil: nothing does
+	idle         func()        // follows each declaration that there is nothing to do; nil: nothing does
+	failed       func(operation string, err error)
+
+	agenda   agenda.Agenda
+	pace     agenda.Pace
+	clock    databaseClock
+	breakers breakerKeeper
+	lanes    *lanes
+	taker    taker
+	joins    joins
+	rows     rows
+}
+
+// run takes one turn after the other until ctx is done.
+func (c *claimer) run(ctx context.Context) {
+	failing := newBackoff()
+	sleeper := shortsleep.New()
+	defer sleeper.Close()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		c.markTurn()
+		due, err := c.turn(ctx)
+		wait, next := c.agenda.Next(time.Now())
+		if err != nil {
+			wait = failing.NextBackOff()
+			c.failed("claim", err)
+		} else {
+			failing.Reset()
+		}
+		if line := c.log.Debug(); line.Enabled() {
+			line.Stringer("due", due).Stringer("next", next).Float64("in_ms", wait.Seconds()*1000).Msg("claimer: turn")
+		}
+		switch {
+		case wait >= shortsleep.Longest:
+			timer.Reset(wait)
+			select {
+			case <-ctx.Done():
+			case <-timer.C:
+			case <-c.mailbox.token:
+			}
+		case wait > 0: // what is posted meanwhile is met right after it
+			sleeper.Sleep(wait)
+		}
+		c.readMailbox(time.Now())
+	}
+}
+
+// turn does once what is due. After an error all of it is due again.
+func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
+	now := time.Now()
+	instance, alive := c.presence.Current()
+	if c.presence.WasLost() || !alive || ctx.Err() != nil {
+		// Without its session this relay's claims would look like a dead relay's. What it knows may be of another server: the
+		// database may have failed over since.
+		c.rows.forget()
+		c.taker.forget()
+		// What is due stays due, but not at once: an urgent cause would have one turn follow the other until the database is back.
+		c.agenda.At(c.agenda.Take(now)|agenda.CauseEntry, now.Add(agenda.TurnGap))
+		return 0, nil
+	}
+	if err := c.prepare(ctx, now, instance); err != nil {
+		return 0, err
+	}
+	if c.becomeIdle(now) && c.idle != nil {
+		defer c.idle() // after the poll that idleness begins with
+	}
+	c.plan(now)
+	due = c.agenda.Take(now)
+	if err = c.act(ctx, now, instance, due); err != nil {
+		c.agenda.At(due, now)
+	}
+	c.plan(time.Now())
+	return due, err
+}
+
+// prepare writes whether producers notify and what the breakers have decided, and learns the database's time.
+func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) error {
+	if err := c.arm(ctx, now); err != nil {
+		return err
+	}
+	if err := c.breakers.writeDecisions(now, instance); err != nil {
+		return err
+	}
+	if !c.clock.read.IsZero() {
+		return nil
+	}
+	at, err := readTime(ctx, c.db)
+	if err == nil {
+		c.clock.set(at)
+	}
+	return err
+}
+
+// act does what is due. What this relay takes over, and what waits for other relays, precedes what it takes.
+func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due agenda.Cause) error {
+	if due.Has(agenda.CauseEntry | agenda.CauseTick) {
+		c.agenda.At(agenda.CauseTick, now.Add(c.pollInterval))
+	}
+	if due.Has(agenda.CauseEntry) {
+		if err := c.taker.checkOrigin(ctx); err != nil {
+			return err
+		}
+	}
+	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would wait until its lease ends.
+	ctx = context.WithoutCancel(ctx)
+	if due.Has(agenda.CauseEntry | agenda.CauseRescue) {
+		if err := c.taker.rescueRanges(ctx, now, instance); err != nil {
+			return err
+		}
+	}
+	if due.Has(agenda.CauseAwaitedKeys) {
+		if err := c.taker.recheckAwaiting(ctx, instance); err != nil {
+			return err
+		}
+	}
+	polling := due.Has(agenda.CausePoll | agenda.CauseTick)
+	if polling || due.Has(agenda.CauseCutRange|agenda.CauseTakeAgain) {
+		if err := c.taker.takeEvents(ctx, instance, polling); err != nil {
+			return err
+		}
+		if err := c.taker.passCut(ctx, instance); err != nil {
+			return err
+		}
+	}
+	if due.Has(agenda.CauseJoinKeys) {
+		if err := c.joins.run(ctx, c.taker.complete); err != nil {
+			return err
+		}
+	}
+	scanning := due.Has(agenda.CauseEntry | agenda.CauseTick | agenda.CauseSweep | agenda.CauseRetry | agenda.CauseScan)
+	return c.rows.claimRows(ctx, instance, scanning)
+}
+
+// plan registers what the pace and the retries of this relay ask for.
+func (c *claimer) plan(now time.Time) {
+	c.pace.Plan(&c.agenda, now)
+	c.mailbox.retries.Plan(&c.agenda, now)
+}
+
+// readMailbox makes due what other goroutines have posted.
+func (c *claimer) readMailbox(now time.Time) {
+	posted, commits := c.mailbox.read()
+	c.agenda.At(posted, now)
+	by := WakePoll
+	switch {
+	case posted.Has(agenda.CauseNotified | agenda.CauseNotifyGap | agenda.CauseSweep):
+		by = WakeNotify
+		c.pace.Notified(now, commits)
+	case posted.Has(agenda.CauseRoom | agenda.CauseBreaker):
+		by = WakeRoom
+	}
+	if posted.Has(agenda.CauseNotifyGap) {
+		c.pace.NotifyGap(now)
+	}
+	if posted.Has(agenda.CauseSweep) { // a relay that stops may leave open ranges
+		c.agenda.At(agenda.CauseRescue, now)
+	}
+	if c.woken != nil {
+		c.woken(by)
+	}
+	for _, l := range c.lanes.visited() {
+		if posted.Has(agenda.CauseSweep) {
+			l.restartScans()
+		}
+		if posted.Has(agenda.CauseRescue) { // a cursor may have a large backlog before it
+			l.rescanSince(c.clock.now().Add(-rescuedWindow))
+		}
+	}
+}
+
+// arm declares in the database whether producers notify: they do while the load is low.
+func (c *claimer) arm(ctx context.Context, now time.Time) error {
+	c.pace.CannotListen = !c.mailbox.listening.Load()
+	armed, changed := c.pace.Declaration(now)
+	if !changed {
+		return nil
+	}
+	if err := c.producers.Arm(ctx, c.db, armed); err != nil {
+		return err
+	}
+	c.pace.Declared(now, armed)
+	return nil
+}
+
+// becomeIdle makes the relay idle if nothing has come for a while, and reports whether it did so now.
+func (c *claimer) becomeIdle(now time.Time) bool {
+	became := c.pace.BecomeIdle(now)
+	c.mailbox.idle.Store(c.pace.Idle)
+	return became
+}
