@@ -22,12 +22,12 @@ type rows struct {
 	lease        time.Duration
 	pollInterval time.Duration
 	maxInFlight  func() int
-	restFactor   int // see the constant; less in tests, where a busy machine would make the rests last for minutes
+	restFactor   int // agenda.RestFactor; less in tests, where a busy machine would make the rests last for minutes
 
 	lanes   *lanes
 	agenda  *agenda.Agenda
 	pace    *agenda.Pace
-	clock   *databaseClock
+	clock   *pg.Clock
 	joins   *joins
 	settler *settle.Settler
 	waiting *waiting.Keeper
@@ -69,7 +69,7 @@ func (c *rows) claimRows(ctx context.Context, instance int32, scan bool) error {
 		c.claimFailed(claims)
 		return err
 	}
-	c.clock.set(result.at)
+	c.clock.Set(result.at)
 	work, took := c.countWork(result.deliveries), time.Since(now)
 	ready := c.applyResult(claims, result, took)
 	c.handOut(claims, result)
@@ -197,8 +197,7 @@ func (c *rows) noteWaiting(claims []laneClaim, heads []keyHead) {
 	held := map[askedKey]ordering.Place{} // of each head: a claim may ask for thousands of keys
 	for _, head := range heads {
 		if head.waits {
-			c.joins.add(ordering.Key{Destination: claims[head.request].lane.name, Key: head.key}, join{class: live, done: true})
-			c.agenda.At(agenda.CauseJoinKeys, time.Now().Add(joinAgain))
+			c.joins.AddJoined(ordering.Key{Destination: claims[head.request].lane.name, Key: head.key})
 		}
 		if head.holds {
 			held[askedKey{head.request, head.key}] = head.place
@@ -222,8 +221,7 @@ func (c *rows) noteKeys(l *lane, class class, keys []foundKey) {
 	for _, found := range keys {
 		key := ordering.Key{Destination: l.name, Key: found.key}
 		if found.joins {
-			c.joins.add(key, join{class: class})
-			c.agenda.At(agenda.CauseTakeAgain|agenda.CauseJoinKeys, time.Now()) // first, what was committed before it became due
+			c.joins.Add(key, class)
 		}
 		if found.place != (ordering.Place{}) {
 			if found.place.Joined == 0 {
@@ -252,7 +250,7 @@ func (c *rows) advanceCursor(l *lane, s scan, read scanResult, brought int, at t
 		l.advanceRescan(read)
 	} else if !read.unread {
 		// A little less than the poll interval, so that a scan that comes with each safety tick does not miss every other one.
-		rest := agenda.Rest{Least: c.pollInterval * 9 / 10, Times: c.restFactor, Most: time.Duration(c.restFactor) * longestWork}
+		rest := agenda.Rest{Least: c.pollInterval * 9 / 10, Times: c.restFactor, Most: time.Duration(c.restFactor) * agenda.LongestWork}
 		w.advance(s.class, read, brought+len(read.keys), at, took, rest)
 		w.clear = brought > 0 && brought == read.candidates
 		if read.more && (read.passed > 0 || read.unkeyed > brought) { // other relays claim here

@@ -44,7 +44,7 @@ func (c *rows) claimAll(ctx context.Context, instance int32, requests []claimReq
 		c.failed("claim", err)
 		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
 	}
-	all := claimResult{at: c.clock.now(), reordered: map[int]int64{}}
+	all := claimResult{at: c.clock.Now(), reordered: map[int]int64{}}
 	var failed error
 	for i, request := range requests {
 		for _, part := range request.parts() {
@@ -105,7 +105,7 @@ func (c *rows) claimPart(ctx context.Context, instance int32, part claimRequest,
 		c.agenda.At(agenda.CauseDamage, c.damaged.again[which])
 		result = claimResult{scans: make([]scanResult, len(part.scans))}
 		if forNew { // go on behind what cannot be read, with what becomes due from now on
-			result.scans[0] = scanResult{last: keyset{at: c.clock.now()}, more: true}
+			result.scans[0] = scanResult{last: keyset{at: c.clock.Now()}, more: true}
 		}
 		return result, nil
 	}
@@ -114,7 +114,7 @@ func (c *rows) claimPart(ctx context.Context, instance int32, part claimRequest,
 
 // claimBehind claims the newer half of a part that met damaged data, or else the newer half of that, and so on.
 func (c *rows) claimBehind(ctx context.Context, instance int32, part claimRequest) (result claimResult, err error) {
-	end := c.clock.now()
+	end := c.clock.Now()
 	width := min(end.Sub(part.scans[0].after.at), liveWindow)
 	for range 6 {
 		width /= 2

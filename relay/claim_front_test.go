@@ -20,7 +20,7 @@ const heldLocks = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND
 // holdFront returns a session of a stranger who holds the lock of the front until it ends.
 func holdFront(db *relaytest.Database) *pgx.Conn {
 	db.Helper()
-	stranger := locker(db, `SELECT`)
+	stranger := db.Locker(`SELECT`)
 	var got bool
 	relaytest.Must(db, stranger.QueryRow(db.Context(), takeFront).Scan(&got))
 	if !got {
@@ -100,10 +100,10 @@ func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 // refused leaves the walk where it is, and is repeated.
 func TestWalkSharesItsFront(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, config(relaytest.Covered(t), to("http://receiver.test/")))
-	c, l := r.newClaimer(), r.lane("default")
-	c.clock.set(time.Now())
-	first, second := keyset{at: c.clock.now(), id: 1}, keyset{at: c.clock.now(), id: 2}
+	c := newRows(t, nil, named2("default"))
+	l := c.lanes.get("default")
+	c.clock.Set(time.Now())
+	first, second := keyset{at: c.clock.Now(), id: 1}, keyset{at: c.clock.Now(), id: 2}
 	for name, read := range map[string]scanResult{
 		"passed":        {last: first, more: true, passed: 1},
 		"locked":        {last: first, more: true, candidates: 5, unkeyed: 5},
@@ -111,13 +111,13 @@ func TestWalkSharesItsFront(t *testing.T) {
 		"ordering keys": {last: first, more: true, candidates: 5},
 		"the end":       {last: first, passed: 1},
 	} {
-		l.cursors[live], c.rows.contention, c.agenda = cursor{}, agenda.Contention{}, agenda.Agenda{}
+		l.cursors[live], c.contention, *c.agenda = cursor{}, agenda.Contention{}, agenda.Agenda{}
 		scans := func(after time.Duration) []scan {
-			return c.rows.newScans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
+			return c.newScans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
 		}
 		advance := func(read scanResult, taken bool, scans []scan) {
-			c.rows.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
-				claimResult{at: c.clock.now(), scans: []scanResult{read}, contended: taken}, time.Millisecond)
+			c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
+				claimResult{at: c.clock.Now(), scans: []scanResult{read}, contended: taken}, time.Millisecond)
 		}
 		advance(read, false, []scan{{class: live}})
 		shared := name == "passed" || name == "locked"
@@ -129,13 +129,13 @@ func TestWalkSharesItsFront(t *testing.T) {
 			continue
 		}
 		advance(scanResult{unread: true}, true, next)
-		if again := scans(0); len(again) != 0 || nextOf(c) < 0 || nextOf(c) > time.Second || l.cursors[live].position != first {
-			t.Errorf("%s, refused: next %+v in %s, position %+v", name, again, nextOf(c), l.cursors[live].position)
+		if again := scans(0); len(again) != 0 || c.next() < 0 || c.next() > time.Second || l.cursors[live].position != first {
+			t.Errorf("%s, refused: next %+v in %s, position %+v", name, again, c.next(), l.cursors[live].position)
 		}
 		if later := scans(agenda.SharedFor); len(later) != 1 || later[0].shared {
 			t.Errorf("%s, refused for long: next %+v", name, later)
 		}
-		c.rows.contention.Next = time.Now()
+		c.contention.Next = time.Now()
 		advance(scanResult{last: second, more: true}, false, scans(0))
 		if again := scans(0); len(again) != 1 || again[0].after != second || !again[0].shared {
 			t.Errorf("%s, after its turn: next %+v", name, again)
@@ -146,41 +146,23 @@ func TestWalkSharesItsFront(t *testing.T) {
 // A relay that has had no turn for long claims without the lock at once. Nothing else would wake it: it has sent all that it had.
 func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, config(relaytest.Covered(t), to("http://receiver.test/")))
-	c, l := r.newClaimer(), r.lane("default")
+	c := newRows(t, nil, named2("default"))
+	l := c.lanes.get("default")
 	now := time.Now()
-	c.clock.set(now)
+	c.clock.Set(now)
 	l.cursors[live] = cursor{position: keyset{at: now}, more: true, shared: now.Add(time.Hour)}
 	for _, refused := range []time.Duration{agenda.SharedFor, agenda.SharedFor / 2} {
-		c.rows.contention.Record(now.Add(-refused), true)
+		c.contention.Record(now.Add(-refused), true)
 	}
-	scans := func() []scan { return c.rows.newScans(l, time.Now(), [classes]int{live: 4}, false, true) }
-	c.rows.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
+	scans := func() []scan { return c.newScans(l, time.Now(), [classes]int{live: 4}, false, true) }
+	c.applyResult([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
 		claimResult{at: now, scans: []scanResult{{unread: true}}, contended: true}, time.Millisecond)
 	if next := scans(); len(next) != 1 || !next[0].alone {
 		t.Errorf("next %+v", next)
 	}
-	if wait := nextOf(c); wait < 0 || wait > agenda.TurnGap {
+	if wait := c.next(); wait < 0 || wait > agenda.TurnGap {
 		t.Errorf("the next turn is planned in %s", wait)
 	}
-}
-
-// A stranger who holds the lock of the front keeps no relay from delivering what lies behind what another one has in flight.
-func TestStrangerHoldsTheFront(t *testing.T) {
-	t.Parallel()
-	const events, inFlight = 3000, 100
-	db := relaytest.Covered(t)
-	rc := relaytest.NewReceiver(t, nil)
-	holdFront(db)
-	db.Insert(events, "key")
-	s, other := registered(db)
-	result, err := s.claim(t.Context(), other, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: inFlight}}}})
-	relaytest.Must(t, err)
-	if len(result.deliveries) != inFlight {
-		t.Fatalf("the other relay claimed %d", len(result.deliveries))
-	}
-	start(t, config(db, to(rc.URL)))
-	relaytest.Becomes(db, true, `SELECT count(*) >= $1 FROM outbox_delivery WHERE status = 'delivered'`, events-inFlight)
 }
 
 // All candidates are locked by one node: one for each would prepare anew for each row that another relay has claimed meanwhile.

@@ -71,7 +71,7 @@ func (c *rows) newRequest(l *lane, now time.Time, scan bool) (request claimReque
 // newScans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
 // from the overlap before it; the backlog ends where they begin.
 func (c *rows) newScans(l *lane, now time.Time, free [classes]int, scanLive, worthwhile bool) (scans []scan) {
-	window := keyset{at: c.clock.now().Add(-liveWindow)}
+	window := keyset{at: c.clock.Now().Add(-liveWindow)}
 	w := &l.cursors[live]
 	after := w.position
 	if !w.more && after != (keyset{}) {

@@ -31,7 +31,7 @@ type claimer struct {
 
 	agenda   agenda.Agenda
 	pace     agenda.Pace
-	clock    databaseClock
+	clock    pg.Clock
 	breakers breakerKeeper
 	lanes    *lanes
 	taker    taker
@@ -110,12 +110,12 @@ func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) er
 	if err := c.breakers.writeDecisions(now, instance); err != nil {
 		return err
 	}
-	if !c.clock.read.IsZero() {
+	if c.clock.IsSet() {
 		return nil
 	}
-	at, err := readTime(ctx, c.db)
+	at, err := pg.ReadTime(ctx, c.db)
 	if err == nil {
-		c.clock.set(at)
+		c.clock.Set(at)
 	}
 	return err
 }
@@ -192,7 +192,7 @@ func (c *claimer) readMailbox(now time.Time) {
 			l.restartScans()
 		}
 		if posted.Has(agenda.CauseRescue) { // a cursor may have a large backlog before it
-			l.rescanSince(c.clock.now().Add(-rescuedWindow))
+			l.rescanSince(c.clock.Now().Add(-rescuedWindow))
 		}
 	}
 }

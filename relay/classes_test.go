@@ -5,13 +5,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
-	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
-	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -35,7 +31,8 @@ func TestClassesShareALane(t *testing.T) {
 		if answered++; answered <= each { // in which no class comes to its end
 			relaytest.Eventually(t, "something of each class", func() bool {
 				db.Exec(stayLive) // or they would become backlog after liveWindow, which a busy machine needs for less
-				return sender.allWait()
+				held := sender.held()
+				return !slices.Contains(held[:], 0)
 			})
 		}
 	})
@@ -69,69 +66,5 @@ func TestClassesShareALane(t *testing.T) {
 		if replay := got.Header.Get("X-Outbox-Replay") == "true"; replay != strings.HasPrefix(got.Key, "replay-") {
 			t.Errorf("%s: X-Outbox-Replay %q", got.Key, got.Header.Get("X-Outbox-Replay"))
 		}
-	}
-}
-
-// allWait reports whether something of each class waits to be sent.
-func (l *lane) allWait() bool { return l.waits(live) && l.waits(backlog) && l.waits(replays) }
-
-// waits reports whether something of a class waits to be sent.
-func (l *lane) waits(c class) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.queues[c].empty()
-}
-
-// A replay that stands before a live event of its ordering key is sent with it, and does not make it wait among the replays.
-func TestReplaysDoNotSlowTheirKey(t *testing.T) {
-	t.Parallel()
-	const replayed = 200
-	db := relaytest.Covered(t)
-	g := relaytest.NewGate(t)
-	var sender *lane
-	var ended atomic.Bool
-	rc := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) {
-		switch r.Key {
-		case "plug":
-			g.Pass(r)
-		case "k-2":
-			ended.Store(true)
-		case "k-1":
-		default: // no replay is faster than the claim of what follows k-1
-			relaytest.Eventually(t, "the next of the key", func() bool { return ended.Load() || sender.waits(live) })
-		}
-	})
-	d := to(rc.URL)
-	d.MaxInFlight = 1
-	db.Insert(replayed, "replay")
-	keyed(db, "k", 1, 1)
-	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now()`)
-	cfg := config(db, d)
-	cfg.Lease = time.Hour
-	r := prepared(t, cfg)
-	l := r.lane("default")
-	sender = l
-	l.rate = capacity.Throughput{PerSecond: 10_000, Since: time.Now().Add(time.Hour)} // which stays, so that all replays are claimed ahead
-	r.begin()
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
-	<-g.Arrived
-	done, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{Statuses: []string{"delivered"}}, 0, nil)
-	relaytest.Must(t, err)
-	if done.Done != replayed+1 {
-		t.Fatalf("replayed %+v", done)
-	}
-	relaytest.Becomes(db, replayed+2, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
-	keyed(db, "k", 2, 2)
-	relaytest.Eventually(t, "the key among live deliveries", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.queues[live].taken > 1
-	})
-	g.Open()
-	r.settles(t, policy.Delivered, replayed+3)
-	wantSent(t, rc, "k", "1 2")
-	before := slices.Index(rc.Keys(), "k-2")
-	if before > replayed/4 {
-		t.Errorf("the live event was sent after %d others", before)
 	}
 }

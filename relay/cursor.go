@@ -28,13 +28,6 @@ const overlap = 2 * time.Second
 // replayRescan is after which time a cursor that has found replays reads on: they come in small numbers.
 const replayRescan = 20 * time.Millisecond
 
-// restFactor is how many times as long as it spent on finding nothing a cursor rests, and the watcher as long as its check took.
-const restFactor = 100
-
-// longestWork bounds the time on nothing that a rest follows, and so the rest to a minute. A server that stood still for 20 seconds during a
-// claim would otherwise cost what lies behind the cursor half an hour.
-const longestWork = 600 * time.Millisecond
-
 // isDue reports whether it is time to claim.
 func (w *cursor) isDue(now time.Time) bool { return !now.Before(w.due) }
 

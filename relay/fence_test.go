@@ -7,7 +7,6 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -82,20 +81,6 @@ func TestLateSettleChangesNothing(t *testing.T) {
 	}
 }
 
-// A queue that outlasts its leases is given back unsent: sending it could overlap with the relay that claims it next.
-func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
-	t.Parallel()
-	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
-	l, err := laneTo(d)
-	relaytest.Must(t, err)
-	r := loneSenders(t)
-	late := order()
-	late.leaseEnds = time.Now().Add(d.Timeout + sendMargin - time.Millisecond)
-	if v := first(r.attempt(l, &late), d.Responses); v.Outcome != policy.Hold || v.Reason != policy.ReasonLease || v.Posted {
-		t.Errorf("%+v", v)
-	}
-}
-
 // Its lease over, a delivery that waits in the queue of a slow lane is claimed again, even by the same relay, and sent
 // once.
 func TestHeldDeliveriesSpendNothing(t *testing.T) {
@@ -114,16 +99,11 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 	r.begin()
 	<-g.Arrived // one is in flight, the others are queued behind it
 	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
-	l := r.lane("default")
-	l.mu.Lock()
-	for i := range l.queues {
-		for _, run := range l.queues[i].runs[l.queues[i].head:] {
-			run[0].leaseEnds = time.Now()
-		}
-	}
-	l.mu.Unlock()
+	before := r.config().Destinations
+	r.patient(2 * cfg.Lease)
 	g.Open()
-	r.settles(t, policy.Hold, 2)
+	r.await(t, "what was queued is given back", func(o *observer) bool { return o.outcomes[policy.Hold] >= 2 })
+	relaytest.Must(t, r.lanes.set(time.Now(), before, nil))
 	r.settles(t, policy.Delivered, 3)
 	if rc.Total() != 3 || relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`) != 3 {
 		t.Errorf("%d requests", rc.Total())
@@ -139,7 +119,7 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	db.Insert(1, "key")
 	s, instance := registered(db.Database)
 	conn := engineConn(db.Database) // its commits wait for no disk
-	claim := func(on claims) delivery {
+	claimAs := func(on claims) delivery {
 		t.Helper()
 		result, err := on.claim(t.Context(), instance, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: 1}}}})
 		relaytest.Must(t, err)
@@ -149,14 +129,14 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 		return result.deliveries[0]
 	}
 	db.freeze()
-	lost := claim(claims{conn})
+	lost := claimAs(claims{conn})
 	relaytest.Must(t, db.server.StopImmediate(t.Context()))
 	relaytest.Must(t, db.server.StartAgain(t.Context()))
 	db.Pool.Reset()
 	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery WHERE claim > 0`); n != 0 {
 		t.Fatal("the crash has lost nothing")
 	}
-	again := claim(s)
+	again := claimAs(s)
 	if again.fence <= lost.fence {
 		t.Errorf("claimed as %d, and before the crash as %d", again.fence, lost.fence)
 	}

@@ -25,7 +25,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	} {
 		c := r.newClaimer()
 		c.pace, c.agenda = p, agenda.Agenda{}
-		c.clock.set(time.Now())
+		c.clock.Set(time.Now())
 		begun := time.Now()
 		turnOf(t, c)
 		if wait, next := c.agenda.Next(begun); next != 0 && wait < minPace { // however long the turn took
@@ -52,7 +52,7 @@ func TestLittleRoomIsFilledSoon(t *testing.T) {
 		claimer := r.newClaimer()
 		claimer.agenda = agenda.Agenda{}
 		claimer.pace = agenda.Pace{Poll: time.Second, Armed: true, Interval: 2 * time.Second, LastWork: time.Now().Add(time.Hour), NextPoll: time.Now().Add(time.Hour)}
-		claimer.clock.set(time.Now())
+		claimer.clock.Set(time.Now())
 		if wait := turnOf(t, claimer); wait < 0 || wait > minPace {
 			t.Errorf("class %d: next turn in %s", c, wait)
 		}

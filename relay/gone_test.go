@@ -4,10 +4,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -46,34 +44,5 @@ func TestGoneFailsOne(t *testing.T) {
 	r.settles(t, policy.Delivered, events-1)
 	if n := relaytest.Row[int](db, failed); n != 1 {
 		t.Errorf("%d failed", n)
-	}
-}
-
-// While the pause is on its way into the database, nothing is claimed; what an earlier claim brings late is not sent.
-func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
-	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
-	l := r.lane("default")
-	if !l.pause() || l.pause() {
-		t.Error("the first 410 is not the only first")
-	}
-	now := time.Now()
-	l.claimed = now
-	if free, _ := l.room(now, DefaultLease); free != [classes]int{} {
-		t.Errorf("room for %d while the pause is not written", free)
-	}
-	l.push(now, live, nil)
-	l.pauseWritten()
-	l.push(now, live, nil) // of the claim that was under way
-	if l.stopReason() != policy.ReasonPaused {
-		t.Error("an earlier claim resumed the lane")
-	}
-	if free, _ := l.room(now, DefaultLease); free[live] == 0 {
-		t.Error("no room to find out that the destination was resumed")
-	}
-	l.claimed = time.Now().Add(time.Second)
-	l.push(now, live, nil)
-	if l.stopReason() != "" {
-		t.Error("a later claim did not resume the lane")
 	}
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -134,16 +135,16 @@ func (r *running) looks() {
 	r.await(r.t, "a look at everything", func(o *observer) bool { return o.idle > idle })
 }
 
+// patient makes the relay want more of a lease to be left than it is.
+func (r *running) patient(timeout time.Duration) {
+	r.t.Helper()
+	slower := slices.Clone(r.config().Destinations)
+	for i := range slower {
+		slower[i].Timeout = timeout
+	}
+	relaytest.Must(r.t, r.lanes.set(time.Now(), slower, nil))
+}
+
 func (r *Relay) lane(name string) *lane { return r.lanes.get(name) }
 
 func (r *Relay) laneList() []*lane { return r.lanes.list() }
-
-// loneSenders returns senders without a database, for attempts that need none.
-func loneSenders(t testing.TB) *senders {
-	return &senders{phases: &phases{taking: t.Context(), doing: t.Context()}, logDelivered: func() bool { return false }}
-}
-
-// first decides on the first attempt.
-func first(v policy.Result, moved policy.Responses) policy.Decision {
-	return policy.Decide(v, policy.Circumstances{Attempt: 1, Retry: policy.RetryPolicy{}.WithDefaults(), Responses: moved})
-}

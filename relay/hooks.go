@@ -43,26 +43,6 @@ type Hooks struct {
 	DatabaseError func(operation string, err error)
 }
 
-// An Attempt is one POST.
-type Attempt struct {
-	EventID     int64
-	Destination string
-	Number      int // 1 for the first
-	StatusCode  int // 0 without a response
-	Outcome     Outcome
-	Reason      Reason
-	Duration    time.Duration
-	// Duplicate: delivered, and the receiver says that it had the message already. Only streams say so.
-	Duplicate bool
-	// DroppedHeaders counts the headers of the event that the destination does not let through, see [post.Wire].
-	DroppedHeaders int
-	// Class is live, backlog or replay; see [Classes].
-	Class string
-	// SinceCreated and SinceDue are the times from the event's created_at, and from when this attempt became due, until the
-	// attempt ended. The database's clock dates both. Never negative.
-	SinceCreated, SinceDue time.Duration
-}
-
 // Classes returns the values of [Attempt.Class].
 func Classes() []string { return classNames[:] }
 
@@ -78,15 +58,3 @@ const (
 
 // Wakes returns every value of [Wake].
 func Wakes() []Wake { return []Wake{WakeNotify, WakePoll, WakeRoom} }
-
-// LaneState is what one relay lets one destination have.
-type LaneState struct {
-	Destination string
-	// Concurrency is how many requests there may be at once: as many as are configured, less what the receiver was found
-	// not to bear, or what slow start allows after an outage. 0 while the breaker is open.
-	Concurrency int
-	// RateLimit is how many requests there may be in a second, configured or found. 0: any number.
-	RateLimit float64
-	// Breaker is closed, open or half_open. A relay calls open also what another relay tries.
-	Breaker string
-}

@@ -15,9 +15,6 @@ const (
 	joinRows  = 1000                  // that one statement joins at most
 	joinChunk = 250                   // keys that one statement is asked about
 
-	// lateAfter is how long after its insert an event must become due, at least, to join its key by its time if no relay took it before.
-	// Producers whose clock runs ahead set available_at some milliseconds into the future of the database.
-	lateAfter = 100 * time.Millisecond
 )
 
 // joins are ordering keys that deliveries have to join, since they have become due, or that have to be claimed again.
@@ -33,6 +30,18 @@ type join struct {
 	class class
 	done  bool           // all have joined: the key waits for events in hand
 	first ordering.Place // of those that have
+}
+
+// Add notes a key of which something is due that has to join it.
+func (j *joins) Add(key ordering.Key, class class) {
+	j.add(key, join{class: class})
+	j.agenda.At(agenda.CauseTakeAgain|agenda.CauseJoinKeys, time.Now()) // first, what was committed before it became due
+}
+
+// AddJoined notes a key that something has joined, which waits for events of the key in hand.
+func (j *joins) AddJoined(key ordering.Key) {
+	j.add(key, join{class: live, done: true})
+	j.agenda.At(agenda.CauseJoinKeys, time.Now().Add(joinAgain))
 }
 
 // add notes a key, unless there are very many: scans find the others again.
@@ -113,36 +122,4 @@ func (j *joins) before(ctx context.Context, seq int64, keys []intake.Key) error 
 	}
 	j.agenda.At(agenda.CauseJoinKeys, time.Now())
 	return err
-}
-
-// A schedule finds out which events of a range join their ordering keys later, by their time: those that are not due, and those whose time
-// came after their insert but before the take. Events of the same key that were inserted after that time follow these.
-type schedule map[string]*keySchedule
-
-type keySchedule struct {
-	first time.Time // when the first event became due that joins its key although it is due
-	last  time.Time // when the last event that follows it was due; zero: none does
-}
-
-// joinsAt returns when an event joins its key. due is when it is due, inserted when its transaction began, wait how long it is until it is
-// due. Zero: it joins with its range.
-func (s schedule) joinsAt(key string, due, inserted time.Time, wait time.Duration) time.Time {
-	of := s[key]
-	switch {
-	case wait > 0:
-		return due
-	case due.Sub(inserted) >= lateAfter:
-		if of == nil {
-			s[key] = &keySchedule{first: due}
-		} else if due.Before(of.first) {
-			of.first = due
-		}
-		return due
-	case of == nil || of.last.IsZero() && due.Before(of.first):
-		return time.Time{}
-	}
-	if due.After(of.last) { // the order of ids is kept: transactions may begin in another one
-		of.last = due
-	}
-	return of.last
 }

@@ -38,6 +38,14 @@ func newLane(e *post.Endpoint) *lane {
 	}}
 }
 
+// inFlight returns how many deliveries the lane holds.
+func (l *lane) inFlight() (n int) {
+	for _, held := range l.held() {
+		n += held
+	}
+	return n
+}
+
 // isActive reports whether the lane holds something, or its last claim has left something.
 func (l *lane) isActive() bool { return l.cursors[live].more || l.cursors[backlog].more || l.busy() }
 
@@ -147,4 +155,16 @@ func (l *lane) settleKey(s *settle.Settlement, frees, blocks bool) {
 	default:
 		l.keySettled(*key, class(s.Class), frees, s.InHand != nil && blocks)
 	}
+}
+
+// LaneState is what one relay lets one destination have.
+type LaneState struct {
+	Destination string
+	// Concurrency is how many requests there may be at once: as many as are configured, less what the receiver was found
+	// not to bear, or what slow start allows after an outage. 0 while the breaker is open.
+	Concurrency int
+	// RateLimit is how many requests there may be in a second, configured or found. 0: any number.
+	RateLimit float64
+	// Breaker is closed, open or half_open. A relay calls open also what another relay tries.
+	Breaker string
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
 	"pgregory.net/rapid"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
@@ -21,14 +20,7 @@ func singly(deliveries []delivery) (all [][]delivery) {
 	return all
 }
 
-// laneTo returns a lane that leads somewhere.
-func laneTo(d post.Destination) (*lane, error) {
-	e, err := post.NewEndpoint(d, "")
-	if err != nil {
-		return nil, err
-	}
-	return newLane(e), nil
-}
+const lease = time.Minute
 
 func laneOf(limit int) *lane {
 	d := post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: limit}
@@ -109,7 +101,7 @@ func TestLaneNeverHoldsMoreThanItsRoom(t *testing.T) {
 		queued := 0
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(2*time.Second)).Draw(t, "passes")))
-			room, worthwhile := l.room(now, DefaultLease)
+			room, worthwhile := l.room(now, lease)
 			free := room[backlog]
 			if free < 0 || worthwhile && free == 0 && room[live] == 0 {
 				t.Fatalf("room for %d, worthwhile %t", free, worthwhile)
@@ -142,19 +134,19 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 	for c := range class(classes) {
 		l.push(now, c, singly(make([]delivery, 128)))
 	}
-	if free, worthwhile := l.room(now, DefaultLease); free != [classes]int{} || worthwhile {
+	if free, worthwhile := l.room(now, lease); free != [classes]int{} || worthwhile {
 		t.Errorf("a full lane has room for %d (%t)", free, worthwhile)
 	}
 	l.release(live, 1)
-	if free, worthwhile := l.room(now, DefaultLease); free[live] != 1 || worthwhile {
+	if free, worthwhile := l.room(now, lease); free[live] != 1 || worthwhile {
 		t.Errorf("one free place at once: %d (%t)", free, worthwhile)
 	}
-	if free, worthwhile := l.room(now.Add(minPace), DefaultLease); free[live] != 1 || !worthwhile {
+	if free, worthwhile := l.room(now.Add(minPace), lease); free[live] != 1 || !worthwhile {
 		t.Errorf("one free place after a while: %d (%t)", free, worthwhile)
 	}
 	l.release(live, 31)
 	l.rate = capacity.Throughput{}
-	if free, worthwhile := l.room(now, DefaultLease); free[live] != 32 || !worthwhile {
+	if free, worthwhile := l.room(now, lease); free[live] != 32 || !worthwhile {
 		t.Errorf("a quarter free: %d (%t)", free, worthwhile)
 	}
 }
@@ -176,7 +168,7 @@ func TestFirstAnswersSayHowMuchToClaim(t *testing.T) {
 	} {
 		l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 64, RateLimit: c.limit}})
 		l.perPost = c.takes
-		if free, _ := l.room(now, DefaultLease); free[live] != c.want {
+		if free, _ := l.room(now, lease); free[live] != c.want {
 			t.Errorf("%s: room for %d, want %d", name, free[live], c.want)
 		}
 	}
@@ -187,19 +179,5 @@ func TestPayloadsOfALaneAreBounded(t *testing.T) {
 	t.Parallel()
 	if most := (classes*maxTaken + maxBehind) * inlinePayload; most > 110<<20 {
 		t.Errorf("a lane may hold %d MiB of payloads, and 110 are documented", most>>20)
-	}
-}
-
-// order is a delivery for tests to change.
-func order() delivery {
-	version := 3
-	eventType, key, ordering, reference := "invoice.paid", "inv-1.paid", "customer-7", "INV/2026/1"
-	return delivery{
-		eventID: 42, destination: "default", fence: 9, attempts: 2,
-		event: post.Event{
-			EventType: &eventType, Version: &version, Key: &key, OrderingKey: &ordering, RelatedReference: &reference,
-			CreatedAt: pgtype.Timestamptz{Time: time.Date(2026, 3, 1, 13, 0, 0, 123456000, time.FixedZone("", 3600)), Valid: true},
-			Payload:   []byte(`{"a":1e3}`),
-		},
 	}
 }

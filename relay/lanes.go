@@ -39,13 +39,15 @@ type lanes struct {
 	forgotAt     time.Time
 }
 
+// newLanes returns no lanes, which make their endpoints by newEndpoint.
+func newLanes(newEndpoint func(post.Destination) (*post.Endpoint, error)) *lanes {
+	return &lanes{newEndpoint: newEndpoint, byName: map[string]*lane{}}
+}
+
 // set makes the lanes those of the destinations, which have been validated, with the endpoints that are new. Few are made at once.
 func (ls *lanes) set(now time.Time, destinations []post.Destination, endpoints map[string]*post.Endpoint) error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ls.byName == nil {
-		ls.byName = map[string]*lane{}
-	}
 	ls.destinations, ls.index, ls.promise = destinations, make(map[string]int, len(destinations)), 0
 	active := make([]*lane, 0, min(len(destinations), fewLanes))
 	for i, d := range destinations {

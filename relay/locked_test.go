@@ -1,12 +1,10 @@
 package relay
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
@@ -17,17 +15,6 @@ import (
 // keepsLocked is what the log says of rows that a settle met locked more than once.
 const keepsLocked = "another session keeps deliveries locked"
 
-// locker returns a session of an operator, who has begun a transaction with the given statement.
-func locker(db *relaytest.Database, statement string) *pgx.Conn {
-	db.Helper()
-	operator, err := pgx.Connect(db.Context(), db.DSN)
-	relaytest.Must(db, err)
-	db.Cleanup(func() { _ = operator.Close(context.WithoutCancel(db.Context())) })
-	_, err = operator.Exec(db.Context(), `BEGIN; `+statement)
-	relaytest.Must(db, err)
-	return operator
-}
-
 // Another relay's claim began before this one's, and finds deliveries that this one has claimed meanwhile. It leaves them, but keeps
 // their rows locked until it commits, which a slow machine may put off. That is no failure of the database, and nothing is sent twice.
 func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
@@ -35,10 +22,10 @@ func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	db := relaytest.Covered(t)
 	g, rc := relaytest.NewGated(t)
 	db.Insert(3, "key")
-	slow := locker(db, `SET LOCAL application_name = 'slow'`)
+	slow := db.Locker(`SET LOCAL application_name = 'slow'`)
 	instance, err := session.Register(t.Context(), db.Pool, false, "slow", "", time.Hour)
 	relaytest.Must(t, err)
-	rescuer := locker(db, `SELECT FROM outbox_relay WHERE name = 'slow' FOR UPDATE`) // the claim waits for it when it has its snapshot
+	rescuer := db.Locker(`SELECT FROM outbox_relay WHERE name = 'slow' FOR UPDATE`) // the claim waits for it when it has its snapshot
 	claimed := make(chan struct{})
 	var result claimResult
 	go func() {

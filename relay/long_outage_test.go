@@ -43,7 +43,7 @@ func TestOutageOfDays(t *testing.T) {
 					// What is live is waited for, as far as the lane has room: else what counts is how fast it is claimed.
 					relaytest.Eventually(t, "live deliveries", func() bool {
 						db.Exec(keepLive)
-						return l.fullOfLive() || relaytest.Row[bool](db, `SELECT coalesce(bool_and(claimed_by IS NOT NULL), true) FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
+						return fullOfLive(l) || relaytest.Row[bool](db, `SELECT coalesce(bool_and(claimed_by IS NOT NULL), true) FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
 							WHERE d.status = 'pending' AND e.idempotency_key LIKE 'fresh%'`)
 					})
 					rc.Config.Handler.ServeHTTP(w, r)
@@ -102,8 +102,4 @@ FROM (SELECT event_id FROM outbox_delivery
 WHERE d.event_id = f.event_id`
 
 // fullOfLive reports whether as many live deliveries are claimed as the lane sends at once.
-func (l *lane) fullOfLive() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.queues[live].taken >= l.limit()
-}
+func fullOfLive(l *lane) bool { return l.held()[live] >= l.state().Concurrency }

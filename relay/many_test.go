@@ -3,7 +3,6 @@ package relay
 import (
 	"fmt"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -96,26 +95,6 @@ func TestLanesAtRestAreFound(t *testing.T) {
 	m.running = start(t, m.cfg)
 	m.delivered(all, "before")
 	m.rests()
-}
-
-// Rows that no notification tells of are found by the search of the next poll, and none of a destination that is held.
-func TestSearchFindsWhatIsDue(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'k')`)
-	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, replay, next_attempt_at, status)
-		SELECT (SELECT max(id) FROM outbox), name, replay, now() + due, status
-		FROM (VALUES ('due', false, interval '-1 s', 'pending'), ('replayed', true, '-1 s', 'pending'), ('later', false, '1 h', 'pending'), ('', false, '-1 s', 'pending'),
-			('done', false, '-1 s', 'delivered'), ('held', false, '-1 s', 'pending'), ('open', false, '-1 s', 'pending'), ('z', true, '-1 s', 'pending')) d (name, replay, due, status)`)
-	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, replay, next_attempt_at) SELECT max(id), 'z', false, now() + interval '1 h' FROM outbox ON CONFLICT DO NOTHING`)
-	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('held', true, now()), ('due', false, NULL)`)
-	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until) VALUES ('open', 'open', now(), now())`)
-	// default has what the fixture's route made.
-	found, err := (&rows{db: db.Pool}).readDue(t.Context(), 1)
-	relaytest.Must(t, err)
-	if got := strings.Join(found, " "); got != "default due replayed z" {
-		t.Errorf("found %q", got)
-	}
 }
 
 // Lanes that were many may become few, and the other way round, with something in flight, and none is forgotten.

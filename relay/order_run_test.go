@@ -11,16 +11,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
-
-// keyed adds the events from-th to to-th of an ordering key, with the keys k-from … k-to.
-func keyed(db *relaytest.Database, ordering string, from, to int) {
-	db.Helper()
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
-		SELECT 't', '{}', $1 || '-' || i, $1 FROM generate_series($2::int, $3::int) i`, ordering, from, to)
-}
 
 // numbers returns the numbers from … to as sent does.
 func numbers(from, to int) string {
@@ -55,7 +47,7 @@ func TestRetryInTheMiddleOfARun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, refusing("k-5", 2, http.StatusInternalServerError))
-	keyed(db, "k", 1, 30)
+	db.InsertKeyed("k", 1, 30)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, 30)
 	wantSent(t, rc, "k", numbers(1, 4)+" 5 5 "+numbers(5, 30))
@@ -78,7 +70,7 @@ func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
 			w.WriteHeader(http.StatusUnprocessableEntity)
 		}
 	})
-	keyed(db, "k", 1, 40)
+	db.InsertKeyed("k", 1, 40)
 	d := to(rc.URL)
 	d.OnFailure = policy.SkipFailed
 	r := start(t, rarely(config(db, d)))
@@ -96,9 +88,9 @@ func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, refusing("k-3", 1, http.StatusUnprocessableEntity))
-	keyed(db, "k", 1, 20)
+	db.InsertKeyed("k", 1, 20)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'`) // no look at what is new finds them
-	keyed(db, "other", 1, 5)
+	db.InsertKeyed("other", 1, 5)
 	db.Insert(5, "free")
 	r := start(t, rarely(config(db, to(rc.URL))))
 	r.settles(t, policy.Fail, 1)
@@ -121,7 +113,7 @@ func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, refusing("k-3", 1, http.StatusUnprocessableEntity))
-	keyed(db, "k", 1, 6)
+	db.InsertKeyed("k", 1, 6)
 	r := start(t, rarely(config(db, to(rc.URL))))
 	r.settles(t, policy.Fail, 1)
 	outbox := ops.New(db.Pool)
@@ -133,7 +125,7 @@ func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
 
 	_, err = outbox.Replay(t.Context(), ops.Selection{EventIDs: []int64{2}, Statuses: []string{"delivered"}}, 0, nil)
 	relaytest.Must(t, err)
-	keyed(db, "k", 7, 30)
+	db.InsertKeyed("k", 7, 30)
 	again := start(t, rarely(config(db, to(rc.URL))))
 	again.settles(t, policy.Delivered, 25)
 	wantSent(t, rc, "k", "1 2 3 "+numbers(3, 6)+" 2 "+numbers(7, 30))
@@ -144,7 +136,7 @@ func TestReplayBeforeAFailedOneFreesNothing(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, refusing("k-2", 1, http.StatusUnprocessableEntity))
-	keyed(db, "k", 1, 5)
+	db.InsertKeyed("k", 1, 5)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Fail, 1)
 	outbox := ops.New(db.Pool)
@@ -165,7 +157,7 @@ func TestBacklogGoesBeforeLiveWithinAKey(t *testing.T) {
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, nil)
 	for _, key := range []string{"a", "b", "c"} {
-		keyed(db, key, 1, 40)
+		db.InsertKeyed(key, 1, 40)
 	}
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' * (event_id % 3) WHERE event_id % 40 BETWEEN 1 AND 20`)
 	d := to(rc.URL)
@@ -182,7 +174,7 @@ func TestLaterAvailableEventHoldsItsKey(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, nil)
-	keyed(db, "k", 1, 10)
+	db.InsertKeyed("k", 1, 10)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 4`)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, 3)
@@ -199,8 +191,8 @@ func TestLockedDeliveryBreaksItsRun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, nil)
-	keyed(db, "k", 1, 10)
-	operator := locker(db, `SELECT FROM outbox_delivery WHERE event_id = 4 FOR UPDATE`)
+	db.InsertKeyed("k", 1, 10)
+	operator := db.Locker(`SELECT FROM outbox_delivery WHERE event_id = 4 FOR UPDATE`)
 	a, b := start(t, config(db, to(rc.URL))), start(t, config(db, to(rc.URL)))
 	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 	for _, r := range []*running{a, b} {
@@ -218,28 +210,19 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	g, rc := relaytest.NewGated(t, "k-2")
-	keyed(db, "k", 1, 10)
+	db.InsertKeyed("k", 1, 10)
 	r := start(t, rarely(config(db, to(rc.URL))))
 	<-g.Arrived
 	relaytest.Becomes(db, 10, `SELECT count(*) FROM outbox_delivery WHERE claim > 0 AND event_id <= 10`)
 	// The sender's view of the lease is of this process alone; shorten what every later attempt wants to be left.
-	l := r.lane("default")
-	l.mu.Lock()
-	before := l.Endpoint
-	slower := before.Destination
-	slower.Timeout = 2 * DefaultLease
-	patient, err := post.NewEndpoint(slower, "")
-	relaytest.Must(t, err)
-	l.Endpoint = patient
-	l.mu.Unlock()
+	before := r.config().Destinations
+	r.patient(2 * DefaultLease)
 	g.Open()
 	r.await(t, "the end of the lease", func(o *observer) bool {
 		return o.reasons[policy.ReasonLease] >= 1 && o.reasons[policy.ReasonOrder] >= 1
 	})
 	wantSent(t, rc, "k", "1 2")
-	l.mu.Lock()
-	l.Endpoint = before
-	l.mu.Unlock()
+	relaytest.Must(t, r.lanes.set(time.Now(), before, nil))
 	r.settles(t, policy.Delivered, 10)
 	wantSent(t, rc, "k", numbers(1, 10))
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 10 {
@@ -261,7 +244,7 @@ func TestBreakerOpensInTheMiddleOfARun(t *testing.T) {
 		}
 	})
 	for _, key := range []string{"a", "b", "c"} {
-		keyed(db, key, 1, 40)
+		db.InsertKeyed(key, 1, 40)
 	}
 	d := to(rc.URL)
 	d.Breaker = policy.BreakerPolicy{Failures: 2, ProbeAfter: 20 * time.Millisecond, ProbeMax: 50 * time.Millisecond}
@@ -298,7 +281,7 @@ func TestPauseInTheMiddleOfARun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	g, rc := relaytest.NewGated(t, "k-3")
-	keyed(db, "k", 1, 40)
+	db.InsertKeyed("k", 1, 40)
 	r := start(t, rarely(config(db, to(rc.URL))))
 	<-g.Arrived
 	outbox := ops.New(db.Pool)
@@ -320,7 +303,7 @@ func TestStopInTheMiddleOfARun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	g, rc := relaytest.NewGated(t, "k-3")
-	keyed(db, "k", 1, 40)
+	db.InsertKeyed("k", 1, 40)
 	r := start(t, config(db, to(rc.URL)))
 	<-g.Arrived
 	r.cancel()
@@ -340,7 +323,7 @@ func TestKillInTheMiddleOfARun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	g, rc := relaytest.NewGated(t, "k-5")
-	keyed(db, "k", 1, 40)
+	db.InsertKeyed("k", 1, 40)
 	victim, said := startProcess(t, db.DSN, rc.URL)
 	said("claimed")
 	<-g.Arrived
@@ -361,7 +344,7 @@ func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	g, rc := relaytest.NewGated(t, "k-5")
 	frozen, said := startProcess(t, db.DSN, rc.URL)
 	relaytest.Becomes(db, true, armed) // it holds no lock that others need to start
-	keyed(db, "k", 1, 40)
+	db.InsertKeyed("k", 1, 40)
 	said("claimed")
 	<-g.Arrived
 	relaytest.Becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)

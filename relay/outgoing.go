@@ -234,11 +234,14 @@ func (o *outgoing) takeUnsent() (waiting []delivery) {
 	return waiting
 }
 
-// inFlight returns how many deliveries the lane holds.
-func (o *outgoing) inFlight() int {
+// held returns how many deliveries of each class the lane holds.
+func (o *outgoing) held() (n [classes]int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.taken()
+	for c := range o.queues {
+		n[c] = o.queues[c].taken
+	}
+	return n
 }
 
 // sharer returns what the lane needs of the relay's capacity.

@@ -9,7 +9,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -275,21 +274,5 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 	}
 	if got := relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE event_id = 2`); got != 0 {
 		t.Errorf("%d rescues are remembered after a success", got)
-	}
-}
-
-// A defect that one delivery trips is an attempt of that delivery and nothing to the others.
-func TestPanicOfOneDelivery(t *testing.T) {
-	t.Parallel()
-	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
-	l, err := laneTo(d)
-	relaytest.Must(t, err)
-	broken := order()
-	broken.leaseEnds = time.Now().Add(time.Hour)
-	broken.promiseEnds = broken.leaseEnds
-	broken.event.Payload = nil // and there is no store to load it from
-	v := first(loneSenders(t).attempt(l, &broken), d.Responses)
-	if v.Outcome != policy.Retry || v.Reason != policy.ReasonPanic || !strings.Contains(v.Message, "nil pointer") {
-		t.Errorf("%+v", v)
 	}
 }

@@ -52,7 +52,7 @@ func TestOrderHoldsUnderSustainedRefusals(t *testing.T) {
 	r.settles(t, policy.Delivered, 1)
 	for round := range rounds {
 		for key := range keys {
-			keyed(db, fmt.Sprint("k", key), 5*round+1, 5*round+5)
+			db.InsertKeyed(fmt.Sprint("k", key), 5*round+1, 5*round+5)
 		}
 	}
 	r.settles(t, policy.Delivered, 1+5*keys*rounds)

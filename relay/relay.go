@@ -30,7 +30,7 @@ type Relay struct {
 
 	presence  session.Presence
 	effective atomic.Pointer[Config]
-	lanes     lanes
+	lanes     *lanes
 	store     *store
 	producers session.Producers
 	mailbox   *mailbox
@@ -48,7 +48,7 @@ type Relay struct {
 	watcher *watch.Watcher
 	waiting *waiting.Keeper
 
-	restFactor int // see the constant; less in tests, where a busy machine would make the rests last for minutes
+	restFactor int // agenda.RestFactor; less in tests, where a busy machine would make the rests last for minutes
 
 	// pressed says why the database needs to be left alone for now; nil: never.
 	pressed func() (reason string, pressed bool)
@@ -57,10 +57,6 @@ type Relay struct {
 	abort context.CancelFunc
 	fail  context.CancelCauseFunc // ends Run for what waiting cannot mend
 }
-
-// phases end one after the other at a stop. After taking nothing more is claimed or sent; after doing POSTs in flight are cut off;
-// after settling what could not be written is left to the lease.
-type phases struct{ taking, doing, settling context.Context }
 
 // settleGrace is how long the last outcomes may take to be written once everything else has ended.
 const settleGrace = 5 * time.Second
@@ -72,22 +68,22 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg: cfg.fixed(), store: &store{}, mailbox: newMailbox(), signals: newSignals(), waiting: waiting.NewKeeper(), restFactor: restFactor,
+		cfg: cfg.fixed(), store: &store{}, mailbox: newMailbox(), signals: newSignals(), waiting: waiting.NewKeeper(), restFactor: agenda.RestFactor,
 	}
 	r.effective.Store(&cfg)
-	r.lanes.newEndpoint = func(d post.Destination) (*post.Endpoint, error) {
+	r.lanes = newLanes(func(d post.Destination) (*post.Endpoint, error) {
 		e, err := post.NewEndpoint(d, cfg.Version)
 		if err == nil {
 			e.Log = cfg.Log
 		}
 		return e, err
-	}
+	})
 	if err := r.lanes.set(time.Now(), cfg.Destinations, nil); err != nil {
 		return nil, err
 	}
 	r.settler = r.newSettler()
 	r.senders = &senders{
-		phases: &r.phases, lanes: &r.lanes, settle: r.settler.Settle, post: r.mailbox.post, retry: r.mailbox.retries.Add, failed: r.databaseError,
+		phases: &r.phases, lanes: r.lanes, settle: r.settler.Settle, post: r.mailbox.post, retry: r.mailbox.retries.Add, failed: r.databaseError,
 		log: cfg.Log, poll: cfg.PollInterval, spans: cfg.Spans, history: cfg.History, attempted: cfg.Hooks.Attempted,
 		logDelivered: func() bool { return r.config().LogDelivered },
 	}
@@ -255,21 +251,21 @@ func (r *Relay) newClaimer() *claimer {
 	c := &claimer{
 		progress: &r.progress, presence: &r.presence, mailbox: r.mailbox, db: db, producers: &r.producers, log: cfg.Log,
 		pollInterval: cfg.PollInterval, woken: hooks.Woken, idle: hooks.Idle, failed: r.databaseError,
-		pace: agenda.Pace{Poll: cfg.PollInterval}, lanes: &r.lanes,
+		pace: agenda.Pace{Poll: cfg.PollInterval}, lanes: r.lanes,
 	}
 	c.breakers = breakerKeeper{
-		lanes: &r.lanes, agenda: &c.agenda, settling: r.settling, databaseError: r.databaseError,
+		lanes: r.lanes, agenda: &c.agenda, settling: r.settling, databaseError: r.databaseError,
 		Keeper: breaker.Keeper{DB: db, Log: cfg.Log, Poll: cfg.PollInterval, Due: func() { signal(r.signals.alerts) }},
 	}
-	c.joins = joins{db: db, lanes: &r.lanes, agenda: &c.agenda}
+	c.joins = joins{db: db, lanes: r.lanes, agenda: &c.agenda}
 	c.taker = taker{
 		db: db, log: cfg.Log, lease: cfg.Lease, pollInterval: cfg.PollInterval, maxInFlight: maxInFlight,
-		lanes: &r.lanes, hands: &r.hands, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler,
+		lanes: r.lanes, hands: &r.hands, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler,
 		start: r.senders.start, reparked: func() { signal(r.signals.reparked) }, handed: hooks.Claimed, ran: hooks.ClaimRan,
 	}
 	c.rows = rows{
 		db: db, lease: cfg.Lease, pollInterval: cfg.PollInterval, maxInFlight: maxInFlight, restFactor: r.restFactor,
-		lanes: &r.lanes, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler, waiting: r.waiting,
+		lanes: r.lanes, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler, waiting: r.waiting,
 		start: r.senders.start, laneChanged: hooks.LaneChanged, handed: hooks.Claimed, ran: hooks.ClaimRan, failed: r.databaseError,
 	}
 	c.agenda.At(agenda.CauseEntry, time.Time{})

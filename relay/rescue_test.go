@@ -130,7 +130,7 @@ func TestLockedRowOfADeadRelayIsSentLater(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Insert(10, "key")
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = $1, lease_expires_at = now() + interval '1 hour'`, dead(db))
-	operator := locker(db, `SELECT FROM outbox_delivery WHERE event_id = 5 FOR UPDATE`)
+	operator := db.Locker(`SELECT FROM outbox_delivery WHERE event_id = 5 FOR UPDATE`)
 	r := start(t, config(db, to(relaytest.NewReceiver(t, nil).URL)))
 	r.settles(t, policy.Delivered, 9)
 	_, err := operator.Exec(t.Context(), `ROLLBACK`)

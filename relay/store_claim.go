@@ -63,9 +63,6 @@ const (
 	claimant = `
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS fence FROM outbox_relay WHERE instance = $1`
 
-	// isHeld is true of a destination s of which this relay may claim nothing now.
-	isHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_owner <> $1)`
-
 	// lockFound locks the deliveries d of the candidates c that are still free, all in one node of the plan: with one node for each,
 	// PostgreSQL prepares anew (30 µs) for each row that another relay has claimed meanwhile. CASE makes ctid the only way to a
 	// row. Conditions on d alone let a plan that was made on a small table read all of a large one.
@@ -173,7 +170,7 @@ WITH front AS MATERIALIZED (
     FROM unnest($4::int[], $5::text[], $6::bool[], $7::int[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::float8[],
                 $13::int[], $14::bool[])
         WITH ORDINALITY AS asked (candidates, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, reads, shared, number)
-    WHERE (NOT asked.shared OR (SELECT mine FROM front)) AND (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
+    WHERE (NOT asked.shared OR (SELECT mine FROM front)) AND (SELECT ` + pg.IsHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
 ), seen AS MATERIALIZED (
     SELECT scan.number, scan.free, scan.promised_for, d.*
     FROM scan

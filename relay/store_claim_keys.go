@@ -29,7 +29,7 @@ WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
     FROM unnest($4::text[], $5::int[], $6::bool[], $7::float8[], $8::bigint[], $9::int[], $10::int[])
         WITH ORDINALITY AS l (destination, run, skip_failed, promised_for, reordered, first_key, last_key, number)
     LEFT JOIN LATERAL (SELECT * FROM outbox_destination s WHERE s.destination = l.destination LIMIT 1) s ON true
-    WHERE EXISTS (SELECT FROM claimant) AND ` + isHeld + ` IS NOT TRUE
+    WHERE EXISTS (SELECT FROM claimant) AND ` + pg.IsHeld + ` IS NOT TRUE
 ), key AS MATERIALIZED (
     SELECT lane.number, lane.destination, lane.run, lane.promised_for, k.ordering_key, k.floor, barrier.joined AS barrier_joined, barrier.event_id AS barrier
     FROM lane

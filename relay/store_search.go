@@ -23,7 +23,7 @@ WITH RECURSIVE pending (destination) AS (
 )
 SELECT p.destination
 FROM pending p
-WHERE (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = p.destination LIMIT 1) IS NOT TRUE
+WHERE (SELECT ` + pg.IsHeld + ` FROM outbox_destination s WHERE s.destination = p.destination LIMIT 1) IS NOT TRUE
   AND least((SELECT d.next_attempt_at FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination = p.destination AND NOT d.replay` + firstDue + `),
             (SELECT d.next_attempt_at FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination = p.destination AND d.replay` + firstDue + `)) <= now()`
 

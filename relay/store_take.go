@@ -27,7 +27,7 @@ func (t *taker) readRoutes(ctx context.Context) ([]intake.Route, error) {
 	return list, nil
 }
 
-const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + isHeld
+const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + pg.IsHeld
 
 // readHeldDestinations returns those of which the relay may send nothing now: paused ones, and ones whose breaker is open or that another
 // relay tries.

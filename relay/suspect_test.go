@@ -1,15 +1,12 @@
 package relay
 
 import (
-	"fmt"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
-	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -76,17 +73,4 @@ func TestSuspectIsSentAlone(t *testing.T) {
 		t.Errorf("%d deaths would be known, want 7", n)
 	}
 	r.settles(t, policy.Delivered, 26)
-}
-
-// Constants of Go cannot stand in those of SQL, so the numbers are there once more.
-func TestSuspectNumbersInSQL(t *testing.T) {
-	t.Parallel()
-	for number, sql := range map[string]string{
-		fmt.Sprintf("least(d.rescues + 1, %d)", capacity.AloneFrom):   rescuesAfterClaim,
-		fmt.Sprintf("bool_and(x.rescues < %d)", capacity.SuspectFrom): claimKeys,
-	} {
-		if !strings.Contains(sql, number) {
-			t.Errorf("%q is not in %s", number, sql)
-		}
-	}
 }

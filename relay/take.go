@@ -40,7 +40,7 @@ type taker struct {
 	hands   *hands
 	agenda  *agenda.Agenda
 	pace    *agenda.Pace
-	clock   *databaseClock
+	clock   *pg.Clock
 	joins   *joins
 	settler *settle.Settler
 	start   func(*lane) // a sender
@@ -93,7 +93,7 @@ func (t *taker) takeEvents(ctx context.Context, instance int32, polling bool) er
 		t.agenda.At(agenda.CauseCutRange, begun)
 	}
 	if len(r.Events) > 0 {
-		t.clock.set(r.TakenAt)
+		t.clock.Set(r.TakenAt)
 		if err := t.give(ctx, instance, &r, begun); err != nil {
 			t.agenda.At(agenda.CauseRescue, begun) // no relay has it in hand
 			return err

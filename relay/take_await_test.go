@@ -1,14 +1,11 @@
 package relay
 
 import (
-	"context"
-	"errors"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
-	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -65,28 +62,5 @@ func TestLostRangesKeepTheOrder(t *testing.T) {
 	r.settles(t, policy.Delivered, 3)
 	if keys := rc.Keys(); slices.Index(keys, "k-1") > slices.Index(keys, "k-2") {
 		t.Errorf("sent: %v", keys)
-	}
-}
-
-// While the database does not answer, a range that was taken over goes on waiting with all that follows it, and the turn says so: it would
-// be repeated without a wait and without a word.
-func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t)
-	r := sessionOf(t, config(db, to(relaytest.NewReceiver(t, nil).URL)))
-	c := r.newClaimer()
-	instance, _ := r.current()
-	key := ordering.Key{Destination: "default", Key: "k"}
-	c.taker.awaiting = []awaitingRange{
-		{instance: instance, seq: 1, rescued: &intake.Range{Seq: 1}, keys: []ordering.Key{key}},
-		{instance: instance, seq: 2, rescued: &intake.Range{Seq: 2}, keys: []ordering.Key{key}},
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := c.taker.recheckAwaiting(ctx, instance); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-	if n := len(c.taker.awaiting); n != 2 {
-		t.Errorf("%d ranges wait", n)
 	}
 }

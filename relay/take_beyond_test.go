@@ -6,7 +6,6 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
@@ -39,28 +38,5 @@ func TestEventBeyondACutIsSentOnce(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%s was sent %d times", key, n)
 		}
-	}
-}
-
-// While what is left of a cut difference waits for room, the claimer makes rows of what came after it for the lanes that may send it.
-func TestClaimerPassesACut(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t, "bulk", "other")
-	rc := relaytest.NewReceiver(t, nil)
-	cfg := config(db, post.Destination{Name: "bulk", URL: rc.URL}, post.Destination{Name: "other", URL: rc.URL})
-	cfg.Routes = []Route{{Event: "bulk", To: []string{"bulk"}}, {Event: "other", To: []string{"other"}}}
-	r := sessionOf(t, cfg)
-	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route VALUES ('bulk', 'bulk'), ('other', 'other');
-		INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('bulk', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
-	instance, _ := r.current()
-	c := r.newClaimer()
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'bulk', '{}', 'bulk-' || i FROM generate_series(1, 4) i`)
-	_, err := intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 2, Bytes: 1 << 20}, true)
-	relaytest.Must(t, err)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other-1'), ('bulk', '{}', 'bulk-5'), ('nowhere', '{}', 'x')`)
-	c.taker.cut = true
-	relaytest.Must(t, c.taker.passCut(t.Context(), instance))
-	if got := relaytest.Rows[string](db, `SELECT destination FROM outbox_delivery`); len(got) != 1 || got[0] != "other" {
-		t.Errorf("rows for %v", got)
 	}
 }

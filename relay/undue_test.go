@@ -9,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -32,11 +29,11 @@ func TestEventsThatAreNotDueHoldNobody(t *testing.T) {
 	later(db, "hostile", "k", 1, "365 days")
 	r := start(t, rarely(config(db, to(rc.URL))))
 	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery`)
-	keyed(db, "k", 1, 3)
+	db.InsertKeyed("k", 1, 3)
 	r.settles(t, policy.Delivered, 3)
 	later(db, "more", "k", 10_000, "365 days")
 	relaytest.Becomes(db, 10_004, `SELECT count(*) FROM outbox_delivery`)
-	keyed(db, "k", 4, 6)
+	db.InsertKeyed("k", 4, 6)
 	r.settles(t, policy.Delivered, 6)
 	wantSent(t, rc, "k", numbers(1, 6))
 }
@@ -56,12 +53,12 @@ func TestEventsJoinTheirKeyInTheOrderOfTheirTimes(t *testing.T) {
 			}
 			later(db, "third", "k", 1, "4 seconds")
 			later(db, "first", "k", 1, "1500 milliseconds")
-			keyed(db, "k", 0, 0)
+			db.InsertKeyed("k", 0, 0)
 			due := `SELECT now() >= available_at + interval '500 milliseconds' FROM outbox WHERE idempotency_key = $1`
 			relaytest.Becomes(db, true, due, "first-1")
-			keyed(db, "k", 2, 2)
+			db.InsertKeyed("k", 2, 2)
 			relaytest.Becomes(db, true, due, "third-1")
-			keyed(db, "k", 4, 4)
+			db.InsertKeyed("k", 4, 4)
 			if !runs {
 				begin()
 			}
@@ -81,12 +78,12 @@ func TestEventsThatBecomeDueWaitBehindTheirHead(t *testing.T) {
 	rc := relaytest.NewReceiver(t, refusing("k-1", 1, http.StatusUnprocessableEntity))
 	r := start(t, config(db, to(rc.URL)))
 	later(db, "late", "k", 3, "1 hour")
-	keyed(db, "k", 1, 1)
+	db.InsertKeyed("k", 1, 1)
 	r.settles(t, policy.Fail, 1)
 	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE joined IS NULL`)
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`)
-	keyed(db, "k", 2, 3)
+	db.InsertKeyed("k", 2, 3)
 	relaytest.Becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND joined > 0 AND attempts = 0`)
 	relaytest.Becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE blocked_by IS NOT NULL`) // no claim reads past them
 	waits, err := ops.New(db.Pool).Waits(t.Context(), relaytest.Row[int64](db, `SELECT id FROM outbox WHERE idempotency_key = 'late-2'`))
@@ -108,7 +105,7 @@ func TestExplainNamesNoEventThatIsNotDue(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	later(db, "hostile", "k", 1, "1 hour")
-	keyed(db, "k", 1, 1)
+	db.InsertKeyed("k", 1, 1)
 	later(db, "another", "k", 1, "30 minutes")
 	outbox := ops.New(db.Pool)
 	for id, want := range map[int64]string{1: "not_due", 2: "no_relay", 3: "not_due"} {
@@ -125,22 +122,6 @@ func TestExplainNamesNoEventThatIsNotDue(t *testing.T) {
 	}
 }
 
-// An event without a time is due when its transaction begins, also if the statement that takes it began before: on a busy server the snapshot
-// of a statement is taken some time after its begin.
-func TestEventsWithoutATimeJoinWithTheirRange(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	c := sessionOf(t, config(db, to("http://receiver.test/"))).newClaimer()
-	c.taker.routes = intake.NewRoutes([]intake.Route{{Pattern: "*", Destination: "default"}})
-	at, key, kind, version := pgtype.Timestamptz{Time: time.Now(), Valid: true}, "k", "t", 1
-	event := intake.Event{ID: 1, AvailableAt: at, Wait: 50 * time.Millisecond}
-	event.EventType, event.Version, event.Key, event.OrderingKey, event.CreatedAt = &kind, &version, &key, &key, at
-	_, all := c.taker.spread(&targets{taker: &c.taker}, 1, &intake.Range{Seq: 1, TakenAt: at.Time, Events: []intake.Event{event}}, time.Now())
-	if len(all) != 1 || !all[0].given.Scheduled.IsZero() || all[0].given.Wait > 0 {
-		t.Fatalf("%+v", all)
-	}
-}
-
 // What was committed before an event became due precedes it in its key, also if it has not been taken yet, and what was committed after that
 // follows it, also if one range has both.
 func TestEventsThatBecomeDueFollowWhatIsNotTakenYet(t *testing.T) {
@@ -153,9 +134,9 @@ func TestEventsThatBecomeDueFollowWhatIsNotTakenYet(t *testing.T) {
 	lock := db.Begin() // no relay takes anything
 	_, err := lock.Exec(t.Context(), `LOCK TABLE outbox_range IN SHARE ROW EXCLUSIVE MODE`)
 	relaytest.Must(t, err)
-	keyed(db, "k", 1, 1)
+	db.InsertKeyed("k", 1, 1)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
-	keyed(db, "k", 2, 3)
+	db.InsertKeyed("k", 2, 3)
 	relaytest.Becomes(db, true, `SELECT now() > max(next_attempt_at) + interval '2 seconds' FROM outbox_delivery`)
 	if n := rc.Total(); n > 0 {
 		t.Errorf("sent: %v", rc.Keys())

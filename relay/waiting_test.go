@@ -1,15 +1,10 @@
 package relay
 
 import (
-	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
@@ -27,7 +22,7 @@ func TestManyBehindAFailedHead(t *testing.T) {
 	var claims atomic.Int64
 	cfg := config(db, to(rc.URL))
 	cfg.Hooks.ClaimRan = func(int, time.Duration) { claims.Add(1) }
-	keyed(db, "big", 1, n)
+	db.InsertKeyed("big", 1, n)
 	r := start(t, cfg)
 	r.settles(t, policy.Fail, 1)
 	relaytest.Becomes(db, n-1, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND blocked_by = 1`)
@@ -60,57 +55,12 @@ func TestStrandedDeliveriesAreReleased(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, nil)
-	keyed(db, "k", 1, 40)
+	db.InsertKeyed("k", 1, 40)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id = 1`)
 	db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE event_id > 1`)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, 39)
 	wantSent(t, rc, "k", numbers(2, 40))
-}
-
-// Each claim releases the next delivery of the key, so that a relay that takes over finds it.
-func TestTakenOverInTheMiddleOfAKey(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	keyed(db, "k", 1, 100)
-	db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE event_id > 1`)
-	for n := 1; n < 100; n += 16 {
-		of := claimRuns(db, 10, 16)
-		if due := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND blocked_by IS NULL ORDER BY event_id`); len(of["k"]) == 0 ||
-			n+16 <= 100 && (len(due) != 17 || due[0] != int64(n) || due[16] != int64(n+16)) {
-			t.Fatalf("claimed %v; due: %v", of["k"], due)
-		}
-		db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now(), claimed_by = NULL, lease_expires_at = NULL WHERE claimed_by IS NOT NULL`)
-	}
-}
-
-// Each claim releases the next delivery of each of its keys, however many keys there are, without going through the others.
-func TestReleaseOfManyKeys(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	const n = 500
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' || i % 500 FROM generate_series(0, 999) i`)
-	db.Exec(`UPDATE outbox_delivery SET blocked_by = event_id - 500 WHERE event_id > 500`)
-	_, instance := registered(db)
-	conn := engineConn(db)
-	_, err := conn.Exec(t.Context(), `PREPARE claim (`+hotStatements["claim keys"].types+`) AS `+claimKeys, pgx.QueryExecModeSimpleProtocol)
-	relaytest.Must(t, err)
-	keys, floors := relaytest.Row[string](db, `SELECT array_agg('k' || i)::text FROM generate_series(0, 499) i`), relaytest.Row[string](db, `SELECT array_agg(0)::text FROM generate_series(0, 499)`)
-	result, err := conn.Query(t.Context(), fmt.Sprintf(`EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) EXECUTE claim (%d, 60, 8192, '{default}', '{1}', '{f}', '{600}', '{0}', '{1}', '{%d}', '%s', '%s')`,
-		instance, n, keys, floors), pgx.QueryExecModeSimpleProtocol)
-	relaytest.Must(t, err)
-	plan, err := pgx.CollectRows(result, pgx.RowTo[string])
-	relaytest.Must(t, err)
-	for _, line := range plan {
-		if _, removed, is := strings.Cut(line, "Removed by Join Filter: "); is {
-			if rows, err := strconv.Atoi(removed); err != nil || rows > 10*n {
-				t.Errorf("%s rows are compared in vain: %s", removed, strings.Join(plan, "\n"))
-			}
-		}
-	}
-	if free := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE blocked_by IS NULL`); free != 2*n {
-		t.Errorf("%d of %d deliveries wait for nothing", free, 2*n)
-	}
 }
 
 // A claim that finds ordering keys has found work, although the next one brings their deliveries: looks that follow notifications would
@@ -122,7 +72,7 @@ func TestFoundKeysAreWork(t *testing.T) {
 	r.settling = t.Context()
 	c := r.newClaimer()
 	c.pace = agenda.Pace{Poll: time.Hour}
-	keyed(db, "k", 1, 1)
+	db.InsertKeyed("k", 1, 1)
 	turnOf(t, c)
 	if c.pace.LastWork.IsZero() {
 		t.Error("a key that was found counts as nothing")

@@ -21,6 +21,9 @@ const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v
 // IsFree is true of a pending delivery d that no relay has in flight.
 const IsFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR ` + isVoid + `)`
 
+// IsHeld is true of a destination s of which the relay $1 may claim nothing now.
+const IsHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_owner <> $1)`
+
 // IsDue is true of a pending delivery d that stands in the index of what is due: it waits for nothing but its time. IsWaiting is true of
 // one that waits behind the head of its ordering key, in an index of its own.
 const (

@@ -181,3 +181,21 @@ func (db *Database) RewriteAudit(set string) {
 	db.Helper()
 	db.Exec(`ALTER TABLE outbox_audit DISABLE TRIGGER outbox_audit_is_kept; UPDATE outbox_audit SET ` + set + `; ALTER TABLE outbox_audit ENABLE TRIGGER outbox_audit_is_kept`)
 }
+
+// InsertKeyed inserts the events key-from to key-to of an ordering key.
+func (db *Database) InsertKeyed(key string, from, to int) {
+	db.Helper()
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
+		SELECT 't', '{}', $1 || '-' || i, $1 FROM generate_series($2::int, $3::int) i`, key, from, to)
+}
+
+// Locker runs a statement in a transaction that stays open.
+func (db *Database) Locker(statement string) *pgx.Conn {
+	db.Helper()
+	conn, err := pgx.Connect(db.Context(), db.DSN)
+	Must(db, err)
+	db.Cleanup(func() { _ = conn.Close(context.WithoutCancel(db.Context())) })
+	_, err = conn.Exec(db.Context(), `BEGIN; `+statement)
+	Must(db, err)
+	return conn
+}

@@ -18,20 +18,20 @@ import (
 // that a relay would have learnt.
 var histories = map[string]func(db *relaytest.Database, n int) (floor int64){
 	"failed and skipped": func(db *relaytest.Database, n int) int64 {
-		keyed(db, "hot", 1, n)
+		db.InsertKeyed("hot", 1, n)
 		db.Exec(`UPDATE outbox_delivery SET status = 'failed'`)
 		db.Exec(`VACUUM outbox_delivery`)
 		return math.MinInt64
 	},
 	"delivered while vacuum is blocked": func(db *relaytest.Database, n int) int64 {
-		keyed(db, "hot", 1, n)
+		db.InsertKeyed("hot", 1, n)
 		db.BlockVacuum()
 		db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now()`)
 		return relaytest.Row[int64](db, `SELECT max(event_id) FROM outbox_delivery`)
 	},
 	"parked": func(db *relaytest.Database, n int) int64 {
 		db.Exec(`DELETE FROM outbox_route`)
-		keyed(db, "hot", 1, n)
+		db.InsertKeyed("hot", 1, n)
 		db.Route()
 		return math.MinInt64
 	},
@@ -69,7 +69,7 @@ func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) i
 	db.Route()
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
 		SELECT 't', '{}', 'due-' || i, CASE WHEN i % $1 < 1000 THEN 'other-' || i % $1 ELSE 'once-' || i END FROM generate_series(1, $1 - 1) i`, keys)
-	keyed(db, "hot", n+1, n+1000)
+	db.InsertKeyed("hot", n+1, n+1000)
 	db.Exec(`ANALYZE outbox_delivery`)
 
 	conn := engineConn(db)

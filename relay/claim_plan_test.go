@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
@@ -17,9 +18,9 @@ import (
 // engineConn returns a connection with the settings of the relay's own.
 func engineConn(db *relaytest.Database) *pgx.Conn {
 	db.Helper()
-	r, err := New(config(db, to("http://receiver.test/")))
+	pool, err := pgxpool.ParseConfig(db.DSN)
 	relaytest.Must(db, err)
-	conn, err := pgx.ConnectConfig(db.Context(), r.session.Config.PoolConfig().ConnConfig)
+	conn, err := pgx.ConnectConfig(db.Context(), (&session.Config{Pool: pool}).PoolConfig().ConnConfig)
 	relaytest.Must(db, err)
 	db.Cleanup(func() { _ = conn.Close(db.Context()) })
 	return conn

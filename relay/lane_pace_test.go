@@ -1,0 +1,242 @@
+package relay
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/breaker"
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+)
+
+// While the pause is on its way into the database, nothing is claimed; what an earlier claim brings late is not sent.
+func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
+	t.Parallel()
+	l := laneOf(1)
+	if !l.pause() || l.pause() {
+		t.Error("the first 410 is not the only first")
+	}
+	now := time.Now()
+	l.claimed = now
+	if free, _ := l.room(now, lease); free != [classes]int{} {
+		t.Errorf("room for %d while the pause is not written", free)
+	}
+	l.push(now, live, nil)
+	l.pauseWritten()
+	l.push(now, live, nil) // of the claim that was under way
+	if l.stopReason() != policy.ReasonPaused {
+		t.Error("an earlier claim resumed the lane")
+	}
+	if free, _ := l.room(now, lease); free[live] == 0 {
+		t.Error("no room to find out that the destination was resumed")
+	}
+	l.claimed = time.Now().Add(time.Second)
+	l.push(now, live, nil)
+	if l.stopReason() != "" {
+		t.Error("a later claim did not resume the lane")
+	}
+}
+
+// How long a run may be follows from what its deliveries take and what a lease leaves.
+func TestRunBounds(t *testing.T) {
+	t.Parallel()
+	l := laneOf(4) // a timeout of 10 s
+	lease := post.DefaultTimeout + sendMargin + 40*time.Second
+	if longest, followers := l.runBounds(lease); longest != maxRun || followers != maxBehind {
+		t.Errorf("before anything was sent: %d, %d", longest, followers)
+	}
+	for _, c := range []struct {
+		perPost time.Duration
+		want    int
+	}{{time.Millisecond, maxRun}, {time.Second, maxRun}, {2 * time.Second, 10}, {7 * time.Second, 2}, {time.Hour, 1}} {
+		l.perPost = 0
+		for range 3 {
+			l.measurePost(c.perPost)
+		}
+		if longest, _ := l.runBounds(lease); longest != c.want {
+			t.Errorf("%d at %s each, want %d", longest, c.perPost, c.want)
+		}
+	}
+	l.push(time.Now(), backlog, [][]delivery{make([]delivery, 16), make([]delivery, 1), make([]delivery, 2)})
+	if _, followers := l.runBounds(lease); followers != maxBehind-16 {
+		t.Errorf("%d may follow beside 16 that do", followers)
+	}
+	if free, _ := l.room(time.Now(), lease); free[backlog] != free[live]-3 {
+		t.Errorf("three runs leave room for %d of %d", free[backlog], free[live])
+	}
+	l.takeUnsent()
+	if _, followers := l.runBounds(lease); followers != maxBehind {
+		t.Errorf("%d may follow beside none", followers)
+	}
+}
+
+// What is queued when the rate drops waits for turns that come after its lease; giving it back must cost none of them.
+func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	d := post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 1, RateLimit: 0.1}
+	l := newLane(&post.Endpoint{Destination: d})
+	queued := make([]delivery, 4)
+	for i := range queued {
+		queued[i].leaseEnds = now.Add(time.Minute)
+	}
+	queued[1].leaseEnds, queued[2].leaseEnds = now, now
+	l.push(now, live, singly(queued))
+	for i, waits := range []bool{false, false, false, true} {
+		if run, wait := l.nextRun(now); waits == (run != nil) || waits != (wait > 0) {
+			t.Errorf("delivery %d: has to wait for %s", i, wait)
+		}
+	}
+}
+
+// However often something asks for walks to begin anew, one through what cannot be claimed comes to its end.
+func TestBarrenWalkComesToItsEnd(t *testing.T) {
+	t.Parallel()
+	l := laneOf(1)
+	position := keyset{time.Unix(1_000_000, 0), 1}
+	l.cursors[backlog] = cursor{position: position, more: true, foundNothing: true}
+	l.cursors[replays] = cursor{position: position, more: true}
+	l.restartScans()
+	if l.cursors[backlog].position != position || l.cursors[replays].position == position {
+		t.Errorf("walks %+v", l.cursors)
+	}
+	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, agenda.Rest{Least: time.Hour})
+	if w := l.cursors[backlog]; w.position == position || !w.isDue(time.Now()) {
+		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
+	}
+	l.cursors[backlog].advance(backlog, scanResult{}, 0, position.at, 0, agenda.Rest{Least: time.Hour})
+	if w := l.cursors[backlog]; w.isDue(time.Now()) {
+		t.Errorf("walking never ends: %+v", w)
+	}
+}
+
+// A trial that has nothing more to send ends, but not before all that waits has been looked at: what a look for new
+// events does not find may be a backlog for which slow start is meant.
+func TestTrialEndsWhenNothingWaits(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	l := laneOf(64)
+	l.breaker.Try(now, time.Minute)
+	l.breaker.Accepted = true
+	l.cursors[backlog].due, l.cursors[replays].due = now.Add(time.Minute), now
+	if l.endTrial(now) {
+		t.Error("ended before the replays were looked for")
+	}
+	l.cursors[replays].rest(now.Add(time.Minute))
+	l.cursors[backlog].more = true
+	if l.endTrial(now) {
+		t.Error("ended in the middle of the backlog")
+	}
+	l.cursors[backlog].rest(now.Add(time.Minute))
+	if !l.endTrial(now) || l.breaker.Write != policy.WriteClosed {
+		t.Error("never ends")
+	}
+}
+
+// A lane of one sender whose receiver is slow still has a live delivery at hand when it has sent one.
+func TestNarrowLaneHasOneAhead(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	for name, c := range map[string]struct {
+		limit float64
+		takes time.Duration
+		want  int
+	}{
+		"a second each":                {takes: time.Second, want: 1},
+		"longer than a lease can wait": {takes: 40 * time.Second},
+		"ten a second":                 {limit: 10, takes: time.Second, want: 1},
+		"one in a minute":              {limit: 1. / 60, takes: time.Second},
+	} {
+		l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 1, RateLimit: c.limit}})
+		l.rate, l.perPost = capacity.Throughput{PerSecond: 1, Since: now}, c.takes
+		l.push(now, live, singly(make([]delivery, 1)))
+		if free, _ := l.room(now, lease); free[live] != c.want {
+			t.Errorf("%s: room for %d beside what is being sent", name, free[live])
+		}
+	}
+}
+
+// Looking back disturbs no walk, and is done when it has come to its end.
+func TestLookingBackLeavesTheWalksAlone(t *testing.T) {
+	t.Parallel()
+	at := func(second int64) keyset { return keyset{at: time.Unix(1_000_000+second, 0)} }
+	l := laneOf(1)
+	before := cursor{position: at(7), more: true, restarts: true}
+	l.cursors[backlog] = before
+	l.rescanSince(at(5).at)
+	l.rescanSince(at(6).at)
+	if l.cursors[backlog] != before || l.rescanFrom != at(5) || l.hasScannedAll(time.Now()) {
+		t.Errorf("walk %+v, back to %v", l.cursors[backlog], l.rescanFrom)
+	}
+	l.advanceRescan(scanResult{last: at(6), more: true})
+	if l.rescanFrom != at(6) {
+		t.Errorf("goes on at %v", l.rescanFrom)
+	}
+	l.advanceRescan(scanResult{last: at(8)})
+	if l.rescanFrom != (keyset{}) {
+		t.Errorf("then at %v", l.rescanFrom)
+	}
+}
+
+// The head of a run is locked by another session while what follows it is written: the key goes on when the head is written, too.
+func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
+	t.Parallel()
+	l := laneOf(1)
+	key := "k"
+	l.countClaimed(key, 3, ordering.Place{Event: 1})
+	for i, frees := range []bool{false, true, false} { // the second is the last of the run
+		if l.hasReady() {
+			t.Fatalf("free with %d in flight", 3-i)
+		}
+		l.keySettled(key, live, frees, false)
+	}
+	if !l.hasReady() {
+		t.Error("it is not free")
+	}
+}
+
+// A refusal among answers asks for one event's sake, and keeps no other.
+func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	unavailable := policy.Result{Reason: policy.ReasonUnavailable, StatusCode: 503, Posted: true, RetryAfter: time.Minute}
+	limited := policy.Result{Reason: policy.ReasonRateLimited, StatusCode: 429, Posted: true, RetryAfter: time.Minute}
+	for name, c := range map[string]struct {
+		policy.Result
+		refusals int // one every half second
+		closes   bool
+	}{
+		"503 among answers":   {unavailable, 1, false},
+		"429 among answers":   {limited, 1, false},
+		"503 for two seconds": {unavailable, 4, true},
+		"429 for two seconds": {limited, 4, true},
+	} {
+		l := laneOf(8)
+		l.Destination.Retry.RetryAfterMax = time.Hour
+		v := policy.Result{Reason: policy.ReasonOK, StatusCode: 204, Posted: true}
+		l.recordResult(now, 1, &v, time.Millisecond, time.Millisecond)
+		for i := range c.refusals {
+			v := c.Result
+			l.recordResult(now.Add(time.Duration(i+1)*time.Second/2), int64(i+2), &v, time.Millisecond, time.Millisecond)
+		}
+		if closed := !l.earliestClaim(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
+			t.Errorf("%s closes the lane: %t", name, closed)
+		}
+	}
+}
+
+// A relay that was asked to wait takes no turn with a held destination: it could send nothing, and would take that for
+// nothing to send.
+func TestTrialWaitsAsAsked(t *testing.T) {
+	t.Parallel()
+	l := laneOf(1)
+	now := time.Now()
+	l.flow.Close(now, 30*time.Second)
+	l.breaker.Enter(now, policy.BreakerOpen)
+	if next, _, err := (&breaker.Keeper{}).Tend(t.Context(), l, now, 1); err != nil || !next.Equal(l.flow.Reopens) {
+		t.Errorf("tries again in %s, %v", next.Sub(now), err)
+	}
+}
