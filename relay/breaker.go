@@ -7,6 +7,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/breaker"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 )
 
 // lockedAgain is how long a breaker's statement waits that met another session's lock on the destination.
@@ -15,7 +16,7 @@ const lockedAgain = 2 * time.Second
 // A breakerKeeper writes what the breakers of all lanes decide, until the database takes it. It is the claimer's.
 type breakerKeeper struct {
 	breaker.Keeper
-	lanes         *lanes
+	lanes         *lane.Lanes
 	agenda        *agenda.Agenda
 	settling      context.Context
 	databaseError func(operation string, err error)
@@ -23,9 +24,9 @@ type breakerKeeper struct {
 
 // writeDecisions writes what the breakers of all lanes have decided, and begins trials that are due. It registers when to do so again.
 func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
-	for _, l := range k.lanes.visited() {
-		if now.Before(l.breakerLockedUntil) {
-			k.agenda.At(agenda.CauseBreaker, l.breakerLockedUntil)
+	for _, l := range k.lanes.Visited() {
+		if now.Before(l.BreakerLockedUntil) {
+			k.agenda.At(agenda.CauseBreaker, l.BreakerLockedUntil)
 			continue
 		}
 		next, scan, err := k.Tend(k.settling, l, now, instance)
@@ -34,8 +35,8 @@ func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
 		}
 		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
 			k.databaseError("breaker", err)
-			l.breakerLockedUntil = time.Now().Add(lockedAgain)
-			next, err = l.breakerLockedUntil, nil
+			l.BreakerLockedUntil = time.Now().Add(lockedAgain)
+			next, err = l.BreakerLockedUntil, nil
 		}
 		if err != nil {
 			return err

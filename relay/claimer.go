@@ -8,13 +8,17 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
+	"github.com/outbox-relay/outbox-relay/internal/relay/join"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
+	"github.com/outbox-relay/outbox-relay/internal/relay/take"
 	"github.com/outbox-relay/outbox-relay/internal/shortsleep"
 )
 
 // rescuedWindow is how long ago a delivery became due that is looked for at once when its relay has died. It covers what was live
 // when the relay claimed it, and the request.
-const rescuedWindow = 2 * liveWindow
+const rescuedWindow = 2 * lane.LiveWindow
 
 // A claimer takes new events and claims rows that are due, when its agenda says so. It is one goroutine and owns all its fields.
 type claimer struct {
@@ -33,10 +37,10 @@ type claimer struct {
 	pace     agenda.Pace
 	clock    pg.Clock
 	breakers breakerKeeper
-	lanes    *lanes
-	taker    taker
-	joins    joins
-	rows     rows
+	lanes    *lane.Lanes
+	taker    take.Taker
+	joins    join.Keys
+	rows     claim.Rows
 }
 
 // run takes one turn after the other until ctx is done.
@@ -81,8 +85,8 @@ func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 	if c.presence.WasLost() || !alive || ctx.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of another server: the
 		// database may have failed over since.
-		c.rows.forget()
-		c.taker.forget()
+		c.rows.Forget()
+		c.taker.Forget()
 		// What is due stays due, but not at once: an urgent cause would have one turn follow the other until the database is back.
 		c.agenda.At(c.agenda.Take(now)|agenda.CauseEntry, now.Add(agenda.TurnGap))
 		return 0, nil
@@ -126,38 +130,38 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due ag
 		c.agenda.At(agenda.CauseTick, now.Add(c.pollInterval))
 	}
 	if due.Has(agenda.CauseEntry) {
-		if err := c.taker.checkOrigin(ctx); err != nil {
+		if err := c.taker.CheckOrigin(ctx); err != nil {
 			return err
 		}
 	}
 	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would wait until its lease ends.
 	ctx = context.WithoutCancel(ctx)
 	if due.Has(agenda.CauseEntry | agenda.CauseRescue) {
-		if err := c.taker.rescueRanges(ctx, now, instance); err != nil {
+		if err := c.taker.RescueRanges(ctx, now, instance); err != nil {
 			return err
 		}
 	}
 	if due.Has(agenda.CauseAwaitedKeys) {
-		if err := c.taker.recheckAwaiting(ctx, instance); err != nil {
+		if err := c.taker.RecheckAwaiting(ctx, instance); err != nil {
 			return err
 		}
 	}
 	polling := due.Has(agenda.CausePoll | agenda.CauseTick)
 	if polling || due.Has(agenda.CauseCutRange|agenda.CauseTakeAgain) {
-		if err := c.taker.takeEvents(ctx, instance, polling); err != nil {
+		if err := c.taker.TakeEvents(ctx, instance, polling); err != nil {
 			return err
 		}
-		if err := c.taker.passCut(ctx, instance); err != nil {
+		if err := c.taker.PassCut(ctx, instance); err != nil {
 			return err
 		}
 	}
 	if due.Has(agenda.CauseJoinKeys) {
-		if err := c.joins.run(ctx, c.taker.complete); err != nil {
+		if err := c.joins.Run(ctx, c.taker.Complete); err != nil {
 			return err
 		}
 	}
 	scanning := due.Has(agenda.CauseEntry | agenda.CauseTick | agenda.CauseSweep | agenda.CauseRetry | agenda.CauseScan)
-	return c.rows.claimRows(ctx, instance, scanning)
+	return c.rows.ClaimRows(ctx, instance, scanning)
 }
 
 // plan registers what the pace and the retries of this relay ask for.
@@ -187,12 +191,12 @@ func (c *claimer) readMailbox(now time.Time) {
 	if c.woken != nil {
 		c.woken(by)
 	}
-	for _, l := range c.lanes.visited() {
+	for _, l := range c.lanes.Visited() {
 		if posted.Has(agenda.CauseSweep) {
-			l.restartScans()
+			l.RestartScans()
 		}
 		if posted.Has(agenda.CauseRescue) { // a cursor may have a large backlog before it
-			l.rescanSince(c.clock.Now().Add(-rescuedWindow))
+			l.RescanSince(c.clock.Now().Add(-rescuedWindow))
 		}
 	}
 }

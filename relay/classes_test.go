@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -22,7 +23,7 @@ func TestClassesShareALane(t *testing.T) {
 		AND next_attempt_at < now() - interval '2 seconds' AND event_id IN (SELECT id FROM outbox WHERE idempotency_key LIKE 'live-%')`
 	db := relaytest.Covered(t)
 	g := relaytest.NewGate(t)
-	var sender *lane
+	var sender *lane.Lane
 	answered := 0 // one after the other
 	rc := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) {
 		if r.Key == "plug" {
@@ -31,7 +32,7 @@ func TestClassesShareALane(t *testing.T) {
 		if answered++; answered <= each { // in which no class comes to its end
 			relaytest.Eventually(t, "something of each class", func() bool {
 				db.Exec(stayLive) // or they would become backlog after liveWindow, which a busy machine needs for less
-				held := sender.held()
+				held := sender.Held()
 				return !slices.Contains(held[:], 0)
 			})
 		}

@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/send"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -86,7 +88,7 @@ func TestOneEventsWay(t *testing.T) {
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt`); n != 0 {
 		t.Errorf("%d attempts in the log of those that did not deliver", n)
 	}
-	if a := sees(r.observer, func(o *observer) []Attempt { return o.attempts }); len(a) != 1 || a[0].Number != 1 || a[0].StatusCode != 204 || a[0].Outcome != policy.Delivered {
+	if a := sees(r.observer, func(o *observer) []send.Attempt { return o.attempts }); len(a) != 1 || a[0].Number != 1 || a[0].StatusCode != 204 || a[0].Outcome != policy.Delivered {
 		t.Errorf("hook: %+v", a)
 	}
 }
@@ -135,7 +137,7 @@ func TestLargePayloadsArriveByteForByte(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	rc := relaytest.NewReceiver(t, nil)
-	sizes := []int{2, inlinePayload - 1, inlinePayload, inlinePayload + 1, 100_000, 1 << 20}
+	sizes := []int{2, lane.InlinePayload - 1, lane.InlinePayload, lane.InlinePayload + 1, 100_000, 1 << 20}
 	want := map[string]int{}
 	for _, size := range sizes {
 		// Multi-byte characters: the column counts bytes, and so must everything else.

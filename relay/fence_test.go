@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -103,7 +105,7 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 	r.patient(2 * cfg.Lease)
 	g.Open()
 	r.await(t, "what was queued is given back", func(o *observer) bool { return o.outcomes[policy.Hold] >= 2 })
-	relaytest.Must(t, r.lanes.set(time.Now(), before, nil))
+	relaytest.Must(t, r.lanes.Set(time.Now(), before, nil))
 	r.settles(t, policy.Delivered, 3)
 	if rc.Total() != 3 || relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`) != 3 {
 		t.Errorf("%d requests", rc.Total())
@@ -119,14 +121,14 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	db.Insert(1, "key")
 	s, instance := registered(db.Database)
 	conn := engineConn(db.Database) // its commits wait for no disk
-	claimAs := func(on claims) delivery {
+	claimAs := func(on claims) lane.Delivery {
 		t.Helper()
-		result, err := on.claim(t.Context(), instance, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: 1}}}})
+		result, err := on.Claim(t.Context(), instance, time.Hour, []claim.Request{{Destination: "default", Scans: []lane.Scan{{Free: 1}}}})
 		relaytest.Must(t, err)
-		if len(result.deliveries) != 1 {
-			t.Fatalf("%d claimed", len(result.deliveries))
+		if len(result.Deliveries) != 1 {
+			t.Fatalf("%d claimed", len(result.Deliveries))
 		}
-		return result.deliveries[0]
+		return result.Deliveries[0]
 	}
 	db.freeze()
 	lost := claimAs(claims{conn})
@@ -137,7 +139,7 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 		t.Fatal("the crash has lost nothing")
 	}
 	again := claimAs(s)
-	if again.fence <= lost.fence {
-		t.Errorf("claimed as %d, and before the crash as %d", again.fence, lost.fence)
+	if again.Fence <= lost.Fence {
+		t.Errorf("claimed as %d, and before the crash as %d", again.Fence, lost.Fence)
 	}
 }

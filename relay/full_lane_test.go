@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -15,8 +16,8 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	r := sessionOf(t, config(db, to("http://receiver.test/")))
-	for c := range class(classes) {
-		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
+	for c := range lane.Class(lane.Classes) {
+		r.lane("default").Push(time.Now(), c, singly(make([]lane.Delivery, 2*post.DefaultLaneInFlight)))
 	}
 	for name, p := range map[string]agenda.Pace{
 		"busy":    {Poll: time.Second, LastWork: time.Now().Add(time.Hour)},
@@ -28,7 +29,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 		c.clock.Set(time.Now())
 		begun := time.Now()
 		turnOf(t, c)
-		if wait, next := c.agenda.Next(begun); next != 0 && wait < minPace { // however long the turn took
+		if wait, next := c.agenda.Next(begun); next != 0 && wait < lane.MinPace { // however long the turn took
 			t.Errorf("%s: next turn %s after this one began", name, wait)
 		}
 	}
@@ -37,23 +38,23 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 // There is a little room beside POSTs that may hang for long, right after a claim, and nothing else wakes the relay.
 func TestLittleRoomIsFilledSoon(t *testing.T) {
 	t.Parallel()
-	for _, c := range []class{live, backlog} {
+	for _, c := range []lane.Class{lane.Live, lane.Backlog} {
 		db := relaytest.Covered(t)
 		r := prepared(t, config(db, to("http://receiver.test/")))
 		r.presence.Set(1, true)
 		r.mailbox.listening.Store(true)
 		l := r.lane("default")
-		for other := range class(classes) {
-			l.push(time.Now(), other, singly(make([]delivery, 2*post.DefaultLaneInFlight-1)))
-			l.cursors[other].rest(time.Now().Add(time.Hour))
+		for other := range lane.Class(lane.Classes) {
+			l.Push(time.Now(), other, singly(make([]lane.Delivery, 2*post.DefaultLaneInFlight-1)))
+			l.Cursors[other].Rest(time.Now().Add(time.Hour))
 		}
-		l.cursors[c] = cursor{more: true}
-		l.recordClaim(time.Now().Add(time.Hour))
+		l.Cursors[c] = lane.Cursor{More: true}
+		l.RecordClaim(time.Now().Add(time.Hour))
 		claimer := r.newClaimer()
 		claimer.agenda = agenda.Agenda{}
 		claimer.pace = agenda.Pace{Poll: time.Second, Armed: true, Interval: 2 * time.Second, LastWork: time.Now().Add(time.Hour), NextPoll: time.Now().Add(time.Hour)}
 		claimer.clock.Set(time.Now())
-		if wait := turnOf(t, claimer); wait < 0 || wait > minPace {
+		if wait := turnOf(t, claimer); wait < 0 || wait > lane.MinPace {
 			t.Errorf("class %d: next turn in %s", c, wait)
 		}
 	}

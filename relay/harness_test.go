@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -142,9 +143,9 @@ func (r *running) patient(timeout time.Duration) {
 	for i := range slower {
 		slower[i].Timeout = timeout
 	}
-	relaytest.Must(r.t, r.lanes.set(time.Now(), slower, nil))
+	relaytest.Must(r.t, r.lanes.Set(time.Now(), slower, nil))
 }
 
-func (r *Relay) lane(name string) *lane { return r.lanes.get(name) }
+func (r *Relay) lane(name string) *lane.Lane { return r.lanes.Get(name) }
 
-func (r *Relay) laneList() []*lane { return r.lanes.list() }
+func (r *Relay) laneList() []*lane.Lane { return r.lanes.List() }

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 )
 
 // Hooks observe a relay: metrics hang on them, and tests wait on them. Every field may be nil. Hooks run on the relay's
@@ -44,7 +46,9 @@ type Hooks struct {
 }
 
 // Classes returns the values of [Attempt.Class].
-func Classes() []string { return classNames[:] }
+func Classes() []string {
+	return []string{lane.Live.String(), lane.Backlog.String(), lane.Replays.String()}
+}
 
 // A Wake is what ends a wait of the claimer.
 type Wake string

@@ -72,7 +72,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 	t.Helper()
 	r, err := New(cfg)
 	relaytest.Must(t, err)
-	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	r.Taking, r.Doing, r.Settling = t.Context(), t.Context(), t.Context()
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.session.Config.PoolConfig())
 	relaytest.Must(t, err)
 	r.setDatabase(session.Database{Direct: pool, Pool: through(pool)})

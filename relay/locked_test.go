@@ -7,6 +7,8 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -27,11 +29,11 @@ func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	relaytest.Must(t, err)
 	rescuer := db.Locker(`SELECT FROM outbox_relay WHERE name = 'slow' FOR UPDATE`) // the claim waits for it when it has its snapshot
 	claimed := make(chan struct{})
-	var result claimResult
+	var result claim.Result
 	go func() {
 		defer close(claimed)
-		request := claimRequest{destination: "default", scans: []scan{{free: 10}}}
-		result, err = claims{slow}.claim(t.Context(), instance, time.Hour, []claimRequest{request})
+		request := claim.Request{Destination: "default", Scans: []lane.Scan{{Free: 10}}}
+		result, err = claims{slow}.Claim(t.Context(), instance, time.Hour, []claim.Request{request})
 	}()
 	relaytest.Becomes(db, true, `SELECT count(*) = 1 FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'slow' AND wait_event_type = 'Lock'`)
@@ -45,8 +47,8 @@ func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	_, errRescuer := rescuer.Exec(t.Context(), `ROLLBACK`)
 	relaytest.Must(t, errRescuer)
 	within(t, "the other claim", claimed)
-	if relaytest.Must(t, err); len(result.deliveries) != 0 {
-		t.Fatalf("it claimed %d deliveries that were claimed already", len(result.deliveries))
+	if relaytest.Must(t, err); len(result.Deliveries) != 0 {
+		t.Fatalf("it claimed %d deliveries that were claimed already", len(result.Deliveries))
 	}
 	g.Open()
 	relaytest.Eventually(t, "vain settles", func() bool { return strings.Contains(logged.String(), keepsLocked) })

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -37,7 +38,7 @@ func TestOutageOfDays(t *testing.T) {
 			const waiting, fresh = 200, 20
 			db := relaytest.Covered(t)
 			rc := relaytest.NewReceiver(t, nil)
-			var up atomic.Pointer[lane]
+			var up atomic.Pointer[lane.Lane]
 			front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if l := up.Load(); l != nil {
 					// What is live is waited for, as far as the lane has room: else what counts is how fast it is claimed.
@@ -102,4 +103,4 @@ FROM (SELECT event_id FROM outbox_delivery
 WHERE d.event_id = f.event_id`
 
 // fullOfLive reports whether as many live deliveries are claimed as the lane sends at once.
-func fullOfLive(l *lane) bool { return l.held()[live] >= l.state().Concurrency }
+func fullOfLive(l *lane.Lane) bool { return l.Held()[lane.Live] >= l.State().Concurrency }

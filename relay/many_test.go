@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -28,7 +29,7 @@ func newMany(t *testing.T) *many {
 		}
 	})
 	m.cfg = config(m.Database)
-	for i := range fewLanes + 20 {
+	for i := range lane.Few + 20 {
 		name := fmt.Sprintf("d%03d", i)
 		d := to(rc.URL)
 		d.Name, d.Retry.Schedule, d.Breaker.Off = name, []time.Duration{100 * time.Millisecond}, true
@@ -52,7 +53,7 @@ func (m *many) delivered(n int, key string) {
 
 func (m *many) rests() {
 	m.Helper()
-	relaytest.Eventually(m.t, "all lanes rest", func() bool { return len(m.lanes.visited()) == 0 })
+	relaytest.Eventually(m.t, "all lanes rest", func() bool { return len(m.lanes.Visited()) == 0 })
 }
 
 func (m *many) Helper() { m.t.Helper() }

@@ -8,10 +8,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/kafkapost"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
+	"github.com/outbox-relay/outbox-relay/internal/relay/send"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relay/spans"
 	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
@@ -123,6 +125,10 @@ func NewSpans(provider trace.TracerProvider, version string) *Spans {
 
 // What Hooks are told.
 type (
+	// An Attempt is one POST.
+	Attempt = send.Attempt
+	// LaneState is what one relay lets one destination have.
+	LaneState = lane.State
 	// An Outcome is what an attempt came to.
 	Outcome = policy.Outcome
 	// A Reason is why an attempt came to its outcome.

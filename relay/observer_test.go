@@ -7,6 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/send"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
@@ -15,7 +16,7 @@ type observer struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed by the next report
 	claimed  int
-	attempts []Attempt
+	attempts []send.Attempt
 	outcomes map[policy.Outcome]int // settled
 	reasons  map[policy.Reason]int  // settled
 	stale    int
@@ -53,7 +54,7 @@ func (o *observer) hooks(next Hooks) Hooks {
 				next.Claimed(destination, n)
 			}
 		},
-		Attempted: func(a Attempt) {
+		Attempted: func(a send.Attempt) {
 			o.note(func() { o.attempts = append(o.attempts, a) })
 			if next.Attempted != nil {
 				next.Attempted(a)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
@@ -22,7 +23,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	db.InsertKeyed("k", 1, 10)
 	for range capacity.AloneFrom {
 		s, instance := registered(db)
-		claimAll(db, s, instance, 10, 16)
+		s.claimKey(db, instance, "k")
 		db.Exec(session.RescueRelay, instance)
 	}
 	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, capacity.CrashLoop)
@@ -64,7 +65,7 @@ func TestRunsTakeNoRoomFromOthers(t *testing.T) {
 	for _, key := range []string{"a-slow", "b-slow", "c-slow"} {
 		wantSent(t, rc, key, numbers(1, 40))
 	}
-	if _, followers := r.lane("default").runBounds(time.Minute); followers != maxBehind {
-		t.Errorf("%d are thought to be in runs", maxBehind-followers)
+	if _, followers := r.lane("default").RunBounds(time.Minute); followers != lane.MaxBehind {
+		t.Errorf("%d are thought to be in runs", lane.MaxBehind-followers)
 	}
 }

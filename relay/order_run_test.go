@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -54,8 +55,8 @@ func TestRetryInTheMiddleOfARun(t *testing.T) {
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 + 2 * (event_id = 5)::int`); n != 30 {
 		t.Errorf("%d of 30 have the attempts that were made: what was held back spent some", n)
 	}
-	if _, followers := r.lane("default").runBounds(time.Minute); followers != maxBehind {
-		t.Errorf("%d deliveries are thought to be in runs", maxBehind-followers)
+	if _, followers := r.lane("default").RunBounds(time.Minute); followers != lane.MaxBehind {
+		t.Errorf("%d deliveries are thought to be in runs", lane.MaxBehind-followers)
 	}
 }
 
@@ -222,7 +223,7 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 		return o.reasons[policy.ReasonLease] >= 1 && o.reasons[policy.ReasonOrder] >= 1
 	})
 	wantSent(t, rc, "k", "1 2")
-	relaytest.Must(t, r.lanes.set(time.Now(), before, nil))
+	relaytest.Must(t, r.lanes.Set(time.Now(), before, nil))
 	r.settles(t, policy.Delivered, 10)
 	wantSent(t, rc, "k", numbers(1, 10))
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 10 {
@@ -288,9 +289,9 @@ func TestPauseInTheMiddleOfARun(t *testing.T) {
 	_, err := outbox.Pause(t.Context(), "default", "maintenance")
 	relaytest.Must(t, err)
 	g.Open()
-	r.settles(t, policy.Delivered, maxRun)
+	r.settles(t, policy.Delivered, lane.MaxRun)
 	r.looks()
-	wantSent(t, rc, "k", numbers(1, maxRun))
+	wantSent(t, rc, "k", numbers(1, lane.MaxRun))
 	_, err = outbox.Resume(t.Context(), "default", false)
 	relaytest.Must(t, err)
 	r.settles(t, policy.Delivered, 40)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
@@ -25,7 +26,7 @@ func TestClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	db.Insert(1, "held")
 	<-g.Arrived
 	for round := 1; round <= 3; round++ {
-		within(t, "a claim", l.holdAfter(func() { db.Insert(10, fmt.Sprint("round-", round)) }, claimDue))
+		within(t, "a claim", l.holdAfter(func() { db.Insert(10, fmt.Sprint("round-", round)) }, claim.ClaimDue))
 		relaytest.Becomes(db, 11, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 		l.cut()
 		l.pass()

@@ -13,12 +13,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/breaker"
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/join"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
+	"github.com/outbox-relay/outbox-relay/internal/relay/send"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+	"github.com/outbox-relay/outbox-relay/internal/relay/take"
 	"github.com/outbox-relay/outbox-relay/internal/relay/waiting"
 	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 )
@@ -30,21 +35,21 @@ type Relay struct {
 
 	presence  session.Presence
 	effective atomic.Pointer[Config]
-	lanes     *lanes
+	lanes     *lane.Lanes
 	store     *store
 	producers session.Producers
 	mailbox   *mailbox
 	signals   *signals
-	hands     hands
+	hands     take.Hands
 	progress
 	trouble  alert.Trouble // of the database, as this relay sees it
 	errorLog errorLog
-	phases
+	send.Phases
 
 	chores  pg.Pool // for what is done beside delivering: one statement at a time
 	session *session.Session
 	settler *settle.Settler
-	senders *senders
+	senders *send.Senders
 	watcher *watch.Watcher
 	waiting *waiting.Keeper
 
@@ -71,21 +76,21 @@ func New(cfg Config) (*Relay, error) {
 		cfg: cfg.fixed(), store: &store{}, mailbox: newMailbox(), signals: newSignals(), waiting: waiting.NewKeeper(), restFactor: agenda.RestFactor,
 	}
 	r.effective.Store(&cfg)
-	r.lanes = newLanes(func(d post.Destination) (*post.Endpoint, error) {
+	r.lanes = lane.New(func(d post.Destination) (*post.Endpoint, error) {
 		e, err := post.NewEndpoint(d, cfg.Version)
 		if err == nil {
 			e.Log = cfg.Log
 		}
 		return e, err
 	})
-	if err := r.lanes.set(time.Now(), cfg.Destinations, nil); err != nil {
+	if err := r.lanes.Set(time.Now(), cfg.Destinations, nil); err != nil {
 		return nil, err
 	}
 	r.settler = r.newSettler()
-	r.senders = &senders{
-		phases: &r.phases, lanes: r.lanes, settle: r.settler.Settle, post: r.mailbox.post, retry: r.mailbox.retries.Add, failed: r.databaseError,
-		log: cfg.Log, poll: cfg.PollInterval, spans: cfg.Spans, history: cfg.History, attempted: cfg.Hooks.Attempted,
-		logDelivered: func() bool { return r.config().LogDelivered },
+	r.senders = &send.Senders{
+		Phases: &r.Phases, Lanes: r.lanes, Settle: r.settler.Settle, Post: r.mailbox.post, Retry: r.mailbox.retries.Add, Failed: r.databaseError,
+		Log: cfg.Log, Poll: cfg.PollInterval, Spans: cfg.Spans, History: cfg.History, Attempted: cfg.Hooks.Attempted,
+		LogDelivered: func() bool { return r.config().LogDelivered },
 	}
 	r.reloads.keeper = routes.Keeper{
 		Name: cfg.Name, Log: cfg.Log, Added: func() { signal(r.signals.parked) }, Failed: r.databaseError,
@@ -142,7 +147,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer cutOff()
 	present, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
-	r.taking, r.doing, r.settling = ctx, doing, settling
+	r.Taking, r.Doing, r.Settling = ctx, doing, settling
 
 	var takers, settler, presence sync.WaitGroup
 	presence.Go(func() { r.session.Run(present) })
@@ -154,7 +159,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	r.waiting.Sweep() // what another relay left
 	takers.Go(func() { r.waiting.Run(ctx) })
 	takers.Go(func() {
-		(&post.Readiness{Endpoints: func() []*post.Endpoint { return r.lanes.logs(r.config().Destinations) }, Log: r.config().Log}).Run(ctx)
+		(&post.Readiness{Endpoints: func() []*post.Endpoint { return r.lanes.Logs(r.config().Destinations) }, Log: r.config().Log}).Run(ctx)
 	})
 
 	<-ctx.Done()
@@ -167,8 +172,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
 	takers.Go(r.withdrawRoutes)
 	takers.Wait()
-	r.senders.giveBackUnsent()
-	r.senders.wait()
+	r.senders.GiveBackUnsent()
+	r.senders.Wait()
 	r.settler.Close()
 	last := time.AfterFunc(settleGrace, giveUp)
 	defer last.Stop()
@@ -176,8 +181,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	r.writeHistory(settling)
 	leave()
 	presence.Wait()
-	for _, l := range r.lanes.all() {
-		l.current().Retire()
+	for _, l := range r.lanes.All() {
+		l.Current().Retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
 	if cause := context.Cause(ctx); errors.Is(cause, ErrSchema) {
@@ -201,7 +206,7 @@ func (r *Relay) databaseError(operation string, err error) {
 	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
 		return // the guard logs it
 	}
-	if errors.Is(err, context.Canceled) && r.taking != nil && r.taking.Err() != nil {
+	if errors.Is(err, context.Canceled) && r.Taking != nil && r.Taking.Err() != nil {
 		return // cut off by the stop
 	}
 	if again, tell := r.errorLog.tell(operation, err.Error(), time.Now()); tell {
@@ -239,7 +244,7 @@ func newBackoff() *backoff.ExponentialBackOff {
 // setDatabase gives every part what it runs its statements on.
 func (r *Relay) setDatabase(db session.Database) {
 	r.session.Database = db
-	r.store.direct, r.store.pool, r.settler.DB, r.senders.db = db.Direct, db.Pool, db.Pool, db.Pool
+	r.store.direct, r.store.pool, r.settler.DB, r.senders.DB = db.Direct, db.Pool, db.Pool, db.Pool
 	r.chores = pg.NewChores(db.Pool)
 	r.watcher.DB, r.reloads.keeper.DB, r.waiting.DB = r.chores, db.Pool, r.chores
 }
@@ -254,19 +259,19 @@ func (r *Relay) newClaimer() *claimer {
 		pace: agenda.Pace{Poll: cfg.PollInterval}, lanes: r.lanes,
 	}
 	c.breakers = breakerKeeper{
-		lanes: r.lanes, agenda: &c.agenda, settling: r.settling, databaseError: r.databaseError,
+		lanes: r.lanes, agenda: &c.agenda, settling: r.Settling, databaseError: r.databaseError,
 		Keeper: breaker.Keeper{DB: db, Log: cfg.Log, Poll: cfg.PollInterval, Due: func() { signal(r.signals.alerts) }},
 	}
-	c.joins = joins{db: db, lanes: r.lanes, agenda: &c.agenda}
-	c.taker = taker{
-		db: db, log: cfg.Log, lease: cfg.Lease, pollInterval: cfg.PollInterval, maxInFlight: maxInFlight,
-		lanes: r.lanes, hands: &r.hands, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler,
-		start: r.senders.start, reparked: func() { signal(r.signals.reparked) }, handed: hooks.Claimed, ran: hooks.ClaimRan,
+	c.joins = join.Keys{DB: db, Lanes: r.lanes, Agenda: &c.agenda}
+	c.taker = take.Taker{
+		DB: db, Log: cfg.Log, Lease: cfg.Lease, PollInterval: cfg.PollInterval, MaxInFlight: maxInFlight,
+		Lanes: r.lanes, Hands: &r.hands, Agenda: &c.agenda, Pace: &c.pace, Clock: &c.clock, Joins: &c.joins, Settler: r.settler,
+		Start: r.senders.Start, Reparked: func() { signal(r.signals.reparked) }, Handed: hooks.Claimed, Ran: hooks.ClaimRan,
 	}
-	c.rows = rows{
-		db: db, lease: cfg.Lease, pollInterval: cfg.PollInterval, maxInFlight: maxInFlight, restFactor: r.restFactor,
-		lanes: r.lanes, agenda: &c.agenda, pace: &c.pace, clock: &c.clock, joins: &c.joins, settler: r.settler, waiting: r.waiting,
-		start: r.senders.start, laneChanged: hooks.LaneChanged, handed: hooks.Claimed, ran: hooks.ClaimRan, failed: r.databaseError,
+	c.rows = claim.Rows{
+		DB: db, Lease: cfg.Lease, PollInterval: cfg.PollInterval, MaxInFlight: maxInFlight, RestFactor: r.restFactor,
+		Lanes: r.lanes, Agenda: &c.agenda, Pace: &c.pace, Clock: &c.clock, Joins: &c.joins, Settler: r.settler, Waiting: r.waiting,
+		Start: r.senders.Start, LaneChanged: hooks.LaneChanged, Handed: hooks.Claimed, Ran: hooks.ClaimRan, Failed: r.databaseError,
 	}
 	c.agenda.At(agenda.CauseEntry, time.Time{})
 	return c

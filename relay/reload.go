@@ -103,7 +103,7 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 		return nil, err
 	}
 	changes = append(now.differences(next), later...)
-	endpoints, err := r.lanes.endpoints(next.Destinations)
+	endpoints, err := r.lanes.Endpoints(next.Destinations)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	if restored > 0 {
 		changes = append(changes, fmt.Sprintf("routes: %d restored", restored))
 	}
-	if err := r.lanes.set(time.Now(), next.Destinations, endpoints); err != nil {
+	if err := r.lanes.Set(time.Now(), next.Destinations, endpoints); err != nil {
 		return nil, err
 	}
 	r.effective.Store(next)
@@ -216,7 +216,7 @@ func (r *Relay) withdrawRoutes() {
 	if !alive {
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.settling, withdrawTimeout)
+	ctx, cancel := context.WithTimeout(r.Settling, withdrawTimeout)
 	defer cancel()
 	if err := r.reloads.keeper.Withdraw(ctx, instance); err != nil {
 		r.databaseError("withdraw routes", err)
@@ -240,9 +240,9 @@ func (r *Relay) followRoutes(ctx context.Context) error {
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have
 // ended.
 func (r *Relay) giveBackRemoved() {
-	for _, l := range r.lanes.all() {
-		if l.isRemoved() {
-			r.senders.giveBack(l, policy.ReasonRemoved)
+	for _, l := range r.lanes.All() {
+		if l.IsRemoved() {
+			r.senders.GiveBack(l, policy.ReasonRemoved)
 		}
 	}
 }

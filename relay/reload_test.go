@@ -440,11 +440,11 @@ func TestWhatFollowsFilesIsMadeAnew(t *testing.T) {
 	}
 	db := relaytest.Covered(t)
 	r := prepared(t, config(db, token("a")))
-	before := r.lane("default").current()
+	before := r.lane("default").Current()
 	if got := r.reload(config(db, token("a"))); got != nil {
 		t.Errorf("the same token changes %v", got)
 	}
-	if r.lane("default").current() == before {
+	if r.lane("default").Current() == before {
 		t.Error("it follows the files of before")
 	}
 	if got := r.reload(config(db, token("b"))); !slices.Equal(got, []string{"destinations.default changed: credential"}) {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -182,9 +184,9 @@ func TestRelayFrozenInItsClaimIsRescued(t *testing.T) {
 	frozen, _ := startProcess(t, l.dsn, rc.URL)
 	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_relay`)
 	insert := func() {
-		db.Exec(`INSERT INTO outbox (event_type, idempotency_key, payload) SELECT 't', i, to_json(repeat('x', $1)) FROM generate_series(1, $2) i`, inlinePayload-100, events)
+		db.Exec(`INSERT INTO outbox (event_type, idempotency_key, payload) SELECT 't', i, to_json(repeat('x', $1)) FROM generate_series(1, $2) i`, lane.InlinePayload-100, events)
 	}
-	within(t, "a claim", l.holdAfter(insert, claimDue))
+	within(t, "a claim", l.holdAfter(insert, claim.ClaimDue))
 	relaytest.Becomes(db, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'ClientWrite'`)
 	relaytest.Must(t, frozen.Process.Signal(syscall.SIGSTOP))
 	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
@@ -219,7 +221,7 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	turns := func(n int) {
 		for range n {
 			turnOf(t, c)
-			r.senders.wait()
+			r.senders.Wait()
 		}
 	}
 	db.Insert(1, "in-flight")
@@ -228,7 +230,7 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	awaitPost(t, r, agenda.CauseSweep)
 	c.readMailbox(time.Now())
 	turns(3)
-	if w := &r.lane("default").cursors[backlog]; !w.more || rc.Total() > 0 {
+	if w := &r.lane("default").Cursors[lane.Backlog]; !w.More || rc.Total() > 0 {
 		t.Fatalf("not in a walk through the backlog, or %d were sent", rc.Total())
 	}
 	db.Exec(`INSERT INTO outbox_relay (instance, name, version, session_pid) OVERRIDING SYSTEM VALUE VALUES ($1, 'dead', '', 0)`, dead)

@@ -44,7 +44,7 @@ func (r *Relay) enter(ctx context.Context, on pg.Pool, instance int32, alive fun
 func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 	r.markBeat()
 	r.settler.ForgetDurable(began)
-	if r.lanes.applyStates(began, time.Now(), found.States, instance) {
+	if r.lanes.ApplyStates(began, time.Now(), found.States, instance) {
 		r.mailbox.post(agenda.CauseSweep)
 	}
 	if found.Unheard {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 )
@@ -17,14 +18,14 @@ func (r *Relay) newSettler() *settle.Settler {
 		return instance
 	}
 	s.NeedsRoom = func(destination string) bool {
-		l := r.lanes.get(destination)
-		return l != nil && !l.hasMuchRoom()
+		l := r.lanes.Get(destination)
+		return l != nil && !l.HasMuchRoom()
 	}
 	s.ForOthers = func(destination string) bool {
-		l := r.lanes.get(destination)
-		return l == nil || l.leavesToOthers()
+		l := r.lanes.Get(destination)
+		return l == nil || l.LeavesToOthers()
 	}
-	s.Written, s.Dropped, s.RangeEnded, s.Failed = r.applyWritten, r.applyDropped, r.hands.remove, r.databaseError
+	s.Written, s.Dropped, s.RangeEnded, s.Failed = r.applyWritten, r.applyDropped, r.hands.Remove, r.databaseError
 	return s
 }
 
@@ -34,7 +35,7 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 		destination string
 		outcome     policy.Outcome
 		reason      policy.Reason
-		class       class
+		class       lane.Class
 		pauses      bool
 	}
 	counts := map[label]int{}
@@ -47,25 +48,25 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 		if s.Spilled {
 			continue
 		}
-		counts[label{s.Destination, s.Outcome, s.Reason, class(s.Class), s.PausesDestination}]++
+		counts[label{s.Destination, s.Outcome, s.Reason, lane.Class(s.Class), s.PausesDestination}]++
 		if s.Outcome == policy.Retry {
 			r.mailbox.retries.Add(now, s.Delay)
 		}
 		givenBack = givenBack || needsScan(s)
 	}
 	for of, n := range counts {
-		l := r.lanes.get(of.destination)
+		l := r.lanes.Get(of.destination)
 		if of.pauses {
 			r.cfg.Log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
-			l.pauseWritten()
+			l.PauseWritten()
 		}
-		l.release(of.class, n)
+		l.Release(of.class, n)
 		if hook := r.cfg.Hooks.Settled; hook != nil {
 			hook(of.destination, of.outcome, of.reason, n)
 		}
 	}
 	r.mailbox.post(agenda.CauseRoom)
-	if givenBack && r.taking.Err() == nil {
+	if givenBack && r.Taking.Err() == nil {
 		r.mailbox.post(agenda.CauseSweep) // the lane's cursor is past what was given back
 	}
 	if failed {
@@ -83,34 +84,34 @@ func needsScan(s *settle.Settlement) bool {
 
 // noteWritten records when a row that was made is due, and that a delivery of an ordering key is settled.
 func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
-	l := r.lanes.get(s.Destination)
+	l := r.lanes.Get(s.Destination)
 	if s.Outcome == policy.Hold && s.InHand != nil {
 		if wait := s.InHand.UntilDue(now); wait > 0 {
 			r.mailbox.retries.Add(now, wait)
 		} else if l != nil {
-			l.noteDue(s.DueAt)
+			l.NoteDue(s.DueAt)
 		}
 	}
 	if l != nil {
-		l.settleKey(s, s.FreesKey, s.Blocks)
-		r.lanes.engage(l)
+		l.SettleKey(s, s.FreesKey, s.Blocks)
+		r.lanes.Engage(l)
 	}
 }
 
 // applyDropped gives the room and the ordering key of an outcome back that the database refused until its lease ended.
 func (r *Relay) applyDropped(s *settle.Settlement) {
-	l := r.lanes.get(s.Destination)
+	l := r.lanes.Get(s.Destination)
 	if l == nil {
 		return
 	}
-	l.settleKey(s, true, true)
-	r.lanes.engage(l)
+	l.SettleKey(s, true, true)
+	r.lanes.Engage(l)
 	if s.Spilled {
 		return
 	}
 	if s.PausesDestination {
-		l.pauseWritten() // which it is not, but nothing else would let the lane send again
+		l.PauseWritten() // which it is not, but nothing else would let the lane send again
 	}
-	l.release(class(s.Class), 1)
+	l.Release(lane.Class(s.Class), 1)
 	r.mailbox.post(agenda.CauseRoom)
 }

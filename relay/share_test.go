@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"net/http"
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
@@ -14,7 +15,8 @@ import (
 func TestLanesShareTheRelaysCapacityFromTheFirstClaim(t *testing.T) {
 	t.Parallel()
 	const count, capacity, each = 20, 40, 30
-	g, rc := relaytest.NewGated(t)
+	g := relaytest.NewGate(t)
+	rc := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { g.Pass(r) })
 	names := make([]string, count)
 	destinations := make([]post.Destination, count)
 	for i := range count {
@@ -28,7 +30,7 @@ func TestLanesShareTheRelaysCapacityFromTheFirstClaim(t *testing.T) {
 	r := start(t, cfg)
 	relaytest.Eventually(t, "deliveries in every lane", func() bool {
 		for _, l := range r.laneList() {
-			if l.inFlight() == 0 {
+			if l.InFlight() == 0 {
 				return false
 			}
 		}

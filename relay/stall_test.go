@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
@@ -88,12 +89,12 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.presence.Set(1, true)
 	now := time.Now()
-	r.lane("default").cursors[backlog] = cursor{position: keyset{now, 1}, more: true, foundNothing: true, due: now.Add(time.Minute)}
+	r.lane("default").Cursors[lane.Backlog] = lane.Cursor{Position: lane.Keyset{At: now, ID: 1}, More: true, FoundNothing: true, Due: now.Add(time.Minute)}
 	c := r.newClaimer()
 	c.agenda = agenda.Agenda{}
 	c.pace = agenda.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextPoll: now.Add(time.Hour)}
 	c.clock.Set(now)
-	r.lane("default").cursors[replays].rest(now.Add(time.Hour))
+	r.lane("default").Cursors[lane.Replays].Rest(now.Add(time.Hour))
 	if wait := turnOf(t, c); wait < 0 || wait > time.Minute {
 		t.Errorf("the next turn in %s", wait)
 	}
@@ -103,35 +104,35 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		class  class
+		class  lane.Class
 		age    time.Duration
 		rescan bool
-	}{"live": {live, 0, false}, "backlog": {backlog, time.Hour, false}, "looking back": {backlog, time.Hour, true}} {
+	}{"live": {lane.Live, 0, false}, "backlog": {lane.Backlog, time.Hour, false}, "looking back": {lane.Backlog, time.Hour, true}} {
 		db := relaytest.Covered(t)
 		r := sessionOf(t, config(db, to("http://receiver.test/")))
 		l := r.lane("default")
-		db.Insert(scanPasses+20*scanExtra, "key")
+		db.Insert(lane.ScanPasses+20*lane.ScanExtra, "key")
 		letPass(db, c.age)
 		db.Exec(`UPDATE outbox_delivery SET claimed_by = 99, claim = 1, lease_expires_at = now() + interval '1 day'`)
 		far := time.Now().Add(time.Hour)
 		if c.rescan {
-			l.cursors[backlog].rest(far)
-			l.rescanSince(time.Now().Add(-2 * time.Hour))
+			l.Cursors[lane.Backlog].Rest(far)
+			l.RescanSince(time.Now().Add(-2 * time.Hour))
 		}
 		idle := r.newClaimer()
 		idle.pace = agenda.Pace{Poll: time.Hour, Armed: true, Idle: true, Interval: 3 * time.Hour}
 		turns := 0
 		for more := true; more; turns++ {
 			wait := turnOf(t, idle)
-			more = l.cursors[c.class].more || l.rescanFrom != (keyset{})
+			more = l.Cursors[c.class].More || l.RescanFrom != (lane.Keyset{})
 			if more && (wait < 0 || wait > time.Minute) {
 				t.Errorf("%s: the next turn in %s", name, wait)
 				break
 			}
 			idle.pace.NextPoll = far
-			l.recordClaim(time.Time{}) // that time has passed
+			l.RecordClaim(time.Time{}) // that time has passed
 			if more {
-				l.cursors[c.class].due = time.Time{}
+				l.Cursors[c.class].Due = time.Time{}
 			}
 		}
 		if turns < 3 {
@@ -172,29 +173,10 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 		VALUES ('default', now(), 'half_open', now() + interval '1 minute', $1)`, instance)
 	r.lane("default").Change(func(b *policy.Breaker) { b.Try(time.Now(), time.Minute) })
 	var probes atomic.Int32
-	r.senders.settle = func(settle.Settlement) { probes.Add(1) }
+	r.senders.Settle = func(settle.Settlement) { probes.Add(1) }
 	turnOf(t, c)
-	r.senders.wait()
+	r.senders.Wait()
 	if probes.Load() == 0 || !c.pace.LastWork.IsZero() {
 		t.Errorf("%d probes, the last work at %s", probes.Load(), c.pace.LastWork)
-	}
-}
-
-// The sweep after an outage may fail, too. It is repeated before the next one.
-func TestFailedSweepIsRepeated(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	cfg := rarely(config(db, to("http://receiver.test/")))
-	r := sessionOf(t, cfg)
-	c := r.newClaimer()
-	c.pace = agenda.Pace{Poll: time.Hour, Armed: true}
-	turnOf(t, c)
-	for _, l := range c.lanes.list() {
-		l.restartScans()
-	}
-	c.rows.claimFailed(c.rows.laneClaims(time.Now(), false))
-	c.pace.Interval = 2 * time.Hour // so long has it been idle
-	if wait := turnOf(t, c); wait < 0 || wait > DefaultPollInterval {
-		t.Errorf("next turn in %s", wait)
 	}
 }

@@ -25,7 +25,7 @@ func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
 	r := start(t, cfg)
 	r.await(t, "a refused outcome", func(o *observer) bool { return o.failures["settle"] > 0 })
 	l := r.lane("default")
-	relaytest.Eventually(t, "the end of the lease", func() bool { return l.inFlight() == 0 })
+	relaytest.Eventually(t, "the end of the lease", func() bool { return l.InFlight() == 0 })
 	db.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
 	db.InsertKeyed("k", 2, 3)
 	r.settles(t, policy.Delivered, 3)

@@ -53,8 +53,8 @@ func timeOf(nanoseconds int64) time.Time {
 // State returns the state of the relay. It touches no database, and is safe for concurrent use.
 func (r *Relay) State() State {
 	s := State{Turned: timeOf(r.turned.Load()), Beat: timeOf(r.beat.Load()), Registered: r.alive()}
-	for _, l := range r.lanes.list() {
-		s.Lanes = append(s.Lanes, LaneView{l.state(), l.inFlight()})
+	for _, l := range r.lanes.List() {
+		s.Lanes = append(s.Lanes, LaneView{l.State(), l.InFlight()})
 	}
 	if a, lasts := r.trouble.Lasting(r.cfg.Name); lasts {
 		s.Trouble = &a

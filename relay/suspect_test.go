@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -19,10 +21,10 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	db.Insert(20, "key")
 	for range 30 {
 		s, instance := registered(db)
-		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", promise: policy.DefaultNotAfter, scans: []scan{{free: 20}}}})
+		result, err := s.Claim(t.Context(), instance, time.Minute, []claim.Request{{Destination: "default", Promise: policy.DefaultNotAfter, Scans: []lane.Scan{{Free: 20}}}})
 		relaytest.Must(t, err)
-		if len(result.deliveries) != 20 {
-			t.Fatalf("%d claimed", len(result.deliveries))
+		if len(result.Deliveries) != 20 {
+			t.Fatalf("%d claimed", len(result.Deliveries))
 		}
 		db.Exec(session.RescueRelay, instance)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/take"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
@@ -212,7 +213,7 @@ func TestOrderOfTimesUnderKills(t *testing.T) {
 	for ordering, list := range sent {
 		for i, e := range list {
 			for _, before := range list[:i] {
-				if early := before.first.Sub(e.latest); early > lateAfter {
+				if early := before.first.Sub(e.latest); early > take.LateAfter {
 					t.Errorf("of %s, %s was sent before %s, which was due %s earlier at least", ordering, before.key, e.key, early)
 				}
 			}

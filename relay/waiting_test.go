@@ -69,7 +69,7 @@ func TestFoundKeysAreWork(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	r := sessionOf(t, config(db, to("http://receiver.test/")))
-	r.settling = t.Context()
+	r.Settling = t.Context()
 	c := r.newClaimer()
 	c.pace = agenda.Pace{Poll: time.Hour}
 	db.InsertKeyed("k", 1, 1)

@@ -49,7 +49,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 	r := sessionOf(t, config(db, d))
 	turn := func(c *claimer) (wait time.Duration) {
 		wait = turnOf(t, c)
-		r.senders.wait()
+		r.senders.Wait()
 		return wait
 	}
 	first := r.newClaimer()
@@ -57,7 +57,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 	turn(first)
 	r.settler.Close()
 	r.settler.Run(t.Context())
-	r.senders.settle = func(settle.Settlement) {}
+	r.senders.Settle = func(settle.Settlement) {}
 
 	far := time.Now().Add(time.Hour)
 	idle := r.newClaimer()

@@ -45,7 +45,7 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 	if n := rc.Total(); n != refused {
 		t.Errorf("%d requests before their time", n-refused)
 	}
-	if wait := time.Until(r.lane("default").earliestClaim(time.Now(), DefaultLease)); wait <= 0 || wait > 30*time.Second {
+	if wait := time.Until(r.lane("default").EarliestClaim(time.Now(), DefaultLease)); wait <= 0 || wait > 30*time.Second {
 		t.Errorf("the lane reopens in %s", wait)
 	}
 	// What is behind another address has asked for nothing.
@@ -76,8 +76,8 @@ func TestShareOfRefusalsClosesNoLane(t *testing.T) {
 	r.settles(t, policy.Delivered, events-events/every)
 	r.settles(t, policy.Retry, events/every)
 	l := r.lane("default")
-	if until := l.earliestClaim(time.Now(), DefaultLease); l.state().RateLimit != 0 || !until.IsZero() {
-		t.Errorf("paced to %g a second, closed until %s", l.state().RateLimit, until)
+	if until := l.EarliestClaim(time.Now(), DefaultLease); l.State().RateLimit != 0 || !until.IsZero() {
+		t.Errorf("paced to %g a second, closed until %s", l.State().RateLimit, until)
 	}
 	if !relaytest.Row[bool](db, `SELECT bool_and(next_attempt_at > now() + interval '50 minutes') AND count(*) = $1 FROM outbox_delivery WHERE status = 'pending'`, events/every) {
 		t.Error("a refused event does not wait as its receiver asked")

@@ -1,0 +1,164 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// While claims are made in parts, around damaged data, the answer to one part is lost after another has brought something.
+func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "a", "b")
+	db.Insert(1, "key")
+	c := newRows(t, db, named("a"), named("b"))
+	lossy := &lossyExecutor{Pool: c.DB, destination: "b"}
+	c.DB, c.damaged.until = lossy, time.Now().Add(time.Hour)
+	for len(c.handed) < 2 {
+		if err := c.ClaimRows(t.Context(), c.instance, true); err != nil && lossy.claims > 1 || lossy.claims > 100 {
+			t.Fatalf("%v were handed out, %v", c.handed, err)
+		}
+		for _, l := range c.Lanes.List() {
+			l.RestartScans()
+		}
+	}
+	if lossy.claims < 2 || c.handed["a"] != 1 || c.handed["b"] != 1 {
+		t.Errorf("%v were handed out after %d claims", c.handed, lossy.claims)
+	}
+}
+
+// A lossyExecutor loses the answer to the first claim for one destination.
+type lossyExecutor struct {
+	pg.Pool
+	destination string
+	claims      int
+}
+
+func (e *lossyExecutor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	results := e.Pool.SendBatch(ctx, b)
+	first := b.QueuedQueries[0]
+	if first.SQL != ClaimDue || first.Arguments[4].([]string)[0] != e.destination {
+		return results
+	}
+	if e.claims++; e.claims > 1 {
+		return results
+	}
+	return lostAnswer{results}
+}
+
+// A lostAnswer is that of a batch that has committed.
+type lostAnswer struct{ pgx.BatchResults }
+
+func (l lostAnswer) Close() error { return errors.Join(l.BatchResults.Close(), io.ErrUnexpectedEOF) }
+
+// A claim for many lanes brings a few deliveries of each. While a lane's scan takes all that it looks at, it does not read a
+// hundred others beyond its room.
+func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
+	t.Parallel()
+	c := newRows(t, nil, named("default"))
+	l := c.Lanes.Get("default")
+	c.Clock.Set(time.Now())
+	now := c.Clock.Now()
+	free := [lane.Classes]int{lane.Live: 4, lane.Backlog: 4}
+	l.Cursors[lane.Backlog].Due = now.Add(-time.Second)
+	for _, step := range []struct {
+		found int // of a scan that looked at 5
+		want  int32
+	}{
+		{5, 4 + lane.ScanExtra}, // the first scan looks for whatever there is
+		{4, 4 + 1},              // the one before took all
+		{5, 4 + lane.ScanExtra}, // the one before met what it could not take
+	} {
+		scans := c.newScans(l, now, free, true, true)
+		if len(scans) != 2 || scans[0].MaxCandidates() != step.want || scans[1].MaxCandidates() != step.want {
+			t.Fatalf("after %d of 5: scans %+v", step.found, scans)
+		}
+		result := Result{at: now}
+		for i := range scans {
+			result.scans = append(result.scans, lane.ScanResult{Last: lane.Keyset{At: now, ID: 1}, More: true, Candidates: 5})
+			result.Deliveries = append(result.Deliveries, make([]lane.Delivery, step.found)...)
+			for j := range step.found {
+				result.Deliveries[len(result.Deliveries)-1-j].Scan = i + 1
+			}
+		}
+		c.applyResult([]laneClaim{{l, Request{Destination: l.Name, Scans: scans}}}, result, time.Millisecond)
+	}
+}
+
+// A look that comes when a lane has no room, or no turn, is made up for when it has.
+func TestLookIsOwedToAFullLane(t *testing.T) {
+	t.Parallel()
+	c := newRows(t, nil, named("default"))
+	l := c.Lanes.Get("default")
+	now := time.Now()
+	c.Clock.Set(now)
+	for class := range l.Cursors {
+		l.Cursors[class].Rest(now.Add(time.Hour))
+	}
+	l.Push(now, lane.Live, singly(make([]lane.Delivery, 2*post.DefaultLaneInFlight)))
+	if claims := c.laneClaims(now, true); len(claims) != 0 {
+		t.Fatalf("a full lane asks for %+v", claims)
+	}
+	l.Release(lane.Live, 2*post.DefaultLaneInFlight)
+	if claims := c.laneClaims(now, false); len(claims) != 1 {
+		t.Errorf("then: %+v", claims)
+	}
+	if claims := c.laneClaims(now, false); len(claims) != 0 {
+		t.Errorf("again and again: %+v", claims)
+	}
+}
+
+// Ordering keys that go on fill whatever room there is; others are looked for nevertheless.
+func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	c := newRows(t, nil, named("default"))
+	l := c.Lanes.Get("default")
+	c.Clock.Set(time.Now())
+	for i := range 2 * post.DefaultLaneInFlight {
+		l.MakeReady(fmt.Sprint(i), ordering.Place{Event: 1}, lane.Live)
+	}
+	for _, of := range c.laneClaims(time.Now(), true) {
+		if len(of.request.Keys) == 0 || len(of.request.Scans) == 0 || of.request.Scans[0].Free == 0 {
+			t.Errorf("%d keys go on, with %+v for others", len(of.request.Keys), of.request.Scans)
+		}
+	}
+}
+
+// A scan sees an event of a key below what the same claim has learnt of the key: its id was handed out in a block. The next
+// claim of the key reads all of it.
+func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
+	t.Parallel()
+	c := newRows(t, nil, named("default"))
+	l := c.Lanes.Get("default")
+	key := "k"
+	d := lane.Delivery{EventID: 60, Destination: l.Name, Event: post.Event{OrderingKey: &key}}
+	claims := []laneClaim{{l, Request{Destination: l.Name, Scans: []lane.Scan{{}}, Keys: []lane.ReadyKey{{Key: key}}}}}
+	c.applyResult(claims, Result{Deliveries: []lane.Delivery{d}, scans: []lane.ScanResult{{Keys: []lane.FoundKey{{Key: key, Place: ordering.Place{Event: 5}}}}}}, 0)
+	if floor := c.floors.LookUp(ordering.Key{Destination: l.Name, Key: key}, 0, false); floor.Event >= 5 {
+		t.Errorf("the next claim begins behind event %d", floor.Event)
+	}
+}
+
+// A scan that fails is repeated before the next poll.
+func TestFailedScanIsRepeated(t *testing.T) {
+	t.Parallel()
+	c := newRows(t, relaytest.Covered(t), named("default"))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	c.Lanes.Get("default").RestartScans()
+	c.claimFailed(c.laneClaims(time.Now(), false))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, false))
+	if wait := c.next(); wait < 0 || wait > failedScanRest {
+		t.Errorf("next turn in %s", wait)
+	}
+}

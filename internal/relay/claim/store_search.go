@@ -1,0 +1,72 @@
+package claim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+)
+
+// searchDue finds the destinations of which this relay may claim something. It goes from one destination to the next in the index of what
+// is due, and reads the first delivery of each and of its replays: it costs what destinations wait for, and not how many there are.
+const searchDue = `
+WITH RECURSIVE pending (destination) AS (
+    (SELECT d.destination FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination > ''` + firstDue + `)
+    UNION ALL
+    SELECT n.destination
+    FROM pending p
+    CROSS JOIN LATERAL (SELECT d.destination FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination > p.destination` + firstDue + `) n
+)
+SELECT p.destination
+FROM pending p
+WHERE (SELECT ` + pg.IsHeld + ` FROM outbox_destination s WHERE s.destination = p.destination LIMIT 1) IS NOT TRUE
+  AND least((SELECT d.next_attempt_at FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination = p.destination AND NOT d.replay` + firstDue + `),
+            (SELECT d.next_attempt_at FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination = p.destination AND d.replay` + firstDue + `)) <= now()`
+
+// firstDue makes the index the only way to the first delivery.
+const firstDue = ` ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
+
+func (c *Rows) readDue(ctx context.Context, instance int32) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	found, err := c.DB.Query(ctx, searchDue, instance)
+	if err != nil {
+		return nil, fmt.Errorf("search due: %w", err)
+	}
+	names, err := pgx.CollectRows(found, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("search due: %w", err)
+	}
+	return names, nil
+}
+
+const searchRest = 10
+
+const searchRestMost = 30 * time.Second
+
+// searchDue makes those of many lanes work for which something is due.
+func (c *Rows) searchDue(ctx context.Context, instance int32) error {
+	begun := time.Now()
+	if begun.Before(c.searchAt) {
+		c.Agenda.At(agenda.CauseScan, c.searchAt)
+		return nil
+	}
+	found, err := c.readDue(ctx, instance)
+	if err != nil {
+		return err
+	}
+	took := time.Since(begun)
+	c.searchAt = begun.Add(took + min(searchRest*took, searchRestMost))
+	for _, name := range found {
+		if l := c.Lanes.Get(name); l != nil {
+			if c.Lanes.Engage(l); l.Stopped {
+				l.RestartScans()
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,282 @@
+package send
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+	"github.com/outbox-relay/outbox-relay/internal/relay/spans"
+)
+
+// pastPromise is what operators read of a delivery whose promise has ended.
+const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.not_after), may have processed it unseen, " +
+	"and may forget it from then on; find out what became of it there, then discard it or, with a new promise, replay it: outbox-relay replay %d"
+
+// Senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
+type Senders struct {
+	*Phases
+	Lanes   *lane.Lanes
+	DB      pg.Pool
+	Log     zerolog.Logger
+	Poll    time.Duration     // how long a delivery is put off whose payload could not be loaded
+	Spans   *spans.Spans      // nil: there are none
+	History *history.Recorder // nil: nothing is counted
+	Settle  func(settle.Settlement)
+	// logDelivered reports whether the attempt log holds what was delivered.
+	LogDelivered func() bool
+	// attempted follows every POST, before its outcome is settled; nil: nothing does.
+	Attempted func(Attempt)
+	// post makes the claimer take a turn.
+	Post func(agenda.Cause)
+	// retry notes that a delivery is due again after the given time.
+	Retry  func(now time.Time, after time.Duration)
+	Failed func(operation string, err error) // a statement, which will be repeated
+
+	alone   capacity.Solitude
+	running sync.WaitGroup
+}
+
+func (s *Senders) Start(l *lane.Lane) { s.running.Go(func() { s.send(l) }) }
+
+func (s *Senders) Wait() { s.running.Wait() }
+
+// send empties a lane until there is nothing left for this sender.
+func (s *Senders) send(l *lane.Lane) {
+	for {
+		run, wait := l.NextRun(time.Now())
+		switch {
+		case run != nil:
+			if l.AddSender() { // the limit has grown since the queue was filled
+				s.Start(l)
+			}
+			for next := false; len(run) > 0; next = true {
+				if !s.sendRun(l, run, next) || run[0].Event.OrderingKey == nil {
+					break
+				}
+				run = l.NextOfKey(*run[0].Event.OrderingKey)
+			}
+		case wait > 0:
+			s.awaitTurn(wait)
+			if s.Taking.Err() != nil {
+				s.GiveBack(l, policy.ReasonShutdown)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// sendRun sends the deliveries of a run in sequence; next says that it follows another one. Those behind one that was not delivered are
+// given back: their turn comes after its next attempt. It reports whether what follows may be sent.
+func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bool) {
+	key := run[0].Event.OrderingKey
+	for i := range run {
+		d := &run[i]
+		begun := time.Now()
+		started := begun
+		v := policy.Result{Reason: policy.ReasonLease}
+		ready := true
+		if i > 0 {
+			l.StepRun(d.Class, 1)
+		}
+		if i > 0 || next {
+			ready = s.awaitToken(l, d)
+			started = time.Now()
+		}
+		to := l.Current()
+		if ready {
+			v = s.attempt(l, d)
+		}
+		ended := time.Now()
+		took := ended.Sub(started)
+		about := policy.Circumstances{
+			Attempt: d.Attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
+			OnFailure: to.Destination.OnFailure, Ordered: d.Event.OrderingKey != nil, LastOfRun: d.LastOfRun,
+			Paused: v.Gone() && !l.Pause(), LogDelivered: s.LogDelivered(),
+		}
+		var changed bool
+		if about.AtFault, changed = l.RecordResult(ended, d.EventID, &v, took, ended.Sub(begun)); changed {
+			s.Post(agenda.CauseBreaker)
+		}
+		decided := policy.Decide(v, about)
+		var behind []lane.Delivery
+		if decided.Blocks && key != nil { // before the settlement, which ends that
+			behind = l.StopKey(*key)
+		}
+		if decided.Posted {
+			s.recordAttempt(d, &decided, started, took)
+		}
+		s.Settle(d.Settlement(decided, started, took))
+		d.Event.Payload = nil // of a long run, only what is being sent is kept in memory
+		if decided.Blocks {
+			l.StepRun(d.Class, len(run)-i-1)
+			for _, d := range slices.Concat(run[i+1:], behind) {
+				s.Settle(d.Held(policy.ReasonOrder))
+			}
+			return false
+		}
+	}
+	return true
+}
+
+// recordAttempt ends the trace of an attempt, logs it, and calls the hook.
+func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, started time.Time, took time.Duration) {
+	level := zerolog.InfoLevel
+	switch decided.Outcome {
+	case policy.Delivered: // too many
+		level = zerolog.DebugLevel
+	case policy.Fail:
+		level = zerolog.WarnLevel
+	}
+	line := s.Log.WithLevel(level).Int64("event_id", d.EventID).Str("destination", d.Destination).Int("attempt", d.Attempts+1).
+		Str("outcome", string(decided.Outcome)).Str("reason", string(decided.Reason)).Int("status", decided.StatusCode).
+		Int64("duration_ms", took.Milliseconds())
+	if decided.Outcome == policy.Retry {
+		line = line.Int64("next_attempt_in_ms", decided.Delay.Milliseconds())
+	}
+	if decided.Message != "" {
+		line = line.Str("error", decided.Message)
+	}
+	line.Msg("attempt")
+	ended := started.Add(took)
+	if d.Span != nil {
+		spans.End(d.Span, *decided, ended)
+	}
+	sinceCreated := since(d, d.Event.CreatedAt, ended)
+	if d.Event.EventType != nil { // else the event is gone
+		s.History.Attempted(history.Key{Destination: d.Destination, EventType: *d.Event.EventType}, decided.Outcome, took, sinceCreated)
+	}
+	if hook := s.Attempted; hook != nil {
+		hook(Attempt{
+			EventID: d.EventID, Destination: d.Destination, Number: d.Attempts + 1, StatusCode: decided.StatusCode, Outcome: decided.Outcome,
+			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders,
+			Class:        d.Class.String(),
+			SinceCreated: sinceCreated, SinceDue: since(d, d.NextAttemptAt, ended),
+		})
+	}
+}
+
+// since returns the time from at, by the database's clock, to now, by this process's; 0 if at is unknown. The claim dated the
+// promise by both clocks, which shows how they differ.
+func since(d *lane.Delivery, at pgtype.Timestamptz, now time.Time) time.Duration {
+	if !at.Valid || at.InfinityModifier != pgtype.Finite {
+		return 0
+	}
+	return max(0, now.Sub(d.PromiseEnds.Add(at.Time.Sub(d.NotAfter))))
+}
+
+// awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would end first.
+func (s *Senders) awaitToken(l *lane.Lane, d *lane.Delivery) (ready bool) {
+	for s.Taking.Err() == nil {
+		wait, inTime := l.TakeToken(time.Now(), d)
+		if wait == 0 || !inTime {
+			return inTime
+		}
+		s.awaitTurn(wait)
+	}
+	return true
+}
+
+// longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its rate raised.
+const longestNap = time.Second
+
+// awaitTurn waits, at most longestNap, or until the relay stops.
+func (s *Senders) awaitTurn(wait time.Duration) {
+	timer := time.NewTimer(min(wait, longestNap))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.Taking.Done():
+	}
+}
+
+// GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
+// and until then no other relay could take what waits behind them.
+func (s *Senders) GiveBackUnsent() {
+	for _, l := range s.Lanes.List() {
+		s.GiveBack(l, policy.ReasonShutdown)
+	}
+}
+
+func (s *Senders) GiveBack(l *lane.Lane, reason policy.Reason) {
+	for _, d := range l.TakeUnsent() {
+		s.Settle(d.Held(reason))
+	}
+}
+
+// attempt makes the one POST of a claim, or returns why there is none.
+func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
+	to, now := l.Current(), time.Now()
+	// One delivery that trips a defect must not take the relay, and all others, with it.
+	defer func() {
+		if defect := recover(); defect != nil {
+			v = policy.Panicked(defect)
+		}
+	}()
+	if s.Taking.Err() != nil {
+		return policy.Result{Reason: policy.ReasonShutdown}
+	}
+	if reason := l.StopReason(); reason != "" {
+		return policy.Result{Reason: reason}
+	}
+	if d.TooLate(to, now) {
+		return policy.Result{Reason: policy.ReasonLease}
+	}
+	leave, instead := s.awaitPost(d)
+	if instead != nil {
+		return *instead
+	}
+	defer leave()
+	now = time.Now()
+	if d.TooLate(to, now) { // after waiting
+		return policy.Result{Reason: policy.ReasonLease}
+	}
+	if d.PromiseEnds.Sub(now) < to.Destination.Timeout {
+		return policy.Result{Reason: policy.ReasonNotAfter, Message: fmt.Sprintf(pastPromise, d.NotAfter.UTC().Format(time.RFC3339), d.EventID)}
+	}
+	missing := policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
+	if d.Event.Key == nil {
+		return missing
+	}
+	if d.Event.Payload == nil {
+		payload, err := s.payload(s.Doing, d.EventID)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return missing
+		case err != nil:
+			s.Failed("load payload", err)
+			s.postpone(d, s.Poll) // or only a walk would find it, which may rest for long
+			return policy.Result{Reason: policy.ReasonDatabase}
+		}
+		d.Event.Payload = payload
+	}
+	message := d.Message()
+	if traces := s.Spans; traces != nil {
+		d.Span, message.Trace = traces.Start(message, d.Promised, to.URL)
+	}
+	var ready func() *policy.Result
+	if d.Alone { // if the relay dies of it, nothing can be written afterwards
+		ready = func() *policy.Result {
+			if err := s.countAlone(s.Settling, d); err != nil {
+				s.Failed("count suspect", err)
+				return &policy.Result{Reason: policy.ReasonDatabase}
+			}
+			return nil
+		}
+	}
+	return to.Deliver(s.Doing, message, ready)
+}

@@ -1,0 +1,132 @@
+package send
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// newSenders returns senders that send to the destination through a lane, without a database, and what they settle.
+func newSenders(t testing.TB, d post.Destination) (*Senders, *lane.Lane, chan settle.Settlement) {
+	t.Helper()
+	all := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })
+	relaytest.Must(t, all.Set(time.Now(), []post.Destination{d.WithDefaults(post.Egress{})}, nil))
+	settled := make(chan settle.Settlement, 1000)
+	return &Senders{
+		Phases: &Phases{Taking: t.Context(), Doing: t.Context(), Settling: t.Context()}, Lanes: all, LogDelivered: func() bool { return false },
+		Settle: func(s settle.Settlement) { settled <- s }, Post: func(agenda.Cause) {}, Failed: func(string, error) {},
+	}, all.Get(d.Name), settled
+}
+
+// newDelivery returns a delivery with an hour of its lease left.
+func newDelivery(id int64) lane.Delivery {
+	kind, version, key := "t", 1, strconv.FormatInt(id, 10)
+	until := time.Now().Add(time.Hour)
+	return lane.Delivery{
+		EventID: id, Destination: "default", Fence: 9, LeaseEnds: until, PromiseEnds: until,
+		Event: post.Event{EventType: &kind, Version: &version, Key: &key, CreatedAt: pgtype.Timestamptz{Time: time.Now(), Valid: true}, Payload: []byte(`{"a":1}`)},
+	}
+}
+
+// A queue that outlasts its leases is given back unsent: sending it could overlap with the relay that claims it next.
+func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
+	t.Parallel()
+	d := post.Destination{Name: "default", URL: "http://127.0.0.1:1/", Timeout: 10 * time.Second}
+	s, l, _ := newSenders(t, d)
+	late := newDelivery(1)
+	late.LeaseEnds = time.Now().Add(d.Timeout + lane.SendMargin - time.Millisecond)
+	if v := s.attempt(l, &late); v.Reason != policy.ReasonLease || v.Posted {
+		t.Errorf("%+v", v)
+	}
+}
+
+// Of a run only what is being sent is kept in memory, and what follows one that was not delivered is given back.
+func TestSentPayloadsOfARunAreReleased(t *testing.T) {
+	t.Parallel()
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Key == "3" {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	s, l, settled := newSenders(t, post.Destination{Name: "default", URL: rc.URL})
+	ordering := "k"
+	var run []lane.Delivery
+	for i := range 4 {
+		d := newDelivery(int64(i + 1))
+		d.Event.OrderingKey = &ordering
+		run = append(run, d)
+	}
+	s.sendRun(l, run, false)
+	for i, want := range []policy.Outcome{policy.Delivered, policy.Delivered, policy.Retry, policy.Hold} {
+		if got := <-settled; got.Outcome != want {
+			t.Errorf("event %d: %s, want %s: %s", i+1, got.Outcome, want, got.Message)
+		}
+	}
+	for i := range run[:3] {
+		if run[i].Event.Payload != nil {
+			t.Errorf("the payload of event %d is still there", i+1)
+		}
+	}
+}
+
+// A defect that one delivery trips is an attempt of that delivery and nothing to the others.
+func TestPanicOfOneDelivery(t *testing.T) {
+	t.Parallel()
+	s, l, _ := newSenders(t, post.Destination{Name: "default", URL: "http://127.0.0.1:1/"})
+	broken := newDelivery(1)
+	broken.Event.Payload = nil // and there is no database to load it from
+	if v := s.attempt(l, &broken); v.Reason != policy.ReasonPanic || !strings.Contains(v.Message, "nil pointer") {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A lane whose limit grows while much is queued gets the senders it may have, though nothing more is to be claimed.
+func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
+	t.Parallel()
+	const most, waiting = 8, 60
+	arrived, answer := make(chan struct{}, waiting), make(chan struct{}, waiting)
+	rc := relaytest.NewReceiver(t, func(http.ResponseWriter, relaytest.Request) {
+		arrived <- struct{}{}
+		select {
+		case <-answer:
+		case <-t.Context().Done():
+		}
+	})
+	s, l, settled := newSenders(t, post.Destination{Name: "default", URL: rc.URL, MaxInFlight: most, Timeout: 2 * relaytest.Patience})
+	share := func(n int) { l.SetShare(capacity.Divide(n, []capacity.Sharer{{Active: true}}), true) }
+	share(1)
+	var runs [][]lane.Delivery
+	for i := range waiting {
+		runs = append(runs, []lane.Delivery{newDelivery(int64(i + 1))})
+	}
+	for range l.Push(time.Now(), lane.Live, runs) {
+		s.Start(l)
+	}
+	<-arrived
+	share(most) // other lanes have less to send
+	answer <- struct{}{}
+	for range most {
+		select {
+		case <-arrived:
+		case <-time.After(relaytest.Patience):
+			t.Fatal("never came: as many requests at once as there may be")
+		}
+	}
+	close(answer)
+	s.Wait()
+	if len(settled) != waiting {
+		t.Errorf("%d of %d were settled", len(settled), waiting)
+	}
+}

@@ -1,0 +1,51 @@
+package send
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+)
+
+const SelectPayload = `SELECT payload FROM outbox WHERE id = $1`
+
+// payload loads a payload that was too large to come with the claim.
+func (s *Senders) payload(ctx context.Context, eventID int64) (payload []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if err := s.DB.QueryRow(ctx, SelectPayload, eventID).Scan(&payload); err != nil {
+		return nil, fmt.Errorf("load payload: %w", err)
+	}
+	return payload, nil
+}
+
+const postponeSuspect = `
+UPDATE outbox_delivery
+SET next_attempt_at = now() + make_interval(secs => $4), claimed_by = NULL, lease_expires_at = NULL
+WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('delivered', 'failed', 'discarded')`
+
+// postponeClaimed gives a claim back, to be made again after the given time.
+func (s *Senders) postponeClaimed(ctx context.Context, d *lane.Delivery, wait time.Duration) error {
+	return s.changeClaimed(ctx, "postpone suspect", postponeSuspect, d, wait.Seconds())
+}
+
+const countSuspect = `
+UPDATE outbox_delivery SET rescues = least(rescues + 1, 32767)
+WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('delivered', 'failed', 'discarded')`
+
+// countAlone counts a request that is about to be sent alone. A settle sets the count back.
+func (s *Senders) countAlone(ctx context.Context, d *lane.Delivery) error {
+	return s.changeClaimed(ctx, "count suspect", countSuspect, d)
+}
+
+// changeClaimed runs a statement on the row of a delivery that this relay has claimed.
+func (s *Senders) changeClaimed(ctx context.Context, operation, statement string, d *lane.Delivery, others ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := s.DB.Exec(ctx, statement, append([]any{d.EventID, d.Destination, d.Fence}, others...)...); err != nil {
+		return fmt.Errorf("%s: %w", operation, err)
+	}
+	return nil
+}

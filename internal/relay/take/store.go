@@ -1,0 +1,50 @@
+package take
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+)
+
+const selectRoutes = `SELECT pattern, destination FROM outbox_route`
+
+// readRoutes returns the stored routes.
+func (t *Taker) readRoutes(ctx context.Context) ([]intake.Route, error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	rows, err := t.DB.Query(ctx, selectRoutes)
+	if err != nil {
+		return nil, fmt.Errorf("read routes: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[intake.Route])
+	if err != nil {
+		return nil, fmt.Errorf("read routes: %w", err)
+	}
+	return list, nil
+}
+
+const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + pg.IsHeld
+
+// readHeldDestinations returns those of which the relay may send nothing now: paused ones, and ones whose breaker is open or that another
+// relay tries.
+func (t *Taker) readHeldDestinations(ctx context.Context, instance int32) (held map[string]bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	rows, err := t.DB.Query(ctx, selectHeldDestinations, instance)
+	if err != nil {
+		return nil, fmt.Errorf("read states of destinations: %w", err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("read states of destinations: %w", err)
+	}
+	held = make(map[string]bool, len(names))
+	for _, name := range names {
+		held[name] = true
+	}
+	return held, nil
+}

@@ -1,0 +1,355 @@
+package take
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/join"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+)
+
+const (
+	maxRangeEvents = 2000        // of one range
+	minRangeEvents = 500         // for which a fast lane must have room
+	maxRangeBytes  = 16 << 20    // of their payloads
+	blindFor       = time.Minute // payloads are not read by a take after one could not be: they are loaded one by one
+
+	rescueIntervals = 6 // poll intervals between two searches for ranges that no relay has in hand, if nothing asks for one
+
+	checkAgain = 2 * time.Millisecond // between two questions whether another relay still has keys in hand
+)
+
+// A Taker takes new events, routes them and hands them out. It belongs to the claimer's goroutine.
+type Taker struct {
+	DB           pg.Pool
+	Log          zerolog.Logger
+	Lease        time.Duration
+	PollInterval time.Duration
+	MaxInFlight  func() int
+
+	Lanes   *lane.Lanes
+	Hands   *Hands
+	Agenda  *agenda.Agenda
+	Pace    *agenda.Pace
+	Clock   *pg.Clock
+	Joins   *join.Keys
+	Settler *settle.Settler
+	Start   func(*lane.Lane) // a sender
+
+	Reparked func() // follows when events were parked by routes that had changed
+	// What follows what happens; nil: nothing does.
+	Handed func(destination string, deliveries int)
+	Ran    func(events int, took time.Duration)
+
+	taken
+	awaiting []awaitingRange // in their order
+}
+
+// taken is what a taker knows of the server's events.
+type taken struct {
+	cut        bool      // the last range was cut: its difference has further events
+	passedAt   time.Time // when events beyond a cut were searched for last
+	blindUntil time.Time // payloads are not read until then
+	Complete   time.Time // by the database: what had been committed then has been taken
+
+	routes   *intake.Routes
+	routesAt int64           // what the take said with which they were read
+	parked   bool            // an event was parked by these routes
+	held     map[string]bool // destinations of which this relay may send nothing
+	heldAt   int64
+}
+
+// Forget forgets what may not be so on another server.
+func (t *Taker) Forget() { t.taken = taken{} }
+
+// TakeEvents takes a range of new events, and gives it to the lanes. polling says that it is time to poll.
+func (t *Taker) TakeEvents(ctx context.Context, instance int32, polling bool) error {
+	begun := time.Now()
+	size := t.Lanes.RangeSize(begun, t.Lease, maxRangeEvents)
+	r := intake.Range{Found: intake.Busy} // while a lane has no room
+	if size >= minRangeEvents {
+		var err error
+		if r, err = t.takeRange(ctx, instance, size, begun); err != nil {
+			return err
+		}
+	}
+	if r.Found == intake.Busy || r.Found == intake.Beaten {
+		t.Agenda.At(agenda.CauseTakeAgain, begun)
+		if polling {
+			t.Pace.Full(begun)
+		}
+		return nil
+	}
+	if t.cut = r.More; r.More {
+		t.Agenda.At(agenda.CauseCutRange, begun)
+	}
+	if len(r.Events) > 0 {
+		t.Clock.Set(r.TakenAt)
+		if err := t.give(ctx, instance, &r, begun); err != nil {
+			t.Agenda.At(agenda.CauseRescue, begun) // no relay has it in hand
+			return err
+		}
+	}
+	switch now := time.Now(); {
+	case polling:
+		t.Pace.Polled(now, len(r.Events), now.Sub(begun))
+	case len(r.Events) > 0:
+		t.Pace.Worked(now)
+	}
+	return nil
+}
+
+// takeRange takes a range of at most so many events.
+func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
+	terms := intake.Terms{Events: size, Bytes: maxRangeBytes, Promised: t.Lanes.ShortestPromise()}
+	if begun.Before(t.blindUntil) {
+		terms.Bytes = 0
+	}
+	r, err := intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
+	if err != nil {
+		t.Agenda.At(agenda.CauseRescue, begun) // it may have been taken
+		if pg.ClassifyError(err) == pg.ErrorDamaged {
+			t.blindUntil = begun.Add(blindFor)
+		}
+		return r, err
+	}
+	if r.Found == intake.Missing {
+		return r, intake.ErrNoIntake
+	}
+	if r.Found == intake.Nothing || r.Whole {
+		t.Complete = r.TakenAt
+	}
+	if t.Ran != nil {
+		t.Ran(len(r.Events), time.Since(begun))
+	}
+	return r, nil
+}
+
+// CheckOrigin makes sure that the transaction ids of the events are this server's, and begins again where they are not.
+func (t *Taker) CheckOrigin(ctx context.Context) error {
+	err := intake.CheckOrigin(ctx, t.DB)
+	foreign, found := errors.AsType[*intake.ForeignError](err)
+	switch {
+	case !found:
+		return err
+	case foreign.IsFailover():
+		t.Log.Info().Int32("timeline", foreign.Found.Timeline).Msg("the database server was promoted")
+		return intake.AcceptTimeline(ctx, t.DB, foreign)
+	}
+	t.Log.Warn().Err(foreign).Msg("every event that may not be settled becomes pending again")
+	n, err := intake.Rebase(ctx, t.DB, foreign.Found, 10_000)
+	if err == nil {
+		t.Log.Warn().Int64("deliveries", n).Msg("made pending deliveries of the events from another server")
+	}
+	return err
+}
+
+// refresh reads the routes and the states of destinations again if they have changed since.
+func (t *Taker) refresh(ctx context.Context, instance int32, r *intake.Range) (err error) {
+	if t.routes == nil || r.Routes != t.routesAt {
+		list, err := t.readRoutes(ctx)
+		if err != nil {
+			return err
+		}
+		t.routes, t.routesAt = intake.NewRoutes(list), r.Routes
+		if t.parked { // perhaps after the search for what has a route now
+			t.parked = false
+			t.Reparked()
+		}
+	}
+	if t.held == nil || r.Destinations != t.heldAt {
+		if t.held, err = t.readHeldDestinations(ctx, instance); err != nil {
+			return err
+		}
+		t.heldAt = r.Destinations
+	}
+	return nil
+}
+
+// give routes the events of a range and gives them to the lanes. What these cannot send soon becomes pending.
+func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun time.Time) error {
+	if err := t.refresh(ctx, instance, r); err != nil {
+		return err
+	}
+	targets := t.newTargets()
+	inHand, deliveries := t.spread(targets, instance, r, begun)
+	t.Hands.add(inHand.Seq)
+	if len(deliveries) == 0 {
+		return t.endRange(ctx, inHand)
+	}
+	t.Settler.Track(inHand)
+	var keyed []lane.Delivery
+	parts := map[string][]lane.Delivery{}
+	for i := range deliveries {
+		d := &deliveries[i]
+		if d.Rule != "" {
+			t.fail(d)
+			continue
+		}
+		if !d.Given.Scheduled.IsZero() {
+			t.spill(*d, policy.ReasonEarly)
+			continue
+		}
+		if d.Event.OrderingKey != nil && d.Destination != "" {
+			d.Given.Awaits.Store(true)
+			keyed = append(keyed, *d)
+			continue
+		}
+		if reason := targets.of(d.Destination).whyNot(d); reason != "" {
+			t.spill(*d, reason)
+			continue
+		}
+		part := parts[d.Destination]
+		if part == nil {
+			part = make([]lane.Delivery, 0, len(deliveries)/len(targets.all)+1)
+		}
+		parts[d.Destination] = append(part, *d)
+	}
+	t.handOutGiven(parts)
+	if len(keyed) == 0 {
+		return nil
+	}
+	a := awaitingRange{instance: instance, seq: inHand.Seq, inHand: inHand, deliveries: keyed}
+	rest, err := t.giveKeyed(ctx, a, t.awaitedKeys())
+	if err != nil {
+		rest = a
+	}
+	t.keepWaiting(rest)
+	return err
+}
+
+// endRange ends a range of which each delivery has a row.
+func (t *Taker) endRange(ctx context.Context, inHand *settle.Range) error {
+	hold := inHand.Held()
+	hold.Ended = true
+	_, err := intake.SettleRanges(ctx, t.DB, intake.Settlement{Relay: inHand.Instance, Ranges: []intake.Hold{hold}})
+	t.Hands.Remove(inHand.Seq)
+	return err
+}
+
+// route returns the destinations of an event.
+func (t *Taker) route(e *intake.Event) (destinations []string) {
+	if e.EventType != nil {
+		destinations = t.routes.Destinations(*e.EventType)
+	}
+	if len(destinations) == 0 {
+		t.parked = true
+		return parked
+	}
+	return destinations
+}
+
+// parked are the destinations of an event without a route.
+var parked = []string{""}
+
+// spill makes a delivery pending that no lane has.
+func (t *Taker) spill(d lane.Delivery, reason policy.Reason) {
+	t.settleSpilled(d.Held(reason))
+}
+
+// settleSpilled settles a delivery that no lane has. What follows in its key waits until its row is written.
+func (t *Taker) settleSpilled(s settle.Settlement) {
+	s.Spilled = true
+	if l := t.Lanes.Get(s.Destination); l != nil && s.OrderingKey != nil {
+		if s.InHand.Scheduled.IsZero() {
+			l.BeginSpill(*s.OrderingKey)
+		} else {
+			l.BeginArrival(*s.OrderingKey, s.InHand.Scheduled)
+		}
+	}
+	t.Settler.Settle(s)
+}
+
+// fail settles an event that breaks a rule.
+func (t *Taker) fail(d *lane.Delivery) {
+	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: "the event breaks the rule " + d.Rule}
+	about := policy.Circumstances{Ordered: d.Event.OrderingKey != nil}
+	if l := t.Lanes.Get(d.Destination); l != nil {
+		about.OnFailure = l.Current().Destination.OnFailure
+	}
+	s := d.Settlement(policy.Decide(v, about), time.Now(), 0)
+	t.settleSpilled(s)
+}
+
+// findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.
+func (t *Taker) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []lane.Delivery) (map[ordering.Key]intake.Blocked, error) {
+	found := make(map[ordering.Key]intake.Blocked, len(of))
+	var keys []intake.Key
+	index := make(map[ordering.Key]int, len(of))
+	for i := range of {
+		d := &of[i]
+		key := d.OrderingKey()
+		if n, known := index[key]; known {
+			if due := d.NextAttemptAt.Time; due.After(keys[n].Due) {
+				keys[n].Due = due
+			}
+			continue
+		}
+		index[key] = len(keys)
+		skips := false
+		if l := t.Lanes.Get(d.Destination); l != nil {
+			l.ForgetBlocked()
+			skips = l.Current().Destination.OnFailure == policy.SkipFailed
+		}
+		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.NextAttemptAt.Time})
+	}
+	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, hold, keys)
+	if err != nil {
+		return nil, err
+	}
+	for i, k := range keys {
+		found[ordering.Key{Destination: k.Destination, Key: k.Key}] = blocked[i]
+	}
+	return found, nil
+}
+
+// handOutGiven queues deliveries of a range, and starts senders for them.
+func (t *Taker) handOutGiven(parts map[string][]lane.Delivery) {
+	if len(parts) == 0 {
+		return
+	}
+	for name := range parts {
+		t.Lanes.Engage(t.Lanes.Get(name))
+	}
+	shares := t.Lanes.Divide(t.MaxInFlight(), parts)
+	for name, deliveries := range parts {
+		if t.Handed != nil {
+			t.Handed(name, len(deliveries))
+		}
+		l := t.Lanes.Get(name)
+		l.SetShare(shares, true) // before it starts senders: all lanes together may have MaxInFlight
+		start, refused := l.Give(deliveries)
+		for range start {
+			t.Start(l)
+		}
+		for _, d := range refused {
+			t.spill(d, policy.ReasonOrder)
+		}
+	}
+}
+
+// Hands are the ranges that this relay has in hand, by their numbers. It is safe for concurrent use.
+type Hands struct{ seqs sync.Map }
+
+func (h *Hands) add(seq int64) { h.seqs.Store(seq, true) }
+
+func (h *Hands) Remove(seq int64) { h.seqs.Delete(seq) }
+
+// list is not nil: to the database that would be an unknown list.
+func (h *Hands) list() []int64 {
+	list := []int64{}
+	for seq := range h.seqs.Range {
+		list = append(list, seq.(int64))
+	}
+	return list
+}

@@ -1,0 +1,100 @@
+package take
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/join"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/relay/session"
+	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// newTaker returns what takes events for the destinations, from which nothing is sent, and the relay as which it does. Without a database, it
+// must not take any.
+func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *Taker, instance int32) {
+	t.Helper()
+	all := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })
+	var list []post.Destination
+	for _, name := range destinations {
+		list = append(list, post.Destination{Name: name, URL: "http://receiver.test/"}.WithDefaults(post.Egress{}))
+	}
+	relaytest.Must(t, all.Set(time.Now(), list, nil))
+	c = &Taker{
+		Lease: time.Hour, PollInterval: time.Hour, MaxInFlight: func() int { return 256 },
+		Lanes: all, Hands: &Hands{}, Agenda: &agenda.Agenda{}, Pace: &agenda.Pace{Poll: time.Hour}, Clock: &pg.Clock{}, Settler: settle.New(),
+		Start: func(*lane.Lane) {}, Reparked: func() {},
+	}
+	if db != nil {
+		c.DB = db.Pool
+		var err error
+		instance, err = session.Register(t.Context(), db.Pool, false, "test", "", time.Hour)
+		relaytest.Must(t, err)
+	}
+	c.Joins = &join.Keys{DB: c.DB, Lanes: all, Agenda: c.Agenda}
+	return c, instance
+}
+
+// While the database does not answer, a range that was taken over goes on waiting with all that follows it, and the turn says so: it would
+// be repeated without a wait and without a word.
+func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	c, instance := newTaker(t, db, "default")
+	key := ordering.Key{Destination: "default", Key: "k"}
+	c.awaiting = []awaitingRange{
+		{instance: instance, seq: 1, rescued: &intake.Range{Seq: 1}, keys: []ordering.Key{key}},
+		{instance: instance, seq: 2, rescued: &intake.Range{Seq: 2}, keys: []ordering.Key{key}},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.RecheckAwaiting(ctx, instance); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if n := len(c.awaiting); n != 2 {
+		t.Errorf("%d ranges wait", n)
+	}
+}
+
+// While what is left of a cut difference waits for room, the claimer makes rows of what came after it for the lanes that may send it.
+func TestClaimerPassesACut(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "bulk", "other")
+	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route VALUES ('bulk', 'bulk'), ('other', 'other');
+		INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('bulk', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
+	c, instance := newTaker(t, db, "bulk", "other")
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'bulk', '{}', 'bulk-' || i FROM generate_series(1, 4) i`)
+	_, err := intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 2, Bytes: 1 << 20}, true)
+	relaytest.Must(t, err)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other-1'), ('bulk', '{}', 'bulk-5'), ('nowhere', '{}', 'x')`)
+	c.cut = true
+	relaytest.Must(t, c.PassCut(t.Context(), instance))
+	if got := relaytest.Rows[string](db, `SELECT destination FROM outbox_delivery`); len(got) != 1 || got[0] != "other" {
+		t.Errorf("rows for %v", got)
+	}
+}
+
+// An event without a time is due when its transaction begins, also if the statement that takes it began before: on a busy server the snapshot
+// of a statement is taken some time after its begin.
+func TestEventsWithoutATimeJoinWithTheirRange(t *testing.T) {
+	t.Parallel()
+	c, _ := newTaker(t, nil, "default")
+	c.routes = intake.NewRoutes([]intake.Route{{Pattern: "*", Destination: "default"}})
+	at, key, kind, version := pgtype.Timestamptz{Time: time.Now(), Valid: true}, "k", "t", 1
+	event := intake.Event{ID: 1, AvailableAt: at, Wait: 50 * time.Millisecond}
+	event.EventType, event.Version, event.Key, event.OrderingKey, event.CreatedAt = &kind, &version, &key, &key, at
+	_, all := c.spread(c.newTargets(), 1, &intake.Range{Seq: 1, TakenAt: at.Time, Events: []intake.Event{event}}, time.Now())
+	if len(all) != 1 || !all[0].Given.Scheduled.IsZero() || all[0].Given.Wait > 0 {
+		t.Fatalf("%+v", all)
+	}
+}
