@@ -2,10 +2,10 @@ package mutants
 
 var mutants = []mutant{
 	{
-		bug: "delivered is written before the POST", file: "relay/deliver.go",
+		bug: "delivered is written before the POST", file: "internal/relay/send/send.go",
 		old: "\t\t\tv = s.attempt(l, d)\n",
 		new: "\t\t\tdone := policy.Result{Reason: policy.ReasonOK, Posted: true, StatusCode: 204}\n" +
-			"\t\t\ts.settle(newSettlement(d, policy.Decide(done, policy.Circumstances{}), started, 0))\n\t\t\tv = s.attempt(l, d)\n",
+			"\t\t\ts.Settle(d.Settlement(policy.Decide(done, policy.Circumstances{}), started, 0))\n\t\t\tv = s.attempt(l, d)\n",
 		pkg: "relay", test: "^TestRetryThenSuccess$",
 	},
 	{
