@@ -1,6 +1,7 @@
 package send
 
 import (
+	"context"
 	"net/http"
 	"strconv"
 	"strings"
@@ -26,7 +27,7 @@ func newSenders(t testing.TB, d post.Destination) (*Senders, *lane.Lane, chan se
 	settled := make(chan settle.Settlement, 1000)
 	return &Senders{
 		Phases: &Phases{Taking: t.Context(), Doing: t.Context(), Settling: t.Context()}, Lanes: all, LogDelivered: func() bool { return false },
-		Settle: func(s settle.Settlement) { settled <- s }, Post: func(agenda.Cause) {}, Failed: func(string, error) {},
+		Settle: func(s settle.Settlement) { settled <- s }, Post: func(agenda.Cause) {}, Retry: func(time.Time, time.Duration) {}, Failed: func(string, error) {},
 	}, all.Get(d.Name), settled
 }
 
@@ -128,5 +129,98 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 	s.Wait()
 	if len(settled) != waiting {
 		t.Errorf("%d of %d were settled", len(settled), waiting)
+	}
+}
+
+// A delivery that cannot be sent now is not sent, and says why.
+func TestReasonsNotToSend(t *testing.T) {
+	t.Parallel()
+	rc := relaytest.NewReceiver(t, nil)
+	for reason, change := range map[policy.Reason]func(s *Senders, l *lane.Lane, d *lane.Delivery){
+		policy.ReasonShutdown: func(s *Senders, _ *lane.Lane, _ *lane.Delivery) {
+			taking, stop := context.WithCancel(t.Context())
+			stop()
+			s.Phases.Taking = taking
+		},
+		policy.ReasonPaused: func(_ *Senders, l *lane.Lane, _ *lane.Delivery) { l.Pause() },
+		policy.ReasonBreaker: func(_ *Senders, l *lane.Lane, _ *lane.Delivery) {
+			l.Change(func(b *policy.Breaker) { b.Enter(time.Now(), policy.BreakerOpen) })
+		},
+		policy.ReasonNotAfter:     func(_ *Senders, _ *lane.Lane, d *lane.Delivery) { d.PromiseEnds = time.Now() },
+		policy.ReasonEventMissing: func(_ *Senders, _ *lane.Lane, d *lane.Delivery) { d.Event.Key = nil },
+		policy.ReasonCrashLoop:    func(_ *Senders, _ *lane.Lane, d *lane.Delivery) { d.Rescues = capacity.CrashLoop },
+	} {
+		s, l, _ := newSenders(t, post.Destination{Name: "default", URL: rc.URL})
+		d := newDelivery(1)
+		change(s, l, &d)
+		if v := s.attempt(l, &d); v.Reason != reason || v.Posted {
+			t.Errorf("%s: %+v", reason, v)
+		}
+	}
+	if n := rc.Total(); n > 0 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// What is queued at a stop is given back at once, while what is being sent may end.
+func TestStopGivesBackWhatIsQueued(t *testing.T) {
+	t.Parallel()
+	g := relaytest.NewGate(t)
+	rc := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { g.Pass(r) })
+	s, l, settled := newSenders(t, post.Destination{Name: "default", URL: rc.URL, MaxInFlight: 1})
+	s.Lanes.Engage(l)
+	var attempts []Attempt
+	s.Attempted = func(a Attempt) { attempts = append(attempts, a) }
+	for range l.Push(time.Now(), lane.Backlog, [][]lane.Delivery{{newDelivery(1)}, {newDelivery(2)}, {newDelivery(3)}}) {
+		s.Start(l)
+	}
+	<-g.Arrived
+	s.GiveBackUnsent()
+	for range 2 {
+		if got := <-settled; got.Outcome != policy.Hold || got.Reason != policy.ReasonShutdown || got.EventID == 1 {
+			t.Errorf("event %d: %s, %s", got.EventID, got.Outcome, got.Reason)
+		}
+	}
+	g.Open()
+	s.Wait()
+	if got := <-settled; got.EventID != 1 || got.Outcome != policy.Delivered {
+		t.Errorf("event %d: %s", got.EventID, got.Outcome)
+	}
+	if len(attempts) != 1 || attempts[0].Number != 1 || attempts[0].StatusCode != 200 || attempts[0].Class != "live" {
+		t.Errorf("attempts: %+v", attempts)
+	}
+}
+
+// A payload that a claim did not bring is loaded when its turn comes. A suspect is sent alone, and counted before.
+func TestSendsWithTheDatabase(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(2, "key")
+	db.Exec(`UPDATE outbox_delivery SET claim = 9, claimed_by = 1, lease_expires_at = now() + interval '1 hour', rescues = $1 WHERE event_id = 2`, capacity.AloneFrom)
+	rc := relaytest.NewReceiver(t, nil)
+	s, l, _ := newSenders(t, post.Destination{Name: "default", URL: rc.URL})
+	s.DB = db.Pool
+	large := newDelivery(1)
+	large.Event.Payload = nil
+	if v := s.attempt(l, &large); v.Reason != policy.ReasonOK {
+		t.Errorf("%+v", v)
+	}
+	suspect := newDelivery(2)
+	suspect.Rescues = capacity.AloneFrom
+	if v := s.attempt(l, &suspect); v.Reason != policy.ReasonOK || !suspect.Alone {
+		t.Errorf("%+v, alone %t", v, suspect.Alone)
+	}
+	if n := relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE event_id = 2`); n != capacity.AloneFrom+1 {
+		t.Errorf("a death would be known as number %d", n)
+	}
+	lost := newDelivery(2)
+	lost.Lost, lost.Rescues = true, capacity.SuspectFrom
+	if v := s.attempt(l, &lost); v.Reason != policy.ReasonSuspect || relaytest.Row[bool](db, `SELECT claimed_by IS NOT NULL OR next_attempt_at < now() FROM outbox_delivery WHERE event_id = 2`) {
+		t.Errorf("a suspect that was lost is not put off: %+v", v)
+	}
+	gone := newDelivery(3)
+	gone.Event.Payload = nil
+	if v := s.attempt(l, &gone); v.Reason != policy.ReasonEventMissing {
+		t.Errorf("%+v", v)
 	}
 }
