@@ -14,38 +14,28 @@
 //
 // The files, from the top down:
 //
-//	relay.go                       what each part gets; what runs, and how it stops
-//	maintain.go                    periodic work
-//	reload.go, difference.go       another configuration while it runs, and its routes
-//	session.go                     what the session makes the relay do
-//	claim.go                       the claimer: its turns, and what follows from what a claim found
-//	take.go, take_await.go         new events: take a range, route it, hand it out; ordering keys that another relay has
-//	take_rescue.go                 ranges that no relay has in hand
-//	take_beyond.go                 events that came after a difference that is taken in pieces
-//	claim_request.go               what to claim for which lane
-//	claim_apart.go                 claiming around damaged data
-//	breaker.go                     writing what the breakers decide
-//	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
-//	settled.go                     what written outcomes change in the lanes
-//	state.go                       what the relay knows of itself
-//	error_log.go                   errors that repeat are logged once in a while
-//	lane.go, cursor.go             a destination's lane, and how far the claimer has scanned
-//	lanes.go                       all lanes: of many destinations most rest, and are found when something is due
-//	outgoing.go, outgoing_ranges.go  what a lane holds and may send
-//	hands.go                       which ranges are in hand
-//	order.go, queue.go             ordering keys; the queues of a lane
-//	wake.go                        signals between goroutines; the claimer's mailbox
-//	config.go, hooks.go            settings, observing
-//	store_*.go                     all SQL
-//	store.go                       what is claimed
+//	relay.go                  what each part gets; what runs, and how it stops
+//	claimer.go, mailbox.go    the claimer: its turns, and what others post to it
+//	maintain.go               periodic work
+//	reload.go, difference.go  another configuration while it runs, and its routes
+//	session.go                what the session makes the relay do
+//	settled.go                what written outcomes change in the lanes
+//	breaker.go                writing what the breakers decide
+//	state.go                  what the relay knows of itself
+//	error_log.go              errors that repeat are logged once in a while
+//	wake.go                   signals between goroutines
+//	config.go, hooks.go       settings, observing
+//	store.go                  the statements of this package
 //
-// The rooms in internal/relay never import this package: intake (new events by the difference of two snapshots), pg (how statements
-// reach the database, and what their errors mean), policy (the outcome of an attempt, when to try again, when a receiver is
-// down), capacity (how much a receiver bears), ordering (what of an ordering key may be sent), agenda (when the claimer acts), post (one request), batchpost (which attempts share
-// a request), natspost and kafkapost (the same over JetStream and Kafka), spans (traces), breaker (what relays share about destinations that are down), identity (keeping away from copies of
-// the database), session (connection, heartbeats, and the claims of dead relays), waiting (what waits behind the head of its
-// ordering key), routes (the stored routes, and what was parked before its route came), settle (writing outcomes), archive, alert,
-// and watch (the state of the database). Package ops (what operators ask and do) uses the same packages; it and relay never import each other.
+// The rooms in internal/relay never import this package. On an event's way: intake (new events by the difference of two snapshots), take
+// (takes a range, routes it, hands it out), lane (what each destination has in this relay and may send), send (attempts), post (one
+// request; batchpost, natspost and kafkapost beside it), settle (writing outcomes), claim (rows that are due), join (events that join
+// their ordering key when they are due), waiting (what waits behind the head of its key). Rules without a database: policy (the outcome
+// of an attempt, when to try again, when a receiver is down), capacity (how much a receiver bears), ordering (what of an ordering key may
+// be sent), agenda (when the claimer acts). Around them: session (connection, heartbeats, and the claims of dead relays), identity
+// (keeping away from copies of the database), breaker (what relays share about destinations that are down), routes (the stored routes,
+// and what was parked before its route came), archive, alert, history, spans, and watch (the state of the database). Package ops (what
+// operators ask and do) uses the same rooms; it and relay never import each other.
 //
 // # Who may import what
 //

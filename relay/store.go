@@ -1,13 +1,72 @@
 package relay
 
 import (
+	"context"
+	"fmt"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
 	pool   pg.Pool
 	direct *pgxpool.Pool // behind pool
+}
+
+const selectSalt = `SELECT salt::text FROM outbox_watch`
+
+// salt returns what makes digests comparable in this database alone.
+func (s *store) salt(ctx context.Context) (salt string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if err := s.pool.QueryRow(ctx, selectSalt).Scan(&salt); err != nil {
+		return "", fmt.Errorf("read salt: %w", err)
+	}
+	return salt, nil
+}
+
+// A destination that refused the relay refused what the relay sent with its former settings. Without traffic, nothing but their change
+// says that this may be over.
+const recordDigests = `
+UPDATE outbox_relay_destination d SET settings = x.settings, secrets = x.secrets, refused_at = NULL, refused_error = NULL
+FROM unnest($2::text[], $3::text[], $4::text[]) AS x (destination, settings, secrets)
+WHERE d.instance = $1 AND d.destination = x.destination AND (d.settings, d.secrets) IS DISTINCT FROM (x.settings, x.secrets)`
+
+// digests are those of the settings of a relay's destinations.
+type digests struct{ names, settings, secrets []string }
+
+func newDigests(destinations []post.Destination, salt string) (all digests) {
+	for _, d := range destinations {
+		settings, secrets := d.Digests(salt)
+		all.names, all.settings, all.secrets = append(all.names, d.Name), append(all.settings, settings), append(all.secrets, secrets)
+	}
+	return all
+}
+
+// recordDigests records the digests of a relay, so that relays that differ are found.
+func (s *store) recordDigests(ctx context.Context, instance int32, d digests) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, recordDigests, instance, d.names, d.settings, d.secrets); err != nil {
+		return fmt.Errorf("record digests: %w", err)
+	}
+	return nil
+}
+
+const recordReload = `
+UPDATE outbox_relay SET reload_error = nullif($2, ''), reload_failed_at = CASE WHEN $2 <> '' THEN now() END
+WHERE instance = $1 AND coalesce(reload_error, '') <> $2`
+
+// recordReload records why this relay refused its new configuration; empty: it uses what is configured.
+func (s *store) recordReload(ctx context.Context, instance int32, refused string) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, recordReload, instance, plain.Clip(refused)); err != nil {
+		return fmt.Errorf("record reload: %w", err)
+	}
+	return nil
 }
