@@ -234,14 +234,6 @@ func (c *Rows) noteKeys(l *lane.Lane, class lane.Class, keys []lane.FoundKey) {
 	}
 }
 
-// makeReady makes an ordering key ready, of which the next delivery may be claimed.
-func (c *Rows) makeReady(key ordering.Key, first ordering.Place, class lane.Class) {
-	if l := c.Lanes.Get(key.Destination); l != nil {
-		l.MakeReady(key.Key, first, class)
-		c.Lanes.Engage(l)
-	}
-}
-
 // advanceCursor moves the cursor of a lane past what its scan s has read, which brought so many deliveries.
 func (c *Rows) advanceCursor(l *lane.Lane, s lane.Scan, read lane.ScanResult, brought int, at time.Time, took time.Duration) {
 	if s.Shared && !read.Unread {

@@ -101,6 +101,7 @@ func (d *Delivery) Message() post.Message {
 // Place returns where a delivery stands in the order in which a lane is claimed.
 func (d *Delivery) Place() Keyset { return Keyset{At: d.NextAttemptAt.Time, ID: d.EventID} }
 
+// Compare orders by time, then by event.
 func (k Keyset) Compare(other Keyset) int {
 	if order := k.At.Compare(other.At); order != 0 {
 		return order

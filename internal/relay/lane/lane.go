@@ -130,6 +130,7 @@ func (l *Lane) View(now time.Time) breaker.View {
 	return v
 }
 
+// Change changes the breaker.
 func (l *Lane) Change(change func(*policy.Breaker)) { l.changeBreaker(change) }
 
 // Rescan makes claims read what was held.

@@ -50,8 +50,10 @@ type Senders struct {
 	running sync.WaitGroup
 }
 
+// Start starts a sender of a lane that has counted it.
 func (s *Senders) Start(l *lane.Lane) { s.running.Go(func() { s.send(l) }) }
 
+// Wait waits until all senders have ended.
 func (s *Senders) Wait() { s.running.Wait() }
 
 // send empties a lane until there is nothing left for this sender.
@@ -212,6 +214,7 @@ func (s *Senders) GiveBackUnsent() {
 	}
 }
 
+// GiveBack gives back, for the given reason, what a lane has queued.
 func (s *Senders) GiveBack(l *lane.Lane, reason policy.Reason) {
 	for _, d := range l.TakeUnsent() {
 		s.Settle(d.Held(reason))

@@ -343,6 +343,7 @@ type Hands struct{ seqs sync.Map }
 
 func (h *Hands) add(seq int64) { h.seqs.Store(seq, true) }
 
+// Remove notes that a range has ended, or is another relay's.
 func (h *Hands) Remove(seq int64) { h.seqs.Delete(seq) }
 
 // list is not nil: to the database that would be an unknown list.
