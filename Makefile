@@ -8,6 +8,9 @@ PARALLEL      ?= 4
 # For the same reason more packages at once, too.
 PACKAGES      ?= $$((2 * $$(getconf _NPROCESSORS_ONLN)))
 CHAOS_TIME    ?= 20s
+STORM_TIME    ?= 2m
+TIME          ?= 30m
+SEED          ?= 0
 FUZZ_TIME     ?= 20s
 ROUNDS        ?= 5
 BENCH_ROUNDS  ?= 5
@@ -290,8 +293,12 @@ footprint: build #: Measure what an idle relay costs: first claim, queries, memo
 	$(withpg) sh .ci/footprint.sh
 
 .PHONY: chaos
-chaos: ## Run the chaos test for CHAOS_TIME (20s) instead of a few seconds
-	$(GO) test ./cmd/demo -run Chaos -count 1 -v -timeout $(TEST_TIMEOUT) -chaos $(CHAOS_TIME)
+chaos: ## Kill relays for CHAOS_TIME (20s), then make faults of all kinds for STORM_TIME (2m), and check every request
+	$(GO) test ./cmd/demo -run 'Chaos|Survivor|Storm' -count 1 -v -timeout 1h -chaos $(CHAOS_TIME) -storm $(STORM_TIME) -seed $(SEED)
+
+.PHONY: soak
+soak: #: Make faults of all kinds for TIME (30m), with a word each minute (SEED=n repeats one that printed n)
+	$(GO) test ./cmd/demo -run Storm -count 1 -v -timeout 0 -storm $(TIME) -seed $(SEED)
 
 .PHONY: chaos-order
 chaos-order: #: Kill relays while 200 events of each of 200 ordering keys are delivered, and check the order of each key

@@ -33,6 +33,8 @@ var (
 	markdownLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
 	makeCall     = regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z-]*)")
 	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	testName     = regexp.MustCompile(`\bTest[A-Z]\w+`)
+	testFunction = regexp.MustCompile(`(?m)^func (Test[A-Z]\w+)\(`)
 	decision     = regexp.MustCompile(`docs/decisions/\d{4}-[a-z0-9-]+\.md`)
 )
 
@@ -64,6 +66,21 @@ func TestDocumentsReferToWhatExists(t *testing.T) {
 	for name, text := range documents(t) {
 		for _, violation := range brokenReferences(name, text, makefile) {
 			t.Error(violation)
+		}
+	}
+	tests := map[string]bool{}
+	for _, name := range tree(t) {
+		if strings.HasSuffix(name, "_test.go") {
+			for _, found := range testFunction.FindAllStringSubmatch(read(t, name), -1) {
+				tests[found[1]] = true
+			}
+		}
+	}
+	for name, text := range documents(t) {
+		for _, test := range testName.FindAllString(text, -1) {
+			if !tests[test] {
+				t.Errorf("%s: names %s, which does not exist", name, test)
+			}
 		}
 	}
 	for _, name := range tree(t) { // comments of Go and SQL refer to decisions
