@@ -112,7 +112,9 @@ func (s *storm) restart(stop func(context.Context) error) {
 	s.try(s.t, s.Server.StartAgain(s.Ctx))
 	s.finance.Reset()
 	s.logistics.Reset()
-	s.until("the database", func(ctx context.Context) (bool, error) { return s.finance.Ping(ctx) == nil && s.logistics.Ping(ctx) == nil, nil })
+	s.until("the database", func(ctx context.Context) (bool, error) {
+		return s.finance.Ping(ctx) == nil && s.logistics.Ping(ctx) == nil, nil
+	})
 	s.note("stopped", at.UTC().Format("2006-01-02 15:04:05.999999Z"))
 	s.shakeAll()
 }
