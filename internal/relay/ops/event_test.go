@@ -98,6 +98,14 @@ func TestExplainReplays(t *testing.T) {
 	want(3, "replayed by bob (cli), after it had been delivered", arrived)
 	replay("cem", ops.Selection{Type: "*"})
 	want(3, "perhaps replayed by bob (cli): the order includes it", "perhaps replayed by cem (cli): the order includes it", arrived)
+
+	// An order for a reason that no logged attempt of the event had cannot have touched it. One with a limit may have ended before it.
+	db.Exec(`UPDATE outbox_delivery SET last_reason = 'timeout' WHERE event_id = 2`)
+	replay("dora", ops.Selection{Reason: "timeout"})
+	replay("eva", ops.Selection{Type: "*", Limit: 1})
+	bob, cem, eva := "perhaps replayed by bob (cli): the order includes it", "perhaps replayed by cem (cli): the order includes it", "perhaps replayed by eva (cli): the order includes it, if the limit left room"
+	want(1, named, bob, cem, eva, arrived)
+	want(3, bob, cem, "perhaps replayed by dora (cli): the order includes it, if its last reason was timeout", eva, arrived)
 }
 
 // The history says when an operator gave a delivery up, and not when it was attempted last.

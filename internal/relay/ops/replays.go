@@ -3,6 +3,7 @@ package ops
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -16,13 +17,19 @@ type Replay struct {
 	Was string `json:"was"`
 	// Certain: the order named the event, or no other one can have replayed it. Otherwise its conditions include the event.
 	Certain bool `json:"certain"`
+	// If says on what it depends whether an order that is not certain replayed the delivery: what its reason was, whether a limit left room.
+	If string `json:"if,omitempty"`
 }
 
 // String says who replayed what.
 func (r Replay) String() string {
 	text := fmt.Sprintf("replayed by %s (%s)", r.Actor, r.Origin)
 	if !r.Certain {
-		return "perhaps " + text + ": the order includes it"
+		text = "perhaps " + text + ": the order includes it"
+		if r.If != "" {
+			text += ", if " + r.If
+		}
+		return text
 	}
 	switch r.Was {
 	case "failed":
@@ -47,10 +54,26 @@ func replaysOf(deliveries []Delivery, orders []bulkOrder) []Replay {
 			return o.Destination != "" && o.Destination != d.Destination || d.DeliveredAt != nil && o.At.After(*d.DeliveredAt)
 		})
 		for _, o := range possible {
-			all = append(all, Replay{d.Destination, o.At, o.Actor, o.Origin, o.was(), o.Named || len(possible) == 1})
+			r := Replay{Destination: d.Destination, At: o.At, Actor: o.Actor, Origin: o.Origin, Was: o.was(), Certain: o.Named || len(possible) == 1}
+			if !r.Certain {
+				r.If = o.condition()
+			}
+			all = append(all, r)
 		}
 	}
 	return all
+}
+
+// condition returns on what it depends whether the order changed a delivery that it includes; empty: on nothing that is known.
+func (o bulkOrder) condition() string {
+	var all []string
+	if o.Reason != "" {
+		all = append(all, "its last reason was "+o.Reason)
+	}
+	if o.Limited {
+		all = append(all, "the limit left room")
+	}
+	return strings.Join(all, " and ")
 }
 
 // discardsOf returns by destination when the deliveries of one event were given up, as far as the audit knows.

@@ -121,17 +121,22 @@ type bulkOrder struct {
 	Destination string   // empty: any
 	Statuses    []string // empty: failed
 	Named       bool     // it names the event
+	Reason      string   // the last reason that its deliveries had; empty: any
+	Limited     bool     // it changed only so many
 }
 
-// The audit has no index but its id, so that this looks at the newest 10,000 entries. Neither the reason nor the limit of an order is
-// compared: a delivery keeps only its last reason.
+// The audit has no index but its id, so that this looks at the newest 10,000 entries. A delivery keeps only its last reason: the reason of an
+// order is compared with the attempts that are logged, if any are.
 const selectOrders = `
-SELECT at, actor, origin, coalesce(destination, ''), ARRAY (SELECT jsonb_array_elements_text(selection->'statuses')), coalesce(selection ? 'event_ids', false)
+SELECT at, actor, origin, coalesce(destination, ''), ARRAY (SELECT jsonb_array_elements_text(selection->'statuses')), coalesce(selection ? 'event_ids', false),
+       coalesce(selection->>'reason', ''), coalesce(selection ? 'limit', false)
 FROM (SELECT * FROM outbox_audit ORDER BY id DESC LIMIT 10000) a
 WHERE action = $5 AND done > 0 AND updated_at >= $2
   AND coalesce(NOT selection ? 'event_ids' OR selection->'event_ids' @> to_jsonb($1::bigint), true)
   AND coalesce(selection->>'ordering_key' = coalesce($3::text, ''), true)
   AND coalesce($4::text LIKE replace(replace(replace(replace(selection->>'type', '\', '\\'), '%', '\%'), '_', '\_'), '*', '%'), true)
+  AND (NOT coalesce(selection ? 'reason', false) OR NOT EXISTS (SELECT FROM outbox_attempt t WHERE t.event_id = $1 AND t.started_at < a.updated_at)
+       OR EXISTS (SELECT FROM outbox_attempt t WHERE t.event_id = $1 AND t.started_at < a.updated_at AND t.reason = selection->>'reason'))
   AND coalesce((selection->>'since')::timestamptz <= $2, true) AND coalesce((selection->>'until')::timestamptz > $2, true)
 ORDER BY id`
 
