@@ -8,9 +8,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// TestWalkPassesBlockedDeliveries has more blocked deliveries than one scan looks at, and a delivery between them that the
+// TestScanPassesBlockedDeliveries has more blocked deliveries than one scan reads, and a delivery between them that the
 // lane's position has passed.
-func TestWalkPassesBlockedDeliveries(t *testing.T) {
+func TestScanPassesBlockedDeliveries(t *testing.T) {
 	t.Parallel()
 	const blocked = 6000
 	db := relaytest.Covered(t)

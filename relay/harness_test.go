@@ -16,8 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// The tests of this package need the engine: most of them a whole relay with its database and receivers, the others its lanes, walks,
-// claims and settles. Each states what only the parts together can show, such as that nothing is lost or sent out of order when
+// The tests of this package need the engine: most of them a whole relay with its database and receivers, the others its claimer. Each states what only the parts together can show, such as that nothing is lost or sent out of order when
 // something fails between two of them. What one room can show alone is tested in that room, and not again here.
 
 const days = 24 * time.Hour
@@ -88,7 +87,7 @@ func prepared(t testing.TB, cfg Config) *running {
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	relay, err := New(cfg)
 	relaytest.Must(t, err)
-	relay.restFactor = 1 // not longer than patience, however slow the machine makes one look
+	relay.restFactor = 1 // not longer than patience, however slow the machine makes one scan
 	r.Relay = relay
 	return r
 }

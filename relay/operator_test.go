@@ -32,7 +32,7 @@ func TestLateSettleMissesTheReplay(t *testing.T) {
 }
 
 // The whole history of a destination is replayed while a relay sends it: every delivery goes out exactly once more, for
-// what a relay has delivered again is not found again behind the walk.
+// what a relay has delivered again is not found again behind the cursor.
 func TestReplayOfManyWhileARelayRuns(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

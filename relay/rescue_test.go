@@ -203,7 +203,7 @@ func dead(db *relaytest.Database) int32 {
 	return relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 hour', 0) RETURNING instance`)
 }
 
-// What a dead relay had in flight is sent at once, although a walk through a large backlog of blocked ordering keys goes on: it is not
+// What a dead relay had in flight is sent at once, although a scan of a large backlog of blocked ordering keys is under way: it is not
 // behind that backlog, as it was not before.
 func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	t.Parallel()
@@ -231,7 +231,7 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	c.readMailbox(time.Now())
 	turns(3)
 	if w := &r.lane("default").Cursors[lane.Backlog]; !w.More || rc.Total() > 0 {
-		t.Fatalf("not in a walk through the backlog, or %d were sent", rc.Total())
+		t.Fatalf("not in a scan of the backlog, or %d were sent", rc.Total())
 	}
 	db.Exec(`INSERT INTO outbox_relay (instance, name, version, session_pid) OVERRIDING SYSTEM VALUE VALUES ($1, 'dead', '', 0)`, dead)
 	<-rescued
@@ -239,6 +239,6 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	c.readMailbox(time.Now())
 	turns(3)
 	if rc.Total() != 1 {
-		t.Error("what the dead relay had in flight waits for the walk")
+		t.Error("what the dead relay had in flight waits for the scan")
 	}
 }

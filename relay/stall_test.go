@@ -83,8 +83,8 @@ func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A walk through much that is blocked goes on by itself, also when the relay has nothing else to do.
-func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
+// A scan through much that cannot be claimed continues by itself, also when the relay has nothing else to do.
+func TestScanContinuesInAnIdleRelay(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.presence.Set(1, true)
@@ -107,7 +107,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 		class  lane.Class
 		age    time.Duration
 		rescan bool
-	}{"live": {lane.Live, 0, false}, "backlog": {lane.Backlog, time.Hour, false}, "looking back": {lane.Backlog, time.Hour, true}} {
+	}{"live": {lane.Live, 0, false}, "backlog": {lane.Backlog, time.Hour, false}, "rescan": {lane.Backlog, time.Hour, true}} {
 		db := relaytest.Covered(t)
 		r := sessionOf(t, config(db, to("http://receiver.test/")))
 		l := r.lane("default")

@@ -39,7 +39,7 @@ var histories = map[string]func(db *relaytest.Database, n int) (floor int64){
 	"none": func(*relaytest.Database, int) int64 { return math.MinInt64 },
 }
 
-// A claim of a key with 1,000 due deliveries reads what it takes and what it may look at, whatever became of the key's earlier
+// A claim of a key with 1,000 due deliveries reads what it takes and what it may read, whatever became of the key's earlier
 // ones, whatever the statistics say, and however many deliveries of other keys are parked.
 func TestClaimReadsNoHistory(t *testing.T) {
 	testsize.Long(t)

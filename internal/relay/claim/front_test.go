@@ -97,9 +97,9 @@ func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// A claim that meets what others have in flight, or have just locked, makes the next ones of its walk ask for the lock. One that was
-// refused leaves the walk where it is, and is repeated.
-func TestWalkSharesItsFront(t *testing.T) {
+// A claim that meets what others have in flight, or have just locked, makes the next ones of its cursor ask for the lock. One that was
+// refused leaves the cursor where it is, and is repeated.
+func TestCursorSharesItsFront(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))
 	l := c.Lanes.Get("default")

@@ -151,7 +151,7 @@ func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 	relaytest.Becomes(db, "4 unrouted", `SELECT count(*) FILTER (WHERE reordered > 0) * 4 || ' ' || (SELECT event_type FROM outbox_delivery JOIN outbox ON id = event_id WHERE destination = '') FROM outbox_destination`)
 }
 
-// A relay whose row is gone claims nothing, and must not move past what it cannot claim: a walk that did would rest a hundred times
+// A relay whose row is gone claims nothing, and must not move past what it cannot claim: a cursor that did would rest a hundred times
 // as long as it lasted before it looked again.
 func TestClaimOfARemovedRelayMovesNowhere(t *testing.T) {
 	t.Parallel()

@@ -156,7 +156,7 @@ func TestConcurrentClaims(t *testing.T) {
 	for i := range claimers {
 		instance := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 		running.Go(func() {
-			var a, b lane.Keyset // a scan looks at a bounded number, also of what others have claimed
+			var a, b lane.Keyset // a scan reads a bounded number, also of what others have claimed
 			for {
 				result, err := s.Claim(t.Context(), instance, time.Minute, []Request{
 					{Destination: "a", Scans: []lane.Scan{{Free: free, After: a}}}, {Destination: "b", Scans: []lane.Scan{{Free: free + i, After: b}}},

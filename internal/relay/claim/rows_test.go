@@ -62,9 +62,9 @@ type lostAnswer struct{ pgx.BatchResults }
 
 func (l lostAnswer) Close() error { return errors.Join(l.BatchResults.Close(), io.ErrUnexpectedEOF) }
 
-// A claim for many lanes brings a few deliveries of each. While a lane's scan takes all that it looks at, it does not read a
+// A claim for many lanes brings a few deliveries of each. While a lane's scan takes all that it reads, it does not read a
 // hundred others beyond its room.
-func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
+func TestScanThatTakesAllReadsLittleMore(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))
 	l := c.Lanes.Get("default")
@@ -76,7 +76,7 @@ func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
 		found int // of a scan that looked at 5
 		want  int32
 	}{
-		{5, 4 + lane.ScanExtra}, // the first scan looks for whatever there is
+		{5, 4 + lane.ScanExtra}, // the first scan reads whatever there is
 		{4, 4 + 1},              // the one before took all
 		{5, 4 + lane.ScanExtra}, // the one before met what it could not take
 	} {
@@ -96,8 +96,8 @@ func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
 	}
 }
 
-// A look that comes when a lane has no room, or no turn, is made up for when it has.
-func TestLookIsOwedToAFullLane(t *testing.T) {
+// A scan that is due when a lane has no room, or no turn, is made when it has.
+func TestScanOfAFullLaneIsOverdue(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))
 	l := c.Lanes.Get("default")

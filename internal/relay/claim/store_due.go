@@ -161,7 +161,7 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	return rows.Err()
 }
 
-// ClaimDue claims for the scans. A scan walks the index of due deliveries. It takes those without an ordering key, and only notes the
+// ClaimDue claims for the scans. A scan reads the index of due deliveries. It takes those without an ordering key, and only notes the
 // keys of the others. It passes deliveries in flight, but returns the last one that it may read: this is how far it came.
 const ClaimDue = `
 WITH front AS MATERIALIZED (

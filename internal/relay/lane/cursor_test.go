@@ -9,7 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
-// TestWalk takes the classes of a lane through claims.
+// TestCursor takes the classes of a lane through claims.
 func TestCursor(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -29,7 +29,7 @@ func TestCursor(t *testing.T) {
 		"the next one has passed what was committed meanwhile":   {cursor: Cursor{More: true}, result: ScanResult{Last: last}, want: Cursor{Position: Keyset{At: at(9)}}},
 		"one that came to the end has looked at all":             {result: ScanResult{Last: last}, found: 1, want: Cursor{Position: Keyset{At: at(9)}}},
 		"an empty one too, however slow":                         {took: time.Second, want: Cursor{Position: Keyset{At: at(9)}}},
-		"a walk that came to the end rests":                      {class: Backlog, result: ScanResult{Last: last}, found: 2, rests: true},
+		"a cursor that came to the end rests":                      {class: Backlog, result: ScanResult{Last: last}, found: 2, rests: true},
 		"one that did not goes on at once": {
 			class: Backlog, result: ScanResult{Last: last, More: true}, found: 1, took: time.Second, want: Cursor{Position: last, More: true},
 		},
@@ -40,7 +40,7 @@ func TestCursor(t *testing.T) {
 		"one that found nothing leaves time to others": {
 			class: Backlog, result: ScanResult{Last: last, More: true}, took: 2 * poll, want: Cursor{Position: last, More: true, FoundNothing: true, took: 2 * poll}, rests: true,
 		},
-		"a walk that found replays looks for more soon, behind where it came to": {
+		"a cursor that found replays reads on soon, behind where it came to": {
 			cursor: Cursor{took: time.Second, Position: last}, class: Replays, result: ScanResult{Last: last}, found: 3, took: time.Millisecond,
 			want: Cursor{Position: Keyset{At: at(9).Add(-Overlap)}, More: true, Pause: replayRescan},
 		},
@@ -49,7 +49,7 @@ func TestCursor(t *testing.T) {
 			want: Cursor{Position: Keyset{At: at(9).Add(-Overlap)}, More: true, FoundNothing: true, Pause: 2 * replayRescan},
 		},
 		"and then rests": {cursor: Cursor{More: true, Position: last, Pause: poll}, class: Replays, rests: true},
-		"a walk of the backlog rests, whatever it found": {class: Backlog, result: ScanResult{Last: last}, found: 3, rests: true},
+		"a cursor of the backlog rests, whatever it found": {class: Backlog, result: ScanResult{Last: last}, found: 3, rests: true},
 		"and rests for long at the end":                  {cursor: Cursor{took: time.Second, FoundNothing: true, Position: last, More: true}, class: Backlog, rests: true},
 	} {
 		w := c.cursor
@@ -61,7 +61,7 @@ func TestCursor(t *testing.T) {
 		}
 	}
 
-	// A walk whose claim failed may have been too long: the next claim does without.
+	// A cursor whose claim failed may have read too much: the next claim does without.
 	var w Cursor
 	w.Failed(time.Now(), poll)
 	if time.Until(w.Due) < poll/2 {

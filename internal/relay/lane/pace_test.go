@@ -92,8 +92,8 @@ func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 	}
 }
 
-// However often something asks for walks to begin anew, one through what cannot be claimed comes to its end.
-func TestBarrenWalkComesToItsEnd(t *testing.T) {
+// However often something restarts the scans, a cursor through what cannot be claimed comes to its end.
+func TestCursorThatFindsNothingComesToItsEnd(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
 	position := Keyset{time.Unix(1_000_000, 0), 1}
@@ -101,7 +101,7 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 	l.Cursors[Replays] = Cursor{Position: position, More: true}
 	l.RestartScans()
 	if l.Cursors[Backlog].Position != position || l.Cursors[Replays].Position == position {
-		t.Errorf("walks %+v", l.Cursors)
+		t.Errorf("cursors %+v", l.Cursors)
 	}
 	l.Cursors[Backlog].Advance(Backlog, ScanResult{}, 0, position.At, 0, agenda.Rest{Least: time.Hour})
 	if w := l.Cursors[Backlog]; w.Position == position || !w.IsDue(time.Now()) {
@@ -109,11 +109,11 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 	}
 	l.Cursors[Backlog].Advance(Backlog, ScanResult{}, 0, position.At, 0, agenda.Rest{Least: time.Hour})
 	if w := l.Cursors[Backlog]; w.IsDue(time.Now()) {
-		t.Errorf("walking never ends: %+v", w)
+		t.Errorf("the scan never ends: %+v", w)
 	}
 }
 
-// A trial that has nothing more to send ends, but not before all that waits has been looked at: what a look for new
+// A trial that has nothing more to send ends, but not before all that waits has been read: what a scan for new
 // events does not find may be a backlog for which slow start is meant.
 func TestTrialEndsWhenNothingWaits(t *testing.T) {
 	t.Parallel()
@@ -159,8 +159,8 @@ func TestNarrowLaneHasOneAhead(t *testing.T) {
 	}
 }
 
-// Looking back disturbs no walk, and is done when it has come to its end.
-func TestLookingBackLeavesTheWalksAlone(t *testing.T) {
+// A rescan moves no cursor, and is done when it has come to its end.
+func TestRescanLeavesTheCursorsAlone(t *testing.T) {
 	t.Parallel()
 	at := func(second int64) Keyset { return Keyset{At: time.Unix(1_000_000+second, 0)} }
 	l := laneOf(1)
@@ -169,7 +169,7 @@ func TestLookingBackLeavesTheWalksAlone(t *testing.T) {
 	l.RescanSince(at(5).At)
 	l.RescanSince(at(6).At)
 	if l.Cursors[Backlog] != before || l.RescanFrom != at(5) || l.hasScannedAll(time.Now()) {
-		t.Errorf("walk %+v, back to %v", l.Cursors[Backlog], l.RescanFrom)
+		t.Errorf("cursor %+v, rescan from %v", l.Cursors[Backlog], l.RescanFrom)
 	}
 	l.AdvanceRescan(ScanResult{Last: at(6), More: true})
 	if l.RescanFrom != at(6) {

@@ -262,7 +262,7 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 			return missing
 		case err != nil:
 			s.Failed("load payload", err)
-			s.postpone(d, s.Poll) // or only a walk would find it, which may rest for long
+			s.postpone(d, s.Poll) // or only a scan from the front would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
 		d.Event.Payload = payload
