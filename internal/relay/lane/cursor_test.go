@@ -29,7 +29,7 @@ func TestCursor(t *testing.T) {
 		"the next one has passed what was committed meanwhile":   {cursor: Cursor{More: true}, result: ScanResult{Last: last}, want: Cursor{Position: Keyset{At: at(9)}}},
 		"one that came to the end has looked at all":             {result: ScanResult{Last: last}, found: 1, want: Cursor{Position: Keyset{At: at(9)}}},
 		"an empty one too, however slow":                         {took: time.Second, want: Cursor{Position: Keyset{At: at(9)}}},
-		"a cursor that came to the end rests":                      {class: Backlog, result: ScanResult{Last: last}, found: 2, rests: true},
+		"a cursor that came to the end rests":                    {class: Backlog, result: ScanResult{Last: last}, found: 2, rests: true},
 		"one that did not goes on at once": {
 			class: Backlog, result: ScanResult{Last: last, More: true}, found: 1, took: time.Second, want: Cursor{Position: last, More: true},
 		},
@@ -50,7 +50,7 @@ func TestCursor(t *testing.T) {
 		},
 		"and then rests": {cursor: Cursor{More: true, Position: last, Pause: poll}, class: Replays, rests: true},
 		"a cursor of the backlog rests, whatever it found": {class: Backlog, result: ScanResult{Last: last}, found: 3, rests: true},
-		"and rests for long at the end":                  {cursor: Cursor{took: time.Second, FoundNothing: true, Position: last, More: true}, class: Backlog, rests: true},
+		"and rests for long at the end":                    {cursor: Cursor{took: time.Second, FoundNothing: true, Position: last, More: true}, class: Backlog, rests: true},
 	} {
 		w := c.cursor
 		w.Advance(c.class, c.result, c.found, at(9), c.took, agenda.Rest{Least: poll * 9 / 10, Times: agenda.RestFactor})
