@@ -87,7 +87,7 @@ func (r *Relay) writeHistory(ctx context.Context) {
 // archive is the relay's own run. The next one takes up whatever ended this one.
 func (r *Relay) archive(ctx context.Context) {
 	log := r.cfg.Log
-	a := archive.Job{DB: r.chores, Keep: r.config().Retention, Pressed: r.pressed, Progress: func(p archive.Progress) {
+	a := archive.Job{DB: r.chores, Keep: r.config().Retention, Pressed: r.databaseBusy, Progress: func(p archive.Progress) {
 		if p.Waiting != "" {
 			log.Info().Str("reason", p.Waiting).Msg("archive: stands down while the database is under pressure")
 			return

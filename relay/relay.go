@@ -55,12 +55,12 @@ type Relay struct {
 
 	restFactor int // agenda.RestFactor; less in tests, where a busy machine would make the rests last for minutes
 
-	// pressed says why the database needs to be left alone for now; nil: never.
-	pressed func() (reason string, pressed bool)
+	// databaseBusy says why the database needs to be left alone for now; nil: never.
+	databaseBusy func() (reason string, busy bool)
 
-	hurry context.Context // done after Abort
-	abort context.CancelFunc
-	fail  context.CancelCauseFunc // ends Run for what waiting cannot mend
+	aborted context.Context // done after Abort
+	abort   context.CancelFunc
+	fail    context.CancelCauseFunc // ends Run for what waiting cannot mend
 }
 
 // settleGrace is how long the last outcomes may take to be written once everything else has ended.
@@ -99,8 +99,8 @@ func New(cfg Config) (*Relay, error) {
 	r.watcher = r.newWatcher()
 	r.waiting.Lenient, r.waiting.Failed = r.lenient, r.databaseError
 	r.waiting.Released = func() { r.mailbox.post(agenda.CauseSweep) }
-	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
-	r.hurry, r.abort = context.WithCancel(context.Background())
+	r.databaseBusy = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
+	r.aborted, r.abort = context.WithCancel(context.Background())
 	return r, nil
 }
 
@@ -167,7 +167,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	r.cfg.Log.Info().Dur("drain_timeout", drainTimeout).Msg("stopping")
 	drain := time.AfterFunc(drainTimeout, cutOff)
 	defer drain.Stop()
-	defer context.AfterFunc(r.hurry, cutOff)()
+	defer context.AfterFunc(r.aborted, cutOff)()
 	// Once POSTs are cut off, only the database can hold things up, and it may be away.
 	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
 	takers.Go(r.withdrawRoutes)
