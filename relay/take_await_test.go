@@ -41,7 +41,7 @@ func TestWaiterThatDiesKeepsTheOrder(t *testing.T) {
 		t.Errorf("%v were sent while another relay has k-1 in hand", keys)
 	}
 	_, err := intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{
-		Relay: other, Ranges: []intake.Hold{{Seq: first.Seq, Fence: first.Fence, Ended: true}},
+		Relay: other, Ranges: []intake.RangeRef{{Seq: first.Seq, Fence: first.Fence, Ended: true}},
 		Deliveries: []intake.Delivery{{Seq: first.Seq, EventID: first.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
 	})
 	relaytest.Must(t, err)

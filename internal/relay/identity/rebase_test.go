@@ -27,7 +27,7 @@ func TestAcceptForeignIDs(t *testing.T) {
 	}
 	s := intake.Settlement{Relay: 1}
 	r := take()
-	s.Ranges = []intake.Hold{{Seq: r.Seq, Fence: r.Fence, Ended: true}}
+	s.Ranges = []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: true}}
 	for _, e := range r.Events {
 		s.Deliveries = append(s.Deliveries, intake.Delivery{Seq: r.Seq, EventID: e.ID, Destination: "default", Status: intake.Delivered})
 	}

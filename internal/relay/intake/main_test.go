@@ -89,7 +89,7 @@ func (r *room) settle(relay int32, of Range) Settled {
 }
 
 func settlement(relay int32, of Range, events []Event) Settlement {
-	s := Settlement{Relay: relay, Ranges: []Hold{{of.Seq, of.Fence, true}}}
+	s := Settlement{Relay: relay, Ranges: []RangeRef{{of.Seq, of.Fence, true}}}
 	for i := range events {
 		e := &events[i]
 		if !slices.Contains(e.Settled, "default") {

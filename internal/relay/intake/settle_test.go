@@ -28,7 +28,7 @@ func TestSettle(t *testing.T) {
 	behind.BlockedBy, behind.OrderingKey = 2, new("k")
 	inFlight := one(5, "default", Pending)
 	inFlight.Lease = time.Minute
-	s := Settlement{Relay: 1, Ranges: []Hold{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
+	s := Settlement{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
 		delivered, retried, one(3, "default", Failed), behind, inFlight, one(6, "", Pending), one(1, "other", Discarded),
 	}}
 	done, err := SettleRanges(t.Context(), r.pool, s)
@@ -84,7 +84,7 @@ func TestRowsOfARangeKeepTheirOrder(t *testing.T) {
 	of := r.take(1, usual)
 	r.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, joined) VALUES (1, 'default', 'k', 1)`)
 	for _, event := range []int64{2, 3} {
-		_, err := SettleRanges(t.Context(), r.pool, Settlement{Relay: 1, Ranges: []Hold{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
+		_, err := SettleRanges(t.Context(), r.pool, Settlement{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
 			{Seq: of.Seq, EventID: event, Destination: "default", Status: Pending, OrderingKey: new("k")},
 		}})
 		relaytest.Must(t, err)
@@ -277,7 +277,7 @@ func TestFindBlockedKeys(t *testing.T) {
 	}
 	check := func(want ...Blocked) {
 		t.Helper()
-		got, err := FindBlockedKeys(t.Context(), r.pool, 2, Hold{Seq: mine.Seq, Fence: mine.Fence}, ask)
+		got, err := FindBlockedKeys(t.Context(), r.pool, 2, RangeRef{Seq: mine.Seq, Fence: mine.Fence}, ask)
 		relaytest.Must(t, err)
 		if !slices.Equal(got, want) {
 			t.Errorf("%+v", got)
@@ -288,7 +288,7 @@ func TestFindBlockedKeys(t *testing.T) {
 	r.settle(1, theirs)
 	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
 	r.Exec(`DELETE FROM outbox_range WHERE seq = $1`, mine.Seq)
-	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, Hold{Seq: mine.Seq, Fence: mine.Fence}, ask); !errors.Is(err, ErrLost) {
+	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, RangeRef{Seq: mine.Seq, Fence: mine.Fence}, ask); !errors.Is(err, ErrLost) {
 		t.Errorf("of a range that was lost: %v", err)
 	}
 }

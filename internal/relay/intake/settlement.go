@@ -17,12 +17,12 @@ const (
 type Settlement struct {
 	Relay int32
 	// Ranges names each range of which there are deliveries, and each that ends, in ascending order.
-	Ranges     []Hold
+	Ranges     []RangeRef
 	Deliveries []Delivery
 }
 
-// A Hold names a range that a relay has.
-type Hold struct {
+// A RangeRef names a range that a relay has.
+type RangeRef struct {
 	Seq, Fence int64
 	// Ended says that after this settlement each delivery of the range has a row.
 	Ended bool

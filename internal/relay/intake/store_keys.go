@@ -49,7 +49,7 @@ var ErrLost = errors.New("the range is not this relay's any more")
 // FindBlockedKeys says of each key of a range why it may not be sent now. A key that is in hand elsewhere must be asked about again
 // before it is sent: its range may end with a pending row. The error is [ErrLost] if a crash of the server has undone the take: it may
 // have undone those before it too, and then nothing shows what comes first.
-func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of Hold, keys []Key) (blocked []Blocked, err error) {
+func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of RangeRef, keys []Key) (blocked []Blocked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	names, destinations, skips, due := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys)), make([]*time.Time, len(keys))

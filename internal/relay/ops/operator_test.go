@@ -82,7 +82,7 @@ func TestTail(t *testing.T) {
 	settle := func(ended bool, destination string, status intake.Status) {
 		t.Helper()
 		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{
-			Relay: 1, Ranges: []intake.Hold{{Seq: r.Seq, Fence: r.Fence, Ended: ended}},
+			Relay: 1, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: ended}},
 			Deliveries: []intake.Delivery{{Seq: r.Seq, EventID: 2, Destination: destination, Status: status}},
 		})
 		relaytest.Must(t, err)

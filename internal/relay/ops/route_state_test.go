@@ -93,7 +93,7 @@ func TestEventThatIsNotRouted(t *testing.T) {
 		for i := range deliveries {
 			deliveries[i].Seq, deliveries[i].Status = r.Seq, intake.Delivered
 		}
-		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{Relay: 2, Ranges: []intake.Hold{{Seq: r.Seq, Fence: r.Fence, Ended: ended}}, Deliveries: deliveries})
+		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{Relay: 2, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: ended}}, Deliveries: deliveries})
 		relaytest.Must(t, err)
 	}
 	settle(false, intake.Delivery{EventID: 1, Destination: "second"}, intake.Delivery{EventID: 3, Destination: ""})

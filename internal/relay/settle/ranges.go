@@ -22,7 +22,7 @@ type Range struct {
 	Taken      time.Time // when it had ended
 	Deliveries []InHand
 
-	// Run owns these after Hold.
+	// Run owns these after Track.
 	open   int       // deliveries without a row
 	rowsAt time.Time // when to make rows of what is left
 }
@@ -46,11 +46,11 @@ type InHand struct {
 	// is known: if this relay died, any relay could claim the row, before the earlier event has one.
 	Awaits atomic.Bool
 
-	HasRow bool // Run owns it after Hold
+	HasRow bool // Run owns it after Track
 }
 
-// Held names the range as this relay has it.
-func (r *Range) Held() intake.Hold { return intake.Hold{Seq: r.Seq, Fence: r.Fence} }
+// Ref names the range as this relay has it.
+func (r *Range) Ref() intake.RangeRef { return intake.RangeRef{Seq: r.Seq, Fence: r.Fence} }
 
 // UntilDue returns how long it is until the delivery is due; negative: how long ago it was. It is too long by the time from the database's
 // answer until the end of the take, never too short: who came early would find nothing due, and not come again.

@@ -18,7 +18,7 @@ const (
 	batchSize  = 1000
 )
 
-// A Settler writes what became of the deliveries of one relay. Settle, Hold, WriteAgain and ForgetDurable are safe for concurrent
+// A Settler writes what became of the deliveries of one relay. Settle, Track, WriteAgain and ForgetDurable are safe for concurrent
 // use while Run runs. Run calls the functions, which must return at once.
 type Settler struct {
 	// DB is where statements run.

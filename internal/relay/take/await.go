@@ -104,7 +104,7 @@ func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
 // are the keys for which earlier ranges wait; it adds those of this one.
 func (t *Taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[ordering.Key]bool) (rest awaitingRange, err error) {
 	t.findArrivals(a.deliveries, waitingKeys) // first: what is written afterwards, the database shows
-	blocked, err := t.findBlocked(ctx, a.instance, a.inHand.Held(), a.deliveries)
+	blocked, err := t.findBlocked(ctx, a.instance, a.inHand.Ref(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
 		t.Agenda.At(agenda.CauseTakeAgain, time.Now())

@@ -182,7 +182,7 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 		t.Errorf("sent while another relay has k-1: %v", keys)
 	}
 	_, err = intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{
-		Relay: other, Ranges: []intake.Hold{{Seq: theirs.Seq, Fence: theirs.Fence, Ended: true}},
+		Relay: other, Ranges: []intake.RangeRef{{Seq: theirs.Seq, Fence: theirs.Fence, Ended: true}},
 		Deliveries: []intake.Delivery{{Seq: theirs.Seq, EventID: theirs.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
 	})
 	relaytest.Must(t, err)

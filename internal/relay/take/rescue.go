@@ -63,7 +63,7 @@ func (t *Taker) giveBackRescued(ctx context.Context, instance int32, r *intake.R
 			waitingKeys = map[ordering.Key]bool{}
 		}
 		t.findArrivals(keyed, waitingKeys)
-		blocked, err = t.findBlocked(ctx, instance, inHand.Held(), keyed)
+		blocked, err = t.findBlocked(ctx, instance, inHand.Ref(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
 			t.Hands.Remove(r.Seq)
 			t.Agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())

@@ -230,9 +230,9 @@ func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun
 
 // endRange ends a range of which each delivery has a row.
 func (t *Taker) endRange(ctx context.Context, inHand *settle.Range) error {
-	hold := inHand.Held()
-	hold.Ended = true
-	_, err := intake.SettleRanges(ctx, t.DB, intake.Settlement{Relay: inHand.Instance, Ranges: []intake.Hold{hold}})
+	ref := inHand.Ref()
+	ref.Ended = true
+	_, err := intake.SettleRanges(ctx, t.DB, intake.Settlement{Relay: inHand.Instance, Ranges: []intake.RangeRef{ref}})
 	t.Hands.Remove(inHand.Seq)
 	return err
 }
@@ -282,7 +282,7 @@ func (t *Taker) fail(d *lane.Delivery) {
 }
 
 // findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.
-func (t *Taker) findBlocked(ctx context.Context, instance int32, hold intake.Hold, of []lane.Delivery) (map[ordering.Key]intake.Blocked, error) {
+func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.RangeRef, of []lane.Delivery) (map[ordering.Key]intake.Blocked, error) {
 	found := make(map[ordering.Key]intake.Blocked, len(of))
 	var keys []intake.Key
 	index := make(map[ordering.Key]int, len(of))
@@ -303,7 +303,7 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, hold intake.Hol
 		}
 		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.NextAttemptAt.Time})
 	}
-	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, hold, keys)
+	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, keys)
 	if err != nil {
 		return nil, err
 	}
