@@ -21,6 +21,7 @@
 //	two relays take one key                      internal/relay/intake: TestKeysStay
 //	a rescued range keeps its fence              internal/relay/intake: TestRescue
 //	a header is left out of the signature        internal/relay/post: TestRequestIsTheWireContract
+//	a replay is left out of the signature        internal/relay/post: TestReplayIsSigned
 //	prune ignores the retention                  consumer/internal/memory: TestPruneAnnouncesBeforeItRemoves
 //	prune ignores until when duplicates may come consumer/internal/memory: TestPruneKeepsWhatIsStillNeeded
 //	a living relay is rescued                    internal/relay/session: TestRelayThatComesBackDuringItsRescue

@@ -77,6 +77,12 @@ var mutants = []mutant{
 		pkg: "internal/relay/post", test: "^TestRequestIsTheWireContract$",
 	},
 	{
+		bug: "a replay is left out of the signature", file: "internal/relay/post/request.go",
+		old: "covered = webhook.AppendCovered(covered, h.name, h.value)",
+		new: "if h.name != webhook.Replay {\n\t\t\tcovered = webhook.AppendCovered(covered, h.name, h.value)\n\t\t}",
+		pkg: "internal/relay/post", test: "^TestReplayIsSigned$",
+	},
+	{
 		bug: "prune ignores the retention", file: "migrations/inbox/00003_prune.sql",
 		old: "cutoff    timestamptz := now() - older_than;", new: "cutoff    timestamptz := now() - least(older_than, interval '25 hours');",
 		pkg: "consumer/internal/memory", test: "^TestPruneAnnouncesBeforeItRemoves$",

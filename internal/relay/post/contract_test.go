@@ -53,6 +53,28 @@ func TestRequestIsTheWireContract(t *testing.T) {
 	}
 }
 
+// The signature covers X-Outbox-Replay. Otherwise a proxy could remove it, and the receiver would take a replay for a first delivery.
+func TestReplayIsSigned(t *testing.T) {
+	t.Parallel()
+	m := order()
+	m.Replay = true
+	req, err := requestOf(t, post.Destination{URL: "http://receiver.test/", SigningSecrets: []webhook.Secret{secret(t, testSecret)}}, m)
+	relaytest.Must(t, err)
+	if got := req.Header.Get(webhook.Replay); got != "true" {
+		t.Fatalf("%s: %q", webhook.Replay, got)
+	}
+	verify := func() (webhook.Verified, error) {
+		return webhook.Verify(req.Header, m.Payload, time.Unix(1_700_000_000, 0), time.Minute, secret(t, testSecret))
+	}
+	if got, err := verify(); err != nil || got != webhook.VerifiedX1 {
+		t.Errorf("verified %d, %v, with the header", got, err)
+	}
+	req.Header.Del(webhook.Replay)
+	if got, _ := verify(); got == webhook.VerifiedX1 {
+		t.Error("the signature covers a request without the header")
+	}
+}
+
 func TestRequestLeavesOutWhatTheEventHasNot(t *testing.T) {
 	t.Parallel()
 	m := order()
