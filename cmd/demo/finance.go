@@ -109,7 +109,7 @@ func (o *order) issue(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	}
 	var ordering string
 	if o.Keys > 0 {
-		ordering = fmt.Sprintf("customer %d", (n-1)%o.Keys+1)
+		ordering = fmt.Sprintf("%s: customer %d", o.Prefix, (n-1)%o.Keys+1) // the checker compares each two events of a key
 		inv.Customer = ordering
 	}
 	tx, err := pool.Begin(ctx)
