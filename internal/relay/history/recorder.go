@@ -30,7 +30,7 @@ type Counts struct {
 	Delivered int64 `json:"delivered"`
 	Failed    int64 `json:"failed"`
 	Retried   int64 `json:"retried"`
-	// Probes are attempts at a destination that was down. They spend no attempt of a delivery.
+	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt of a delivery.
 	Probes int64 `json:"probes"`
 	// Took are the times of the requests that delivered; Latency those from the commit until then.
 	Took    Durations `json:"took"`

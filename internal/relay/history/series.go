@@ -52,7 +52,7 @@ type Sum struct {
 	Delivered int64 `json:"delivered"`
 	Failed    int64 `json:"failed"`
 	Retried   int64 `json:"retried"`
-	// Probes are attempts at a destination that was down. They spend no attempt of a delivery.
+	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt of a delivery.
 	Probes int64 `json:"probes"`
 	// Response is how long the requests took that delivered. Latency is from the commit until then, with all waits and attempts.
 	Response Quantiles `json:"response"`
