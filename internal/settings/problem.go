@@ -41,6 +41,9 @@ func (o Origin) String() string {
 	return "default"
 }
 
+// Flag is the origin of what a flag of a command says.
+func Flag(name string) Origin { return Origin{source: fromFlag, name: name} }
+
 // A Problem is one mistake: where it was made, what is wrong, what to write instead. It repeats no secret.
 type Problem struct {
 	origin Origin
@@ -120,7 +123,7 @@ func (s *Set) Keep(sections ...string) {
 func ofSections(problems []Problem, sections []string) []Problem {
 	problems = slices.DeleteFunc(problems, func(p Problem) bool {
 		return len(sections) > 0 && p.path != "" && !slices.ContainsFunc(sections, func(section string) bool {
-			return p.path == section || strings.HasPrefix(p.path, section+".")
+			return p.path == section || strings.HasPrefix(p.path, section+".") || strings.HasPrefix(p.path, section+"[")
 		})
 	})
 	rank := map[source]int{fromFile: 0, fromEnv: 1, fromFlag: 2, fromDefault: 3}

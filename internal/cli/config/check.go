@@ -26,7 +26,7 @@ func (c *Config) checkRelay() {
 
 // checkDatabase parses the database URLs.
 func (c *Config) checkDatabase() {
-	if !c.Failed("database.url") && !c.Has("database.url") {
+	if !c.Failed("database.url") && !c.Has("database.url") && !c.Has("databases") {
 		c.ProblemAt("database.url", "is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE")
 	}
 	c.Pool = c.parsedURL("database.url", c.databaseURL)

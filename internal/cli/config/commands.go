@@ -70,7 +70,7 @@ type checkCommand struct {
 }
 
 func (cmd checkCommand) Run(inv *cli.Invocation) error {
-	c, err := Read(inv)
+	c, err := ReadAll(inv)
 	if err != nil {
 		return err
 	}
@@ -79,6 +79,9 @@ func (cmd checkCommand) Run(inv *cli.Invocation) error {
 		what = "the configuration"
 	}
 	fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
+	if n := len(c.Outboxes); n > 0 {
+		fmt.Fprintf(inv.Stdout, "It serves %s\n", plain.Plural(n, "database", "databases"))
+	}
 	if names := c.Unsigned(); len(names) > 0 {
 		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
 	}
@@ -124,7 +127,7 @@ func (c *Config) connect(inv *cli.Invocation) (warned int, err error) {
 type showCommand struct{ SettingFlags }
 
 func (showCommand) Run(inv *cli.Invocation) error {
-	c, err := Read(inv)
+	c, err := ReadAll(inv)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,8 @@ type Config struct {
 	*settings.Set
 
 	Relay         relay.Config    // complete but for version, log and hooks
-	Pool          *pgxpool.Config // of database.url; nil if that is unusable
+	Pool          *pgxpool.Config // of database.url; nil if that is unusable, or if Outboxes holds several
+	Outboxes      []Outbox        // of databases; nil unless the command serves several
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
 	MetricsListen string          // empty: off
 	// MetricsDestinations is how many destinations have series of their own.
@@ -50,11 +51,25 @@ type sources struct {
 	Flags    map[string]string // those that were given, by name
 	Hostname string            // the default of relay.name
 	NoFile   bool              // leave the file out
+	All      bool              // the command serves all entries of databases
+}
+
+func sourcesOf(inv *cli.Invocation, all bool) sources {
+	hostname, _ := os.Hostname() // only a default, and config show says so
+	return sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname, All: all}
 }
 
 // Read is [load] for a command. It prints the warnings; mistakes are an error.
 func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
-	c := Load(inv, sections...)
+	return warned(inv, Load(inv, sections...))
+}
+
+// ReadAll is [Read] for a command that serves all entries of databases, see [LoadAll].
+func ReadAll(inv *cli.Invocation, sections ...string) (*Config, error) {
+	return warned(inv, LoadAll(inv, sections...))
+}
+
+func warned(inv *cli.Invocation, c *Config) (*Config, error) {
 	for _, w := range c.Warnings {
 		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
 	}
@@ -78,15 +93,15 @@ func ReadToLook(inv *cli.Invocation, sections ...string) (*Config, error) {
 
 // WithoutFile is [Load] from flags and environment alone.
 func WithoutFile(inv *cli.Invocation, sections ...string) *Config {
-	hostname, _ := os.Hostname()
-	return loadFrom(sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname, NoFile: true}, sections...)
+	from := sourcesOf(inv, false)
+	from.NoFile = true
+	return loadFrom(from, sections...)
 }
 
 // Load reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
 // a database, and neither the secrets nor the destinations that the relay reads from the same file.
 func Load(inv *cli.Invocation, sections ...string) *Config {
-	hostname, _ := os.Hostname() // only a default, and config show says so
-	return loadFrom(sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname}, sections...)
+	return loadFrom(sourcesOf(inv, false), sections...)
 }
 
 // loadFrom is [load] for sources that are no command's.
@@ -96,8 +111,10 @@ func loadFrom(from sources, sections ...string) *Config {
 	c.Inherit("destinations", "defaults")
 	if c.Readable {
 		c.bind()
+		name, given := from.Flags["database"]
+		c.choose(name, given, from.All)
 	}
-	c.Keep(sections...)
+	c.Keep(withDatabases(sections)...)
 	return c
 }
 
@@ -111,6 +128,7 @@ func (c *Config) bind() {
 		c.Default("routes[0].to", slices.Clone(names))
 	}
 	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.tracesRows(), c.adminRows(), c.logRows()))
+	c.bindOutboxes()
 	c.checkDatabase()
 	c.Relay.Pool, c.Relay.Pooler.Session = c.Pool, c.Direct
 	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)

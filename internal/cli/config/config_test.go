@@ -259,7 +259,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 // do nothing.
 func TestFlagsAreSettings(t *testing.T) {
 	t.Parallel()
-	want := []string{"config", "help"}
+	want := []string{"config", "database", "help"}
 	for _, r := range new(Config).table("").Rows {
 		if r.Flag != "" {
 			want = append(want, r.Flag)

@@ -8,7 +8,8 @@ type FileFlag struct {
 // DatabaseFlags are those of commands that need nothing but the database.
 type DatabaseFlags struct {
 	FileFlag
-	Schema string `placeholder:"NAME" help:"Schema that holds the tables. Default: the first of the search_path."`
+	Database string `placeholder:"NAME" help:"Entry of databases in the configuration file. Needed if it has several."`
+	Schema   string `placeholder:"NAME" help:"Schema that holds the tables. Default: the first of the search_path."`
 }
 
 // SettingFlags are the settings that are worth changing for one start. Secrets have none: others can read them in the

@@ -33,7 +33,7 @@ func (c *Config) table(hostname string) settings.Table {
 	return settings.Table{
 		Prefix: "OUTBOX_", File: usualFile, Unnamed: DefaultDestination,
 		Rows: slices.Concat(
-			c.databaseRows(), c.relayRows(hostname),
+			c.databaseRows(), settings.Under("databases[]", outboxRows(&outboxEntry{})), c.relayRows(hostname),
 			settings.Under("defaults", shared),
 			settings.Under("destinations.*", slices.Concat(targetRows(&destination{}), settings.Inherited(shared), credentialRows(&destination{}), brokerRows(&destination{}))),
 			c.egressRows(),
