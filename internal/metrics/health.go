@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -107,26 +109,28 @@ func (m *Metrics) ready(now time.Time, s relay.State) (reasons []string) {
 
 // Handler returns what serves /metrics, /healthz and /readyz.
 func (m *Metrics) Handler() http.Handler {
+	return handler(m.registry, m.cfg.Allows, m.sampler.scraped,
+		func(now time.Time) []string { return m.live(now, m.state()) }, func(now time.Time) []string { return m.ready(now, m.state()) })
+}
+
+// handler serves a registry, and what live and ready say is wrong. scraped is called before the registry is read.
+func handler(registry *prometheus.Registry, allows func(string) bool, scraped func(context.Context), live, ready func(time.Time) []string) http.Handler {
 	mux := http.NewServeMux()
-	scrape := newScrapes().bounded(promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+	scrape := newScrapes().bounded(promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		// Compression would cost each relay more memory than it saves on a line within a cluster.
 		ErrorHandling: promhttp.ContinueOnError, DisableCompression: true,
 	}))
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		if allows := m.cfg.Allows; allows != nil && !allows(r.Host) {
+		if allows != nil && !allows(r.Host) {
 			http.Error(w, "This host name is not allowed: a foreign site could point its own name here. Add the name under which you reach this server to admin.allowed_hosts.",
 				http.StatusMisdirectedRequest)
 			return
 		}
-		m.sampler.scraped(r.Context())
+		scraped(r.Context())
 		scrape.ServeHTTP(w, r)
 	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, newHealth(m.live(time.Now(), m.state())))
-	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, newHealth(m.ready(time.Now(), m.state())))
-	})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, newHealth(live(time.Now()))) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, newHealth(ready(time.Now()))) })
 	return mux
 }
 

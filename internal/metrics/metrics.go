@@ -44,7 +44,9 @@ var (
 // Metrics observes one relay. It is safe for concurrent use.
 type Metrics struct {
 	cfg      Config
-	registry *prometheus.Registry
+	registry *prometheus.Registry  // its own, or that of [Several]
+	register prometheus.Registerer // for the registry
+	turns    chan struct{}         // a place for each sample at once; nil: any number
 
 	restFactor int // see the constant; less in tests
 
@@ -80,21 +82,40 @@ const (
 
 // New returns metrics. Every series of the configured destinations is at zero, unless there are more than may have their own.
 func New(cfg Config) *Metrics {
-	m := &Metrics{cfg: cfg, registry: prometheus.NewRegistry(), restFactor: restFactor}
+	registry := prometheus.NewRegistry()
+	defineProcess(registry, cfg.Version)
+	spans := definer{registry}.spans()
+	m := newMetrics(cfg, registry, registry)
+	m.spans = spans
+	return m
+}
+
+// newMetrics returns metrics of a relay alone, without those of the process.
+func newMetrics(cfg Config, registry *prometheus.Registry, register prometheus.Registerer) *Metrics {
+	m := &Metrics{cfg: cfg, registry: registry, register: register, restFactor: restFactor}
 	m.define()
 	m.destinations = destinations{most: cmp.Or(cfg.Most, DefaultMost), known: map[string]*destination{}}
 	m.begin(cfg.Destinations)
 	m.sampler = newSampler()
-	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), gauges{m})
+	m.register.MustRegister(gauges{m})
 	return m
 }
 
-func (m *Metrics) define() {
-	factory := definer{m.registry}
+// defineProcess registers what the process has once, however many outboxes it serves.
+func defineProcess(registry *prometheus.Registry, version string) {
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "outbox_build_info", Help: "1, labelled with the version of the relay."}, []string{"version"})
-	build.WithLabelValues(m.cfg.Version).Set(1)
-	m.registry.MustRegister(build)
+	build.WithLabelValues(version).Set(1)
+	registry.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+}
 
+// spans are counters of spans, by whether they were exported.
+func (d definer) spans() map[bool]prometheus.Counter {
+	spans := d.counters("outbox_trace_spans_total", "Spans of attempts that the collector has taken (exported), or that were lost (dropped).", "outcome")
+	return map[bool]prometheus.Counter{true: spans.WithLabelValues("exported"), false: spans.WithLabelValues("dropped")}
+}
+
+func (m *Metrics) define() {
+	factory := definer{m.register}
 	m.claimed = factory.counters("outbox_claimed_deliveries_total", "Deliveries that this relay has claimed.", "destination")
 	m.duplicates = factory.counters("outbox_duplicate_deliveries_total", "Deliveries that a stream acknowledged as duplicates: it had stored an earlier attempt.", "destination")
 	m.droppedHeaders = factory.counters("outbox_dropped_headers_total", "Headers of events that were not sent: event_headers of the destination does not name them.", "destination")
@@ -114,9 +135,6 @@ func (m *Metrics) define() {
 	m.errors = factory.counters("outbox_database_errors_total", "Failed statements, which the relay repeats.").WithLabelValues()
 	m.archived = factory.counters("outbox_archived_events_total", "Events that this relay has moved into the archive.").WithLabelValues()
 
-	spans := factory.counters("outbox_trace_spans_total", "Spans of attempts that the collector has taken (exported), or that were lost (dropped).", "outcome")
-	m.spans = map[bool]prometheus.Counter{true: spans.WithLabelValues("exported"), false: spans.WithLabelValues("dropped")}
-
 	wakes := factory.counters("outbox_wakeups_total", "Waits of the claimer, by what ended them: notify, poll, or room in a destination that was full.", "reason")
 	m.wakes = map[relay.Wake]prometheus.Counter{}
 	for _, by := range relay.Wakes() {
@@ -132,7 +150,7 @@ func ended(of *prometheus.CounterVec) map[string]prometheus.Counter {
 }
 
 // A definer registers metrics.
-type definer struct{ registry *prometheus.Registry }
+type definer struct{ registry prometheus.Registerer }
 
 func (d definer) counters(name, help string, labels ...string) *prometheus.CounterVec {
 	vec := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)

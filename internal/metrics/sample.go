@@ -144,6 +144,14 @@ func (m *Metrics) take(ctx context.Context, interval time.Duration) (wait time.D
 	if f == nil || !f.state().Registered {
 		return unregistered
 	}
+	if m.turns != nil {
+		select {
+		case m.turns <- struct{}{}:
+			defer func() { <-m.turns }()
+		case <-ctx.Done():
+			return interval
+		}
+	}
 	counting, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	began := time.Now()
