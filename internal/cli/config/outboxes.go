@@ -59,6 +59,9 @@ func (c *Config) bindOutboxes() {
 			c.ProblemAt(single, "is set, and so is databases; remove one of them")
 		}
 	}
+	if c.Given("admin.listen") && c.Admin.Listen != "" {
+		c.WarnAt("admin.listen", "has no effect while run serves several databases: the page and the API show one outbox; see docs/outboxes.md")
+	}
 	names, places := map[string]string{}, map[string]string{}
 	for _, path := range paths {
 		entry := c.outboxAt(path)
@@ -136,6 +139,11 @@ func (c *Config) choose(name string, given, all bool) {
 // use makes an outbox the only database of this configuration.
 func (c *Config) use(o Outbox) {
 	c.Pool, c.databaseURL, c.Relay.Pool, c.Relay.Schema, c.Outboxes = o.Pool, o.url, o.Pool, o.Schema, nil
+}
+
+// SameOutboxes reports whether two configurations serve the same outboxes, with the same credentials.
+func SameOutboxes(a, b []Outbox) bool {
+	return slices.EqualFunc(a, b, func(a, b Outbox) bool { return a.Name == b.Name && a.Schema == b.Schema && a.url == b.url })
 }
 
 // With returns a copy of the configuration for one of its outboxes.

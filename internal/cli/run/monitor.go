@@ -2,6 +2,7 @@ package run
 
 import (
 	"context"
+	"net/http"
 	"sync"
 	"time"
 
@@ -17,7 +18,8 @@ const metricsWriteTimeout = 30 * time.Second
 // A monitor serves metrics and health beside the relay. Without a server it is off, and costs the relay nothing.
 type monitor struct {
 	server  *admin.Server
-	metrics *metrics.Metrics
+	metrics *metrics.Metrics // nil: of several outboxes
+	several *metrics.Several // nil: of one outbox
 }
 
 // openMonitor opens metrics.listen.
@@ -32,9 +34,14 @@ func openMonitor(ctx context.Context, c *config.Config, version string) (m monit
 	for _, d := range c.Relay.Destinations {
 		names = append(names, d.Name)
 	}
-	m.metrics = metrics.New(metrics.Config{
+	cfg := metrics.Config{
 		Version: version, Destinations: names, Most: c.MetricsDestinations, PollInterval: c.Relay.PollInterval, Allows: c.Guard().Allows, Log: c.Log,
-	})
+	}
+	if databases := outboxNames(c); len(databases) > 0 {
+		m.several = metrics.NewSeveral(cfg, databases)
+	} else {
+		m.metrics = metrics.New(cfg)
+	}
 	return m, nil
 }
 
@@ -51,6 +58,9 @@ func (m monitor) countSpans() func(exported bool, spans int) {
 	if m.server == nil {
 		return nil
 	}
+	if m.several != nil {
+		return m.several.CountSpans
+	}
 	return m.metrics.CountSpans
 }
 
@@ -60,12 +70,26 @@ func (m monitor) start(stopping context.Context, r *relay.Relay) (end func()) {
 		return func() {}
 	}
 	m.metrics.Follow(r.State, r.CountBacklog)
+	return m.serve(stopping, m.metrics.Handler(), m.metrics)
+}
+
+// startSeveral is start for the relays of several outboxes, which follow says.
+func (m monitor) startSeveral(stopping context.Context) (end func()) {
+	if m.server == nil {
+		return func() {}
+	}
+	return m.serve(stopping, m.several.Handler(), m.several.Of...)
+}
+
+func (m monitor) serve(stopping context.Context, handler http.Handler, all ...*metrics.Metrics) (end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
-	m.metrics.StopsWhen(func() bool { return stopping.Err() != nil })
-	var running sync.WaitGroup
-	running.Go(func() { m.server.Run(ctx, m.metrics.Handler()) })
 	sampling, stopSampling := context.WithCancel(stopping)
-	running.Go(func() { m.metrics.Sample(sampling) })
+	var running sync.WaitGroup
+	for _, of := range all {
+		of.StopsWhen(func() bool { return stopping.Err() != nil })
+		running.Go(func() { of.Sample(sampling) })
+	}
+	running.Go(func() { m.server.Run(ctx, handler) })
 	return func() {
 		stopSampling()
 		cancel()

@@ -25,7 +25,15 @@ type reloader struct {
 	metricsDestinations   int
 	console               config.Admin
 	traces                config.Traces
-	page                  *console
+	page                  *console // nil: there is none
+	outboxes              []config.Outbox
+}
+
+func newReloader(inv *cli.Invocation, c *config.Config, r engine, level *config.Level) *reloader {
+	return &reloader{
+		inv: inv, apply: r.Reload, refuse: r.RefuseReload, log: c.Log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen,
+		metricsDestinations: c.MetricsDestinations, console: c.Admin, traces: c.Traces, outboxes: c.Outboxes,
+	}
 }
 
 // run reloads at every signal until ended is closed. Signals that come meanwhile are one: what was read at the first of
@@ -43,7 +51,10 @@ func (rl *reloader) run(ended <-chan struct{}) {
 }
 
 func (rl *reloader) reload() {
-	c := config.Load(rl.inv)
+	c := config.LoadAll(rl.inv)
+	if (len(c.Outboxes) > 0) != (len(rl.outboxes) > 0) {
+		c.ProblemAt("databases", "one outbox in place of several, or several in place of one, need a restart")
+	}
 	for _, w := range c.Warnings {
 		rl.log.Warn().Msg(w.String())
 	}
@@ -81,7 +92,12 @@ func (rl *reloader) reload() {
 	if !c.Traces.Equal(rl.traces) {
 		stay = append(stay, "traces")
 	}
-	rl.page.reloaded(c)
+	if !config.SameOutboxes(c.Outboxes, rl.outboxes) {
+		stay = append(stay, "databases")
+	}
+	if rl.page != nil {
+		rl.page.reloaded(c)
+	}
 	level := c.LogLevel()
 	switch {
 	case rl.level.Set(level):

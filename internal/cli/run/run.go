@@ -1,6 +1,7 @@
 package run
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/signal"
@@ -29,7 +30,8 @@ destinations, routes, alerts, retention, log.level. One with mistakes changes no
 nothing did, and what needs a restart.
 
 While the database is away it waits and tries again, for ever. It exits 5 if the database has another schema than this
-version works with; run "outbox-relay migrate up" first. Deliveries that wait for a destination which no running relay
+version works with; run "outbox-relay migrate up" first. With several entries in databases it serves them all: one that
+is away or has another schema is logged and tried again, and delays no other one. Deliveries that wait for a destination which no running relay
 has are logged and alerted as unserved. Logs go to stderr.`
 }
 
@@ -37,7 +39,7 @@ func (Command) Run(inv *cli.Invocation) error {
 	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
 	signal.Ignore(syscall.SIGPIPE)
 
-	c := config.Load(inv)
+	c := config.LoadAll(inv)
 	if err := c.Err(); err != nil {
 		return err
 	}
@@ -54,6 +56,9 @@ func (Command) Run(inv *cli.Invocation) error {
 	monitor, err := openMonitor(inv.Ctx, c, inv.Version)
 	if err != nil {
 		return err
+	}
+	if len(c.Outboxes) > 0 {
+		return runSeveral(inv, c, cfg, monitor, level)
 	}
 	page, err := openConsole(inv.Ctx, c, inv.Version)
 	if err != nil {
@@ -78,16 +83,25 @@ func (Command) Run(inv *cli.Invocation) error {
 	if names := c.Unsigned(); len(names) > 0 {
 		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
-	rl := &reloader{inv: inv, apply: r.Reload, refuse: r.RefuseReload, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, metricsDestinations: c.MetricsDestinations, console: c.Admin, traces: c.Traces, page: &page}
+	rl := newReloader(inv, c, r, level)
+	rl.page = &page
 	c.Release() // with thousands of destinations, it is more than all else that the relay has
 	defer monitor.start(inv.Ctx, r)()
 	defer page.start(inv.Ctx, r)()
 	return runBeside(inv, r, rl, tidy)
 }
 
+// An engine delivers: a [relay.Relay], or a group of them.
+type engine interface {
+	Run(ctx context.Context) error
+	Abort()
+	Reload(cfg relay.Config) (changes []string, err error)
+	RefuseReload(err error)
+}
+
 // runBeside runs the relay, and beside it what reloads its configuration, what gives memory back, and what ends its drain at a second
 // signal.
-func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader, tidy *tidier) error {
+func runBeside(inv *cli.Invocation, r engine, rl *reloader, tidy *tidier) error {
 	ended, aborted := make(chan struct{}), false
 	var beside sync.WaitGroup
 	beside.Go(func() { rl.run(ended) })

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// tenants are three databases and two schemas of a fourth.
+type tenants struct {
+	names   []string
+	dsn     map[string]string
+	schema  map[string]string
+	entries string // of databases, in the file
+}
+
+func newTenants(t *testing.T) (s tenants) {
+	t.Helper()
+	s = tenants{dsn: map[string]string{}, schema: map[string]string{}}
+	shared := pgtest.New(t)
+	for _, name := range []string{"one", "two", "three", "east", "west"} {
+		if s.dsn[name] = shared; len(s.names) < 3 {
+			s.dsn[name] = pgtest.New(t, migrations.Outbox)
+		} else {
+			s.schema[name] = name
+			if r := command([]string{"OUTBOX_DATABASE_URL=" + shared}, "migrate", "up", "--schema="+name); r.code != 0 {
+				t.Fatalf("%+v", r)
+			}
+		}
+		s.names = append(s.names, name)
+		s.entries += fmt.Sprintf("- {name: %s, url: '%s', schema: '%s'}\n", name, s.dsn[name], s.schema[name])
+	}
+	return s
+}
+
+func (s tenants) insert(t *testing.T, name string, n int, prefix string) (keys []string) {
+	t.Helper()
+	into := "outbox"
+	if s.schema[name] != "" {
+		into = s.schema[name] + ".outbox"
+	}
+	execute(t, open(t, s.dsn[name]), "INSERT INTO "+into+" (event_type, payload, idempotency_key) SELECT 't', '{}', $1 || i FROM generate_series(1, $2::int) i", prefix+name+"-", n)
+	for i := range n {
+		keys = append(keys, fmt.Sprintf("%s%s-%d", prefix, name, i+1))
+	}
+	return keys
+}
+
+// get returns what the relay's monitor answers.
+func get(t *testing.T, address, path string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, http.NoBody)
+	pgtest.Must(t, err)
+	resp, err := http.DefaultClient.Do(req)
+	pgtest.Must(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	pgtest.Must(t, err)
+	return string(text)
+}
+
+// One process serves five outboxes. A sixth whose database is away and a seventh without a schema delay none, and are served later.
+func TestSeveralOutboxes(t *testing.T) {
+	t.Parallel()
+	s := newTenants(t)
+	closed, err := net.Listen("tcp", "127.0.0.1:0") // kept, and never accepting: no other test gets the port
+	pgtest.Must(t, err)
+	defer closed.Close()
+	later := pgtest.New(t)
+	receiver := relaytest.NewReceiver(t, nil)
+	file := filepath.Join(t.TempDir(), usualFile)
+	config := func(path string) string {
+		return fmt.Sprintf("destinations: {shop: {url: '%s/%s'}}\nrelay: {poll_interval: 1s}\nlog: {format: json}\ndatabases:\n- {name: silent, url: 'postgres://u@%s/x'}\n- {name: down, url: 'postgres://u@127.0.0.1:1/x'}\n- {name: later, url: '%s'}\n%s",
+			receiver.URL, path, closed.Addr(), later, s.entries)
+	}
+	replaceFile(t, file, config("old"))
+	run := start(t, []string{"OUTBOX_METRICS_LISTEN=127.0.0.1:0"}, "--config="+file)
+	var keys []string
+	for _, name := range s.names {
+		keys = append(keys, s.insert(t, name, 20, "a-")...)
+	}
+	arrived := func(keys []string) {
+		t.Helper()
+		relaytest.Eventually(t, "all events", func() bool {
+			got := receiver.Keys()
+			return !slices.ContainsFunc(keys, func(key string) bool { return !slices.Contains(got, key) })
+		})
+	}
+	arrived(keys)
+	run.stderr.wait(t, `"this outbox is not served; the others are; it will be tried again"`, run.code)
+	address := regexp.MustCompile(`"metrics":"([^"]+)"`).FindStringSubmatch(run.stderr.String())[1]
+	var ready struct{ Reasons []string }
+	pgtest.Must(t, json.Unmarshal([]byte(get(t, address, "/readyz")), &ready))
+	var named []string
+	for _, reason := range ready.Reasons {
+		named = append(named, strings.Fields(reason)[1])
+	}
+	slices.Sort(named)
+	if got := strings.Join(slices.Compact(named), " "); got != "down: later: silent:" {
+		t.Errorf("not ready are %s", got)
+	}
+	shown := get(t, address, "/metrics")
+	for _, want := range []string{
+		`outbox_claimed_deliveries_total{database="one",destination="shop"} 20`, `outbox_claimed_deliveries_total{database="west",destination="shop"} 20`,
+		`outbox_relay_registered{database="down"} 0`, "outbox_build_info{version=", "\ngo_goroutines ",
+	} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+	if !strings.Contains(run.stderr.String(), `"database":"east"`) {
+		t.Error("the log does not name the database")
+	}
+
+	replaceFile(t, file, config("new"))
+	run.reload(t, inEffect)
+	for _, name := range s.names {
+		run.stderr.wait(t, `"database":"`+name+`","changes":["destinations.shop changed: url"]`, run.code)
+		arrived(s.insert(t, name, 1, "b-"))
+	}
+	for _, r := range receiver.All() {
+		if want := map[string]string{"a": "/old", "b": "/new"}[r.Key[:1]]; r.URL.Path != want {
+			t.Errorf("%s went to %s", r.Key, r.URL.Path)
+		}
+	}
+	pgtest.Migrate(t, later, migrations.Outbox)
+	execute(t, open(t, later), "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'b-later')")
+	arrived([]string{"b-later"})
+
+	replaceFile(t, file, config("new")+"- {name: more, url: 'postgres://u@127.0.0.1:1/y'}\n")
+	run.reload(t, `"settings":["databases"]`)
+	began := time.Now()
+	run.end(t, 0)
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the stop took %s", took)
+	}
+}
+
+// A process that is killed loses no event of any outbox.
+func TestSeveralOutboxesAfterAKill(t *testing.T) {
+	t.Parallel()
+	s := newTenants(t)
+	started := make(chan struct{}, 1000)
+	receiver := relaytest.NewReceiver(t, func(w http.ResponseWriter, _ relaytest.Request) {
+		started <- struct{}{}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile),
+		fmt.Sprintf("destinations: {shop: {url: '%s', max_in_flight: 4}}\ndatabases:\n%s", receiver.URL, s.entries))
+	var keys []string
+	for _, name := range s.names {
+		keys = append(keys, s.insert(t, name, 60, "")...)
+	}
+	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--config", file)
+	program.Env = []string{asProgram + "=1", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", allowSuperuser}
+	pgtest.Must(t, program.Start())
+	for range 40 {
+		<-started
+	}
+	receiver.Kill(t, program)
+	_ = program.Wait()
+	run := start(t, nil, "--config="+file)
+	relaytest.Eventually(t, "all events", func() bool {
+		got := receiver.Keys()
+		return !slices.ContainsFunc(keys, func(key string) bool { return !slices.Contains(got, key) })
+	})
+	run.end(t, 0)
+}
