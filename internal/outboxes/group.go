@@ -36,7 +36,7 @@ type Outbox struct {
 	Pool   *pgxpool.Config
 	Schema string // empty: the first one of the search_path
 	Hooks  relay.Hooks
-	// Follow is called with each relay that serves the outbox, before it runs. Nil: not called.
+	// Follow is called with each relay that serves the outbox, before it runs, on any goroutine. Nil: not called.
 	Follow func(*relay.Relay)
 }
 
@@ -49,8 +49,16 @@ type member struct {
 
 	mu      sync.Mutex // guards the fields below
 	cfg     relay.Config
-	relay   *relay.Relay
+	engine  engine
 	aborted bool
+}
+
+// An engine is what a group needs of a [relay.Relay].
+type engine interface {
+	Run(ctx context.Context) error
+	Abort()
+	Reload(cfg relay.Config) (changes []string, err error)
+	RefuseReload(err error)
 }
 
 // New returns a Group, or every mistake in the configuration, which all outboxes share but for what Outbox holds. The log of each has
@@ -60,11 +68,9 @@ func New(shared relay.Config, all []Outbox) (*Group, error) {
 	for _, o := range all {
 		m := &member{Outbox: o}
 		m.cfg = m.own(shared)
-		r, err := relay.New(m.cfg)
-		if err != nil {
+		if err := m.renew(); err != nil {
 			return nil, err
 		}
-		m.relay = r
 		g.members = append(g.members, m)
 	}
 	return g, nil
@@ -104,12 +110,8 @@ func (m *member) run(ctx context.Context) {
 	retry := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(firstRetry), backoff.WithMaxInterval(lastRetry), backoff.WithMaxElapsedTime(0))
 	for {
-		r := m.current()
-		if m.Follow != nil {
-			m.Follow(r)
-		}
 		began := time.Now()
-		err := r.Run(ctx)
+		err := m.current().Run(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -125,35 +127,37 @@ func (m *member) run(ctx context.Context) {
 		if hook := m.Hooks.DatabaseError; hook != nil {
 			hook("serve", err)
 		}
-		for again := false; !again; wait = retry.NextBackOff() {
-			if !pause(ctx, wait) {
-				return
-			}
-			if again, err = m.renew(); err != nil {
-				log.Error().Err(err).Msg("this outbox is not served; the others are; it will be tried again")
-			}
+		if !pause(ctx, wait) {
+			return
+		}
+		if err := m.renew(); err != nil {
+			log.Error().Err(err).Msg("this outbox is not served any more; the others are; restart the relay")
+			return
 		}
 	}
 }
 
-// renew makes a relay in place of one that has ended.
-func (m *member) renew() (bool, error) {
+// renew makes a relay, also in place of one that has ended. It fails only for a configuration with mistakes, which reloads keep out.
+func (m *member) renew() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r, err := relay.New(m.cfg)
 	if err != nil {
-		return false, fmt.Errorf("start relay: %w", err)
+		return err //nolint:wrapcheck // a mistake of the configuration, as it is
 	}
-	if m.relay = r; m.aborted {
+	if m.engine = r; m.aborted {
 		r.Abort()
 	}
-	return true, nil
+	if m.Follow != nil {
+		m.Follow(r)
+	}
+	return nil
 }
 
-func (m *member) current() *relay.Relay {
+func (m *member) current() engine {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.relay
+	return m.engine
 }
 
 func (m *member) logger() zerolog.Logger {
@@ -222,7 +226,7 @@ func (g *Group) Abort() {
 	for _, m := range g.members {
 		m.mu.Lock()
 		m.aborted = true
-		m.relay.Abort()
+		m.engine.Abort()
 		m.mu.Unlock()
 	}
 }
