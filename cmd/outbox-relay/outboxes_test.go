@@ -180,3 +180,52 @@ func TestSeveralOutboxesAfterAKill(t *testing.T) {
 	})
 	run.end(t, 0)
 }
+
+// status shows all outboxes, those with trouble first. Other commands ask which one is meant.
+func TestStatusOfSeveralOutboxes(t *testing.T) {
+	t.Parallel()
+	s := newTenants(t)
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "destinations: {shop: {url: 'http://127.0.0.1:1/'}}\ndatabases:\n"+s.entries+
+		"- {name: empty, url: '"+pgtest.New(t)+"'}\n")
+	run := start(t, nil, "--config="+file)
+	defer run.end(t, 0)
+	for _, name := range s.names {
+		relaytest.Eventually(t, "a relay in "+name, func() bool {
+			return strings.Contains(command(nil, "status", "--database="+name, "--config="+file).stdout, "All is well.")
+		})
+	}
+	if r := command(nil, "pause", "shop", "--reason=test", "--database=west", "--config="+file); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if r := command(nil, "status", "--healthcheck", "--config="+file); r.code != 0 || !strings.HasSuffix(r.stdout, " lives in 5 of 6 databases\n") {
+		t.Errorf("%+v", r)
+	}
+	r := command(nil, "status", "--config="+file)
+	lines := strings.Split(r.stdout, "\n")
+	if r.code != 5 || !strings.HasPrefix(lines[0], "database empty: schema mismatch") || lines[1] != "database west:" ||
+		!strings.Contains(r.stdout, "\ndatabase one: all is well, 1 relay, 0 pending\n") || !strings.Contains(r.stderr, "1 database was not read") {
+		t.Errorf("%d\n%s\n%s", r.code, r.stdout, r.stderr)
+	}
+	var all struct {
+		Databases []struct {
+			Database, Error string
+			Status          *struct{ Relays []struct{ Instance int } }
+		}
+	}
+	pgtest.Must(t, json.Unmarshal([]byte(command(nil, "status", "--json", "--config="+file).stdout), &all))
+	if len(all.Databases) != 6 || all.Databases[0].Error == "" || all.Databases[1].Database != "west" || len(all.Databases[1].Status.Relays) != 1 {
+		t.Errorf("%+v", all)
+	}
+	if r := command(nil, "status", "--database=east", "--config="+file); r.code != 0 || !strings.Contains(r.stdout, "All is well.") {
+		t.Errorf("%+v", r)
+	}
+	for _, args := range [][]string{{"events", "list"}, {"migrate", "status"}, {"relays"}} {
+		r := command(nil, append(args, "--config="+file)...)
+		if r.code != 3 || !strings.Contains(r.stderr, "choose one with --database NAME: one, two, three, east, west, empty") {
+			t.Errorf("%s: %+v", args, r)
+		}
+		if r := command(nil, append(args, "--database=west", "--config="+file)...); r.code != 0 {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}

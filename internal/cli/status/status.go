@@ -30,7 +30,10 @@ type Command struct {
 }
 
 func (Command) Help() string {
-	return `--json prints one object. Fields are added, never renamed or removed:
+	return `With several entries in databases and without --database it prints a block for each, those with trouble first, and one line for each that is
+well. --json prints {databases: [{database, status?, error?}]} then; --healthcheck succeeds while this relay lives in one of them.
+
+--json prints one object. Fields are added, never renamed or removed:
 
   destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
@@ -71,6 +74,9 @@ const maxLimit = 10_000
 const healthTimeout = 5 * time.Second
 
 func (cmd Command) Run(inv *cli.Invocation) error {
+	if all := config.LoadAll(inv, "database", "relay.name"); len(all.Outboxes) > 0 && all.Err() == nil {
+		return cmd.ofSeveral(inv, all)
+	}
 	c, err := config.ReadToLook(inv, "database", "relay.name")
 	if err != nil {
 		return err
