@@ -53,8 +53,14 @@ func (cmd Command) ofSeveral(inv *cli.Invocation, c *config.Config) error {
 		all := askAll(inv.Ctx, c, func(ctx context.Context, one *config.Config) (found *ops.Status, err error) {
 			err = one.WithOutbox(ctx, func(outbox *ops.Outbox) error {
 				status, err := outbox.Status(ctx, c.Relay.Environment)
+				if err != nil {
+					return err
+				}
+				if status, err = status.Bounded(ops.List{Prefix: cmd.Prefix, Limit: cmd.Limit}); err != nil {
+					return cli.Usagef("--%w", err)
+				}
 				found = &status
-				return err
+				return nil
 			})
 			return found, err
 		})
@@ -62,7 +68,7 @@ func (cmd Command) ofSeveral(inv *cli.Invocation, c *config.Config) error {
 		if cmd.Watch {
 			output.ClearScreen(inv.Stdout)
 		}
-		if err := output.Show(inv.Stdout, cmd.JSON, allStatus{all}, printAll); err != nil || cmd.Watch {
+		if err := output.Show(inv.Stdout, cmd.JSON, allStatus{all}, cmd.printAll); err != nil || cmd.Watch {
 			return err
 		}
 		if silent := slices.DeleteFunc(all, func(s outboxStatus) bool { return s.err == nil }); len(silent) > 0 {
@@ -95,14 +101,14 @@ func askAll(ctx context.Context, c *config.Config, ask func(context.Context, *co
 	return all
 }
 
-func printAll(w io.Writer, s allStatus) error {
+func (cmd Command) printAll(w io.Writer, s allStatus) error {
 	for _, one := range s.Databases {
 		switch one.trouble() {
 		case 2:
 			fmt.Fprintf(w, "database %s: %s\n", one.Database, one.Error)
 		case 1:
 			fmt.Fprintf(w, "database %s:\n", one.Database)
-			if err := printStatus(w, *one.Status); err != nil {
+			if err := cmd.printStatus(w, *one.Status); err != nil {
 				return err
 			}
 			fmt.Fprintln(w)

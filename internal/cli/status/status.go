@@ -74,15 +74,15 @@ const maxLimit = 10_000
 const healthTimeout = 5 * time.Second
 
 func (cmd Command) Run(inv *cli.Invocation) error {
+	if cmd.Limit < 1 || cmd.Limit > maxLimit {
+		return cli.Usagef("--limit: %d is out of range; write 1 to %d", cmd.Limit, maxLimit)
+	}
 	if all := config.LoadAll(inv, "database", "relay.name"); len(all.Outboxes) > 0 && all.Err() == nil {
 		return cmd.ofSeveral(inv, all)
 	}
 	c, err := config.ReadToLook(inv, "database", "relay.name")
 	if err != nil {
 		return err
-	}
-	if cmd.Limit < 1 || cmd.Limit > maxLimit {
-		return cli.Usagef("--limit: %d is out of range; write 1 to %d", cmd.Limit, maxLimit)
 	}
 	if cmd.Healthcheck {
 		return checkHealth(inv.Ctx, inv.Stdout, c)
