@@ -25,7 +25,8 @@ const (
 	lastRetry  = 30 * time.Second
 	// reloadsAtOnce bounds how many engines reload at once. Each writes its routes.
 	reloadsAtOnce = 16
-	// connectionsIdle is how long a connection of a pool stays open unused. pgxpool's default is half an hour.
+	// connectionsIdle is how long a connection of a pool must be unused to be closed at the pool's check, each minute. More frequent checks
+	// would keep all in use: after each, a pool uses its connections in turn. pgxpool's default is half an hour.
 	connectionsIdle = 15 * time.Second
 	poolDefaultIdle = 30 * time.Minute
 )
@@ -80,7 +81,7 @@ func New(shared relay.Config, all []Outbox) (*Group, error) {
 func (m *member) own(cfg relay.Config) relay.Config {
 	pool := m.Pool.Copy()
 	if pool.MaxConnIdleTime == poolDefaultIdle {
-		pool.MaxConnIdleTime, pool.HealthCheckPeriod = connectionsIdle, connectionsIdle
+		pool.MaxConnIdleTime = connectionsIdle
 	}
 	cfg.Pool, cfg.Schema, cfg.Hooks = pool, m.Schema, m.Hooks
 	cfg.Log = cfg.Log.With().Str("database", m.Name).Logger()
