@@ -1,0 +1,145 @@
+package history
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// story is a history that keeps every promise, with one of each cause of a second request in it:
+//
+//	A  delivered at once
+//	B  refused with 500 on purpose, then delivered
+//	C  accepted by the receiver, its relay killed, then a duplicate
+//	D  sent while a receiver was frozen, no answer, then delivered
+//	E  rolled back
+//
+// A and C have one ordering key.
+func story() (calls []Call, t Tables) {
+	n := 0
+	call := func(kind Kind, who, key, delivery string, from, to float64, o Outcome, status int, note string) {
+		n++
+		calls = append(calls, Call{
+			Record: Record{At: seconds(from), Call: n, Kind: kind, Who: who, Key: key, Delivery: delivery, Outcome: o, Status: status, Note: note},
+			To:     seconds(to),
+		})
+	}
+	for _, key := range []string{"A", "B", "C", "D"} {
+		call(Commit, "producer-1", key, "", 1, 1.1, OK, 0, "")
+	}
+	call(Commit, "producer-1", "E", "", 1, 1.1, Fail, 0, "")
+	call(Post, "relay-1.1", "A", "1-d-1", 2, 2.1, OK, 200, "")
+	call(Post, "relay-1.1", "B", "2-d-1", 2, 2.1, Fail, 500, "refused")
+	call(Post, "relay-1.1", "B", "2-d-2", 3, 3.1, OK, 200, "")
+	call(Post, "relay-1.1", "C", "3-d-1", 20, 20.1, OK, 200, "")
+	call(Fault, "relay-1", "", "", 20.2, 20.3, OK, 0, "relay killed")
+	call(Post, "relay-2.1", "C", "3-d-2", 22, 22.1, OK, 200, "")
+	call(Post, "relay-2.1", "D", "4-d-1", 40, 42, Unknown, 0, "")
+	call(Fault, "receiver-1", "", "", 39, 42, OK, 0, "receiver frozen")
+	call(Post, "relay-2.1", "D", "4-d-2", 43, 43.1, OK, 200, "")
+	t = Tables{
+		Business: []string{"A", "B", "C", "D"},
+		Events: []Event{
+			{1, "A", "k", "delivered", "1-d-1", 1},
+			{2, "B", "", "delivered", "2-d-2", 2},
+			{3, "C", "k", "delivered", "3-d-2", 1},
+			{4, "D", "", "delivered", "4-d-2", 2},
+		},
+		Effects:   []Effect{{1, "A", seconds(2.05)}, {2, "B", seconds(3.05)}, {3, "C", seconds(20.05)}, {4, "D", seconds(41)}},
+		Processed: []string{"A", "B", "C", "D"},
+		Failures:  []Failure{{"B", "2-d-1", 500, false}, {"D", "4-d-1", 0, false}},
+		Timeout:   seconds(5),
+	}
+	return calls, t
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func TestCheckKeepsQuiet(t *testing.T) {
+	t.Parallel()
+	for _, b := range Check(story()) {
+		t.Error(b)
+	}
+}
+
+// Each lie about the story is found, by the rule that it breaks.
+func TestCheckFindsPlantedViolations(t *testing.T) {
+	t.Parallel()
+	find := func(calls []Call, delivery string) *Call {
+		return &calls[slices.IndexFunc(calls, func(c Call) bool { return c.Delivery == delivery })]
+	}
+	fault := func(calls []Call, note string) *Call {
+		return &calls[slices.IndexFunc(calls, func(c Call) bool { return c.Note == note })]
+	}
+	for name, plant := range map[string]struct {
+		lie  func(calls []Call, t *Tables) []Call
+		rule string
+		key  string
+	}{
+		"an effect is missing":        {func(c []Call, t *Tables) []Call { t.Effects, t.Processed = t.Effects[1:], t.Processed[1:]; return c }, Lost, "A"},
+		"a committed row is missing":  {func(c []Call, t *Tables) []Call { t.Business = t.Business[1:]; return c }, Lost, "A"},
+		"an event is missing":         {func(c []Call, t *Tables) []Call { t.Events = t.Events[1:]; return c }, Lost, "A"},
+		"a delivery failed":           {func(c []Call, t *Tables) []Call { t.Events[1].Status = "failed"; return c }, Lost, "B"},
+		"a rolled-back row is there":  {func(c []Call, t *Tables) []Call { t.Business = append(t.Business, "E"); return c }, Phantom, "E"},
+		"a POST of what never was":    {func(c []Call, _ *Tables) []Call { find(c, "1-d-1").Key = "X"; return c }, Phantom, "X"},
+		"an effect of what never was": {func(c []Call, t *Tables) []Call { t.Effects[0].Key = "E"; return c }, Phantom, "E"},
+		"delivered without a 2xx":     {func(c []Call, _ *Tables) []Call { p := find(c, "1-d-1"); p.Outcome, p.Status = Fail, 500; return c }, False, "A"},
+		"delivered, the answer lost":  {func(c []Call, _ *Tables) []Call { find(c, "1-d-1").Outcome = Unknown; return c }, False, "A"},
+		"delivered by another claim":  {func(c []Call, t *Tables) []Call { t.Events[0].Delivery = "1-d-9"; return c }, False, "A"},
+		"an effect twice":             {func(c []Call, t *Tables) []Call { t.Effects = append(t.Effects, Effect{9, "B", seconds(4)}); return c }, Doubled, "B"},
+		"an effect is not remembered": {func(c []Call, t *Tables) []Call { t.Processed = t.Processed[1:]; return c }, Dedupe, "A"},
+		"memory without an effect":    {func(c []Call, t *Tables) []Call { t.Processed = append(t.Processed, "X"); return c }, Dedupe, "X"},
+		"a torn snapshot":             {func(c []Call, t *Tables) []Call { t.Torn = []string{"at 3s"}; return c }, Dedupe, ""},
+		"2xx before the commit":       {func(c []Call, t *Tables) []Call { t.Effects[0].At = seconds(2.2); return c }, Early, "A"},
+		"no kill, yet a duplicate":    {func(c []Call, _ *Tables) []Call { fault(c, "relay killed").Who = "relay-3"; return c }, Unexplained, "C"},
+		"the kill came much later": {func(c []Call, _ *Tables) []Call {
+			f := fault(c, "relay killed")
+			f.At, f.To = seconds(30), seconds(30.1)
+			return c
+		}, Unexplained, "C"},
+		"the kill came before": {func(c []Call, _ *Tables) []Call {
+			f := fault(c, "relay killed")
+			f.At, f.To = seconds(10), seconds(11)
+			return c
+		}, Unexplained, "C"},
+		"a 500 that nobody made":       {func(c []Call, _ *Tables) []Call { find(c, "2-d-1").Note = ""; return c }, Unexplained, "B"},
+		"no receiver was frozen":       {func(c []Call, _ *Tables) []Call { fault(c, "receiver frozen").Who = "relay-3"; return c }, Unexplained, "D"},
+		"twice under one claim":        {func(c []Call, _ *Tables) []Call { return append(c, *find(c, "1-d-1")) }, Unexplained, "A"},
+		"a key's events swapped":       {func(c []Call, t *Tables) []Call { t.Effects[0].Number = 8; return c }, Order, "C"},
+		"sent before its head":         {func(c []Call, _ *Tables) []Call { find(c, "1-d-1").To = seconds(25); return c }, Order, "C"},
+		"attempts never made":          {func(c []Call, t *Tables) []Call { t.Events[0].Attempts = 2; return c }, Attempts, "A"},
+		"attempts not counted":         {func(c []Call, t *Tables) []Call { t.Events[1].Attempts = 1; return c }, Attempts, "B"},
+		"a failure is not logged":      {func(c []Call, t *Tables) []Call { t.Failures = t.Failures[1:]; return c }, Attempts, "B"},
+		"an answer that was not there": {func(c []Call, t *Tables) []Call { t.Failures[0].Delivery = "2-d-7"; return c }, Attempts, "B"},
+		"delivered, then pending":      {func(c []Call, t *Tables) []Call { t.Reopened = []string{"1 delivered > pending"}; return c }, NotTerminal, ""},
+		"a claim at the end":           {func(c []Call, t *Tables) []Call { t.Open = []string{"delivery 1"}; return c }, InFlight, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			calls, tables := story()
+			calls = plant.lie(calls, &tables)
+			found := Check(calls, tables)
+			if !slices.ContainsFunc(found, func(b Breach) bool { return b.Rule == plant.rule && b.Key == plant.key }) {
+				t.Errorf("found %v, want %s of %q", found, plant.rule, plant.key)
+			}
+		})
+	}
+}
+
+// A call that never returned is unknown, and each line is one record.
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	h := New()
+	done := h.Invoke(Record{Kind: Commit, Who: "producer-1", Key: "A"})
+	_ = h.Invoke(Record{Kind: Commit, Who: "producer-2", Key: "B"})
+	done(OK, 0)
+	calls := h.Calls()
+	if len(calls) != 2 || calls[0].Outcome != OK || calls[1].Outcome != Unknown || calls[1].Key != "B" || calls[0].To < calls[0].At {
+		t.Errorf("calls %+v", calls)
+	}
+	var text strings.Builder
+	if _, err := h.WriteTo(&text); err != nil || strings.Count(text.String(), "\n") != 3 {
+		t.Errorf("%v: %q, want 3 lines", err, text.String())
+	}
+}
