@@ -1,0 +1,163 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/process"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+)
+
+var (
+	chaosTime = flag.Duration("chaos", 40*time.Second, "how long TestChaos makes faults")
+	chaosSeed = flag.Uint64("seed", 0, "repeats the faults of a run that printed this seed; 0: a new one")
+	relays    = flag.Int("relays", 3, "how many relays deliver in TestChaos")
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(receiverDatabase) != "" {
+		fmt.Fprintln(os.Stderr, receive())
+		os.Exit(1)
+	}
+	process.ClearEnvironment()
+	pgtest.RunTests(m)
+}
+
+// Without faults, every event is one request.
+func TestCalm(t *testing.T) {
+	s := newStage(t, 1, 2)
+	s.produceMeanwhile(1000, testsize.Of(2000, 300))()
+	s.drained()
+	figures := s.judge()
+	if figures.requests != figures.events || figures.events == 0 {
+		t.Errorf("%d requests for %d events", figures.requests, figures.events)
+	}
+}
+
+// While relays, receivers, the database and what connects them fail at random: no event is lost, no effect doubled, each key keeps its
+// order, and each request that is more than one has a recorded cause.
+func TestChaos(t *testing.T) {
+	lasts := testsize.Of(*chaosTime, min(*chaosTime, 15*time.Second))
+	seed := *chaosSeed
+	if seed == 0 {
+		seed = rand.Uint64N(1_000_000)
+	}
+	t.Logf("repeat these faults with -seed %d", seed)
+	s := newStage(t, seed, *relays)
+	s.wire.share.Store(1)
+	ended := s.produceMeanwhile(200, 0)
+	begun := time.Now()
+	for said := begun; time.Since(begun) < lasts && s.Ctx.Err() == nil; {
+		<-time.After(s.between(0, time.Second))
+		f := faults[s.random.IntN(len(faults))]
+		s.making = f.name
+		f.make(s)
+		s.made[f.name]++
+		if time.Since(said) > time.Minute {
+			said = time.Now()
+			t.Logf("%s: %v", time.Since(begun).Round(time.Second), s.made)
+		}
+	}
+	s.must(s.Ctx.Err())
+	s.wire.share.Store(0)
+	ended()
+	took := s.drained()
+	figures := s.judge()
+	t.Logf("seed %d, %s, %d relays: %s, all delivered %s after the last fault; %s", seed, lasts, *relays, figures, took.Round(time.Millisecond), s.faultsMade())
+	if figures.events == 0 || len(s.made) == 0 {
+		t.Error("nothing was sent, or nothing went wrong")
+	}
+}
+
+// produceMeanwhile lets producers commit until the returned function is called, or each has made its share of most.
+func (s *stage) produceMeanwhile(perSecond float64, most int) (end func()) {
+	ctx, cancel := context.WithCancel(s.Ctx)
+	var producing, watching sync.WaitGroup
+	for p := range producers {
+		producing.Go(func() { s.produce(ctx, p+1, perSecond, most/producers) })
+	}
+	watching.Go(func() { s.watch(ctx) })
+	end = sync.OnceFunc(func() {
+		if most == 0 {
+			cancel()
+		}
+		producing.Wait()
+		cancel()
+		watching.Wait()
+	})
+	s.t.Cleanup(func() { cancel(); end() })
+	return end
+}
+
+func (s *stage) faultsMade() string {
+	var made []string
+	for _, name := range slices.Sorted(maps.Keys(s.made)) {
+		made = append(made, fmt.Sprintf("%s %d", name, s.made[name]))
+	}
+	return strings.Join(made, ", ")
+}
+
+type figures struct{ events, requests, more, breaches int }
+
+func (f figures) String() string {
+	return fmt.Sprintf("%d events, %d requests, %d of them more than one of their event, %d breaches", f.events, f.requests, f.more, f.breaches)
+}
+
+// judge fails the test with every breach of a promise, and keeps the history and the tables then.
+func (s *stage) judge() figures {
+	s.t.Helper()
+	calls, tables := s.history.Calls(), s.tables()
+	breaches := history.Check(calls, tables)
+	f, keys := figures{events: len(tables.Business), breaches: len(breaches)}, map[string]bool{}
+	for _, c := range calls {
+		if c.Kind == history.Post {
+			f.requests++
+			keys[c.Key] = true
+		}
+	}
+	f.more = f.requests - len(keys)
+	for i, b := range breaches {
+		if i == 30 {
+			s.t.Errorf("… and %d more", len(breaches)-i)
+			break
+		}
+		s.t.Error(b)
+	}
+	if s.t.Failed() {
+		s.keep(tables, breaches)
+	}
+	return f
+}
+
+// keep writes what a failure can be understood from into a directory that outlives the test.
+func (s *stage) keep(tables history.Tables, breaches []history.Breach) {
+	s.t.Helper()
+	dir, err := os.MkdirTemp("", "outbox-relay-chaos-")
+	testkit.Must(s.t, err)
+	file, err := os.Create(filepath.Join(dir, "history.jsonl"))
+	testkit.Must(s.t, err)
+	defer file.Close()
+	_, err = s.history.WriteTo(file)
+	testkit.Must(s.t, err)
+	for name, value := range map[string]any{"tables.json": tables, "breaches.json": breaches} {
+		text, err := json.MarshalIndent(value, "", " ")
+		testkit.Must(s.t, err)
+		testkit.Must(s.t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
+	}
+	testkit.Must(s.t, os.WriteFile(filepath.Join(dir, "postgres.log"), []byte(s.Server.LogTail(2000)), 0o600))
+	s.t.Logf("the history and the tables are kept in %s (seed %d)", dir, s.seed)
+}

@@ -1,0 +1,12 @@
+// Package chaos proves the promises under faults: producers, relays and receivers work on a real PostgreSQL over real TCP, while faults
+// that a seed chooses hit each of them. Afterwards package history judges what was recorded. It holds tests alone.
+//
+//	chaos_test.go     the tests: without faults, and with faults at random
+//	stage_test.go     who takes part: the databases, relays and receivers as processes, links between them
+//	producer_test.go  transactions with events: committed, rolled back, held open
+//	receiver_test.go  a receiving service, in a process of its own
+//	wire_test.go      what the relays' requests pass: records each, and tampers with some
+//	link_test.go      a TCP proxy that delays, resets, swallows, cuts, or loses the answer to a COMMIT
+//	faults_test.go    the faults
+//	tables_test.go    what both databases hold at the end
+package chaos

@@ -1,0 +1,52 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+const receiverTables = `
+CREATE TABLE effects (
+    id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key text NOT NULL -- not unique: a doubled effect must show
+)`
+
+const insertEffect = `INSERT INTO effects (key) VALUES ($1)`
+
+// In the environment of a receiver's process.
+const (
+	receiverDatabase = "CHAOS_RECEIVER_DATABASE"
+	receiverSecret   = "CHAOS_RECEIVER_SECRET"
+)
+
+// receive is a receiving service as a user writes it. It prints where it listens, and serves until it is killed.
+func receive() error {
+	pool, err := pgxpool.New(context.Background(), os.Getenv(receiverDatabase))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	handler, err := consumer.New(pool, consumer.Config{Receiver: "chaos", Secrets: []string{os.Getenv(receiverSecret)}},
+		func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+			_, err := tx.Exec(ctx, insertEffect, event.Key)
+			return err
+		})
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println(listener.Addr())
+	return (&http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}).Serve(listener)
+}

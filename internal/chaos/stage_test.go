@@ -1,0 +1,179 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/process"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
+)
+
+const (
+	receivers     = 2 // processes that share a database, and get requests in turn
+	timeout       = 3 * time.Second
+	patience      = 30 * time.Second // for what ought to happen within a second or two
+	drainPatience = 90 * time.Second // longer than a lease: what waited for one shows as late, not as stuck
+)
+
+const (
+	outboxName = "producer"
+	inboxName  = "receiver"
+)
+
+// A stage is a producers' database with relays, and a receivers' database with receivers. Every connection of a relay or a receiver
+// passes a link of its own.
+//
+//	producers ── outbox ──link── relays ──link── wire ── receivers ──link── inbox
+type stage struct {
+	*process.Stage
+	t             *testing.T
+	seed          uint64
+	random        *rand.Rand // of the faults; used by the one goroutine that makes them
+	history       *history.History
+	wire          *wire
+	outbox, inbox *pgxpool.Pool
+	relays        []*relay
+	receivers     []*receiver
+	making        string         // the fault that is being made
+	made          map[string]int // faults by their names
+	torn          []string
+}
+
+// A relay is a role, its link to the database, and its link to the receivers.
+type relay struct {
+	*process.Unit
+	database, requests *link
+}
+
+type receiver struct {
+	*process.Unit
+	database *link
+}
+
+var relaySettings = []string{
+	"OUTBOX_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_MAX_ATTEMPTS=50", "OUTBOX_RETRY_AFTER_MAX=1s", "OUTBOX_BREAKER_PROBE_AFTER=100ms", "OUTBOX_BREAKER_PROBE_MAX=500ms",
+	"OUTBOX_TIMEOUT=" + timeout.String(), "OUTBOX_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
+}
+
+// binary is the outbox-relay that the tests run, built once from the present sources.
+var binary = sync.OnceValues(func() (path string, err error) {
+	// Not in a directory for temporary files: a test run that is killed could not remove it.
+	if path, err = filepath.Abs("../../bin/outbox-relay-chaos"); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", path, "../../cmd/outbox-relay").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build outbox-relay: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// newStage opens a stage with some relays, which ends with t.
+func newStage(t *testing.T, seed uint64, relays int) *stage {
+	t.Helper()
+	path, err := binary()
+	testkit.Must(t, err)
+	s := &stage{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
+	// Commit times show an answer that came before its commit. A commit that a crash may undo is no promise.
+	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on"}
+	s.Stage, err = process.OpenStage(t.Context(), path, localpg.Options{Settings: settings})
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	testkit.Must(t, err)
+	s.outbox, err = s.Database(outboxName, "outbox", producerTables)
+	s.must(err)
+	s.inbox, err = s.Database(inboxName, "inbox", receiverTables)
+	s.must(err)
+	s.wire = newWire(t, s.history, seed)
+	for i := range receivers {
+		s.openReceiver(i)
+	}
+	for i := range relays {
+		s.openRelay(fmt.Sprintf("relay-%d", i+1))
+	}
+	return s
+}
+
+// must fails the test on the error of a step. If the play has ended for a reason, that is the error.
+func (s *stage) must(err error) {
+	s.t.Helper()
+	testkit.Must(s.t, s.Reason(err))
+}
+
+func (s *stage) until(what string, done func(ctx context.Context) (bool, error)) {
+	s.t.Helper()
+	s.must(s.Poll(patience, what, done))
+}
+
+// databaseLink returns a link to PostgreSQL, and the URL of a database behind it.
+func (s *stage) databaseLink(name string) (*link, string) {
+	server, err := url.Parse(s.Server.DSN(name))
+	s.must(err)
+	socket := filepath.Join(server.Query().Get("host"), ".s.PGSQL."+server.Query().Get("port"))
+	l := newLink(s.t, func() (net.Conn, error) { return net.Dial("unix", socket) })
+	return l, fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", l.addr(), name)
+}
+
+func (s *stage) openReceiver(i int) {
+	l, dsn := s.databaseLink(inboxName)
+	addr := &s.wire.receivers[i]
+	u := &process.Unit{Role: fmt.Sprintf("receiver-%d", i+1), Launch: func(string, int) process.Command {
+		return process.Command{
+			Argv: []string{s.Self}, Env: []string{receiverDatabase + "=" + dsn, receiverSecret + "=" + s.Secret},
+			Stdout: func(line string) { addr.Store(&line) },
+		}
+	}}
+	s.receivers = append(s.receivers, &receiver{u, l})
+	s.Fill(u)
+	s.until(u.Role+" to listen", func(context.Context) (bool, error) { return addr.Load() != nil, nil })
+}
+
+func (s *stage) openRelay(name string) {
+	database, dsn := s.databaseLink(outboxName)
+	requests := newLink(s.t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
+	u := &process.Unit{Role: name, Rest: 200 * time.Millisecond, Launch: func(life string, _ int) process.Command {
+		return process.Command{Argv: []string{s.Relay, "run"}, Env: append([]string{
+			"OUTBOX_DATABASE_URL=" + dsn,
+			"OUTBOX_DESTINATION_URL=http://" + requests.addr() + "/?relay=" + life,
+			"OUTBOX_SIGNING_SECRET=" + s.Secret,
+			"OUTBOX_NAME=" + life,
+		}, relaySettings...)}
+	}}
+	s.relays = append(s.relays, &relay{u, database, requests})
+	s.Fill(u)
+	s.until(name+" to register", func(ctx context.Context) (bool, error) {
+		life, _ := u.Current()
+		return process.One[bool](ctx, s.outbox, `SELECT EXISTS (SELECT FROM outbox_relay WHERE name = $1)`, life)
+	})
+}
+
+// watch compares effects with processed_events until ctx is done: one snapshot has as many of both.
+func (s *stage) watch(ctx context.Context) {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		differ, err := process.One[bool](s.Ctx, s.inbox, `SELECT (SELECT count(*) FROM effects) <> (SELECT count(*) FROM processed_events)`)
+		if err == nil && differ {
+			s.torn = append(s.torn, fmt.Sprintf("effects and processed_events differ %s after the beginning", time.Since(s.history.Began)))
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package chaos
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
+	"github.com/outbox-relay/outbox-relay/internal/process"
+)
+
+const selectOpen = `
+SELECT format('delivery of event %s: attempt %s, due in %s, claimed by %s, blocked by %s, %s', event_id, attempts, next_attempt_at - now(), claimed_by, blocked_by, last_reason)
+FROM outbox_delivery WHERE status = 'pending'
+UNION ALL SELECT format('range %s of relay %s, taken %s ago', seq, relay, now() - taken_at) FROM outbox_range WHERE ended_at IS NULL
+UNION ALL SELECT format('event %s is not routed', id) FROM outbox WHERE NOT outbox_is_routed(id)`
+
+const selectEvents = `
+SELECT o.id, o.idempotency_key, coalesce(o.ordering_key, ''), coalesce(d.status, ''), coalesce(format('%s-%s-%s', d.event_id, d.destination, d.claim), ''), coalesce(d.attempts, 0)
+FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id`
+
+const selectFailures = `
+SELECT DISTINCT ON (delivery) idempotency_key, delivery, coalesce(status, 0)::int, outcome = 'hold'
+FROM (SELECT *, format('%s-%s-%s', event_id, destination, claim) AS delivery FROM outbox_attempt WHERE outcome <> 'delivered') a JOIN outbox o ON o.id = event_id
+ORDER BY delivery, a.id DESC`
+
+const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(xmin) - $1) * 1000000)::bigint FROM effects`
+
+// drained waits until nothing is in flight, and returns how long that took.
+func (s *stage) drained() time.Duration {
+	s.t.Helper()
+	begun := time.Now()
+	err := s.Poll(drainPatience, "the backlog to drain", func(ctx context.Context) (bool, error) {
+		return process.One[bool](ctx, s.outbox, `SELECT NOT EXISTS (`+selectOpen+`)`)
+	})
+	if err != nil {
+		s.t.Errorf("after %s: %v", drainPatience, s.Reason(err)) // the checker says what is left
+	}
+	return time.Since(begun)
+}
+
+// tables reads what both databases hold.
+func (s *stage) tables() history.Tables {
+	return history.Tables{
+		Timeout: timeout, Torn: s.torn,
+		Business:  all(s, s.outbox, `SELECT key FROM sales`, pgx.RowTo[string]),
+		Events:    all(s, s.outbox, selectEvents, pgx.RowToStructByPos[history.Event]),
+		Failures:  all(s, s.outbox, selectFailures, pgx.RowToStructByPos[history.Failure]),
+		Reopened:  all(s, s.outbox, `SELECT what FROM chaos_reopened`, pgx.RowTo[string]),
+		Open:      all(s, s.outbox, selectOpen+` LIMIT 20`, pgx.RowTo[string]),
+		Processed: all(s, s.inbox, `SELECT idempotency_key FROM processed_events`, pgx.RowTo[string]),
+		Effects: all(s, s.inbox, selectEffects, func(row pgx.CollectableRow) (e history.Effect, err error) {
+			var micros int64
+			err = row.Scan(&e.Number, &e.Key, &micros)
+			e.At = time.Duration(micros) * time.Microsecond
+			return e, err
+		}, s.history.Began),
+	}
+}
+
+func all[T any](s *stage, db *pgxpool.Pool, query string, row pgx.RowToFunc[T], args ...any) []T {
+	s.t.Helper()
+	rows, _ := db.Query(s.t.Context(), query, args...) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, row)
+	s.must(err)
+	return found
+}
