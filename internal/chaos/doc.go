@@ -7,6 +7,7 @@
 //	receiver_test.go  a receiving service, in a process of its own
 //	wire_test.go      what the relays' requests pass: records each, and tampers with some
 //	link_test.go      a TCP proxy that delays, resets, swallows, cuts, or loses the answer to a COMMIT
+//	nth_test.go       each message of a receiver to its database fails once
 //	faults_test.go    the faults
 //	tables_test.go    what both databases hold at the end
 package chaos

@@ -19,7 +19,8 @@ type link struct {
 	silent   atomic.Bool  // half-open: bytes are swallowed, and nobody is told
 	cutAfter atomic.Int64 // answers may have so many bytes more, then everything is reset; 0: any number
 	loseTo   atomic.Pointer[[]byte]
-	lost     atomic.Int64 // answers, of those that loseTo names
+	sent     atomic.Int64 // messages to the server, since it was last set
+	fail     atomic.Int64 // the connection ends with the message of this number: it is not passed on; negative: it is, and its answer is not
 
 	mu     sync.Mutex // guards what follows
 	conns  map[net.Conn]bool
@@ -102,13 +103,16 @@ func (l *link) up(b []byte, answerLost *atomic.Bool) bool {
 	if word := l.loseTo.Load(); word != nil && bytes.Contains(b, *word) {
 		answerLost.Store(true)
 	}
-	return true
+	n, fail := l.sent.Add(1), l.fail.Load()
+	if n == -fail {
+		answerLost.Store(true)
+	}
+	return n != fail
 }
 
 // down is asked about bytes from the server.
 func (l *link) down(b []byte, answerLost *atomic.Bool) bool {
 	if answerLost.Load() {
-		l.lost.Add(1)
 		return false
 	}
 	if l.cutAfter.Load() > 0 && l.cutAfter.Add(-int64(len(b))) <= 0 {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/url"
 	"os/exec"
 	"path/filepath"
 	"sync"
@@ -119,17 +118,8 @@ func (s *stage) until(what string, done func(ctx context.Context) (bool, error))
 	s.must(s.Poll(patience, what, done))
 }
 
-// databaseLink returns a link to PostgreSQL, and the URL of a database behind it.
-func (s *stage) databaseLink(name string) (*link, string) {
-	server, err := url.Parse(s.Server.DSN(name))
-	s.must(err)
-	socket := filepath.Join(server.Query().Get("host"), ".s.PGSQL."+server.Query().Get("port"))
-	l := newLink(s.t, func() (net.Conn, error) { return net.Dial("unix", socket) })
-	return l, fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", l.addr(), name)
-}
-
 func (s *stage) openReceiver(i int) {
-	l, dsn := s.databaseLink(inboxName)
+	l, dsn := linkTo(s.t, s.Server.DSN(inboxName))
 	addr := &s.wire.receivers[i]
 	u := &process.Unit{Role: fmt.Sprintf("receiver-%d", i+1), Launch: func(string, int) process.Command {
 		return process.Command{
@@ -143,7 +133,7 @@ func (s *stage) openReceiver(i int) {
 }
 
 func (s *stage) openRelay(name string) {
-	database, dsn := s.databaseLink(outboxName)
+	database, dsn := linkTo(s.t, s.Server.DSN(outboxName))
 	requests := newLink(s.t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
 	u := &process.Unit{Role: name, Rest: 200 * time.Millisecond, Launch: func(life string, _ int) process.Command {
 		return process.Command{Argv: []string{s.Relay, "run"}, Env: append([]string{
