@@ -11,7 +11,7 @@ import (
 )
 
 // chaosOrder plays TestChaosOrder in full: `make chaos-order`.
-var chaosOrder = flag.Bool("chaos-order", false, "TestChaosOrder issues 200 events of each of 200 ordering keys, instead of a few")
+var chaosOrder = flag.Bool("chaos-order", false, "TestChaosOrder issues 200 events of each of 200 ordering keys, instead of a few, and TestSurvivorTakesOver judges the time")
 
 // While any of three relays is killed at any time, and the receiver fails one request in twenty,
 // the events of each ordering key arrive in the order in which they become due, each with one effect.

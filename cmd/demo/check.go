@@ -105,15 +105,11 @@ FROM facts.processed p FULL JOIN (SELECT DISTINCT key FROM facts.shipment) s USI
 		// last settle may have been on its way when its claim was another's: it logs, and counts no more.
 		{promise: "every request on the wire is explained, and every attempt counted", query: `
 WITH wire AS (
-    SELECT r.*, e.status = 'delivered' AND r.delivery = e.delivery AS delivered, f.reason, l.life, n.name IS NOT NULL AS killed, c.name IS NOT NULL AS undone,
+    SELECT r.*, e.status = 'delivered' AND r.delivery = e.delivery AS delivered, f.reason, l.life, n.name IS NOT NULL AS killed,
            NOT succeeded OR fault IN ('lose', 'late') OR reason = 'timeout' AND ended - answered_at < interval '1 s' AS explained,
            row_number() OVER (PARTITION BY r.delivery) AS nth
     FROM facts.request r JOIN facts.event e USING (key) LEFT JOIN facts.failure f ON f.delivery = r.delivery
-         LEFT JOIN facts.lost_claim l ON l.delivery = r.delivery
-         LEFT JOIN LATERAL (SELECT name FROM demo_note WHERE what IN ('killed', 'shaken') AND name = life LIMIT 1) n ON true
-         LEFT JOIN LATERAL ( -- a stop of the database that may have undone the claim
-             SELECT name FROM demo_note WHERE what = 'stopped'
-                AND to_timestamp(substring(r.delivery FROM '[0-9]+$')::float8 / 1000000) BETWEEN name::timestamptz - interval '3 s' AND name::timestamptz LIMIT 1) c ON true
+         LEFT JOIN facts.lost_claim l ON l.delivery = r.delivery LEFT JOIN demo_note n ON what = 'killed' AND name = life
 ), attempt AS (
     SELECT e.key, e.attempts, 1 + count(f.delivery) AS made, count(l.delivery) AS uncounted
     FROM facts.event e LEFT JOIN facts.failure f ON f.event_id = e.id AND NOT held LEFT JOIN facts.lost_claim l ON l.delivery = f.delivery
@@ -125,7 +121,7 @@ UNION ALL SELECT format('%s: %s was answered %s, yet the relay says %s', key, de
     WHERE NOT delivered AND reason IS NOT NULL AND NOT explained
 UNION ALL SELECT format('%s: %s lost its claim %s, and it was not killed', key, life, delivery) FROM wire
     WHERE NOT delivered AND reason IS NULL AND life IS NOT NULL AND NOT killed
-UNION ALL SELECT format('%s: %s is an extra request without a cause', key, delivery) FROM wire WHERE NOT delivered AND reason IS NULL AND life IS NULL AND NOT undone
+UNION ALL SELECT format('%s: %s is an extra request without a cause', key, delivery) FROM wire WHERE NOT delivered AND reason IS NULL AND life IS NULL
 UNION ALL SELECT format('%s: %s was answered %s before its effect was committed', key, delivery, status) FROM wire
     WHERE succeeded AND NOT EXISTS (SELECT FROM facts.shipment s WHERE s.expected = wire.key AND s.at <= answered_at)
 UNION ALL SELECT format('%s: delivered by %s, which was never on the wire', key, delivery) FROM facts.event e

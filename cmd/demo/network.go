@@ -148,13 +148,3 @@ func (n *network) seen() (requests []request) {
 	}
 	return requests
 }
-
-// lostAnswers counts the answers that relays did not get, up to now.
-func (n *network) lostAnswers() (lost int) {
-	for _, r := range n.seen() {
-		if r.fault == faultLose && r.status != 0 && r.status < 300 {
-			lost++
-		}
-	}
-	return lost
-}

@@ -62,11 +62,17 @@ func (s *stage) produce(ctx context.Context, producer int, perSecond float64, mo
 	random := rand.New(rand.NewPCG(s.seed, uint64(producer)))
 	tick := time.NewTicker(time.Duration(float64(time.Second) * producers / perSecond))
 	defer tick.Stop()
+	burst := 0 // sales that follow at once, so that relays find more than one of them can take
 	for n := 1; most == 0 || n <= most; n++ {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
+		if burst--; burst < 0 {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+			if random.IntN(100) == 0 {
+				burst = 100
+			}
 		}
 		sale := newSale(random, producer, n)
 		done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key})

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,13 +29,21 @@ ORDER BY delivery, a.id DESC`
 
 const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(xmin) - $1) * 1000000)::bigint FROM effects`
 
+// slow is after how long a backlog that does not drain is shown.
+const slow = 5 * time.Second
+
 // drained waits until nothing is in flight, and returns how long that took.
 func (s *stage) drained() time.Duration {
 	s.t.Helper()
 	begun := time.Now()
-	err := s.Poll(drainPatience, "the backlog to drain", func(ctx context.Context) (bool, error) {
+	done := func(ctx context.Context) (bool, error) {
 		return process.One[bool](ctx, s.outbox, `SELECT NOT EXISTS (`+selectOpen+`)`)
-	})
+	}
+	err := s.Poll(slow, "the backlog to drain", done)
+	if err != nil {
+		s.t.Logf("after %s there is still: %s", slow, strings.Join(all(s, s.outbox, selectOpen+` LIMIT 5`, pgx.RowTo[string]), "; "))
+		err = s.Poll(drainPatience, "the backlog to drain", done)
+	}
 	if err != nil {
 		s.t.Errorf("after %s: %v", drainPatience, s.Reason(err)) // the checker says what is left
 	}
