@@ -75,9 +75,9 @@ func TestChaos(t *testing.T) {
 	s.must(s.Ctx.Err())
 	s.wire.share.Store(0)
 	ended()
-	took := s.drained()
+	s.drained()
 	figures := s.judge()
-	t.Logf("seed %d, %s, %d relays: %s, all delivered %s after the last fault; %s", seed, lasts, *relays, figures, took.Round(time.Millisecond), s.faultsMade())
+	t.Logf("seed %d, %s, %d relays: %s, the last request %s after the last fault; %s", seed, lasts, *relays, figures, figures.recovery.Round(time.Millisecond), s.faultsMade())
 	if figures.events == 0 || len(s.made) == 0 {
 		t.Error("nothing was sent, or nothing went wrong")
 	}
@@ -111,7 +111,10 @@ func (s *stage) faultsMade() string {
 	return strings.Join(made, ", ")
 }
 
-type figures struct{ events, requests, more, breaches int }
+type figures struct {
+	events, requests, more, breaches int
+	recovery                         time.Duration // from the end of the last fault to that of the last request
+}
 
 func (f figures) String() string {
 	return fmt.Sprintf("%d events, %d requests, %d of them more than one of their event, %d breaches", f.events, f.requests, f.more, f.breaches)
@@ -123,12 +126,18 @@ func (s *stage) judge() figures {
 	calls, tables := s.history.Calls(), s.tables()
 	breaches := history.Check(calls, tables)
 	f, keys := figures{events: len(tables.Business), breaches: len(breaches)}, map[string]bool{}
+	var lastFault, lastPost time.Duration
 	for _, c := range calls {
-		if c.Kind == history.Post {
+		switch c.Kind {
+		case history.Post:
 			f.requests++
 			keys[c.Key] = true
+			lastPost = max(lastPost, c.To)
+		case history.Fault:
+			lastFault = max(lastFault, c.To)
 		}
 	}
+	f.recovery = lastPost - lastFault
 	f.more = f.requests - len(keys)
 	for i, b := range breaches {
 		if i == 30 {

@@ -32,10 +32,9 @@ const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timest
 // slow is after how long a backlog that does not drain is shown.
 const slow = 5 * time.Second
 
-// drained waits until nothing is in flight, and returns how long that took.
-func (s *stage) drained() time.Duration {
+// drained waits until nothing is in flight.
+func (s *stage) drained() {
 	s.t.Helper()
-	begun := time.Now()
 	done := func(ctx context.Context) (bool, error) {
 		return process.One[bool](ctx, s.outbox, `SELECT NOT EXISTS (`+selectOpen+`)`)
 	}
@@ -47,7 +46,6 @@ func (s *stage) drained() time.Duration {
 	if err != nil {
 		s.t.Errorf("after %s: %v", drainPatience, s.Reason(err)) // the checker says what is left
 	}
-	return time.Since(begun)
 }
 
 // tables reads what both databases hold.
