@@ -65,7 +65,7 @@ func get(t *testing.T, address, path string) string {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, http.NoBody)
 	pgtest.Must(t, err)
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := (&http.Client{Timeout: 10 * time.Second}).Do(req)
 	pgtest.Must(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)

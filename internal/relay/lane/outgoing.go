@@ -11,7 +11,7 @@ import (
 )
 
 // outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, and the
-// session and reloads change what it may send. It is safe for concurrent use: mu guards all of it, and is locked in this file and outgoing_ranges.go alone.
+// session and reloads change what it may send. It is safe for concurrent use: mu guards all of it, and is locked in outgoing*.go alone.
 type outgoing struct {
 	mu sync.Mutex
 	*post.Endpoint
@@ -438,49 +438,6 @@ func (o *outgoing) measurePost(held time.Duration) {
 		o.perPost = held
 	}
 	o.perPost += (held - o.perPost) / 8
-}
-
-// RecordResult passes a result to breaker and flow: of a request that took so long, and that held its sender so long, with the wait
-// for the destination's rate included. It reports whether the breaker blames the destination as a whole, and
-// whether the claimer has something to write, or to plan.
-func (o *outgoing) RecordResult(now time.Time, event int64, v *policy.Result, took, held time.Duration) (atFault, changed bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	write, pending := o.breaker.Write, o.breaker.Pending()
-	atFault = o.breaker.RecordResult(now, event, v, min(o.share, o.flow.Concurrency()))
-	if v.Posted {
-		o.measurePost(held)
-		o.flow.Answered(now, v.Reason, took, min(v.RetryAfter, o.Destination.Retry.RetryAfterMax))
-	}
-	return atFault, o.breaker.Write != write || o.breaker.Pending() != pending
-}
-
-// IsTrying reports whether the breaker is half open, so that what is sent now is a probe.
-func (o *outgoing) IsTrying() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	trying, _ := o.breaker.Trying()
-	return trying
-}
-
-// breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes the next request wait.
-func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn time.Duration) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now)
-}
-
-// LeavesToOthers reports whether other relays deliver what this one gives back.
-func (o *outgoing) LeavesToOthers() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.removed || o.breaker.Alone && o.breaker.Holding()
-}
-
-func (o *outgoing) changeBreaker(change func(b *policy.Breaker)) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	change(&o.breaker)
 }
 
 // configure makes the next requests go to another endpoint, also of a lane that was removed before.

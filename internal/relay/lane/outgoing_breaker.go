@@ -1,0 +1,50 @@
+package lane
+
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+)
+
+// RecordResult passes a result to breaker and flow: of a request that took so long, and that held its sender so long, with the wait
+// for the destination's rate included. It reports whether the breaker blames the destination as a whole, and
+// whether the claimer has something to write, or to plan.
+func (o *outgoing) RecordResult(now time.Time, event int64, v *policy.Result, took, held time.Duration) (atFault, changed bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	write, pending := o.breaker.Write, o.breaker.Pending()
+	atFault = o.breaker.RecordResult(now, event, v, min(o.share, o.flow.Concurrency()))
+	if v.Posted {
+		o.measurePost(held)
+		o.flow.Answered(now, v.Reason, took, min(v.RetryAfter, o.Destination.Retry.RetryAfterMax))
+	}
+	return atFault, o.breaker.Write != write || o.breaker.Pending() != pending
+}
+
+// IsTrying reports whether the breaker is half open, so that what is sent now is a probe.
+func (o *outgoing) IsTrying() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	trying, _ := o.breaker.Trying()
+	return trying
+}
+
+// breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes the next request wait.
+func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now)
+}
+
+// LeavesToOthers reports whether other relays deliver what this one gives back.
+func (o *outgoing) LeavesToOthers() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.removed || o.breaker.Alone && o.breaker.Holding()
+}
+
+func (o *outgoing) changeBreaker(change func(b *policy.Breaker)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	change(&o.breaker)
+}
