@@ -25,7 +25,10 @@ var (
 // BenchmarkIdleOutboxes measures what a process costs that serves many idle outboxes of one server: memory, connections, queries a second
 // by statement, and the delay of the first event. Run it with -benchtime=1x.
 func BenchmarkIdleOutboxes(b *testing.B) {
-	n := *outboxesOf
+	n, window, calm := *outboxesOf, *idleSeconds, 130*time.Second // until pools have closed what the start opened
+	if testing.Short() {                                          // to see that it works
+		n, window, calm = min(n, 4), min(window, 2), time.Second
+	}
 	server := pgtest.Start(b, localpg.Options{Settings: map[string]string{
 		"max_connections": fmt.Sprint(5*n + 50), "shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.max": "20000", "pg_stat_statements.track": "top",
 	}})
@@ -63,15 +66,15 @@ func BenchmarkIdleOutboxes(b *testing.B) {
 	}()
 	const connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
 	relaytest.Eventually(b, "all relays", func() bool { return pgtest.Row[int](b, pool, connections) >= n })
-	settle := time.NewTimer(130 * time.Second) // until pools have closed what the start opened
+	settle := time.NewTimer(calm)
 	<-settle.C
 	pgtest.Exec(b, pool, "SELECT pg_stat_statements_reset()")
-	settle.Reset(time.Duration(*idleSeconds) * time.Second)
+	settle.Reset(time.Duration(window) * time.Second)
 	<-settle.C
 	rows, err := pool.Query(b.Context(), `SELECT left(regexp_replace(regexp_replace(query, '"?\ms\d+"?', 'SCHEMA', 'g'), '\s+', ' ', 'g'), 110) AS statement, sum(calls)::float8
 		FROM pg_stat_statements GROUP BY 1 ORDER BY 2 DESC LIMIT 15`)
 	pgtest.Must(b, err)
-	per := float64(n * *idleSeconds)
+	per := float64(n * window)
 	for rows.Next() {
 		var statement string
 		var calls float64
