@@ -172,7 +172,7 @@ func TestRangeSize(t *testing.T) {
 		l.Release(Live, 100)
 	}
 	fast.rate.PerSecond = fastLane
-	if n := ls.RangeSize(time.Now(), lease, 2000); n != maxTaken-3800 {
+	if n := ls.RangeSize(fast.releasedAt, lease, 2000); n != maxTaken-3800 {
 		t.Errorf("%d beside a fast lane that holds 3,800", n)
 	}
 	if parts := ls.Divide(256, nil); parts.Part(policy.BreakerClosed, true) != 128 {
