@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
@@ -222,5 +223,26 @@ func TestSendsWithTheDatabase(t *testing.T) {
 	gone.Event.Payload = nil
 	if v := s.attempt(l, &gone); v.Reason != policy.ReasonEventMissing {
 		t.Errorf("%+v", v)
+	}
+}
+
+// The history counts as probes what was sent while the breaker was half open. An attempt that finds the destination down before spends
+// nothing either, and is retried.
+func TestProbesFollowTheOpening(t *testing.T) {
+	t.Parallel()
+	for name, half := range map[string]bool{"closed": false, "half open": true} {
+		s, l, settled := newSenders(t, post.Destination{Name: "default", URL: "http://127.0.0.1:1/"})
+		s.History = history.New()
+		if half {
+			l.Change(func(b *policy.Breaker) { b.Try(time.Now(), time.Minute) })
+		}
+		s.sendRun(l, []lane.Delivery{newDelivery(1)}, false)
+		var probes, attempts int64
+		for _, counts := range s.History.Unwritten() {
+			probes, attempts = probes+counts.Probes, attempts+counts.Attempts()
+		}
+		if outcome := (<-settled).Outcome; outcome != policy.Hold || attempts == 0 || probes != 0 != half {
+			t.Errorf("%s: %s, %d probes of %d attempts", name, outcome, probes, attempts)
+		}
 	}
 }
