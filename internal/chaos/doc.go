@@ -4,7 +4,7 @@
 //	chaos_test.go     the tests: without faults, and with faults at random
 //	stage_test.go     who takes part: the databases, relays and receivers as processes, links between them
 //	producer_test.go  transactions with events: committed, rolled back, held open
-//	receiver_test.go  a receiving service, in a process of its own
+//	receiver_test.go  a receiving service, in its own process
 //	wire_test.go      what the relays' requests pass: records each, and tampers with some
 //	link_test.go      a TCP proxy that delays, resets, swallows, cuts, or loses the answer to a COMMIT
 //	nth_test.go       each message of a receiver to its database fails once

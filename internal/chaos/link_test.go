@@ -16,7 +16,7 @@ type link struct {
 	listener net.Listener
 	dial     func() (net.Conn, error)
 	delay    atomic.Int64 // of each chunk, in nanoseconds
-	silent   atomic.Bool  // half-open: bytes are swallowed, and nobody is told
+	silent   atomic.Bool  // half-open: bytes are dropped without an error
 	cutAfter atomic.Int64 // answers may have so many bytes more, then everything is reset; 0: any number
 	loseTo   atomic.Pointer[[]byte]
 	sent     atomic.Int64 // messages to the server, since it was last set

@@ -32,7 +32,7 @@ const (
 )
 
 // A stage is a producers' database with relays, and a receivers' database with receivers. Every connection of a relay or a receiver
-// passes a link of its own.
+// passes its own link.
 //
 //	producers ── outbox ──link── relays ──link── wire ── receivers ──link── inbox
 type stage struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// testRows claims for lanes of its own, from which nothing is sent.
+// testRows claims for its own lanes, from which nothing is sent.
 type testRows struct {
 	*Rows
 	instance int32

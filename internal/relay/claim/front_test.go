@@ -166,7 +166,7 @@ func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	}
 }
 
-// All candidates are locked by one node: one for each would prepare anew for each row that another relay has claimed meanwhile.
+// All candidates are locked by one node: one for each would prepare again for each row that another relay has claimed meanwhile.
 func TestClaimLocksInOneNode(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

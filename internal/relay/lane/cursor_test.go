@@ -30,7 +30,7 @@ func TestCursor(t *testing.T) {
 		"one that came to the end has looked at all":             {result: ScanResult{Last: last}, found: 1, want: Cursor{Position: Keyset{At: at(9)}}},
 		"an empty one too, however slow":                         {took: time.Second, want: Cursor{Position: Keyset{At: at(9)}}},
 		"a cursor that came to the end rests":                    {class: Backlog, result: ScanResult{Last: last}, found: 2, rests: true},
-		"one that did not goes on at once": {
+		"one that did not continues at once": {
 			class: Backlog, result: ScanResult{Last: last, More: true}, found: 1, took: time.Second, want: Cursor{Position: last, More: true},
 		},
 		"what it takes to find something is no cost": {

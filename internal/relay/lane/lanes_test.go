@@ -61,7 +61,7 @@ func TestSetKeepsLanes(t *testing.T) {
 		t.Error("the lane of a removed destination is not kept for what is in flight")
 	}
 	if ls.Get("d") != nil {
-		t.Error("a lane of a destination that nobody has configured")
+		t.Error("a lane of a destination that is not configured")
 	}
 	set(t, ls, to("a"), to("c"))
 	if c.IsRemoved() || ls.Get("c") != c {
@@ -115,7 +115,7 @@ func TestManyLanesRestAndAreForgotten(t *testing.T) {
 	if again := ls.Get("d001"); again == quiet || again == nil || !again.Stopped {
 		t.Error("a lane that was forgotten is not made again, at rest")
 	}
-	ls.Engage(quiet) // by somebody who still has it
+	ls.Engage(quiet) // by a goroutine that still has it
 	if len(ls.Visited()) != 0 {
 		t.Error("a lane that was forgotten works")
 	}

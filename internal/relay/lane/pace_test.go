@@ -173,7 +173,7 @@ func TestRescanLeavesTheCursorsAlone(t *testing.T) {
 	}
 	l.AdvanceRescan(ScanResult{Last: at(6), More: true})
 	if l.RescanFrom != at(6) {
-		t.Errorf("goes on at %v", l.RescanFrom)
+		t.Errorf("continues at %v", l.RescanFrom)
 	}
 	l.AdvanceRescan(ScanResult{Last: at(8)})
 	if l.RescanFrom != (Keyset{}) {
@@ -181,7 +181,7 @@ func TestRescanLeavesTheCursorsAlone(t *testing.T) {
 	}
 }
 
-// The head of a run is locked by another session while what follows it is written: the key goes on when the head is written, too.
+// The head of a run is locked by another session while what follows it is written: the key continues when the head is written, too.
 func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)

@@ -274,8 +274,8 @@ func TestRangesOfADeadRelayBecomeRows(t *testing.T) {
 	}
 }
 
-// A server that was promoted is accepted; one whose transaction ids are others makes every event that may not be settled pending again.
-func TestOriginIsChecked(t *testing.T) {
+// What a taker knows of a server, it forgets when another one may be in its place.
+func TestForgetsWhatAnotherServerMayNotKnow(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	r := start(t, db, "default")
