@@ -10,62 +10,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 )
 
-// Rules that relays alert about. An alert's subject is the destination, or the database where the rule is about all of it.
-const (
-	// RuleFailed tells that deliveries to a destination failed for good.
-	RuleFailed = "failed"
-	// RuleLag tells that due deliveries to a destination, or events that no relay has taken, wait
-	// for too long, though nothing holds them.
-	RuleLag = "lag"
-	// RuleBreakerOpen tells that a destination is down as a whole and its deliveries are held.
-	RuleBreakerOpen = "breaker_open"
-	// RuleParked tells that events match no route.
-	RuleParked = "parked"
-	// RuleUndelivered tells that events have no deliveries, and that no relay takes them: they were
-	// loaded from another server.
-	RuleUndelivered = "undelivered_events"
-	// RuleBlockedKeys tells that ordering keys wait behind a delivery that failed.
-	RuleBlockedKeys = "blocked_keys"
-	// RuleWaitingKeys: ordering keys wait for too long behind a delivery that is scheduled or retried later.
-	RuleWaitingKeys = "waiting_keys"
-	// RuleRescueStorm tells that relays die one after the other.
-	RuleRescueStorm = "rescue_storm"
-	// RuleVacuumBlocked tells that a session keeps the database from cleaning up.
-	RuleVacuumBlocked = "vacuum_blocked"
-	// RulePaused tells that a destination has been paused for PausedOver or longer while deliveries wait for it.
-	RulePaused = "paused"
-	// RuleUnserved tells that deliveries wait for a destination that no running relay serves.
-	RuleUnserved = "unserved"
-	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with others.
-	RuleRoutesChanged = "routes_changed"
-	// RuleNeverDelivered says that a destination has accepted nothing yet, and fails in a way that only a person mends.
-	RuleNeverDelivered = "never_delivered"
-	// RuleReloadRefused tells that a relay could not use its new configuration, and keeps what was in effect.
-	RuleReloadRefused = "reload_refused"
-	// RuleRelaysDiffer tells that relays have different settings or secrets for one destination.
-	RuleRelaysDiffer = "relays_differ"
-	// RuleRelayRefused tells that a destination refuses some relays while another relay may be accepted.
-	RuleRelayRefused = "relay_refused"
-	// RuleArchive tells that the archive has not run when it should have.
-	RuleArchive = "archive_overdue"
-	// RuleReconcile tells that the last comparison with a receiver found differences, or could not be made.
-	RuleReconcile = "reconcile"
-	// RuleDatabase tells that a relay has lost its database, or that the database refuses for lack of disk or connections. Each
-	// relay sends it alone: nothing can be stored then.
-	RuleDatabase = "database_trouble"
-	// RuleQuarantined tells that a relay found itself on a copy of its database, and sends nothing.
-	RuleQuarantined = "quarantined"
-)
-
-// Rules returns all of them.
-func Rules() []string {
-	return []string{
-		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleVacuumBlocked,
-		RulePaused, RuleUnserved, RuleRoutesChanged, RuleNeverDelivered,
-		RuleReloadRefused, RuleRelaysDiffer, RuleRelayRefused, RuleArchive, RuleReconcile, RuleDatabase, RuleQuarantined,
-	}
-}
-
 // Defaults of the fields below.
 const (
 	DefaultAfter             = 45 * time.Second

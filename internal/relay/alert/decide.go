@@ -14,14 +14,6 @@ const (
 	checkWorse = time.Minute
 )
 
-// afterByRule are the waits of rules other than [Policy.After]. A condition that was measured over minutes, or that no
-// time heals, is sent as soon as it is found. Relays differ for as long as a deploy lasts.
-var afterByRule = map[string]time.Duration{
-	RuleFailed: 5 * time.Second, RuleQuarantined: 0, RuleBlockedKeys: 0, RuleWaitingKeys: 0, RuleLag: 0, RuleNeverDelivered: 0,
-	RuleRescueStorm: 0, RuleVacuumBlocked: 0, RulePaused: 0, RuleReloadRefused: 0, RuleArchive: 0, RuleReconcile: 0,
-	RuleRelaysDiffer: 5 * time.Minute, RuleRoutesChanged: 5 * time.Minute,
-}
-
 // A Policy says when alerts are sent.
 type Policy struct {
 	After       time.Duration            // how long a condition must last first
@@ -34,8 +26,8 @@ func (p Policy) wait(rule string) time.Duration {
 	if wait, given := p.AfterByRule[rule]; given {
 		return wait
 	}
-	if wait, given := afterByRule[rule]; given {
-		return wait
+	if after := ruleNamed(rule).after; after != usual {
+		return after
 	}
 	return p.After
 }

@@ -40,7 +40,7 @@ func TestAlertTextsAreComplete(t *testing.T) {
 
 func TestRulesAreAll(t *testing.T) {
 	t.Parallel()
-	file, err := os.ReadFile("alert.go")
+	file, err := os.ReadFile("rules.go")
 	if err != nil {
 		t.Fatal(err)
 	}
