@@ -38,7 +38,7 @@ func TestDecisionsTakeNow(t *testing.T) {
 	reports(t, clockInDecisions, map[string]snippet{
 		"now":    {path: "internal/relay/policy/retry.go", text: "import \"time\"\nvar x = time.Now()"},
 		"a room": {path: "internal/relay/policy/flow.go", text: "import \"time\"\nvar x = time.Now()"},
-		"since":  {path: "internal/relay/policy/outcome.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
+		"since":  {path: "internal/relay/policy/classify.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
 	})
 	accepts(t, clockInDecisions, map[string]snippet{
 		"the parameter":   {path: "internal/relay/policy/retry.go", text: "import \"time\"\nfunc f(now time.Time) { _ = now.Add(time.Second) }"},

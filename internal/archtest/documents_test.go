@@ -31,12 +31,18 @@ func documents(t *testing.T) map[string]string {
 
 var (
 	markdownLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
+	sourceFile   = regexp.MustCompile("`([a-z][\\w./-]*/[\\w.-]+\\.go)`")
 	makeCall     = regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z-]*)")
 	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
 	testName     = regexp.MustCompile(`\bTest[A-Z]\w+`)
 	testFunction = regexp.MustCompile(`(?m)^func (Test[A-Z]\w+)\(`)
 	decision     = regexp.MustCompile(`docs/decisions/\d{4}-[a-z0-9-]+\.md`)
 )
+
+func exists(name string) bool {
+	_, err := os.Stat(filepath.Join(root, name))
+	return err == nil
+}
 
 // brokenReferences returns the files and make targets that a document names and that do not exist.
 func brokenReferences(name, text, makefile string) (violations []string) {
@@ -46,6 +52,11 @@ func brokenReferences(name, text, makefile string) (violations []string) {
 		}
 		if _, err := os.Stat(filepath.Join(root, path.Dir(name), link[1])); err != nil {
 			violations = append(violations, fmt.Sprintf("%s: links to %s, which does not exist", name, link[1]))
+		}
+	}
+	for _, file := range sourceFile.FindAllStringSubmatch(text, -1) {
+		if !exists(file[1]) && !exists("internal/relay/"+file[1]) {
+			violations = append(violations, fmt.Sprintf("%s: names %s, which does not exist, nor in internal/relay", name, file[1]))
 		}
 	}
 	targets := map[string]bool{}
@@ -90,12 +101,12 @@ func TestDocumentsReferToWhatExists(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{"[the runbook](docs/runbook.md)", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
+	for _, text := range []string{"[the runbook](docs/runbook.md)", "see `relay/lanes.go`", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
 		if found := brokenReferences("README.md", text, makefile); len(found) != 1 {
 			t.Errorf("%q: reported %q, want once", text, found)
 		}
 	}
-	if found := brokenReferences("docs/x.md", "[license](../LICENSE#mit), [site](https://example.com/x), `make test`", "test:\n"); len(found) != 0 {
+	if found := brokenReferences("docs/x.md", "[license](../LICENSE#mit), [site](https://example.com/x), `make test`, `lane/lanes.go`, `relay/claimer.go`", "test:\n"); len(found) != 0 {
 		t.Errorf("wrongly reported: %q", found)
 	}
 }

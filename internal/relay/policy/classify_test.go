@@ -168,7 +168,7 @@ func TestErrorReason(t *testing.T) {
 // A reason that the list lacks would have no metric until it first happens.
 func TestReasonsAreAllListed(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("outcome.go")
+	source, err := os.ReadFile("classify.go")
 	if err != nil {
 		t.Fatal(err)
 	}
