@@ -113,9 +113,19 @@ func TestExplainDiscards(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(2, "k")
-	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now() - interval '1 hour', status = 'failed'`)
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now() - interval '1 hour', status = 'failed', last_reason = 'rejected'`)
 	outbox := ops.New(db.Pool)
-	_, err := outbox.Discard(t.Context(), ops.Selection{EventIDs: []int64{1}}, nil)
+	discard := func(selection ops.Selection) {
+		_, err := outbox.Discard(t.Context(), selection, nil)
+		relaytest.Must(t, err)
+	}
+	discard(ops.Selection{EventIDs: []int64{1}})
+	// Later orders that gave up others: for another reason, and for fewer than there were.
+	db.Insert(2, "other")
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', last_reason = 'timeout' WHERE event_id IN (3, 4)`)
+	discard(ops.Selection{Reason: "timeout", EventIDs: []int64{3}})
+	discard(ops.Selection{Reason: "timeout"})
+	order, err := outbox.AuditEntry(t.Context(), 1)
 	relaytest.Must(t, err)
 	db.Exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE event_id = 2`)
 	for id, known := range map[int64]bool{1: true, 2: false} {
@@ -123,7 +133,7 @@ func TestExplainDiscards(t *testing.T) {
 		relaytest.Must(t, err)
 		history := report.Explain().History
 		for _, m := range history {
-			if m.What == "discarded" && (m.At.After(report.Event.CreatedAt) != known || strings.Contains(m.Text, "audit") == known) {
+			if m.What == "discarded" && (m.At.Equal(order.At) != known || strings.Contains(m.Text, "audit") == known) {
 				t.Errorf("event %d: %+v", id, m)
 			}
 		}

@@ -76,14 +76,19 @@ func (o bulkOrder) condition() string {
 	return strings.Join(all, " and ")
 }
 
-// discardsOf returns by destination when the deliveries of one event were given up, as far as the audit knows.
+// discardsOf returns by destination when the deliveries of one event were given up, as far as the audit knows. The latest order
+// counts, as a replay may have taken back an earlier one; if it is not certain that it gave the delivery up, the time is not known.
 func discardsOf(deliveries []Delivery, orders []bulkOrder) map[string]time.Time {
 	all := map[string]time.Time{}
 	for _, d := range deliveries {
-		for _, o := range orders { // the latest one, as a replay may have taken back an earlier one
-			if d.Status == "discarded" && (o.Destination == "" || o.Destination == d.Destination) {
-				all[d.Destination] = o.At
-			}
+		if d.Status != "discarded" {
+			continue
+		}
+		possible := slices.DeleteFunc(slices.Clone(orders), func(o bulkOrder) bool {
+			return o.Destination != "" && o.Destination != d.Destination || o.Reason != "" && d.LastReason != nil && o.Reason != *d.LastReason
+		})
+		if n := len(possible); n == 1 || n > 1 && (possible[n-1].Named || !possible[n-1].Limited) {
+			all[d.Destination] = possible[n-1].At
 		}
 	}
 	return all
