@@ -80,10 +80,10 @@ func (a *API) routes() []route {
 		{Method: "GET", Path: "/api/v1/operations/{id}", ID: "getOperation", Summary: "How far an operation is.", Answer: ops.AuditEntry{}, handle: withID(a.operation)},
 		{Method: "POST", Path: "/api/v1/operations/{id}/interrupt", ID: "interruptOperation", Summary: "End an operation of this relay after its present batch.", Answer: ops.AuditEntry{}, Changes: true, handle: withID(a.changed(a.control.Interrupt))},
 		{Method: "POST", Path: "/api/v1/operations/{id}/resume", ID: "resumeOperation", Summary: "Go on with an operation that was interrupted or killed.", Answer: ops.AuditEntry{}, Changes: true, Status: http.StatusAccepted, handle: withID(a.changed(a.control.Resume))},
-		{Method: "GET", Path: "/api/v1/alerts", ID: "listAlerts", Summary: "The open alerts.", Answer: alertList{}, handle: a.alerts},
+		{Method: "GET", Path: "/api/v1/alerts", ID: "listAlerts", Summary: "The open alerts: 100, or limit (1 to 500), the oldest first, and how many follow.", Query: []string{"skip", "limit"}, Answer: alertList{}, handle: a.alerts},
 		{Method: "POST", Path: "/api/v1/alerts/acknowledge", ID: "acknowledgeAlert", Summary: "Say that an open alert is known: it is not repeated until it returns.", Request: acknowledgeRequest{}, Answer: alertList{}, Changes: true, handle: a.acknowledge},
 		{Method: "POST", Path: "/api/v1/alerts/silence", ID: "silenceAlerts", Summary: "Send nothing of some alerts for a while; 0 seconds ends it. An empty rule or subject stands for all.", Request: silenceRequest{}, Answer: alertList{}, Changes: true, handle: a.silence},
-		{Method: "GET", Path: "/api/v1/relays", ID: "listRelays", Summary: "The registered relays.", Answer: relayList{}, handle: a.relays},
+		{Method: "GET", Path: "/api/v1/relays", ID: "listRelays", Summary: "The registered relays, each with 100 of its destinations, or limit (1 to 500), and how many are left.", Query: []string{"limit"}, Answer: relayList{}, handle: a.relays},
 		{Method: "GET", Path: "/api/v1/audit", ID: "listAudit", Summary: "What operators did, the newest first.", Query: []string{"before", "limit"}, Answer: auditPage{}, handle: a.audit},
 	}
 }

@@ -344,6 +344,51 @@ func TestManyDestinations(t *testing.T) {
 	}
 }
 
+// Of many alerts a page is sent, and of a relay with many destinations some, each with the number of those that are left out.
+func TestManyAlertsAndDestinationsOfARelay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, opened_at) SELECT 'lag', 'd' || to_char(i, 'FM0000'), now() - make_interval(secs => 1000 - i) FROM generate_series(0, 999) i`)
+	db.Exec(`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r1', '1') RETURNING instance)
+		INSERT INTO outbox_relay_destination (instance, destination, settings) SELECT instance, 'd' || i, '' FROM r, generate_series(0, 999) i`)
+	s := serve(t, db.Pool)
+	s.load()
+	var list struct {
+		Alerts []struct {
+			Subject string `json:"subject"`
+		} `json:"alerts"`
+		Left   int `json:"alerts_left"`
+		Relays []struct {
+			Destinations []string `json:"destinations"`
+			Left         int      `json:"destinations_left"`
+		} `json:"relays"`
+	}
+	get := func(operation, path, query string) {
+		t.Helper()
+		relaytest.Must(t, json.Unmarshal([]byte(s.fits(operation, "GET", path, path+query, "", 200)), &list))
+	}
+	seen := map[string]bool{}
+	for skip, sizes := 0, []int{100, 500, 400}; len(sizes) > 0; skip, sizes = skip+sizes[0], sizes[1:] {
+		get("listAlerts", "/api/v1/alerts", fmt.Sprintf("?skip=%d&limit=%d", skip, max(sizes[0], 100)))
+		if len(list.Alerts) != sizes[0] || list.Left != 1000-skip-sizes[0] {
+			t.Fatalf("skip %d: %d alerts, %d left", skip, len(list.Alerts), list.Left)
+		}
+		for _, a := range list.Alerts {
+			seen[a.Subject] = true
+		}
+	}
+	testkit.Equal(t, "alerts", len(seen), 1000)
+	get("listAlerts", "/api/v1/alerts", "?skip=5000")
+	testkit.Equal(t, "alerts beyond the last", len(list.Alerts), 0)
+	get("listRelays", "/api/v1/relays", "")
+	if r := list.Relays[0]; len(r.Destinations) != 100 || r.Left != 900 {
+		t.Errorf("%d destinations, %d left", len(r.Destinations), r.Left)
+	}
+	if status, text := s.call("GET", "/api/v1/alerts?skip=-1", ""); status != 422 || !strings.Contains(text, `skip: \"-1\" is not a number from 0`) {
+		t.Errorf("%d %s", status, text)
+	}
+}
+
 // A reader changes nothing and sees no payload, by any route.
 func TestReaderMayOnlyRead(t *testing.T) {
 	t.Parallel()

@@ -53,8 +53,10 @@ type (
 		Token   string `json:"token"`
 	}
 	alertList struct {
-		Alerts   []alertAnswer `json:"alerts"`
-		Silences []ops.Silence `json:"silences"`
+		Alerts []alertAnswer `json:"alerts"`
+		// AlertsLeft counts the open alerts that follow these.
+		AlertsLeft int           `json:"alerts_left"`
+		Silences   []ops.Silence `json:"silences"`
 		// Ended are the alerts that ended last, within two weeks.
 		Ended []alert.Past `json:"ended"`
 	}
@@ -207,8 +209,14 @@ func (a *API) alerts(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	skip, limit, err := control.ParseRange(r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
 	list := alertList{Alerts: []alertAnswer{}, Silences: []ops.Silence{}}
-	for _, one := range s.Alerts {
+	open, left := ops.Bound(s.Alerts[min(skip, len(s.Alerts)):], limit)
+	list.AlertsLeft = left
+	for _, one := range open {
 		list.Alerts = append(list.Alerts, alertAnswer{one})
 	}
 	silences, err := a.control.Outbox.Silences(r.Context())
@@ -245,9 +253,14 @@ func (a *API) alertsAfter(r *http.Request, err error) (any, error) {
 }
 
 func (a *API) relays(r *http.Request) (any, error) {
+	_, limit, err := control.ParseRange(r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
 	s, err := a.control.Status(r.Context())
 	list := relayList{Relays: []relayAnswer{}}
 	for _, one := range s.Relays {
+		one = one.Bounded(limit)
 		list.Relays = append(list.Relays, relayAnswer{one, one.State()})
 	}
 	return list, err

@@ -57,6 +57,20 @@ func parseLimit(q url.Values) (limit int, err error) {
 	return limit, nil
 }
 
+// ParseRange reads from the parameters of a request how many items of a list to skip, and how many to list at most. The error is a
+// [check.Problem].
+func ParseRange(q url.Values) (skip, limit int, err error) {
+	if limit, err = parseLimit(q); err != nil {
+		return 0, 0, err
+	}
+	if text := q.Get("skip"); text != "" {
+		if skip, err = strconv.Atoi(text); err != nil || skip < 0 {
+			return 0, 0, check.Problem{Path: "skip", Text: fmt.Sprintf("%q is not a number from 0", plain.Clip(text))}
+		}
+	}
+	return skip, cmp.Or(limit, ops.MaxListed), nil
+}
+
 // sortsByHistory reports whether the order needs the last hour of all destinations.
 func (l List) sortsByHistory() bool { return l.Sort == "delivered" || l.Sort == "p95" }
 

@@ -11,6 +11,29 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
+// Many alerts have pages, and of a relay with many destinations some are named.
+func TestPagesOfAlerts(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject) SELECT 'lag', 'd' || i FROM generate_series(0, 149) i`)
+	db.Exec(`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r1', '1') RETURNING instance)
+		INSERT INTO outbox_relay_destination (instance, destination, settings) SELECT instance, 'd' || i, '' FROM r, generate_series(0, 149) i`)
+	s := serve(t, db.Pool)
+	for path, want := range map[string]struct {
+		alerts      int
+		first, next bool
+	}{"/alerts": {100, false, true}, "/alerts?skip=100": {50, true, false}, "/alerts?skip=200": {0, true, false}} {
+		status, body := s.get(path)
+		testkit.Equal(t, path, status, http.StatusOK)
+		testkit.Equal(t, "alerts of "+path, strings.Count(body, `<li class="warning">`), want.alerts)
+		testkit.Equal(t, "a link from "+path+" to the first page", strings.Contains(body, `id="first"`), want.first)
+		testkit.Equal(t, "a link from "+path+" to the next page", strings.Contains(body, `id="next" href="/ops/alerts?skip=100"`), want.next)
+	}
+	if _, body := s.get("/relays"); !strings.Contains(body, " and 50 more</td>") {
+		t.Error("the destinations of a relay are not bounded")
+	}
+}
+
 // The overview of many destinations has pages, which keep the beginning of the names, the order and the span.
 func TestPagesOfDestinations(t *testing.T) {
 	t.Parallel()

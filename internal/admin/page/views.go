@@ -322,6 +322,8 @@ func (p *Page) events(r *http.Request) (view, error) {
 
 type alertsData struct {
 	Alerts []alert.Alert
+	// Skip and Left count the open alerts before and after these; Next is Skip of the next page.
+	Skip, Next, Left int
 	// Ended within two weeks.
 	Ended        []alert.Past
 	Silences     []ops.Silence
@@ -334,9 +336,16 @@ func (d alertsData) Known(subject string) bool {
 }
 
 func (p *Page) alerts(r *http.Request) (view, error) {
-	v := view{Template: "alerts.html", Title: "Alerts", Live: true}
+	v := view{Template: "alerts.html", Title: "Alerts", Live: r.URL.Query().Get("skip") == ""}
 	s, err := p.Control.Status(r.Context())
-	data := alertsData{Alerts: s.Alerts, destinations: s.Destinations}
+	data := alertsData{destinations: s.Destinations}
+	skip, limit, rangeErr := control.ParseRange(r.URL.Query())
+	if err == nil {
+		err = rangeErr
+	}
+	data.Skip = min(skip, len(s.Alerts))
+	data.Alerts, data.Left = ops.Bound(s.Alerts[data.Skip:], limit)
+	data.Next = data.Skip + len(data.Alerts)
 	if err == nil {
 		data.Ended, err = alert.Ended(r.Context(), p.Control.Outbox.DB())
 	}
@@ -378,7 +387,12 @@ func (p *Page) relays(r *http.Request) (view, error) {
 	about := slices.DeleteFunc(slices.Clone(s.Advice), func(a ops.Advice) bool {
 		return !slices.Contains([]string{"quarantined", "no_relay", alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleRescueStorm, alert.RuleRoutesChanged}, a.Why)
 	})
-	return view{Template: "relays.html", Title: "Relays", Live: true, Data: relaysData{s.Relays, about}}, err
+	about, _ = ops.Bound(about, ops.MaxListed)
+	data := relaysData{Advice: about}
+	for _, one := range s.Relays {
+		data.Relays = append(data.Relays, one.Bounded(ops.MaxListed))
+	}
+	return view{Template: "relays.html", Title: "Relays", Live: true, Data: data}, err
 }
 
 type auditData struct {

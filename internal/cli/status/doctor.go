@@ -56,11 +56,12 @@ func (cmd Doctor) Run(inv *cli.Invocation) error {
 		found.NotMade = []string{"the database", "the destinations"}
 	}
 	found.Checks = append([]string{"configuration"}, found.Checks...)
-	found.Findings = output.OrEmpty(found.Findings)
+	failed := found.Failed()
+	found = found.Bounded()
 	if err := output.Show(inv.Stdout, cmd.JSON, found, printCheckup); err != nil {
 		return err
 	}
-	if found.Failed() {
+	if failed {
 		return cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something needs mending")}
 	}
 	return nil
@@ -124,7 +125,10 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 			fmt.Fprintf(w, "         %s\n", remedy)
 		}
 	}
-	fmt.Fprintf(w, "\n%s. Checked: %s.\n", plain.Plural(len(c.Findings), "finding", "findings"), strings.Join(c.Checks, ", "))
+	if c.FindingsLeft > 0 {
+		fmt.Fprintf(w, "\nand %d more like these\n", c.FindingsLeft)
+	}
+	fmt.Fprintf(w, "\n%s. Checked: %s.\n", plain.Plural(len(c.Findings)+c.FindingsLeft, "finding", "findings"), strings.Join(c.Checks, ", "))
 	if len(c.NotMade) > 0 {
 		fmt.Fprintf(w, "Could not be checked because of these: %s.\n", strings.Join(c.NotMade, ", "))
 	}

@@ -38,6 +38,23 @@ type Checkup struct {
 	Checks   []string  `json:"checks"`
 	NotMade  []string  `json:"not_made,omitempty"` // checks that could not be made, as a finding says why
 	Findings []Finding `json:"findings"`
+	// FindingsLeft counts what was found beside [MaxListed] findings of the same check and level.
+	FindingsLeft int `json:"findings_left"`
+}
+
+// Bounded returns the checkup with at most [MaxListed] findings of each check and level.
+func (c Checkup) Bounded() Checkup {
+	kinds := map[[2]string]int{}
+	all := c.Findings
+	c.Findings = []Finding{}
+	for _, f := range all {
+		if kind := [2]string{f.Check, f.Level}; kinds[kind] < MaxListed {
+			kinds[kind]++
+			c.Findings = append(c.Findings, f)
+		}
+	}
+	c.FindingsLeft = len(all) - len(c.Findings)
+	return c
 }
 
 // Failed reports whether a finding is an error.
@@ -288,9 +305,12 @@ func (x *examination) deliveries(ctx context.Context) error {
 	if !slices.ContainsFunc(s.Relays, RelayStatus.Alive) {
 		return nil
 	}
+	served := map[string]bool{}
+	for _, d := range s.Destinations {
+		served[d.Destination] = d.Served
+	}
 	for _, d := range x.cfg.Destinations {
-		served := slices.ContainsFunc(s.Destinations, func(known DestinationStatus) bool { return known.Destination == d.Name && known.Served })
-		if !served {
+		if !served[d.Name] {
 			x.add("deliveries", LevelWarning, fmt.Sprintf("no running relay has the destination %q of this configuration", d.Name), "reload the relays with it (SIGHUP)")
 		}
 	}

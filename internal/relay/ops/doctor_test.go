@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -222,5 +223,19 @@ func TestExamine(t *testing.T) {
 				t.Errorf("found %+v, want %s: %s; %s", found.Findings, f.check, f.says, f.mends)
 			}
 		})
+	}
+}
+
+// Of many findings of one kind some are told, and how many are left out.
+func TestCheckupIsBounded(t *testing.T) {
+	t.Parallel()
+	c := ops.Checkup{Findings: []ops.Finding{{Check: "server", Level: ops.LevelError, Text: "first"}}}
+	for i := range 500 {
+		c.Findings = append(c.Findings, ops.Finding{Check: "destinations", Level: []string{ops.LevelError, ops.LevelWarning}[i%2], Text: strconv.Itoa(i)})
+	}
+	c.Findings = append(c.Findings, ops.Finding{Check: "intake", Level: ops.LevelWarning, Text: "last"})
+	b := c.Bounded()
+	if len(b.Findings) != 202 || b.FindingsLeft != 300 || b.Findings[201].Text != "last" || len(c.Findings) != 502 {
+		t.Errorf("%d findings, %d left, the last %+v", len(b.Findings), b.FindingsLeft, b.Findings[len(b.Findings)-1])
 	}
 }

@@ -96,12 +96,17 @@ func (s Status) Bounded(l List) (Status, error) {
 	s.Differences, s.DifferencesLeft = Bound(s.Differences, limit)
 	s.Refusals, s.RefusalsLeft = Bound(s.Refusals, limit)
 	s.Relays = slices.Clone(s.Relays)
-	for i := range s.Relays {
-		r := &s.Relays[i]
-		r.Destinations, r.DestinationsLeft = Bound(r.Destinations, limit)
-		r.RefusedBy, r.RefusedByLeft = Bound(r.RefusedBy, limit)
+	for i, r := range s.Relays {
+		s.Relays[i] = r.Bounded(limit)
 	}
 	return s, nil
+}
+
+// Bounded returns the relay with at most so many destinations.
+func (r RelayStatus) Bounded(limit int) RelayStatus {
+	r.Destinations, r.DestinationsLeft = Bound(r.Destinations, limit)
+	r.RefusedBy, r.RefusedByLeft = Bound(r.RefusedBy, limit)
+	return r
 }
 
 // Bound returns the first items, at most limit of them, and how many follow them.
