@@ -45,13 +45,13 @@ sql "ALTER SYSTEM SET log_line_prefix = '%a|'"
 sql "ALTER SYSTEM SET log_statement = 'all'"
 sql 'SELECT pg_reload_conf()' >/dev/null
 sleep 2
-before=$(grep -cE '^outbox-relay\|LOG: +(execute|statement)' "$log" || true)
+before=$(grep -cE '^outbox-relay[^|]*\|LOG: +(execute|statement)' "$log" || true)
 end=$(($(date +%s) + window))
 while [ "$(date +%s)" -lt "$end" ]; do
 	scrape >/dev/null
 	sleep 15
 done
-after=$(grep -cE '^outbox-relay\|LOG: +(execute|statement)' "$log" || true)
+after=$(grep -cE '^outbox-relay[^|]*\|LOG: +(execute|statement)' "$log" || true)
 memory=$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status")
 
 awk -v first=$(((claimed - started) / 1000000)) -v queries=$((after - before)) -v window="$window" -v memory="$memory" 'BEGIN {

@@ -21,7 +21,7 @@ const (
 	// turnMargin is how much longer than its poll interval the claimer may be without a turn: a statement may take as long as
 	// its timeout, and a claim may need several after damaged data was met.
 	turnMargin = 3 * pg.StatementTimeout
-	// beatMargin is how old a heartbeat may become: a relay sends one every 1 to 1.5 seconds.
+	// beatMargin is how old a heartbeat may become: a relay sends one every 1 to 4.5 seconds.
 	beatMargin = 10 * time.Second
 )
 

@@ -22,8 +22,6 @@ const armed = `SELECT last_value > extract(epoch FROM now()) * 1000 FROM outbox_
 // hears waits for one call of Wake for notifications, and returns what was asked.
 func hears(t *testing.T, s *Session, on *standing) (asked Requests) {
 	t.Helper()
-	s.looks = newThrottle(looksPerSecond, looksPerSecond)
-	s.sweeps, s.routes = newThrottle(sweepsPerSecond, burstOfSweeps), newThrottle(sweepsPerSecond, burstOfSweeps)
 	s.Wake = func(requests Requests) { asked = requests }
 	relaytest.Eventually(t, "a notification", func() bool {
 		relaytest.Must(t, s.listen(t.Context(), on, time.Now().Add(relaytest.Patience)))

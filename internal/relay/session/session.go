@@ -72,6 +72,9 @@ const (
 	beatInterval = time.Second
 	// idleBeatInterval is that of a relay with nothing to do, in a database that shall not notice it.
 	idleBeatInterval = 1500 * time.Millisecond
+	// calmBeatInterval is that of an idle relay that is alone, and whose last beat found nothing. It is shorter than producers
+	// notify after a beat, and than others take a heartbeat for that of a living relay; both last ten seconds.
+	calmBeatInterval = 4500 * time.Millisecond
 	// heartbeatAge is how old a heartbeat may become before it is written again.
 	heartbeatAge = 4 * time.Second
 	// afterReconnect is how long a relay that was kept from the database believes that others were too, and are no more dead
@@ -97,8 +100,7 @@ func (s *Session) extendGrace(now time.Time) {
 // Run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx outlives everything that
 // claims and settles.
 func (s *Session) Run(ctx context.Context) {
-	s.looks = newThrottle(looksPerSecond, looksPerSecond)
-	s.sweeps, s.routes = newThrottle(sweepsPerSecond, burstOfSweeps), newThrottle(sweepsPerSecond, burstOfSweeps)
+	s.throttle()
 	// A relay that is away longer than afterReconnect is taken for dead by those that came back before.
 	failing := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(beatInterval/2), backoff.WithMaxElapsedTime(0))
@@ -126,12 +128,19 @@ func (s *Session) Run(ctx context.Context) {
 	}
 }
 
+func (s *Session) throttle() {
+	s.looks = newThrottle(looksPerSecond, looksPerSecond)
+	s.sweeps, s.routes = newThrottle(sweepsPerSecond, burstOfSweeps), newThrottle(sweepsPerSecond, burstOfSweeps)
+}
+
 // A standing is what a session stands on, until it breaks.
 type standing struct {
 	pg.Pool
 	conn   *pgx.Conn // nil: through a pooler, which keeps no session
 	schema string
 	heard  Requests
+	beaten time.Time // when the last beat ended
+	calm   bool      // nothing has been found or heard since the beat before
 
 	listening bool
 	flood     int // bytes of notifications since the last beat
@@ -141,6 +150,7 @@ type standing struct {
 // every login may send a million of them at once, of 8 kB each.
 func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	on.flood += notificationBytes + len(n.Payload)
+	on.calm = false // also if another relay is registered
 	switch n.Payload {
 	case on.schema:
 		on.heard.Commits++
@@ -213,9 +223,8 @@ func (s *Session) keep(ctx context.Context) (connected bool, err error) {
 	}
 	s.Wake(Requests{Sweep: true}) // whatever was missed while away
 
-	nextBeat := time.Now()
 	for {
-		if !time.Now().Before(nextBeat) {
+		if !time.Now().Before(s.nextBeat(on)) {
 			on.flood = 0
 			if err := s.Guard.Recheck(ctx, on, s.Database.Pool, on.conn != nil); err != nil && ctx.Err() == nil {
 				return true, err
@@ -224,21 +233,31 @@ func (s *Session) keep(ctx context.Context) (connected bool, err error) {
 				return true, err
 			}
 			s.catchUp()
-			nextBeat = time.Now().Add(beatInterval)
-			if s.Idle() {
-				nextBeat = time.Now().Add(idleBeatInterval)
-			}
+			on.beaten = time.Now()
 		}
 		if ctx.Err() != nil {
 			return true, s.leave(ctx, on)
 		}
-		if err := s.listen(ctx, on, nextBeat); err != nil {
+		if err := s.listen(ctx, on, s.nextBeat(on)); err != nil {
 			return true, err
 		}
 		if err := s.dam(ctx, on, time.Now()); err != nil {
 			return true, err
 		}
 	}
+}
+
+// nextBeat returns when the next beat is due.
+func (s *Session) nextBeat(on *standing) time.Time {
+	switch idle := s.Idle(); {
+	case on.beaten.IsZero():
+		return time.Time{}
+	case idle && on.calm && on.conn != nil:
+		return on.beaten.Add(calmBeatInterval)
+	case idle:
+		return on.beaten.Add(idleBeatInterval)
+	}
+	return on.beaten.Add(beatInterval)
 }
 
 // listen waits for a notification, until the next beat is due or ctx is done.
@@ -401,6 +420,7 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
 	}
 	p.instance, _ = s.Presence.Current()
+	on.calm = true // unless a notification comes with the answer
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.Config.Lease/5)
 	}
@@ -411,6 +431,7 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 	if !e.registered {
 		return pg.ErrTakenForDead
 	}
+	on.calm = on.calm && e.calm
 	s.Beaten(now, p.instance, e.News)
 	if e.late {
 		s.extendGrace(time.Now())

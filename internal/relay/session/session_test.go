@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -40,6 +41,7 @@ func beating(t *testing.T, db *relaytest.Database, change ...func(*Session)) (*S
 	for _, change := range change {
 		change(s)
 	}
+	s.throttle()
 	relaytest.Must(t, s.Open(t.Context()))
 	t.Cleanup(s.Database.Direct.Close)
 	on, err := s.connect(t.Context())
@@ -78,6 +80,65 @@ func TestLateBeatConvictsNoRelay(t *testing.T) {
 		relaytest.Must(t, s.beat(t.Context(), on, time.Now()))
 		return relaytest.Row[int](db, relays) == 1
 	})
+}
+
+// An idle relay that is alone beats less often while nothing goes on: until another relay registers, an alert is open, a destination
+// is in trouble, or a notification comes.
+func TestCalmRelayBeatsLessOften(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	idle := true
+	s, on := beating(t, db, func(s *Session) { s.Idle = func() bool { return idle } })
+	wants := func(what string, interval time.Duration) {
+		t.Helper()
+		on.beaten = time.Now()
+		testkit.Equal(t, what, s.nextBeat(on).Sub(on.beaten), interval)
+	}
+	testkit.Equal(t, "the first beat is due at", s.nextBeat(on), time.Time{})
+	beats := func(what string, interval time.Duration) {
+		t.Helper()
+		relaytest.Eventually(t, what, func() bool { // no notification is on its way any more
+			relaytest.Must(t, s.beat(t.Context(), on, time.Now()))
+			return on.calm == (interval == calmBeatInterval)
+		})
+		wants(what, interval)
+	}
+	heard := func(what string) {
+		t.Helper()
+		relaytest.Eventually(t, what, func() bool {
+			relaytest.Must(t, s.listen(t.Context(), on, time.Now().Add(10*time.Millisecond)))
+			return !on.calm
+		})
+		wants(what, idleBeatInterval)
+	}
+	beats("alone", calmBeatInterval)
+	idle = false
+	wants("busy", beatInterval)
+	idle = true
+
+	other, err := Register(t.Context(), db.Pool, false, "other", "", time.Hour)
+	relaytest.Must(t, err)
+	heard("another relay registers")
+	beats("beside another relay", idleBeatInterval)
+	relaytest.Must(t, Deregister(t.Context(), db.Pool, other))
+	beats("alone again", calmBeatInterval)
+	db.Insert(1, "k")
+	heard("an event comes")
+	beats("afterwards", calmBeatInterval)
+	for _, trouble := range []string{
+		`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default')`,
+		`INSERT INTO outbox_destination (destination, breaker_failures) VALUES ('default', 1)
+			ON CONFLICT (destination) DO UPDATE SET breaker_failures = 1`,
+	} {
+		db.Exec(trouble)
+		beats(trouble, idleBeatInterval)
+		db.Exec(`DELETE FROM outbox_alert`)
+		db.Exec(`UPDATE outbox_destination SET breaker_failures = 0`)
+		beats("after it", calmBeatInterval)
+	}
+	pooled := *on
+	pooled.conn = nil
+	testkit.Equal(t, "without a session", s.nextBeat(&pooled).Sub(on.beaten), idleBeatInterval)
 }
 
 // connect returns a connection as a relay has them.

@@ -21,12 +21,14 @@ WITH r AS (
     VALUES ($1, $2, make_interval(secs => $3), CASE WHEN $4 THEN pg_backend_pid() END)
     RETURNING instance
 )
-SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END FROM r`
+SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END,
+       CASE WHEN ` + pg.QueueHasRoom + ` THEN pg_notify('outbox_wake', 'relay ' || current_schema()) END
+FROM r`
 
 // Register enters a new relay and returns its number. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
 // its heartbeat is older than lease.
 func Register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
-	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil); err != nil {
+	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
 	}
 	return instance, nil
@@ -90,7 +92,11 @@ SELECT 'armed', 0, '', until < extract(epoch FROM now()) * 1000, '', 0, 0, 0 FRO
 WHERE CASE WHEN $4 AND until < extract(epoch FROM now() + interval '6 seconds') * 1000 THEN ` + armUntil + ` > 0 ELSE false END
 UNION ALL
 SELECT 'parked', 0, '', false, '', 0, 0, 0
-WHERE EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
+WHERE EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)
+UNION ALL
+SELECT 'calm', 0, '', false, '', 0, 0, 0
+WHERE NOT EXISTS (SELECT FROM outbox_relay WHERE instance <> $1) AND NOT EXISTS (SELECT FROM outbox_alert)
+  AND NOT EXISTS (SELECT FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0 OR parked_after IS NOT NULL)`
 
 // pulse is what a beat asks.
 type pulse struct {
@@ -106,6 +112,7 @@ type echo struct {
 	registered bool    // false: this relay's own row is gone
 	late       bool    // this relay's own heartbeat had become old: the others' may look old for the same reason
 	dead       []int32 // each to be given to Rescue
+	calm       bool    // no other relay is registered, and there is nothing that a beat could find soon
 	News
 }
 
@@ -145,6 +152,8 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 			e.Alerts = true
 		case "parked":
 			e.Parked = true
+		case "calm":
+			e.calm = true
 		case "armed":
 			e.Unheard = late
 		}
