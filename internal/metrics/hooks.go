@@ -69,6 +69,9 @@ func (m *Metrics) attempted(a relay.Attempt) {
 		s.duplicates.Inc()
 	}
 	s.droppedHeaders.Add(float64(a.DroppedHeaders))
+	if a.Batch > 0 {
+		m.batchSize.Observe(float64(a.Batch))
+	}
 	if a.Outcome == policy.Delivered {
 		if observer := s.latency[a.Class]; observer != nil {
 			observer.Observe(a.SinceCreated.Seconds())

@@ -54,7 +54,7 @@ type Metrics struct {
 	claimed, duplicates, droppedHeaders *prometheus.CounterVec
 	latency, dueLatency, answer         *prometheus.HistogramVec
 	claimTime, claimSize                prometheus.Histogram
-	settleTime, settleSize              prometheus.Histogram
+	settleTime, settleSize, batchSize   prometheus.Histogram
 	stale, rescues, errors              prometheus.Counter
 	archived                            prometheus.Counter
 	wakes                               map[relay.Wake]prometheus.Counter
@@ -128,6 +128,7 @@ func (m *Metrics) define() {
 		"Time from when a delivery became due until its receiver accepted it: what relay and receiver add.", latencyBounds, "destination", "class")
 	m.claimTime = factory.histograms("outbox_claim_duration_seconds", "Duration of the statements that claim.", durationBounds).WithLabelValues().(prometheus.Histogram)
 	m.claimSize = factory.histograms("outbox_claim_deliveries", "Deliveries that a claim brought.", sizeBounds).WithLabelValues().(prometheus.Histogram)
+	m.batchSize = factory.histograms("outbox_batch_events", "Events in one request of destinations with batch.", sizeBounds).WithLabelValues().(prometheus.Histogram)
 	m.settleTime = factory.histograms("outbox_settle_duration_seconds", "Duration of the writes of outcomes, one batch each.", durationBounds).WithLabelValues().(prometheus.Histogram)
 	m.settleSize = factory.histograms("outbox_settle_deliveries", "Deliveries in one batch of outcomes.", sizeBounds).WithLabelValues().(prometheus.Histogram)
 	m.stale = factory.counters("outbox_stale_settles_total", "Outcomes that came too late: another relay had claimed the delivery meanwhile.").WithLabelValues()

@@ -79,6 +79,7 @@ func (c *overBatches) send(ctx context.Context, batch []*batchpost.Call) {
 	e := c.to
 	e.begin()
 	defer e.end()
+	defer func() { batch[0].Result.Batch = len(batch) }()
 	lines := make([][]byte, len(batch))
 	for i, call := range batch {
 		lines[i] = call.Line

@@ -110,10 +110,23 @@ func TestBatchesCarryWhatWaits(t *testing.T) {
 	t.Parallel()
 	const n = 200
 	b := newBatchReceiver(t, nil)
+	var sizes []int // as the results have them, of each batch once
 	for key, v := range deliverMany(t, b, n) {
 		if v.Reason != policy.ReasonOK || v.StatusCode != 204 {
 			t.Errorf("%s: %+v", key, v)
 		}
+		if v.Batch > 0 {
+			sizes = append(sizes, v.Batch)
+		}
+	}
+	var carried []int
+	for _, keys := range b.batches {
+		carried = append(carried, len(keys))
+	}
+	slices.Sort(sizes)
+	slices.Sort(carried)
+	if !slices.Equal(sizes, carried) {
+		t.Errorf("the batches have %v events, the results say %v", carried, sizes)
 	}
 	got := slices.Concat(b.batches...)
 	slices.Sort(got)

@@ -20,6 +20,8 @@ type Attempt struct {
 	Duplicate bool
 	// DroppedHeaders counts the headers of the event that the destination does not let through, see [post.Wire].
 	DroppedHeaders int
+	// Batch is how many events the request carried, said of one of them; 0 of the others, and of a request for one event alone.
+	Batch int
 	// Class is live, backlog or replay; see [Classes].
 	Class string
 	// SinceCreated and SinceDue are the times from the event's created_at, and from when this attempt became due, until the

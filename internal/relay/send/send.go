@@ -170,7 +170,7 @@ func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, prob
 	if hook := s.Attempted; hook != nil {
 		hook(Attempt{
 			EventID: d.EventID, Destination: d.Destination, Number: d.Attempts + 1, StatusCode: decided.StatusCode, Outcome: decided.Outcome,
-			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders,
+			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders, Batch: decided.Batch,
 			Class:        d.Class.String(),
 			SinceCreated: sinceCreated, SinceDue: since(d, d.NextAttemptAt, ended),
 		})
