@@ -134,7 +134,7 @@ func repairReceiver(destination string, reason policy.Reason, mark Marker) strin
 	case policy.ReasonTLS:
 		return fmt.Sprintf("Correct %s (such as %s), then %s, or fix the receiver's certificate.", setting("tls"), setting("tls.ca_file"), reload)
 	case policy.ReasonTimeout:
-		return fmt.Sprintf("The receiver answers later than %s allows.", setting("timeout"))
+		return fmt.Sprintf("Find out in its log why the receiver is slow, or raise %s and %s.", setting("timeout"), reload)
 	case policy.ReasonRateLimited:
 		return fmt.Sprintf("The receiver asks for fewer requests: set %s, then %s.", setting("rate_limit"), reload)
 	case policy.ReasonEgress:

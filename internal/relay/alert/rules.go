@@ -37,8 +37,8 @@ const (
 	RuleUnserved = "unserved"
 	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with others.
 	RuleRoutesChanged = "routes_changed"
-	// RuleNeverDelivered says that a destination has accepted nothing yet, and fails in a way that only a person mends.
-	RuleNeverDelivered = "never_delivered"
+	// RuleMisconfigured says that deliveries to a destination fail in a way that only a person mends, and none has arrived since.
+	RuleMisconfigured = "misconfigured"
 	// RuleReloadRefused tells that a relay could not use its new configuration, and keeps what was in effect.
 	RuleReloadRefused = "reload_refused"
 	// RuleRelaysDiffer tells that relays have different settings or secrets for one destination.
@@ -92,9 +92,9 @@ func allRules() []rule {
 		},
 		{
 			RuleBreakerOpen, usual, "",
-			"{name} {fault}, and its deliveries are held[ ({pending} pending)][. First error: {failure}]",
-			"{name} accepts deliveries again, what was held is on its way",
-			"Nothing is lost: relays try it every few seconds.[ {repair}]",
+			"{name} {fault}, and its deliveries are held[ ({pending} pending)][. Latest error: {latest}]",
+			"deliveries to {name} are no longer held",
+			"Nothing is lost: a relay tries it every few seconds, with what is due.[ {repair}]",
 		},
 		{
 			RuleParked, usual, "outbox-relay events list --parked",
@@ -151,8 +151,8 @@ func allRules() []rule {
 			"Give all relays the same configuration, or stop the one that is not meant to run.",
 		},
 		{
-			RuleNeverDelivered, 0, "[outbox-relay events show {event}]",
-			"{name} has accepted no delivery yet, and only a person can fix that[: it {cause}][: {detail}]",
+			RuleMisconfigured, 0, "[outbox-relay events show {event}]",
+			"Deliveries to {name} fail, and only a person can fix that[: it {cause}][: {detail}]",
 			"{name} accepts deliveries, or none waits for it",
 			"[{repair}]",
 		},
@@ -294,10 +294,12 @@ func (a Alert) value(name string, v voice) string {
 		return v.text(a.FirstError)
 	case "first": // the code that fires an alert may leave out both of them
 		return joined(a.say("[event {event}]", v), v.text(a.FirstError))
+	case "latest":
+		return v.text(a.latest())
 	case "fault":
-		return Fault(a.FirstError)
+		return Fault(a.latest())
 	case "repair":
-		return Repair(a.Subject, ReasonOf(a.FirstError), a.FirstError, v.mark)
+		return Repair(a.Subject, ReasonOf(a.latest()), a.latest(), v.mark)
 	case "compare":
 		if clocksDiffer(ReasonOf(a.FirstError), a.FirstError) {
 			return repairClocks(v.mark)

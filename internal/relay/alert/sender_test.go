@@ -79,7 +79,9 @@ func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 	s.Config, s.Environment, s.Relay = func() alert.Config { return cfg }, "production", "relay-1"
 	refreshed := 0
 	s.Refresh = func(context.Context) error { refreshed++; return nil }
-	db.Exec(`INSERT INTO outbox_alert (rule, subject, first_error, detail) VALUES ('breaker_open', 'default', '401 Unauthorized', '1 pending delivery')`)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, first_error, detail) VALUES ('breaker_open', 'default', 'dial tcp: connection refused', '1 pending delivery')`)
+	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error) VALUES ('default', 'open', now(), now(), '401 Unauthorized')
+		ON CONFLICT (destination) DO UPDATE SET breaker = 'open', breaker_opened_at = now(), breaker_until = now(), breaker_error = excluded.breaker_error`)
 	relaytest.Must(t, s.SendDue(t.Context()))
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE due_at BETWEEN now() + interval '30 s' AND now() + interval '45 s'`); n != 1 || refreshed != 0 || len(ops.all()) != 0 {
 		t.Errorf("the alert is not put off; refreshed %d times, sent %d", refreshed, len(ops.all()))
@@ -93,7 +95,7 @@ func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 	database := relaytest.Row[string](db, `SELECT current_database()`)
 	text := ops.last().Text()
 	for _, part := range []string{
-		`"default" refuses the relay's credentials or signature, and its deliveries are held (83 pending). First error: 401 Unauthorized. Since 20`,
+		`"default" refuses the relay's credentials or signature, and its deliveries are held (83 pending). Latest error: 401 Unauthorized. Since 20`,
 		"Make destinations.default.signing_secrets (or its credentials) those of the receiver",
 		`Database "` + database + `", environment "production", relay "relay-1". Page: https://relay.internal/outbox/alerts Runbook: https://`, "operations.md#alert-breaker_open",
 	} {
@@ -241,7 +243,7 @@ func TestFlappingIsOneAlert(t *testing.T) {
 		t.Errorf("%+v: %s", a, a.Text())
 	}
 	pass(db, 6*time.Minute)
-	if a := send(8); a.ResolvedAt == nil || !strings.HasPrefix(a.Text(), `Recovered: "s" accepts deliveries again`) || !strings.Contains(a.Text(), "It had returned 22 times since") {
+	if a := send(8); a.ResolvedAt == nil || !strings.HasPrefix(a.Text(), `Recovered: deliveries to "s" are no longer held. `) || !strings.Contains(a.Text(), "It had returned 22 times since") {
 		t.Errorf("%+v: %s", a, a.Text())
 	}
 	// What ends before it was sent is not sent at all.

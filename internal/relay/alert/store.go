@@ -26,6 +26,7 @@ const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
 // columns are the fields of an Alert a but for Pending and Source.
 const columns = `a.rule, a.subject, a.count - a.counted_before, a.opened_at, coalesce(a.first_event_id, 0), coalesce(a.first_error, ''),
+       coalesce(CASE WHEN a.rule = 'breaker_open' THEN (SELECT d.breaker_error FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker <> 'closed') END, ''),
        coalesce(a.detail, ''), a.resolved_at, a.returned, a.began_at, coalesce(a.acknowledged_by, ''), ` + silentUntil + `, current_database()::text`
 
 const silentUntil = `(SELECT max(x.until) FROM outbox_alert_silence x
@@ -159,7 +160,7 @@ WITH a AS MATERIALIZED (
     RETURNING n.*
 )
 SELECT ` + columns + `,
-       CASE WHEN a.rule IN ('breaker_open', 'lag', 'never_delivered', 'paused') THEN (SELECT count(*) FROM (VALUES (a.subject)) ` + pg.PendingOf + `) ELSE 0 END,
+       CASE WHEN a.rule IN ('breaker_open', 'lag', 'misconfigured', 'paused') THEN (SELECT count(*) FROM (VALUES (a.subject)) ` + pg.PendingOf + `) ELSE 0 END,
        ` + stateColumns + `
 FROM a CROSS JOIN n`
 
@@ -176,7 +177,7 @@ func (s *Sender) claim(ctx context.Context, c *candidate) (n notice, claimed boo
 	defer cancel()
 	var now stored
 	err = s.DB.QueryRow(ctx, claimNotice, c.rule, c.subject, c.channel, holdFor.Seconds()).Scan(append([]any{
-		&n.Rule, &n.Subject, &n.Count, &n.OpenedAt, &n.FirstEventID, &n.FirstError, &n.Detail, &n.ResolvedAt, &n.Returned, &n.BeganAt,
+		&n.Rule, &n.Subject, &n.Count, &n.OpenedAt, &n.FirstEventID, &n.FirstError, &n.LastError, &n.Detail, &n.ResolvedAt, &n.Returned, &n.BeganAt,
 		&n.AcknowledgedBy, &n.SilentUntil, &n.Database, &n.Pending,
 	}, now.targets()...)...)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ type Alert struct {
 	OpenedAt     time.Time  `json:"opened_at"` // when it began, or returned last
 	FirstEventID int64      `json:"first_event_id,string,omitempty"`
 	FirstError   string     `json:"first_error,omitempty"`
+	LastError    string     `json:"last_error,omitempty"`  // of a destination that is held
 	Detail       string     `json:"detail,omitempty"`      // the latest state, in words
 	ResolvedAt   *time.Time `json:"resolved_at,omitempty"` // when it ended; nil while it lasts
 	Returned     int        `json:"returned,omitempty"`    // how often it returned soon after its end, since BeganAt
@@ -46,6 +48,8 @@ type Source struct {
 
 // runbook is where the headings of all rules are.
 const runbook = "https://github.com/outbox-relay/outbox-relay/blob/main/docs/operations.md#alert-"
+
+func (a Alert) latest() string { return cmp.Or(a.LastError, a.FirstError) }
 
 // State is "firing", or "resolved" once it has ended.
 func (a Alert) State() string {
@@ -162,7 +166,7 @@ func (a Alert) whose(v voice) string {
 
 // printable returns the alert with every text that others may have written made printable and bounded.
 func (a Alert) printable() Alert {
-	for _, text := range []*string{&a.Rule, &a.Subject, &a.FirstError, &a.Detail, &a.AcknowledgedBy, &a.Database, &a.Environment, &a.Relay} {
+	for _, text := range []*string{&a.Rule, &a.Subject, &a.FirstError, &a.LastError, &a.Detail, &a.AcknowledgedBy, &a.Database, &a.Environment, &a.Relay} {
 		*text = plain.Clip(*text)
 	}
 	return a

@@ -154,19 +154,25 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			fmt.Sprintf("To put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give them up.", d.Destination),
 			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
 	}
-	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
+	calm := d.Breaker == "half_open" && d.Pending == 0 // what was held has arrived, or was given up
+	if d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm {
 		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
+		command := "outbox-relay resume " + word + " --reset-breaker    # once it works: send at once, without a probe"
+		if d.Due == 0 && d.Retrying > 0 {
+			command = "outbox-relay retry --destination " + word + "    # once it works: try now what waits for its next attempt"
+		}
 		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
-			held.Remedy(plainly),
-			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
+			held.Remedy(plainly), command)
 	} else if !unserved && d.Retrying > 0 && d.RetryReason != "" {
-		level := Notice
-		if needsPerson(d.RetryReason) || d.failing() {
+		level, remedy := Notice, alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly)
+		switch {
+		case d.RetryAt != nil && d.LastDeliveredAt != nil && d.LastDeliveredAt.After(*d.RetryAt):
+			remedy = "It has delivered since."
+		case needsPerson(d.RetryReason) || d.failing():
 			level = Warning
 		}
 		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
-			alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly),
-			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
+			remedy, fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
 			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
 	}
 	if d.Failed > d.failedHeads() { // what blocks a key is told below
@@ -301,7 +307,7 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 	}
 	for _, a := range alerts {
 		switch a.Rule {
-		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RulePaused, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered,
+		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RulePaused, alert.RuleParked, alert.RuleQuarantined, alert.RuleMisconfigured,
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused:
 			continue // counted above, or over since
 		case alert.RuleLag:

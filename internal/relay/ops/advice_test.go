@@ -24,6 +24,8 @@ func TestAdvice(t *testing.T) {
 		}
 		return Status{Relays: alive, Destinations: []DestinationStatus{d}}
 	}
+	now := time.Now()
+	before := now.Add(-time.Minute)
 	for name, c := range map[string]struct {
 		s        Status
 		text     string // a part of it
@@ -37,11 +39,18 @@ func TestAdvice(t *testing.T) {
 			"Nothing is claimed or sent: a copy.",
 			[]string{"outbox-relay identity show"},
 		},
-		"paused":            {lane(DestinationStatus{Paused: true, PausedReason: "holiday"}), `"d" is paused (holiday)`, []string{"outbox-relay resume d"}},
-		"held":              {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
-		"held, and retried": {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker"}},
-		"wrong secret":      {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets (or its credentials) those of the receiver, then reload the relay (SIGHUP), or restart it if a variable holds them.", []string{"outbox-relay explain 7", "outbox-relay retry --destination d"}},
-		"wrong path":        {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0", "outbox-relay retry --destination d"}},
+		"paused":                   {lane(DestinationStatus{Paused: true, PausedReason: "holiday"}), `"d" is paused (holiday)`, []string{"outbox-relay resume d"}},
+		"held":                     {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, and due":            {lane(DestinationStatus{Breaker: "open", Due: 1, Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, and nothing is due": {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay retry --destination d"}},
+		"tried, and nothing waits": {lane(DestinationStatus{Breaker: "half_open", BreakerError: "dial tcp: connection refused"}), "", nil},
+		"delivered since": {
+			lane(DestinationStatus{Retrying: 2, RetryReason: policy.ReasonUnauthorized, RetryError: "401", RetryAt: &before, LastDeliveredAt: &now}),
+			"2 retrying at d; last: 401. It has delivered since.",
+			[]string{"outbox-relay explain 0", "outbox-relay retry --destination d"},
+		},
+		"wrong secret": {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets (or its credentials) those of the receiver, then reload the relay (SIGHUP), or restart it if a variable holds them.", []string{"outbox-relay explain 7", "outbox-relay retry --destination d"}},
+		"wrong path":   {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0", "outbox-relay retry --destination d"}},
 		"wrong path, perhaps of the environment": {
 			Status{Relays: alive, Destinations: []DestinationStatus{{Destination: "default", Routed: true, Served: true, Breaker: "closed", Retrying: 1, RetryReason: policy.ReasonNotFound}}},
 			"Correct destinations.default.url (or OUTBOX_DESTINATION_URL), then reload the relay (SIGHUP), or restart it if the environment sets it, or fix the receiver.",
@@ -54,7 +63,7 @@ func TestAdvice(t *testing.T) {
 		},
 		"missing topic, held": {
 			lane(DestinationStatus{Breaker: "open", BreakerError: `UNKNOWN_TOPIC_OR_PARTITION (3): there is no topic "paid", or the user may not see it; create it, or correct the destination's topic`}),
-			"every few seconds. Create the topic paid, or give the relay's user the right to see it, or correct destinations.d.topic",
+			"Create the topic paid, or give the relay's user the right to see it, or correct destinations.d.topic",
 			[]string{"outbox-relay resume d --reset-breaker"},
 		},
 		"full stream, held": {
@@ -65,10 +74,10 @@ func TestAdvice(t *testing.T) {
 		"a receiver that speaks of a stream": {
 			lane(DestinationStatus{Breaker: "open", BreakerError: `503 Service Unavailable: stream "x" is down`}), "The log of the receiver says more.", []string{"outbox-relay resume d --reset-breaker"},
 		},
-		"held, wrong secret": {lane(DestinationStatus{Breaker: "open", BreakerError: "401 Unauthorized"}), `"d" refuses the relay's credentials or signature, and its deliveries are held: 401 Unauthorized. Nothing is lost: relays try it every few seconds. Make destinations.d.signing_secrets`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, wrong secret": {lane(DestinationStatus{Breaker: "open", BreakerError: "401 Unauthorized"}), `"d" refuses the relay's credentials or signature, and its deliveries are held: 401 Unauthorized. Nothing is lost: a relay tries it every few seconds, with what is due. Make destinations.d.signing_secrets`, []string{"outbox-relay resume d --reset-breaker"}},
 		"held, wrong clock": {
 			lane(DestinationStatus{Breaker: "open", BreakerError: "401 timestamp-out-of-tolerance: The request is not recent."}),
-			`"d" finds the time of the relay's requests too far from its own clock, and its deliveries are held: 401 timestamp-out-of-tolerance: The request is not recent. Nothing is lost: relays try it every few seconds. The clocks of the relay and the receiver differ: compare them`,
+			`"d" finds the time of the relay's requests too far from its own clock, and its deliveries are held: 401 timestamp-out-of-tolerance: The request is not recent. Nothing is lost: a relay tries it every few seconds, with what is due. The clocks of the relay and the receiver differ: compare them`,
 			[]string{"outbox-relay resume d --reset-breaker"},
 		},
 		"wrong clock": {
@@ -77,7 +86,7 @@ func TestAdvice(t *testing.T) {
 			[]string{"outbox-relay explain 7", "outbox-relay retry --destination d"},
 		},
 		"held, wrong path":     {lane(DestinationStatus{Breaker: "open", BreakerError: "404 Not Found"}), "Correct destinations.d.url", []string{"outbox-relay resume d --reset-breaker"}},
-		"held, late":           {lane(DestinationStatus{Breaker: "open", BreakerError: "read tcp 127.0.0.1:1: i/o timeout"}), "later than destinations.d.timeout", []string{"outbox-relay resume d --reset-breaker"}},
+		"held, late":           {lane(DestinationStatus{Breaker: "open", BreakerError: "read tcp 127.0.0.1:1: i/o timeout"}), "raise destinations.d.timeout", []string{"outbox-relay resume d --reset-breaker"}},
 		"failed":               {lane(DestinationStatus{Failed: 1, FailedError: "422 no"}), `1 delivery to "d" failed; last: 422 no.`, []string{list, "outbox-relay replay --destination d"}},
 		"failed, unsendable":   {lane(DestinationStatus{Failed: 1, FailedUnsendable: 1}), "can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event"}},
 		"failed, some of them": {lane(DestinationStatus{Failed: 9, FailedUnsendable: 1}), "1 of them can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event", "outbox-relay replay --destination d --reason REASON"}},

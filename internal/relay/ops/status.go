@@ -174,13 +174,15 @@ type RelayStatus struct {
 	// RefusedBy are the destinations that refuse this relay, while another relay may be accepted there.
 	RefusedBy     []string `json:"refused_by,omitempty"`
 	RefusedByLeft int      `json:"refused_by_left,omitempty" db:"-"`
+	// Cut reports whether the connection of its own has ended, as with its process.
+	Cut bool `json:"-"`
 }
 
 // staleAfter is how old the heartbeat of a live relay can become at most.
 const staleAfter = 10
 
-// Alive reports whether the relay has written a heartbeat lately.
-func (r RelayStatus) Alive() bool { return r.HeartbeatAgeSeconds < staleAfter }
+// Alive reports whether the relay has written a heartbeat lately, and has not lost its session.
+func (r RelayStatus) Alive() bool { return !r.Cut && r.HeartbeatAgeSeconds < staleAfter }
 
 // State says in a word what the relay does: busy, idle, quarantined, or silent if it is not alive.
 func (r RelayStatus) State() string {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -199,13 +200,13 @@ type openRange struct {
 }
 
 const selectOldRange = `
-SELECT o.seq, o.relay, coalesce(a.name, ''), coalesce(a.heartbeat_at > now() - interval '10 seconds', false), extract(epoch FROM now() - o.taken_at)::float8
+SELECT o.seq, o.relay, coalesce(r.name, ''), coalesce(` + pg.IsAlive + `, false), extract(epoch FROM now() - o.taken_at)::float8
 FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l
 CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.ended_at IS NULL ORDER BY r.seq LIMIT 1) o
-LEFT JOIN outbox_relay a ON a.instance = o.relay
-WHERE o.taken_at < now() - make_interval(secs => $1)`
+LEFT JOIN outbox_relay r ON r.instance = o.relay
+WHERE o.taken_at < now() - make_interval(secs => CASE WHEN coalesce(` + pg.IsAlive + `, false) THEN $1 ELSE least($1, 10) END)`
 
-// oldRange returns the oldest open range if it is older than that; at most one.
+// oldRange returns the oldest open range if it is older than that, or than ten seconds if its relay is not alive; at most one.
 func (o *Outbox) oldRange(ctx context.Context, age time.Duration) ([]openRange, error) {
 	return rows.Structs[openRange](ctx, o.pool, "look for open ranges", selectOldRange, age.Seconds())
 }

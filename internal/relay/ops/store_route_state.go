@@ -16,10 +16,10 @@ import (
 // the range was cut. Ranges from the oldest open one on are read.
 const selectRouteState = `
 WITH settled AS MATERIALIZED (` + intake.SettledSnapshot + `)
-SELECT coalesce(r.seq, 0), coalesce(r.relay, 0), coalesce(a.name, ''), r.taken_at, r.ended_at IS NOT NULL,
+SELECT coalesce(r.seq, 0), coalesce(r.relay, 0), coalesce(a.name, ''), coalesce(a.alive, false), r.taken_at, r.ended_at IS NOT NULL,
        ARRAY(SELECT d.destination FROM outbox_delivery d WHERE d.event_id = e.id ORDER BY d.destination),
-       (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds' AND quarantined IS NULL),
-       EXISTS (SELECT FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds' AND quarantined IS NOT NULL)
+       (SELECT count(*) FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NULL),
+       EXISTS (SELECT FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NOT NULL)
 FROM outbox e
 LEFT JOIN LATERAL (
     SELECT n.* FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
@@ -27,7 +27,7 @@ LEFT JOIN LATERAL (
         WHERE o.seq >= l.oldest AND pg_visible_in_snapshot(e.xid, o.target) AND NOT pg_visible_in_snapshot(e.xid, o.base)
           AND e.id > o.low AND e.id <= o.upto
         ORDER BY o.seq LIMIT 1) n) r ON true
-LEFT JOIN outbox_relay a ON a.instance = r.relay
+LEFT JOIN (SELECT r.instance, r.name, ` + pg.IsAlive + ` AS alive FROM outbox_relay r) a ON a.instance = r.relay
 WHERE e.id = $1 AND NOT pg_visible_in_snapshot(e.xid, (SELECT snapshot FROM settled))`
 
 // routeState is how far the relays have come with an event that may lack deliveries.
@@ -35,6 +35,7 @@ type routeState struct {
 	Range       int64  // 0: no relay has taken it
 	Relay       int32  // that has taken it
 	Name        string // of that relay; empty: it is gone
+	Alive       bool   // that relay
 	TakenAt     *time.Time
 	Ended       bool     // each delivery has a row
 	Settled     []string // destinations of the deliveries that have a row; an empty one is parked

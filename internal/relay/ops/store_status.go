@@ -153,11 +153,12 @@ WITH RECURSIVE ` + pg.Pending + `, hand AS MATERIALIZED (
         SELECT n.relay FROM outbox_range n WHERE n.seq >= l.oldest AND n.ended_at IS NULL OFFSET 0) o
 )
 SELECT r.instance, r.name, r.version, r.started_at, greatest(0, extract(epoch FROM now() - r.heartbeat_at))::float8,
-       c.deliveries IS NULL AND r.instance NOT IN (SELECT h.relay FROM hand h), r.session_pid IS NOT NULL,
+       c.deliveries IS NULL AND r.instance NOT IN (SELECT h.relay FROM hand h), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,
        coalesce(c.deliveries, 0), coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination),
        coalesce(r.reload_error, ''), r.reload_failed_at,
-       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance AND s.refused_at IS NOT NULL ORDER BY s.destination)
+       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance AND s.refused_at IS NOT NULL ORDER BY s.destination),
+       r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
 FROM outbox_relay r
 LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries
            FROM pending p CROSS JOIN (VALUES (false), (true)) x (replay) CROSS JOIN LATERAL (
@@ -181,9 +182,9 @@ func (o *Outbox) Differences(ctx context.Context) ([]watch.Difference, error) {
 }
 
 const selectLifeSigns = `
-SELECT instance, name, version, started_at, greatest(0, extract(epoch FROM now() - heartbeat_at))::float8, false, session_pid IS NOT NULL, 0::bigint,
-       coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at, ARRAY[]::text[]
-FROM outbox_relay ORDER BY instance`
+SELECT instance, name, version, started_at, greatest(0, extract(epoch FROM now() - heartbeat_at))::float8, false, session_pid IS NOT NULL AND ` + pg.HasSession + `, 0::bigint,
+       coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at, ARRAY[]::text[], session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
+FROM outbox_relay r ORDER BY instance`
 
 // LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not depend on what is pending,
 // so that a health check may ask often.

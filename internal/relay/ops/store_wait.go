@@ -9,15 +9,15 @@ import (
 
 const selectWaits = `
 SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.next_attempt_at, d.attempts,
-       CASE WHEN NOT ` + pg.IsFree + ` THEN d.claimed_by END, coalesce(r.name, ''),
+       CASE WHEN NOT ` + pg.IsFree + ` THEN d.claimed_by END, coalesce(r.name, ''), coalesce(` + pg.IsAlive + `, false),
        coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
        coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
        coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM p.breaker_until - now()), 0)::float8, coalesce(p.breaker_error, ''),
-       coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(d.ordering_key, ''),
+       coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(h.attempts, 0), coalesce(h.last_error, ''), h.next_attempt_at, coalesce(d.ordering_key, ''),
        d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
        EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
-       (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds' AND quarantined IS NULL),
-       EXISTS (SELECT FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds' AND quarantined IS NOT NULL),
+       (SELECT count(*) FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NULL),
+       EXISTS (SELECT FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NOT NULL),
        EXISTS (SELECT FROM outbox_route),
        coalesce(d.last_reason, ''), coalesce(d.last_error, ''),
        (SELECT count(*) FROM (SELECT FROM outbox_delivery b
@@ -30,12 +30,12 @@ LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
 LEFT JOIN outbox_destination p ON p.destination = d.destination
 LEFT JOIN LATERAL (
     SELECT * FROM (
-        (SELECT p.joined, p.event_id, p.status, p.last_reason FROM outbox_delivery p
+        (SELECT p.joined, p.event_id, p.status, p.last_reason, p.attempts, p.last_error, p.next_attempt_at FROM outbox_delivery p
          WHERE p.destination = d.destination AND p.ordering_key = d.ordering_key AND p.status = 'pending' AND p.joined IS NOT NULL
            AND CASE WHEN d.joined IS NULL THEN d.next_attempt_at <= now() ELSE (p.joined, p.event_id) < (d.joined, d.event_id) END
          ORDER BY p.joined, p.event_id LIMIT 1)
         UNION ALL
-        (SELECT f.joined, f.event_id, f.status, f.last_reason FROM outbox_delivery f
+        (SELECT f.joined, f.event_id, f.status, f.last_reason, f.attempts, f.last_error, f.next_attempt_at FROM outbox_delivery f
          WHERE f.destination = d.destination AND f.ordering_key = d.ordering_key AND f.status = 'failed'
            AND CASE WHEN d.joined IS NULL THEN d.next_attempt_at <= now() ELSE (f.joined, f.event_id) < (d.joined, d.event_id) END
          ORDER BY f.joined, f.event_id LIMIT 1)) first

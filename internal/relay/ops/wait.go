@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -59,8 +60,11 @@ func (s routeState) reason() Wait {
 		}
 		text += "; these have their delivery already: " + strings.Join(names, ", ")
 	}
-	if s.Name == "" {
+	switch {
+	case s.Name == "":
 		text += "; another relay takes it over" + s.taker()
+	case !s.Alive:
+		text += "; that relay is silent, and another one takes it over" + s.taker()
 	}
 	return Wait{Why: "in_hand", Text: text}
 }
@@ -84,6 +88,7 @@ type waitState struct {
 	Attempts       int
 	ClaimedBy      *int32 // under a lease that has not ended
 	ClaimedName    string // of that relay; empty: it is gone
+	ClaimedAlive   bool
 	LeaseSeconds   float64
 	Paused         bool
 	PausedReason   string
@@ -94,6 +99,9 @@ type waitState struct {
 	BehindEvent    int64 // the first open one of its ordering key; 0: none is before it
 	BehindStatus   string
 	BehindReason   policy.Reason
+	BehindAttempts int
+	BehindError    string
+	BehindNext     *time.Time // when it is attempted next
 	OrderingKey    string
 	Routed         bool          // it is parked, but its type has a route now
 	Served         bool          // a registered relay serves the destination
@@ -110,11 +118,11 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 		all = append(all, Wait{w.Destination, why, fmt.Sprintf(format, args...)})
 	}
 	if w.ClaimedBy != nil {
-		name := w.ClaimedName
-		if name == "" {
-			name = "that is gone"
+		text := fmt.Sprintf("in flight by relay %d %s; its lease ends in %s", *w.ClaimedBy, cmp.Or(w.ClaimedName, "that is gone"), seconds(w.LeaseSeconds))
+		if !w.ClaimedAlive {
+			text += "; that relay is silent, and another one takes the delivery over" + routeState{Relays: w.Relays, Quarantined: w.Quarantined}.taker()
 		}
-		add("in_flight", "in flight by relay %d %s; its lease ends in %s", *w.ClaimedBy, name, seconds(w.LeaseSeconds))
+		add("in_flight", "%s", text)
 		return all
 	}
 	if w.Destination == "" {
@@ -189,7 +197,11 @@ func (w waitState) parked(eventID int64) string {
 // behindHint says what makes the ordering key go on; empty: it goes on by itself.
 func (w waitState) behindHint() string {
 	if w.BehindStatus != "failed" {
-		return ""
+		if w.BehindAttempts == 0 || w.BehindNext == nil {
+			return ""
+		}
+		return fmt.Sprintf(": after %s, the last of which ended with %s, it is tried at %s; see: outbox-relay explain %d",
+			plain.Plural(w.BehindAttempts, "attempt", "attempts"), orReason(w.BehindError, w.BehindReason), timeText(w.BehindNext), w.BehindEvent)
 	}
 	skip := fmt.Sprintf("outbox-relay discard --destination %s %s", plain.ShellWord(w.Destination), plain.ShellFlag("--head-of-key", w.OrderingKey))
 	if unsendable(w.BehindReason) {
@@ -207,6 +219,8 @@ func (w waitState) nextProbe() string {
 		return "a probe is under way"
 	case w.BreakerSeconds > 0:
 		return "next probe in " + seconds(w.BreakerSeconds)
+	case w.DueInSeconds > 0:
+		return "the next delivery that is due is the probe"
 	}
 	return "the next probe is due"
 }

@@ -64,6 +64,11 @@ func TestWaits(t *testing.T) {
 	if list, err := outbox.Waits(t.Context(), 9); err != nil || !strings.HasSuffix(list[0].Text, "or give it up: outbox-relay discard 9") {
 		t.Errorf("%v %+v", err, list)
 	}
+	db.Exec(`UPDATE outbox_delivery SET status = 'pending', attempts = 2, last_reason = 'timeout', last_error = 'no answer within 5s', next_attempt_at = '2099-01-02 03:04:05Z' WHERE event_id = 1`)
+	if list, err := outbox.Waits(t.Context(), 2); err != nil || !strings.HasSuffix(list[1].Text, "which is pending: after 2 attempts, the last of which ended with no answer within 5s, it is tried at 2099-01-02T03:04:05Z; see: outbox-relay explain 1") {
+		t.Errorf("%v %+v", err, list)
+	}
+	db.Settled("failed", "event_id = 1")
 	list, err := outbox.Waits(t.Context(), 2)
 	relaytest.Must(t, err)
 	if want := "behind event 1 of its ordering key, which has failed; to go on: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[1].Text != want {

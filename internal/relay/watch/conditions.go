@@ -23,12 +23,12 @@ type sample struct {
 
 	Undelivered *UndeliveredSample `json:"undelivered"`
 
-	NeverDelivered []struct {
+	Misconfigured []struct {
 		Destination string `json:"destination"`
 		Attempts    int64  `json:"attempts"`
 		Event       int64  `json:"event"`
 		Error       string `json:"error"`
-	} `json:"never_delivered"`
+	} `json:"misconfigured"`
 
 	Holders []struct {
 		Kind         string  `json:"kind"`
@@ -239,9 +239,9 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 			subject: subject{alert.RuleUnserved, u.Destination}, level: int64(u.Pending), detail: plain.UpTo(u.Pending, countedTo) + " pending",
 		})
 	}
-	for _, n := range s.NeverDelivered {
+	for _, n := range s.Misconfigured {
 		hold = append(hold, condition{
-			subject: subject{alert.RuleNeverDelivered, n.Destination}, level: n.Attempts, event: n.Event, failure: plain.Clip(n.Error),
+			subject: subject{alert.RuleMisconfigured, n.Destination}, level: n.Attempts, event: n.Event, failure: plain.Clip(n.Error),
 			detail: fmt.Sprintf("%s that failed, the first of event %d; last: %s", plain.Plural(n.Attempts, "attempt", "attempts"), n.Event, plain.Clip(n.Error)),
 		})
 	}
@@ -302,7 +302,7 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 // conditions returns what holds of a lane, and notes what is undecided.
 func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool) (hold []condition) {
 	if l.Held {
-		undecided[subject{alert.RuleNeverDelivered, l.Destination}] = true
+		undecided[subject{alert.RuleMisconfigured, l.Destination}] = true
 	}
 	lag := subject{alert.RuleLag, l.Destination}
 	switch waited := inSeconds(l.Seconds); {
@@ -365,7 +365,7 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RulePaused, alert.RuleUnserved, alert.RuleNeverDelivered,
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RulePaused, alert.RuleUnserved, alert.RuleMisconfigured,
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleArchive, alert.RuleDatabase:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)

@@ -58,14 +58,14 @@ CROSS JOIN LATERAL (SELECT l.destination) lane
 CROSS JOIN ` + Blocked + ` b
 WHERE l.destination <> ''`
 
-// Destinations that have accepted nothing yet, with two failures or more that only a person mends. What is retried stands first among
-// what is not due, or first among what is due. Whether anything was delivered is asked of the neighbouring events alone: no index
-// leads to what was delivered. A destination that is held has an alert of its own.
-const watchNeverDelivered = `
+// Destinations with two failures or more that only a person mends, or three of one event where others arrived before: what is retried may be
+// over soon. What is retried stands first among what is not due, or first among what is due. Whether anything was delivered is asked of the
+// neighbouring events alone: no index leads to what was delivered. A destination that is held has an alert of its own.
+const watchMisconfigured = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, '')))
 FROM pending l
 CROSS JOIN LATERAL (
-    SELECT sum(x.attempts) AS attempts, min(x.event_id) AS event, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
+    SELECT sum(x.attempts) AS attempts, max(x.attempts) AS most, min(x.event_id) AS event, max(x.last_attempt_at) AS last, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
     FROM ((SELECT * FROM outbox_delivery d
            WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + ` AND d.next_attempt_at > now()
            ORDER BY d.next_attempt_at, d.event_id LIMIT 100)
@@ -79,7 +79,7 @@ CROSS JOIN LATERAL (
 WHERE l.destination <> '' AND r.attempts >= 2
   AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = l.destination AND (s.paused OR s.breaker <> 'closed'))
   AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
-                    AND o.destination = l.destination AND o.status = 'delivered')`
+                    AND o.destination = l.destination AND o.status = 'delivered' AND (r.most < 3 OR o.delivered_at > r.last))`
 
 // Whose settings of a destination differ: the relays of each digest. Relays that serve the same with the same settings cost one comparison.
 const watchDiffer = `
@@ -203,7 +203,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
         'lanes', (` + watchLanes + `),
         'untaken', (` + watchUntaken + `),
         'parked', (` + watchParked + `),
-        'never_delivered', (` + watchNeverDelivered + `),
+        'misconfigured', (` + watchMisconfigured + `),
         'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing), 'event', u.missing[1])
                         FROM outbox_undelivered u WHERE u.missing <> '{}'),
         'holders', (` + watchHolders + `),

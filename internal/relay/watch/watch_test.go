@@ -165,37 +165,41 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	}
 }
 
-// A new destination with a wrong secret or path is alerted after its second failure, and not when its deliveries fail for good, half a
-// day later. One that has accepted something before is not: what is retried may be over soon.
-func TestDestinationThatNeverDeliveredIsAlerted(t *testing.T) {
+// A destination with a wrong secret or path is alerted after its second failure, or after the third of one event where others arrived
+// before; and not when its deliveries fail for good, half a day later. One that accepts others meanwhile is not.
+func TestMisconfiguredDestinationIsAlerted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reason    string
-		delivered bool // an event before
+		attempts  int
+		delivered string // when an event before was; empty: not
 		alerted   bool
 	}{
-		"401":                        {"unauthorized", false, true},
-		"404":                        {"not_found", false, true},
-		"500":                        {"server_error", false, false},
-		"401 where one was accepted": {"unauthorized", true, false},
+		"401":                              {"unauthorized", 2, "", true},
+		"404":                              {"not_found", 2, "", true},
+		"500":                              {"server_error", 2, "", false},
+		"401 where one was accepted":       {"unauthorized", 2, "-1 h", false},
+		"401 for long, after one accepted": {"unauthorized", 3, "-1 h", true},
+		"401 for long, and one accepted":   {"unauthorized", 3, "1 s", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := relaytest.Covered(t)
 			db.Serve("default")
 			db.Insert(2, "k")
-			if c.delivered {
+			if c.delivered != "" {
 				db.Settled("delivered", "event_id = 1")
+				db.Exec(`UPDATE outbox_delivery SET delivered_at = now() + $1::text::interval WHERE event_id = 1`, c.delivered)
 			}
-			db.Exec(`UPDATE outbox_delivery SET attempts = 2, last_reason = $1, last_error = 'refused', last_attempt_at = now(), next_attempt_at = now() + interval '1 h' WHERE event_id = 2`, c.reason)
+			db.Exec(`UPDATE outbox_delivery SET attempts = $2, last_reason = $1, last_error = 'refused', last_attempt_at = now(), next_attempt_at = now() + interval '1 h' WHERE event_id = 2`, c.reason, c.attempts)
 			w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
 			look(t, w)
 			if !c.alerted {
 				wantAlerts(db)
 				return
 			}
-			wantAlerts(db, alert.RuleNeverDelivered)
-			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT detail FROM outbox_alert`), "2 attempts that failed, the first of event 2; last: refused")
+			wantAlerts(db, alert.RuleMisconfigured)
+			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT detail FROM outbox_alert`), fmt.Sprintf("%d attempts that failed, the first of event 2; last: refused", c.attempts))
 			db.Settled("delivered", "event_id = 2")
 			look(t, w)
 			wantAlerts(db)
