@@ -315,6 +315,34 @@ func TestIndexIsBuiltBesideProducers(t *testing.T) {
 	}
 }
 
+// An index that is built concurrently waits for the snapshot of whoever asks for whom it waits. That one is not named.
+func TestWhoAsksIsNoHolder(t *testing.T) {
+	t.Parallel()
+	db := open(t, pgtest.New(t, migrations.Outbox))
+	asking := produce(t, db)
+	building, err := db.Conn(t.Context())
+	pgtest.Must(t, err)
+	var pid int
+	pgtest.Must(t, building.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
+	var built sync.WaitGroup
+	built.Go(func() {
+		defer building.Close()
+		if _, err := building.ExecContext(t.Context(), "CREATE INDEX CONCURRENTLY further ON outbox (created_at)"); err != nil {
+			t.Error(err)
+		}
+	})
+	defer built.Wait()
+	defer func() { _ = asking.Rollback() }()
+	becomes(t, db, "SELECT $2 = ANY (pg_blocking_pids($1))", pid, asking.pid)
+	rows, err := asking.QueryContext(t.Context(), migrations.SelectHolders, pid)
+	pgtest.Must(t, err)
+	defer rows.Close()
+	for rows.Next() {
+		t.Error("a holder is named")
+	}
+	pgtest.Must(t, rows.Err())
+}
+
 // The invalid index that a failed build leaves behind is dropped by the next run, of this runner and of the stock goose.
 func TestFailedIndexIsBuiltAgain(t *testing.T) {
 	t.Parallel()

@@ -232,10 +232,12 @@ func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
 	return text
 }
 
-// pg_blocking_pids lists a prepared transaction as 0, and parallel workers as their leader.
+// pg_blocking_pids lists a prepared transaction as 0, and parallel workers as their leader. An index that is built concurrently
+// also waits for the snapshot of this statement.
 const selectHolders = `
 SELECT b.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.backend_type, ''), a.xact_start
 FROM (SELECT DISTINCT pg_catalog.unnest(pg_blocking_pids($1::integer)) AS pid) b LEFT JOIN pg_stat_activity a USING (pid)
+WHERE b.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
 ORDER BY a.xact_start, b.pid`
 
 // holders returns the sessions that the connection waits for, those with the oldest transaction first.
