@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A LockedError says that a migration did not get a lock in time, and which sessions hold it.
@@ -112,10 +114,8 @@ func (s *session) SessionLock(ctx context.Context, conn *sql.Conn) error {
 		if time.Since(start) >= s.patience {
 			return fmt.Errorf("another session has had the advisory lock of the migrations for more than %s: %s", s.patience, s.migrating(ctx, conn))
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(lockPoll):
+		if err := sleep.For(ctx, lockPoll); err != nil {
+			return err
 		}
 	}
 }

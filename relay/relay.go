@@ -26,6 +26,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/take"
 	"github.com/outbox-relay/outbox-relay/internal/relay/waiting"
 	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
@@ -332,9 +333,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 			return nil
 		}
 		r.databaseError("prepare", err)
-		select {
-		case <-time.After(failing.NextBackOff()):
-		case <-ctx.Done():
+		if sleep.For(ctx, failing.NextBackOff()) != nil {
 			return nil
 		}
 	}

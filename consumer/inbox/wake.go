@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 )
 
 // An event is worked within milliseconds of being recorded, and not when a worker happens to poll,
@@ -91,7 +93,7 @@ func (s *runner) listenForWakes(ctx context.Context) {
 		if listened {
 			pause = firstReconnect
 		}
-		wait(ctx, jittered(pause, 1, jitterFraction()))
+		_ = sleep.For(ctx, jittered(pause, 1, jitterFraction()))
 		pause = min(2*pause, maxReconnect)
 	}
 }
@@ -182,14 +184,4 @@ func (o *outage) over(ctx context.Context) {
 	}
 	o.inbox.Logger().InfoContext(ctx, "consumer: inbox has its database back", "receiver", o.inbox.Receiver, "source", o.inbox.Source, "after", time.Since(o.since).String())
 	o.since = time.Time{}
-}
-
-// wait waits for d or the end of ctx.
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

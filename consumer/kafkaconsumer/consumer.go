@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 )
 
 // Config says what to read and how. Group, Topics and brokers are required.
@@ -154,7 +155,7 @@ func (c *Consumer) handleErrors(ctx context.Context, client *kgo.Client, fetched
 		}
 	})
 	if fetched.NumRecords() == 0 && len(fetched.Errors()) > 0 {
-		message.Pause(ctx, errorPause)
+		_ = sleep.For(ctx, errorPause)
 	}
 	if len(again) > 0 {
 		client.PurgeTopicsFromConsuming(again...)

@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 )
 
 // worker works the records of one partition, one after the other. Others push and stop it; mu guards what they share.
@@ -162,7 +163,7 @@ func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 		wait := out.Delay(attempt, w.cfg.Backoff)
 		w.logger().WarnContext(ctx, "kafkaconsumer: the record is tried again", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset,
 			"attempt", attempt, "status", out.Status, "problem", out.Problem, "wait", wait)
-		if message.Pause(w.taking, wait); w.taking.Err() != nil {
+		if sleep.For(w.taking, wait) != nil {
 			return false
 		}
 	}

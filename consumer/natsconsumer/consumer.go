@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 )
 
 // Config says what to read and how. Stream and Durable are required.
@@ -223,7 +224,7 @@ func (c *Consumer) work(ctx, working context.Context, l lane, source jetstream.C
 		// The servers may be away, or the durable consumer may be gone: deleted by hand, or with
 		// its stream or its server. The error does not say which, so the consumer is opened again.
 		// A new one begins with the stream's first message: what was done before is a duplicate.
-		message.Pause(ctx, outagePause)
+		_ = sleep.For(ctx, outagePause)
 		again, openErr := c.open(ctx, l)
 		if openErr == nil {
 			source = again

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 )
 
 // storeMemory remembers in a [Store].
@@ -114,15 +115,8 @@ func (l *held) Remember(ctx context.Context, status int, _ string) error {
 func (l *held) complete(ctx context.Context, status int, ttl time.Duration) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := l.store.Complete(ctx, l.claim, status, ttl)
-		if err == nil || errors.Is(err, ErrLeaseLost) || ctx.Err() != nil {
+		if err == nil || errors.Is(err, ErrLeaseLost) || sleep.For(ctx, pause) != nil {
 			return err
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return err
-		case <-timer.C:
 		}
 	}
 }

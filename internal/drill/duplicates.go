@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -117,7 +118,7 @@ func cutBody(t *trial) {
 func (t *trial) cut(e event, after time.Duration, begun []byte) {
 	w := t.dial()
 	_ = w.write(0, begun)
-	pause(t.ctx, after)
+	_ = sleep.For(t.ctx, after)
 	_ = w.Close()
 	t.which = e.which
 	if a := t.deliver(e.again()); !a.accepted() {

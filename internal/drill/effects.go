@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A Probe returns how many effects an idempotency key has had. It is called from several goroutines.
@@ -38,7 +40,7 @@ func (t *trial) effectsUntil(end time.Time, least, most int, keys ...string) {
 			t.fault("%s", tooMany(n, most))
 		case late && n == 0:
 			t.fault("it had no effect, although the event was accepted: it is lost")
-		case late || !pause(t.ctx, effectGap):
+		case late || sleep.For(t.ctx, effectGap) != nil:
 			t.fault("there are %d effects of %d: the others are lost, although they were accepted", n, least)
 		}
 	}

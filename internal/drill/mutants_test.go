@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -57,7 +58,7 @@ var mutants = []mutant{
 			if err := rc.exec(ctx, insertEffect, key); err != nil {
 				return 0, err
 			}
-			pause(ctx, pauseIn)
+			_ = sleep.For(ctx, pauseIn)
 			return http.StatusNoContent, rc.exec(ctx, insertMemory, rc.name, key, hash)
 		}
 	}},
@@ -67,7 +68,7 @@ var mutants = []mutant{
 			if err == nil && admitted.RowsAffected() == 0 {
 				return rc.recall(ctx, rc.pool, key, hash)
 			}
-			pause(ctx, pauseIn)
+			_ = sleep.For(ctx, pauseIn)
 			return http.StatusNoContent, errors.Join(err, rc.exec(ctx, insertEffect, key))
 		}
 	}},
@@ -76,7 +77,7 @@ var mutants = []mutant{
 			if rc.seen(ctx, key) {
 				return rc.known, nil
 			}
-			pause(ctx, pauseIn)
+			_ = sleep.For(ctx, pauseIn)
 			tx, err := rc.pool.Begin(ctx)
 			if err != nil {
 				return 0, err
@@ -115,7 +116,7 @@ var mutants = []mutant{
 			if status, err := rc.recall(ctx, rc.pool, key, hash); err == nil {
 				return status, nil
 			}
-			pause(ctx, pauseIn)
+			_ = sleep.For(ctx, pauseIn)
 			tx, err := rc.pool.Begin(ctx)
 			if err != nil {
 				return 0, err
@@ -197,7 +198,7 @@ var mutants = []mutant{
 			}
 			w.WriteHeader(http.StatusNoContent)
 			_ = http.NewResponseController(w).Flush()
-			pause(rc.ended, pauseIn)
+			_ = sleep.For(rc.ended, pauseIn)
 			_ = tx.Commit(context.WithoutCancel(ctx))
 			return 0, nil
 		}
@@ -206,7 +207,7 @@ var mutants = []mutant{
 		right := rc.once
 		rc.once = func(ctx context.Context, rc *receiver, w http.ResponseWriter, r *http.Request, key string, hash []byte) (int, error) {
 			rc.working.Go(func() {
-				pause(rc.ended, pauseIn)
+				_ = sleep.For(rc.ended, pauseIn)
 				_, _ = right(context.WithoutCancel(ctx), rc, w, r, key, hash)
 			})
 			return http.StatusOK, nil
@@ -232,7 +233,7 @@ var mutants = []mutant{
 		}
 	}},
 	{name: "an answer after the timeout", finds: names("valid"), says: "answered after", mutate: func(_ *testing.T, rc *receiver) {
-		rc.before = func(http.ResponseWriter, *http.Request) bool { pause(rc.ended, 500*time.Millisecond); return false }
+		rc.before = func(http.ResponseWriter, *http.Request) bool { _ = sleep.For(rc.ended, 500*time.Millisecond); return false }
 	}, config: func(c *Config) { c.Timeout = 200 * time.Millisecond }},
 
 	// Signatures.
@@ -403,7 +404,7 @@ var mutants = []mutant{
 			select {
 			case queue <- struct{}{}:
 				defer func() { <-queue }()
-				pause(ctx, pauseIn)
+				_ = sleep.For(ctx, pauseIn)
 				return right(ctx, rc, w, r, key, hash)
 			default:
 				return http.StatusOK, nil
@@ -416,7 +417,7 @@ var mutants = []mutant{
 			select {
 			case slots <- struct{}{}:
 				defer func() { <-slots }()
-				pause(ctx, pauseIn)
+				_ = sleep.For(ctx, pauseIn)
 				return right(ctx, rc, w, r, key, hash)
 			default:
 				return 0, errors.New("too many")
@@ -427,7 +428,7 @@ var mutants = []mutant{
 		lost, right := make(chan struct{}, 3), rc.once // the pool, one of which is lost with each event that is no JSON
 		rc.once = func(ctx context.Context, rc *receiver, w http.ResponseWriter, r *http.Request, key string, hash []byte) (int, error) {
 			if len(lost) > 0 {
-				pause(ctx, patience) // for a connection that never comes
+				_ = sleep.For(ctx, patience) // for a connection that never comes
 				return http.StatusServiceUnavailable, nil
 			}
 			return right(ctx, rc, w, r, key, hash)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -186,7 +187,7 @@ func underLoad(t *trial) {
 	began := time.Now()
 	for i := range events {
 		events[i] = t.event()
-		pause(t.ctx, time.Until(began.Add(time.Duration(i)*time.Second/time.Duration(t.Rate))))
+		_ = sleep.For(t.ctx, time.Until(began.Add(time.Duration(i)*time.Second/time.Duration(t.Rate))))
 		for j := range 2 {
 			if j == 1 && i%repeatEvery > 0 {
 				continue

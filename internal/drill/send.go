@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // An answer is what came of one request.
@@ -108,22 +110,12 @@ const (
 func (t *trial) deliver(e event) (a answer) {
 	gap := firstGap
 	for range tries {
-		if a = t.send(e); a.accepted() || a.final() || !pause(t.ctx, gap) {
+		if a = t.send(e); a.accepted() || a.final() || sleep.For(t.ctx, gap) != nil {
 			break
 		}
 		e, gap = e.again(), min(2*gap, maxGap)
 	}
 	return a
-}
-
-// pause waits, and reports whether ctx has not ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // A wire is a connection on which requests can be sent in pieces. The end of the run closes it.
@@ -162,8 +154,10 @@ func (t *trial) raw(e event) (head, body []byte) {
 // write sends pieces, with a pause after each but the last.
 func (w *wire) write(gap time.Duration, pieces ...[]byte) error {
 	for i, piece := range pieces {
-		if i > 0 && !pause(w.ctx, gap) {
-			return context.Cause(w.ctx)
+		if i > 0 {
+			if err := sleep.For(w.ctx, gap); err != nil {
+				return err
+			}
 		}
 		if _, err := w.Write(piece); err != nil {
 			return err

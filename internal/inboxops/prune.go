@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 const (
@@ -67,18 +69,8 @@ func (o *Ops) prune(ctx context.Context, p Prune, rehearsal bool, progress func(
 			return done, fmt.Errorf("prune: %w", err)
 		}
 		if !finished {
-			rest(ctx, max(prunePause, pruneRest*time.Since(began)))
+			_ = sleep.For(ctx, max(prunePause, pruneRest*time.Since(began)))
 		}
 	}
 	return done, nil
-}
-
-// rest waits for d or for the end of ctx.
-func rest(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // Closed lets each client produce one event after the other for a while. Events are numbered from
@@ -45,10 +47,7 @@ func Open(ctx context.Context, workers, count, perSecond int, produce func(ctx c
 	begun = time.Now()
 	for n := range count {
 		if wait := time.Until(DueAt(begun, n, perSecond)); wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-			}
+			_ = sleep.For(ctx, wait)
 		}
 		due <- n
 	}

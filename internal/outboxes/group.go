@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -98,7 +99,7 @@ func (g *Group) Run(ctx context.Context) error {
 	defer running.Wait()
 	for i, m := range g.members {
 		running.Go(func() {
-			if pause(ctx, time.Duration(i)*startEvery) {
+			if sleep.For(ctx, time.Duration(i)*startEvery) == nil {
 				m.run(ctx)
 			}
 		})
@@ -128,7 +129,7 @@ func (m *member) run(ctx context.Context) {
 		if hook := m.Hooks.DatabaseError; hook != nil {
 			hook("serve", err)
 		}
-		if !pause(ctx, wait) {
+		if sleep.For(ctx, wait) != nil {
 			return
 		}
 		if err := m.renew(); err != nil {
@@ -165,18 +166,6 @@ func (m *member) logger() zerolog.Logger {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.cfg.Log
-}
-
-// pause reports whether a time has passed before ctx is done.
-func pause(ctx context.Context, wait time.Duration) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // Reload puts a configuration into effect for every outbox, as [relay.Relay.Reload] does, and returns what changed in any of them. An

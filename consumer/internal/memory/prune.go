@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
@@ -62,7 +63,7 @@ func (c Prune) Run(ctx context.Context, query QueryRow) (done Pruned, err error)
 			return done, err
 		}
 		if !finished {
-			if err := rest(ctx, max(pause, pruneRest*time.Since(began))); err != nil {
+			if err := sleep.For(ctx, max(pause, pruneRest*time.Since(began))); err != nil {
 				return done, fmt.Errorf("prune processed_events: %w", err)
 			}
 		}
@@ -97,16 +98,4 @@ func (c *Prune) complete() error {
 		return fmt.Errorf("consumer: PruneConfig.%s", problem)
 	}
 	return nil
-}
-
-// rest returns after d, or with ctx's error when that ends.
-func rest(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

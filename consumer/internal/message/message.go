@@ -175,16 +175,6 @@ func Backoff(prefix string, given []time.Duration) ([]time.Duration, error) {
 	return given, nil
 }
 
-// Pause waits for d, or until ctx ends.
-func Pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
 // verdictOf reads a status as a relay does (docs/wire.md, "The answer").
 func verdictOf(status int) Verdict {
 	if webhook.Refuses(status) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // Defaults of outbox-relay's retention settings.
@@ -220,7 +221,7 @@ func (a *Job) paced(ctx context.Context, step func() (more bool, err error)) err
 		default:
 			return err
 		}
-		if err := wait(ctx, max(archivePause, archiveRest*took)); err != nil {
+		if err := sleep.For(ctx, max(archivePause, archiveRest*took)); err != nil {
 			return err
 		}
 	}
@@ -239,21 +240,11 @@ func (a *Job) standDown(ctx context.Context) error {
 			a.tell(Result{}, reason)
 			a.note(ctx, errors.New("it stands down: "+reason))
 		}
-		if err := wait(ctx, archiveStandDown); err != nil {
+		if err := sleep.For(ctx, archiveStandDown); err != nil {
 			return err
 		}
 	}
 	return ctx.Err()
-}
-
-// wait returns after a while, or with ctx's error when that ends.
-func wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func (a *Job) tell(batch Result, waiting string) {

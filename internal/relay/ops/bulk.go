@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // DefaultReceiverMemory is how long a receiver that keeps the recommended retention remembers what it has processed.
@@ -261,7 +262,7 @@ func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit 
 			if progress != nil {
 				progress(b)
 			}
-			if err := wait(ctx, pace.rest(len(part), time.Since(begun))); err != nil {
+			if err := sleep.For(ctx, pace.rest(len(part), time.Since(begun))); err != nil {
 				return false, err
 			}
 		}

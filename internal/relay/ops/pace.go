@@ -1,7 +1,6 @@
 package ops
 
 import (
-	"context"
 	"math"
 	"time"
 
@@ -90,15 +89,4 @@ func (p pace) rest(n int, took time.Duration) time.Duration {
 		return 0
 	}
 	return max(p.spread(int64(n))-took, paceRest*took)
-}
-
-// wait waits for so long, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return context.Cause(ctx)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relay/spans"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // pastPromise is what operators read of a delivery whose promise has ended.
@@ -72,7 +73,7 @@ func (s *Senders) send(l *lane.Lane) {
 				run = l.NextOfKey(*run[0].Event.OrderingKey)
 			}
 		case wait > 0:
-			s.awaitTurn(wait)
+			_ = sleep.For(s.Taking, min(wait, longestNap))
 			if s.Taking.Err() != nil {
 				s.GiveBack(l, policy.ReasonShutdown)
 			}
@@ -193,23 +194,13 @@ func (s *Senders) awaitToken(l *lane.Lane, d *lane.Delivery) (ready bool) {
 		if wait == 0 || !inTime {
 			return inTime
 		}
-		s.awaitTurn(wait)
+		_ = sleep.For(s.Taking, min(wait, longestNap))
 	}
 	return true
 }
 
 // longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its rate raised.
 const longestNap = time.Second
-
-// awaitTurn waits, at most longestNap, or until the relay stops.
-func (s *Senders) awaitTurn(wait time.Duration) {
-	timer := time.NewTimer(min(wait, longestNap))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-s.Taking.Done():
-	}
-}
 
 // GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
 // and until then no other relay could take what waits behind them.

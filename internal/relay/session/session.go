@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A Session is a relay's standing in its database: one connection that shows by its presence that the relay lives, sends its
@@ -121,10 +122,7 @@ func (s *Session) Run(ctx context.Context) {
 		s.Failed("session", err)
 		// What ended the session has mostly ended the other connections too. Each would cost its next statement a failure.
 		s.Database.Direct.Reset()
-		select {
-		case <-time.After(failing.NextBackOff()):
-		case <-ctx.Done():
-		}
+		_ = sleep.For(ctx, failing.NextBackOff())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A batch is written when it reaches its age or its size, whichever comes first.
@@ -211,10 +212,7 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 				return nil, err
 			}
 		}
-		select {
-		case <-time.After(pauses.NextBackOff()):
-		case <-ctx.Done():
-		}
+		_ = sleep.For(ctx, pauses.NextBackOff())
 	}
 }
 

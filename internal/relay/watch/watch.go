@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // Config says how a relay looks after the database it is a guest of: how often it looks, and when housekeeping stands
@@ -157,9 +158,7 @@ func (w *Watcher) Run(ctx context.Context) {
 	var full time.Time // when to look at all again
 	slow := 0          // looks in a row that failed, or took long
 	for {
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if sleep.For(ctx, wait) != nil {
 			return
 		}
 		wait = w.Config().Interval
