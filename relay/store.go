@@ -49,12 +49,7 @@ func newDigests(destinations []post.Destination, salt string) (all digests) {
 
 // recordDigests records the digests of a relay, so that relays that differ are found.
 func (s *store) recordDigests(ctx context.Context, instance int32, d digests) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := s.pool.Exec(ctx, recordDigests, instance, d.names, d.settings, d.secrets); err != nil {
-		return fmt.Errorf("record digests: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, s.pool, "record digests", recordDigests, instance, d.names, d.settings, d.secrets)
 }
 
 const recordReload = `
@@ -63,10 +58,5 @@ WHERE instance = $1 AND coalesce(reload_error, '') <> $2`
 
 // recordReload records why this relay refused its new configuration; empty: it uses what is configured.
 func (s *store) recordReload(ctx context.Context, instance int32, refused string) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := s.pool.Exec(ctx, recordReload, instance, plain.Clip(refused)); err != nil {
-		return fmt.Errorf("record reload: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, s.pool, "record reload", recordReload, instance, plain.Clip(refused))
 }

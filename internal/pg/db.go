@@ -2,6 +2,7 @@ package pg
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,3 +26,13 @@ type Pool interface {
 
 // StatementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
 const StatementTimeout = 30 * time.Second
+
+// Exec runs a statement without rows, for [StatementTimeout] at most. what says in the error what failed.
+func Exec(ctx context.Context, db DB, what, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
+	defer cancel()
+	if _, err := db.Exec(ctx, sql, args...); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}

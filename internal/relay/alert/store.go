@@ -209,17 +209,12 @@ const (
 
 // record writes what became of a notice, and gives it back: at once, or after a while.
 func (s *Sender) record(ctx context.Context, channel string, n notice, sent string, heldFor *time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
 	var seconds *float64
 	if heldFor != nil {
 		held := heldFor.Seconds()
 		seconds = &held
 	}
-	if _, err := s.DB.Exec(ctx, recordNotice, n.Rule, n.Subject, channel, sent, n.state.Level, seconds); err != nil {
-		return fmt.Errorf("record alert: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, s.DB, "record alert", recordNotice, n.Rule, n.Subject, channel, sent, n.state.Level, seconds)
 }
 
 // An alert that has changed since it was read is left alone: the change has made it due again. So is one that is locked.
@@ -274,10 +269,5 @@ func (s *Sender) schedule(ctx context.Context, all bool) error {
 		over[last] = over[last] && step.Over
 		sent[last] = sent[last] || !c.SentAt.IsZero()
 	}
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := s.DB.Exec(ctx, schedule, rules, subjects, dueAt, next, over, sent); err != nil {
-		return fmt.Errorf("schedule alerts: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, s.DB, "schedule alerts", schedule, rules, subjects, dueAt, next, over, sent)
 }

@@ -83,12 +83,7 @@ UPDATE outbox_watch SET archived_at = CASE WHEN $1 = '' THEN now() ELSE archived
 
 // recordRun records that a run has ended, or why it could not.
 func recordRun(ctx context.Context, q pg.DB, problem string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
-	defer cancel()
-	if _, err := q.Exec(ctx, noteRun, plain.Clip(problem)); err != nil {
-		return fmt.Errorf("record run: %w", err)
-	}
-	return nil
+	return pg.Exec(context.WithoutCancel(ctx), q, "record run", noteRun, plain.Clip(problem))
 }
 
 // inTheWay reports whether a batch failed for something that may be over soon: another session's lock.

@@ -85,12 +85,7 @@ WHERE destination = $1 AND instance = $2 AND refused_at IS NOT NULL`
 
 // clearRefusal records that the destination accepts this relay again.
 func (s store) clearRefusal(ctx context.Context, destination string, instance int32) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := s.db.Exec(ctx, clearRefusal, destination, instance); err != nil {
-		return fmt.Errorf("record acceptance: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, s.db, "record acceptance", clearRefusal, destination, instance)
 }
 
 // The alert is part of the opening: an operator who sees a held lane can find out since when and why. A destination that was
@@ -195,10 +190,5 @@ SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE 
 
 // CloseBreaker opens a destination for business again, if the given relay is the one that tried it, and resolves the alert.
 func CloseBreaker(ctx context.Context, db pg.DB, destination string, instance int32) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := db.Exec(ctx, closeBreaker, destination, instance); err != nil {
-		return fmt.Errorf("close breaker: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, db, "close breaker", closeBreaker, destination, instance)
 }

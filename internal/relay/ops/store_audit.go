@@ -74,12 +74,7 @@ UPDATE outbox_audit SET state = $2, detail = coalesce(nullif($3, ''), detail), u
 
 // endAudit records how a bulk operation has ended.
 func (o *Outbox) endAudit(ctx context.Context, id int64, state, detail string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
-	defer cancel()
-	if _, err := o.pool.Exec(ctx, endAudit, id, state, detail); err != nil {
-		return fmt.Errorf("write audit: %w", err)
-	}
-	return nil
+	return pg.Exec(context.WithoutCancel(ctx), o.pool, "write audit", endAudit, id, state, detail)
 }
 
 // Two operators may press the button at the same time: one of them finds the row changed.

@@ -271,10 +271,5 @@ func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candida
 
 // requestSweep makes relays look behind their positions at once, where what an operator released may lie.
 func (o *Outbox) requestSweep(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := o.pool.Exec(ctx, pg.RequestSweep); err != nil {
-		return fmt.Errorf("notify relays, which find it by themselves within their poll interval: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, o.pool, "notify relays, which find it by themselves within their poll interval", pg.RequestSweep)
 }

@@ -66,12 +66,7 @@ const clearParkedSearch = `UPDATE outbox_destination SET parked_after = NULL WHE
 
 // endParkedSearch says that nothing parked up to an event, the latest, has a route.
 func endParkedSearch(ctx context.Context, db pg.DB, latest int64) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := db.Exec(ctx, clearParkedSearch, latest); err != nil {
-		return fmt.Errorf("end looking through parked deliveries: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, db, "end looking through parked deliveries", clearParkedSearch, latest)
 }
 
 const beginParkedSearch = `
@@ -81,10 +76,5 @@ WHERE d.parked_after IS NULL AND EXISTS (SELECT FROM outbox_route r WHERE r.dest
 
 // BeginParkedSearch makes relays search everything parked again: a relay may have parked an event long after its route was added.
 func BeginParkedSearch(ctx context.Context, db pg.DB) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := db.Exec(ctx, beginParkedSearch); err != nil {
-		return fmt.Errorf("begin looking through parked deliveries: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, db, "begin looking through parked deliveries", beginParkedSearch)
 }

@@ -42,10 +42,5 @@ func (s *Senders) countAlone(ctx context.Context, d *lane.Delivery) error {
 
 // changeClaimed runs a statement on the row of a delivery that this relay has claimed.
 func (s *Senders) changeClaimed(ctx context.Context, operation, statement string, d *lane.Delivery, others ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := s.DB.Exec(ctx, statement, append([]any{d.EventID, d.Destination, d.Fence}, others...)...); err != nil {
-		return fmt.Errorf("%s: %w", operation, err)
-	}
-	return nil
+	return pg.Exec(ctx, s.DB, operation, statement, append([]any{d.EventID, d.Destination, d.Fence}, others...)...)
 }

@@ -91,16 +91,11 @@ SELECT instance, coalesce($2::timestamptz, '-infinity'), clock_timestamp() + lea
 
 // GiveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the database; zero: all.
 func GiveBackUnacknowledged(ctx context.Context, db pg.DB, instance int32, after time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
 	var from *time.Time
 	if !after.IsZero() {
 		from = &after
 	}
-	if _, err := db.Exec(ctx, VoidUnacknowledged, instance, from); err != nil {
-		return fmt.Errorf("give back claims that were not acknowledged: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, db, "give back claims that were not acknowledged", VoidUnacknowledged, instance, from)
 }
 
 // Only a server that lets this role do so ends it.
@@ -112,12 +107,7 @@ WHERE a.application_name = ` + pg.NameOfSession + ` AND a.datid = (SELECT oid FR
 // endSession cuts off the session of a relay that was taken for dead, if it lasts: a frozen process reads no
 // notifications, and what it does not read fills the server's queue, which would make producers fail in the end.
 func endSession(ctx context.Context, db pg.DB, instance, session int32) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if _, err := db.Exec(ctx, terminateSession, instance, session); err != nil {
-		return fmt.Errorf("end session of relay %d: %w", instance, err)
-	}
-	return nil
+	return pg.Exec(ctx, db, fmt.Sprintf("end session of relay %d", instance), terminateSession, instance, session)
 }
 
 // A statement that sends is ended by no timeout, and keepalives of a frozen process are answered.
