@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -21,12 +20,7 @@ const selectSalt = `SELECT salt::text FROM outbox_watch`
 
 // salt returns what makes digests comparable in this database alone.
 func (s *store) salt(ctx context.Context) (salt string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if err := s.pool.QueryRow(ctx, selectSalt).Scan(&salt); err != nil {
-		return "", fmt.Errorf("read salt: %w", err)
-	}
-	return salt, nil
+	return pg.Value[string](ctx, s.pool, "read salt", selectSalt)
 }
 
 // A destination that refused the relay refused what the relay sent with its former settings. Without traffic, nothing but their change

@@ -48,7 +48,7 @@ func TestDecisionsTakeNow(t *testing.T) {
 }
 
 // statementMethods are those that take a statement's arguments.
-var statementMethods = []string{"Exec", "ExecContext", "Query", "QueryContext", "QueryRow", "QueryRowContext", "Queue", "exec", "query", "queryRow"}
+var statementMethods = []string{"Exec", "ExecContext", "Query", "QueryContext", "QueryRow", "QueryRowContext", "Queue", "Structs", "Values", "Value", "exec", "query", "queryRow"}
 
 // The database's clock decides: now() in SQL. A time of this process in a statement would compare two clocks. A duration
 // is fine, because it is a measurement of one.

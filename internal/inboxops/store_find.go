@@ -14,10 +14,7 @@ const selectLatestID = `SELECT coalesce(max(inbox_id), 0) FROM inbox_events`
 
 // latestID returns the largest inbox id.
 func latestID(ctx context.Context, tx pgx.Tx) (id int64, err error) {
-	if err := tx.QueryRow(ctx, selectLatestID).Scan(&id); err != nil {
-		return 0, fmt.Errorf("find latest event: %w", err)
-	}
-	return id, nil
+	return rows.Value[int64](ctx, tx, "find latest event", selectLatestID)
 }
 
 const selectIDsOfKey = `

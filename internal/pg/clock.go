@@ -2,7 +2,6 @@ package pg
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
@@ -10,12 +9,7 @@ const selectTime = `SELECT now()`
 
 // ReadTime returns the database's time.
 func ReadTime(ctx context.Context, db Pool) (now time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
-	defer cancel()
-	if err := db.QueryRow(ctx, selectTime).Scan(&now); err != nil {
-		return time.Time{}, fmt.Errorf("read the database's time: %w", err)
-	}
-	return now, nil
+	return Value[time.Time](ctx, db, "read the database's time", selectTime)
 }
 
 // A Clock estimates the database's time from when it was last read. The zero value knows no time.

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // A DB runs statements: a pool, a connection or a transaction.
@@ -35,4 +37,11 @@ func Exec(ctx context.Context, db DB, what, sql string, args ...any) error {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// Value runs a statement that returns one value, for [StatementTimeout] at most.
+func Value[T any](ctx context.Context, db DB, what, sql string, args ...any) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
+	defer cancel()
+	return rows.Value[T](ctx, db, what, sql, args...)
 }

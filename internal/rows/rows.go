@@ -1,4 +1,4 @@
-// Package rows reads the rows of a statement into a slice.
+// Package rows reads what a statement returns.
 package rows
 
 import (
@@ -22,6 +22,18 @@ func Structs[T any](ctx context.Context, q Querier, what, statement string, args
 // Values is [Structs] for a statement of one column.
 func Values[T any](ctx context.Context, q Querier, what, statement string, args ...any) ([]T, error) {
 	return collect(ctx, q, pgx.RowTo[T], what, statement, args)
+}
+
+// Value returns the one column of the first row; without a row the error wraps [pgx.ErrNoRows].
+func Value[T any](ctx context.Context, q Querier, what, statement string, args ...any) (value T, err error) {
+	rows, err := q.Query(ctx, statement, args...)
+	if err == nil {
+		value, err = pgx.CollectOneRow(rows, pgx.RowTo[T])
+	}
+	if err != nil {
+		return value, fmt.Errorf("%s: %w", what, err)
+	}
+	return value, nil
 }
 
 func collect[T any](ctx context.Context, q Querier, read pgx.RowToFunc[T], what, statement string, args []any) ([]T, error) {

@@ -98,10 +98,7 @@ const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarant
 
 // sessionWitnessed reports whether a relay that works has its session on this very server now.
 func sessionWitnessed(ctx context.Context, q pg.DB) (found bool, err error) {
-	if err := q.QueryRow(ctx, selectWitness, pgx.QueryExecModeExec).Scan(&found); err != nil {
-		return false, fmt.Errorf("look for a living relay: %w", err)
-	}
-	return found, nil
+	return rows.Value[bool](ctx, q, "look for a living relay", selectWitness, pgx.QueryExecModeExec)
 }
 
 const selectHeartbeats = `SELECT instance, heartbeat_at FROM outbox_relay WHERE quarantined IS NULL AND session_pid IS NULL`
@@ -135,10 +132,7 @@ SELECT EXISTS (
 
 // sameDatabase reports whether a connection leads to where this relay is registered: its session's server.
 func sameDatabase(ctx context.Context, q pg.DB, instance int32) (same bool, err error) {
-	if err := q.QueryRow(ctx, selectSameDatabase, pgx.QueryExecModeExec, instance).Scan(&same); err != nil {
-		return false, fmt.Errorf("compare connection with session: %w", err)
-	}
-	return same, nil
+	return rows.Value[bool](ctx, q, "compare connection with session", selectSameDatabase, pgx.QueryExecModeExec, instance)
 }
 
 // What a transaction through a pooler begins with, in place of [pg.SetForTransaction], once the relay has been accepted: on

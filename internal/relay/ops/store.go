@@ -2,8 +2,9 @@ package ops
 
 import (
 	"context"
-	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // pinPlans keeps the planner to the indexes for one transaction, whatever its statistics say: each look at deliveries is bounded only in the
@@ -15,8 +16,5 @@ const selectNow = `SELECT clock_timestamp()`
 
 // Now returns the time of the database, which dates everything in it.
 func (o *Outbox) Now(ctx context.Context) (now time.Time, err error) {
-	if err := o.pool.QueryRow(ctx, selectNow).Scan(&now); err != nil {
-		return time.Time{}, fmt.Errorf("read the database's time: %w", err)
-	}
-	return now, nil
+	return rows.Value[time.Time](ctx, o.pool, "read the database's time", selectNow)
 }

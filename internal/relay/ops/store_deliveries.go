@@ -143,10 +143,7 @@ SELECT coalesce(sum(p.pending), 0) <= 10000 FROM (
 
 // fewPending reports whether at most 10,000 deliveries are pending at destinations.
 func (o *Outbox) fewPending(ctx context.Context, names []string) (few bool, err error) {
-	if err := o.pool.QueryRow(ctx, selectFewPending, names).Scan(&few); err != nil {
-		return false, fmt.Errorf("count pending deliveries: %w", err)
-	}
-	return few, nil
+	return rows.Value[bool](ctx, o.pool, "count pending deliveries", selectFewPending, names)
 }
 
 const selectAttempts = `

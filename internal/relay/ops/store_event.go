@@ -80,10 +80,7 @@ SELECT EXISTS (SELECT FROM outbox WHERE id = $1) OR EXISTS (SELECT FROM outbox_d
 
 // hasEvent reports whether there is an event, archived or not, or what is left of one.
 func (o *Outbox) hasEvent(ctx context.Context, id int64) (known bool, err error) {
-	if err := o.pool.QueryRow(ctx, selectHasEvent, id).Scan(&known); err != nil {
-		return false, fmt.Errorf("look for event: %w", err)
-	}
-	return known, nil
+	return rows.Value[bool](ctx, o.pool, "look for event", selectHasEvent, id)
 }
 
 const selectEventsOfKey = `

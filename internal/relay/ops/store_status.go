@@ -140,10 +140,7 @@ SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.destination = '' AND
 
 // parked counts the deliveries that match no route, up to 10,001.
 func parked(ctx context.Context, q pg.DB) (n int64, err error) {
-	if err := q.QueryRow(ctx, countParked).Scan(&n); err != nil {
-		return 0, fmt.Errorf("count parked deliveries: %w", err)
-	}
-	return n, nil
+	return rows.Value[int64](ctx, q, "count parked deliveries", countParked)
 }
 
 // Only what is due can be claimed, and nothing but a settle makes it due later. What is claimed stands first among it.

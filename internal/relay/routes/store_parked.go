@@ -18,12 +18,7 @@ type ParkedRange struct {
 const selectLatestEvent = `SELECT coalesce((SELECT id FROM outbox ORDER BY id DESC LIMIT 1), 0)`
 
 func latestEvent(ctx context.Context, db pg.DB) (id int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if err := db.QueryRow(ctx, selectLatestEvent).Scan(&id); err != nil {
-		return 0, fmt.Errorf("read the latest event: %w", err)
-	}
-	return id, nil
+	return pg.Value[int64](ctx, db, "read the latest event", selectLatestEvent)
 }
 
 // Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without anything parked, the whole

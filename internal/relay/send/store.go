@@ -2,7 +2,6 @@ package send
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -13,12 +12,7 @@ const SelectPayload = `SELECT payload FROM outbox WHERE id = $1`
 
 // payload loads a payload that was too large to come with the claim.
 func (s *Senders) payload(ctx context.Context, eventID int64) (payload []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if err := s.DB.QueryRow(ctx, SelectPayload, eventID).Scan(&payload); err != nil {
-		return nil, fmt.Errorf("load payload: %w", err)
-	}
-	return payload, nil
+	return pg.Value[[]byte](ctx, s.DB, "load payload", SelectPayload, eventID)
 }
 
 const postponeSuspect = `

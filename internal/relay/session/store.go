@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
@@ -204,8 +205,5 @@ SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_da
 
 // whereabouts names the tables that a connection leads to.
 func whereabouts(ctx context.Context, q pg.DB) (name string, err error) {
-	if err := q.QueryRow(ctx, selectWhereabouts).Scan(&name); err != nil {
-		return "", fmt.Errorf("find out where the connection leads: %w", err)
-	}
-	return name, nil
+	return rows.Value[string](ctx, q, "find out where the connection leads", selectWhereabouts)
 }

@@ -120,10 +120,5 @@ WHERE a.application_name = current_setting('application_name') AND a.wait_event 
 // endUnread ends the statements of relays that have not read their answer for long, and returns how many. Such a claim keeps its
 // deliveries locked, and its relay from being rescued, for as long as the process is frozen.
 func endUnread(ctx context.Context, db pg.DB) (ended int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	if err := db.QueryRow(ctx, terminateUnread).Scan(&ended); err != nil {
-		return 0, fmt.Errorf("end statements whose answer is not read: %w", err)
-	}
-	return ended, nil
+	return pg.Value[int](ctx, db, "end statements whose answer is not read", terminateUnread)
 }
