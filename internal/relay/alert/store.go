@@ -66,15 +66,7 @@ FROM outbox_alert a WHERE a.resolved_at IS NULL ORDER BY a.opened_at, a.rule, a.
 
 // Open lists the alerts that are open.
 func Open(ctx context.Context, q pg.DB) ([]Alert, error) {
-	rows, err := q.Query(ctx, selectOpen)
-	if err != nil {
-		return nil, fmt.Errorf("list alerts: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Alert])
-	if err != nil {
-		return nil, fmt.Errorf("list alerts: %w", err)
-	}
-	return list, nil
+	return rows.Structs[Alert](ctx, q, "list alerts", selectOpen)
 }
 
 // A Past is an alert that has ended.

@@ -2,13 +2,11 @@ package claim
 
 import (
 	"context"
-	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // searchDue finds the destinations of which this relay may claim something. It goes from one destination to the next in the index of what
@@ -33,15 +31,7 @@ const firstDue = ` ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_
 func (c *Rows) readDue(ctx context.Context, instance int32) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	found, err := c.DB.Query(ctx, searchDue, instance)
-	if err != nil {
-		return nil, fmt.Errorf("search due: %w", err)
-	}
-	names, err := pgx.CollectRows(found, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("search due: %w", err)
-	}
-	return names, nil
+	return rows.Values[string](ctx, c.DB, "search due", searchDue, instance)
 }
 
 const searchRest = 10

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // A routing is what one relay records of its configuration.
@@ -161,11 +162,7 @@ func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) error {
 }
 
 func recordDestinations(ctx context.Context, tx pgx.Tx, own *routing) error {
-	rows, err := tx.Query(ctx, selectOwnDestinations, own.instance)
-	if err != nil {
-		return err
-	}
-	recorded, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	recorded, err := rows.Values[string](ctx, tx, "read own destinations", selectOwnDestinations, own.instance)
 	if err != nil {
 		return err
 	}
@@ -281,11 +278,7 @@ func execRoutes(ctx context.Context, tx pgx.Tx, statement string, routes []Row, 
 }
 
 func queryRoutes(ctx context.Context, q pg.DB, statement string, args ...any) ([]Row, error) {
-	rows, err := q.Query(ctx, statement, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Row])
+	return rows.Structs[Row](ctx, q, "read routes", statement, args...)
 }
 
 // The alert is for the relays that did not make the change, and does not fire when all of them wanted it.
@@ -308,11 +301,7 @@ func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) 
 
 // unserved returns the destinations with pending deliveries that no registered relay serves.
 func unserved(ctx context.Context, q pg.DB) ([]Unserved, error) {
-	rows, err := q.Query(ctx, pg.Unserved)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Unserved])
+	return rows.Structs[Unserved](ctx, q, "find unserved destinations", pg.Unserved)
 }
 
 // An Unserved is one with pending deliveries that no registered relay serves.

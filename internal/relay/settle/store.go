@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // store runs the settler's statements.
@@ -111,29 +112,25 @@ WHERE d.claim = s.claim AND (s.outcome <> 'retry' OR d.attempts = s.attempts) AN
 
 // missed restores the claims of a batch that the server has lost, and returns the settlements that could still be written.
 func (s store) missed(ctx context.Context, instance int32, b *batch) (missed []*Settlement, err error) {
-	rows := make([]*Settlement, 0, len(b.settlements))
+	withRows := make([]*Settlement, 0, len(b.settlements))
 	for i := range b.settlements {
 		if !b.settlements[i].rowless {
-			rows = append(rows, &b.settlements[i])
+			withRows = append(withRows, &b.settlements[i])
 		}
 	}
-	c := columnsOf(rows, time.Time{})
+	c := columnsOf(withRows, time.Time{})
 	if slices.Contains(c.posted, true) {
 		_, err := s.pool.Exec(ctx, RestoreLostClaims, instance, c.events, c.destinations, c.fences, c.attempts, c.keys, c.notAfter, c.posted)
 		if err != nil {
 			return nil, fmt.Errorf("restore lost claims: %w", err)
 		}
 	}
-	found, err := s.pool.Query(ctx, FindUnsettled, c.events, c.destinations, c.fences, c.attempts, c.outcomes)
-	if err != nil {
-		return nil, fmt.Errorf("find unsettled: %w", err)
-	}
-	numbers, err := pgx.CollectRows(found, pgx.RowTo[int64])
+	numbers, err := rows.Values[int64](ctx, s.pool, "find unsettled", FindUnsettled, c.events, c.destinations, c.fences, c.attempts, c.outcomes)
 	if err != nil {
 		return nil, fmt.Errorf("find unsettled: %w", err)
 	}
 	for _, number := range numbers {
-		missed = append(missed, rows[number-1])
+		missed = append(missed, withRows[number-1])
 	}
 	return missed, nil
 }

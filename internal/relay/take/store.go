@@ -4,10 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 const selectRoutes = `SELECT pattern, destination FROM outbox_route`
@@ -16,15 +15,7 @@ const selectRoutes = `SELECT pattern, destination FROM outbox_route`
 func (t *Taker) readRoutes(ctx context.Context) ([]intake.Route, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	rows, err := t.DB.Query(ctx, selectRoutes)
-	if err != nil {
-		return nil, fmt.Errorf("read routes: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[intake.Route])
-	if err != nil {
-		return nil, fmt.Errorf("read routes: %w", err)
-	}
-	return list, nil
+	return rows.Structs[intake.Route](ctx, t.DB, "read routes", selectRoutes)
 }
 
 const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + pg.IsHeld
@@ -34,11 +25,7 @@ const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s W
 func (t *Taker) readHeldDestinations(ctx context.Context, instance int32) (held map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	rows, err := t.DB.Query(ctx, selectHeldDestinations, instance)
-	if err != nil {
-		return nil, fmt.Errorf("read states of destinations: %w", err)
-	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	names, err := rows.Values[string](ctx, t.DB, "read states of destinations", selectHeldDestinations, instance)
 	if err != nil {
 		return nil, fmt.Errorf("read states of destinations: %w", err)
 	}
