@@ -141,3 +141,41 @@ func (c overHTTP) CloseIdleConnections() {
 		c.to.direct.closeIdle()
 	}
 }
+
+// overLog is the [carrier] of a log of messages, such as a stream or a topic: one message an attempt.
+type overLog struct {
+	logClient
+	to *Endpoint
+	// address returns where a message is published.
+	address func(m *Message) (string, error)
+	// publish publishes a message at its address, within the destination's timeout.
+	publish func(ctx context.Context, address string, m *Message, req *Request) policy.Result
+}
+
+// A logClient has the connections to a log.
+type logClient interface {
+	Reach(ctx context.Context) (warnings []string, err error)
+	CloseIdleConnections()
+}
+
+// Deliver implements [carrier].
+func (c overLog) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
+	req, err := NewRequest(c.to, m, time.Now())
+	if err != nil {
+		return Refused(err)
+	}
+	address, err := c.address(&m)
+	if err != nil {
+		return Refused(err)
+	}
+	if ready != nil {
+		if instead := ready(); instead != nil {
+			return *instead
+		}
+	}
+	c.to.begin()
+	defer c.to.end()
+	result := c.publish(ctx, address, &m, req)
+	result.DroppedHeaders = req.dropped
+	return result
+}

@@ -4,20 +4,13 @@ import (
 	"context"
 	"crypto/tls"
 	"strings"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/relay/kafkapost"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// overKafka is the [carrier] of kafka and kafka+ssl: one record an attempt.
-type overKafka struct {
-	to     *Endpoint
-	client *kafkapost.Client
-}
-
-// newKafka prepares the records of an endpoint. agent says who sends them.
+// newKafka returns the carrier of kafka and kafka+ssl: one record an attempt. agent says who sends it.
 func newKafka(e *Endpoint, agent string) carrier {
 	d := e.Destination
 	e.setHeader("")
@@ -25,43 +18,22 @@ func newKafka(e *Endpoint, agent string) carrier {
 	if e.URL.Scheme == "kafka+ssl" {
 		secure = d.Wire.TLS.current
 	}
-	return overKafka{e, kafkapost.New(kafkapost.Config{
+	client := kafkapost.New(kafkapost.Config{
 		Settings: d.Kafka, Destination: d.Name, Brokers: servers(e.URL.Host, "9092"), TLS: secure, Authorization: d.Wire.Authorization,
 		Dial: e.dial, Timeout: d.Timeout, Largest: d.largest(), Agent: strings.NewReplacer("/", "-", "+", "-").Replace(agent),
-	})}
-}
-
-// Deliver implements [carrier].
-func (c overKafka) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
-	req, err := NewRequest(c.to, m, time.Now())
-	if err != nil {
-		return Refused(err)
-	}
-	topic, err := c.client.Topic(*m.EventType)
-	if err != nil {
-		return Refused(err)
-	}
-	if ready != nil {
-		if instead := ready(); instead != nil {
-			return *instead
-		}
-	}
-	c.to.begin()
-	defer c.to.end()
-	ctx, cancel := context.WithTimeout(ctx, c.to.Destination.Timeout)
-	defer cancel()
-	result := c.client.Publish(ctx, topic, kafkapost.Message{
-		OrderingKey: valueOrEmpty(m.OrderingKey), IdempotencyKey: *m.Key, Header: req.kafkaHeader(), Payload: m.Payload,
 	})
-	result.DroppedHeaders = req.dropped
-	return result
+	return overLog{
+		logClient: client, to: e,
+		address: func(m *Message) (string, error) { return client.Topic(*m.EventType) },
+		publish: func(ctx context.Context, topic string, m *Message, req *Request) policy.Result {
+			ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+			defer cancel()
+			return client.Publish(ctx, topic, kafkapost.Message{
+				OrderingKey: valueOrEmpty(m.OrderingKey), IdempotencyKey: *m.Key, Header: req.kafkaHeader(), Payload: m.Payload,
+			})
+		},
+	}
 }
-
-// Reach implements [carrier].
-func (c overKafka) Reach(ctx context.Context) ([]string, error) { return c.client.Reach(ctx) }
-
-// CloseIdleConnections implements [carrier].
-func (c overKafka) CloseIdleConnections() { c.client.CloseIdleConnections() }
 
 // kafkaHeader returns the headers of a record. Attributes of CloudEvents have another prefix there.
 func (r *Request) kafkaHeader() []kafkapost.Header {

@@ -5,57 +5,29 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// overNATS is the [carrier] of nats and tls: one message to a stream of JetStream an attempt.
-type overNATS struct {
-	to     *Endpoint
-	client *natspost.Client
-}
-
-// newNATS prepares the messages of an endpoint. agent says who sends them.
+// newNATS returns the carrier of nats and tls: one message to a stream of JetStream an attempt. agent says who sends it.
 func newNATS(e *Endpoint, agent string) carrier {
 	d := e.Destination
 	e.setHeader("")
-	return overNATS{e, natspost.New(natspost.Config{
+	client := natspost.New(natspost.Config{
 		Settings: d.NATS, Destination: d.Name, Servers: servers(e.URL.Host, "4222"), Secure: e.URL.Scheme == "tls",
 		TLS: d.Wire.TLS.current, Authorization: d.Wire.Authorization,
 		Dial: e.dial, Timeout: d.Timeout, Again: d.again(), Largest: d.largest(), Agent: agent, Log: &e.Log,
-	})}
+	})
+	return overLog{
+		logClient: client, to: e,
+		address: func(m *Message) (string, error) { return client.Subject(*m.EventType, m.order()) },
+		publish: func(ctx context.Context, subject string, m *Message, req *Request) policy.Result {
+			return client.Publish(ctx, subject, natspost.Message{ID: messageID(m), Header: req.natsHeader, Payload: m.Payload})
+		},
+	}
 }
-
-// Deliver implements [carrier].
-func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
-	req, err := NewRequest(c.to, m, time.Now())
-	if err != nil {
-		return Refused(err)
-	}
-	subject, err := c.client.Subject(*m.EventType, m.order())
-	if err != nil {
-		return Refused(err)
-	}
-	if ready != nil {
-		if instead := ready(); instead != nil {
-			return *instead
-		}
-	}
-	c.to.begin()
-	defer c.to.end()
-	result := c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader, Payload: m.Payload})
-	result.DroppedHeaders = req.dropped
-	return result
-}
-
-// Reach implements [carrier].
-func (c overNATS) Reach(ctx context.Context) ([]string, error) { return c.client.Reach(ctx) }
-
-// CloseIdleConnections implements [carrier].
-func (c overNATS) CloseIdleConnections() { c.client.CloseIdleConnections() }
 
 // order returns what events that keep an order have in common: their ordering key, or else nothing but the event itself.
 func (m *Message) order() string {
