@@ -21,6 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -62,7 +63,7 @@ CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);
 func newInbox(t testing.TB, cfg inbox.Config) *inboxProcess {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Inbox)
-	p := &inboxProcess{Env: &receivertest.Env{T: t, DSN: dsn, Pool: pgtest.Pool(t, dsn), Logged: &receivertest.SyncBuffer{}}}
+	p := &inboxProcess{Env: &receivertest.Env{T: t, DSN: dsn, Pool: pgtest.Pool(t, dsn), Logged: &testkit.Buffer{}}}
 	p.MustExec(inboxSchema)
 	p.open(cfg)
 	return p
@@ -72,7 +73,7 @@ func newInbox(t testing.TB, cfg inbox.Config) *inboxProcess {
 func (p *inboxProcess) again(cfg inbox.Config) *inboxProcess {
 	p.T.Helper()
 	e := *p.Env
-	e.Logged = &receivertest.SyncBuffer{}
+	e.Logged = &testkit.Buffer{}
 	other := &inboxProcess{Env: &e}
 	other.open(cfg)
 	return other
@@ -230,6 +231,6 @@ func (p *inboxProcess) awaitState(key string, want inbox.State) {
 
 const never = time.Hour // as an interval: what needs it would hang
 
-func loggerTo(b *receivertest.SyncBuffer) *slog.Logger {
+func loggerTo(b *testkit.Buffer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }

@@ -1,13 +1,11 @@
 package receivertest
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -31,7 +30,7 @@ type Env struct {
 	URL     string
 	Client  *http.Client
 	Reports chan consumer.Report
-	Logged  *SyncBuffer
+	Logged  *testkit.Buffer
 }
 
 // Schema is what the handlers write: effects, and a deferred foreign key that fails at COMMIT.
@@ -88,7 +87,7 @@ func StartEnv(t testing.TB, f Flavour, dsn string, cfg consumer.Config, receive 
 		DSN:     dsn,
 		Pool:    pgtest.Pool(t, dsn),
 		Reports: make(chan consumer.Report, 1000),
-		Logged:  &SyncBuffer{},
+		Logged:  &testkit.Buffer{},
 	}
 	cfg.Receiver = cmp.Or(cfg.Receiver, "test")
 	if len(cfg.Secrets) == 0 && !cfg.Verify.AllowUnsigned && cfg.Verify.Custom == nil {
@@ -149,24 +148,6 @@ func (e *Env) WantResult(want consumer.Result) consumer.Report {
 		e.T.Fatal("no result")
 	}
 	return consumer.Report{}
-}
-
-// SyncBuffer is a log that tests read while servers write.
-type SyncBuffer struct {
-	mu   sync.Mutex // guards text
-	text bytes.Buffer
-}
-
-func (b *SyncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *SyncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // AdvisoryLocks are those of the test's own database: pg_locks shows the whole server.
