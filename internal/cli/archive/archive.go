@@ -51,11 +51,12 @@ func (cmd runCommand) Run(inv *cli.Invocation) error {
 	keep.Batch = cmd.Batch
 	progress := progress{out: inv.Stderr, terminal: output.IsTerminal(inv.Stderr), told: time.Now()}
 	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
-		archive := outbox.Archive
+		job := archive.Job{DB: outbox.DB(), Keep: keep, Progress: progress.tell}
+		run := job.Run
 		if cmd.DryRun {
-			archive = outbox.ArchiveDue
+			run = job.Rehearse
 		}
-		done, err := archive(ctx, keep, progress.tell)
+		done, err := run(ctx)
 		progress.end()
 		// It says what was done, also when that is not all.
 		return errors.Join(cmd.print(inv.Stdout, done, err == nil), err)

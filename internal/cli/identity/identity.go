@@ -63,7 +63,7 @@ func (cmd acceptCommand) Run(inv *cli.Invocation) error {
 // server's.
 func rebase(ctx context.Context, inv *cli.Invocation, outbox *ops.Outbox) error {
 	terminal, drawn := output.IsTerminal(inv.Stderr), false
-	deliveries, err := outbox.Rebase(ctx, func(events int64) {
+	deliveries, err := identity.Rebase(ctx, outbox.DB(), func(events int64) {
 		if terminal {
 			output.Draw(inv.Stderr, fmt.Sprintf("went through %d events", events), false)
 			drawn = true

@@ -3,7 +3,7 @@
 //
 // Which file answers which question:
 //
-//	ops.go                the entry, [Outbox]; schema, identity of the database, archive: answered by the rooms below
+//	ops.go                the entry, [Outbox]; schema and identity of the database: answered by the rooms below
 //	status.go             how much waits, where, and for how long? which relays live, and which alerts are open?
 //	advice.go             what is wrong, and which commands come next?
 //	doctor.go             what is wrong with the server, the schema and the way to the destinations?

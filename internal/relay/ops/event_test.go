@@ -20,7 +20,7 @@ func TestFindEvents(t *testing.T) {
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, related_reference) SELECT 't', '{"a":1}', 'k' || i, 'ref' || i % 2 FROM generate_series(1, 5) i`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', '3'), ('t', '{}', '4711')`)
 	outbox := ops.New(db.Pool)
-	_, err := outbox.Archive(t.Context(), archive.Retention{ArchiveAfter: 30 * 24 * time.Hour, DeleteAfter: 400 * 24 * time.Hour, Attempts: 90 * 24 * time.Hour}, nil)
+	_, err := archive.Job{DB: db.Pool, Keep: archive.Retention{ArchiveAfter: 30 * 24 * time.Hour, DeleteAfter: 400 * 24 * time.Hour, Attempts: 90 * 24 * time.Hour}}.Run(t.Context())
 	relaytest.Must(t, err)
 	if n := relaytest.Row[int](db, `SELECT count(*)::int FROM outbox_archive`); n != 1 {
 		t.Fatalf("%d events are archived", n)

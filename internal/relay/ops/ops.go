@@ -6,7 +6,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 )
 
@@ -39,12 +38,6 @@ func (o *Outbox) Identity(ctx context.Context, environment string) (identity.Rep
 	return identity.Compare(ctx, o.pool, o.address, environment)
 }
 
-// Rebase lets relays take events of a database whose transaction ids are another server's, see
-// [identity.Rebase]. AcceptIdentity does so too, without telling how far it is.
-func (o *Outbox) Rebase(ctx context.Context, progress func(events int64)) (deliveries int64, err error) {
-	return identity.Rebase(ctx, o.pool, progress)
-}
-
 // AcceptIdentity makes this database, as [identity.Report.Acceptable] describes it, the one that relays work on. Relays that
 // wait for it begin within seconds.
 func (o *Outbox) AcceptIdentity(ctx context.Context, environment string) (identity.Identity, error) {
@@ -53,15 +46,4 @@ func (o *Outbox) AcceptIdentity(ctx context.Context, environment string) (identi
 		return accepted, err
 	}
 	return accepted, o.record(ctx, o.pool, auditRow{action: "accept_identity", detail: environment})
-}
-
-// Archive moves settled events into the archive and prunes, see [archive.Job.Run]. It calls progress, which may be nil, after
-// every batch; progress must return at once.
-func (o *Outbox) Archive(ctx context.Context, keep archive.Retention, progress func(archive.Progress)) (archive.Result, error) {
-	return archive.Job{DB: o.pool, Keep: keep, Progress: progress}.Run(ctx)
-}
-
-// ArchiveDue counts what [Outbox.Archive] would do now, and changes nothing. It reads the same rows at the same pace.
-func (o *Outbox) ArchiveDue(ctx context.Context, keep archive.Retention, progress func(archive.Progress)) (archive.Result, error) {
-	return archive.Job{DB: o.pool, Keep: keep, Progress: progress}.Rehearse(ctx)
 }
