@@ -115,7 +115,7 @@ type Job struct {
 // Run moves settled events into the archive, drops the archive's old months, and prunes the log of attempts and a
 // receiver's memory, as Keep says, in short transactions with pauses in between. It may be repeated after whatever ended
 // it: each batch happens as a whole or not at all. It returns what it did, together with the errors of what it could not
-// do; when ctx ends, after the batch at hand, with ctx's error; when another session archives, with [ErrArchiving].
+// do; when ctx ends, after the batch at hand, with the cause; when another session archives, with [ErrArchiving].
 func (a Job) Run(ctx context.Context) (Result, error) { return a.run(ctx) }
 
 // Rehearse counts what [Job.Run] would do now, and changes nothing. It goes through the same rows, at the same pace.
@@ -244,7 +244,7 @@ func (a *Job) standDown(ctx context.Context) error {
 			return err
 		}
 	}
-	return ctx.Err()
+	return context.Cause(ctx)
 }
 
 func (a *Job) tell(batch Result, waiting string) {
