@@ -2,11 +2,9 @@ package history
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
 // A Span is how far back a chart reaches.
@@ -98,16 +96,6 @@ type Past struct {
 	Series Series    `json:"series"`
 	Sum    Sum       `json:"sum"`
 	Types  []TypeSum `json:"types"`
-}
-
-// Read returns what is stored of a destination; the empty name stands for all together.
-func Read(ctx context.Context, db pg.DB, destination string, span Span) ([]Point, error) {
-	return points(ctx, db, destination, span.rows, span.Back)
-}
-
-// ReadEach returns what is stored of the last hour of destinations.
-func ReadEach(ctx context.Context, db pg.DB, destinations []string) ([]Point, error) {
-	return each(ctx, db, destinations)
 }
 
 // Build makes a history at a time of what is stored of one destination and what is not written yet.

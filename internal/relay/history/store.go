@@ -94,9 +94,9 @@ const selectPoints = `
 SELECT destination, event_type, at, backlog, delivered, failed, retried, probes, took, latency
 FROM outbox_history WHERE step = $1 AND destination = $2 AND at > now() - make_interval(secs => $3) ORDER BY at, event_type`
 
-// points returns what is stored of one destination; empty: of all together.
-func points(ctx context.Context, db pg.DB, destination string, step int, since time.Duration) ([]Point, error) {
-	return rows.Structs[Point](ctx, db, "read history", selectPoints, step, destination, since.Seconds())
+// Read returns what is stored of a destination; the empty name stands for all together.
+func Read(ctx context.Context, db pg.DB, destination string, span Span) ([]Point, error) {
+	return rows.Structs[Point](ctx, db, "read history", selectPoints, span.rows, destination, span.Back.Seconds())
 }
 
 const selectEach = `
@@ -105,7 +105,7 @@ FROM unnest($1::text[]) n (destination) JOIN outbox_history h ON h.step = 1 AND 
      AND h.at > now() - interval '1 hour' AND h.event_type = ''
 ORDER BY h.at`
 
-// each returns the last hour of destinations.
-func each(ctx context.Context, db pg.DB, destinations []string) ([]Point, error) {
+// ReadEach returns what is stored of the last hour of destinations.
+func ReadEach(ctx context.Context, db pg.DB, destinations []string) ([]Point, error) {
 	return rows.Structs[Point](ctx, db, "read history", selectEach, destinations)
 }
