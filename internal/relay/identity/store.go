@@ -65,11 +65,7 @@ ON CONFLICT DO NOTHING`
 
 // recordFirst records the identity of a database that has none. Of several relays that start at once, one does.
 func recordFirst(ctx context.Context, h pg.DB, id Identity) error {
-	_, err := h.Exec(ctx, insertIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
-	if err != nil {
-		return fmt.Errorf("record identity of the database: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, h, "record identity of the database", insertIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
 }
 
 // maxAddresses bounds how many addresses are remembered; the oldest is forgotten first.
@@ -87,11 +83,7 @@ WHERE ($1::bigint = 0 OR system_identifier IN (0, $1)) AND database_oid = $2`
 // recordNews adds to the identity what a relay that belongs here knows better: an address, an environment where none
 // was named, the timeline after a failover.
 func recordNews(ctx context.Context, h pg.DB, id Identity) error {
-	_, err := h.Exec(ctx, extendIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses[0], maxAddresses)
-	if err != nil {
-		return fmt.Errorf("record news of the database: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, h, "record news of the database", extendIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses[0], maxAddresses)
 }
 
 const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND ` + pg.HasSession + `)`
@@ -201,10 +193,7 @@ const deleteQuarantined = `DELETE FROM outbox_relay WHERE instance = $1 AND name
 
 // deregisterQuarantined removes what registerQuarantined made.
 func deregisterQuarantined(ctx context.Context, h pg.DB, instance int32, name string) error {
-	if _, err := h.Exec(ctx, deleteQuarantined, pgx.QueryExecModeExec, instance, name); err != nil {
-		return fmt.Errorf("deregister quarantined relay: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, h, "deregister quarantined relay", deleteQuarantined, pgx.QueryExecModeExec, instance, name)
 }
 
 const fireQuarantined = `
@@ -214,10 +203,7 @@ ON CONFLICT (rule, subject) DO UPDATE SET
 
 // fireQuarantinedAlert opens the alert, or tells news of it.
 func fireQuarantinedAlert(ctx context.Context, h pg.DB, subject, reason, detail string) error {
-	if _, err := h.Exec(ctx, fireQuarantined, pgx.QueryExecModeExec, subject, reason, detail); err != nil {
-		return fmt.Errorf("open alert: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, h, "open alert", fireQuarantined, pgx.QueryExecModeExec, subject, reason, detail)
 }
 
 const resolveQuarantined = `
@@ -227,10 +213,7 @@ WHERE rule = 'quarantined' AND resolved_at IS NULL
 
 // resolveQuarantinedAlert ends the alert once no relay is quarantined here.
 func resolveQuarantinedAlert(ctx context.Context, h pg.DB) error {
-	if _, err := h.Exec(ctx, resolveQuarantined, pgx.QueryExecModeExec); err != nil {
-		return fmt.Errorf("resolve alert: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, h, "resolve alert", resolveQuarantined, pgx.QueryExecModeExec)
 }
 
 const replaceIdentity = `
@@ -241,9 +224,5 @@ ON CONFLICT (only_row) DO UPDATE SET
 
 // acceptIdentity makes id what relays expect.
 func acceptIdentity(ctx context.Context, h pg.DB, id Identity) error {
-	_, err := h.Exec(ctx, replaceIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
-	if err != nil {
-		return fmt.Errorf("accept identity of the database: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, h, "accept identity of the database", replaceIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
 }

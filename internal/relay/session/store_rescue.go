@@ -72,10 +72,7 @@ WITH gone AS (
 
 // Deregister removes a relay that leaves, and ends what is still claimed in its name.
 func Deregister(ctx context.Context, db pg.DB, instance int32) error {
-	if _, err := db.Exec(ctx, DeregisterRelay, instance); err != nil {
-		return fmt.Errorf("deregister relay: %w", err)
-	}
-	return nil
+	return pg.Exec(ctx, db, "deregister relay", DeregisterRelay, instance)
 }
 
 // VoidUnacknowledged is the statement of [GiveBackUnacknowledged]. A claim locks its relay's row until it has committed, so
