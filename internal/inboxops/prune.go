@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
@@ -63,7 +64,7 @@ func (o *Ops) prune(ctx context.Context, p Prune, rehearsal bool, progress func(
 			if progress != nil {
 				progress(done)
 			}
-		case failed < prunePatience && isConflict(err):
+		case failed < prunePatience && pg.IsConflict(err):
 			failed++
 		default:
 			return done, fmt.Errorf("prune: %w", err)

@@ -114,14 +114,14 @@ func (o *Ops) release(ctx context.Context, changed []changedKey) (left int64, er
 		return cmp.Or(cmp.Compare(a.Receiver, b.Receiver), cmp.Compare(a.Source, b.Source), cmp.Compare(a.OrderingKey, b.OrderingKey))
 	})
 	for batch := range slices.Chunk(keys, releaseBatch) {
-		if err = o.releaseKeys(ctx, batch); !isConflict(err) {
+		if err = o.releaseKeys(ctx, batch); !pg.IsConflict(err) {
 			if err != nil {
 				return left, err
 			}
 			continue
 		}
 		for _, key := range batch { // one by one: a lock that is held keeps only its own key
-			if err := o.releaseKeys(ctx, []changedKey{key}); isConflict(err) {
+			if err := o.releaseKeys(ctx, []changedKey{key}); pg.IsConflict(err) {
 				left++
 			} else if err != nil {
 				return left, err
@@ -129,10 +129,6 @@ func (o *Ops) release(ctx context.Context, changed []changedKey) (left int64, er
 		}
 	}
 	return left, nil
-}
-
-func isConflict(err error) bool {
-	return pg.HasCode(err, pg.LockNotAvailable) || pg.HasCode(err, pg.DeadlockDetected) || pg.HasCode(err, pg.SerializationFailure)
 }
 
 // releaseKeys releases ordering keys in one transaction. The statements of a key are three, so that each has a snapshot from after the

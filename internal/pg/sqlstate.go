@@ -23,14 +23,19 @@ const (
 	tooManyConnections   = "53300"
 	noSuchSchema         = "3F000"
 	DivisionByZero       = "22012"
-	SerializationFailure = "40001"
-	DeadlockDetected     = "40P01"
+	serializationFailure = "40001"
+	deadlockDetected     = "40P01"
 )
 
 // HasCode reports whether err is an error of the database with that SQLSTATE.
 func HasCode(err error, code string) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == code
+}
+
+// IsConflict reports whether a statement failed for something that may be over soon: another session's lock or transaction.
+func IsConflict(err error) bool {
+	return HasCode(err, LockNotAvailable) || HasCode(err, serializationFailure) || HasCode(err, deadlockDetected)
 }
 
 // An ErrorClass says what repeating a failed statement can bring.

@@ -51,7 +51,7 @@ func TestErrorsOfTheDatabaseAreClassified(t *testing.T) {
 func TestHint(t *testing.T) {
 	t.Parallel()
 	for want, failures := range map[string][]error{
-		"":                                {nil, errors.New("unexpected EOF"), &pgconn.PgError{Code: SerializationFailure}, &pgconn.PgError{Code: protocolViolation, Message: "query_wait_timeout"}},
+		"":                                {nil, errors.New("unexpected EOF"), &pgconn.PgError{Code: serializationFailure}, &pgconn.PgError{Code: protocolViolation, Message: "query_wait_timeout"}},
 		"target_session_attrs=read-write": {fmt.Errorf("beat: %w", ErrReadOnly), &pgconn.PgError{Code: ReadOnlyTransaction}},
 		"lead to the same database":       {ErrTwoDatabases},
 		"check user and password":         {&pgconn.PgError{Code: wrongPassword}, &pgconn.PgError{Code: wrongAuthorization}},

@@ -216,7 +216,7 @@ func (a *Job) paced(ctx context.Context, step func() (more bool, err error)) err
 			return nil
 		case err == nil:
 			failed = 0
-		case inTheWay(err) && failed < archivePatience:
+		case pg.IsConflict(err) && failed < archivePatience:
 			failed++
 		default:
 			return err

@@ -85,8 +85,3 @@ UPDATE outbox_watch SET archived_at = CASE WHEN $1 = '' THEN now() ELSE archived
 func recordRun(ctx context.Context, q pg.DB, problem string) error {
 	return pg.Exec(context.WithoutCancel(ctx), q, "record run", noteRun, plain.Clip(problem))
 }
-
-// inTheWay reports whether a batch failed for something that may be over soon: another session's lock.
-func inTheWay(err error) bool {
-	return pg.HasCode(err, pg.LockNotAvailable) || pg.HasCode(err, pg.SerializationFailure) || pg.HasCode(err, pg.DeadlockDetected)
-}
