@@ -45,7 +45,7 @@ func TestReplayOfManyWhileARelayRuns(t *testing.T) {
 	r := start(t, config(db, to(rc.URL)))
 	r.instance()
 
-	b, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{Statuses: []string{"delivered"}, Type: "t"}, ops.DefaultReceiverMemory, nil)
+	b, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{Statuses: []string{"delivered"}, Type: "t"}, 90*24*time.Hour, nil)
 	relaytest.Must(t, err)
 	if b.Matched != events || b.Done != events || b.Missed != 0 {
 		t.Errorf("%+v", b)

@@ -114,7 +114,7 @@ func (w *way) direction() string {
 // A payload itself is never read; see inbox_has_payload in the migrations.
 const (
 	selectCandidates = `
-SELECT e.inbox_id, e.receiver, e.source, e.idempotency_key, e.event_type, e.processing_state, e.claim, coalesce(e.ordering_key, ''),
+SELECT e.inbox_id, e.receiver, e.source, e.idempotency_key, e.event_type, e.processing_state, e.claim,
        CASE WHEN $1::boolean THEN inbox_has_payload(e.inbox_id) ELSE true END
 FROM inbox_events e
 WHERE `

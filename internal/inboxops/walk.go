@@ -22,15 +22,14 @@ const (
 
 // A candidate is an event that a command looks at.
 type candidate struct {
-	InboxID     int64
-	Receiver    string
-	Source      string
-	Key         string
-	EventType   string
-	State       string
-	Claim       int64
-	OrderingKey string
-	HasPayload  bool // always true where the command needs no payload
+	InboxID    int64
+	Receiver   string
+	Source     string
+	Key        string
+	EventType  string
+	State      string
+	Claim      int64
+	HasPayload bool // always true where the command needs no payload
 }
 
 // A way leads through events in the order of their inbox ids, a chunk at a time. It visits each at most once.

@@ -121,7 +121,7 @@ func (a *API) methods(path string) (all []string) {
 	for _, route := range a.routes() {
 		probe := http.NewServeMux()
 		probe.HandleFunc(route.Path, func(http.ResponseWriter, *http.Request) {})
-		if _, pattern := probe.Handler(&http.Request{Method: route.Method, URL: urlOf(path)}); pattern != "" {
+		if _, pattern := probe.Handler(&http.Request{Method: route.Method, URL: &url.URL{Path: path}}); pattern != "" {
 			all = append(all, route.Method)
 		}
 	}

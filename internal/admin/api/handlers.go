@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"net/url"
 	"strconv"
 	"time"
 
@@ -283,5 +282,3 @@ func (a *API) audit(r *http.Request) (any, error) {
 	entries, err := a.control.Outbox.Audit(r.Context(), before, limit)
 	return auditPage{entries}, err
 }
-
-func urlOf(path string) *url.URL { return &url.URL{Path: path} }

@@ -34,9 +34,11 @@ func (c *Rows) readDue(ctx context.Context, instance int32) ([]string, error) {
 	return rows.Values[string](ctx, c.DB, "search due", searchDue, instance)
 }
 
-const searchRest = 10
-
-const searchRestMost = 30 * time.Second
+// The next search waits searchRest times as long as the last one took, and searchRestMost at most.
+const (
+	searchRest     = 10
+	searchRestMost = 30 * time.Second
+)
 
 // searchDue makes those of many lanes work for which something is due.
 func (c *Rows) searchDue(ctx context.Context, instance int32) error {

@@ -29,7 +29,7 @@ func TestSettle(t *testing.T) {
 	inFlight := one(5, "default", Pending)
 	inFlight.Lease = time.Minute
 	s := Settlement{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
-		delivered, retried, one(3, "default", Failed), behind, inFlight, one(6, "", Pending), one(1, "other", Discarded),
+		delivered, retried, one(3, "default", "failed"), behind, inFlight, one(6, "", Pending), one(1, "other", "discarded"),
 	}}
 	done, err := SettleRanges(t.Context(), r.pool, s)
 	relaytest.Must(t, err)

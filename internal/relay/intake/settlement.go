@@ -5,12 +5,10 @@ import "time"
 // Status is what a delivery has become when its row is written.
 type Status string
 
-// The states of a delivery.
+// The states that a relay gives to a delivery without a row.
 const (
 	Pending   Status = "pending"
 	Delivered Status = "delivered"
-	Failed    Status = "failed"
-	Discarded Status = "discarded"
 )
 
 // A Settlement is what one relay writes together.

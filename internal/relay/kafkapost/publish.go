@@ -14,7 +14,6 @@ import (
 
 // A Message is what one attempt writes.
 type Message struct {
-	EventType string
 	// OrderingKey and IdempotencyKey of the event; the former may be empty.
 	OrderingKey, IdempotencyKey string
 	Header                      []Header

@@ -225,7 +225,7 @@ func TestLargestRecordOfADefaultBroker(t *testing.T) {
 	c := kafkapost.New(config(address))
 	t.Cleanup(c.CloseIdleConnections)
 	for size, want := range map[int]policy.Reason{1_040_000: policy.ReasonOK, 1_060_000: policy.ReasonTooLarge} {
-		if v := publish(t, c, topic, kafkapost.Message{EventType: "paid", IdempotencyKey: "k", Payload: bytes.Repeat([]byte("1"), size)}); v.Reason != want {
+		if v := publish(t, c, topic, kafkapost.Message{IdempotencyKey: "k", Payload: bytes.Repeat([]byte("1"), size)}); v.Reason != want {
 			t.Errorf("%d bytes: %+v, want %s", size, v, want)
 		}
 	}

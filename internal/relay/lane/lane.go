@@ -112,7 +112,7 @@ func (l *Lane) EndTrial(now time.Time) (ended bool) {
 	if l.busy() || !l.hasScannedAll(now) {
 		return false
 	}
-	l.changeBreaker(func(b *policy.Breaker) {
+	l.Change(func(b *policy.Breaker) {
 		if ended = b.State == policy.BreakerHalfOpen && b.Accepted; ended {
 			b.Close(now)
 		}
@@ -129,9 +129,6 @@ func (l *Lane) View(now time.Time) breaker.View {
 	}
 	return v
 }
-
-// Change changes the breaker.
-func (l *Lane) Change(change func(*policy.Breaker)) { l.changeBreaker(change) }
 
 // Rescan makes claims read what was held.
 func (l *Lane) Rescan(probe bool) {

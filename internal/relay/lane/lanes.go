@@ -246,9 +246,6 @@ func (ls *Lanes) forget(now time.Time) {
 	ls.active = kept
 }
 
-// searchRest is how many times as long as it took a search rests, and searchRestMost the longest rest.
-const ()
-
 // Logs returns the endpoints of the destinations that are logs.
 func (ls *Lanes) Logs(destinations []post.Destination) (all []*post.Endpoint) {
 	for _, d := range destinations {
@@ -288,7 +285,7 @@ func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationSt
 			state = policy.DestinationState{Destination: l.Name, Breaker: "closed"}
 		}
 		_, hold, _ := l.breakerAt(now)
-		l.changeBreaker(func(b *policy.Breaker) {
+		l.Change(func(b *policy.Breaker) {
 			if state.Remaining > b.Implausible(hold) {
 				state.Remaining = 0
 			}

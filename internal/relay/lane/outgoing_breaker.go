@@ -43,7 +43,8 @@ func (o *outgoing) LeavesToOthers() bool {
 	return o.removed || o.breaker.Alone && o.breaker.Holding()
 }
 
-func (o *outgoing) changeBreaker(change func(b *policy.Breaker)) {
+// Change changes the breaker.
+func (o *outgoing) Change(change func(b *policy.Breaker)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	change(&o.breaker)

@@ -15,9 +15,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// DefaultReceiverMemory is how long a receiver that keeps the recommended retention remembers what it has processed.
-const DefaultReceiverMemory = 2160 * time.Hour
-
 // EventIDs are written as JSON numbers, which SQL compares with ids, and read from numbers and from strings, as every answer has them.
 type EventIDs []int64
 

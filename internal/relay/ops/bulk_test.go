@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
@@ -78,13 +79,13 @@ func TestReplayOfOldEvents(t *testing.T) {
 	db.Insert(1, "gone")
 	db.Settled("failed", "true")
 	db.Exec(`DELETE FROM outbox WHERE idempotency_key = 'gone-1'`)
-	outbox := ops.New(db.Pool)
+	outbox, memory := ops.New(db.Pool), 90*24*time.Hour
 	for _, find := range []func() (ops.Bulk, error){
 		func() (ops.Bulk, error) {
-			return outbox.PreviewReplay(t.Context(), ops.Selection{Destination: "default"}, ops.DefaultReceiverMemory)
+			return outbox.PreviewReplay(t.Context(), ops.Selection{Destination: "default"}, memory)
 		},
 		func() (ops.Bulk, error) {
-			return outbox.Replay(t.Context(), ops.Selection{Destination: "default"}, ops.DefaultReceiverMemory, nil)
+			return outbox.Replay(t.Context(), ops.Selection{Destination: "default"}, memory, nil)
 		},
 	} {
 		b, err := find()
