@@ -10,7 +10,7 @@ import (
 // decisions are the files, and the directories, whose functions decide from what they are given: the same input, the same
 // outcome. They take now as a parameter, so that a table can test every moment.
 var decisions = []string{
-	"internal/relay/policy/", "internal/relay/agenda/", "internal/relay/capacity/", "internal/relay/ordering/", "internal/relay/alert/decide.go", "relay/order.go", "internal/relay/intake/routes.go", "internal/relay/intake/rules.go",
+	"internal/relay/policy/", "internal/relay/agenda/", "internal/relay/capacity/", "internal/relay/ordering/", "internal/relay/alert/decide.go", "internal/relay/intake/routes.go", "internal/relay/intake/rules.go",
 	"consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
 	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",

@@ -40,8 +40,8 @@ const (
 )
 
 // The reserved names, as fold writes them. An event may bring none of these headers. A destination's configuration may
-// set those of the second pair, which are its owner's to decide. Migrations hold the same names, written by
-// reservedPattern: a change here needs one.
+// set those of the second pair, which are its owner's to decide. Migrations hold the same names as a
+// pattern: a change here needs one.
 var (
 	reservedNames = [...]string{
 		"connection", "content-encoding", "content-length", "content-type", "expect", "host", "http2-settings", "keep-alive", "te",

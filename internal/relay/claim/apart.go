@@ -13,7 +13,7 @@ import (
 const (
 	// claimApartFor is how long each part of a claim has a statement of its own after one of them met data that cannot be read.
 	claimApartFor = time.Minute
-	// damagedAgain is how long such a part is put off. It is shorter than liveWindow: what becomes due meanwhile must still be live then.
+	// damagedAgain is how long such a part is put off. It is shorter than lane.LiveWindow: what becomes due meanwhile must still be live then.
 	damagedAgain = lane.LiveWindow / 2
 )
 

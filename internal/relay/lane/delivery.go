@@ -41,7 +41,7 @@ func (d *Delivery) Held(reason policy.Reason) settle.Settlement {
 type Class int
 
 const (
-	Live    Class = iota // became due within liveWindow
+	Live    Class = iota // became due within LiveWindow
 	Backlog              // became due before: what waited for its destination
 	Replays              // made pending again by an operator
 	Classes = 3
@@ -70,7 +70,7 @@ type Delivery struct {
 	Replay        bool
 	LeaseEnds     time.Time // on this process's clock, never later than what the database holds
 	NotAfter      time.Time // the promise: no request is under way any more
-	PromiseEnds   time.Time // the same on this process's clock, like leaseEnds
+	PromiseEnds   time.Time // the same on this process's clock, like LeaseEnds
 	Promised      bool      // by this claim: the receiver has not been told yet
 
 	Scan      int   // number of the scan that found it, from 1; 0: it was found by its ordering key
@@ -87,7 +87,7 @@ type Delivery struct {
 }
 
 // InlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:
-// 110 MiB, with maxTaken deliveries of each class and maxBehind in runs.
+// 110 MiB, with maxTaken deliveries of each class and MaxBehind in runs.
 const InlinePayload = 8 << 10
 
 // Message returns what a request for the delivery says.

@@ -24,7 +24,7 @@ type Lane struct {
 	Cursors     [Classes]Cursor
 	RescanFrom  Keyset // from where to read once more; zero: nowhere
 	ScanOverdue bool   // a scan was due when this lane could claim nothing
-	// reordered is how often deliveries of earlier events had become pending again, as the last claim found it.
+	// Reordered is how often deliveries of earlier events had become pending again, as the last claim found it.
 	Reordered          int64
 	reported           State     // to the hook
 	checkedAt          time.Time // when it was last compared with reported

@@ -11,7 +11,7 @@ type Scan struct {
 	Rescan bool   // it reads once more what the cursor of its class has passed
 	Clear  bool   // the scan before it could take all that it read
 
-	// shared: other relays claim here, too. The scan passes what they have in flight. Unless alone is set, it reads nothing while
+	// Shared: other relays claim here, too. The scan passes what they have in flight. Unless Alone is set, it reads nothing while
 	// another relay makes such a claim.
 	Shared, Alone bool
 }

@@ -37,13 +37,13 @@ type Senders struct {
 	Spans   *spans.Spans      // nil: there are none
 	History *history.Recorder // nil: nothing is counted
 	Settle  func(settle.Settlement)
-	// logDelivered reports whether the attempt log holds what was delivered.
+	// LogDelivered reports whether the attempt log holds what was delivered.
 	LogDelivered func() bool
-	// attempted follows every POST, before its outcome is settled; nil: nothing does.
+	// Attempted follows every POST, before its outcome is settled; nil: nothing does.
 	Attempted func(Attempt)
-	// post makes the claimer take a turn.
+	// Post makes the claimer take a turn.
 	Post func(agenda.Cause)
-	// retry notes that a delivery is due again after the given time.
+	// Retry notes that a delivery is due again after the given time.
 	Retry  func(now time.Time, after time.Duration)
 	Failed func(operation string, err error) // a statement, which will be repeated
 
