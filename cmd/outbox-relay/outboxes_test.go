@@ -141,8 +141,15 @@ func TestSeveralOutboxes(t *testing.T) {
 	execute(t, open(t, later), "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'b-later')")
 	arrived([]string{"b-later"})
 
-	replaceFile(t, file, config("new")+"- {name: more, url: 'postgres://u@127.0.0.1:1/y'}\n")
-	run.reload(t, `"settings":["databases"]`)
+	// One entry is left, and one is added: of the same database, under another name.
+	replaceFile(t, file, strings.Replace(config("new"), "- {name: later, ", "- {name: renamed, ", 1))
+	run.reload(t, "this outbox is served from now on")
+	execute(t, open(t, later), "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'b-renamed')")
+	arrived([]string{"b-renamed"})
+	relaytest.Eventually(t, "metrics of the entries that there are", func() bool {
+		shown := get(t, address, "/metrics")
+		return strings.Contains(shown, `outbox_claimed_deliveries_total{database="renamed",destination="shop"}`) && !strings.Contains(shown, `database="later"`)
+	})
 	began := time.Now()
 	run.end(t, 0)
 	if took := time.Since(began); took > 20*time.Second {

@@ -233,7 +233,10 @@ var mutants = []mutant{
 		}
 	}},
 	{name: "an answer after the timeout", finds: names("valid"), says: "answered after", mutate: func(_ *testing.T, rc *receiver) {
-		rc.before = func(http.ResponseWriter, *http.Request) bool { _ = sleep.For(rc.ended, 500*time.Millisecond); return false }
+		rc.before = func(http.ResponseWriter, *http.Request) bool {
+			_ = sleep.For(rc.ended, 500*time.Millisecond)
+			return false
+		}
 	}, config: func(c *Config) { c.Timeout = 200 * time.Millisecond }},
 
 	// Signatures.

@@ -114,7 +114,7 @@ func (m *Metrics) Handler() http.Handler {
 }
 
 // handler serves a registry, and what live and ready say is wrong. scraped is called before the registry is read.
-func handler(registry *prometheus.Registry, allows func(string) bool, scraped func(context.Context), live, ready func(time.Time) []string) http.Handler {
+func handler(registry prometheus.Gatherer, allows func(string) bool, scraped func(context.Context), live, ready func(time.Time) []string) http.Handler {
 	mux := http.NewServeMux()
 	scrape := newScrapes().bounded(promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		// Compression would cost each relay more memory than it saves on a line within a cluster.

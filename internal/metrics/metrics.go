@@ -44,7 +44,7 @@ var (
 // Metrics observes one relay. It is safe for concurrent use.
 type Metrics struct {
 	cfg      Config
-	registry *prometheus.Registry  // its own, or that of [Several]
+	registry *prometheus.Registry
 	register prometheus.Registerer // for the registry
 	turns    chan struct{}         // a place for each sample at once; nil: any number
 

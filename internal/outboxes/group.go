@@ -32,22 +32,49 @@ const (
 	poolDefaultIdle = 30 * time.Minute
 )
 
-// An Outbox is what New needs of one outbox.
+// An Outbox is one of those that a Group serves.
 type Outbox struct {
 	Name   string // unique
 	Pool   *pgxpool.Config
 	Schema string // empty: the first one of the search_path
-	Hooks  relay.Hooks
-	// Follow is called with each relay that serves the outbox, before it runs, on any goroutine. Nil: not called.
+}
+
+// isAs reports whether both are the same outbox, reached with the same credentials.
+func (o Outbox) isAs(other Outbox) bool {
+	return o.Name == other.Name && o.Schema == other.Schema && o.Pool.ConnString() == other.Pool.ConnString()
+}
+
+// An Observer sees how one outbox is served. Functions may be nil.
+type Observer struct {
+	Hooks relay.Hooks
+	// Follow is called with each relay that serves the outbox, before it runs, on any goroutine.
 	Follow func(*relay.Relay)
+	// Ended is called when the outbox is not served any more, or by another connection.
+	Ended func()
 }
 
 // A Group runs the engines of several outboxes. Its methods are safe for concurrent use; Run is called once.
-type Group struct{ members []*member }
+type Group struct {
+	observe   func(name string) Observer
+	log       zerolog.Logger // these two stay, whatever a reload brings
+	spans     *relay.Spans
+	reloading sync.Mutex
+
+	mu      sync.Mutex // guards the fields below
+	members []*member
+	running sync.WaitGroup
+	ctx     context.Context // of Run; nil before
+}
 
 // A member is one outbox of a group.
 type member struct {
 	Outbox
+	Observer
+
+	log     zerolog.Logger
+	spans   *relay.Spans
+	stop    context.CancelFunc // nil: it does not run
+	leaving bool
 
 	mu      sync.Mutex // guards the fields below
 	cfg     relay.Config
@@ -64,18 +91,33 @@ type engine interface {
 }
 
 // New returns a Group, or every mistake in the configuration, which all outboxes share but for what Outbox holds. The log of each has
-// the field database. It touches no network.
-func New(shared relay.Config, all []Outbox) (*Group, error) {
-	g := &Group{}
+// the field database. It touches no network. observe is called once for each outbox, also for those that a reload adds.
+func New(shared relay.Config, all []Outbox, observe func(name string) Observer) (*Group, error) {
+	g := &Group{observe: observe, log: shared.Log, spans: shared.Spans}
 	for _, o := range all {
-		m := &member{Outbox: o}
-		m.cfg = m.own(shared)
-		if err := m.renew(); err != nil {
+		m, err := g.newMember(shared, o)
+		if err != nil {
 			return nil, err
 		}
 		g.members = append(g.members, m)
 	}
 	return g, nil
+}
+
+func (g *Group) newMember(shared relay.Config, o Outbox) (*member, error) {
+	m := &member{Outbox: o, Observer: g.observe(o.Name), log: g.log.With().Str("database", o.Name).Logger(), spans: g.spans}
+	m.cfg = m.own(shared)
+	if err := m.renew(); err != nil {
+		m.ended()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *member) ended() {
+	if m.Ended != nil {
+		m.Ended()
+	}
 }
 
 // own returns the configuration of one outbox.
@@ -85,7 +127,7 @@ func (m *member) own(cfg relay.Config) relay.Config {
 		pool.MaxConnIdleTime = connectionsIdle
 	}
 	cfg.Pool, cfg.Schema, cfg.Hooks = pool, m.Schema, m.Hooks
-	cfg.Log = cfg.Log.With().Str("database", m.Name).Logger()
+	cfg.Log, cfg.Spans = m.log, m.spans
 	if cfg.History != nil {
 		cfg.History = history.New()
 	}
@@ -95,16 +137,35 @@ func (m *member) own(cfg relay.Config) relay.Config {
 // Run serves all outboxes until ctx is done, and stops them all at once. An outbox that a relay cannot work with, such as one with another
 // schema, is logged and tried again.
 func (g *Group) Run(ctx context.Context) error {
-	var running sync.WaitGroup
-	defer running.Wait()
+	g.mu.Lock()
+	g.ctx = ctx
 	for i, m := range g.members {
-		running.Go(func() {
-			if sleep.For(ctx, time.Duration(i)*startEvery) == nil {
-				m.run(ctx)
-			}
-		})
+		g.start(m, time.Duration(i)*startEvery)
 	}
+	g.mu.Unlock()
+	<-ctx.Done()
+	g.mu.Lock()   // after this, nothing is started any more
+	g.mu.Unlock() //nolint:staticcheck // as the comment says
+	g.running.Wait()
 	return nil
+}
+
+// start runs a member after a while, until it is stopped, and forgets it then. It does nothing before Run, which starts all, and when the group stops.
+func (g *Group) start(m *member, after time.Duration) {
+	if g.ctx == nil || g.ctx.Err() != nil {
+		return
+	}
+	var ctx context.Context
+	ctx, m.stop = context.WithCancel(g.ctx)
+	g.running.Go(func() {
+		if sleep.For(ctx, after) == nil {
+			m.run(ctx)
+		}
+		m.ended()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.members = slices.DeleteFunc(g.members, func(other *member) bool { return other == m })
+	})
 }
 
 // run serves one outbox until ctx is done.
@@ -124,8 +185,7 @@ func (m *member) run(ctx context.Context) {
 			retry.Reset()
 		}
 		wait := retry.NextBackOff()
-		log := m.logger()
-		log.Error().Err(err).Dur("again_in", wait).Msg("this outbox is not served; the others are; it will be tried again")
+		m.log.Error().Err(err).Dur("again_in", wait).Msg("this outbox is not served; the others are; it will be tried again")
 		if hook := m.Hooks.DatabaseError; hook != nil {
 			hook("serve", err)
 		}
@@ -133,7 +193,7 @@ func (m *member) run(ctx context.Context) {
 			return
 		}
 		if err := m.renew(); err != nil {
-			log.Error().Err(err).Msg("this outbox is not served any more; the others are; restart the relay")
+			m.log.Error().Err(err).Msg("this outbox is not served any more; the others are; restart the relay")
 			return
 		}
 	}
@@ -162,20 +222,79 @@ func (m *member) current() engine {
 	return m.engine
 }
 
-func (m *member) logger() zerolog.Logger {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.cfg.Log
+// Reload puts a configuration into effect for every outbox, as [relay.Relay.Reload] does, and returns what changed in any of them. An
+// outbox that refuses it, or whose database does, keeps what it had; the error names it. What all has and the group has not is
+// served from now on; what it has not is drained and left. One that is reached otherwise is left and served anew.
+func (g *Group) Reload(cfg relay.Config, all []Outbox) (changes []string, err error) {
+	g.reloading.Lock()
+	defer g.reloading.Unlock()
+	staying, leaving := g.compare(all)
+	var added []*member
+	for _, o := range all {
+		if slices.ContainsFunc(staying, func(m *member) bool { return m.Name == o.Name }) {
+			continue
+		}
+		m, err := g.newMember(cfg, o)
+		if err != nil {
+			for _, m := range added {
+				m.ended()
+			}
+			return nil, err
+		}
+		added = append(added, m)
+	}
+	changes, err = reloadAll(cfg, staying)
+	return append(changes, g.change(added, leaving)...), err
 }
 
-// Reload puts a configuration into effect for every outbox, as [relay.Relay.Reload] does, and returns what changed in any of them. An
-// outbox that refuses it, or whose database does, keeps what it had; the error names it.
-func (g *Group) Reload(cfg relay.Config) (changes []string, err error) {
+// compare returns the members that all has, and the others.
+func (g *Group) compare(all []Outbox) (staying, leaving []*member) {
+	for _, m := range g.serving() {
+		if slices.ContainsFunc(all, m.isAs) {
+			staying = append(staying, m)
+		} else {
+			leaving = append(leaving, m)
+		}
+	}
+	return staying, leaving
+}
+
+// serving returns the members that are not about to leave.
+func (g *Group) serving() []*member {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(g.members), func(m *member) bool { return m.leaving })
+}
+
+// change starts members and lets others leave.
+func (g *Group) change(added, leaving []*member) (changes []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, m := range leaving {
+		if m.leaving = true; m.stop != nil {
+			m.stop()
+		} else {
+			g.members = slices.DeleteFunc(g.members, func(other *member) bool { return other == m })
+			m.ended()
+		}
+		m.log.Info().Msg("this outbox is left: what is in flight is finished")
+		changes = append(changes, "database "+m.Name+" is left")
+	}
+	for i, m := range added {
+		g.members = append(g.members, m)
+		g.start(m, time.Duration(i)*startEvery)
+		m.log.Info().Msg("this outbox is served from now on")
+		changes = append(changes, "database "+m.Name+" is served")
+	}
+	return changes
+}
+
+func reloadAll(cfg relay.Config, members []*member) (changes []string, err error) {
 	var mu sync.Mutex
 	var refused []error
 	var reloading sync.WaitGroup
 	slots := make(chan struct{}, reloadsAtOnce)
-	for _, m := range g.members {
+	for _, m := range members {
 		slots <- struct{}{}
 		reloading.Go(func() {
 			defer func() { <-slots }()
@@ -206,13 +325,15 @@ func (m *member) reload(cfg relay.Config) ([]string, error) {
 
 // RefuseReload notes in every outbox why a configuration was not put into effect.
 func (g *Group) RefuseReload(err error) {
-	for _, m := range g.members {
+	for _, m := range g.serving() {
 		m.current().RefuseReload(err)
 	}
 }
 
 // Abort ends the drain of all relays, as [relay.Relay.Abort] does.
 func (g *Group) Abort() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for _, m := range g.members {
 		m.mu.Lock()
 		m.aborted = true

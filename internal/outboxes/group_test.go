@@ -3,6 +3,7 @@ package outboxes
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -43,14 +44,17 @@ func TestGroupServesAll(t *testing.T) {
 	cfg.Log = zerolog.New(log)
 	var mu sync.Mutex
 	followed, failed := map[string]int{}, 0
-	outbox := func(name, dsn string) Outbox {
-		return Outbox{
-			Name: name, Pool: pool(t, dsn),
+	ended := map[string]int{}
+	observe := func(name string) Observer {
+		return Observer{
 			Hooks:  relay.Hooks{DatabaseError: func(string, error) { mu.Lock(); failed++; mu.Unlock() }},
 			Follow: func(*relay.Relay) { mu.Lock(); followed[name]++; mu.Unlock() },
+			Ended:  func() { mu.Lock(); ended[name]++; mu.Unlock() },
 		}
 	}
-	g, err := New(cfg, []Outbox{outbox("a", a.DSN), outbox("b", b.DSN), outbox("empty", empty)})
+	outbox := func(name, dsn string) Outbox { return Outbox{Name: name, Pool: pool(t, dsn)} }
+	all := []Outbox{outbox("a", a.DSN), outbox("b", b.DSN), outbox("empty", empty)}
+	g, err := New(cfg, all, observe)
 	relaytest.Must(t, err)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var running sync.WaitGroup
@@ -78,7 +82,7 @@ func TestGroupServesAll(t *testing.T) {
 
 	changed := to(second.URL)
 	changed.Log = cfg.Log
-	changes, err := g.Reload(changed)
+	changes, err := g.Reload(changed, all)
 	if err != nil || len(changes) != 1 || !strings.Contains(changes[0], "default") {
 		t.Errorf("changed: %v, %v", changes, err)
 	}
@@ -86,17 +90,40 @@ func TestGroupServesAll(t *testing.T) {
 	b.Insert(1, "later-of-b")
 	relaytest.Eventually(t, "the events of both, at the other place", func() bool { return second.Total() == 2 })
 	mistaken := to("ftp://nowhere.test/")
-	if _, err := g.Reload(mistaken); err == nil || !strings.Contains(err.Error(), "database a: ") || !strings.Contains(err.Error(), "database b: ") {
+	if _, err := g.Reload(mistaken, all); err == nil || !strings.Contains(err.Error(), "database a: ") || !strings.Contains(err.Error(), "database b: ") {
 		t.Errorf("a mistake: %v", err)
 	}
 	g.RefuseReload(errors.New("line 3 is no YAML"))
 	relaytest.Becomes(a, "line 3 is no YAML", `SELECT max(coalesce(reload_error, '')) FROM outbox_relay`)
+
+	// One is left, one comes, and one is reached by another URL.
+	c := relaytest.New(t)
+	again := pool(t, b.DSN+"&application_name=again")
+	changes, err = g.Reload(changed, []Outbox{{Name: "b", Pool: again}, outbox("c", c.DSN), outbox("empty", empty)})
+	if want := []string{"database a is left", "database b is left", "database b is served", "database c is served"}; err != nil || !slices.Equal(changes, want) {
+		t.Errorf("changed: %v, %v", changes, err)
+	}
+	const relays = `SELECT count(*) FROM outbox_relay`
+	relaytest.Becomes(a, 0, relays)
+	relaytest.Becomes(b, 1, relays)
+	b.Insert(1, "last-of-b")
+	c.Insert(1, "of-c")
+	relaytest.Eventually(t, "the events of the two", func() bool { return second.Total() == 4 })
+	a.Insert(1, "last-of-a")
+	relaytest.Eventually(t, "the end of two", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return ended["a"] == 1 && ended["b"] == 1 && ended["c"] == 0 && ended["empty"] == 0 && followed["b"] == 2
+	})
+	if n := relaytest.Row[int](a, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); n != 2 {
+		t.Errorf("of the outbox that was left, %d events are delivered", n)
+	}
 }
 
 // A configuration with mistakes makes no group.
 func TestGroupOfAMistake(t *testing.T) {
 	t.Parallel()
-	if _, err := New(to("ftp://nowhere.test/"), []Outbox{{Name: "a", Pool: pool(t, "postgres://nowhere.test/")}}); err == nil {
+	if _, err := New(to("ftp://nowhere.test/"), []Outbox{{Name: "a", Pool: pool(t, "postgres://nowhere.test/")}}, func(string) Observer { return Observer{} }); err == nil {
 		t.Error("no error")
 	}
 }

@@ -141,11 +141,6 @@ func (c *Config) use(o Outbox) {
 	c.Pool, c.databaseURL, c.Relay.Pool, c.Relay.Schema, c.Outboxes = o.Pool, o.url, o.Pool, o.Schema, nil
 }
 
-// SameOutboxes reports whether two configurations serve the same outboxes, with the same credentials.
-func SameOutboxes(a, b []Outbox) bool {
-	return slices.EqualFunc(a, b, func(a, b Outbox) bool { return a.Name == b.Name && a.Schema == b.Schema && a.url == b.url })
-}
-
 // With returns a copy of the configuration for one of its outboxes.
 func (c *Config) With(o Outbox) *Config {
 	one := *c

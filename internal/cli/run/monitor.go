@@ -37,8 +37,8 @@ func openMonitor(ctx context.Context, c *config.Config, version string) (m monit
 	cfg := metrics.Config{
 		Version: version, Destinations: names, Most: c.MetricsDestinations, PollInterval: c.Relay.PollInterval, Allows: c.Guard().Allows, Log: c.Log,
 	}
-	if databases := outboxNames(c); len(databases) > 0 {
-		m.several = metrics.NewSeveral(cfg, databases)
+	if len(c.Outboxes) > 0 {
+		m.several = metrics.NewSeveral(cfg)
 	} else {
 		m.metrics = metrics.New(cfg)
 	}
@@ -70,25 +70,23 @@ func (m monitor) start(stopping context.Context, r *relay.Relay) (end func()) {
 		return func() {}
 	}
 	m.metrics.Follow(r.State, r.CountBacklog)
-	return m.serve(stopping, m.metrics.Handler(), m.metrics)
+	m.metrics.StopsWhen(func() bool { return stopping.Err() != nil })
+	return m.serve(stopping, m.metrics.Handler(), m.metrics.Sample)
 }
 
-// startSeveral is start for the relays of several outboxes, which follow says.
+// startSeveral is start for the relays of several outboxes.
 func (m monitor) startSeveral(stopping context.Context) (end func()) {
 	if m.server == nil {
 		return func() {}
 	}
-	return m.serve(stopping, m.several.Handler(), m.several.Of...)
+	return m.serve(stopping, m.several.Handler(), m.several.Sample)
 }
 
-func (m monitor) serve(stopping context.Context, handler http.Handler, all ...*metrics.Metrics) (end func()) {
+func (m monitor) serve(stopping context.Context, handler http.Handler, sample func(context.Context)) (end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
 	sampling, stopSampling := context.WithCancel(stopping)
 	var running sync.WaitGroup
-	for _, of := range all {
-		of.StopsWhen(func() bool { return stopping.Err() != nil })
-		running.Go(func() { of.Sample(sampling) })
-	}
+	running.Go(func() { sample(sampling) })
 	running.Go(func() { m.server.Run(ctx, handler) })
 	return func() {
 		stopSampling()

@@ -16,7 +16,7 @@ import (
 // mistakes changes nothing.
 type reloader struct {
 	inv    *cli.Invocation
-	apply  func(relay.Config) (changes []string, err error)
+	apply  func(*config.Config, relay.Config) (changes []string, err error)
 	refuse func(error)
 	log    zerolog.Logger
 	level  *config.Level
@@ -26,13 +26,13 @@ type reloader struct {
 	console               config.Admin
 	traces                config.Traces
 	page                  *console // nil: there is none
-	outboxes              []config.Outbox
+	several               bool     // outboxes
 }
 
 func newReloader(inv *cli.Invocation, c *config.Config, r engine, level *config.Level) *reloader {
 	return &reloader{
-		inv: inv, apply: r.Reload, refuse: r.RefuseReload, log: c.Log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen,
-		metricsDestinations: c.MetricsDestinations, console: c.Admin, traces: c.Traces, outboxes: c.Outboxes,
+		inv: inv, refuse: r.RefuseReload, log: c.Log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen,
+		metricsDestinations: c.MetricsDestinations, console: c.Admin, traces: c.Traces, several: len(c.Outboxes) > 0,
 	}
 }
 
@@ -52,7 +52,7 @@ func (rl *reloader) run(ended <-chan struct{}) {
 
 func (rl *reloader) reload() {
 	c := config.LoadAll(rl.inv)
-	if (len(c.Outboxes) > 0) != (len(rl.outboxes) > 0) {
+	if (len(c.Outboxes) > 0) != rl.several {
 		c.ProblemAt("databases", "one outbox in place of several, or several in place of one, need a restart")
 	}
 	for _, w := range c.Warnings {
@@ -71,7 +71,7 @@ func (rl *reloader) reload() {
 	c.Log = rl.log
 	cfg := c.Relay
 	cfg.Version = rl.inv.Version
-	changes, err := rl.apply(cfg)
+	changes, err := rl.apply(c, cfg)
 	if err != nil {
 		rl.log.Error().Err(err).Msg(unchanged)
 		return
@@ -91,9 +91,6 @@ func (rl *reloader) reload() {
 	}
 	if !c.Traces.Equal(rl.traces) {
 		stay = append(stay, "traces")
-	}
-	if !config.SameOutboxes(c.Outboxes, rl.outboxes) {
-		stay = append(stay, "databases")
 	}
 	if rl.page != nil {
 		rl.page.reloaded(c)

@@ -84,6 +84,7 @@ func (Command) Run(inv *cli.Invocation) error {
 		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
 	rl := newReloader(inv, c, r, level)
+	rl.apply = func(_ *config.Config, cfg relay.Config) ([]string, error) { return r.Reload(cfg) }
 	rl.page = &page
 	c.Release() // with thousands of destinations, it is more than all else that the relay has
 	defer monitor.start(inv.Ctx, r)()
@@ -95,7 +96,6 @@ func (Command) Run(inv *cli.Invocation) error {
 type engine interface {
 	Run(ctx context.Context) error
 	Abort()
-	Reload(cfg relay.Config) (changes []string, err error)
 	RefuseReload(err error)
 }
 

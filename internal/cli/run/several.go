@@ -13,20 +13,19 @@ func runSeveral(inv *cli.Invocation, c *config.Config, cfg relay.Config, monitor
 	cfg.Spans, endTraces = openTraces(c, inv.Version, monitor)
 	defer endTraces()
 	tidy, tuner := &tidier{}, newGCTuner()
-	var all []outboxes.Outbox
-	for i, o := range c.Outboxes {
-		one := outboxes.Outbox{Name: o.Name, Pool: o.Pool, Schema: o.Schema}
+	observe := func(name string) (o outboxes.Observer) {
 		if monitor.server != nil {
-			of := monitor.several.Of[i]
-			one.Hooks = of.Hooks()
-			one.Follow = func(r *relay.Relay) { of.Follow(r.State, r.CountBacklog) }
+			of := monitor.several.Add(name)
+			o.Hooks = of.Hooks()
+			o.Follow = func(r *relay.Relay) { of.Follow(r.State, r.CountBacklog) }
+			o.Ended = func() { monitor.several.Remove(of) }
 		}
-		idle := one.Hooks.Idle
-		one.Hooks = tidy.hooks(tuner.hooks(one.Hooks))
-		one.Hooks.Idle = idle // one idle outbox says nothing of the others: the tuner sees by the claims when all are quiet
-		all = append(all, one)
+		idle := o.Hooks.Idle
+		o.Hooks = tidy.hooks(tuner.hooks(o.Hooks))
+		o.Hooks.Idle = idle // one idle outbox says nothing of the others: the tuner sees by the claims when all are quiet
+		return o
 	}
-	group, err := outboxes.New(cfg, all)
+	group, err := outboxes.New(cfg, outboxesOf(c), observe)
 	if err != nil {
 		monitor.server.Close()
 		return cli.ExitError{Code: cli.ExitConfig, Err: err}
@@ -37,9 +36,17 @@ func runSeveral(inv *cli.Invocation, c *config.Config, cfg relay.Config, monitor
 		c.Log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
 	rl := newReloader(inv, c, group, level)
+	rl.apply = func(c *config.Config, cfg relay.Config) ([]string, error) { return group.Reload(cfg, outboxesOf(c)) }
 	c.Release()
 	defer monitor.startSeveral(inv.Ctx)()
 	return runBeside(inv, group, rl, tidy)
+}
+
+func outboxesOf(c *config.Config) (all []outboxes.Outbox) {
+	for _, o := range c.Outboxes {
+		all = append(all, outboxes.Outbox{Name: o.Name, Pool: o.Pool, Schema: o.Schema})
+	}
+	return all
 }
 
 // outboxNames returns the names of databases; nil unless there are several.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
 )
 
 // A Span is how far back a chart reaches.
