@@ -52,7 +52,7 @@ func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilte
 	if f.Since, f.Until, err = c.bounds(ctx, q); err != nil {
 		return f, err
 	}
-	if f.After, err = ParsePosition(q.Get("after")); err != nil {
+	if f.After, err = parsePosition(q.Get("after")); err != nil {
 		return f, err
 	}
 	if f.Limit, err = parseLimit(q); err != nil {
@@ -192,8 +192,8 @@ func (c *Control) bounds(ctx context.Context, q url.Values) (since, until time.T
 	return since, until, nil
 }
 
-// ParsePosition reads the parameter after. An empty one is the zero value.
-func ParsePosition(text string) (ops.DeliveryPosition, error) {
+// parsePosition reads the parameter after. An empty one is the zero value.
+func parsePosition(text string) (ops.DeliveryPosition, error) {
 	if text == "" {
 		return ops.DeliveryPosition{}, nil
 	}

@@ -70,7 +70,7 @@ type checkCommand struct {
 }
 
 func (cmd checkCommand) Run(inv *cli.Invocation) error {
-	c, err := ReadAll(inv)
+	c, err := readAll(inv)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (c *Config) connect(inv *cli.Invocation) (warned int, err error) {
 type showCommand struct{ SettingFlags }
 
 func (showCommand) Run(inv *cli.Invocation) error {
-	c, err := ReadAll(inv)
+	c, err := readAll(inv)
 	if err != nil {
 		return err
 	}

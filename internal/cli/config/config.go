@@ -64,8 +64,8 @@ func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
 	return warned(inv, Load(inv, sections...))
 }
 
-// ReadAll is [Read] for a command that serves all entries of databases, see [LoadAll].
-func ReadAll(inv *cli.Invocation, sections ...string) (*Config, error) {
+// readAll is [Read] for a command that serves all entries of databases, see [LoadAll].
+func readAll(inv *cli.Invocation, sections ...string) (*Config, error) {
 	return warned(inv, LoadAll(inv, sections...))
 }
 

@@ -60,8 +60,8 @@ func withoutUser(raw string) string {
 	return raw
 }
 
-// OnlyHost shows a URL whose path is its secret.
-func OnlyHost(raw string) string {
+// onlyHost shows a URL whose path is its secret.
+func onlyHost(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {
 		return settings.Mask

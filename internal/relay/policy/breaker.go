@@ -124,7 +124,7 @@ const (
 )
 
 const (
-	BreakerAfter    = time.Second // without an answer
+	breakerAfter    = time.Second // without an answer
 	breakerTimes    = 4           // as many failures as make a suspicion
 	BreakerEvents   = 3           // that must have failed, if what was sent could be at fault
 	breakerForgives = 3           // failures that one answer takes back: more than three of four must fail
@@ -240,7 +240,7 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 	failures := max(b.failures(), b.refusals)
 	suspected := certain || b.several() && b.failures() >= b.Policy.Failures || b.isRefused()
 	hold = certain || suspected && failures > b.Policy.Failures // the failures before a suspicion spend attempts
-	if suspected && (now.Sub(b.Answered) >= BreakerAfter || failures >= breakerTimes*b.Policy.Failures) {
+	if suspected && (now.Sub(b.Answered) >= breakerAfter || failures >= breakerTimes*b.Policy.Failures) {
 		b.open(now, v.Message)
 	}
 	return hold

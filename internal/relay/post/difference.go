@@ -14,7 +14,7 @@ import (
 
 // Differences describes what changes from one list of destinations to the next. It holds no secret.
 func Differences(list, next []Destination) (all []string) {
-	old, wanted := ByName(list), ByName(next)
+	old, wanted := byName(list), byName(next)
 	for i := range next {
 		name := next[i].Name
 		if before := old[name]; before == nil {
@@ -31,13 +31,13 @@ func Differences(list, next []Destination) (all []string) {
 	return all
 }
 
-// ByName returns pointers into a list of destinations, by their names.
-func ByName(list []Destination) map[string]*Destination {
-	byName := make(map[string]*Destination, len(list))
+// byName returns pointers into a list of destinations, by their names.
+func byName(list []Destination) map[string]*Destination {
+	all := make(map[string]*Destination, len(list))
 	for i := range list {
-		byName[list[i].Name] = &list[i]
+		all[list[i].Name] = &list[i]
 	}
-	return byName
+	return all
 }
 
 // Differences returns the names of the settings in which the next configuration of a destination is another one.

@@ -186,7 +186,7 @@ func (s *Session) dam(ctx context.Context, on *standing, now time.Time) error {
 func (s *Session) startListening(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := on.conn.Exec(ctx, Listen); err != nil {
+	if _, err := on.conn.Exec(ctx, listen); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	on.listening = true
@@ -371,7 +371,7 @@ func (s *Session) enter(ctx context.Context, on *standing) error {
 func (s *Session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
 	cfg, isSession := &s.Config, on.conn != nil
 	if instance, _ = s.Presence.Current(); instance != 0 {
-		resumed, err = Resume(ctx, on, isSession, instance)
+		resumed, err = resume(ctx, on, isSession, instance)
 		if err != nil || resumed {
 			return instance, resumed, err
 		}

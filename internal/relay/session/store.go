@@ -35,17 +35,17 @@ func Register(ctx context.Context, q pg.DB, isSession bool, name, version string
 	return instance, nil
 }
 
-// ResumeRelay is the statement of [Resume].
-const ResumeRelay = `
+// resumeRelay is the statement of [resume].
+const resumeRelay = `
 UPDATE outbox_relay r
 SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
 WHERE instance = $1
 RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
-// Resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
+// resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
 // for dead meanwhile: then the relay must register anew.
-func Resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
-	err = q.QueryRow(ctx, ResumeRelay, instance, isSession).Scan(nil)
+func resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
+	err = q.QueryRow(ctx, resumeRelay, instance, isSession).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -194,8 +194,8 @@ func (p *Producers) Arm(ctx context.Context, db pg.DB, armed bool) error {
 	return nil
 }
 
-// Listen makes a session receive the notifications of producers and relays.
-const Listen = `LISTEN outbox_wake`
+// listen makes a session receive the notifications of producers and relays.
+const listen = `LISTEN outbox_wake`
 
 const selectServer = `SELECT current_schema(), pg_postmaster_start_time()`
 
