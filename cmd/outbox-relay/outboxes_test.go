@@ -157,6 +157,54 @@ func TestSeveralOutboxes(t *testing.T) {
 	}
 }
 
+// The page and the API of each outbox lie below its name, and the first page lists them. A reload adds and removes them.
+func TestPagesOfSeveralOutboxes(t *testing.T) {
+	t.Parallel()
+	s := newTenants(t)
+	receiver := relaytest.NewReceiver(t, nil)
+	file := filepath.Join(t.TempDir(), usualFile)
+	config := fmt.Sprintf("destinations: {shop: {url: '%s'}}\nlog: {format: json}\nadmin: {path_prefix: /ops}\ndatabases:\n%s", receiver.URL, s.entries)
+	replaceFile(t, file, config)
+	run := start(t, []string{"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0"}, "--config="+file)
+	run.stderr.wait(t, `"page":"`, run.code)
+	address := regexp.MustCompile(`"page":"([^"]+)"`).FindStringSubmatch(run.stderr.String())[1]
+	key := s.insert(t, "two", 1, "page-")[0]
+	relaytest.Eventually(t, "the event on the page of its outbox", func() bool {
+		return strings.Contains(get(t, address, "/ops/databases/two/api/v1/events"), key)
+	})
+	if events := get(t, address, "/ops/databases/one/api/v1/events"); strings.Contains(events, key) {
+		t.Errorf("another outbox has it: %s", events)
+	}
+	if page := get(t, address, "/ops/databases/two/events"); !strings.Contains(page, `href="/ops/databases/two/events/1"`) || !strings.Contains(page, `id="home" href="/ops/"`) {
+		t.Errorf("the page of events: %s", page)
+	}
+	listed := func() (names []string) {
+		for _, found := range regexp.MustCompile(`id="to-([^"]+)" href="/ops/databases/`).FindAllStringSubmatch(get(t, address, "/ops/"), -1) {
+			names = append(names, found[1])
+		}
+		return names
+	}
+	all := slices.Sorted(slices.Values(s.names))
+	if got := listed(); !slices.Equal(got, all) {
+		t.Errorf("the first page lists %q, want %q", got, all)
+	}
+	for _, path := range []string{"/ops/databases/none/", "/ops/databases/none/api/v1/events", "/ops/events", "/databases/two/"} {
+		resp, err := http.Get("http://" + address + path) //nolint:noctx // to loopback
+		pgtest.Must(t, err)
+		_ = resp.Body.Close()
+		if of := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusNotFound || strings.Contains(path, "/api/") != strings.Contains(of, "json") {
+			t.Errorf("%s is answered with %d, %s", path, resp.StatusCode, of)
+		}
+	}
+	replaceFile(t, file, strings.Replace(config, "- {name: two, ", "- {name: renamed, ", 1))
+	run.reload(t, "this outbox is served from now on")
+	relaytest.Eventually(t, "the page of the new name", func() bool { return slices.Contains(listed(), "renamed") && !slices.Contains(listed(), "two") })
+	if events := get(t, address, "/ops/databases/renamed/api/v1/events"); !strings.Contains(events, key) {
+		t.Errorf("the renamed outbox: %s", events)
+	}
+	run.end(t, 0)
+}
+
 // A process that is killed loses no event of any outbox.
 func TestSeveralOutboxesAfterAKill(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package outboxes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,13 +50,15 @@ type Observer struct {
 	Hooks relay.Hooks
 	// Follow is called with each relay that serves the outbox, before it runs, on any goroutine.
 	Follow func(*relay.Relay)
+	// History of the outbox, if the configuration has one, for who else reads it; nil: it is made.
+	History *relay.History
 	// Ended is called when the outbox is not served any more, or by another connection.
 	Ended func()
 }
 
 // A Group runs the engines of several outboxes. Its methods are safe for concurrent use; Run is called once.
 type Group struct {
-	observe   func(name string) Observer
+	observe   func(name string) (Observer, error)
 	log       zerolog.Logger // these two stay, whatever a reload brings
 	spans     *relay.Spans
 	reloading sync.Mutex
@@ -92,7 +95,7 @@ type engine interface {
 
 // New returns a Group, or every mistake in the configuration, which all outboxes share but for what Outbox holds. The log of each has
 // the field database. It touches no network. observe is called once for each outbox, also for those that a reload adds.
-func New(shared relay.Config, all []Outbox, observe func(name string) Observer) (*Group, error) {
+func New(shared relay.Config, all []Outbox, observe func(name string) (Observer, error)) (*Group, error) {
 	g := &Group{observe: observe, log: shared.Log, spans: shared.Spans}
 	for _, o := range all {
 		m, err := g.newMember(shared, o)
@@ -105,7 +108,11 @@ func New(shared relay.Config, all []Outbox, observe func(name string) Observer) 
 }
 
 func (g *Group) newMember(shared relay.Config, o Outbox) (*member, error) {
-	m := &member{Outbox: o, Observer: g.observe(o.Name), log: g.log.With().Str("database", o.Name).Logger(), spans: g.spans}
+	observer, err := g.observe(o.Name)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{Outbox: o, Observer: observer, log: g.log.With().Str("database", o.Name).Logger(), spans: g.spans}
 	m.cfg = m.own(shared)
 	if err := m.renew(); err != nil {
 		m.ended()
@@ -129,7 +136,10 @@ func (m *member) own(cfg relay.Config) relay.Config {
 	cfg.Pool, cfg.Schema, cfg.Hooks = pool, m.Schema, m.Hooks
 	cfg.Log, cfg.Spans = m.log, m.spans
 	if cfg.History != nil {
-		cfg.History = history.New()
+		cfg.History = cmp.Or(m.History, history.New())
+	}
+	if cfg.Alerts.PageURL != "" {
+		cfg.Alerts.PageURL += "/databases/" + m.Name
 	}
 	return cfg
 }

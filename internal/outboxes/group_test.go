@@ -45,12 +45,12 @@ func TestGroupServesAll(t *testing.T) {
 	var mu sync.Mutex
 	followed, failed := map[string]int{}, 0
 	ended := map[string]int{}
-	observe := func(name string) Observer {
+	observe := func(name string) (Observer, error) {
 		return Observer{
 			Hooks:  relay.Hooks{DatabaseError: func(string, error) { mu.Lock(); failed++; mu.Unlock() }},
 			Follow: func(*relay.Relay) { mu.Lock(); followed[name]++; mu.Unlock() },
 			Ended:  func() { mu.Lock(); ended[name]++; mu.Unlock() },
-		}
+		}, nil
 	}
 	outbox := func(name, dsn string) Outbox { return Outbox{Name: name, Pool: pool(t, dsn)} }
 	all := []Outbox{outbox("a", a.DSN), outbox("b", b.DSN), outbox("empty", empty)}
@@ -123,7 +123,7 @@ func TestGroupServesAll(t *testing.T) {
 // A configuration with mistakes makes no group.
 func TestGroupOfAMistake(t *testing.T) {
 	t.Parallel()
-	if _, err := New(to("ftp://nowhere.test/"), []Outbox{{Name: "a", Pool: pool(t, "postgres://nowhere.test/")}}, func(string) Observer { return Observer{} }); err == nil {
+	if _, err := New(to("ftp://nowhere.test/"), []Outbox{{Name: "a", Pool: pool(t, "postgres://nowhere.test/")}}, func(string) (Observer, error) { return Observer{}, nil }); err == nil {
 		t.Error("no error")
 	}
 }

@@ -33,9 +33,17 @@ type Config struct {
 	Prefix string
 	// Relay is the name of this process, Version that of the program, and Database where it is, without a password.
 	Relay, Version, Database string
+	// Home is the path of the index of several databases; empty: there is one alone.
+	Home string
 	// Targets are the URLs of destinations, without what may be secret.
 	Targets func() map[string]string
 	Log     zerolog.Logger
+}
+
+// An Entry is a database that the index lists.
+type Entry struct {
+	Name   string
+	Served bool // a relay of this process is registered there
 }
 
 // A Page answers the routes of the dashboard.
@@ -102,6 +110,19 @@ func (p *Page) Handler() http.Handler {
 	mux.HandleFunc("POST /alerts/{action}", p.change(p.changeAlert))
 	mux.HandleFunc("POST /operations", p.change(p.startOperation))
 	mux.HandleFunc("POST /operations/{id}/{action}", p.change(p.changeOperation))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		p.Refuse(w, r, http.StatusNotFound, "There is nothing here", "The address may be mistyped.")
+	})
+	return mux
+}
+
+// Index returns the handler of the page that lists several databases, each with a page of its own below databases/NAME. Control may be nil.
+func (p *Page) Index(all func() []Entry) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		p.answer(w, r, view{Template: "databases.html", Title: "Databases", Live: true, Data: all()}, nil)
+	})
+	mux.HandleFunc("GET /static/{file...}", p.static)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		p.Refuse(w, r, http.StatusNotFound, "There is nothing here", "The address may be mistyped.")
 	})

@@ -59,9 +59,6 @@ func (c *Config) bindOutboxes() {
 			c.ProblemAt(single, "is set, and so is databases; remove one of them")
 		}
 	}
-	if c.Given("admin.listen") && c.Admin.Listen != "" {
-		c.WarnAt("admin.listen", "has no effect while run serves several databases: the page and the API show one outbox; see docs/outboxes.md")
-	}
 	names, places := map[string]string{}, map[string]string{}
 	for _, path := range paths {
 		entry := c.outboxAt(path)

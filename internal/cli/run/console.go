@@ -32,15 +32,31 @@ const (
 
 // A console serves the API and the page beside the relay. Without a server it is off, and costs the relay nothing.
 type console struct {
-	server  *admin.Server
-	pool    *pgxpool.Pool
-	control *control.Control
+	server *admin.Server
+	*site
 	handler http.Handler
-	targets *atomic.Pointer[map[string]string]
 }
 
 // openConsole opens admin.listen. The database is reached with the first request.
 func openConsole(ctx context.Context, c *config.Config, version string) (s console, err error) {
+	if s.server, err = listenForConsole(ctx, c); s.server == nil {
+		return s, err
+	}
+	if s.site, err = newSite(ctx, c); err != nil {
+		s.server.Close()
+		return console{}, err
+	}
+	s.handler = lazily(func() (http.Handler, error) {
+		dashboard, handler, err := s.site.serve(c, version, c.Admin.PathPrefix, "")
+		if err != nil {
+			return nil, err
+		}
+		return guarded(c, handler, dashboard), nil
+	})
+	return s, nil
+}
+
+func listenForConsole(ctx context.Context, c *config.Config) (*admin.Server, error) {
 	listener := admin.Listener{
 		Setting: "admin.listen", Address: c.Admin.Listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.Log,
 	}
@@ -50,54 +66,69 @@ func openConsole(ctx context.Context, c *config.Config, version string) (s conso
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current(), nil },
 		}
 	}
-	if s.server, err = admin.Listen(ctx, listener); s.server == nil {
-		return s, err
-	}
-	if err := s.build(ctx, c, version); err != nil {
-		s.server.Close()
-		return console{}, err
-	}
-	return s, nil
+	return admin.Listen(ctx, listener)
 }
 
-func (s *console) build(ctx context.Context, c *config.Config, version string) error {
+// A site is the API and the page of one outbox.
+type site struct {
+	pool    *pgxpool.Pool
+	control *control.Control
+	targets atomic.Pointer[map[string]string]
+}
+
+func newSite(ctx context.Context, c *config.Config) (*site, error) {
 	cfg := c.PoolConfig(consoleConnections)
 	cfg.ConnConfig.ConnectTimeout = min(cfg.ConnConfig.ConnectTimeout, 3*time.Second)
 	cfg.MaxConnIdleTime = 30 * time.Second
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
-		return fmt.Errorf("open database for admin.listen: %w", err)
+		return nil, fmt.Errorf("open database for admin.listen: %w", err)
 	}
-	s.pool = pool
-	s.targets = new(atomic.Pointer[map[string]string])
-	s.reloaded(c)
-	s.control = control.New(control.Config{
+	s := &site{pool: pool, control: control.New(control.Config{
 		Outbox: ops.New(pool), Environment: c.Relay.Environment, ReceiverMemory: c.Relay.Retention.ProcessedEvents, History: c.Relay.History, Log: c.Log,
-	})
-	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c, version) })
-	return nil
+	})}
+	s.reloaded(c)
+	return s, nil
 }
 
-// handlerOf makes the API and the page, behind the guard.
-func (s *console) handlerOf(c *config.Config, version string) (http.Handler, error) {
+// serve makes the API and the page, which lies below prefix. home is where the index of several databases is; empty: there is none.
+func (s *site) serve(c *config.Config, version, prefix, home string) (*page.Page, http.Handler, error) {
 	dashboard, err := page.New(page.Config{
-		Control: s.control, Prefix: c.Admin.PathPrefix, Relay: c.Relay.Name, Version: version, Database: c.DatabaseName(), Log: c.Log,
+		Control: s.control, Prefix: prefix, Home: home, Relay: c.Relay.Name, Version: version, Database: c.DatabaseName(), Log: c.Log,
 		Targets: func() map[string]string { return *s.targets.Load() },
 	})
 	if err != nil {
-		return nil, fmt.Errorf("build the page: %w", err)
+		return nil, nil, fmt.Errorf("build the page: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/api/", api.New(s.control, version, c.Log))
 	mux.Handle("/", dashboard.Handler())
+	return dashboard, mux, nil
+}
+
+// guarded serves what lies below admin.path_prefix to those who may see it. The page shows refusals.
+func guarded(c *config.Config, handler http.Handler, shown *page.Page) http.Handler {
 	prefix := c.Admin.PathPrefix
-	return c.Guard().Handler(below(prefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
-		refuse := dashboard.Refuse
-		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, prefix), "/api/") {
+	return c.Guard().Handler(below(prefix, bounded(handler), shown.Refuse), refusing(prefix, shown))
+}
+
+// refusing returns what refuses a request as JSON to a program, and as a page to a person.
+func refusing(prefix string, shown *page.Page) guard.Refusal {
+	return func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
+		refuse := shown.Refuse
+		if ofAPI(strings.TrimPrefix(r.URL.Path, prefix)) {
 			refuse = api.Refuse
 		}
 		refuse(w, r, status, title, detail)
-	}), nil
+	}
+}
+
+// ofAPI reports whether a path leads to the API, also to that of one of several databases.
+func ofAPI(path string) bool {
+	if _, rest, found := strings.Cut(strings.TrimPrefix(path, databasesPath), "/"); found && strings.HasPrefix(path, databasesPath) {
+		path = "/" + rest
+	}
+	return strings.HasPrefix(path, "/api/")
 }
 
 // lazily makes a handler at the first request: templates cost megabytes that a relay without a reader does not have to hold.
@@ -150,10 +181,7 @@ func (s *console) hooks(next relay.Hooks) relay.Hooks {
 }
 
 // reloaded takes over what the page shows of a configuration: URLs, without what may be secret.
-func (s *console) reloaded(c *config.Config) {
-	if s.server == nil {
-		return
-	}
+func (s *site) reloaded(c *config.Config) {
 	targets := map[string]string{}
 	for _, d := range c.Relay.Destinations {
 		targets[d.Name] = config.WithoutSecrets(d.URL)

@@ -25,8 +25,8 @@ type reloader struct {
 	metricsDestinations   int
 	console               config.Admin
 	traces                config.Traces
-	page                  *console // nil: there is none
-	several               bool     // outboxes
+	page                  func(*config.Config) // shows what is in effect; nil: there is none
+	several               bool                 // outboxes
 }
 
 func newReloader(inv *cli.Invocation, c *config.Config, r engine, level *config.Level) *reloader {
@@ -93,7 +93,7 @@ func (rl *reloader) reload() {
 		stay = append(stay, "traces")
 	}
 	if rl.page != nil {
-		rl.page.reloaded(c)
+		rl.page(c)
 	}
 	level := c.LogLevel()
 	switch {

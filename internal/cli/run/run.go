@@ -85,7 +85,9 @@ func (Command) Run(inv *cli.Invocation) error {
 	}
 	rl := newReloader(inv, c, r, level)
 	rl.apply = func(_ *config.Config, cfg relay.Config) ([]string, error) { return r.Reload(cfg) }
-	rl.page = &page
+	if page.server != nil {
+		rl.page = page.reloaded
+	}
 	c.Release() // with thousands of destinations, it is more than all else that the relay has
 	defer monitor.start(inv.Ctx, r)()
 	defer page.start(inv.Ctx, r)()
