@@ -234,7 +234,7 @@ var situations = map[string]situation{
 			s.insert(t, "", `SELECT 'invoice.paid', '{}', 'k' || i FROM generate_series(1, 50) i`)
 			s.run(t, "OUTBOX_DESTINATION_URL="+closedPort(t), "OUTBOX_RETRY_SCHEDULE=100ms")
 		},
-		[]string{`"default" accepts no connection, and its deliveries are held: `, "connection refused", "Nothing is lost: relays try it"},
+		[]string{`"default" accepts no connection, and its deliveries are held: `, "connection refused", "Nothing is lost: a relay tries it"},
 		[]string{"outbox-relay resume default --reset-breaker"},
 		"held: its requests fail",
 	},
