@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -20,6 +21,9 @@ type outcome struct {
 	answer *answer // nil: the handler ended without one
 }
 
+// locksFor is how long the events of a batch may hold the locks of those before them. Others wait for these, and may hold what is needed here.
+const locksFor = 250 * time.Millisecond
+
 // serveBatch works the events of a batch in one transaction, a savepoint each, and answers when that has ended.
 func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 	all, refusal := rc.checkBatch(w, r)
@@ -28,21 +32,39 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
 		return
 	}
+	for rest := all; len(rest) > 0; {
+		rest = rest[rc.commitTogether(w, r, rest):]
+	}
+	var body []byte
+	for _, o := range all {
+		rc.conclude(o.r, &o.request, o.report, o.answer)
+		body = webhook.AppendLine(body, o.answer.inBatch(o.Header.Get(webhook.IdempotencyKey)))
+	}
+	(&answer{status: http.StatusOK, header: http.Header{"Content-Type": {webhook.BatchResultType}}, body: body}).send(w)
+}
+
+// commitTogether works the first events in one transaction, commits it, and returns how many these are: all, unless one met a conflict, or
+// they took longer than locksFor. What is locked so far is released then.
+func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, events []*outcome) (n int) {
 	batch := rc.batches.Batch()
 	defer batch.Rollback()
 	one := *rc
 	one.memory = batch
-	for _, o := range all {
-		if o.answer == nil {
-			one.workInBatch(w, o)
+	began := time.Now()
+	for _, o := range events {
+		if n++; o.answer != nil {
+			continue
+		}
+		one.workInBatch(w, o)
+		if sqlstate.IsConflict(o.report.Err) || time.Since(began) > locksFor {
+			break
 		}
 	}
 	// The client may have gone by now, as in run.
 	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.Limits.CommitTimeout)
 	defer cancel()
 	err := batch.Commit(lasting)
-	var body []byte
-	for _, o := range all {
+	for _, o := range events[:n] {
 		if err != nil && o.answer != nil && o.answer.success() {
 			o.report.Result, o.report.Err = ResultCommitFailed, err
 			o.answer = unremembered(err).answer()
@@ -50,10 +72,8 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 		if o.answer == nil {
 			o.answer = handlerPanicked().answer()
 		}
-		rc.conclude(o.r, &o.request, o.report, o.answer)
-		body = webhook.AppendLine(body, o.answer.inBatch(o.Header.Get(webhook.IdempotencyKey)))
 	}
-	(&answer{status: http.StatusOK, header: http.Header{"Content-Type": {webhook.BatchResultType}}, body: body}).send(w)
+	return n
 }
 
 // workInBatch takes one event through its steps, in another goroutine: a handler may end its goroutine, and must not end the batch.

@@ -162,6 +162,29 @@ func TestBatchCommitFailsAll(t *testing.T) {
 	wantBatch(e, batchRequest(e, "a", "b"), map[string]int{"a": 204, "b": 204})
 }
 
+// After a conflict, the events before it are committed, and what they have locked is released, before the next handler runs.
+func TestBatchReleasesItsLocksAfterAConflict(t *testing.T) {
+	t.Parallel()
+	seen := map[string]int{} // effects of events before, as others see them
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, event consumer.Event) error {
+			seen[event.Key] = e.Count("SELECT count(*) FROM effect")
+			if event.Key == "conflict" {
+				_, err := consumer.Tx(ctx).Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$")
+				return err
+			}
+			return receivertest.EffectOf(ctx, event.Key)
+		}
+	})
+	wantBatch(e, batchRequest(e, "a", "b", "conflict", "c", "d"), map[string]int{"a": 204, "b": 204, "conflict": 503, "c": 204, "d": 204})
+	if want := map[string]int{"a": 0, "b": 0, "conflict": 0, "c": 2, "d": 2}; !maps.Equal(seen, want) {
+		t.Errorf("others see %v, want %v", seen, want)
+	}
+	for key, rows := range map[string]int{"a": 1, "b": 1, "conflict": 0, "c": 1, "d": 1} {
+		e.WantRows(key, rows, rows)
+	}
+}
+
 // A handler that commits the batch's transaction by itself loses its own event alone; the others are sent again, and take effect once.
 func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
 	t.Parallel()

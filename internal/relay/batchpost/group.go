@@ -1,6 +1,7 @@
 package batchpost
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"slices"
@@ -17,7 +18,8 @@ const requests = 4
 // A Call is one attempt that may share a request with others.
 type Call struct {
 	Key  string
-	Line []byte // of the batch's body
+	Line []byte            // of the batch's body
+	Sent map[string]string // the headers of the event
 	// Result is set by the function that sends the batch. Alone: it is not, the receiver did not take the batch, and the attempt is to be made by a request of its own.
 	Result policy.Result
 	Alone  bool
@@ -39,7 +41,62 @@ type Group struct {
 	mu      sync.Mutex
 	waiting []*Call
 	sending int
+
+	limit    int           // how many calls a batch has at most, as found; 0: Max
+	strained time.Time     // when that was last reduced
+	calm     time.Duration // for how long it is not raised then
 }
+
+// Times for which batches stay small after they were too large.
+const (
+	firstCalm   = time.Second
+	longestCalm = 5 * time.Minute
+)
+
+// strained reports whether a batch was too much for its receiver: handlers that wait for each other's locks, or that are together slower
+// than the timeout, fail many events of a batch, and none that comes alone.
+func strained(batch []*Call) bool {
+	failed := 0
+	for _, c := range batch {
+		if !c.Alone && mayBeShared(c.Result) {
+			failed++
+		}
+	}
+	return failed > max(1, len(batch)/10)
+}
+
+// mayBeShared reports whether a result may come from what the event was sent with.
+func mayBeShared(v policy.Result) bool {
+	switch v.Reason {
+	case policy.ReasonServerError, policy.ReasonUnavailable, policy.ReasonTimeout, policy.ReasonNetwork, policy.ReasonMalformed, policy.ReasonUnexpected:
+		return v.Posted && !v.Unreached
+	}
+	return false
+}
+
+// learn finds how many events a batch may have: half as many after one that was too much, and after a while some more with each full one
+// that was not, as a window of TCP does (RFC 5681, section 3.1). The while doubles each time that more was too much again: where handlers
+// lock the rows of each other, every attempt costs a second of waiting.
+func (g *Group) learn(batch []*Call, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	limit := g.most()
+	switch {
+	case strained(batch):
+		if batch[0].begun.Before(g.strained) { // as large as the one before, which has been learned from
+			return
+		}
+		g.limit, g.strained = max(1, min(limit, len(batch))/2), now
+		g.calm = min(max(2*g.calm, firstCalm), longestCalm)
+	case g.limit > 0 && len(batch) >= limit && now.Sub(g.strained) >= g.calm:
+		if g.limit = limit + 1 + limit/16; g.limit >= g.Max {
+			g.limit, g.calm = 0, 0
+		}
+	}
+}
+
+// most is how many events a batch may have. g.mu is held.
+func (g *Group) most() int { return cmp.Or(g.limit, g.Max) }
 
 // Do has c sent with what waits beside it, and returns when c has its result. Nothing waits for more to come. All calls have one context:
 // the end of the relay.
@@ -47,7 +104,7 @@ func (g *Group) Do(ctx context.Context, c *Call) {
 	c.begun, c.done, c.lead = time.Now(), make(chan struct{}), make(chan struct{}, 1)
 	g.mu.Lock()
 	g.waiting = append(g.waiting, c)
-	if g.sending < requests || len(g.waiting) >= g.Max {
+	if g.sending < requests || len(g.waiting) >= g.most() {
 		g.sending++
 		c.lead <- struct{}{}
 	}
@@ -110,7 +167,12 @@ func (g *Group) post(ctx context.Context, batch []*Call) {
 				c.Result, c.Alone = policy.Panicked(defect), false
 			}
 		}
+		g.learn(batch, time.Now())
+		first := true // of the failures that the request has made, which is one
 		for _, c := range batch {
+			if mayBeShared(c.Result) {
+				c.Result.Shared, first = !first, false
+			}
 			close(c.done)
 		}
 	}()
@@ -126,7 +188,7 @@ func (g *Group) next() (batch []*Call) {
 	defer g.mu.Unlock()
 	size, now := 0, time.Now()
 	taken := 0
-	for ; taken < len(g.waiting) && len(batch) < g.Max; taken++ {
+	for ; taken < len(g.waiting) && len(batch) < g.most(); taken++ {
 		c := g.waiting[taken]
 		if now.Sub(c.begun) > g.Timeout/2 {
 			c.Result = policy.Result{Reason: policy.ReasonLease}

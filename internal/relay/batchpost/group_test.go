@@ -94,6 +94,84 @@ func TestCallsThatCannotBeSent(t *testing.T) {
 	})
 }
 
+// A receiver that fails many events of a batch gets smaller ones, and later larger ones again. Of the failures of a batch, one counts.
+func TestBatchesFitTheReceiver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, testBatchesFitTheReceiver)
+}
+
+func testBatchesFitTheReceiver(t *testing.T) {
+	bears := 20 // events in a batch
+	var counted, largest int
+	g := &Group{Max: 100, MaxBytes: 1 << 20, Timeout: time.Minute}
+	g.Send = func(_ context.Context, batch []*Call) {
+		largest = max(largest, len(batch))
+		for i, c := range batch {
+			c.Result = policy.Result{Reason: policy.ReasonOK, Posted: true}
+			if len(batch) > bears || i == 7 && counted == 0 { // one in a batch says nothing
+				c.Result.Reason = policy.ReasonServerError
+			}
+		}
+	}
+	send := func() {
+		<-time.After(time.Second)
+		batch := make([]*Call, g.most())
+		for i := range batch {
+			batch[i] = &Call{Key: fmt.Sprint(i), done: make(chan struct{}), begun: time.Now()}
+		}
+		g.post(t.Context(), batch)
+		failed := 0
+		for _, c := range batch {
+			switch {
+			case c.Result.Reason == policy.ReasonOK && c.Result.Shared:
+				t.Error("a success is shared")
+			case c.Result.Reason != policy.ReasonOK && !c.Result.Shared:
+				failed++
+			}
+		}
+		if failed > 1 {
+			t.Errorf("of %d failures of one request %d count", len(batch), failed)
+		}
+		counted += failed
+	}
+	for range 3 {
+		send()
+	}
+	if g.most() > bears || counted != 3 {
+		t.Errorf("batches have %d events, %d failures", g.most(), counted)
+	}
+	late := &Call{Key: "sent before", done: make(chan struct{}), begun: g.strained.Add(-time.Second), Result: policy.Result{Reason: policy.ReasonServerError, Posted: true}}
+	before := g.most()
+	if g.learn([]*Call{late, late, late}, time.Now()); g.most() != before {
+		t.Errorf("a batch of before has made batches of %d events of %d", g.most(), before)
+	}
+	largest, counted = 0, 0
+	began := time.Now()
+	for time.Since(began) < time.Hour {
+		send()
+	}
+	if largest > bears+bears/4 || g.most() < bears/4 {
+		t.Errorf("batches had up to %d events, and have %d", largest, g.most())
+	}
+	if counted > 3600/100 {
+		t.Errorf("in an hour %d batches were too large", counted)
+	}
+	bears = 100
+	for range 500 {
+		send()
+	}
+	if g.most() != g.Max {
+		t.Errorf("batches have %d events", g.most())
+	}
+	lone := []*Call{{Key: "a", done: make(chan struct{})}}
+	g.Send = func(_ context.Context, batch []*Call) {
+		batch[0].Result = policy.Result{Reason: policy.ReasonServerError, Posted: true}
+	}
+	if g.post(t.Context(), lone); lone[0].Result.Shared || g.most() != g.Max {
+		t.Errorf("the failure of an event alone: %+v", lone[0].Result)
+	}
+}
+
 // A receiver that refuses batches is asked again hours later.
 func TestOffer(t *testing.T) {
 	t.Parallel()
@@ -111,5 +189,8 @@ func TestOffer(t *testing.T) {
 	}
 	if !o.Learn(now, false) || o.Learn(now, false) || state(now) != [2]bool{false, false} || state(now.Add(askAgain)) != [2]bool{false, true} {
 		t.Error("a refusal is news once, and ends")
+	}
+	if o.Learn(now.Add(time.Hour), true) || state(now.Add(time.Hour)) != [2]bool{false, false} || !o.Learn(now.Add(askAgain), true) {
+		t.Error("an offer in an answer to an earlier event, or to one that did not ask, ends the refusal")
 	}
 }

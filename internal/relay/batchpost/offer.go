@@ -27,7 +27,7 @@ func (o *Offer) Made(now time.Time) (made, asking bool) {
 func (o *Offer) Learn(now time.Time, made bool) (news bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if made == o.made && (made || now.Before(o.until)) {
+	if made == o.made && made || !o.made && now.Before(o.until) { // answers that were on their way, or were not asked, say nothing new
 		return false
 	}
 	o.made, o.until = made, now.Add(askAgain)

@@ -202,6 +202,7 @@ func (b *Breaker) noteRefusal(event int64, blame blame, v *Result) {
 	switch {
 	case blame == blameNone || !v.refuses():
 		b.refusals, b.refusedEvents = 0, nil
+	case v.Shared:
 	default:
 		b.refusals++
 		b.refusedEvents = addEvent(b.refusedEvents, event)
@@ -235,7 +236,9 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 	if !certain {
 		b.Events = addEvent(b.Events, event)
 	}
-	b.add(now, 1)
+	if !v.Shared {
+		b.add(now, 1)
+	}
 	// What other relays were answered takes back evidence, but not the refusals of this one.
 	failures := max(b.failures(), b.refusals)
 	suspected := certain || b.several() && b.failures() >= b.Policy.Failures || b.isRefused()
@@ -302,6 +305,9 @@ func (b *Breaker) recordTrial(now time.Time, event int64, blame blame, v *Result
 	}
 	// The destination has just accepted another delivery, so this one spends its attempt, or it would be tried for ever.
 	// One failure alone says nothing about the destination: some deliveries fail at any time.
+	if v.Shared {
+		return certain
+	}
 	if b.streak++; b.streak > 1 || certain {
 		b.allowed, b.passed = b.allowed/2, 0
 	}

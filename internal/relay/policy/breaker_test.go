@@ -23,6 +23,12 @@ type step struct {
 	Result
 }
 
+// shared is the result of another event of a batch that failed as well.
+func shared(v Result) Result {
+	v.Shared = true
+	return v
+}
+
 func repeat(n int, v Result, events ...int64) (steps []step) {
 	for i := range n {
 		steps = append(steps, step{events[i%len(events)], v})
@@ -56,6 +62,10 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 		"one event that is always answered 500":  {steps: repeat(50, serverError, 1), spent: 50},
 		"two of them":                            {steps: repeat(50, serverError, 1, 2), spent: 50},
 		"three and more":                         {steps: repeat(5, serverError, many...), open: true, spent: 5},
+		"three and more of one request":          {steps: concat(repeat(1, serverError, 1), repeat(50, shared(serverError), many...)), spent: 51},
+		"three and more of five requests": {
+			steps: concat(repeat(1, serverError, 1), repeat(9, shared(serverError), many...), repeat(4, serverError, many...)), open: true, spent: 14,
+		},
 		"four failures":                          {steps: repeat(4, serverError, many...), spent: 4},
 		"answers in between":                     {steps: concat(repeat(4, serverError, many...), repeat(2, accepted, 9), repeat(4, serverError, many...)), spent: 8},
 		"rejections are answers":                 {steps: concat(repeat(4, serverError, many...), repeat(2, rejected, 9), repeat(4, serverError, many...)), spent: 8},

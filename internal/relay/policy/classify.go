@@ -108,8 +108,9 @@ type Result struct {
 	Unreached  bool          // an attempt that found no connection: the receiver cannot have seen it
 	Duplicate  bool          // delivered, and the receiver says that it had the message already
 
-	DroppedHeaders int // headers of the event that the destination does not let through
-	Batch          int // how many events one request carried; 0: it was a request of its own, or is counted with another one of the batch
+	DroppedHeaders int  // headers of the event that the destination does not let through
+	Shared         bool // the failure of a request that failed for another event as well, whose result counts
+	Batch          int  // how many events one request carried; 0: it was a request of its own, or is counted with another one of the batch
 }
 
 // Gone reports whether the receiver said that it is gone for good. The first of a destination's results that says so pauses it:

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
@@ -62,7 +63,7 @@ func (c *overBatches) Deliver(ctx context.Context, m Message, ready func() *poli
 	for _, f := range req.header {
 		envelope.Header[f.name] = f.value
 	}
-	call := &batchpost.Call{Key: *m.Key, Line: webhook.AppendLine(nil, envelope)}
+	call := &batchpost.Call{Key: *m.Key, Line: webhook.AppendLine(nil, envelope), Sent: envelope.Header}
 	single, cancel := context.WithTimeout(ctx, c.to.Destination.Timeout) // also with the batch before it
 	defer cancel()
 	if len(call.Line) <= webhook.MaxBatchBytes {
@@ -103,6 +104,7 @@ func (c *overBatches) send(ctx context.Context, batch []*batchpost.Call) {
 		return
 	}
 	defer func() { _ = resp.Body.Close() }()
+	masked := sync.OnceValue(func() *mask.Mask { return maskOf(e, headersOf(req, batch)) })
 	is2xx := resp.StatusCode >= 200 && resp.StatusCode <= 299
 	if is2xx && resp.Header.Get("Content-Type") != webhook.BatchResultType || doesNotTakeBatches(resp.StatusCode) {
 		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
@@ -113,7 +115,7 @@ func (c *overBatches) send(ctx context.Context, batch []*batchpost.Call) {
 		return
 	}
 	if !is2xx {
-		excerpt := excerptOf(resp, e.Destination.Wire.Excerpts, func() *mask.Mask { return maskOf(e, req.Header()) })
+		excerpt := excerptOf(resp, e.Destination.Wire.Excerpts, masked)
 		setAll(batch, policy.ClassifyResponse(resp.StatusCode, resp.Header, excerpt, e.Destination.Responses, time.Now()))
 		return
 	}
@@ -129,19 +131,30 @@ func (c *overBatches) send(ctx context.Context, batch []*batchpost.Call) {
 			call.Result = policy.Result{Reason: policy.ReasonMalformed, Posted: true, Message: "the answer to the batch does not say what became of this event"}
 			continue
 		}
-		call.Result = c.classify(result, req)
+		call.Result = c.classify(result, masked)
 	}
 }
 
+// headersOf returns what a batch has sent in headers: its own, and those of its events.
+func headersOf(req *Request, batch []*batchpost.Call) http.Header {
+	all := req.Header()
+	for _, call := range batch {
+		for name, value := range call.Sent {
+			all[name] = append(all[name], value)
+		}
+	}
+	return all
+}
+
 // classify returns the result of an event's answer, which means what the answer to a request of its own would mean.
-func (c *overBatches) classify(r webhook.BatchResult, req *Request) policy.Result {
+func (c *overBatches) classify(r webhook.BatchResult, masked func() *mask.Mask) policy.Result {
 	single := &http.Response{
 		StatusCode: r.Status, Body: io.NopCloser(strings.NewReader(r.Body)),
 		Header: http.Header{"Content-Type": {r.ContentType}, "Retry-After": {r.RetryAfter}},
 	}
 	excerpt := ""
 	if r.Status > 299 {
-		excerpt = excerptOf(single, c.to.Destination.Wire.Excerpts, func() *mask.Mask { return maskOf(c.to, req.Header()) })
+		excerpt = excerptOf(single, c.to.Destination.Wire.Excerpts, masked)
 	}
 	return policy.ClassifyResponse(r.Status, single.Header, excerpt, c.to.Destination.Responses, time.Now())
 }
@@ -172,7 +185,7 @@ func (e *Endpoint) learn(made bool, why string) {
 		return
 	}
 	e.Log.Warn().Str("destination", e.Destination.Name).Str("why", why).
-		Msg("the receiver does not take batches: events are sent one by one; it is asked again in some hours, or after a reload")
+		Msg("the receiver does not take batches: events are sent one by one; it is asked again in some hours, or when its settings are changed")
 }
 
 // asksForBatches reports whether the answer to a single event is to be read for whether its receiver takes batches.

@@ -308,3 +308,39 @@ func TestBatchProblems(t *testing.T) {
 		}
 	}
 }
+
+// What the headers of an event hold is kept from errors, whether the receiver repeats it in the answer to the batch or to the event.
+func TestBatchMasksTheHeadersOfItsEvents(t *testing.T) {
+	t.Parallel()
+	const token = "tok-9f8e7d6c5b4a3210"
+	for name, answer := range map[string]func(w http.ResponseWriter, keys []string){
+		"of an event": func(w http.ResponseWriter, keys []string) {
+			w.Header().Set("Content-Type", webhook.BatchResultType)
+			for _, key := range keys {
+				_, _ = w.Write(webhook.AppendLine(nil, webhook.BatchResult{Key: key, Status: 500, ContentType: "text/plain", Body: "bad token " + token}))
+			}
+		},
+		"of the batch": func(w http.ResponseWriter, _ []string) {
+			http.Error(w, "bad token "+token, http.StatusInternalServerError)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBatchReceiver(t, func(w http.ResponseWriter, keys []string) bool { answer(w, keys); return true })
+			d := destinationOf(b.URL, post.Wire{Excerpts: post.ExcerptsText, EventHeaders: []string{"X-Event-Token"}}, post.Egress{})
+			d.Batch.Max, d.SigningSecrets = 10, []webhook.Secret{secret(t, batchSecret)}
+			e := endpointOf(t, d)
+			for i := range 2 { // the first one learns the offer
+				m, key := order(), strconv.Itoa(i)
+				m.Key, m.Attempt, m.Payload, m.Headers = &key, 1, []byte(payloadOf(key)), []byte(`{"X-Event-Token": "`+token+`"}`)
+				v := e.Deliver(t.Context(), m, nil)
+				if i == 1 && (!strings.Contains(v.Message, "bad token") || strings.Contains(v.Message, token)) {
+					t.Errorf("%+v", v)
+				}
+			}
+			if len(b.batches) != 1 {
+				t.Errorf("%d batches", len(b.batches))
+			}
+		})
+	}
+}
