@@ -450,14 +450,26 @@ func (s *sides) deliverOne(ctx context.Context, n int) error {
 func TestMalformedAnswersAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSides(t, 10)
+	pages := int64(0)
 	for name, spoil := range map[string]func(*reconcile.Answer){
 		"a range that is not there": func(a *reconcile.Answer) { a.Ranges = []reconcile.Range{{Number: 1 << 30}} },
 		"a negative range":          func(a *reconcile.Answer) { a.Ranges = []reconcile.Range{{Number: -1}} },
 		"no end":                    func(a *reconcile.Answer) { a.Next, a.Pages = 0, 100 },
+		"one page after the other": func(a *reconcile.Answer) { // the first answer is true, and the others are empty
+			if pages++; pages > 1 {
+				a.Ranges = nil
+			}
+			a.Next, a.Pages = pages, 1<<60
+		},
 	} {
 		_, err := compare.Run(t.Context(), ops.New(s.outbox).DB(), s.options(func(o *compare.Options) {
 			ask := o.Ask
 			o.Ask = func(ctx context.Context, q reconcile.Request) (reconcile.Answer, error) {
+				if pages > 0 && q.Ask == reconcile.AskDigest { // or the last case would take a minute
+					a := reconcile.Answer{}
+					spoil(&a)
+					return a, nil
+				}
 				a, err := ask(ctx, q)
 				if q.Ask == reconcile.AskDigest {
 					spoil(&a)

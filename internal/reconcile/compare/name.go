@@ -3,11 +3,13 @@ package compare
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
 )
 
@@ -42,9 +44,13 @@ func (c *cursor[T]) peek() (row T, ok bool, err error) {
 		if c.page, err = c.fetch(c.after, c.limit); err != nil {
 			return row, false, err
 		}
-		if c.done = len(c.page) < c.limit; len(c.page) > 0 {
-			c.after = c.key(c.page[len(c.page)-1])
+		for i, row := range c.page {
+			if c.key(row) < c.after || i == 0 && c.after != "" && c.key(row) == c.after {
+				return row, false, fmt.Errorf("a list of keys does not ascend: %q follows %q", plain.Clip(c.key(row)), plain.Clip(c.after))
+			}
+			c.after = c.key(row)
 		}
+		c.done = len(c.page) < c.limit
 	}
 	if len(c.page) == 0 {
 		return row, false, nil
@@ -186,7 +192,7 @@ func (c *comparison) nameUnfinished(ctx context.Context) error {
 	keys := slices.Sorted(maps.Keys(unfinished))
 	if len(a.Held) >= c.Limit || len(keys) > c.Limit {
 		c.report.Complete = false
-		keys = keys[:c.Limit]
+		keys = keys[:min(len(keys), c.Limit)]
 	}
 	events, err := c.events(ctx, keys)
 	if err != nil {

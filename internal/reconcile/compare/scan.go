@@ -38,6 +38,8 @@ const (
 	freshTime = 10 * time.Second
 	// maxFresh bounds the memory of fresh keys; beyond it ranges are compared key by key.
 	maxFresh = 1 << 17
+	// maxAnswers bounds the answers of a digest; those of a receiver with two billion rows are a fifth of it.
+	maxAnswers = 1 << 16
 	// maxTries is for how many sets of fresh keys a range is tried.
 	maxTries = 1 << 16
 )
@@ -79,12 +81,12 @@ func (c *comparison) digest(ctx context.Context) error {
 
 func (c *comparison) digestReceiver(ctx context.Context) error {
 	q := reconcile.Request{Ask: reconcile.AskDigest, Salt: c.salt, Bounds: c.bounds, Since: c.receiverSince, Until: c.receiverUntil}
-	for {
+	for asked := 1; ; asked++ {
 		a, err := c.ask(ctx, q)
 		switch {
 		case err != nil:
 			return err
-		case !c.received.Merge(a.Ranges) || a.Next <= q.Page:
+		case !c.received.Merge(a.Ranges) || a.Next <= q.Page || asked > maxAnswers:
 			return fmt.Errorf("the receiver's answer is malformed: it names a range that was not asked for, or does not go on")
 		}
 		c.doubtful = append(c.doubtful, a.Held...)

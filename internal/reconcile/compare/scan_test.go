@@ -95,3 +95,14 @@ func TestBoundsFitIntoAQuestion(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// A list that ignores where it was to begin would be read for ever.
+func TestListsThatDoNotAscendAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, list := range map[string][]string{"it begins again": {"a", "b", "c"}, "it has been read": {"l", "m"}, "backwards": {"p", "o", "n"}} {
+		c := &cursor[string]{after: "l", key: func(key string) string { return key }, fetch: func(string, int) ([]string, error) { return list, nil }}
+		if _, _, err := c.peek(); err == nil || !strings.Contains(err.Error(), "does not ascend") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
