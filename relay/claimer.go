@@ -32,6 +32,7 @@ type claimer struct {
 	woken        func(by Wake) // follows every wait; nil: nothing does
 	idle         func()        // follows each declaration that there is nothing to do; nil: nothing does
 	failed       func(operation string, err error)
+	markClaims   func(since time.Time, err error) // follows each turn; since is when one worked last
 
 	agenda   agenda.Agenda
 	pace     agenda.Pace
@@ -50,9 +51,14 @@ func (c *claimer) run(ctx context.Context) {
 	defer sleeper.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	worked := time.Now()
 	for ctx.Err() == nil {
 		c.markTurn()
 		due, err := c.turn(ctx)
+		if err == nil {
+			worked = time.Now()
+		}
+		c.markClaims(worked, err)
 		wait, next := c.agenda.Next(time.Now())
 		if err != nil {
 			wait = failing.NextBackOff()

@@ -256,7 +256,7 @@ func (r *Relay) newClaimer() *claimer {
 	maxInFlight := func() int { return r.config().MaxInFlight }
 	c := &claimer{
 		progress: &r.progress, presence: &r.presence, mailbox: r.mailbox, db: db, producers: &r.producers, log: cfg.Log,
-		pollInterval: cfg.PollInterval, woken: hooks.Woken, idle: hooks.Idle, failed: r.databaseError,
+		pollInterval: cfg.PollInterval, woken: hooks.Woken, idle: hooks.Idle, failed: r.databaseError, markClaims: r.markClaims,
 		pace: agenda.Pace{Poll: cfg.PollInterval}, lanes: r.lanes,
 	}
 	c.breakers = breakerKeeper{

@@ -180,3 +180,21 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 		t.Errorf("%d probes, the last work at %s", probes.Load(), c.pace.LastWork)
 	}
 }
+
+// While claims fail, the relay says so, whatever else works; and no more once they work.
+func TestClaimsThatFailAreSeen(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	receiver := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(receiver.URL)))
+	r.instance()
+	db.Exec(`ALTER TABLE outbox_range RENAME TO outbox_range_away`)
+	relaytest.Eventually(t, "claims that fail", func() bool { return !r.State().StuckSince.IsZero() })
+	if s := r.State(); s.Trouble != nil {
+		t.Errorf("it is told at once: %+v", s.Trouble)
+	}
+	db.Exec(`ALTER TABLE outbox_range_away RENAME TO outbox_range`)
+	db.Insert(1, "k")
+	relaytest.Eventually(t, "the event", func() bool { return receiver.Total() == 1 })
+	relaytest.Eventually(t, "claims that work", func() bool { return r.State().StuckSince.IsZero() })
+}

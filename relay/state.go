@@ -19,6 +19,8 @@ type State struct {
 	Beat time.Time
 	// Registered reports whether the relay is registered in its database, so that it may claim.
 	Registered bool
+	// StuckSince is since when every claim has failed; zero: the last one has not.
+	StuckSince time.Time
 	// Trouble that this relay has with its database now, such as a lack of disk; nil: none. Nothing of it is stored.
 	Trouble *Alert
 	// Lanes of the configured destinations. Of more than a hundred only those that had something to do lately.
@@ -33,9 +35,20 @@ type LaneView struct {
 }
 
 // progress is when parts of the relay last did their work, in nanoseconds since 1970; 0: never.
-type progress struct{ turned, beat atomic.Int64 }
+type progress struct{ turned, beat, stuck atomic.Int64 }
 
 func (p *progress) markTurn() { p.turned.Store(time.Now().UnixNano()) }
+
+// markClaims notes whether claims work. since is when one worked last; err is nil if the latest has.
+func (r *Relay) markClaims(since time.Time, err error) {
+	if err == nil {
+		r.stuck.Store(0)
+		r.trouble.Unstuck(time.Now())
+		return
+	}
+	r.stuck.Store(since.UnixNano())
+	r.trouble.Stuck(time.Now(), since, err)
+}
 
 func (r *Relay) markBeat() {
 	now := time.Now()
@@ -52,7 +65,7 @@ func timeOf(nanoseconds int64) time.Time {
 
 // State returns the state of the relay. It touches no database, and is safe for concurrent use.
 func (r *Relay) State() State {
-	s := State{Turned: timeOf(r.turned.Load()), Beat: timeOf(r.beat.Load()), Registered: r.alive()}
+	s := State{Turned: timeOf(r.turned.Load()), Beat: timeOf(r.beat.Load()), Registered: r.alive(), StuckSince: timeOf(r.stuck.Load())}
 	for _, l := range r.lanes.List() {
 		s.Lanes = append(s.Lanes, LaneView{l.State(), l.InFlight()})
 	}

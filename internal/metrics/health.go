@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -92,8 +93,10 @@ func (m *Metrics) ready(now time.Time, s relay.State) (reasons []string) {
 		return []string{"the relay is stopping"}
 	case m.health.quarantined.Load():
 		return append(reasons, "quarantined: this is not the database that relays were accepted on; run outbox-relay identity show")
-	case s.Registered && now.Sub(s.Beat) <= beatMargin:
+	case s.Registered && now.Sub(s.Beat) <= beatMargin && (s.StuckSince.IsZero() || now.Sub(s.StuckSince) < alert.StuckAfter):
 		return reasons
+	case s.Registered && now.Sub(s.Beat) <= beatMargin:
+		reasons = append(reasons, fmt.Sprintf("every claim has failed for %s; the log says why", plain.Span(now.Sub(s.StuckSince))))
 	case s.Registered:
 		reasons = append(reasons, fmt.Sprintf("the database has taken no heartbeat for %s", plain.Span(now.Sub(s.Beat))))
 	case s.Beat.IsZero() && at.IsZero():

@@ -62,6 +62,10 @@ func TestReasonsOfHealth(t *testing.T) {
 		"the claimer waits":    {state: relay.State{Turned: now.Add(-interval - turnMargin), Beat: turned, Registered: true}},
 		"a heartbeat hangs":    {state: relay.State{Turned: turned, Beat: now.Add(-11 * time.Second), Registered: true}, ready: "the database has taken no heartbeat for 11s"},
 		"the database is away": {state: relay.State{Turned: turned, Beat: now.Add(-time.Minute)}, ready: "the relay is not registered in its database; it tries again by itself, and its log says why"},
+		"claims fail": {
+			state: relay.State{Turned: turned, Beat: turned, Registered: true, StuckSince: now.Add(-20 * time.Second)}, ready: "every claim has failed for 20s; the log says why",
+		},
+		"a claim failed": {state: relay.State{Turned: turned, Beat: turned, Registered: true, StuckSince: turned}},
 		"a hint": {
 			state: relay.State{Turned: turned}, before: func(m *Metrics) { m.health.failed(now, &pgconn.PgError{Code: "28P01", Message: "CANARY"}) },
 			ready: "the relay is not registered in its database; it tries again by itself, and its log says why; the server refuses this login: check user and password in database.url",

@@ -49,7 +49,7 @@ const (
 	RuleArchive = "archive_overdue"
 	// RuleReconcile tells that the last comparison with a receiver found differences, or could not be made.
 	RuleReconcile = "reconcile"
-	// RuleDatabase tells that a relay has lost its database, or that the database refuses for lack of disk or connections. Each
+	// RuleDatabase tells that a relay has lost its database, that the database refuses for lack of disk or connections, or that claims fail. Each
 	// relay sends it alone: nothing can be stored then.
 	RuleDatabase = "database_trouble"
 	// RuleQuarantined tells that a relay found itself on a copy of its database, and sends nothing.
@@ -190,7 +190,7 @@ func allRules() []rule {
 			RuleDatabase, usual, "outbox-relay doctor",
 			"Relay {name} has trouble with its database[: {failure}][: {detail}]",
 			"relay {name} works with its database again",
-			"See whether the server runs, and whether it has disk space and connections left. Events are stored as long as it takes writes, and nothing is lost.",
+			"See whether the server runs, whether it has disk space and connections left, and whether a lock or a missing right keeps the relay from its tables. Events are stored as long as it takes writes, and nothing is lost.",
 		},
 		{
 			RuleQuarantined, 0, "outbox-relay identity show",

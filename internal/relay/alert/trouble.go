@@ -13,14 +13,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// A Trouble is what one relay sees of its database: that it is away, or that it refuses for lack of disk, memory or
-// connections. It is safe for concurrent use.
+// A Trouble is what one relay sees of its database: that it is away, that it refuses for lack of disk, memory or
+// connections, or that claims fail. It is safe for concurrent use.
 type Trouble struct {
 	mu      sync.Mutex
 	since   time.Time // the first failure; zero: there is none
 	last    time.Time // the last failure
 	ended   time.Time
 	lasting bool // a statement that works does not end it, as others may be refused still
+	stuck   bool // only [Trouble.Unstuck] ends it
 	cause   string
 }
 
@@ -48,11 +49,42 @@ func (t *Trouble) Failed(now time.Time, err error) {
 	}
 }
 
+// StuckAfter is for how long claims must have failed, for whatever reason, to be a trouble with the database: a lock or a missing right
+// keeps a relay from delivering as well as a database that is away.
+const StuckAfter = 15 * time.Second
+
+// Stuck notes that no claim has worked since a time, and why the last one failed.
+func (t *Trouble) Stuck(now, since time.Time, err error) {
+	if now.Sub(since) < StuckAfter || errors.Is(err, context.Canceled) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.since.IsZero() || !t.ended.IsZero() {
+		t.since, t.ended, t.lasting = since, time.Time{}, false
+	}
+	t.last, t.stuck, t.cause = now, true, "nothing is claimed: "+plain.Clip(err.Error())
+	if hint := pg.Hint(err); hint != "" {
+		t.cause += ": " + hint
+	}
+}
+
+// Unstuck notes that claims work.
+func (t *Trouble) Unstuck(now time.Time) {
+	t.mu.Lock()
+	was := t.stuck
+	t.stuck = false
+	t.mu.Unlock()
+	if was {
+		t.Worked(now)
+	}
+}
+
 // Worked notes that the database has answered as it should.
 func (t *Trouble) Worked(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.since.IsZero() || !t.ended.IsZero() || t.lasting && now.Before(t.last.Add(lastsAfter)) {
+	if t.since.IsZero() || !t.ended.IsZero() || t.stuck || t.lasting && now.Before(t.last.Add(lastsAfter)) {
 		return
 	}
 	t.ended = now

@@ -30,15 +30,19 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 	t.Parallel()
 	lost, full := errors.New("connection lost"), &pgconn.PgError{Code: "53100", Message: "no space left"}
 	for name, c := range map[string]struct {
-		steps string // of seconds: l lost, f full, w works, k a lock, . nothing
+		steps string // of seconds: l lost, f full, w works, k a lock, s claims are stuck, u they work, . nothing
 		want  string
 	}{
-		"a restart":                      {strings.Repeat("l", 20) + strings.Repeat("w", 100), ""},
-		"an outage":                      {strings.Repeat("l", 100) + "w....", "45s firing connection lost, 1m40s resolved connection lost"},
-		"no disk, while reads work":      {strings.Repeat("fw", 50) + strings.Repeat("w", 60), "45s firing : no space left (SQLSTATE 53100), 2m8s resolved : no space left (SQLSTATE 53100)"},
-		"a lock is no trouble":           {strings.Repeat("k", 100), ""},
-		"another outage":                 {strings.Repeat("l", 60) + strings.Repeat("w", 10) + strings.Repeat("l", 60) + "w", "45s firing connection lost, 1m0s resolved connection lost, 1m55s firing connection lost, 2m10s resolved connection lost"},
-		"one that no statement has seen": {strings.Repeat(".", 100), ""},
+		"a restart":                 {strings.Repeat("l", 20) + strings.Repeat("w", 100), ""},
+		"an outage":                 {strings.Repeat("l", 100) + "w....", "45s firing connection lost, 1m40s resolved connection lost"},
+		"no disk, while reads work": {strings.Repeat("fw", 50) + strings.Repeat("w", 60), "45s firing : no space left (SQLSTATE 53100), 2m8s resolved : no space left (SQLSTATE 53100)"},
+		"a lock is no trouble":      {strings.Repeat("k", 100), ""},
+		"another outage":            {strings.Repeat("l", 60) + strings.Repeat("w", 10) + strings.Repeat("l", 60) + "w", "45s firing connection lost, 1m0s resolved connection lost, 1m55s firing connection lost, 2m10s resolved connection lost"},
+		"claims that fail, while beats work": {
+			strings.Repeat("sw", 50) + "u" + strings.Repeat("w", 20), "45s firing nothing is claimed: : permission denied (SQLSTATE 42501): the role lacks a right: run migrations/roles.sql and grant it outbox_relay, 1m40s resolved nothing is claimed: : permission denied (SQLSTATE 42501): the role lacks a right: run migrations/roles.sql and grant it outbox_relay",
+		},
+		"claims that fail for ten seconds": {strings.Repeat("sw", 5) + "u" + strings.Repeat("w", 60), ""},
+		"one that no statement has seen":   {strings.Repeat(".", 100), ""},
 	} {
 		channel, trouble, state := &recorder{}, &Trouble{}, State{}
 		s := &Sender{
@@ -53,6 +57,10 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 				trouble.Failed(at(second), full)
 			case 'k':
 				trouble.Failed(at(second), &pgconn.PgError{Code: "55P03"})
+			case 's':
+				trouble.Stuck(at(second), at(0), &pgconn.PgError{Code: "42501", Message: "permission denied"})
+			case 'u':
+				trouble.Unstuck(at(second))
 			case 'w':
 				trouble.Worked(at(second))
 			}
