@@ -175,7 +175,7 @@ func TestPagesOfSeveralOutboxes(t *testing.T) {
 	if events := get(t, address, "/ops/databases/one/api/v1/events"); strings.Contains(events, key) {
 		t.Errorf("another outbox has it: %s", events)
 	}
-	if page := get(t, address, "/ops/databases/two/events"); !strings.Contains(page, `href="/ops/databases/two/events/1"`) || !strings.Contains(page, `id="home" href="/ops/"`) {
+	if page := get(t, address, "/ops/databases/two/events"); !strings.Contains(page, `href="/ops/databases/two/events/1"`) || !strings.Contains(page, `id="home" href="/ops/"`) || !strings.Contains(page, "<strong>two</strong>") {
 		t.Errorf("the page of events: %s", page)
 	}
 	listed := func() (names []string) {

@@ -33,8 +33,8 @@ type Config struct {
 	Prefix string
 	// Relay is the name of this process, Version that of the program, and Database where it is, without a password.
 	Relay, Version, Database string
-	// Home is the path of the index of several databases; empty: there is one alone.
-	Home string
+	// Home is the path of the index of several databases, and Of the name of this one there; empty: there is one alone.
+	Home, Of string
 	// Targets are the URLs of destinations, without what may be secret.
 	Targets func() map[string]string
 	Log     zerolog.Logger

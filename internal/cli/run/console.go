@@ -47,7 +47,7 @@ func openConsole(ctx context.Context, c *config.Config, version string) (s conso
 		return console{}, err
 	}
 	s.handler = lazily(func() (http.Handler, error) {
-		dashboard, handler, err := s.site.serve(c, version, c.Admin.PathPrefix, "")
+		dashboard, handler, err := s.site.serve(page.Config{Prefix: c.Admin.PathPrefix}, c, version)
 		if err != nil {
 			return nil, err
 		}
@@ -91,12 +91,11 @@ func newSite(ctx context.Context, c *config.Config) (*site, error) {
 	return s, nil
 }
 
-// serve makes the API and the page, which lies below prefix. home is where the index of several databases is; empty: there is none.
-func (s *site) serve(c *config.Config, version, prefix, home string) (*page.Page, http.Handler, error) {
-	dashboard, err := page.New(page.Config{
-		Control: s.control, Prefix: prefix, Home: home, Relay: c.Relay.Name, Version: version, Database: c.DatabaseName(), Log: c.Log,
-		Targets: func() map[string]string { return *s.targets.Load() },
-	})
+// serve makes the API and the page. at says where it lies.
+func (s *site) serve(at page.Config, c *config.Config, version string) (*page.Page, http.Handler, error) {
+	at.Control, at.Relay, at.Version, at.Database, at.Log = s.control, c.Relay.Name, version, c.DatabaseName(), c.Log
+	at.Targets = func() map[string]string { return *s.targets.Load() }
+	dashboard, err := page.New(at)
 	if err != nil {
 		return nil, nil, fmt.Errorf("build the page: %w", err)
 	}

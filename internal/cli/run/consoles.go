@@ -53,7 +53,7 @@ func (all *consoles) add(ctx context.Context, c *config.Config, name string) (*n
 	prefix := all.c.Admin.PathPrefix
 	s := &namedSite{site: made, name: name, end: func() {}}
 	s.handler = http.StripPrefix(databasesPath+name, lazily(func() (http.Handler, error) {
-		_, handler, err := made.serve(c, all.version, prefix+databasesPath+name, prefix+"/")
+		_, handler, err := made.serve(page.Config{Prefix: prefix + databasesPath + name, Home: prefix + "/", Of: name}, c, all.version)
 		return handler, err
 	}))
 	all.mu.Lock()
