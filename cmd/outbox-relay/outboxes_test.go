@@ -189,7 +189,9 @@ func TestPagesOfSeveralOutboxes(t *testing.T) {
 		t.Errorf("the first page lists %q, want %q", got, all)
 	}
 	for _, path := range []string{"/ops/databases/none/", "/ops/databases/none/api/v1/events", "/ops/events", "/databases/two/"} {
-		resp, err := http.Get("http://" + address + path) //nolint:noctx // to loopback
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, http.NoBody)
+		pgtest.Must(t, err)
+		resp, err := (&http.Client{Timeout: 10 * time.Second}).Do(req)
 		pgtest.Must(t, err)
 		_ = resp.Body.Close()
 		if of := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusNotFound || strings.Contains(path, "/api/") != strings.Contains(of, "json") {

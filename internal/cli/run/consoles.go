@@ -145,7 +145,7 @@ func (all *consoles) serve() (http.Handler, error) {
 		case at < 0:
 			refusing("", index)(w, r, http.StatusNotFound, "There is nothing here", "This process serves no database of this name.")
 		case !below:
-			http.Redirect(w, r, prefix+databasesPath+name+"/", http.StatusSeeOther)
+			http.Redirect(w, r, prefix+databasesPath+list[at].name+"/", http.StatusSeeOther)
 		default:
 			list[at].handler.ServeHTTP(w, r)
 		}

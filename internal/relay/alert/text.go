@@ -204,11 +204,6 @@ func joined(texts ...string) string {
 
 func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// shellWord quotes a word for a shell, unless it needs no quotes: people will paste it.
-func shellWord(word string) string {
-	return plain.ShellWord(plain.Clip(word))
-}
-
 // defang returns a printable text in which no mention, no link and no tag works, in whatever chat it is shown: @everyone,
 // <!channel>, <users/all>, [text](target), https://, evil.example. It breaks them in the way of security advisories,
 // which people recognise and can undo: [@]everyone, https[:]//evil[.]example.
