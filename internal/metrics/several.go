@@ -83,7 +83,7 @@ func (s *Several) all() []*outbox {
 	return slices.Clone(s.outboxes)
 }
 
-// Sample samples all outboxes, see [Metrics.Sample], until ctx is done. Until then, /readyz says that the relay runs.
+// Sample samples all outboxes, see [Metrics.Sample], until ctx is done; then /readyz says that the relay stops.
 func (s *Several) Sample(ctx context.Context) {
 	s.mu.Lock()
 	s.sampling = ctx

@@ -233,8 +233,8 @@ func (m *member) current() engine {
 }
 
 // Reload puts a configuration into effect for every outbox, as [relay.Relay.Reload] does, and returns what changed in any of them. An
-// outbox that refuses it, or whose database does, keeps what it had; the error names it. What all has and the group has not is
-// served from now on; what it has not is drained and left. One that is reached otherwise is left and served anew.
+// outbox that refuses it, or whose database does, keeps what it had; the error names it. An outbox that is new in all is
+// started, and one that all lacks is drained and stopped. One with other credentials, or another URL or schema, is stopped and started.
 func (g *Group) Reload(cfg relay.Config, all []Outbox) (changes []string, err error) {
 	g.reloading.Lock()
 	defer g.reloading.Unlock()

@@ -116,7 +116,7 @@ func (p *Page) Handler() http.Handler {
 	return mux
 }
 
-// Index returns the handler of the page that lists several databases, each with a page of its own below databases/NAME. Control may be nil.
+// Index returns the handler of the page that lists several databases; the page of each lies below databases/NAME. Control may be nil.
 func (p *Page) Index(all func() []Entry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {

@@ -25,7 +25,7 @@ type consoles struct {
 
 	mu      sync.Mutex
 	sites   []*namedSite    // by name
-	ctx     context.Context // of what runs beside sites; nil: nothing runs yet, or any more
+	ctx     context.Context // of what runs beside sites; nil: nothing runs yet
 	running sync.WaitGroup
 }
 

@@ -210,7 +210,7 @@ func Rules() []string {
 	return names
 }
 
-// ruleNamed returns the rule of a name. A program may store alerts of its own rules, of which only the name is known.
+// ruleNamed returns the rule of a name. A program may store alerts of other rules, of which only the name is known.
 func ruleNamed(name string) rule {
 	for _, r := range allRules() {
 		if r.name == name {

@@ -21,7 +21,8 @@ func TestLifeSignsTouchNoDelivery(t *testing.T) {
 	}
 }
 
-// A relay whose session has ended is silent at once, and not when its heartbeat is old: so say the list of relays, and what is told of what it has in hand.
+// A relay whose session has ended is silent at once, and not only when its heartbeat is old. The list of relays says so, and explain does
+// of what it has in hand.
 func TestRelayWithoutItsSessionIsSilent(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -41,7 +42,7 @@ func TestRelayWithoutItsSessionIsSilent(t *testing.T) {
 		}
 	}
 	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now(), session_pid = NULL`)
-	states("without a session of its own", "busy")
+	states("registered without a session", "busy")
 	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now(), session_pid = pg_backend_pid()`) // of another name
 	states("cut off", "silent")
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 hour' WHERE event_id = 1`)

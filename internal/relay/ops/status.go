@@ -174,7 +174,7 @@ type RelayStatus struct {
 	// RefusedBy are the destinations that refuse this relay, while another relay may be accepted there.
 	RefusedBy     []string `json:"refused_by,omitempty"`
 	RefusedByLeft int      `json:"refused_by_left,omitempty" db:"-"`
-	// Cut reports whether the connection of its own has ended, as with its process.
+	// Cut reports whether its session has ended, as it does with its process.
 	Cut bool `json:"-"`
 }
 

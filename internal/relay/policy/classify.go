@@ -110,7 +110,7 @@ type Result struct {
 
 	DroppedHeaders int  // headers of the event that the destination does not let through
 	Shared         bool // the failure of a request that failed for another event as well, whose result counts
-	Batch          int  // how many events one request carried; 0: it was a request of its own, or is counted with another one of the batch
+	Batch          int  // how many events the request carried, in the result of one of them; 0: in those of the others, and of an event sent alone
 }
 
 // Gone reports whether the receiver said that it is gone for good. The first of a destination's results that says so pauses it:

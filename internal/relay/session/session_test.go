@@ -82,7 +82,7 @@ func TestLateBeatConvictsNoRelay(t *testing.T) {
 	})
 }
 
-// An idle relay that is alone beats less often while nothing goes on: until another relay registers, an alert is open, a destination
+// An idle relay that is alone beats less often, until another relay registers, an alert is open, a destination
 // is in trouble, or a notification comes.
 func TestCalmRelayBeatsLessOften(t *testing.T) {
 	t.Parallel()
