@@ -1137,7 +1137,8 @@ CREATE TABLE outbox_relay (
     environment text,
     address text,
     reload_error text,
-    reload_failed_at timestamp with time zone
+    reload_failed_at timestamp with time zone,
+    asleep boolean DEFAULT false NOT NULL
 )
 WITH (fillfactor='50');
 
@@ -1150,6 +1151,8 @@ COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s sessi
 COMMENT ON COLUMN outbox_relay.server_started_at IS 'When the server of the session started. A copy of this row on another server has no session there.';
 
 COMMENT ON COLUMN outbox_relay.quarantined IS 'Why the relay does nothing here. Null: it works. Set together with its environment and address, which accepting records.';
+
+COMMENT ON COLUMN outbox_relay.asleep IS 'Nothing of the relay runs: a connection that outboxes share writes its heartbeat twice a minute and listens for it.';
 
 CREATE TABLE outbox_relay_destination (
     instance integer NOT NULL,

@@ -64,6 +64,11 @@ type Config struct {
 	// have one. A lane that is held takes only its probe. 0: 256.
 	MaxInFlight int
 
+	// SleepAfter is how long there must have been nothing to do for Run to end with [Asleep]. 0: it never does.
+	SleepAfter time.Duration
+	// Resume is the registration of a relay that fell asleep, with which this one begins. 0: it gets a registration of its own.
+	Resume int32
+
 	// Destinations, at least one. Names are unique.
 	Destinations []Destination
 	// Routes decide which event types go where, together with those of the other relays that live. Empty: every type goes
@@ -138,6 +143,7 @@ func (c Config) Validate() []Problem {
 		v.Require(false, "environment", "%s", text)
 	}
 	v.Require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
+	v.Require(c.SleepAfter == 0 || c.SleepAfter >= time.Second, "relay.sleep_after", "%s is too short; write at least 1s, or 0 for never", c.SleepAfter)
 	v.Require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
 	v.Require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
 	v.Add(c.Alerts.Problems("alerts"))

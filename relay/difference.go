@@ -23,6 +23,7 @@ func (c *Config) restarts(next *Config) []string {
 	v.Compare("environment", c.Environment == next.Environment)
 	v.Compare("relay.name", c.Name == next.Name)
 	v.Compare("relay.poll_interval", c.PollInterval == next.PollInterval)
+	v.Compare("relay.sleep_after", c.SleepAfter == next.SleepAfter)
 	v.Compare("relay.lease", c.Lease == next.Lease)
 	v.Compare("watching", c.Watching == next.Watching)
 	v.Compare("relay.history", (c.History == nil) == (next.History == nil))
@@ -34,6 +35,7 @@ func (c *Config) stay(start *Config) {
 	c.Pool, c.Pooler, c.Schema, c.Environment = start.Pool, start.Pooler, start.Schema, start.Environment
 	c.RefuseSuperuser, c.Name, c.Version = start.RefuseSuperuser, start.Name, start.Version
 	c.PollInterval, c.Lease, c.Watching = start.PollInterval, start.Lease, start.Watching
+	c.SleepAfter, c.Resume = start.SleepAfter, start.Resume
 	c.Log, c.Hooks, c.Spans, c.History = start.Log, start.Hooks, start.Spans, start.History
 }
 

@@ -86,6 +86,8 @@ func (r *Relay) writeHistory(ctx context.Context) {
 
 // archive is the relay's own run. The next one takes up whatever ended this one.
 func (r *Relay) archive(ctx context.Context) {
+	r.archiving.Store(true)
+	defer r.archiving.Store(false)
 	log := r.cfg.Log
 	a := archive.Job{DB: r.chores, Keep: r.config().Retention, Pressed: r.databaseBusy, Progress: func(p archive.Progress) {
 		if p.Waiting != "" {

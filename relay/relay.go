@@ -43,8 +43,9 @@ type Relay struct {
 	signals   *signals
 	hands     take.Hands
 	progress
-	trouble  alert.Trouble // of the database, as this relay sees it
-	errorLog errorLog
+	archiving atomic.Bool
+	trouble   alert.Trouble // of the database, as this relay sees it
+	errorLog  errorLog
 	send.Phases
 
 	chores  pg.Pool // for what is done beside delivering: one statement at a time
@@ -100,6 +101,7 @@ func New(cfg Config) (*Relay, error) {
 	r.watcher = r.newWatcher()
 	r.waiting.Lenient, r.waiting.Failed = r.lenient, r.databaseError
 	r.waiting.Released = func() { r.mailbox.post(agenda.CauseSweep) }
+	r.presence.Set(cfg.Resume, false)
 	r.databaseBusy = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.aborted, r.abort = context.WithCancel(context.Background())
 	return r, nil
@@ -127,7 +129,7 @@ var (
 
 // Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
 // DrainTimeout, settles them, deregisters, and returns nil. While the database is away it waits for it, for ever. It returns an error
-// only for what waiting cannot mend: one wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser].
+// only for what waiting cannot mend, one wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser], and [Asleep].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
 	if err := r.session.Open(ctx); err != nil {
@@ -165,13 +167,16 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	<-ctx.Done()
 	drainTimeout := r.config().DrainTimeout
-	r.cfg.Log.Info().Dur("drain_timeout", drainTimeout).Msg("stopping")
+	asleep := isAsleep(context.Cause(ctx))
+	r.cfg.Log.Info().Dur("drain_timeout", drainTimeout).Bool("asleep", asleep).Msg("stopping")
 	drain := time.AfterFunc(drainTimeout, cutOff)
 	defer drain.Stop()
 	defer context.AfterFunc(r.aborted, cutOff)()
 	// Once POSTs are cut off, only the database can hold things up, and it may be away.
 	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
-	takers.Go(r.withdrawRoutes)
+	if !asleep {
+		takers.Go(r.withdrawRoutes)
+	}
 	takers.Wait()
 	r.senders.GiveBackUnsent()
 	r.senders.Wait()
@@ -186,7 +191,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		l.Current().Retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
-	if cause := context.Cause(ctx); errors.Is(cause, ErrSchema) {
+	if cause := context.Cause(ctx); asleep || errors.Is(cause, ErrSchema) {
 		return cause
 	}
 	return nil

@@ -18,7 +18,9 @@ func (r *Relay) newSession() *session.Session {
 			PollInterval: r.cfg.PollInterval, Lease: r.cfg.Lease, Log: r.cfg.Log,
 		},
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.producers,
-		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.mailbox.listening.Store, Idle: r.mailbox.idle.Load,
+		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.mailbox.listening.Store, Idle: r.idle,
+		SleepAfter: r.cfg.SleepAfter,
+		FallAsleep: func(instance int32, schema string) { r.fail(&Asleep{Instance: instance, Schema: schema}) },
 		Rescued: func(instance int32) {
 			r.mailbox.post(agenda.CauseRescue)
 			if hook := r.cfg.Hooks.Rescued; hook != nil {

@@ -19,6 +19,8 @@ type State struct {
 	Beat time.Time
 	// Registered reports whether the relay is registered in its database, so that it may claim.
 	Registered bool
+	// Asleep reports that the relay has ended, see [Asleep]. Beat is that of who sleeps for it.
+	Asleep bool
 	// StuckSince is since when every claim has failed; zero: the last one has not.
 	StuckSince time.Time
 	// Trouble that this relay has with its database now, such as a lack of disk; nil: none. Nothing of it is stored.

@@ -24,6 +24,8 @@ const (
 	turnMargin = 3 * pg.StatementTimeout
 	// beatMargin is how old a heartbeat may become: a relay sends one every 1 to 4.5 seconds.
 	beatMargin = 10 * time.Second
+	// asleepMargin is the same of a relay that is asleep, see [session.AsleepInterval].
+	asleepMargin = 60 * time.Second
 )
 
 // health remembers what the relay's state does not say.
@@ -93,6 +95,8 @@ func (m *Metrics) ready(now time.Time, s relay.State) (reasons []string) {
 		return []string{"the relay is stopping"}
 	case m.health.quarantined.Load():
 		return append(reasons, "quarantined: this is not the database that relays were accepted on; run outbox-relay identity show")
+	case s.Asleep && now.Sub(s.Beat) <= asleepMargin:
+		return reasons
 	case s.Registered && now.Sub(s.Beat) <= beatMargin && (s.StuckSince.IsZero() || now.Sub(s.StuckSince) < alert.StuckAfter):
 		return reasons
 	case s.Registered && now.Sub(s.Beat) <= beatMargin:

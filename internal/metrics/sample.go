@@ -56,6 +56,15 @@ func (s *sampler) keep(taken sample) {
 	s.last = taken
 }
 
+// renew makes the last sample, if there is one, that of now.
+func (s *sampler) renew(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.last.at.IsZero() {
+		s.last.backlog.At, s.last.at = s.last.backlog.At.Add(now.Sub(s.last.at)), now
+	}
+}
+
 // recent returns the last sample; false if there is none that is still true.
 func (s *sampler) recent(now time.Time) (sample, bool) {
 	s.mu.Lock()
@@ -143,6 +152,10 @@ func (m *Metrics) take(ctx context.Context, interval time.Duration) (wait time.D
 	f := m.follows.Load()
 	if f == nil || !f.state().Registered {
 		return unregistered
+	}
+	if f.state().Asleep { // nothing has changed
+		m.sampler.renew(time.Now())
+		return interval
 	}
 	if m.turns != nil {
 		select {

@@ -14,6 +14,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/session"
+	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -33,6 +35,8 @@ const (
 	poolDefaultIdle = 30 * time.Minute
 )
 
+var errNotServed = errors.New("it is not served any more; restart the relay")
+
 // An Outbox is one of those that a Group serves.
 type Outbox struct {
 	Name   string // unique
@@ -48,13 +52,16 @@ func (o Outbox) isAs(other Outbox) bool {
 // An Observer sees how one outbox is served. Functions may be nil.
 type Observer struct {
 	Hooks relay.Hooks
-	// Follow is called with each relay that serves the outbox, before it runs, on any goroutine.
-	Follow func(*relay.Relay)
+	// Follow is called with what each relay that serves the outbox knows of itself, before it runs, and of one that falls asleep. On any goroutine.
+	Follow func(state func() relay.State, count Count)
 	// History of the outbox, if the configuration has one, for who else reads it; nil: it is made.
 	History *relay.History
 	// Ended is called when the outbox is not served any more, or by another connection.
 	Ended func()
 }
+
+// Count counts what waits, as [relay.Relay.CountBacklog] does.
+type Count func(ctx context.Context, limit int) (watch.Backlog, error)
 
 // A Group runs the engines of several outboxes. Its methods are safe for concurrent use; Run is called once.
 type Group struct {
@@ -62,6 +69,7 @@ type Group struct {
 	log       zerolog.Logger // these two stay, whatever a reload brings
 	spans     *relay.Spans
 	reloading sync.Mutex
+	sleepers  session.Sleepers
 
 	mu      sync.Mutex // guards the fields below
 	members []*member
@@ -74,15 +82,19 @@ type member struct {
 	Outbox
 	Observer
 
-	log     zerolog.Logger
-	spans   *relay.Spans
-	stop    context.CancelFunc // nil: it does not run
-	leaving bool
+	log      zerolog.Logger
+	spans    *relay.Spans
+	sleepers *session.Sleepers
+	stop     context.CancelFunc // nil: it does not run
+	leaving  bool
 
-	mu      sync.Mutex // guards the fields below
-	cfg     relay.Config
-	engine  engine
-	aborted bool
+	mu       sync.Mutex // guards the fields below
+	cfg      relay.Config
+	engine   engine // nil: it is asleep
+	aborted  bool
+	instance int32  // of the relay that fell asleep; 0: none has
+	wake     func() // ends the sleep
+	reloaded bool   // since the engine was made
 }
 
 // An engine is what a group needs of a [relay.Relay].
@@ -91,12 +103,13 @@ type engine interface {
 	Abort()
 	Reload(cfg relay.Config) (changes []string, err error)
 	RefuseReload(err error)
+	State() relay.State
 }
 
 // New returns a Group, or every mistake in the configuration, which all outboxes share but for what Outbox holds. The log of each has
 // the field database. It touches no network. observe is called once for each outbox, also for those that a reload adds.
 func New(shared relay.Config, all []Outbox, observe func(name string) (Observer, error)) (*Group, error) {
-	g := &Group{observe: observe, log: shared.Log, spans: shared.Spans}
+	g := &Group{observe: observe, log: shared.Log, spans: shared.Spans, sleepers: session.Sleepers{Log: shared.Log}}
 	for _, o := range all {
 		m, err := g.newMember(shared, o)
 		if err != nil {
@@ -112,7 +125,7 @@ func (g *Group) newMember(shared relay.Config, o Outbox) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &member{Outbox: o, Observer: observer, log: g.log.With().Str("database", o.Name).Logger(), spans: g.spans}
+	m := &member{Outbox: o, Observer: observer, log: g.log.With().Str("database", o.Name).Logger(), spans: g.spans, sleepers: &g.sleepers}
 	m.cfg = m.own(shared)
 	if err := m.renew(); err != nil {
 		m.ended()
@@ -157,6 +170,7 @@ func (g *Group) Run(ctx context.Context) error {
 	g.mu.Lock()   // after this, nothing is started any more
 	g.mu.Unlock() //nolint:staticcheck // as the comment says
 	g.running.Wait()
+	g.sleepers.Wait()
 	return nil
 }
 
@@ -182,9 +196,20 @@ func (g *Group) start(m *member, after time.Duration) {
 func (m *member) run(ctx context.Context) {
 	retry := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(firstRetry), backoff.WithMaxInterval(lastRetry), backoff.WithMaxElapsedTime(0))
-	for {
+	var slept session.Sleep // of the relay that fell asleep last
+	defer func() { m.leave(slept) }()
+	for ctx.Err() == nil {
+		serving := m.current()
+		if serving == nil {
+			return
+		}
 		began := time.Now()
-		err := m.current().Run(ctx)
+		err := serving.Run(ctx)
+		if asleep := (*relay.Asleep)(nil); errors.As(err, &asleep) {
+			slept = m.sleep(ctx, asleep)
+			retry.Reset()
+			continue
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -213,22 +238,34 @@ func (m *member) run(ctx context.Context) {
 func (m *member) renew() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r, err := relay.New(m.cfg)
+	return m.make()
+}
+
+// make is renew for who holds the mutex.
+func (m *member) make() error {
+	cfg := m.cfg
+	cfg.Resume = m.instance
+	r, err := relay.New(cfg)
 	if err != nil {
 		return err //nolint:wrapcheck // a mistake of the configuration, as it is
 	}
+	m.instance, m.reloaded = 0, false
 	if m.engine = r; m.aborted {
 		r.Abort()
 	}
 	if m.Follow != nil {
-		m.Follow(r)
+		m.Follow(r.State, r.CountBacklog)
 	}
 	return nil
 }
 
+// current returns the relay; nil if none can be made. It wakes one that is asleep.
 func (m *member) current() engine {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.engine == nil {
+		m.wakeUp()
+	}
 	return m.engine
 }
 
@@ -324,10 +361,14 @@ func reloadAll(cfg relay.Config, members []*member) (changes []string, err error
 
 func (m *member) reload(cfg relay.Config) ([]string, error) {
 	own := m.own(cfg)
-	changes, err := m.current().Reload(own)
+	serving := m.current()
+	if serving == nil {
+		return nil, errNotServed
+	}
+	changes, err := serving.Reload(own)
 	if err == nil {
 		m.mu.Lock()
-		m.cfg = own
+		m.cfg, m.reloaded = own, true
 		m.mu.Unlock()
 	}
 	return changes, err
@@ -336,7 +377,9 @@ func (m *member) reload(cfg relay.Config) ([]string, error) {
 // RefuseReload notes in every outbox why a configuration was not put into effect.
 func (g *Group) RefuseReload(err error) {
 	for _, m := range g.serving() {
-		m.current().RefuseReload(err)
+		if serving := m.current(); serving != nil {
+			serving.RefuseReload(err)
+		}
 	}
 }
 
@@ -346,8 +389,9 @@ func (g *Group) Abort() {
 	defer g.mu.Unlock()
 	for _, m := range g.members {
 		m.mu.Lock()
-		m.aborted = true
-		m.engine.Abort()
+		if m.aborted = true; m.engine != nil {
+			m.engine.Abort()
+		}
 		m.mu.Unlock()
 	}
 }

@@ -48,7 +48,7 @@ func TestGroupServesAll(t *testing.T) {
 	observe := func(name string) (Observer, error) {
 		return Observer{
 			Hooks:  relay.Hooks{DatabaseError: func(string, error) { mu.Lock(); failed++; mu.Unlock() }},
-			Follow: func(*relay.Relay) { mu.Lock(); followed[name]++; mu.Unlock() },
+			Follow: func(func() relay.State, Count) { mu.Lock(); followed[name]++; mu.Unlock() },
 			Ended:  func() { mu.Lock(); ended[name]++; mu.Unlock() },
 		}, nil
 	}

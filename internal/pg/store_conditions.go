@@ -13,7 +13,8 @@ const HasSession = `(r.server_started_at = pg_postmaster_start_time() AND EXISTS
     WHERE a.application_name = ` + NameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())))`
 
 // IsAlive is true of a relay r that has said lately that it lives, and whose session, if it has one, is connected.
-const IsAlive = `(r.heartbeat_at > now() - interval '10 seconds' AND (r.session_pid IS NULL OR ` + HasSession + `))`
+const IsAlive = `(r.heartbeat_at > now() - CASE WHEN r.asleep THEN interval '60 seconds' ELSE interval '10 seconds' END
+    AND (r.session_pid IS NULL OR ` + HasSession + `))`
 
 // isVoid is true of a delivery d whose claim has ended before its lease. The array is mostly empty, and is read once a
 // statement, when the first leased row is met.

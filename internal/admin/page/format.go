@@ -187,7 +187,7 @@ func spark(series []*float64) string {
 // tone returns how a state looks: good, bad, odd (a person should look) or plain.
 func tone(state string) string {
 	switch state {
-	case "ok", "delivered", "busy", "idle", "done":
+	case "ok", "delivered", "busy", "idle", "asleep", "done":
 		return "good"
 	case "held", "failing", "unserved", "failed", "quarantined", "silent":
 		return "bad"

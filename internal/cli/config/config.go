@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
@@ -22,6 +23,7 @@ type Config struct {
 	Relay         relay.Config    // complete but for version, log and hooks
 	Pool          *pgxpool.Config // of database.url; nil if that is unusable, or if Outboxes holds several
 	Outboxes      []Outbox        // of databases; nil unless the command serves several
+	SleepAfter    time.Duration   // for relay.Config, if there are several
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
 	MetricsListen string          // empty: off
 	// MetricsDestinations is how many destinations have series of their own.

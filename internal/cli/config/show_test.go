@@ -85,6 +85,7 @@ database:
 relay:
   name: host # default
   poll_interval: 5s # default
+  sleep_after: 1m # default
   lease: 1m30s # env OUTBOX_LEASE
   drain_timeout: 20s # default
   max_in_flight: 100 # flag --max-in-flight

@@ -105,11 +105,11 @@ func (all *consoles) list() []*namedSite {
 }
 
 // follow makes a site say what a relay sees of its database.
-func (all *consoles) follow(s *namedSite, r *relay.Relay) {
-	s.control.Follow(r.State)
+func (all *consoles) follow(s *namedSite, state func() relay.State) {
+	s.control.Follow(state)
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	s.state = r.State
+	s.state = state
 }
 
 func (all *consoles) entries() (list []page.Entry) {

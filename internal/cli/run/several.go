@@ -15,6 +15,7 @@ func runSeveral(inv *cli.Invocation, c *config.Config, cfg relay.Config, monitor
 	var endTraces func()
 	cfg.Spans, endTraces = openTraces(c, inv.Version, monitor)
 	defer endTraces()
+	cfg.SleepAfter = c.SleepAfter
 	tidy, tuner := &tidier{}, newGCTuner()
 	pages, err := openConsoles(inv.Ctx, c, inv.Version)
 	if err != nil {
@@ -36,6 +37,7 @@ func runSeveral(inv *cli.Invocation, c *config.Config, cfg relay.Config, monitor
 	rl := newReloader(inv, c, group, level)
 	rl.apply = func(c *config.Config, cfg relay.Config) ([]string, error) {
 		of.config = c
+		cfg.SleepAfter = c.SleepAfter
 		return group.Reload(cfg, outboxesOf(c))
 	}
 	rl.page = pages.reloaded
@@ -55,12 +57,12 @@ type outboxObservers struct {
 }
 
 func (all *outboxObservers) observe(ctx context.Context, name string) (o outboxes.Observer, err error) {
-	var follow []func(*relay.Relay)
+	var follow []func(state func() relay.State, count outboxes.Count)
 	var ended []func()
 	if all.monitor.server != nil {
 		of := all.monitor.several.Add(name)
 		o.Hooks = of.Hooks()
-		follow = append(follow, func(r *relay.Relay) { of.Follow(r.State, r.CountBacklog) })
+		follow = append(follow, func(state func() relay.State, count outboxes.Count) { of.Follow(state, count) })
 		ended = append(ended, func() { all.monitor.several.Remove(of) })
 	}
 	if all.pages.server != nil {
@@ -75,12 +77,12 @@ func (all *outboxObservers) observe(ctx context.Context, name string) (o outboxe
 		}
 		one.Release()
 		o.Hooks, o.History = site.control.Hooks(o.Hooks), one.Relay.History
-		follow = append(follow, func(r *relay.Relay) { all.pages.follow(site, r) })
+		follow = append(follow, func(state func() relay.State, _ outboxes.Count) { all.pages.follow(site, state) })
 		ended = append(ended, func() { all.pages.remove(site) })
 	}
-	o.Follow = func(r *relay.Relay) {
+	o.Follow = func(state func() relay.State, count outboxes.Count) {
 		for _, call := range follow {
-			call(r)
+			call(state, count)
 		}
 	}
 	o.Ended = func() {

@@ -35,12 +35,21 @@ func (p *Schedule) Follow(ctx context.Context, keep Retention) {
 	}
 }
 
-// Overdue returns from when on a run that is the last one should have been followed by another: the schedule has passed twice. Zero: it
-// is the last that was planned.
-func (k Retention) Overdue(last time.Time) time.Time {
+// Next returns when the next run after now begins. Zero: none is planned.
+func (k Retention) Next(now time.Time) time.Time {
 	schedule, problem := k.Plan()
 	if problem != "" || !k.Removes() {
 		return time.Time{}
 	}
-	return schedule.Next(schedule.Next(last.UTC()))
+	return schedule.Next(now.UTC())
+}
+
+// Overdue returns from when on a run that is the last one should have been followed by another: the schedule has passed twice. Zero: it
+// is the last that was planned.
+func (k Retention) Overdue(last time.Time) time.Time {
+	next := k.Next(last)
+	if next.IsZero() {
+		return next
+	}
+	return k.Next(next)
 }

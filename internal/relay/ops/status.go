@@ -174,23 +174,36 @@ type RelayStatus struct {
 	// RefusedBy are the destinations that refuse this relay, while another relay may be accepted there.
 	RefusedBy     []string `json:"refused_by,omitempty"`
 	RefusedByLeft int      `json:"refused_by_left,omitempty" db:"-"`
+	// Asleep reports whether nothing of it runs, as nothing happens in its database: it writes a heartbeat every 25 seconds, and is woken by the next event.
+	Asleep bool `json:"asleep,omitempty"`
 	// Cut reports whether its session has ended, as it does with its process.
 	Cut bool `json:"-"`
 }
 
-// staleAfter is how old the heartbeat of a live relay can become at most.
-const staleAfter = 10
+// staleAfter is how old the heartbeat of a live relay can become at most, asleepStaleAfter that of one that is asleep. See [pg.IsAlive].
+const (
+	staleAfter       = 10
+	asleepStaleAfter = 60
+)
 
 // Alive reports whether the relay has written a heartbeat lately, and has not lost its session.
-func (r RelayStatus) Alive() bool { return !r.Cut && r.HeartbeatAgeSeconds < staleAfter }
+func (r RelayStatus) Alive() bool {
+	limit := float64(staleAfter)
+	if r.Asleep {
+		limit = asleepStaleAfter
+	}
+	return !r.Cut && r.HeartbeatAgeSeconds < limit
+}
 
-// State says in a word what the relay does: busy, idle, quarantined, or silent if it is not alive.
+// State says in a word what the relay does: busy, idle, asleep, quarantined, or silent if it is not alive.
 func (r RelayStatus) State() string {
 	switch {
 	case !r.Alive():
 		return "silent"
 	case r.Quarantined != "":
 		return "quarantined"
+	case r.Asleep:
+		return "asleep"
 	case r.Idle:
 		return "idle"
 	}

@@ -155,7 +155,7 @@ SELECT r.instance, r.name, r.version, r.started_at, greatest(0, extract(epoch FR
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination),
        coalesce(r.reload_error, ''), r.reload_failed_at,
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance AND s.refused_at IS NOT NULL ORDER BY s.destination),
-       r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
+       r.asleep, r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
 FROM outbox_relay r
 LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries
            FROM pending p CROSS JOIN (VALUES (false), (true)) x (replay) CROSS JOIN LATERAL (
@@ -180,7 +180,7 @@ func (o *Outbox) Differences(ctx context.Context) ([]watch.Difference, error) {
 
 const selectLifeSigns = `
 SELECT instance, name, version, started_at, greatest(0, extract(epoch FROM now() - heartbeat_at))::float8, false, session_pid IS NOT NULL AND ` + pg.HasSession + `, 0::bigint,
-       coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at, ARRAY[]::text[], session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
+       coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at, ARRAY[]::text[], asleep, session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
 FROM outbox_relay r ORDER BY instance`
 
 // LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not depend on what is pending,

@@ -112,7 +112,7 @@ func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), db.DSN)
 	relaytest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	if resumed, err := resume(t.Context(), conn, true, instance); err != nil || !resumed {
+	if resumed, err := resume(t.Context(), conn, true, instance, time.Minute); err != nil || !resumed {
 		t.Fatalf("resumed %t, %v", resumed, err)
 	}
 	relaytest.Must(t, claim.Commit(t.Context()))

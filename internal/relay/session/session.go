@@ -39,6 +39,10 @@ type Session struct {
 	Listening func(bool)
 	// Idle reports whether the relay has nothing to do: then the session beats a little less often.
 	Idle func() bool
+	// SleepAfter is how long there must have been nothing to do for FallAsleep to be called. 0: it never is.
+	SleepAfter time.Duration
+	// FallAsleep asks the relay to end, and to remain registered. schema is where its tables are.
+	FallAsleep func(instance int32, schema string)
 	// Rescued follows the end of a dead relay's claims.
 	Rescued func(instance int32)
 	// Failed follows a failed statement, which will be repeated.
@@ -54,6 +58,8 @@ type Session struct {
 	started   time.Time // when the server of the last session started; zero: there was none
 	grace     grace
 	deafUntil time.Time // no session listens before
+	busyAt    time.Time // when there was something to do
+	asleep    bool      // FallAsleep was called
 
 	// Every login of the database may notify, as often as it likes.
 	looks, sweeps, routes throttle
@@ -139,6 +145,7 @@ type standing struct {
 	heard  Requests
 	beaten time.Time // when the last beat ended
 	calm   bool      // nothing has been found or heard since the beat before
+	asked  bool      // a notification has asked for something
 
 	listening bool
 	flood     int // bytes of notifications since the last beat
@@ -156,7 +163,10 @@ func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 		on.heard.Sweep = true
 	case "routes " + on.schema:
 		on.heard.Routes = true
+	default:
+		return
 	}
+	on.asked = true
 }
 
 // The server answers no statement of a session while it has notifications to send to it: a flood would keep the heartbeat, and
@@ -215,7 +225,8 @@ func (s *Session) keep(ctx context.Context) (connected bool, err error) {
 	if err := s.enter(ctx, on); err != nil {
 		return false, err
 	}
-	s.extendGrace(time.Now())
+	s.busyAt = time.Now()
+	s.extendGrace(s.busyAt)
 	if before == 0 {
 		s.grace.disconnected = time.Time{} // a relay that was not here before lost no connection together with others
 	}
@@ -232,6 +243,9 @@ func (s *Session) keep(ctx context.Context) (connected bool, err error) {
 			}
 			s.catchUp()
 			on.beaten = time.Now()
+			if err := s.maySleep(ctx, on, on.beaten); err != nil && ctx.Err() == nil {
+				return true, err
+			}
 		}
 		if ctx.Err() != nil {
 			return true, s.leave(ctx, on)
@@ -250,7 +264,7 @@ func (s *Session) nextBeat(on *standing) time.Time {
 	switch idle := s.Idle(); {
 	case on.beaten.IsZero():
 		return time.Time{}
-	case idle && on.calm && on.conn != nil:
+	case idle && on.calm && on.conn != nil && (s.SleepAfter == 0 || s.SleepAfter > calmBeatInterval):
 		return on.beaten.Add(calmBeatInterval)
 	case idle:
 		return on.beaten.Add(idleBeatInterval)
@@ -301,13 +315,23 @@ func (s *Session) connect(ctx context.Context) (*standing, error) {
 	defer cancel()
 	pool := s.sessionConfig()
 	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0"
+	on := &standing{}
+	pool.ConnConfig.OnNotification = on.hear
+	conn, err := dial(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	on.Pool, on.conn = s.names.On(conn), conn
+	return on, nil
+}
+
+// dial makes a connection as a pool would.
+func dial(ctx context.Context, pool *pgxpool.Config) (*pgx.Conn, error) {
 	if pool.BeforeConnect != nil {
 		if err := pool.BeforeConnect(ctx, pool.ConnConfig); err != nil {
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
-	on := &standing{}
-	pool.ConnConfig.OnNotification = on.hear
 	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -318,8 +342,7 @@ func (s *Session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("after connect: %w", err)
 		}
 	}
-	on.Pool, on.conn = s.names.On(conn), conn
-	return on, nil
+	return conn, nil
 }
 
 // sessionConfig returns a copy of how to reach the server itself.
@@ -371,7 +394,7 @@ func (s *Session) enter(ctx context.Context, on *standing) error {
 func (s *Session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
 	cfg, isSession := &s.Config, on.conn != nil
 	if instance, _ = s.Presence.Current(); instance != 0 {
-		resumed, err = resume(ctx, on, isSession, instance)
+		resumed, err = resume(ctx, on, isSession, instance, cfg.Lease)
 		if err != nil || resumed {
 			return instance, resumed, err
 		}
@@ -473,10 +496,13 @@ func (s *Session) unblock(ctx context.Context) {
 	}
 }
 
-// leave deregisters this relay: everything it had claimed is settled or given back.
+// leave deregisters this relay, unless it falls asleep: everything it had claimed is settled or given back.
 func (s *Session) leave(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	instance, _ := s.Presence.Current()
+	if s.asleep {
+		return fallAsleep(ctx, on, instance)
+	}
 	return Deregister(ctx, on, instance)
 }

@@ -38,14 +38,15 @@ func Register(ctx context.Context, q pg.DB, isSession bool, name, version string
 // resumeRelay is the statement of [resume].
 const resumeRelay = `
 UPDATE outbox_relay r
-SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
+SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time(), asleep = false,
+    lease = make_interval(secs => $3)
 WHERE instance = $1
 RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
 // resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
 // for dead meanwhile: then the relay must register anew.
-func resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
-	err = q.QueryRow(ctx, resumeRelay, instance, isSession).Scan(nil)
+func resume(ctx context.Context, q pg.DB, isSession bool, instance int32, lease time.Duration) (resumed bool, err error) {
+	err = q.QueryRow(ctx, resumeRelay, instance, isSession, lease.Seconds()).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
