@@ -97,7 +97,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("lag is %g", got.LagSeconds)
 	}
 	got.LagSeconds = 0
-	want := ops.DestinationStatus{Destination: "logistics", Pending: 2, Due: 1, Retrying: 1, Failed: 1, Routed: true, Breaker: "closed", RetryEventID: 2, WaitingBehind: []ops.WaitingHead{}}
+	want := ops.DestinationStatus{Destination: "logistics", State: "unserved", Pending: 2, Due: 1, Retrying: 1, Failed: 1, Routed: true, Breaker: "closed", RetryEventID: 2, WaitingBehind: []ops.WaitingHead{}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

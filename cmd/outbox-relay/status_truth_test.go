@@ -90,9 +90,9 @@ func (s *stage) pageAgrees(t *testing.T) {
 		content := text("/destinations/" + d.Destination)
 		wrong := slices.ContainsFunc(status.Advice, func(a ops.Advice) bool { return a.Subject == d.Destination })
 		if strings.Contains(content, "Nothing fails here") == wrong {
-			t.Errorf("the page of %s, which is %s, says\n%s", d.Destination, d.State(), content)
+			t.Errorf("the page of %s, which is %s, says\n%s", d.Destination, d.State, content)
 		}
-		if d.State() == "held" && !strings.Contains(content, "<dt>Held ") {
+		if d.State == "held" && !strings.Contains(content, "<dt>Held ") {
 			t.Errorf("the page of %s does not say what is held:\n%s", d.Destination, content)
 		}
 	}

@@ -70,12 +70,7 @@ type (
 		Reason  string `json:"reason"`
 	}
 	relayList struct {
-		Relays []relayAnswer `json:"relays"`
-	}
-	relayAnswer struct {
-		ops.RelayStatus
-		// State in a word: busy, idle, quarantined or silent.
-		State string `json:"state"`
+		Relays []ops.RelayStatus `json:"relays"`
 	}
 	auditPage struct {
 		Entries []ops.AuditEntry `json:"entries"`
@@ -257,10 +252,9 @@ func (a *API) relays(r *http.Request) (any, error) {
 		return nil, err
 	}
 	s, err := a.control.Status(r.Context())
-	list := relayList{Relays: []relayAnswer{}}
+	list := relayList{Relays: []ops.RelayStatus{}}
 	for _, one := range s.Relays {
-		one = one.Bounded(limit)
-		list.Relays = append(list.Relays, relayAnswer{one, one.State()})
+		list.Relays = append(list.Relays, one.Bounded(limit))
 	}
 	return list, err
 }

@@ -82,7 +82,7 @@ func (l List) of(past pasts) ops.List {
 	return ops.List{
 		Prefix: l.Prefix, After: l.After, Limit: l.Limit, ByName: l.Sort == "name",
 		Compare: map[string]func(a, b ops.DestinationStatus) int{
-			"state":     down(func(d ops.DestinationStatus) float64 { return badness(d.State()) }),
+			"state":     down(func(d ops.DestinationStatus) float64 { return badness(d.State) }),
 			"delivered": down(func(d ops.DestinationStatus) float64 { return float64(past.of(d.Destination).Sum.Delivered) }),
 			"pending":   down(func(d ops.DestinationStatus) float64 { return float64(d.Pending) }),
 			"retrying":  down(func(d ops.DestinationStatus) float64 { return float64(d.Retrying) }),

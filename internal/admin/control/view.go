@@ -13,8 +13,6 @@ import (
 // A Destination is the state of one destination, with what this relay has seen of it.
 type Destination struct {
 	ops.DestinationStatus
-	// State in a word: ok, paused, unserved, held, trying, failing, no route or blocked.
-	State string `json:"state"`
 	// LastHour of all relays; what others did in the last minute may be missing.
 	LastHour       history.Sum    `json:"last_hour"`
 	LastHourSeries history.Series `json:"-"`
@@ -116,7 +114,7 @@ func (c *Control) Destination(ctx context.Context, name string) (Destination, []
 }
 
 func (c *Control) view(d ops.DestinationStatus, past history.Past) Destination {
-	view := Destination{DestinationStatus: d, State: d.State(), LastHour: past.Sum, LastHourSeries: past.Series}
+	view := Destination{DestinationStatus: d, LastHour: past.Sum, LastHourSeries: past.Series}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if lane, known := c.lanes[d.Destination]; known {

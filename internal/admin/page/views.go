@@ -204,7 +204,7 @@ func (p *Page) words(r *http.Request) words {
 	w := words{}
 	if s, err := p.Control.Status(r.Context()); err == nil {
 		for _, d := range s.Destinations {
-			w[d.Destination] = d.State()
+			w[d.Destination] = d.State
 		}
 	}
 	return w

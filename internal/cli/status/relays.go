@@ -44,7 +44,7 @@ func printRelays(w io.Writer, list []ops.RelayStatus, differences []watch.Differ
 			seenBy = "heartbeat" // behind a pooler
 		}
 		return []any{
-			r.Name, r.Instance, r.Version, r.State(), output.Age(r.HeartbeatAgeSeconds) + " ago", r.InFlight, seenBy, r.StartedAt,
+			r.Name, r.Instance, r.Version, r.State, output.Age(r.HeartbeatAgeSeconds) + " ago", r.InFlight, seenBy, r.StartedAt,
 			strings.Join(r.Destinations, ", "),
 		}
 	})

@@ -35,7 +35,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
 
 --json prints one object. Fields are added, never renamed or removed:
 
-  destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
+  destinations   [{destination, state, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
                  served, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
                  retry_at?, failed_at?, last_delivered_at?,
@@ -54,7 +54,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
                  next page; empty: this is the last page
   untaken        {events, oldest_seconds}: events that are not routed yet, since no relay has taken them, and the age of the oldest
   parked         deliveries that match no route
-  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
+  relays         [{instance, name, state, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
                  destinations, destinations_left?, reload_error?, reload_failed_at?, refused_by?, refused_by_left?}]
   differences?   [{destination, secrets, relays}]: relays that have different settings of a destination; secrets: nothing else differs
   refusals?      [{destination, relays, error, seconds}]: relays that a destination refuses while another relay may be accepted
@@ -158,7 +158,7 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 		none = "No destination has a name that begins so."
 	}
 	err := output.Table(w, none, header, s.Destinations, func(d ops.DestinationStatus) []any {
-		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), failedUpTo(d.Failed), output.Age(d.LagSeconds), d.State()}
+		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), failedUpTo(d.Failed), output.Age(d.LagSeconds), d.State}
 	})
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked), len(s.Relays))
 	for _, r := range s.Relays {
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago\n", r.Instance, r.Name, r.Version,
-			r.State(), r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
+			r.State, r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts)+s.AlertsLeft)
 	for _, a := range s.Alerts {

@@ -24,22 +24,22 @@ func TestPrintStatus(t *testing.T) {
 	var b bytes.Buffer
 	err := output.Show(&b, false, ops.Status{
 		Destinations: []ops.DestinationStatus{
-			{Destination: "analytics", LagSeconds: -3, Routed: true, Served: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
-			{Destination: "billing", Pending: 5, Breaker: "closed"},
-			{Destination: "history", Failed: 1, Breaker: "closed"},
+			{Destination: "analytics", State: "blocked", LagSeconds: -3, Routed: true, Served: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
+			{Destination: "billing", State: "unserved", Pending: 5, Breaker: "closed"},
+			{Destination: "history", State: "no route", Failed: 1, Breaker: "closed"},
 			{
-				Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true, Served: true,
+				Destination: "logistics", State: "paused", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true, Served: true,
 				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed",
 			},
-			{Destination: "mail", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
-			{Destination: "post", Routed: true, Served: true, Breaker: "half_open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
+			{Destination: "mail", State: "held", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
+			{Destination: "post", State: "trying", Routed: true, Served: true, Breaker: "half_open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
 		Untaken: ops.Untaken{Events: 10_001, OldestSeconds: 61},
 		Parked:  2,
 		Relays: []ops.RelayStatus{
-			{Instance: 1, Name: "a", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
-			{Instance: 2, Name: "b", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10},
-			{Instance: 3, Name: "c", Version: "v1", StartedAt: at},
+			{Instance: 1, Name: "a", State: "idle", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
+			{Instance: 2, Name: "b", State: "silent", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10},
+			{Instance: 3, Name: "c", State: "busy", Version: "v1", StartedAt: at},
 		},
 		Alerts: []alert.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
 		Advice: []ops.Advice{{Text: "\"logistics\"\nis paused.", Commands: []string{"outbox-relay resume logistics"}}},

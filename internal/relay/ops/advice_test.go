@@ -186,7 +186,7 @@ func TestStateOfAFailingDestination(t *testing.T) {
 		"no route any more":          {DestinationStatus{Routed: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
 	} {
 		c.d.Routed, c.d.Served, c.d.Breaker = !c.d.Routed, true, "closed"
-		if got := c.d.State(); got != c.want {
+		if got := c.d.state(); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}

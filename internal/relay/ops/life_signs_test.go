@@ -36,8 +36,8 @@ func TestRelayWithoutItsSessionIsSilent(t *testing.T) {
 		signs, err := outbox.LifeSigns(t.Context())
 		relaytest.Must(t, err)
 		for _, r := range []ops.RelayStatus{all[0], signs[0]} {
-			if (r.State() == "silent") != (want == "silent") || r.Session {
-				t.Errorf("%s: %+v is %s", what, r, r.State())
+			if (r.State == "silent") != (want == "silent") || r.Session {
+				t.Errorf("%s: %+v is %s", what, r, r.State)
 			}
 		}
 	}

@@ -45,6 +45,8 @@ type Untaken struct {
 // DestinationStatus counts the deliveries of one destination, each kind up to 10,001, what failed up to 1,001.
 type DestinationStatus struct {
 	Destination string `json:"destination"`
+	// State says in a word whether deliveries flow there: ok, paused, unserved, held, trying, failing, no route, blocked or waiting.
+	State string `json:"state" db:"-"`
 	// Pending is the backlog: everything that is neither delivered, failed nor discarded.
 	Pending int64 `json:"pending"`
 	// Due of the pending could be sent now.
@@ -113,9 +115,8 @@ type WaitingHead struct {
 	Reason policy.Reason `json:"reason,omitempty"` // why it failed
 }
 
-// State says in a word whether deliveries flow to the destination: ok, paused, unserved, held, trying, failing, no route,
-// blocked or waiting.
-func (d DestinationStatus) State() string {
+// state returns State.
+func (d DestinationStatus) state() string {
 	switch {
 	case d.Paused:
 		return "paused"
@@ -149,8 +150,10 @@ func (d DestinationStatus) behindEarly() (early []WaitingHead) {
 
 // RelayStatus is one registered relay.
 type RelayStatus struct {
-	Instance  int32     `json:"instance"`
-	Name      string    `json:"name"`
+	Instance int32  `json:"instance"`
+	Name     string `json:"name"`
+	// State says in a word what the relay does: busy, idle, quarantined, or silent if it is not alive.
+	State     string    `json:"state" db:"-"`
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"started_at"`
 	// HeartbeatAgeSeconds is the age of the last heartbeat; a relay writes one every 4 to 6 seconds.
@@ -195,8 +198,8 @@ func (r RelayStatus) Alive() bool {
 	return !r.Cut && r.HeartbeatAgeSeconds < limit
 }
 
-// State says in a word what the relay does: busy, idle, asleep, quarantined, or silent if it is not alive.
-func (r RelayStatus) State() string {
+// state returns State.
+func (r RelayStatus) state() string {
 	switch {
 	case !r.Alive():
 		return "silent"

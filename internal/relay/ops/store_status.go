@@ -132,7 +132,11 @@ ORDER BY k.destination`
 
 // destinationStatus returns the state of every destination.
 func destinationStatus(ctx context.Context, q pg.DB) ([]DestinationStatus, error) {
-	return rows.Structs[DestinationStatus](ctx, q, "count deliveries", selectDestinationStatus)
+	list, err := rows.Structs[DestinationStatus](ctx, q, "count deliveries", selectDestinationStatus)
+	for i := range list {
+		list[i].State = list[i].state()
+	}
+	return list, err
 }
 
 const countParked = `
@@ -166,7 +170,15 @@ LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries
 ORDER BY r.instance`
 
 func relayStatus(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
-	return rows.Structs[RelayStatus](ctx, q, "list relays", selectRelays)
+	return listRelays(ctx, q, selectRelays)
+}
+
+func listRelays(ctx context.Context, q pg.DB, statement string) ([]RelayStatus, error) {
+	list, err := rows.Structs[RelayStatus](ctx, q, "list relays", statement)
+	for i := range list {
+		list[i].State = list[i].state()
+	}
+	return list, err
 }
 
 // Relays lists the registered relays, and counts what each has in flight among the first 10,001 due deliveries of each destination.
@@ -186,5 +198,5 @@ FROM outbox_relay r ORDER BY instance`
 // LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not depend on what is pending,
 // so that a health check may ask often.
 func (o *Outbox) LifeSigns(ctx context.Context) ([]RelayStatus, error) {
-	return rows.Structs[RelayStatus](ctx, o.pool, "list relays", selectLifeSigns)
+	return listRelays(ctx, o.pool, selectLifeSigns)
 }
