@@ -1160,7 +1160,9 @@ CREATE TABLE outbox_relay_destination (
     settings text DEFAULT ''::text NOT NULL,
     secrets text DEFAULT ''::text NOT NULL,
     refused_at timestamp with time zone,
-    refused_error text
+    refused_error text,
+    wait_until timestamp with time zone,
+    slowed_to double precision
 );
 
 COMMENT ON TABLE outbox_relay_destination IS 'Which destinations each registered relay delivers to. Pending deliveries of any other destination are unserved.';

@@ -17,6 +17,7 @@ const lockedAgain = 2 * time.Second
 type breakerKeeper struct {
 	breaker.Keeper
 	lanes         *lane.Lanes
+	store         *store
 	agenda        *agenda.Agenda
 	settling      context.Context
 	databaseError func(operation string, err error)
@@ -25,6 +26,7 @@ type breakerKeeper struct {
 // writeDecisions writes what the breakers of all lanes have decided, and begins trials that are due. It registers when to do so again.
 func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
 	for _, l := range k.lanes.Visited() {
+		k.recordSlowdown(l, now, instance)
 		if now.Before(l.BreakerLockedUntil) {
 			k.agenda.At(agenda.CauseBreaker, l.BreakerLockedUntil)
 			continue
@@ -46,4 +48,15 @@ func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
 		}
 	}
 	return nil
+}
+
+// recordSlowdown writes what the lane's receiver asks for, if that is news. What cannot be written is only not shown.
+func (k *breakerKeeper) recordSlowdown(l *lane.Lane, now time.Time, instance int32) {
+	asked, news := l.SlowdownNews(now, instance)
+	if !news {
+		return
+	}
+	if err := k.store.recordSlowdown(k.settling, l.Name, instance, max(0, asked.Until.Sub(now)), asked.PerSecond); err != nil {
+		k.databaseError("record slowdown", err)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -69,5 +70,30 @@ func TestOrderHoldsUnderSustainedRefusals(t *testing.T) {
 	}
 	if refused[http.StatusTooManyRequests] < 3*keys*rounds/20 || refused[http.StatusServiceUnavailable] == 0 {
 		t.Errorf("refused: %v", refused)
+	}
+}
+
+// A destination that asks to wait is neither down nor failing: its row says until when.
+func TestAskedToWaitIsShown(t *testing.T) {
+	t.Parallel()
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, _ relaytest.Request) {
+		w.Header().Set("Retry-After", "40")
+		w.WriteHeader(http.StatusTooManyRequests)
+	})
+	db := relaytest.Covered(t)
+	d := to(rc.URL)
+	d.Retry.RetryAfterMax = time.Hour
+	start(t, config(db, d))
+	db.Insert(1, "refused")
+	relaytest.Eventually(t, "the wait is recorded", func() bool {
+		return relaytest.Row[bool](db, `SELECT coalesce(max(wait_until) BETWEEN now() + interval '20 seconds' AND now() + interval '41 seconds', false) FROM outbox_relay_destination`)
+	})
+	s, err := ops.New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	if got := s.Destinations[0]; got.State != "slowed" || got.WaitUntil == nil {
+		t.Errorf("%+v", got)
+	}
+	if len(s.Advice) != 1 || s.Advice[0].Why != "slowed" || len(s.Advice[0].Commands) > 0 {
+		t.Errorf("%+v", s.Advice)
 	}
 }

@@ -265,7 +265,7 @@ func (r *Relay) newClaimer() *claimer {
 		pace: agenda.Pace{Poll: cfg.PollInterval}, lanes: r.lanes,
 	}
 	c.breakers = breakerKeeper{
-		lanes: r.lanes, agenda: &c.agenda, settling: r.Settling, databaseError: r.databaseError,
+		lanes: r.lanes, store: r.store, agenda: &c.agenda, settling: r.Settling, databaseError: r.databaseError,
 		Keeper: breaker.Keeper{DB: db, Log: cfg.Log, Poll: cfg.PollInterval, Due: func() { signal(r.signals.alerts) }},
 	}
 	c.joins = join.Keys{DB: db, Lanes: r.lanes, Agenda: &c.agenda}

@@ -34,6 +34,8 @@ type LaneView struct {
 	LaneState
 	// InFlight are the deliveries that this relay has claimed and not settled.
 	InFlight int
+	// WaitUntil is when the relay tries the destination again that has asked it to wait (Retry-After); zero: it has not.
+	WaitUntil time.Time
 }
 
 // progress is when parts of the relay last did their work, in nanoseconds since 1970; 0: never.
@@ -69,7 +71,7 @@ func timeOf(nanoseconds int64) time.Time {
 func (r *Relay) State() State {
 	s := State{Turned: timeOf(r.turned.Load()), Beat: timeOf(r.beat.Load()), Registered: r.alive(), StuckSince: timeOf(r.stuck.Load())}
 	for _, l := range r.lanes.List() {
-		s.Lanes = append(s.Lanes, LaneView{l.State(), l.InFlight()})
+		s.Lanes = append(s.Lanes, LaneView{l.State(), l.InFlight(), l.Slowdown(time.Now()).Until})
 	}
 	if a, lasts := r.trouble.Lasting(r.cfg.Name); lasts {
 		s.Trouble = &a

@@ -30,7 +30,7 @@ type Command struct {
 
 type listCommand struct {
 	config.DatabaseFlags
-	Status      string `enum:"pending,retrying,parked,delivered,failed,discarded,any,held,paused,unserved,trying,failing,waiting,blocked" default:"any" help:"pending, retrying (pending after an attempt), parked (as --parked), delivered, failed, discarded or any."`
+	Status      string `enum:"pending,retrying,parked,delivered,failed,discarded,any,held,paused,unserved,trying,slowed,failing,waiting,blocked" default:"any" help:"pending, retrying (pending after an attempt), parked (as --parked), delivered, failed, discarded or any."`
 	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
 	Parked      bool   `xor:"where" help:"Only deliveries that match no route."`
 	Type        string `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
@@ -46,7 +46,7 @@ type listCommand struct {
 
 // statusIn is the status of the deliveries that a destination in some state is about.
 var statusIn = map[string]string{
-	"held": "pending", "paused": "pending", "unserved": "pending", "trying": "pending", "waiting": "pending", "failing": "retrying", "blocked": "failed",
+	"held": "pending", "paused": "pending", "unserved": "pending", "trying": "pending", "slowed": "pending", "waiting": "pending", "failing": "retrying", "blocked": "failed",
 }
 
 func (cmd listCommand) Run(inv *cli.Invocation) error {

@@ -37,7 +37,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
 
   destinations   [{destination, state, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
-                 served, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
+                 served, wait_until?, slowed_to?, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
                  retry_at?, failed_at?, last_delivered_at?,
                  waiting_behind: [{event_id, waiting, key, status, attempts, due_in_seconds, reason?}]}]
                  each count ends at 10001, failed and failed_unsendable at 1001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the
@@ -46,7 +46,8 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
                  to 10001; waiting_behind names up to three events that failed and block their key for longest, and up to three
                  that are not due and have most behind them; routed says whether a route leads there; breaker is
                  closed, open (held: the destination is down) or half_open (being tried); served says whether a running
-                 relay has the destination: what is pending for another one is unserved; retry_… are of the latest attempt
+                 relay has the destination: what is pending for another one is unserved; wait_until is when relays try it again that it
+                 has asked to wait (Retry-After), and slowed_to how many requests a second they make because of its 429s; retry_… are of the latest attempt
                  of those that are retried; failed_unsendable counts events that can never be sent; last_delivered_at is
                  looked for among the newest 1000 deliveries and around retry_event_id
   destinations_total, destinations_left, next
@@ -260,6 +261,12 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 			probe = "next probe in " + output.Age(d.BreakerSeconds)
 		}
 		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, output.AfterColon(d.BreakerError))
+	}
+	switch {
+	case d.WaitUntil != nil:
+		fmt.Fprintf(w, "  %s: asked to wait until %s (Retry-After)\n", name, d.WaitUntil.UTC().Format(time.RFC3339))
+	case d.SlowedTo > 0 && d.Pending > 0:
+		fmt.Fprintf(w, "  %s: slowed to %.3g/s by its 429s\n", name, d.SlowedTo)
 	}
 	if d.BlockedKeys > 0 {
 		fmt.Fprintf(w, "  %s: ordering keys are blocked, the oldest for %s\n", name, output.Age(d.BlockedSeconds))

@@ -32,6 +32,8 @@ func TestPrintStatus(t *testing.T) {
 				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed",
 			},
 			{Destination: "mail", State: "held", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
+			{Destination: "pager", State: "slowed", Pending: 3, Routed: true, Served: true, Breaker: "closed", SlowedTo: 12.345},
+			{Destination: "paper", State: "slowed", Pending: 3, Routed: true, Served: true, Breaker: "closed", WaitUntil: &at, SlowedTo: 12},
 			{Destination: "post", State: "trying", Routed: true, Served: true, Breaker: "half_open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
 		Untaken: ops.Untaken{Events: 10_001, OldestSeconds: 61},
@@ -51,10 +53,14 @@ func TestPrintStatus(t *testing.T) {
       history        0    0          0      0       0       1     0s  no route
     logistics     1200   20         64      3       7      12  4m12s    paused
          mail        0    0          0      0       0       0     0s      held
+        pager        3    0          0      0       0       0     0s    slowed
+        paper        3    0          0      0       0       0     0s    slowed
          post        0    0          0      0       0       0     0s    trying
   analytics: ordering keys are blocked, the oldest for 2h
   logistics: paused since 2026-01-02T02:04:05Z: 410 �[31m
   mail: held since 2026-01-02T02:04:05Z, next probe in 12s: connection refused
+  pager: slowed to 12.3/s by its 429s
+  paper: asked to wait until 2026-01-02T02:04:05Z (Retry-After)
   post: held since 2026-01-02T02:04:05Z, a probe is under way: connection refused
 
 Not yet routed: 10000+, the oldest for 1m1s

@@ -88,7 +88,7 @@ func allRules() []rule {
 			RuleLag, 0, "",
 			"Deliveries to {name} lag[: {detail}]",
 			"deliveries to {name} no longer lag",
-			"The receiver is slower than what comes in (raise `max_in_flight` or `rate_limit` of the destination, then reload the relay), or the database is slow.",
+			"The receiver is slower than what comes in (unless it answers 429, raise `max_in_flight` or `rate_limit` of the destination, then reload the relay), or the database is slow.",
 		},
 		{
 			RuleBreakerOpen, usual, "",

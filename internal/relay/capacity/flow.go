@@ -4,8 +4,9 @@ import (
 	"math"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"golang.org/x/time/rate"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
 // A Flow finds how much its receiver can bear, within what the configuration allows: how many requests at once, by
@@ -81,6 +82,23 @@ func (f *Flow) Paced() float64 {
 		return f.found
 	}
 	return min(f.found, f.configured)
+}
+
+// A Slowdown is what a receiver has asked for.
+type Slowdown struct {
+	Until     time.Time // nothing is sent before; zero: it does not ask to wait
+	PerSecond float64   // requests, as its 429s taught; 0: they do not limit the rate
+}
+
+// Slowdown returns what the receiver asks for at the given time.
+func (f *Flow) Slowdown(now time.Time) (s Slowdown) {
+	if now.Before(f.Reopens) {
+		s.Until = f.Reopens
+	}
+	if f.found > 0 && f.found == f.Paced() {
+		s.PerSecond = f.found
+	}
+	return s
 }
 
 // UntilTurn returns how long Wait would return, and takes nothing of the rate.

@@ -102,3 +102,27 @@ func TestRoundOutlivesAClockThatWasPutBack(t *testing.T) {
 		t.Errorf("%d answers since %s at %s are no round", r.answers(), r.began, now)
 	}
 }
+
+// What a receiver asks for is known: to wait until a time, or for fewer requests than are configured.
+func TestSlowdown(t *testing.T) {
+	t.Parallel()
+	s := simulate(8, 100)
+	if got := s.flow.Slowdown(s.now); got != (Slowdown{}) {
+		t.Errorf("before anything was sent: %+v", got)
+	}
+	s.accepts = bucket(5, 2)
+	s.run(time.Minute)
+	if got := s.flow.Slowdown(s.now); got.PerSecond < 2 || got.PerSecond > 8 || !got.Until.IsZero() {
+		t.Errorf("%+v of a receiver that bears 5 a second", got)
+	}
+	s.flow.Close(s.now, time.Second)
+	for after, want := range map[time.Duration]time.Time{0: s.now.Add(time.Second), time.Second: {}} {
+		if got := s.flow.Slowdown(s.now.Add(after)); !got.Until.Equal(want) {
+			t.Errorf("after %s: until %s, want %s", after, got.Until, want)
+		}
+	}
+	s.flow.Configure(s.now, 8, 1) // less than was found
+	if got := s.flow.Slowdown(s.now); got.PerSecond != 0 {
+		t.Errorf("slowed to %g by the configuration", got.PerSecond)
+	}
+}

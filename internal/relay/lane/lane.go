@@ -1,6 +1,7 @@
 package lane
 
 import (
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,11 @@ type Lane struct {
 	reported           State     // to the hook
 	checkedAt          time.Time // when it was last compared with reported
 	BreakerLockedUntil time.Time // when to write the breaker again, after another session had locked its row
+	told               struct {  // of what the receiver asks for
+		capacity.Slowdown
+		at time.Time
+		by int32 // the relay's number then
+	}
 }
 
 func newLane(e *post.Endpoint) *Lane {
@@ -59,6 +65,26 @@ func (l *Lane) ReportState(now time.Time, hook func(State)) {
 		l.reported = s
 		hook(s)
 	}
+}
+
+// SlowdownNews returns what the receiver asks for, and whether that is news to who reads the database: what was returned as news before, for
+// the relay of this number, is no longer true. It is news at most once a second, and a rate that moves only every ten seconds.
+func (l *Lane) SlowdownNews(now time.Time, instance int32) (s capacity.Slowdown, news bool) {
+	s = l.Slowdown(now)
+	before, since := l.told, now.Sub(l.told.at)
+	switch {
+	case since < time.Second:
+	case before.by != instance:
+		news = s != capacity.Slowdown{}
+	case (s.PerSecond == 0) != (before.PerSecond == 0), s.Until.Sub(before.Until) > time.Second, s.Until.IsZero() && now.Before(before.Until):
+		news = true
+	default:
+		news = since >= 10*time.Second && math.Abs(s.PerSecond-before.PerSecond) > before.PerSecond/10
+	}
+	if news {
+		l.told.Slowdown, l.told.at, l.told.by = s, now, instance
+	}
+	return s, news
 }
 
 // isAtRest reports whether a turn of the claimer would find nothing to do for the lane.

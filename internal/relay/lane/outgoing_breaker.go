@@ -3,6 +3,7 @@ package lane
 import (
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
@@ -34,6 +35,13 @@ func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn t
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now)
+}
+
+// Slowdown returns what the receiver asks for.
+func (o *outgoing) Slowdown(now time.Time) capacity.Slowdown {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.flow.Slowdown(now)
 }
 
 // LeavesToOthers reports whether other relays deliver what this one gives back.

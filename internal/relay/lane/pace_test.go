@@ -240,3 +240,31 @@ func TestTrialWaitsAsAsked(t *testing.T) {
 		t.Errorf("tries again in %s, %v", next.Sub(now), err)
 	}
 }
+
+// What the receiver asks for is news once: when it asks, when it no longer does, and to a relay that was registered again.
+func TestSlowdownNews(t *testing.T) {
+	t.Parallel()
+	l := laneOf(4)
+	now := time.Now()
+	step := func(what string, instance int32, want bool) {
+		t.Helper()
+		now = now.Add(2 * time.Second)
+		if s, news := l.SlowdownNews(now, instance); news != want {
+			t.Errorf("%s: %+v is news: %v", what, s, news)
+		}
+	}
+	step("nothing is asked", 1, false)
+	l.flow.Close(now, time.Minute)
+	if _, news := l.SlowdownNews(now, 1); !news {
+		t.Error("no news that it asks to wait")
+	}
+	step("it asks no more than before", 1, false)
+	step("the relay has another number", 2, true)
+	l.flow.Close(now, 2*time.Minute)
+	step("it asks to wait longer", 2, true)
+	l.flow = capacity.New(4, 0) // the destination has another URL
+	step("another one asks for nothing", 2, true)
+	l.flow.Close(now, time.Second)
+	now = now.Add(time.Hour)
+	step("the time is over, which its readers know", 2, false)
+}

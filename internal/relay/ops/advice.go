@@ -14,7 +14,7 @@ import (
 
 // Advice is one thing that is wrong, and the commands that come next.
 type Advice struct {
-	// Why: quarantined, no_relay, untaken, parked, paused, held, unserved, retrying, failed,
+	// Why: quarantined, no_relay, untaken, parked, paused, held, unserved, slowed, retrying, failed,
 	// blocked, waiting, lag, or the rule of an open alert. Names are added, never renamed.
 	Why string `json:"why"`
 	// Subject is the destination; empty: the whole outbox, or the database.
@@ -34,7 +34,7 @@ func (a Advice) String() string { return strings.TrimSpace(a.Text + " " + a.Reme
 // Destination returns which destination it is about; empty: none.
 func (a Advice) Destination() string {
 	switch a.Why {
-	case "paused", "held", "retrying", "failed", "blocked", "waiting", "unserved", alert.RuleLag:
+	case "paused", "held", "slowed", "retrying", "failed", "blocked", "waiting", "unserved", alert.RuleLag:
 		return a.Subject
 	}
 	return ""
@@ -137,7 +137,7 @@ func (u Untaken) advise() Advice {
 func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	word := plain.ShellWord(d.Destination)
 	add := func(why string, level Level, text, remedy string, commands ...string) {
-		all = append(all, Advice{why, d.Destination, level, text, remedy, commands})
+		all = append(all, Advice{why, d.Destination, level, text, remedy, slices.Concat([]string{}, commands)}) // never null in JSON
 	}
 	if d.Paused {
 		since := ""
@@ -163,6 +163,13 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 		}
 		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
 			held.Remedy(plainly), command)
+	} else if d.WaitUntil != nil && d.Pending > 0 {
+		level := Notice
+		if d.failing() {
+			level = Warning
+		}
+		add("slowed", level, fmt.Sprintf("%q asks to wait (Retry-After): it is tried again at %s, %s until then.", d.Destination, timeText(d.WaitUntil), counted(d.Pending, "delivery waits", "deliveries wait")),
+			fmt.Sprintf("Nothing is lost. If it asks often, set destinations.%s.rate_limit to what it accepts, then reload the relay (SIGHUP).", d.Destination))
 	} else if !unserved && d.Retrying > 0 && d.RetryReason != "" {
 		level, remedy := Notice, alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly)
 		switch {
@@ -311,7 +318,7 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused:
 			continue // counted above, or over since
 		case alert.RuleLag:
-			if explained(a.Subject, "no_relay", "paused", "held", "unserved", "quarantined", "untaken") {
+			if explained(a.Subject, "no_relay", "paused", "held", "slowed", "unserved", "quarantined", "untaken") {
 				continue
 			}
 		}

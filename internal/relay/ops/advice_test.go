@@ -101,6 +101,10 @@ func TestAdvice(t *testing.T) {
 			`2 deliveries wait at "d" behind event 7 of the ordering key cust-1, which its producer wants sent in 2h0m. It holds up what is due`,
 			[]string{"outbox-relay explain 7", "outbox-relay discard 7 --destination d"},
 		},
+		"asked to wait": {
+			lane(DestinationStatus{Pending: 5, Retrying: 2, WaitUntil: &now, RetryReason: policy.ReasonRateLimited}),
+			`"d" asks to wait (Retry-After): it is tried again at ` + timeText(&now) + `, 5 deliveries wait until then. Nothing is lost. If it asks often, set destinations.d.rate_limit`, nil,
+		},
 		"unserved":               {lane(DestinationStatus{Pending: 5, Served: true}), `5 deliveries are unserved: no running relay has "d". To put it back, write destinations.d into a relay's configuration and reload that relay (SIGHUP)`, []string{"outbox-relay discard --destination d --status pending"}},
 		"unserved, and retrying": {lane(DestinationStatus{Pending: 5, Retrying: 5, RetryReason: "server_error", Served: true}), `To put it back`, []string{"outbox-relay discard --destination d --status pending"}},
 		"parked":                 {Status{Relays: alive, Parked: 1, Destinations: []DestinationStatus{{Routed: true, Served: true}}}, "1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP).", []string{"outbox-relay events list --parked"}},
@@ -183,6 +187,9 @@ func TestStateOfAFailingDestination(t *testing.T) {
 		"mended, and one failed":     {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Hour), FailedReason: policy.ReasonRejected, FailedAt: at(0)}, "ok"},
 		"an event is at fault":       {DestinationStatus{FailedReason: policy.ReasonInvalidEvent, FailedAt: at(0)}, "ok"},
 		"paused":                     {DestinationStatus{Paused: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "paused"},
+		"asks to wait":               {DestinationStatus{Pending: 1, WaitUntil: at(0), RetryReason: policy.ReasonRateLimited, RetryAt: at(0)}, "slowed"},
+		"asked to wait, all arrived": {DestinationStatus{WaitUntil: at(0)}, "ok"},
+		"is slowed":                  {DestinationStatus{Pending: 1, SlowedTo: 3}, "slowed"},
 		"no route any more":          {DestinationStatus{Routed: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
 	} {
 		c.d.Routed, c.d.Served, c.d.Breaker = !c.d.Routed, true, "closed"

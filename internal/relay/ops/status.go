@@ -45,7 +45,7 @@ type Untaken struct {
 // DestinationStatus counts the deliveries of one destination, each kind up to 10,001, what failed up to 1,001.
 type DestinationStatus struct {
 	Destination string `json:"destination"`
-	// State says in a word whether deliveries flow there: ok, paused, unserved, held, trying, failing, no route, blocked or waiting.
+	// State says in a word whether deliveries flow there: ok, paused, unserved, held, trying, slowed, failing, no route, blocked or waiting.
 	State string `json:"state" db:"-"`
 	// Pending is the backlog: everything that is neither delivered, failed nor discarded.
 	Pending int64 `json:"pending"`
@@ -84,6 +84,10 @@ type DestinationStatus struct {
 	BreakerError string `json:"breaker_error,omitempty"`
 	// Served reports whether a registered relay delivers there. Without one, what is pending is unserved.
 	Served bool `json:"served"`
+	// WaitUntil is when relays try the destination again that has asked them to wait (Retry-After); nil: it has not.
+	WaitUntil *time.Time `json:"wait_until,omitempty"`
+	// SlowedTo is how many requests a second relays make that the destination's 429s have slowed; 0: they have slowed none.
+	SlowedTo float64 `json:"slowed_to,omitempty"`
 	// RetryEventID, RetryReason and RetryError are of the latest attempt among the Retrying.
 	RetryEventID int64         `json:"retry_event_id,string"`
 	RetryReason  policy.Reason `json:"retry_reason,omitempty"`
@@ -126,6 +130,8 @@ func (d DestinationStatus) state() string {
 		return "held"
 	case d.Breaker == "half_open":
 		return "trying"
+	case d.WaitUntil != nil && d.Pending > 0:
+		return "slowed"
 	case d.failing():
 		return "failing"
 	case !d.Routed:
@@ -134,6 +140,8 @@ func (d DestinationStatus) state() string {
 		return "blocked"
 	case d.behindEarly() != nil:
 		return "waiting"
+	case d.SlowedTo > 0 && d.Pending > 0:
+		return "slowed"
 	}
 	return "ok"
 }

@@ -66,7 +66,7 @@ SELECT k.destination, least(p.pending, 10001), least(p.due, 10001), p.waiting, l
        least(p.replays, 10001), b.keys, b.seconds,
        EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(s.breaker, 'closed'),
        s.breaker_opened_at, greatest(0, extract(epoch FROM s.breaker_until - now()))::float8, coalesce(s.breaker_error, ''),
-       EXISTS (SELECT FROM outbox_relay_destination o WHERE o.destination = k.destination),
+       o.served, o.wait_until, o.slowed_to,
        coalesce(p.last_event, 0), coalesce(p.last_reason, ''), coalesce(p.last_error, ''),
        f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''),
        p.last_at, f.last_at, greatest(w.delivered_at, a.delivered_at), (
@@ -120,6 +120,10 @@ CROSS JOIN LATERAL (
     FROM (SELECT d.event_id, d.last_reason, d.last_error, d.last_attempt_at FROM outbox_delivery d
           WHERE d.destination = k.destination AND d.status = 'failed' ORDER BY d.event_id DESC LIMIT 1001) d
 ) f
+CROSS JOIN LATERAL (
+    SELECT count(*) > 0 AS served, max(o.wait_until) FILTER (WHERE o.wait_until > now()) AS wait_until, coalesce(sum(o.slowed_to), 0) AS slowed_to
+    FROM outbox_relay_destination o WHERE o.destination = k.destination
+) o
 CROSS JOIN LATERAL (SELECT k.destination) lane
 CROSS JOIN ` + watch.Blocked + ` b
 LEFT JOIN newest w ON w.destination = k.destination

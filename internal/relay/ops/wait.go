@@ -17,7 +17,7 @@ import (
 // has no delivery yet.
 type Wait struct {
 	Destination string `json:"destination"` // empty: parked, or the event as a whole
-	// Why: not_routed, in_hand, in_flight, parked, paused, held, behind, not_due, no_relay,
+	// Why: not_routed, in_hand, in_flight, parked, paused, held, slowed, behind, not_due, no_relay,
 	// quarantined, unserved or due. Names are added, never renamed.
 	Why string `json:"why"`
 	// Text explains it, and says what to do.
@@ -105,6 +105,7 @@ type waitState struct {
 	OrderingKey    string
 	Routed         bool          // it is parked, but its type has a route now
 	Served         bool          // a registered relay serves the destination
+	WaitUntil      *time.Time    // that the destination has asked relays to wait; nil: it has not
 	Relays         int64         // that run and are not quarantined
 	Quarantined    bool          // a relay that is quarantined runs
 	AnyRoute       bool          // some route is stored
@@ -117,12 +118,16 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 	add := func(why, format string, args ...any) {
 		all = append(all, Wait{w.Destination, why, fmt.Sprintf(format, args...)})
 	}
+	asked := ""
+	if w.WaitUntil != nil {
+		asked = "the destination has asked to wait (Retry-After): it is tried again at " + timeText(w.WaitUntil)
+	}
 	if w.ClaimedBy != nil {
 		text := fmt.Sprintf("in flight by relay %d %s; its lease ends in %s", *w.ClaimedBy, cmp.Or(w.ClaimedName, "that is gone"), seconds(w.LeaseSeconds))
 		if !w.ClaimedAlive {
 			text += "; that relay is silent, and another one takes the delivery over" + routeState{Relays: w.Relays, Quarantined: w.Quarantined}.taker()
 		}
-		add("in_flight", "%s", text)
+		add("in_flight", "%s%s", text, labelled("; %s", asked))
 		return all
 	}
 	if w.Destination == "" {
@@ -142,6 +147,9 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 	if w.Breaker != "closed" {
 		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
 		add("held", "%s", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
+	}
+	if asked != "" {
+		add("slowed", "%s", asked)
 	}
 	if w.BehindEvent != 0 {
 		state := "is " + w.BehindStatus

@@ -46,6 +46,12 @@ func TestWaits(t *testing.T) {
 	}
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 4`)
 	waits(4, "in_flight")
+	db.Exec(`UPDATE outbox_relay_destination SET wait_until = now() + interval '1 minute'`)
+	if list, err := outbox.Waits(t.Context(), 4); err != nil || !strings.Contains(list[0].Text, "; the destination has asked to wait (Retry-After): it is tried again at ") {
+		t.Errorf("%v %+v", err, list)
+	}
+	waits(6, "slowed")
+	db.Exec(`UPDATE outbox_relay_destination SET wait_until = now()`)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour', attempts = 2 WHERE event_id = 5`)
 	waits(5, "not_due")
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_error)
