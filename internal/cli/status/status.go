@@ -172,8 +172,12 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 	}
 	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked), len(s.Relays))
 	for _, r := range s.Relays {
-		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago\n", r.Instance, r.Name, r.Version,
-			r.State, r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
+		has := ""
+		if r.State == "silent" && r.InFlight > 0 {
+			has = fmt.Sprintf(", %s in flight", upTo(r.InFlight))
+		}
+		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago%s\n", r.Instance, r.Name, r.Version,
+			r.State, r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds), has)
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts)+s.AlertsLeft)
 	for _, a := range s.Alerts {

@@ -40,7 +40,7 @@ func TestPrintStatus(t *testing.T) {
 		Parked:  2,
 		Relays: []ops.RelayStatus{
 			{Instance: 1, Name: "a", State: "idle", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
-			{Instance: 2, Name: "b", State: "silent", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10},
+			{Instance: 2, Name: "b", State: "silent", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10, InFlight: 50},
 			{Instance: 3, Name: "c", State: "busy", Version: "v1", StartedAt: at},
 		},
 		Alerts: []alert.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
@@ -67,7 +67,7 @@ Not yet routed: 10000+, the oldest for 1m1s
 Parked: 2
 Relays: 3
   1 a v1, idle, started 2026-01-02T02:04:05Z, last seen 400ms ago
-  2 b v1, silent, started 2026-01-02T02:04:05Z, last seen 10s ago
+  2 b v1, silent, started 2026-01-02T02:04:05Z, last seen 10s ago, 50 in flight
   3 c v1, busy, started 2026-01-02T02:04:05Z, last seen 0s ago
 Open alerts: 1
   failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad Request

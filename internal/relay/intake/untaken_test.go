@@ -2,6 +2,7 @@ package intake
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -145,4 +146,28 @@ func TestStuck(t *testing.T) {
 	want("some have a delivery", "a1 a2 b2")
 	r.settle(1, whole)
 	want("a range has ended", "b2")
+}
+
+// What relays have in hand counts at once, for each destination that has no row of it yet, and until its range has ended.
+func TestInHand(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'other'), ('t*', 'other')`)
+	const inHand = `WITH most AS MATERIALIZED (SELECT 100 AS events), ` + InHand + ` SELECT concat_ws(' ', relay, destination, deliveries) FROM in_hand ORDER BY 1`
+	want := func(what string, want ...string) {
+		t.Helper()
+		if got := relaytest.Rows[string](r.Database, inHand); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	want("nothing is taken")
+	r.Exec(insertMany, "a", 2)
+	first := r.take(1, usual)
+	r.Exec(insertMany, "b", 3)
+	r.take(2, usual)
+	want("two relays", "1 default 2", "1 other 2", "2 default 3", "2 other 3")
+	r.Exec(`INSERT INTO outbox_delivery (event_id, destination) SELECT id, 'other' FROM outbox WHERE idempotency_key = 'b1'`)
+	want("a delivery has a row", "1 default 2", "1 other 2", "2 default 3", "2 other 2")
+	r.settle(1, first)
+	want("a range has ended", "2 default 3", "2 other 2")
 }

@@ -53,7 +53,7 @@ type DestinationStatus struct {
 	Due int64 `json:"due"`
 	// Waiting of the pending wait behind an earlier event of their ordering key that failed or is retried.
 	Waiting int64 `json:"waiting"`
-	// InFlight of the pending are claimed by a relay.
+	// InFlight of the pending are claimed by a relay or, of new events, in its hand.
 	InFlight int64 `json:"in_flight"`
 	// Retrying of the pending were attempted before.
 	Retrying int64 `json:"retrying"`
@@ -171,8 +171,7 @@ type RelayStatus struct {
 	// Session reports whether the relay has a connection of its own, which ends with it. Behind a pooler it has none, and only
 	// the heartbeat shows that it lives.
 	Session bool `json:"session"`
-	// InFlight counts the deliveries that it has claimed. New events that it sends for the first
-	// time are not counted.
+	// InFlight counts the deliveries that it has claimed or, of new events, in hand. Another relay takes over those of one that is silent.
 	InFlight int64 `json:"in_flight"`
 	// Quarantined says why the relay does nothing here; empty: it works.
 	Quarantined string `json:"quarantined,omitempty"`

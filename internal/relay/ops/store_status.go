@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/watch"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
@@ -57,11 +58,11 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 // grow with the backlog. Retries that wait for their time are a part of their own: a large backlog does not hide them. No index leads to what was delivered: it is looked for among
 // the newest deliveries of all, and around the event that is retried.
 const selectDestinationStatus = `
-WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + watch.Lag + `, ` + watch.Lenient + `, ` + knownWithPending + `, newest AS MATERIALIZED (
+WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + watch.Lag + `, ` + watch.Lenient + `, ` + knownWithPending + `, ` + intake.InHand + `, newest AS MATERIALIZED (
     SELECT n.destination, max(n.delivered_at) AS delivered_at
     FROM (SELECT destination, delivered_at FROM outbox_delivery ORDER BY event_id DESC, destination DESC LIMIT 1000) n GROUP BY n.destination
 )
-SELECT k.destination, least(p.pending, 10001), least(p.due, 10001), p.waiting, least(p.in_flight, 10001), least(p.retrying, 10001),
+SELECT k.destination, least(p.pending + i.deliveries, 10001), least(p.due, 10001), p.waiting, least(p.in_flight + i.deliveries, 10001), least(p.retrying, 10001),
        f.failed, greatest(0, extract(epoch FROM now() - g.since))::float8, coalesce(s.paused, false), coalesce(s.paused_reason, ''), s.paused_at,
        least(p.replays, 10001), b.keys, b.seconds,
        EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(s.breaker, 'closed'),
@@ -124,6 +125,7 @@ CROSS JOIN LATERAL (
     SELECT count(*) > 0 AS served, max(o.wait_until) FILTER (WHERE o.wait_until > now()) AS wait_until, coalesce(sum(o.slowed_to), 0) AS slowed_to
     FROM outbox_relay_destination o WHERE o.destination = k.destination
 ) o
+CROSS JOIN LATERAL (SELECT coalesce(sum(x.deliveries), 0)::bigint AS deliveries FROM in_hand x WHERE x.destination = k.destination) i
 CROSS JOIN LATERAL (SELECT k.destination) lane
 CROSS JOIN ` + watch.Blocked + ` b
 LEFT JOIN newest w ON w.destination = k.destination
@@ -153,13 +155,10 @@ func parked(ctx context.Context, q pg.DB) (n int64, err error) {
 
 // Only what is due can be claimed, and nothing but a settle makes it due later. What is claimed stands first among it.
 const selectRelays = `
-WITH RECURSIVE ` + pg.Pending + `, hand AS MATERIALIZED (
-    SELECT DISTINCT o.relay FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
-        SELECT n.relay FROM outbox_range n WHERE n.seq >= l.oldest AND n.ended_at IS NULL OFFSET 0) o
-)
+WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + pg.Pending + `, ` + intake.InHand + `
 SELECT r.instance, r.name, r.version, r.started_at, greatest(0, extract(epoch FROM now() - r.heartbeat_at))::float8,
-       c.deliveries IS NULL AND r.instance NOT IN (SELECT h.relay FROM hand h), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,
-       coalesce(c.deliveries, 0), coalesce(r.quarantined, ''),
+       c.deliveries IS NULL AND r.instance NOT IN (SELECT o.relay FROM open o), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,
+       coalesce(c.deliveries, 0) + coalesce((SELECT sum(i.deliveries) FROM in_hand i WHERE i.relay = r.instance), 0)::bigint, coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination),
        coalesce(r.reload_error, ''), r.reload_failed_at,
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance AND s.refused_at IS NOT NULL ORDER BY s.destination),
