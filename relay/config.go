@@ -52,6 +52,9 @@ type Config struct {
 	// Printable ASCII, at most 63 characters.
 	Environment string
 
+	// Entry is the name of this outbox among those that one process serves, for alerts. Empty: it is the only one.
+	Entry string
+
 	// PollInterval is how long an idle relay waits before it looks by itself; notifications, its own activity and retries
 	// that it has put off by less than ten minutes wake it sooner. 0: 5 s. At least 1 s.
 	PollInterval time.Duration

@@ -104,6 +104,7 @@ func New(cfg Config) (*Relay, error) {
 	r.presence.Set(cfg.Resume, false)
 	r.databaseBusy = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.aborted, r.abort = context.WithCancel(context.Background())
+	r.trouble.Database = r.guardConfig().Address
 	return r, nil
 }
 
@@ -320,7 +321,7 @@ func (r *Relay) alerter() *alert.Sender {
 		DB: r.chores, Due: r.signals.alerts, Config: func() alert.Config { return r.config().Alerts },
 		Alive:  r.alive,
 		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
-		Refresh: r.watcher.Refresh, Trouble: &r.trouble, Environment: r.cfg.Environment, Relay: r.cfg.Name,
+		Refresh: r.watcher.Refresh, Trouble: &r.trouble, Entry: r.cfg.Entry, Environment: r.cfg.Environment, Relay: r.cfg.Name,
 	}
 }
 

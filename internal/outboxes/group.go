@@ -146,7 +146,7 @@ func (m *member) own(cfg relay.Config) relay.Config {
 	if pool.MaxConnIdleTime == poolDefaultIdle {
 		pool.MaxConnIdleTime = connectionsIdle
 	}
-	cfg.Pool, cfg.Schema, cfg.Hooks = pool, m.Schema, m.Hooks
+	cfg.Pool, cfg.Schema, cfg.Entry, cfg.Hooks = pool, m.Schema, m.Name, m.Hooks
 	cfg.Log, cfg.Spans = m.log, m.spans
 	if cfg.History != nil {
 		cfg.History = cmp.Or(m.History, history.New())

@@ -188,7 +188,7 @@ func allRules() []rule {
 		},
 		{
 			RuleDatabase, usual, "outbox-relay doctor",
-			"Relay {name} has trouble with its database[: {failure}][: {detail}]",
+			"Relay {name} has trouble with its database[ {database}][: {failure}][: {detail}]",
 			"relay {name} works with its database again",
 			"See whether the server runs, whether it has disk space and connections left, and whether a lock or a missing right keeps the relay from its tables. Events are stored as long as it takes writes, and nothing is lost.",
 		},
@@ -306,13 +306,15 @@ func (a Alert) value(name string, v voice) string {
 		}
 		return "Compare the settings, secrets and network of the relays that are named with those of the others; correct them, then reload these relays (SIGHUP)."
 	}
-	return a.ifKnown(name)
+	return a.ifKnown(name, v)
 }
 
 // ifKnown returns values that some alerts lack.
-func (a Alert) ifKnown(name string) string {
+func (a Alert) ifKnown(name string, v voice) string {
 	failed := a.FirstError != ""
 	switch {
+	case name == "database" && a.Database != "":
+		return v.name(a.Database)
 	case name == "event" && a.FirstEventID != 0:
 		return fmt.Sprint(a.FirstEventID)
 	case name == "pending" && a.Pending > 0:

@@ -30,9 +30,9 @@ type Sender struct {
 	Refresh func(context.Context) error
 	// Trouble is what this relay sees of its database. Nil: it is not observed.
 	Trouble *Trouble
-	// Environment and Relay are said in each alert.
-	Environment, Relay string
-	Log                zerolog.Logger
+	// Entry, Environment and Relay are said in each alert.
+	Entry, Environment, Relay string
+	Log                       zerolog.Logger
 	// Notified is called with the result of each notification. Nil: no call.
 	Notified func(channel string, alert Alert, err error)
 	// Failed is called with the error of a statement that will be repeated.
@@ -195,7 +195,7 @@ func (s *Sender) sendOne(ctx context.Context, c *candidate) error {
 
 // compose completes an alert that is about to be sent.
 func (s *Sender) compose(a Alert, state State, cfg Config) Alert {
-	a.Source = Source{Environment: s.Environment, Relay: s.Relay, Repeated: a.ResolvedAt == nil && !state.SentAt.IsZero()}
+	a.Source = Source{Entry: s.Entry, Environment: s.Environment, Relay: s.Relay, Repeated: a.ResolvedAt == nil && !state.SentAt.IsZero()}
 	if cfg.PageURL != "" {
 		a.Page = cfg.PageURL + "/alerts"
 	}

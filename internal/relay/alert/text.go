@@ -39,6 +39,7 @@ type Alert struct {
 
 // A Source says whose an alert is, and where to continue. The relay that sends it fills it in.
 type Source struct {
+	Entry       string `json:"entry,omitempty" db:"-"` // name of the outbox, of several that one process serves
 	Environment string `json:"environment,omitempty" db:"-"`
 	Relay       string `json:"relay,omitempty" db:"-"`
 	Page        string `json:"page,omitempty" db:"-"`     // address of the page of alerts
@@ -147,7 +148,7 @@ func (a Alert) compose(v voice) string {
 // whose says which database, environment and relay it is about, and links to the page and the runbook.
 func (a Alert) whose(v voice) string {
 	var of []string
-	for _, part := range []struct{ what, name string }{{"database", a.Database}, {"environment", a.Environment}, {"relay", a.Relay}} {
+	for _, part := range []struct{ what, name string }{{"database", a.Database}, {"entry", a.Entry}, {"environment", a.Environment}, {"relay", a.Relay}} {
 		if part.name != "" {
 			of = append(of, part.what+" "+v.name(part.name))
 		}

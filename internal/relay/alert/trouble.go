@@ -16,6 +16,8 @@ import (
 // A Trouble is what one relay sees of its database: that it is away, that it refuses for lack of disk, memory or
 // connections, or that claims fail. It is safe for concurrent use.
 type Trouble struct {
+	Database string // host and name; empty: not known
+
 	mu      sync.Mutex
 	since   time.Time // the first failure; zero: there is none
 	last    time.Time // the last failure
@@ -97,7 +99,7 @@ func (t *Trouble) observe(relay string) (a Alert, found bool) {
 	if t.since.IsZero() {
 		return Alert{}, false
 	}
-	a = Alert{Rule: RuleDatabase, Subject: relay, Count: 1, OpenedAt: t.since, BeganAt: t.since, FirstError: t.cause}
+	a = Alert{Rule: RuleDatabase, Subject: relay, Count: 1, Database: t.Database, OpenedAt: t.since, BeganAt: t.since, FirstError: t.cause}
 	if !t.ended.IsZero() {
 		ended := t.ended
 		a.ResolvedAt = &ended

@@ -13,11 +13,15 @@ import (
 )
 
 // A recorder is a channel that remembers what it was sent.
-type recorder struct{ sent []string }
+type recorder struct {
+	sent   []string
+	alerts []Alert
+}
 
 func (*recorder) Name() string { return "recorder" }
 
 func (c *recorder) Notify(_ context.Context, a Alert) error {
+	c.alerts = append(c.alerts, a)
 	c.sent = append(c.sent, a.State())
 	if a.FirstError != "" {
 		c.sent[len(c.sent)-1] += " " + a.FirstError
@@ -72,6 +76,25 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 		}
 		if joined := strings.Join(got, ", "); joined != c.want {
 			t.Errorf("%s: got %s, want %s", name, joined, c.want)
+		}
+	}
+}
+
+// An alert names the database, and of several outboxes the entry, also where nothing can be read of the database.
+func TestTroubleNamesTheDatabase(t *testing.T) {
+	t.Parallel()
+	channel, trouble, state := &recorder{}, &Trouble{Database: "shop-db:5432/shop"}, State{}
+	s := &Sender{Config: func() Config { return Config{Channels: []Channel{channel}}.WithDefaults() }, Trouble: trouble, Entry: "billing", Relay: "r1", Log: zerolog.Nop()}
+	now := time.Now()
+	trouble.Failed(now, errors.New("no route to host"))
+	s.sendTrouble(t.Context(), now.Add(time.Minute), channel.Name(), &state)
+	if len(channel.alerts) != 1 {
+		t.Fatalf("%d alerts", len(channel.alerts))
+	}
+	text := channel.alerts[0].Text()
+	for _, want := range []string{`Relay "r1" has trouble with its database "shop-db:5432/shop": no route to host. `, `Database "shop-db:5432/shop", entry "billing", relay "r1".`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("without %s: %s", want, text)
 		}
 	}
 }
