@@ -105,6 +105,8 @@ func (m *Metrics) ready(now time.Time, s relay.State) (reasons []string) {
 		reasons = append(reasons, fmt.Sprintf("the database has taken no heartbeat for %s", plain.Span(now.Sub(s.Beat))))
 	case s.Beat.IsZero() && at.IsZero():
 		reasons = append(reasons, "the relay is starting: it is not registered in its database yet")
+	case hint != "" && now.Sub(at) < time.Minute:
+		return append(reasons, "the relay cannot use its database, and tries again by itself: "+hint)
 	default:
 		reasons = append(reasons, "the relay is not registered in its database; it tries again by itself, and its log says why")
 	}

@@ -68,7 +68,7 @@ func TestReasonsOfHealth(t *testing.T) {
 		"a claim failed": {state: relay.State{Turned: turned, Beat: turned, Registered: true, StuckSince: turned}},
 		"a hint": {
 			state: relay.State{Turned: turned}, before: func(m *Metrics) { m.health.failed(now, &pgconn.PgError{Code: "28P01", Message: "CANARY"}) },
-			ready: "the relay is not registered in its database; it tries again by itself, and its log says why; the server refuses this login: check user and password in database.url",
+			ready: "the relay cannot use its database, and tries again by itself: the server refuses this login: check user and password in database.url",
 		},
 		"an error without a hint": {
 			state: relay.State{Turned: turned}, before: func(m *Metrics) { m.health.failed(now, errors.New("CANARY")) },

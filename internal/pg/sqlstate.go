@@ -1,9 +1,14 @@
 package pg
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
+	"os"
 	"strings"
+	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -21,6 +26,8 @@ const (
 	noSuchDatabase       = "3D000"
 	LacksPrivilege       = "42501"
 	tooManyConnections   = "53300"
+	adminShutdown        = "57P01"
+	cannotConnectNow     = "57P03"
 	noSuchSchema         = "3F000"
 	DivisionByZero       = "22012"
 	serializationFailure = "40001"
@@ -113,7 +120,17 @@ func WithRoleHint(err error) error {
 // Hint says what a person can do about a failed statement; empty: nothing but wait.
 func Hint(err error) string {
 	var pgErr *pgconn.PgError
+	var unknown *net.DNSError
+	var connecting *pgconn.ConnectError
 	switch {
+	case errors.As(err, &unknown):
+		return "the host's name in database.url does not resolve"
+	case errors.Is(err, syscall.ECONNREFUSED), errors.As(err, &connecting) && errors.Is(err, fs.ErrNotExist): // of its socket
+		return "nothing listens at the address of database.url: the server is stopped, or host or port are wrong"
+	case errors.As(err, &connecting) && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)):
+		return "the server of database.url does not answer: see whether its host is up, and whether a firewall is between"
+	case errors.As(err, &pgErr) && (pgErr.Code == adminShutdown || pgErr.Code == cannotConnectNow):
+		return "the server is stopping or starting"
 	case errors.Is(err, ErrReadOnly), HasCode(err, ReadOnlyTransaction):
 		return "waiting for a server that takes writes; with several hosts in database.url, target_session_attrs=read-write finds it"
 	case errors.Is(err, ErrTwoDatabases):

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -47,6 +50,30 @@ func TestErrorsOfTheDatabaseAreClassified(t *testing.T) {
 	}
 }
 
+// connecting returns the error of a connection to a host that is not there.
+func connecting(host string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	config, err := pgconn.ParseConfig("host=" + host + " user=x sslmode=disable")
+	if err != nil {
+		return err
+	}
+	config.LookupFunc = func(_ context.Context, host string) ([]string, error) {
+		if host == "db.invalid" {
+			return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+		}
+		return []string{host}, nil
+	}
+	if host == "192.0.2.1" { // which hosts without a network refuse at once
+		config.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	}
+	_, err = pgconn.ConnectConfig(ctx, config)
+	return err
+}
+
 // A failure that an operator can end says how; one that ends by itself says nothing.
 func TestHint(t *testing.T) {
 	t.Parallel()
@@ -57,6 +84,10 @@ func TestHint(t *testing.T) {
 		"check user and password":         {&pgconn.PgError{Code: wrongPassword}, &pgconn.PgError{Code: wrongAuthorization}},
 		"check the name in database.url":  {&pgconn.PgError{Code: noSuchDatabase}},
 		"run migrations/roles.sql":        {&pgconn.PgError{Code: LacksPrivilege}},
+		"the server is stopped":           {fmt.Errorf("connect: %w", syscall.ECONNREFUSED), connecting("/nowhere")},
+		"does not resolve":                {connecting("db.invalid")},
+		"does not answer":                 {connecting("192.0.2.1")},
+		"stopping or starting":            {&pgconn.PgError{Code: adminShutdown}, &pgconn.PgError{Code: cannotConnectNow}},
 		"a relay needs four":              {&pgconn.PgError{Code: tooManyConnections}},
 		"run pg_amcheck":                  {&pgconn.PgError{Code: "XX001"}, &pgconn.PgError{Code: "58030"}},
 		"does not belong to the outbox":   {&pgconn.PgError{Code: "23514"}, &pgconn.PgError{Code: "P0001"}},
