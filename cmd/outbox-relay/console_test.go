@@ -247,6 +247,8 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 		"a secret by its name":           {strings.Replace(literal, goodSecret, "'${SECRET}'", 1), 0o644, false},
 		"no secret":                      {"destinations: {a: {url: 'http://127.0.0.1:1/'}}\n", 0o644, false},
 		"a password in a URL":            {"destinations: {a: {url: 'http://127.0.0.1:1/', basic_auth: {username: u, password: hunter2}}}\n", 0o644, true},
+		"a webhook without a key":        {"destinations: {a: {url: 'http://127.0.0.1:1/'}}\nalerts: {channels: [{webhook: 'http://127.0.0.1:1/hooks/outbox'}]}\n", 0o644, false},
+		"a webhook with a key":           {"destinations: {a: {url: 'http://127.0.0.1:1/'}}\nalerts: {channels: [{webhook: 'http://127.0.0.1:1/hooks/hunter2?key=hunter2'}]}\n", 0o644, true},
 		"one secret by name, one as is":  {"destinations: {a: {url: 'http://127.0.0.1:1/', signing_secrets: ['${SECRET}', " + goodSecret + "]}}\n", 0o644, true},
 		"a header with a bearer's token": {"destinations: {a: {url: 'http://127.0.0.1:1/', headers: {Authorization: Bearer hunter2}}}\n", 0o644, true},
 	} {

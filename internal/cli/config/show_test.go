@@ -183,7 +183,7 @@ routes:
     to: [logistics, "1"] # default
 alerts:
   channels:
-    - webhook: https://ops.internal/*** # outbox-relay.yaml:16
+    - webhook: https://ops.internal/hooks # outbox-relay.yaml:16
     - slack: https://hooks.slack.com/*** # env OUTBOX_SLACK_WEBHOOK_URL_FILE
   after: 45s # default
   repeat: 1h # default

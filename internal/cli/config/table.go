@@ -176,7 +176,7 @@ func channelRows(made *[]alert.Channel, transport *alert.Transport) []settings.R
 	service := func(url settings.Secret) { *made = append(*made, notify.New(url, transport)) }
 	return []settings.Row{
 		{Path: "slack", Env: "SLACK_WEBHOOK_URL", FromFile: true, Value: settings.Showing(settings.One("https://hooks.slack.com/…", parseChannelURL, slack), onlyHost)},
-		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.Showing(settings.One("https://ops.internal/hooks/outbox", parseChannelURL, webhook), onlyHost)},
+		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.Showing(settings.One("https://ops.internal/hooks/outbox", parseChannelURL, webhook), WithoutSecrets)},
 		{Path: "service", Env: "ALERT_SERVICE_URL", FromFile: true, Value: settings.Showing(settings.One("smtp://…", notify.ParseURL, service), onlyService)},
 	}
 }
