@@ -88,14 +88,15 @@ func (s store) clearRefusal(ctx context.Context, destination string, instance in
 	return pg.Exec(ctx, s.db, "record acceptance", clearRefusal, destination, instance)
 }
 
-// The alert is part of the opening: an operator who sees a held lane can find out since when and why. A destination that was
+// The alert is part of the opening: an operator who sees a held lane can find out since when and why. One that is open since before an operator's
+// reset says since when. A destination that was
 // removed while it was held, and is back, is told of again.
 const openBreaker = `
 WITH opened AS (
     INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error, breaker_events)
-    VALUES ($1, 'open', now(), now() + make_interval(secs => $3), $5, $7)
+    VALUES ($1, 'open', coalesce((SELECT opened_at FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL), now()), now() + make_interval(secs => $3), $5, $7)
     ON CONFLICT (destination) DO UPDATE
-    SET breaker = 'open', breaker_opened_at = coalesce(d.breaker_opened_at, now()), breaker_owner = NULL,
+    SET breaker = 'open', breaker_opened_at = coalesce(d.breaker_opened_at, excluded.breaker_opened_at), breaker_owner = NULL,
         breaker_probes = CASE WHEN d.breaker = 'closed' OR $6 THEN 0 ELSE d.breaker_probes + 1 END,
         breaker_until = now() + make_interval(secs => CASE WHEN d.breaker = 'closed' OR $6 THEN $3::float8
             ELSE least($4, $3 * power(2, least(d.breaker_probes + 1, 30))) END),

@@ -30,8 +30,8 @@ func TestResumeResetsTheBreaker(t *testing.T) {
 	if got := relaytest.Row[string](db, breaker); got != "closed 0" {
 		t.Errorf("the breaker is %s", got)
 	}
-	if got := relaytest.Rows[string](db, `SELECT rule || ' ' || subject FROM outbox_alert WHERE resolved_at IS NOT NULL`); !slices.Equal(got, []string{"breaker_open default"}) {
-		t.Errorf("resolved are %q", got)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE resolved_at IS NOT NULL`); n > 0 {
+		t.Errorf("%d alerts have ended, though nothing says that the destination works", n)
 	}
 }
 

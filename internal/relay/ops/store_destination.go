@@ -128,6 +128,8 @@ func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, 
 
 const endPause = `UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL WHERE destination = $1`
 
+// The alert stays: nothing says yet that the destination works. Relays end it when its breaker has stayed closed for ten seconds, or it lasts,
+// since when it did before.
 const resetBreaker = `
 WITH closed AS (
     UPDATE outbox_destination
@@ -136,11 +138,11 @@ WITH closed AS (
     WHERE destination = $1 AND breaker <> 'closed'
     RETURNING destination
 )
-UPDATE outbox_alert SET resolved_at = now()
+UPDATE outbox_alert SET last_at = now()
 FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND resolved_at IS NULL`
 
 // Resume ends a pause. An open breaker stays open unless reset is true: then deliveries flow at once, at the risk that the
-// destination is still down, and the breaker's alert is resolved. The error wraps [ErrUnknownDestination] as that of Pause does.
+// destination is still down. The error wraps [ErrUnknownDestination] as that of Pause does.
 func (o *Outbox) Resume(ctx context.Context, destination string, reset bool) (Pause, error) {
 	return o.resume(ctx, destination, true, reset)
 }

@@ -224,8 +224,11 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                        SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
                        'event', coalesce(a.first_event_id, 0),
                        'left', CASE a.rule
+                           -- A destination that was removed, or an operator's reset that was right.
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                                AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
+                               OR a.last_at < now() - interval '10 seconds'
+                               AND NOT EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND (d.breaker <> 'closed' OR d.breaker_failures > 0))
                            WHEN 'reconcile' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                            -- Not at once, or a relay that came and went would never be reported.
                            WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
