@@ -47,6 +47,7 @@ func TestWireMistakes(t *testing.T) {
 		"cloudevents_source: 'http://%zz'":                                 `destinations.a.cloudevents_source: is not a URI reference; write one such as "https://finance.internal/outbox" or "/finance/outbox"`,
 		"max_payload_bytes: 1MB":                                           `destinations.a.max_payload_bytes: "1MB" is not a whole number`,
 		"batch: {max: 0}":                                                  `destinations.a.batch.max: "0" is too small; write 1 or more`,
+		"max_in_flight: 1, batch: {max: 1000}":                             "destinations.a.batch.max: 1000 has no effect while max_in_flight is 1, which counts events; raise that to some multiples of batch.max, or write batch: {max: 1}",
 		"excerpts: html":                                                   `destinations.a.excerpts: "html" is not known; write one of problem, text, none`,
 		"max_payload_bytes: -1":                                            `destinations.a.max_payload_bytes: -1 is negative; write a number of bytes, or 0 for no limit of its own`,
 		"tls: {min_version: 1.1}":                                          `destinations.a.tls.min_version: "1.1" is not known; did you mean "1.2"?`,

@@ -22,7 +22,8 @@ const maxBatchAnswer = 4 << 20
 
 // A Batch says whether events that wait at the same time share a request. The zero value: each has its own.
 type Batch struct {
-	// Max is how many events a request may have, at most [webhook.MaxBatchEvents]. 0: requests of single events.
+	// Max is how many events a request may have, at most [webhook.MaxBatchEvents], and never more than MaxInFlight, which counts events. 0 or 1:
+	// requests of single events.
 	Max int
 }
 
@@ -30,7 +31,9 @@ type Batch struct {
 func (d Destination) batchProblems(path string) []check.Problem {
 	var v check.Problems
 	v.Require(d.Batch.Max >= 0 && d.Batch.Max <= webhook.MaxBatchEvents, path+".batch.max",
-		"%d is out of range; write 1 to %d events, or remove batch to send each event by itself", d.Batch.Max, webhook.MaxBatchEvents)
+		"%d is out of range; write 1 to %d events: 1 sends each event by itself", d.Batch.Max, webhook.MaxBatchEvents)
+	v.Require(d.Batch.Max <= 1 || d.MaxInFlight != 1, path+".batch.max",
+		"%d has no effect while max_in_flight is 1, which counts events; raise that to some multiples of batch.max, or write batch: {max: 1}", d.Batch.Max)
 	return v
 }
 

@@ -79,8 +79,13 @@ func payloadOf(key string) string { return "{\"k\":\n\"" + key + "\"}\xff\x00" }
 // deliverMany delivers n events at once, after one that lets the endpoint learn what the receiver offers.
 func deliverMany(t testing.TB, b *batchReceiver, n int) (results map[string]policy.Result) {
 	t.Helper()
+	return deliverInBatches(t, b, n, 10)
+}
+
+func deliverInBatches(t testing.TB, b *batchReceiver, n, most int) (results map[string]policy.Result) {
+	t.Helper()
 	d := destinationOf(b.URL, post.Wire{}, post.Egress{})
-	d.Batch.Max, d.SigningSecrets = 10, []webhook.Secret{secret(t, batchSecret)}
+	d.Batch.Max, d.SigningSecrets = most, []webhook.Secret{secret(t, batchSecret)}
 	e := endpointOf(t, d)
 	deliver := func(key string) policy.Result {
 		m := order()
@@ -104,6 +109,20 @@ func deliverMany(t testing.TB, b *batchReceiver, n int) (results map[string]poli
 	}
 	all.Wait()
 	return results
+}
+
+// A destination of which the defaults share requests may send each event by itself.
+func TestBatchesOfOneAreNone(t *testing.T) {
+	t.Parallel()
+	b := newBatchReceiver(t, nil)
+	for key, v := range deliverInBatches(t, b, 20, 1) {
+		if v.Reason != policy.ReasonOK || v.Batch != 0 {
+			t.Errorf("%s: %+v", key, v)
+		}
+	}
+	if len(b.batches) > 0 {
+		t.Errorf("events shared requests: %v", b.batches)
+	}
 }
 
 func TestBatchesCarryWhatWaits(t *testing.T) {

@@ -70,7 +70,7 @@ func (d Destination) schemeProblems(path string) []check.Problem {
 	} {
 		v.Require(!setting.given || setting.of == kind, path+"."+setting.name, "is for destinations of %s; remove it", setting.of)
 	}
-	v.Require(d.Batch.Max == 0 || kind == "", path+".batch.max", "is for destinations of HTTP, and events for %s share requests without it; remove it", kind)
+	v.Require(d.Batch.Max <= 1 || kind == "", path+".batch.max", "is for destinations of HTTP, and events for %s share requests without it; remove it", kind)
 	return v
 }
 

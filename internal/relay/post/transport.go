@@ -165,7 +165,7 @@ func newHTTP(e *Endpoint, agent string) (carrier, error) {
 		// A few kilobytes of gzip can hold gigabytes.
 		DisableCompression: true,
 	}
-	if d.Batch.Max > 0 {
+	if d.Batch.Max > 1 {
 		return newBatches(e), nil
 	}
 	return overHTTP{e}, nil
