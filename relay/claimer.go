@@ -140,8 +140,9 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due ag
 			return err
 		}
 	}
-	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would wait until its lease ends.
-	ctx = context.WithoutCancel(ctx)
+	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would wait until its lease ends. When not even outcomes
+	// are written any more, the database does not answer.
+	ctx = c.breakers.settling
 	if due.Has(agenda.CauseEntry | agenda.CauseRescue) {
 		if err := c.taker.RescueRanges(ctx, now, instance); err != nil {
 			return err

@@ -65,8 +65,9 @@ type Relay struct {
 	fail    context.CancelCauseFunc // ends Run for what waiting cannot mend
 }
 
-// settleGrace is how long the last outcomes may take to be written once everything else has ended.
-const settleGrace = 5 * time.Second
+// settleGrace is how long the last outcomes may take to be written once everything else has ended. Leaving takes less than a second after it,
+// so that a stop takes five seconds longer than DrainTimeout at most.
+const settleGrace = 4 * time.Second
 
 // New returns a Relay, or every mistake in its configuration as joined [Problem]s. It does not touch the network.
 func New(cfg Config) (*Relay, error) {
@@ -129,15 +130,16 @@ var (
 )
 
 // Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
-// DrainTimeout, settles them, deregisters, and returns nil. While the database is away it waits for it, for ever. It returns an error
-// only for what waiting cannot mend, one wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser], and [Asleep].
+// DrainTimeout, settles them, deregisters, and returns nil, also from a database that does not answer, at most five seconds after
+// DrainTimeout. While the database is away it waits for it, for ever. It returns an error only for what waiting cannot mend, one
+// wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser], and [Asleep].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
 	if err := r.session.Open(ctx); err != nil {
 		return err
 	}
 	r.setDatabase(r.session.Database)
-	defer func() { r.store.direct.Close() }()
+	defer func() { r.session.Database.Close() }()
 	if err := r.prepare(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -149,8 +151,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer giveUp()
 	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
 	defer cutOff()
-	present, leave := context.WithCancel(context.WithoutCancel(ctx))
-	defer leave()
+	present, leave := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer leave(nil)
 	r.Taking, r.Doing, r.Settling = ctx, doing, settling
 
 	var takers, settler, presence sync.WaitGroup
@@ -186,7 +188,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer last.Stop()
 	settler.Wait()
 	r.writeHistory(settling)
-	leave()
+	if settling.Err() != nil {
+		leave(session.ErrSilent)
+	}
+	leave(nil)
 	presence.Wait()
 	for _, l := range r.lanes.All() {
 		l.Current().Retire()

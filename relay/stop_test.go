@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/claim"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
@@ -186,6 +187,23 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
 	within(t, "a beat", l.holdFrom(session.Beat))
 	r.stop()
+}
+
+// A claim that the database does not answer is given up with the outcomes, and does not wait for the end of its statement.
+func TestStopWhileAClaimHangs(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	db := relaytest.Covered(t)
+	l := newLink(t, db.DSN)
+	rc := relaytest.NewReceiver(t, nil)
+	cfg := config(db, to(rc.URL))
+	cfg.Pool = settings(t, l.dsn)
+	cfg.DrainTimeout = time.Millisecond
+	r := start(t, cfg)
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	within(t, "a claim", l.holdFrom(claim.ClaimDue))
+	r.stop()
+	r.await(t, "no failed claim", func(o *observer) bool { return o.failures["claim"] == 0 })
 }
 
 func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {

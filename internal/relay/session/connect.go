@@ -94,10 +94,12 @@ type Database struct {
 	Pool pg.Pool
 	// Deaf says that no connection lasts: nothing listens for notifications.
 	Deaf bool
+
+	sockets *sockets // of Direct
 }
 
 // Open makes the pool, which connects at its first use. It fails only for what waiting cannot mend. The caller closes
-// Database.Direct.
+// Database.
 func (s *Session) Open(ctx context.Context) error {
 	return s.open(ctx, s.Config.Pooler.Mode == PoolerTransaction)
 }
@@ -112,11 +114,13 @@ func (s *Session) open(ctx context.Context, pooled bool) error {
 		s.names.Pin(cfg)
 	}
 	s.Guard.Watch(cfg, s.names, pooled)
+	opened := &sockets{}
+	cfg.ConnConfig.DialFunc = opened.dial(cfg.ConnConfig.DialFunc)
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return fmt.Errorf("open database pool: %w", err)
 	}
-	s.Database = Database{Direct: pool, Pool: s.names.On(pool)}
+	s.Database = Database{Direct: pool, Pool: s.names.On(pool), sockets: opened}
 	if pooled {
 		delete(settings, "search_path") // which names add
 		s.Database.Pool = pg.NewTransactions(pool, settings, s.Guard.Prologue, identity.Explain).Naming(s.names)
@@ -133,7 +137,7 @@ func (s *Session) Check(ctx context.Context) error {
 		if s.Config.Pooler.Mode == PoolerNone {
 			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
 		}
-		s.Database.Direct.Close()
+		s.Database.Close()
 		if err := s.open(ctx, true); err != nil {
 			return err
 		}

@@ -89,9 +89,21 @@ const (
 	afterReconnect  = 3 * time.Second
 	defaultWatchFor = 15 * time.Second
 	defaultDeafFor  = 10 * time.Minute
-	// leaveTimeout bounds how long a stopping relay waits for its last statements.
+	// leaveTimeout bounds how long a stopping relay waits for its last statements, and leaveSilent where the database has not answered before.
 	leaveTimeout = 2 * time.Second
+	leaveSilent  = 250 * time.Millisecond
 )
+
+// ErrSilent as the cause for which Run is to end says that the database does not answer.
+var ErrSilent = errors.New("the database does not answer")
+
+// leaveWithin returns how long a relay waits that stops as the context says.
+func leaveWithin(stopping context.Context) time.Duration {
+	if errors.Is(context.Cause(stopping), ErrSilent) {
+		return leaveSilent
+	}
+	return leaveTimeout
+}
 
 // A grace is until when other relays may look dead although they live: what kept this relay from the database, or set its
 // clock, has mostly met them too, and they have yet to send a heartbeat.
@@ -213,7 +225,7 @@ func (s *Session) keep(ctx context.Context) (connected bool, err error) {
 	if on.conn != nil {
 		defer func() {
 			s.Listening(false)
-			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(time.Second, leaveWithin(ctx)))
 			defer cancel()
 			_ = on.conn.Close(closing)
 		}()
@@ -435,7 +447,7 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(stopping), limit)
 	defer cancel()
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
-	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
+	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveWithin(stopping), cancel) })()
 	p := pulse{
 		writeAfter: heartbeatAge, armed: s.Producers.Armed(),
 		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
@@ -498,7 +510,7 @@ func (s *Session) unblock(ctx context.Context) {
 
 // leave deregisters this relay, unless it falls asleep: everything it had claimed is settled or given back.
 func (s *Session) leave(ctx context.Context, on *standing) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin(ctx))
 	defer cancel()
 	instance, _ := s.Presence.Current()
 	if s.asleep {
