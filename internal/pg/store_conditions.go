@@ -71,6 +71,11 @@ const PendingOf = `of (destination) CROSS JOIN LATERAL (
      ORDER BY d.destination, d.blocked_by, d.event_id LIMIT 10001)
     LIMIT 10001) found`
 
+// NextDue is a subselect that finds when the next delivery of a lane is due, behind a "lane (destination)"; NULL: nothing waits for its time alone.
+const NextDue = `SELECT min(n.next_attempt_at) FROM (VALUES (false), (true)) x (replay) CROSS JOIN LATERAL (
+        SELECT d.next_attempt_at FROM outbox_delivery d
+        WHERE d.destination = lane.destination AND d.replay = x.replay AND ` + IsDue + ` ORDER BY d.next_attempt_at, d.event_id LIMIT 1) n`
+
 // Unserved selects the destinations with pending deliveries that no registered relay serves.
 const Unserved = `
 WITH RECURSIVE ` + Pending + UnservedOf

@@ -159,7 +159,13 @@ func (k *Keeper) beginTrial(ctx context.Context, l Lane, v View, now time.Time, 
 		return time.Time{}, false, err
 	}
 	if !taken { // nothing that waits is due, or another relay was first, as the next beat will show
-		next = now.Add(k.Poll)
+		untilDue, err := store{k.DB}.untilDue(ctx, v.Destination)
+		if err != nil {
+			return time.Time{}, false, err
+		}
+		if next = now.Add(k.Poll); untilDue > 0 {
+			next = now.Add(min(untilDue, k.Poll))
+		}
 		l.Change(func(b *policy.Breaker) { b.TryAt = next })
 		return next, false, nil
 	}

@@ -275,3 +275,29 @@ func TestResetDoesNotHideSinceWhen(t *testing.T) {
 		t.Errorf("held since %s, want %s; %d alerts", got, before, s.alerts())
 	}
 }
+
+// A held destination of which nothing is due is probed when its next delivery is, not up to a poll later; status says the same.
+func TestProbeWaitsForWhatIsDueNext(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(2, "retried")
+	db.Serve("default")
+	s := newSide(db, 1)
+	s.fail(policy.ReasonConnect, 1)
+	s.tend()
+	s.pass()
+	s.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour', attempts = 1`)
+	s.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '500 milliseconds' WHERE event_id = 2`)
+	s.now = s.now.Add(time.Hour)
+	next, scan, err := s.keeper.Tend(t.Context(), s, s.now, 1)
+	relaytest.Must(t, err)
+	if wait := next.Sub(s.now); scan || wait <= 0 || wait > 500*time.Millisecond {
+		t.Errorf("the next probe is tried after %s, scan %v", wait, scan)
+	}
+	s.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour'`)
+	status, err := ops.New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	if got := status.Destinations[0].BreakerSeconds; got < 3000 || got > 3600 {
+		t.Errorf("status says that the next probe comes in %g s", got)
+	}
+}

@@ -157,6 +157,15 @@ func (s store) tryBreaker(ctx context.Context, destination string, instance int3
 	return true, events, nil
 }
 
+const selectUntilDue = `
+SELECT coalesce(extract(epoch FROM (` + pg.NextDue + `) - now()), 0)::float8 FROM (VALUES ($1::text)) lane (destination)`
+
+// untilDue returns for how long nothing of a destination is due; not above 0: something is, or nothing waits.
+func (s store) untilDue(ctx context.Context, destination string) (time.Duration, error) {
+	seconds, err := pg.Value[float64](ctx, s.db, "find next due delivery", selectUntilDue, destination)
+	return time.Duration(seconds * float64(time.Second)), err
+}
+
 const renewTrial = `
 UPDATE outbox_destination SET breaker_until = now() + make_interval(secs => $3)
 WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`

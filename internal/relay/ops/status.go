@@ -78,7 +78,7 @@ type DestinationStatus struct {
 	Breaker string `json:"breaker"`
 	// BreakerOpenedAt is when the hold began; nil when closed.
 	BreakerOpenedAt *time.Time `json:"breaker_opened_at,omitempty"`
-	// BreakerSeconds is the time until the next probe; 0 when it is due, or closed.
+	// BreakerSeconds is the time until the next probe, which needs a delivery that is due; 0 when it is due, or closed.
 	BreakerSeconds float64 `json:"breaker_seconds,omitempty"`
 	// BreakerError is what the destination last answered to a probe, or what opened the breaker.
 	BreakerError string `json:"breaker_error,omitempty"`

@@ -66,7 +66,7 @@ SELECT k.destination, least(p.pending + i.deliveries, 10001), least(p.due, 10001
        f.failed, greatest(0, extract(epoch FROM now() - g.since))::float8, coalesce(s.paused, false), coalesce(s.paused_reason, ''), s.paused_at,
        least(p.replays, 10001), b.keys, b.seconds,
        EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(s.breaker, 'closed'),
-       s.breaker_opened_at, greatest(0, extract(epoch FROM s.breaker_until - now()))::float8, coalesce(s.breaker_error, ''),
+       s.breaker_opened_at, greatest(0, extract(epoch FROM greatest(s.breaker_until, CASE WHEN s.breaker = 'open' THEN p.next_at END) - now()))::float8, coalesce(s.breaker_error, ''),
        o.served, o.wait_until, o.slowed_to,
        coalesce(p.last_event, 0), coalesce(p.last_reason, ''), coalesce(p.last_error, ''),
        f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''),
@@ -96,7 +96,8 @@ CROSS JOIN LATERAL (
            (array_agg(d.event_id ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_event,
            (array_agg(d.last_reason ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_reason,
            (array_agg(d.last_error ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_error,
-           max(d.last_attempt_at) FILTER (WHERE d.attempts > 0) AS last_at
+           max(d.last_attempt_at) FILTER (WHERE d.attempts > 0) AS last_at,
+           min(d.next_attempt_at) FILTER (WHERE d.blocked_by IS NULL) AS next_at
     FROM (
         (SELECT * FROM outbox_delivery d WHERE d.destination = k.destination AND ` + pg.IsDue + ` AND d.replay = false
          AND d.next_attempt_at <= now() ORDER BY d.next_attempt_at, d.event_id LIMIT 10001)

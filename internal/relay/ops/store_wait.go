@@ -12,7 +12,7 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        CASE WHEN NOT ` + pg.IsFree + ` THEN d.claimed_by END, coalesce(r.name, ''), coalesce(` + pg.IsAlive + `, false),
        coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
        coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
-       coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM p.breaker_until - now()), 0)::float8, coalesce(p.breaker_error, ''),
+       coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM greatest(p.breaker_until, CASE WHEN p.breaker = 'open' THEN (` + pg.NextDue + `) END) - now()), 0)::float8, coalesce(p.breaker_error, ''),
        coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(h.attempts, 0), coalesce(h.last_error, ''), h.next_attempt_at, coalesce(d.ordering_key, ''),
        d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
        EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
@@ -26,6 +26,7 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
                                 AND (b.replay, b.next_attempt_at, b.event_id) < (d.replay, d.next_attempt_at, d.event_id) AND d.next_attempt_at <= now()
                               LIMIT $2) ahead)
 FROM outbox_delivery d
+CROSS JOIN LATERAL (SELECT d.destination) lane
 LEFT JOIN outbox e ON e.id = d.event_id
 LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
 LEFT JOIN outbox_destination p ON p.destination = d.destination
