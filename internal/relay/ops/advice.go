@@ -118,6 +118,9 @@ func adviseRefusal(r watch.Refusal, differences []watch.Difference) Advice {
 	return Advice{refused.Rule, r.Destination, Warning, text, refused.Remedy(plainly), []string{refused.Command()}}
 }
 
+// spendsAttempts explains attempts of what is held.
+const spendsAttempts = "An event that alone is answered with errors follows the schedule, and spends attempts: the fault may be its own."
+
 func upperFirst(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // untakenAfter is how old an event becomes that no relay takes, before a person should look at it.
@@ -158,11 +161,13 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm {
 		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
 		command := "outbox-relay resume " + word + " --reset-breaker    # once it works: send at once, without a probe"
+		remedy := held.Remedy(plainly)
 		if d.Due == 0 && d.Retrying > 0 {
+			remedy += " " + spendsAttempts
 			command = "outbox-relay retry --destination " + word + "    # once it works: try now what waits for its next attempt"
 		}
 		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
-			held.Remedy(plainly), command)
+			remedy, command)
 	} else if d.WaitUntil != nil && d.Pending > 0 {
 		level := Notice
 		if d.failing() {

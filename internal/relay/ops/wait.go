@@ -167,6 +167,9 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 		if w.LastReason != "" {
 			last = "; the last attempt ended with " + orReason(w.LastError, w.LastReason)
 		}
+		if w.Breaker != "closed" && w.Attempts > 0 {
+			last += ". " + spendsAttempts
+		}
 		add("not_due", "not yet due%s: in %s, at %s%s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt), last)
 	}
 	if w.Relays == 0 && w.Quarantined {
