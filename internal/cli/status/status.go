@@ -182,7 +182,7 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts)+s.AlertsLeft)
 	for _, a := range s.Alerts {
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", a.Rule, a.Subject, a.Count,
-			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), quiet(a), output.AfterColon(cmp.Or(a.FirstError, a.Detail)))
+			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), quiet(a), output.AfterColon(cmp.Or(a.LastError, a.FirstError, a.Detail)))
 	}
 	if s.AlertsLeft > 0 {
 		fmt.Fprintf(w, "  and %d more\n", s.AlertsLeft)

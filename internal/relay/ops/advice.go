@@ -220,6 +220,9 @@ func (d DestinationStatus) failedHeads() (n int64) {
 // events between others that it accepts is not failing.
 const failingWithin = 10 * time.Second
 
+// failingOnes is how many events must have failed lately, and none delivered since the first of them, for a destination to fail at once.
+const failingOnes = 3
+
 // failing reports whether the destination's latest attempts failed through a fault of its own or of the configuration, and none has
 // delivered lately.
 func (d DestinationStatus) failing() bool {
@@ -230,7 +233,8 @@ func (d DestinationStatus) failing() bool {
 	if at == nil || alert.Repair(d.Destination, reason, "", plainly) == "" {
 		return false
 	}
-	return d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
+	all := d.Lately >= failingOnes && d.LatelySince != nil && d.LastDeliveredAt != nil && d.LastDeliveredAt.Before(*d.LatelySince)
+	return all || d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
 }
 
 // needsPerson reports whether deliveries that fail for this reason go on failing until a person mends something.

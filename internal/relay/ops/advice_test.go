@@ -189,6 +189,8 @@ func TestStateOfAFailingDestination(t *testing.T) {
 		"paused":                     {DestinationStatus{Paused: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "paused"},
 		"asks to wait":               {DestinationStatus{Pending: 1, WaitUntil: at(0), RetryReason: policy.ReasonRateLimited, RetryAt: at(0)}, "slowed"},
 		"asked to wait, all arrived": {DestinationStatus{WaitUntil: at(0)}, "ok"},
+		"broke just now":             {DestinationStatus{RetryReason: policy.ReasonUnauthorized, RetryAt: at(0), LastDeliveredAt: at(3 * time.Second), Lately: 3, LatelySince: at(2 * time.Second)}, "failing"},
+		"refuses three of many":      {DestinationStatus{RetryReason: policy.ReasonServerError, RetryAt: at(0), LastDeliveredAt: at(time.Second), Lately: 3, LatelySince: at(2 * time.Second)}, "ok"},
 		"is slowed":                  {DestinationStatus{Pending: 1, SlowedTo: 3}, "slowed"},
 		"no route any more":          {DestinationStatus{Routed: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
 	} {

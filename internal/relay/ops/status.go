@@ -102,6 +102,9 @@ type DestinationStatus struct {
 	FailedAt *time.Time `json:"failed_at,omitempty"`
 	// LastDeliveredAt is the latest delivery among the newest 1,000 of all, and around RetryEventID; nil: none of them is delivered.
 	LastDeliveredAt *time.Time `json:"last_delivered_at,omitempty"`
+	// Lately counts the Retrying of which the latest attempt was in the last ten seconds, LatelySince is when the first of those began.
+	Lately      int64      `json:"-"`
+	LatelySince *time.Time `json:"-"`
 	// WaitingBehind are the events behind which the Waiting wait: up to three that failed, those that have blocked their key for
 	// longest, and up to three that are not due, those with most behind them.
 	WaitingBehind []WaitingHead `json:"waiting_behind"`

@@ -70,7 +70,7 @@ SELECT k.destination, least(p.pending + i.deliveries, 10001), least(p.due, 10001
        o.served, o.wait_until, o.slowed_to,
        coalesce(p.last_event, 0), coalesce(p.last_reason, ''), coalesce(p.last_error, ''),
        f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''),
-       p.last_at, f.last_at, greatest(w.delivered_at, a.delivered_at), (
+       p.last_at, f.last_at, greatest(w.delivered_at, a.delivered_at), p.lately, p.lately_since, (
            SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
                (SELECT h.event_id, (SELECT count(*) FROM (
                            SELECT FROM outbox_delivery d WHERE d.destination = k.destination AND ` + pg.IsWaiting + ` AND d.blocked_by = h.event_id::bigint LIMIT 10001) w) AS waiting,
@@ -97,6 +97,8 @@ CROSS JOIN LATERAL (
            (array_agg(d.last_reason ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_reason,
            (array_agg(d.last_error ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_error,
            max(d.last_attempt_at) FILTER (WHERE d.attempts > 0) AS last_at,
+           count(*) FILTER (WHERE d.attempts > 0 AND d.last_attempt_at > now() - interval '10 seconds') AS lately,
+           min(d.last_attempt_at) FILTER (WHERE d.attempts > 0 AND d.last_attempt_at > now() - interval '10 seconds') AS lately_since,
            min(d.next_attempt_at) FILTER (WHERE d.blocked_by IS NULL) AS next_at
     FROM (
         (SELECT * FROM outbox_delivery d WHERE d.destination = k.destination AND ` + pg.IsDue + ` AND d.replay = false
