@@ -27,6 +27,9 @@ type Options struct {
 	Progress func(sent int64)
 }
 
+// maxSkew is by how much the clocks of both databases may differ. What is beyond it is no drift, and the times of the events cannot be trusted either.
+const maxSkew = time.Hour
+
 // A comparison is one run.
 type comparison struct {
 	Options
@@ -75,7 +78,10 @@ func (c *comparison) open(ctx context.Context) error {
 		return err
 	}
 	doubt := later.Sub(now) / 2
-	c.skew = there.Now.Sub(now.Add(doubt))
+	if c.skew = there.Now.Sub(now.Add(doubt)); c.skew.Abs() > maxSkew+doubt {
+		return fmt.Errorf("the clock of the receiver's database says %s, and that of the outbox %s: correct the wrong one; they may differ by %v",
+			there.Now.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339), maxSkew)
+	}
 	c.destinations, c.until, c.receiverUntil = c.Destinations, now.Add(-c.Settle), there.Now.Add(-c.Settle)
 	c.window.fresh = freshTime + later.Sub(now)
 	r := &c.report

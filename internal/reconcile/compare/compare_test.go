@@ -359,32 +359,6 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 	s.want(r, "processed, no effect", r.Missing, nil)
 }
 
-// Both clocks are asked for: one that is wrong by a day moves no event out of the window.
-func TestClocksMayDiffer(t *testing.T) {
-	t.Parallel()
-	for _, skew := range []string{"1 day", "-1 day"} {
-		s := newSides(t, 300)
-		s.there(`UPDATE processed_events SET received_at = received_at + $1::text::interval`, skew)
-		s.there(`DELETE FROM processed_events WHERE idempotency_key = $1`, key(9))
-		ahead, err := time.ParseDuration(strings.Replace(skew, "1 day", "24h", 1))
-		pgtest.Must(t, err)
-		r := s.run(func(o *compare.Options) {
-			ask := o.Ask
-			o.Ask = func(ctx context.Context, q reconcile.Request) (reconcile.Answer, error) {
-				a, err := ask(ctx, q)
-				if q.Ask == reconcile.AskDescribe {
-					a.Now = a.Now.Add(ahead)
-				}
-				return a, err
-			}
-		})
-		s.want(r, "never arrived", r.NeverArrived, keys(9))
-		if r.Findings() != 1 || r.Sent != 300 || r.Received != 299 {
-			t.Errorf("report %+v", r)
-		}
-	}
-}
-
 // While events are committed, delivered, retried and received, none is reported, with no settling time at all.
 func TestLiveStreamYieldsNoFalseReport(t *testing.T) {
 	t.Parallel()
