@@ -161,10 +161,10 @@ test-logs: $(nats) build #: Test what writes to NATS and Kafka and reads from th
 nats-server: $(nats) #: Build a NATS server into bin, for tests and demonstrations
 
 .PHONY: test-elsewhere
-test-elsewhere: #: Test the receivers in other languages that are installed: Node.js, Python, Java (REQUIRE=1: fail without one)
+test-elsewhere: build #: Test the receivers in other languages that are installed: Node.js, Python, Java (REQUIRE=1: fail without one)
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(elsewhere); fi
 	$(GO) test -count 1 -v -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./consumer/elsewhere \
-		-elsewhere '$(CURDIR)/$(dir $(elsewhere))node_modules' $(if $(REQUIRE),-require)
+		-elsewhere '$(CURDIR)/$(dir $(elsewhere))node_modules' -relay '$(CURDIR)/bin/outbox-relay' $(if $(REQUIRE),-require)
 
 .PHONY: check-systems
 check-systems: #: Build the libraries of producers and receivers for macOS and Windows (ALL=1: the program, too, also for FreeBSD)

@@ -32,9 +32,15 @@ type compared struct {
 	url      string // of consumer.Reconcile
 }
 
-func newCompared(t *testing.T) compared {
+func newCompared(t testing.TB) compared {
 	t.Helper()
-	c := compared{sender: relaytest.At(t, pgtest.New(t, migrations.Outbox)), receiver: relaytest.At(t, pgtest.New(t, migrations.Inbox))}
+	return newComparedAt(t, pgtest.New(t, migrations.Outbox), pgtest.New(t, migrations.Inbox), unchanged)
+}
+
+// newComparedAt is newCompared in databases of the test's own. wrap wraps the receiver.
+func newComparedAt(t testing.TB, sender, receiver string, wrap func(http.Handler) http.Handler) compared {
+	t.Helper()
+	c := compared{sender: relaytest.At(t, sender), receiver: relaytest.At(t, receiver)}
 	c.receiver.Exec(`CREATE TABLE effect (key text)`)
 	cfg := consumer.Config{Receiver: "shop", Source: "billing", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
 	receive, err := consumer.New(c.receiver.Pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
@@ -45,7 +51,7 @@ func newCompared(t *testing.T) compared {
 	compare, err := consumer.Reconcile(c.receiver.Pool, consumer.ReconcileConfig{Config: cfg, Effects: "SELECT key FROM effect"})
 	pgtest.Must(t, err)
 	mux := http.NewServeMux()
-	mux.Handle("POST /events", receive)
+	mux.Handle("POST /events", wrap(receive))
 	mux.Handle("POST /events/reconcile", compare)
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
@@ -209,7 +215,7 @@ func TestMistakesOfReconcile(t *testing.T) {
 	}{
 		{"", c.env, cli.ExitUsage, "nothing says who is asked"},
 		{"--url=" + c.url + " --receiver=shop", c.env, cli.ExitUsage, "--url and --receiver can't be used together"},
-		{"--url=" + c.url + " --effects=x", c.env, cli.ExitUsage, "--effects: the handler counts what its own ReconcileConfig.Effects says"},
+		{"--url=" + c.url + " --effects=x", c.env, cli.ExitUsage, "--effects: the receiver at --url counts by its own query"},
 		{"--url=" + c.url + " --settle=soon", c.env, cli.ExitUsage, "--settle: "},
 		{"--url=" + c.url + " --since=2026-01-02", c.env, cli.ExitUsage, "--since: "},
 		{"--url=" + c.url + " --limit=1001", c.env, cli.ExitUsage, "--limit: 1001 is out of range; write 1 to 1000"},
@@ -220,7 +226,7 @@ func TestMistakesOfReconcile(t *testing.T) {
 		{"--url=" + strings.TrimSuffix(c.url, "/reconcile"), c.env, cli.ExitUsage, "this is where default takes events"},
 		{"--url=" + c.url, unsigned, cli.ExitConfig, "destinations.default.signing_secrets is not set"},
 		{"--url=" + c.url, foreign, cli.ExitFailed, "/events/reconcile answered 401: The request's signature is not valid"},
-		{"--url=" + elsewhere.URL + "/nothing", c.env, cli.ExitFailed, "/nothing answered 404: is consumer.Reconcile mounted there?"},
+		{"--url=" + elsewhere.URL + "/nothing", c.env, cli.ExitFailed, "/nothing answered 404: does the receiver answer reconcile there?"},
 		{"--url=" + elsewhere.URL + "/ok", c.env, cli.ExitFailed, "/ok answered 200 without an answer"},
 		{"--url=" + elsewhere.URL + "/moved", c.env, cli.ExitFailed, "/moved answered 307"},
 		{"--url=http://127.0.0.1:1/", c.env, cli.ExitFailed, "reconcile: ask the receiver to describe: http://127.0.0.1:1/: "},

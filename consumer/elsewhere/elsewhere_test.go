@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,11 +22,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// Every receiver has to do the same, one case after the other in one process, with its keys apart.
-var cases = []struct {
+type testCase struct {
 	name string
 	test func(t *testing.T, r *receiver)
-}{
+}
+
+// Every receiver has to do the same, one case after the other in one process, with its keys apart.
+var cases = []testCase{
 	{"first and duplicate", firstAndDuplicate},
 	{"signatures", signatures},
 	{"headers", headers},
@@ -51,11 +54,18 @@ func TestReceiversElsewhere(t *testing.T) {
 	for _, l := range languages {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
-			r := newReceiver(t, server, l)
-			for _, c := range cases {
-				t.Run(c.name, func(t *testing.T) { c.test(t, r) })
-			}
+			newReceiver(t, server, l).try(t, slices.Concat(cases, questions))
 		})
+	}
+	t.Run("go", func(t *testing.T) {
+		t.Parallel()
+		newGoReceiver(t, server).try(t, questions)
+	})
+}
+
+func (r *receiver) try(t *testing.T, cases []testCase) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) { c.test(t, r) })
 	}
 }
 

@@ -25,8 +25,9 @@ import (
 )
 
 var (
-	nodeModules = flag.String("elsewhere", "", "run the receivers; `directory` has the packages that node/package-lock.json names")
-	require     = flag.Bool("require", false, "fail without a language's tools instead of skipping it")
+	nodeModules  = flag.String("elsewhere", "", "run the receivers; `directory` has the packages that node/package-lock.json names")
+	relayProgram = flag.String("relay", "", "the `program` outbox-relay")
+	require      = flag.Bool("require", false, "fail without a language's tools instead of skipping it")
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -136,6 +137,7 @@ func prepareJava(ctx context.Context, dir string) ([]string, error) {
 // receiver is a program that runs.
 type receiver struct {
 	language
+	server  *localpg.Server
 	dsn     string
 	pool    *pgxpool.Pool // for assertions
 	client  *http.Client
@@ -187,7 +189,7 @@ func newReceiver(t *testing.T, server *localpg.Server, l language) *receiver {
 	if strings.Count(string(source), l.handler) != 1 {
 		t.Fatalf("%s has no line %q", l.file, l.handler)
 	}
-	r := &receiver{language: l, dir: t.TempDir(), client: &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: 20}}}
+	r := &receiver{language: l, server: server, dir: t.TempDir(), client: &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: 20}}}
 	t.Cleanup(r.client.CloseIdleConnections)
 	text := strings.Replace(string(source), l.handler, l.handler+l.cases, 1)
 	pgtest.Must(t, os.WriteFile(filepath.Join(r.dir, l.file), []byte(text), 0o600))
@@ -206,16 +208,12 @@ func newReceiver(t *testing.T, server *localpg.Server, l language) *receiver {
 			t.Fatalf("the package's own tests: %v\n%s", err, text)
 		}
 	}
-	pgtest.Must(t, server.CreateDatabase(t.Context(), l.name, ""))
-	r.dsn = server.DSN(l.name)
-	pgtest.Migrate(t, r.dsn, migrations.Inbox)
-	r.pool = pgtest.Pool(t, r.dsn)
-	r.exec(t, schema)
+	r.database(t)
 	url := "postgres://postgres@" + server.TCPAddr() + "/" + l.name
 	if l.jdbc {
 		url = "jdbc:postgresql://" + server.TCPAddr() + "/" + l.name + "?user=postgres"
 	}
-	r.env = append(os.Environ(), "DATABASE_URL="+url, "FINANCE_SECRET="+oldSecret+", "+secret, "PORT=0", "BODY_SECONDS=2", "PYTHONDONTWRITEBYTECODE=1")
+	r.env = append(os.Environ(), "DATABASE_URL="+url, "FINANCE_SECRET="+oldSecret+", "+secret, "PORT=0", "BODY_SECONDS=2", "EFFECTS="+effects, "PYTHONDONTWRITEBYTECODE=1")
 	r.start(t)
 	t.Cleanup(func() {
 		r.kill()
@@ -224,6 +222,16 @@ func newReceiver(t *testing.T, server *localpg.Server, l language) *receiver {
 		}
 	})
 	return r
+}
+
+// database makes the receiver's database.
+func (r *receiver) database(t *testing.T) {
+	t.Helper()
+	pgtest.Must(t, r.server.CreateDatabase(t.Context(), r.name, ""))
+	r.dsn = r.server.DSN(r.name)
+	pgtest.Migrate(t, r.dsn, migrations.Inbox)
+	r.pool = pgtest.Pool(t, r.dsn)
+	r.exec(t, schema+effectsSchema)
 }
 
 var listening = regexp.MustCompile(`^listening on port ([0-9]+)$`)

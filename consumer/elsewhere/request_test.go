@@ -31,6 +31,9 @@ type signing struct {
 	at     time.Time
 	change func(http.Header) // before the request is signed
 	tamper func(http.Header) // afterwards
+
+	secret    string // of a question
+	underived bool   // a question is signed as a delivery is
 }
 
 // request makes what a relay sends.
@@ -83,11 +86,15 @@ type answer struct {
 	text    string
 }
 
-func (r *receiver) try(ctx context.Context, url, key, body string, s signing) (answer, error) {
+func (r *receiver) post(ctx context.Context, url, key, body string, s signing) (answer, error) {
 	request, err := request(ctx, url, key, body, s)
 	if err != nil {
 		return answer{}, err
 	}
+	return r.do(request)
+}
+
+func (r *receiver) do(request *http.Request) (answer, error) {
 	response, err := r.client.Do(request)
 	if err != nil {
 		return answer{}, err
@@ -111,7 +118,7 @@ func (r *receiver) try(ctx context.Context, url, key, body string, s signing) (a
 
 func (r *receiver) send(t *testing.T, key, body string, s signing) answer {
 	t.Helper()
-	got, err := r.try(t.Context(), r.url, key, body, s)
+	got, err := r.post(t.Context(), r.url, key, body, s)
 	pgtest.Must(t, err)
 	return got
 }
@@ -126,7 +133,7 @@ func (r *receiver) beginAs(t *testing.T, url, key, body string, s signing) <-cha
 	t.Helper()
 	answers := make(chan answer, 1)
 	go func() {
-		got, err := r.try(context.WithoutCancel(t.Context()), url, key, body, s)
+		got, err := r.post(context.WithoutCancel(t.Context()), url, key, body, s)
 		if err != nil {
 			got = answer{text: err.Error()}
 		}

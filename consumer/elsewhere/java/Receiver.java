@@ -27,6 +27,15 @@ public final class Receiver {
     static final int TOLERANCE_SECONDS = 300;
     static final int MAX_BODY_BYTES = 1 << 20;
     static final List<byte[]> SECRETS = parseSecrets(System.getenv("FINANCE_SECRET")); // several while they rotate, separated by commas
+    static final List<byte[]> QUESTION_SECRETS = SECRETS.stream().map(secret -> {
+        try {
+            return hmac(secret, "outbox-relay reconcile".getBytes(StandardCharsets.US_ASCII));
+        } catch (GeneralSecurityException e) {
+            throw new IllegalStateException(e);
+        }
+    }).toList();
+    // A query for the key of each effect, such as SELECT event_key FROM shipments, if the table has the event's key. ?? stands for ?.
+    static final String EFFECTS = System.getenv("EFFECTS");
 
     // handle is the effect of an event. It writes through db, in the transaction that also remembers the event, and neither
     // commits nor rolls back. After any exception everything is rolled back; a Problem decides the answer.
@@ -147,6 +156,163 @@ public final class Receiver {
         return new Problem(409, "in-flight", "The same event is being processed. Send it again later.");
     }
 
+    // What `outbox-relay reconcile` asks, and how PostgreSQL answers. The question is a parameter, as the JSON that it came as.
+    static final String QUESTION = """
+
+        FROM (SELECT ?::text AS receiver, ?::text AS source, ?::boolean AS counts_effects, ?::json AS json) s,
+          json_to_record(s.json) AS q (ask text, since timestamptz, until timestamptz, salt text, bounds text[], page bigint, after text,
+            keys text[], "limit" integer)""";
+
+    static final String CHECK = """
+        SELECT q.ask, CASE
+            WHEN EXISTS (SELECT FROM json_object_keys(s.json) k
+                WHERE k NOT IN ('ask', 'since', 'until', 'salt', 'bounds', 'page', 'after', 'keys', 'limit'))
+              OR (q.ask IN ('describe', 'digest', 'list', 'find', 'unfinished', 'doubled', 'missing')) IS NOT TRUE
+            THEN 'It asks for what this version does not know.'
+            WHEN q.ask = 'digest' AND octet_length(decode(q.salt, 'base64')) IS DISTINCT FROM 16 THEN 'salt has not 16 bytes.'
+            WHEN cardinality(q.bounds) > 8191 OR (SELECT sum(octet_length(b)) FROM unnest(q.bounds) b) > 491520
+            THEN 'bounds has more than 8191 keys or 491520 bytes.'
+            WHEN EXISTS (SELECT FROM (SELECT b, lag(b) OVER (ORDER BY n) AS before FROM unnest(q.bounds) WITH ORDINALITY u (b, n)) o
+                WHERE o.b <= o.before COLLATE "C")
+            THEN 'bounds does not ascend.'
+            WHEN q.page < 0 THEN 'page is below 0.'
+            WHEN cardinality(q.keys) > 1000 OR (SELECT max(octet_length(k)) FROM unnest(q.keys || q.after) k) > 1024
+            THEN 'There are more than 1000 keys, or one of more than 1024 bytes.'
+            WHEN q.ask IN ('list', 'unfinished', 'doubled', 'missing') AND coalesce(q."limit", 0) NOT BETWEEN 1 AND 1000
+            THEN 'limit is not 1 to 1000.'
+          END AS problem""";
+
+    // A digest reads 2,048 pages of 8 KiB in their order, since that of the keys would read the table at random; the next question
+    // continues. A range ends with its bound, and sums are modulo 2^64. EFFECTS stands for the query.
+    static final Map<String, String> ANSWERS = Map.of(
+        "describe", """
+            'now', clock_timestamp(),
+            'remembers_since', (SELECT f.received_before FROM inbox_forgotten f WHERE f.receiver = s.receiver AND f.source = s.source)""",
+        "digest", """
+            'next', coalesce(q.page, 0) + 2048,
+            'pages', pg_relation_size('processed_events'::regclass) / current_setting('block_size')::bigint,
+            'ranges', (SELECT json_agg(json_build_object('r', d.r, 'n', d.n, 's', mod(mod(d.s, 18446744073709551616) + 18446744073709551616, 18446744073709551616)::text))
+              FROM (SELECT c.r, count(c.hash) AS n, sum(c.hash) AS s
+                FROM (SELECT k.hash, count(*) FILTER (WHERE k.hash IS NULL) OVER (ORDER BY k.key COLLATE "C", k.hash IS NULL ROWS UNBOUNDED PRECEDING) AS r
+                  FROM (SELECT p.idempotency_key AS key,
+                      ('x' || encode(substr(sha256(decode(q.salt, 'base64') || convert_to(p.idempotency_key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint AS hash
+                    FROM processed_events p
+                    WHERE p.ctid >= ('(' || least(coalesce(q.page, 0), 4294967295) || ',0)')::tid
+                      AND p.ctid < ('(' || least(coalesce(q.page, 0) + 2048, 4294967295) || ',0)')::tid
+                      AND p.receiver = s.receiver AND p.source = s.source
+                      AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+                    UNION ALL SELECT b, NULL FROM unnest(q.bounds) b) k) c
+                GROUP BY c.r HAVING count(c.hash) > 0) d),
+            'held', (SELECT json_agg(h) FROM (
+                SELECT p.idempotency_key AS key, p.received_at, 'failed' AS state FROM processed_events p
+                WHERE p.ctid >= ('(' || least(coalesce(q.page, 0), 4294967295) || ',0)')::tid
+                  AND p.ctid < ('(' || least(coalesce(q.page, 0) + 2048, 4294967295) || ',0)')::tid
+                  AND p.receiver = s.receiver AND p.source = s.source AND p.processing_state NOT IN ('succeeded', 'ignored', 'recorded')
+                  AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+                LIMIT 1000) h)""",
+        "list", """
+            'held', (SELECT json_agg(h) FROM (
+                SELECT p.idempotency_key AS key, p.received_at, p.processing_state AS state FROM processed_events p
+                WHERE p.receiver = s.receiver AND p.source = s.source AND p.idempotency_key > coalesce(q.after, '')
+                ORDER BY p.idempotency_key LIMIT q."limit") h)""",
+        "find", """
+            'held', (SELECT json_agg(h) FROM (
+                SELECT p.idempotency_key AS key, p.received_at, coalesce(p.event_id, 0)::text AS event_id,
+                  CASE WHEN p.processing_state <> 'recorded' THEN p.processing_state ELSE coalesce((SELECT i.processing_state FROM inbox_events i
+                    WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key), 'succeeded') END AS state
+                FROM processed_events p
+                WHERE p.receiver = s.receiver AND p.source = s.source AND p.idempotency_key = ANY (q.keys) ORDER BY p.idempotency_key) h)""",
+        "unfinished", """
+            'held', (SELECT json_agg(h) FROM (
+                SELECT i.idempotency_key AS key, i.received_at, i.processing_state AS state FROM inbox_events i
+                WHERE i.receiver = s.receiver AND i.source = s.source AND i.processing_state IN ('failed', 'processing', 'pending')
+                  AND i.received_at < coalesce(q.until, 'infinity')
+                ORDER BY i.idempotency_key LIMIT q."limit") h)""",
+        "doubled", """
+            'held', (SELECT json_agg(h) FROM (
+                SELECT e.key::text COLLATE "C" AS key, count(*) AS effects FROM (
+EFFECTS
+                ) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT q."limit") h)""",
+        "missing", """
+            'held', (SELECT json_agg(h) FROM (
+                SELECT p.idempotency_key AS key, p.received_at, 'succeeded' AS state FROM processed_events p
+                WHERE s.counts_effects AND p.receiver = s.receiver AND p.source = s.source
+                  AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+                  AND (q.keys IS NULL OR p.idempotency_key = ANY (q.keys))
+                  AND (p.processing_state = 'succeeded' OR p.processing_state = 'recorded' AND EXISTS (SELECT FROM inbox_events i
+                    WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key AND i.processing_state = 'succeeded'))
+                  AND NOT EXISTS (SELECT FROM (
+EFFECTS
+                  ) AS e (key) WHERE e.key::text COLLATE "C" = p.idempotency_key)
+                ORDER BY p.idempotency_key LIMIT q."limit") h)""");
+
+    // Nested loops would read all effects for each event where no index has their keys.
+    static final String READ = """
+        RESET ALL; RESET ROLE;
+        SET TRANSACTION READ ONLY;
+        SET LOCAL statement_timeout = '300s';
+        SET LOCAL lock_timeout = '2s';
+        SET LOCAL jit = off;
+        SET LOCAL work_mem = '32MB';
+        SET LOCAL enable_nestloop = off""";
+
+    static final int ASKED_SECONDS = 2 * TOLERANCE_SECONDS + 1; // for which a question could be sent again
+    static final int MAX_ASKED = 10_000;
+    static final Map<String, Long> ASKED = new HashMap<>(); // until when a question could be sent again, by its key
+    static final Semaphore ANSWERING = new Semaphore(1);
+
+    // reconcile answers a question of `outbox-relay reconcile`: which events there are, and nothing of their content. One is
+    // answered at a time, and each once. Neither events nor questions can be sent in the other's place, as questions have other
+    // secrets.
+    static byte[] reconcile(DataSource pool, SortedMap<String, List<String>> header, byte[] body) throws GeneralSecurityException {
+        verify(QUESTION_SECRETS, header, body);
+        remember(header.get("x-idempotency-key").get(0));
+        if (!ANSWERING.tryAcquire()) throw busy();
+        try (Connection db = pool.getConnection()) {
+            db.setAutoCommit(false);
+            try {
+                execute(db, READ);
+                return answer(db, new String(body, StandardCharsets.UTF_8)).getBytes(StandardCharsets.UTF_8);
+            } finally {
+                db.rollback();
+            }
+        } catch (SQLException e) {
+            System.err.println("question: " + e);
+            throw new Problem(503, "database-unavailable", "Nothing was changed. Send the request again later.");
+        } finally {
+            ANSWERING.release();
+        }
+    }
+
+    static String answer(Connection db, String question) throws SQLException {
+        Object[] values = {RECEIVER, SOURCE, EFFECTS != null, question};
+        List<Object> checked;
+        try {
+            checked = query(db, CHECK + QUESTION, values);
+        } catch (SQLException e) {
+            if (!Objects.toString(e.getSQLState(), "").startsWith("22")) throw e;
+            throw new Problem(400, "question-invalid", "It is not the JSON of a question.");
+        }
+        if (checked.get(1) != null) throw new Problem(400, "question-invalid", (String) checked.get(1));
+        String part = ANSWERS.get(checked.get(0)).replace("EFFECTS", Objects.requireNonNullElse(EFFECTS, "SELECT NULL WHERE false"));
+        return (String) query(db, "SELECT json_build_object('receiver', s.receiver, 'source', s.source, 'counts_effects', s.counts_effects, "
+            + part + ")::text" + QUESTION, values).get(0);
+    }
+
+    static synchronized void remember(String key) {
+        long now = Instant.now().getEpochSecond();
+        if (ASKED.size() >= MAX_ASKED) ASKED.values().removeIf(until -> until < now);
+        if (ASKED.getOrDefault(key, 0L) >= now) {
+            throw new Problem(409, "question-repeated", "Each question has a key of its own, and is answered once.");
+        }
+        if (ASKED.size() >= MAX_ASKED) throw busy();
+        ASKED.put(key, now + ASKED_SECONDS);
+    }
+
+    static Problem busy() {
+        return new Problem(503, "receiver-busy", "Nothing was tried. Send the request again.");
+    }
+
     // Problem is a refusal as docs/wire.md lists it.
     static final class Problem extends RuntimeException {
         final int status;
@@ -180,6 +346,9 @@ public final class Receiver {
         Map.entry("handler-failed", "The handler did not succeed"),
         Map.entry("handler-ended-transaction", "The handler ended the middleware's transaction"),
         Map.entry("commit-failed", "The handler's work was not committed"),
+        Map.entry("method-not-allowed", "Questions are sent by POST"),
+        Map.entry("question-invalid", "The question is malformed"),
+        Map.entry("question-repeated", "The question was asked before"),
         Map.entry("receiver-busy", "The receiver reads too many requests at once"));
 
     // precheck refuses what no body can make valid, before the body is read.
@@ -200,7 +369,7 @@ public final class Receiver {
     }
 
     // verify refuses a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body.
-    static void verify(SortedMap<String, List<String>> header, byte[] body) throws GeneralSecurityException {
+    static void verify(List<byte[]> secrets, SortedMap<String, List<String>> header, byte[] body) throws GeneralSecurityException {
         StringBuilder text = new StringBuilder("x1\n" + header.get("webhook-id").get(0) + "\n" + header.get("webhook-timestamp").get(0) + "\n");
         header.forEach((name, values) -> {
             if (name.equals("x-idempotency-key") || name.startsWith("x-outbox-")) {
@@ -208,16 +377,21 @@ public final class Receiver {
             }
         });
         text.append('\n');
-        for (byte[] secret : SECRETS) {
-            Mac mac = Mac.getInstance("HmacSHA256");
-            mac.init(new SecretKeySpec(secret, "HmacSHA256"));
-            mac.update(text.toString().getBytes(StandardCharsets.ISO_8859_1));
-            byte[] wanted = ("x1," + Base64.getEncoder().encodeToString(mac.doFinal(body))).getBytes(StandardCharsets.ISO_8859_1);
+        for (byte[] secret : secrets) {
+            byte[] mac = hmac(secret, text.toString().getBytes(StandardCharsets.ISO_8859_1), body);
+            byte[] wanted = ("x1," + Base64.getEncoder().encodeToString(mac)).getBytes(StandardCharsets.ISO_8859_1);
             for (String entry : header.get("webhook-signature").get(0).split(" ")) {
                 if (MessageDigest.isEqual(entry.getBytes(StandardCharsets.ISO_8859_1), wanted)) return; // takes constant time
             }
         }
         throw new Problem(401, "signature-invalid", "No x1 signature matches: the secret differs, or the request was changed.");
+    }
+
+    static byte[] hmac(byte[] secret, byte[]... parts) throws GeneralSecurityException {
+        Mac mac = Mac.getInstance("HmacSHA256");
+        mac.init(new SecretKeySpec(secret, "HmacSHA256"));
+        for (byte[] part : parts) mac.update(part);
+        return mac.doFinal();
     }
 
     record Event(String key, String type, int version, String id, String createdAt, String notAfter, String reference, String destination) {
@@ -274,17 +448,28 @@ public final class Receiver {
         }
     }
 
-    static void serve(DataSource pool, Semaphore connections, HttpExchange exchange) throws IOException {
+    static void serve(DataSource pool, Semaphore connections, boolean question, HttpExchange exchange) throws IOException {
         try (exchange) {
             SortedMap<String, List<String>> header = new TreeMap<>();
             exchange.getRequestHeaders().forEach((name, values) -> header.put(name.toLowerCase(Locale.ROOT),
                 values.stream().map(value -> value.replaceAll("^[ \t]+|[ \t]+$", "")).toList()));
             try {
+                if (question && !exchange.getRequestMethod().equals("POST")) {
+                    throw new Problem(405, "method-not-allowed", "outbox-relay reconcile sends them.");
+                }
                 precheck(header);
                 byte[] body = read(exchange);
-                verify(header, body);
+                if (question) {
+                    body = reconcile(pool, header, body);
+                    exchange.getResponseHeaders().set("Content-Type", "application/json");
+                    exchange.getResponseHeaders().set("Cache-Control", "no-store");
+                    exchange.sendResponseHeaders(200, body.length);
+                    exchange.getResponseBody().write(body);
+                    return;
+                }
+                verify(SECRETS, header, body);
                 Event event = Event.of(header);
-                if (!connections.tryAcquire(5, TimeUnit.SECONDS)) throw new Problem(503, "receiver-busy", "Nothing was tried. Send the request again.");
+                if (!connections.tryAcquire(5, TimeUnit.SECONDS)) throw busy();
                 Answer answer;
                 try {
                     answer = once(pool, event, body);
@@ -332,7 +517,8 @@ public final class Receiver {
         pool.setUrl(System.getenv("DATABASE_URL")); // jdbc:postgresql://…
         Semaphore connections = new Semaphore(10);
         HttpServer server = HttpServer.create(new InetSocketAddress(Objects.requireNonNullElse(System.getenv("HOST"), "127.0.0.1"), Integer.parseInt(Objects.requireNonNullElse(System.getenv("PORT"), "8080"))), 128);
-        server.createContext("/webhooks/finance", exchange -> serve(pool, connections, exchange));
+        server.createContext("/webhooks/finance", exchange -> serve(pool, connections, false, exchange));
+        server.createContext("/webhooks/finance/reconcile", exchange -> serve(pool, connections, true, exchange));
         server.setExecutor(Executors.newFixedThreadPool(100));
         server.start();
         System.out.println("listening on port " + server.getAddress().getPort());

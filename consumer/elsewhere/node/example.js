@@ -22,5 +22,6 @@ const app = createReceiver({
   source: 'finance', // the sender; keys of two senders are independent
   secrets: process.env.FINANCE_SECRET ?? '',
   handle,
+  effects: process.env.EFFECTS, // such as SELECT event_key FROM shipments, if the table has the event's key
 });
 serve(app, { host: process.env.HOST, port: Number(process.env.PORT ?? 8080), bodySeconds: Number(process.env.BODY_SECONDS ?? 10) });

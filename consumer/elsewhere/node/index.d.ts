@@ -36,11 +36,13 @@ export interface Config {
   /** `whsec_…`; several separated by commas while they rotate. */
   secrets: string;
   handle: Handler;
-  /** Of the destination's URL. Default: `/webhooks/finance`. */
+  /** A query whose first column has the key of each effect, a row for each. By it `outbox-relay reconcile` finds effects that happened twice or are gone. */
+  effects?: string;
+  /** Of the destination's URL. Default: `/webhooks/finance`. Questions of `outbox-relay reconcile` come to path/reconcile. */
   path?: string;
 }
 
-/** Returns an Express application that answers POST at path. Mount it before anything that reads bodies. */
+/** Returns an Express application that takes events at path, and answers `outbox-relay reconcile` at path/reconcile. Mount it before anything that reads bodies. */
 export function createReceiver(config: Config): Express;
 
 /**
@@ -48,6 +50,12 @@ export function createReceiver(config: Config): Express;
  * with a {@link Problem}. Set `pool.on('error', …)` and, for each `connect`, `client.on('error', …)`: without them a lost connection ends the process.
  */
 export function once(config: Pick<Config, 'pool' | 'receiver' | 'source' | 'handle'>, event: Event, body: Buffer): Promise<{ status: number; replayed: boolean }>;
+
+/**
+ * Returns a function that answers a question of `outbox-relay reconcile` with JSON. It rejects with a {@link Problem}. Keep it for the life of the process: it
+ * answers each question once.
+ */
+export function reconciler(config: Pick<Config, 'pool' | 'receiver' | 'source' | 'secrets' | 'effects'>): (headers: Headers, body: Buffer) => Promise<string>;
 
 /** Answers requests to app. Defaults: 127.0.0.1, 8080, 10. */
 export function serve(app: Express, options?: { host?: string; port?: number; bodySeconds?: number }): Server;

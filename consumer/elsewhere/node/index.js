@@ -95,6 +95,149 @@ const FORGOTTEN = new Problem(422, 'forgotten', 'The event may have been process
 const HANDLER_FAILED = new Problem(500, 'handler-failed', 'Everything was rolled back. The receiver\'s log has the cause.');
 const ENDED = new Problem(500, 'handler-ended-transaction', 'The handler must neither commit nor roll back.');
 const COMMIT_FAILED = new Problem(500, 'commit-failed', 'The commit failed or its result is unknown. Send the request again.');
+const NOT_POST = new Problem(405, 'method-not-allowed', 'outbox-relay reconcile sends them.');
+const REPEATED = new Problem(409, 'question-repeated', 'Each question has a key of its own, and is answered once.');
+const BUSY = new Problem(503, 'receiver-busy', 'Another question is being answered. Ask again later.');
+
+// What `outbox-relay reconcile` asks, and how PostgreSQL answers. The question is a parameter, as the JSON that it came as.
+const QUESTION = `
+FROM (SELECT $1::text AS receiver, $2::text AS source, $3::boolean AS counts_effects, $4::json AS json) s,
+  json_to_record(s.json) AS q (ask text, since timestamptz, until timestamptz, salt text, bounds text[], page bigint, after text,
+    keys text[], "limit" integer)`;
+
+const CHECK = `
+SELECT q.ask, CASE
+    WHEN EXISTS (SELECT FROM json_object_keys(s.json) k
+        WHERE k NOT IN ('ask', 'since', 'until', 'salt', 'bounds', 'page', 'after', 'keys', 'limit'))
+      OR (q.ask IN ('describe', 'digest', 'list', 'find', 'unfinished', 'doubled', 'missing')) IS NOT TRUE
+    THEN 'It asks for what this version does not know.'
+    WHEN q.ask = 'digest' AND octet_length(decode(q.salt, 'base64')) IS DISTINCT FROM 16 THEN 'salt has not 16 bytes.'
+    WHEN cardinality(q.bounds) > 8191 OR (SELECT sum(octet_length(b)) FROM unnest(q.bounds) b) > 491520
+    THEN 'bounds has more than 8191 keys or 491520 bytes.'
+    WHEN EXISTS (SELECT FROM (SELECT b, lag(b) OVER (ORDER BY n) AS before FROM unnest(q.bounds) WITH ORDINALITY u (b, n)) o
+        WHERE o.b <= o.before COLLATE "C")
+    THEN 'bounds does not ascend.'
+    WHEN q.page < 0 THEN 'page is below 0.'
+    WHEN cardinality(q.keys) > 1000 OR (SELECT max(octet_length(k)) FROM unnest(q.keys || q.after) k) > 1024
+    THEN 'There are more than 1000 keys, or one of more than 1024 bytes.'
+    WHEN q.ask IN ('list', 'unfinished', 'doubled', 'missing') AND coalesce(q."limit", 0) NOT BETWEEN 1 AND 1000
+    THEN 'limit is not 1 to 1000.'
+  END AS problem`;
+
+// A digest reads 2,048 pages of 8 KiB in their order, since that of the keys would read the table at random; the next question
+// continues. A range ends with its bound, and sums are modulo 2^64. EFFECTS stands for the query.
+const ANSWERS = {
+  describe: `'now', clock_timestamp(),
+    'remembers_since', (SELECT f.received_before FROM inbox_forgotten f WHERE f.receiver = s.receiver AND f.source = s.source)`,
+  digest: `'next', coalesce(q.page, 0) + 2048,
+    'pages', pg_relation_size('processed_events'::regclass) / current_setting('block_size')::bigint,
+    'ranges', (SELECT json_agg(json_build_object('r', d.r, 'n', d.n, 's', mod(mod(d.s, 18446744073709551616) + 18446744073709551616, 18446744073709551616)::text))
+      FROM (SELECT c.r, count(c.hash) AS n, sum(c.hash) AS s
+        FROM (SELECT k.hash, count(*) FILTER (WHERE k.hash IS NULL) OVER (ORDER BY k.key COLLATE "C", k.hash IS NULL ROWS UNBOUNDED PRECEDING) AS r
+          FROM (SELECT p.idempotency_key AS key,
+              ('x' || encode(substr(sha256(decode(q.salt, 'base64') || convert_to(p.idempotency_key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint AS hash
+            FROM processed_events p
+            WHERE p.ctid >= ('(' || least(coalesce(q.page, 0), 4294967295) || ',0)')::tid
+              AND p.ctid < ('(' || least(coalesce(q.page, 0) + 2048, 4294967295) || ',0)')::tid
+              AND p.receiver = s.receiver AND p.source = s.source
+              AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+            UNION ALL SELECT b, NULL FROM unnest(q.bounds) b) k) c
+        GROUP BY c.r HAVING count(c.hash) > 0) d),
+    'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, 'failed' AS state FROM processed_events p
+        WHERE p.ctid >= ('(' || least(coalesce(q.page, 0), 4294967295) || ',0)')::tid
+          AND p.ctid < ('(' || least(coalesce(q.page, 0) + 2048, 4294967295) || ',0)')::tid
+          AND p.receiver = s.receiver AND p.source = s.source AND p.processing_state NOT IN ('succeeded', 'ignored', 'recorded')
+          AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+        LIMIT 1000) h)`,
+  list: `'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, p.processing_state AS state FROM processed_events p
+        WHERE p.receiver = s.receiver AND p.source = s.source AND p.idempotency_key > coalesce(q.after, '')
+        ORDER BY p.idempotency_key LIMIT q."limit") h)`,
+  find: `'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, coalesce(p.event_id, 0)::text AS event_id,
+          CASE WHEN p.processing_state <> 'recorded' THEN p.processing_state ELSE coalesce((SELECT i.processing_state FROM inbox_events i
+            WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key), 'succeeded') END AS state
+        FROM processed_events p
+        WHERE p.receiver = s.receiver AND p.source = s.source AND p.idempotency_key = ANY (q.keys) ORDER BY p.idempotency_key) h)`,
+  unfinished: `'held', (SELECT json_agg(h) FROM (
+        SELECT i.idempotency_key AS key, i.received_at, i.processing_state AS state FROM inbox_events i
+        WHERE i.receiver = s.receiver AND i.source = s.source AND i.processing_state IN ('failed', 'processing', 'pending')
+          AND i.received_at < coalesce(q.until, 'infinity')
+        ORDER BY i.idempotency_key LIMIT q."limit") h)`,
+  doubled: `'held', (SELECT json_agg(h) FROM (
+        SELECT e.key::text COLLATE "C" AS key, count(*) AS effects FROM (
+EFFECTS
+        ) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT q."limit") h)`,
+  missing: `'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, 'succeeded' AS state FROM processed_events p
+        WHERE s.counts_effects AND p.receiver = s.receiver AND p.source = s.source
+          AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+          AND (q.keys IS NULL OR p.idempotency_key = ANY (q.keys))
+          AND (p.processing_state = 'succeeded' OR p.processing_state = 'recorded' AND EXISTS (SELECT FROM inbox_events i
+            WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key AND i.processing_state = 'succeeded'))
+          AND NOT EXISTS (SELECT FROM (
+EFFECTS
+          ) AS e (key) WHERE e.key::text COLLATE "C" = p.idempotency_key)
+        ORDER BY p.idempotency_key LIMIT q."limit") h)`,
+};
+
+// Nested loops would read all effects for each event where no index has their keys.
+const READ = `
+BEGIN READ ONLY;
+RESET ALL; RESET ROLE;
+SET LOCAL statement_timeout = '300s';
+SET LOCAL lock_timeout = '2s';
+SET LOCAL jit = off;
+SET LOCAL work_mem = '32MB';
+SET LOCAL enable_nestloop = off`;
+
+const ASKED_SECONDS = 2 * TOLERANCE_SECONDS + 1; // for which a question could be sent again
+const MAX_ASKED = 10_000;
+
+// reconciler returns a function that answers the questions of `outbox-relay reconcile`: which events there are, and nothing of
+// their content. One is answered at a time, and each once. Neither events nor questions can be sent in the other's place, as
+// questions have other secrets.
+export function reconciler({ pool, receiver, source, secrets, effects }) {
+  const keys = parseSecrets(secrets).map((secret) => createHmac('sha256', secret).update('outbox-relay reconcile').digest());
+  const asked = new Map();
+  let busy = false;
+  const remember = (key) => {
+    const now = Date.now() / 1000;
+    if (asked.size >= MAX_ASKED) asked.forEach((until, old) => until < now && asked.delete(old));
+    if (asked.get(key) >= now) throw REPEATED;
+    if (asked.size >= MAX_ASKED) throw BUSY;
+    asked.set(key, now + ASKED_SECONDS);
+  };
+  return async (header, body) => {
+    precheck(header);
+    verify(keys, header, body);
+    remember(header['x-idempotency-key'][0]);
+    if (busy) throw BUSY;
+    busy = true;
+    let client, broken;
+    try {
+      client = await pool.connect();
+      await client.query(READ);
+      const values = [receiver, source, Boolean(effects), body.toString()];
+      const { rows: [{ ask, problem }] } = await client.query(CHECK + QUESTION, values)
+        .catch((error) => { throw error.code?.startsWith('22') ? new Problem(400, 'question-invalid', 'It is not the JSON of a question.') : error; });
+      if (problem) throw new Problem(400, 'question-invalid', problem);
+      const part = ANSWERS[ask].replace('EFFECTS', () => effects || 'SELECT NULL WHERE false');
+      const { rows: [{ answer }] } = await client.query(`
+SELECT json_build_object('receiver', s.receiver, 'source', s.source, 'counts_effects', s.counts_effects, ${part})::text AS answer${QUESTION}`, values);
+      return answer;
+    } catch (error) {
+      if (error instanceof Problem) throw error;
+      logError(error);
+      throw UNAVAILABLE;
+    } finally {
+      await client?.query('ROLLBACK').catch(() => { broken = true; });
+      client?.release(broken);
+      busy = false;
+    }
+  };
+}
 
 // precheck refuses what no body can make valid, before the body is read.
 export function precheck(header) {
@@ -161,9 +304,10 @@ export function parseSecrets(list) {
   });
 }
 
-// createReceiver returns an Express application that answers POST at path. Mount it before anything that reads bodies.
-export function createReceiver({ pool, receiver, source, secrets, handle, path = '/webhooks/finance' }) {
-  const keys = parseSecrets(secrets);
+// createReceiver returns an Express application that takes events by POST at path, and answers the questions of `outbox-relay
+// reconcile` at path/reconcile. Mount it before anything that reads bodies. effects, if given, is a query for the key of each effect.
+export function createReceiver({ pool, receiver, source, secrets, handle, effects, path = '/webhooks/finance' }) {
+  const keys = parseSecrets(secrets), answer = reconciler({ pool, receiver, source, secrets, effects });
   pool.on('error', logError); // without these a lost connection ends the process
   pool.on('connect', (client) => client.on('error', logError));
   const app = express();
@@ -179,6 +323,14 @@ export function createReceiver({ pool, receiver, source, secrets, handle, path =
     const { status, replayed } = await once({ pool, receiver, source, handle }, eventOf(request.headersDistinct), body);
     if (replayed) response.set('Idempotency-Replayed', 'true');
     response.status(status).end();
+  });
+  const isPost = (request, response, next) => {
+    if (request.method !== 'POST') throw NOT_POST;
+    next();
+  };
+  app.all(`${path}/reconcile`, isPost, check, raw, async (request, response) => {
+    const text = await answer(request.headersDistinct, request.body ?? Buffer.alloc(0));
+    response.set({ 'Content-Type': 'application/json', 'Cache-Control': 'no-store' }).end(text);
   });
   app.use(answerError);
   return app;
@@ -205,6 +357,10 @@ const TITLES = {
   'handler-failed': 'The handler did not succeed',
   'handler-ended-transaction': 'The handler ended the middleware\'s transaction',
   'commit-failed': 'The handler\'s work was not committed',
+  'method-not-allowed': 'Questions are sent by POST',
+  'question-invalid': 'The question is malformed',
+  'question-repeated': 'The question was asked before',
+  'receiver-busy': 'The receiver reads too many requests at once',
 };
 
 function answerError(error, request, response, next) { // Express knows it by its four parameters

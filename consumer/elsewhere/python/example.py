@@ -24,6 +24,7 @@ def handle(conn, event, body):
 if __name__ == "__main__":
     with ConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=10, timeout=5) as pool:
         shipping = Receiver(pool=pool, receiver="shipping", source="finance", secrets=os.environ["FINANCE_SECRET"], handle=handle,
+                            effects=os.environ.get("EFFECTS"),  # such as SELECT event_key FROM shipments, if the table has the event's key
                             body_seconds=float(os.environ.get("BODY_SECONDS", "10")))
         server = Server((os.environ.get("HOST", "127.0.0.1"), int(os.environ.get("PORT", "8080"))), shipping)
         print(f"listening on port {server.server_port}", flush=True)

@@ -128,7 +128,7 @@ const (
 	maxAnswer = 8 << 20
 )
 
-// A handler asks that of consumer.Reconcile.
+// A handler asks that of consumer.Reconcile, or of a receiver in another language.
 type handler struct {
 	url         string
 	client      *http.Client
@@ -143,7 +143,7 @@ func overHTTP(raw string, c *config.Config, destinations []relay.Destination) (r
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil:
 		return receiver{}, cli.Usagef("--url: write one such as https://logistics.internal/webhooks/finance/reconcile, without a password")
 	case raw == d.URL:
-		return receiver{}, cli.Usagef("--url: this is where %s takes events; name the URL at which consumer.Reconcile is mounted", d.Name)
+		return receiver{}, cli.Usagef("--url: this is where %s takes events; name the URL at which it answers reconcile", d.Name)
 	}
 	h := &handler{url: raw, destination: d}
 	for _, d := range destinations {
@@ -177,7 +177,7 @@ func (h *handler) ask(ctx context.Context, q reconcile.Request) (a reconcile.Ans
 		return a, refusal(h.url, status, text)
 	}
 	if err := json.Unmarshal(text, &a); err != nil || a.Receiver == "" {
-		return a, fmt.Errorf("%s answered 200 without an answer: is consumer.Reconcile mounted there?", h.url)
+		return a, fmt.Errorf("%s answered 200 without an answer: does the receiver answer reconcile there?", h.url)
 	}
 	return a, nil
 }
@@ -228,7 +228,7 @@ func refusal(url string, status int, text []byte) error {
 	if json.Unmarshal(text, &problem) == nil && problem.Title != "" {
 		detail = ": " + problem.Title + ": " + problem.Detail
 	} else if status == http.StatusNotFound || status == http.StatusMethodNotAllowed {
-		detail = ": is consumer.Reconcile mounted there?"
+		detail = ": does the receiver answer reconcile there?"
 	}
 	return fmt.Errorf("%s answered %d%s", url, status, plain.Clip(detail))
 }

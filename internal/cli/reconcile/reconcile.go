@@ -30,7 +30,7 @@ type Command struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	Destination []string `placeholder:"NAME" help:"The destination that leads to the receiver; several with commas, if several do. Default: the only one there is."`
-	URL         string   `placeholder:"URL" xor:"receiver" help:"Ask the handler of consumer.Reconcile at this URL, signed with the destination's secrets."`
+	URL         string   `placeholder:"URL" xor:"receiver" help:"Ask the receiver at this URL, signed with the destination's secrets: where consumer.Reconcile is mounted; in Node.js, Python and Java the receiver's path and /reconcile."`
 	Receiver    string   `placeholder:"NAME" xor:"receiver" help:"Ask the receiver's database instead: that of $RECEIVER_DATABASE_URL, for this receiver (consumer.Config.Receiver)."`
 	Source      string   `placeholder:"NAME" default:"outbox" help:"With --receiver: the receiver's name for this sender (consumer.Config.Source)."`
 	Effects     string   `placeholder:"SQL" help:"With --receiver: a query that returns the idempotency key of each effect, in one row for each. It must have the effects of every type that is processed."`
@@ -51,7 +51,7 @@ compared key by key, and each finding is checked again before it is named:
   never arrived         delivered, and the receiver does not have it
   arrived, no effect    recorded in an inbox, and neither done nor ignored: pending, being worked, or failed
   effect without event  the receiver has it, and the sender has no such event
-  effect twice          more than one row of --effects, or of ReconcileConfig.Effects, has its key
+  effect twice          more than one row of --effects, or of the receiver's own query, has its key
   processed, no effect  the receiver has processed it, and no row of these has its key
 
 Events that are delivered, retried or received meanwhile are no findings, nor is what one side may have forgotten (its retention), nor what a drill
@@ -74,7 +74,7 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 	case (cmd.URL == "") == (cmd.Receiver == ""):
 		return cli.Usagef("nothing says who is asked; name the receiver's handler with --url, or the receiver in its database with --receiver")
 	case cmd.URL != "" && cmd.Effects != "":
-		return cli.Usagef("--effects: the handler counts what its own ReconcileConfig.Effects says; use it with --receiver")
+		return cli.Usagef("--effects: the receiver at --url counts by its own query (ReconcileConfig.Effects, effects); use it with --receiver")
 	case problem != "":
 		return cli.Usagef("--settle: %s", problem)
 	case cmd.Limit < 1 || cmd.Limit > reconcile.MaxKeys:

@@ -94,7 +94,7 @@ func printReport(w io.Writer, r report) error {
 		fmt.Fprintf(w, "  left out: %s\n", strings.Join(left, ", "))
 	}
 	if !r.CountsEffects {
-		fmt.Fprintln(w, "  effects were not counted (--effects, or ReconcileConfig.Effects)")
+		fmt.Fprintln(w, "  effects were not counted (--effects, or the receiver's own query)")
 	}
 	for _, k := range r.kinds() {
 		if len(k.list) == 0 {

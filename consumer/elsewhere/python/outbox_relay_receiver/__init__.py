@@ -4,7 +4,7 @@ docs/receiving-elsewhere.md of outbox-relay explains it.
 """
 from __future__ import annotations
 
-import base64, hashlib, hmac, json, logging, re, time
+import base64, hashlib, hmac, json, logging, re, threading, time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Callable, Mapping, Sequence, TypedDict
@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Sequence, TypedDict
 import psycopg
 from psycopg_pool import ConnectionPool
 
-__all__ = ["Event", "Problem", "Receiver", "Server", "event_of", "once", "parse_secrets", "precheck", "verify"]
+__all__ = ["Event", "Problem", "Receiver", "Reconciler", "Server", "event_of", "once", "parse_secrets", "precheck", "verify"]
 
 TOLERANCE_SECONDS = 300
 MAX_BODY_BYTES = 1 << 20
@@ -45,7 +45,8 @@ class Receiver:
     source: str  # the sender; keys of two senders are independent
     secrets: str  # whsec_…; several while they rotate, separated by commas
     handle: Callable[[psycopg.Connection, Event, bytes], Any]
-    path: str = "/webhooks/finance"
+    path: str = "/webhooks/finance"  # of events; questions of `outbox-relay reconcile` come to path/reconcile
+    effects: str | None = None  # a query for the key of each effect, by which reconcile finds doubled and lost effects
     body_seconds: float = 10
 
 
@@ -148,6 +149,7 @@ class Problem(Exception):
 
 
 IN_FLIGHT = Problem(409, "in-flight", "The same event is being processed. Send it again later.")
+BUSY = Problem(503, "receiver-busy", "Another question is being answered. Ask again later.")
 
 
 # TITLES are those of Go receivers, by the names of refusals. A handler's own name has OTHER_TITLE.
@@ -171,6 +173,10 @@ TITLES = {
     "handler-failed": "The handler did not succeed",
     "handler-ended-transaction": "The handler ended the middleware's transaction",
     "commit-failed": "The handler's work was not committed",
+    "method-not-allowed": "Questions are sent by POST",
+    "question-invalid": "The question is malformed",
+    "question-repeated": "The question was asked before",
+    "receiver-busy": "The receiver reads too many requests at once",
 }
 
 
@@ -229,6 +235,156 @@ def event_of(header: Headers) -> Event:
     }
 
 
+# What `outbox-relay reconcile` asks, and how PostgreSQL answers. The question is a parameter, as the JSON that it came as.
+QUESTION = """
+FROM (SELECT %s::text AS receiver, %s::text AS source, %s::boolean AS counts_effects, %s::json AS json) s,
+  json_to_record(s.json) AS q (ask text, since timestamptz, until timestamptz, salt text, bounds text[], page bigint, after text,
+    keys text[], "limit" integer)"""
+
+CHECK = """
+SELECT q.ask, CASE
+    WHEN EXISTS (SELECT FROM json_object_keys(s.json) k
+        WHERE k NOT IN ('ask', 'since', 'until', 'salt', 'bounds', 'page', 'after', 'keys', 'limit'))
+      OR (q.ask IN ('describe', 'digest', 'list', 'find', 'unfinished', 'doubled', 'missing')) IS NOT TRUE
+    THEN 'It asks for what this version does not know.'
+    WHEN q.ask = 'digest' AND octet_length(decode(q.salt, 'base64')) IS DISTINCT FROM 16 THEN 'salt has not 16 bytes.'
+    WHEN cardinality(q.bounds) > 8191 OR (SELECT sum(octet_length(b)) FROM unnest(q.bounds) b) > 491520
+    THEN 'bounds has more than 8191 keys or 491520 bytes.'
+    WHEN EXISTS (SELECT FROM (SELECT b, lag(b) OVER (ORDER BY n) AS before FROM unnest(q.bounds) WITH ORDINALITY u (b, n)) o
+        WHERE o.b <= o.before COLLATE "C")
+    THEN 'bounds does not ascend.'
+    WHEN q.page < 0 THEN 'page is below 0.'
+    WHEN cardinality(q.keys) > 1000 OR (SELECT max(octet_length(k)) FROM unnest(q.keys || q.after) k) > 1024
+    THEN 'There are more than 1000 keys, or one of more than 1024 bytes.'
+    WHEN q.ask IN ('list', 'unfinished', 'doubled', 'missing') AND coalesce(q."limit", 0) NOT BETWEEN 1 AND 1000
+    THEN 'limit is not 1 to 1000.'
+  END AS problem"""
+
+# A digest reads 2,048 pages of 8 KiB in their order, since that of the keys would read the table at random; the next question
+# continues. A range ends with its bound, and sums are modulo 2^64. EFFECTS stands for the query.
+ANSWERS = {
+    "describe": """'now', clock_timestamp(),
+    'remembers_since', (SELECT f.received_before FROM inbox_forgotten f WHERE f.receiver = s.receiver AND f.source = s.source)""",
+    "digest": """'next', coalesce(q.page, 0) + 2048,
+    'pages', pg_relation_size('processed_events'::regclass) / current_setting('block_size')::bigint,
+    'ranges', (SELECT json_agg(json_build_object('r', d.r, 'n', d.n, 's', mod(mod(d.s, 18446744073709551616) + 18446744073709551616, 18446744073709551616)::text))
+      FROM (SELECT c.r, count(c.hash) AS n, sum(c.hash) AS s
+        FROM (SELECT k.hash, count(*) FILTER (WHERE k.hash IS NULL) OVER (ORDER BY k.key COLLATE "C", k.hash IS NULL ROWS UNBOUNDED PRECEDING) AS r
+          FROM (SELECT p.idempotency_key AS key,
+              ('x' || encode(substr(sha256(decode(q.salt, 'base64') || convert_to(p.idempotency_key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint AS hash
+            FROM processed_events p
+            WHERE p.ctid >= ('(' || least(coalesce(q.page, 0), 4294967295) || ',0)')::tid
+              AND p.ctid < ('(' || least(coalesce(q.page, 0) + 2048, 4294967295) || ',0)')::tid
+              AND p.receiver = s.receiver AND p.source = s.source
+              AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+            UNION ALL SELECT b, NULL FROM unnest(q.bounds) b) k) c
+        GROUP BY c.r HAVING count(c.hash) > 0) d),
+    'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, 'failed' AS state FROM processed_events p
+        WHERE p.ctid >= ('(' || least(coalesce(q.page, 0), 4294967295) || ',0)')::tid
+          AND p.ctid < ('(' || least(coalesce(q.page, 0) + 2048, 4294967295) || ',0)')::tid
+          AND p.receiver = s.receiver AND p.source = s.source AND p.processing_state NOT IN ('succeeded', 'ignored', 'recorded')
+          AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+        LIMIT 1000) h)""",
+    "list": """'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, p.processing_state AS state FROM processed_events p
+        WHERE p.receiver = s.receiver AND p.source = s.source AND p.idempotency_key > coalesce(q.after, '')
+        ORDER BY p.idempotency_key LIMIT q."limit") h)""",
+    "find": """'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, coalesce(p.event_id, 0)::text AS event_id,
+          CASE WHEN p.processing_state <> 'recorded' THEN p.processing_state ELSE coalesce((SELECT i.processing_state FROM inbox_events i
+            WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key), 'succeeded') END AS state
+        FROM processed_events p
+        WHERE p.receiver = s.receiver AND p.source = s.source AND p.idempotency_key = ANY (q.keys) ORDER BY p.idempotency_key) h)""",
+    "unfinished": """'held', (SELECT json_agg(h) FROM (
+        SELECT i.idempotency_key AS key, i.received_at, i.processing_state AS state FROM inbox_events i
+        WHERE i.receiver = s.receiver AND i.source = s.source AND i.processing_state IN ('failed', 'processing', 'pending')
+          AND i.received_at < coalesce(q.until, 'infinity')
+        ORDER BY i.idempotency_key LIMIT q."limit") h)""",
+    "doubled": """'held', (SELECT json_agg(h) FROM (
+        SELECT e.key::text COLLATE "C" AS key, count(*) AS effects FROM (
+EFFECTS
+        ) AS e (key) WHERE e.key IS NOT NULL GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT q."limit") h)""",
+    "missing": """'held', (SELECT json_agg(h) FROM (
+        SELECT p.idempotency_key AS key, p.received_at, 'succeeded' AS state FROM processed_events p
+        WHERE s.counts_effects AND p.receiver = s.receiver AND p.source = s.source
+          AND p.received_at >= coalesce(q.since, '-infinity') AND p.received_at < coalesce(q.until, 'infinity')
+          AND (q.keys IS NULL OR p.idempotency_key = ANY (q.keys))
+          AND (p.processing_state = 'succeeded' OR p.processing_state = 'recorded' AND EXISTS (SELECT FROM inbox_events i
+            WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = p.idempotency_key AND i.processing_state = 'succeeded'))
+          AND NOT EXISTS (SELECT FROM (
+EFFECTS
+          ) AS e (key) WHERE e.key::text COLLATE "C" = p.idempotency_key)
+        ORDER BY p.idempotency_key LIMIT q."limit") h)""",
+}
+
+# Nested loops would read all effects for each event where no index has their keys.
+READ = """
+RESET ALL; RESET ROLE;
+SET TRANSACTION READ ONLY;
+SET LOCAL statement_timeout = '300s';
+SET LOCAL lock_timeout = '2s';
+SET LOCAL jit = off;
+SET LOCAL work_mem = '32MB';
+SET LOCAL enable_nestloop = off"""
+
+ASKED_SECONDS = 2 * TOLERANCE_SECONDS + 1  # for which a question could be sent again
+MAX_ASKED = 10_000
+
+
+class Reconciler:
+    """Answers the questions of `outbox-relay reconcile`: which events there are, and nothing of their content.
+
+    One is answered at a time, and each once. Neither events nor questions can be sent in the other's place, as questions have
+    other secrets.
+    """
+
+    def __init__(self, to: Receiver) -> None:
+        self.to = to
+        self.secrets = [hmac.new(secret, b"outbox-relay reconcile", hashlib.sha256).digest() for secret in parse_secrets(to.secrets)]
+        self.asked: dict[str, float] = {}  # until when a question could be sent again, by its key
+        self.remembering, self.answering = threading.Lock(), threading.Lock()
+
+    def answer(self, header: Headers, body: bytes) -> str:
+        """Return the answer as JSON, or raise why there is none."""
+        precheck(header)
+        verify(self.secrets, header, body)
+        with self.remembering:
+            self.remember(header["x-idempotency-key"][0])
+        if not self.answering.acquire(blocking=False):
+            raise BUSY
+        try:
+            return self.read([self.to.receiver, self.to.source, bool(self.to.effects), body.decode("utf-8", "replace")])
+        except (psycopg.Error, OSError) as error:
+            logging.exception("question")
+            raise Problem(503, "database-unavailable", "Nothing was changed. Send the request again later.") from error
+        finally:
+            self.answering.release()
+
+    def remember(self, key: str) -> None:
+        now = time.time()
+        if len(self.asked) >= MAX_ASKED:
+            self.asked = {old: until for old, until in self.asked.items() if until >= now}
+        if self.asked.get(key, 0) >= now:
+            raise Problem(409, "question-repeated", "Each question has a key of its own, and is answered once.")
+        if len(self.asked) >= MAX_ASKED:
+            raise BUSY
+        self.asked[key] = now + ASKED_SECONDS
+
+    def read(self, values: list) -> str:
+        with self.to.pool.connection() as conn:
+            conn.execute(READ)
+            try:
+                ask, problem = conn.execute(CHECK + QUESTION, values).fetchone()
+            except psycopg.DataError:
+                raise Problem(400, "question-invalid", "It is not the JSON of a question.")
+            if problem:
+                raise Problem(400, "question-invalid", problem)
+            part = ANSWERS[ask].replace("EFFECTS", (self.to.effects or "SELECT NULL WHERE false").replace("%", "%%"))
+            return conn.execute(f"""
+SELECT json_build_object('receiver', s.receiver, 'source', s.source, 'counts_effects', s.counts_effects, {part})::text{QUESTION}""", values).fetchone()[0]
+
+
 class Webhook(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
@@ -238,13 +394,19 @@ class Webhook(BaseHTTPRequestHandler):
     def do_POST(self):
         try:
             to = self.server.to
-            if self.path != to.path:
+            if self.path not in (to.path, to.path + "/reconcile"):
                 raise Problem(404, "not-found", f"Send events to {to.path}.")
+            if self.command != "POST":
+                raise Problem(405, "method-not-allowed", "outbox-relay reconcile sends them.")
             header = {}
             for name, value in self.headers.items():
                 header.setdefault(name.lower(), []).append(value.strip(" \t"))
             precheck(header)
             body = self.read_body(to.body_seconds)
+            if self.path != to.path:
+                text = self.server.reconciler.answer(header, body)
+                self.answer(200, {"Content-Type": "application/json", "Cache-Control": "no-store"}, text.encode())
+                return
             verify(self.server.secrets, header, body)
             status, replayed = once(to, event_of(header), body)
             self.answer(status, {"Idempotency-Replayed": "true"} if replayed else {})
@@ -254,6 +416,8 @@ class Webhook(BaseHTTPRequestHandler):
             text = json.dumps({"type": "urn:outbox-relay:problem:" + problem.name, "title": TITLES.get(problem.name, OTHER_TITLE), "status": problem.status,
                                "detail": problem.detail})
             self.answer(problem.status, {"Content-Type": "application/problem+json", "Connection": "close", **retry}, text.encode())
+
+    do_GET = do_POST
 
     def read_body(self, seconds):
         """Read the body, which a proxy on the way may have cut into chunks."""
@@ -315,5 +479,5 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], to: Receiver) -> None:
-        self.to, self.secrets = to, parse_secrets(to.secrets)
+        self.to, self.secrets, self.reconciler = to, parse_secrets(to.secrets), Reconciler(to)
         super().__init__(address, Webhook)
