@@ -14,6 +14,7 @@ FUZZ_TIME     ?= 20s
 ROUNDS        ?= 5
 BENCH_ROUNDS  ?= 5
 ARCHIVE_EVENTS ?= 1000000
+RECONCILE_EVENTS ?= 10000000
 ARCHIVE_CALM   ?= 60s
 
 GOOSE_VERSION    := v3.29.0
@@ -194,6 +195,11 @@ load-archive: #: Archive ARCHIVE_EVENTS (a million) through two kills under 1,00
 .PHONY: load-replay
 load-replay: #: Replay 100,000 failed events, by a command and on the page, killed and continued, beside live events: each sent once, and their p99
 	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ReplayUnderLoad -benchtime 1x -timeout 1h
+
+.PHONY: load-reconcile
+load-reconcile: #: Compare RECONCILE_EVENTS (10,000,000; 12 GB of disk) with their receiver beside live events: findings, seconds, rows, memory, p99
+	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ReconcileUnderLoad -benchtime 1x -timeout 2h \
+		-reconcile-load $(RECONCILE_EVENTS) -reconcile-calm 40s
 
 .PHONY: load-status
 load-status: #: Ask status, overview, lists and a metrics sample beside 5,000,000 settled and 300,000 due deliveries: inserted, analysed, vacuumed
