@@ -23,8 +23,9 @@ import (
 // ReconcileConfig says what [Reconcile] answers for. Config is required.
 type ReconcileConfig struct {
 	// Config is that of the receiver whose events are compared. Receiver, Source, Secrets,
-	// Destinations, Verify.Tolerance, Logger and Limits count, except Limits.MaxBodyBytes, which is
-	// 1 MiB here. Secrets are required, even where the receiver itself trusts its network.
+	// Destinations, Verify.Tolerance, Logger and the Limits of a body count, except
+	// Limits.MaxBodyBytes, which is 1 MiB here. Secrets are required, even where the receiver itself
+	// trusts its network.
 	Config Config
 
 	// Effects is a query whose first column has the idempotency key of each effect, a row for each:
@@ -50,9 +51,9 @@ type ReconcileConfig struct {
 // A question must carry a relay's signature (x1) by a secret that is derived from one of
 // Config.Secrets, so that neither a captured delivery nor a captured question can be sent to the
 // other's handler. A question is answered once in each process, and refused after
-// Verify.Tolerance. One question is answered at a time, within Limits.HandlerTimeout; a second one
-// gets 503. An answer has at most 1,000 keys or 8,192 digests. It takes about 5 seconds of reading,
-// or as long as Effects takes, so a WriteTimeout of the http.Server must allow for that.
+// Verify.Tolerance. One question is answered at a time; a second one gets 503. An answer has at
+// most 1,000 keys or 8,192 digests. It takes about 5 seconds of reading, or as long as Effects
+// takes, five minutes at most, so a WriteTimeout of the http.Server must allow for that.
 func Reconcile(pool *pgxpool.Pool, cfg ReconcileConfig) (http.Handler, error) {
 	cfg.Config.Limits.MaxBodyBytes, cfg.Config.Limits.MaxUnverifiedBytes = 0, 0
 	s, err := cfg.Config.complete()
@@ -111,9 +112,7 @@ func (rc *reconciler) answer(w http.ResponseWriter, r *http.Request) (body []byt
 		return nil, receiverBusy()
 	}
 	defer rc.busy.Unlock()
-	ctx, cancel := context.WithTimeout(r.Context(), rc.Limits.HandlerTimeout)
-	defer cancel()
-	found, err := rc.receiver.Answer(ctx, question)
+	found, err := rc.receiver.Answer(r.Context(), question)
 	switch {
 	case errors.Is(err, reconcile.ErrRequest):
 		return nil, newProblem(http.StatusBadRequest, "question-invalid", "The question is malformed", err.Error()+".")

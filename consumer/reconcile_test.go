@@ -245,6 +245,13 @@ func TestReconcileWithoutDatabase(t *testing.T) {
 	}
 }
 
+// The effects of ten million events are counted for longer than a handler may take. The statements have bounds of their own.
+func TestAnswersMayTakeLongerThanHandlers(t *testing.T) {
+	t.Parallel()
+	a := newAsked(t, consumer.Config{Limits: consumer.Limits{HandlerTimeout: time.Nanosecond}})
+	a.answer(reconcile.Request{Ask: reconcile.AskMissing, Limit: 9})
+}
+
 func TestReconcileConfig(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
