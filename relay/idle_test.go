@@ -45,6 +45,21 @@ func TestRelayIsArmedAtALowLoad(t *testing.T) {
 	relaytest.Becomes(db, true, armed)
 }
 
+// A relay that waits for notifications, and has long found nothing by polling, still polls after each poll interval: a notification may be
+// lost, as when the server's queue of them is full.
+func TestLostNotificationIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	r := sessionOf(t, config(relaytest.Covered(t), to("http://receiver.test/")))
+	c := r.newClaimer()
+	turnOf(t, c)
+	c.pace = agenda.Pace{Poll: c.pollInterval, Armed: true, Idle: true, Interval: time.Hour, NextPoll: time.Now().Add(time.Hour)}
+	c.agenda = agenda.Agenda{}
+	c.agenda.At(agenda.CauseTick, time.Now())
+	if wait := turnOf(t, c); wait < 0 || wait > c.pollInterval {
+		t.Errorf("the next turn comes after %s, want %s", wait, c.pollInterval)
+	}
+}
+
 // A relay whose connections last for a transaction alone, as behind a pooler, asks producers for no notification, which it would not
 // hear, and finds events by polling.
 func TestRelayWithoutASessionIsNotArmed(t *testing.T) {

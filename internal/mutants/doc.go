@@ -18,6 +18,7 @@
 //	a backoff instead of the schedule            internal/relay/policy: TestDelayFollowsTheScheduleAndTheLastRepeats
 //	breaker burns attempts                       internal/relay/policy: TestDestinationAtFaultSpendsNoAttempt
 //	late commits are lost                        internal/relay/intake: TestTakeLateCommits
+//	a lost notification is not made up for       relay: TestLostNotificationIsMadeUpFor
 //	two relays take one key                      internal/relay/intake: TestKeysStay
 //	a rescued range keeps its fence              internal/relay/intake: TestRescue
 //	a header is left out of the signature        internal/relay/post: TestRequestIsTheWireContract

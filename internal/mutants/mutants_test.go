@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 )
 
 var run = flag.Bool("mutants", false, "plant each bug and run the test that must catch it")
@@ -84,6 +86,8 @@ func TestMutants(t *testing.T) {
 			defer cancel()
 			command := exec.CommandContext(ctx, "go", "test", "-vet", "off", "-overlay", overlay, "-count", "1", "-run", m.test, "./"+m.pkg)
 			command.Dir = root
+			// Templates that were made before would hide a bug in a migration.
+			command.Env = append(os.Environ(), localpg.DataVariable+"=")
 			var output bytes.Buffer
 			command.Stdout, command.Stderr = &output, &output
 			passed := command.Run() == nil

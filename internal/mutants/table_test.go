@@ -61,6 +61,11 @@ var mutants = []mutant{
 		pkg: "internal/relay/intake", test: "^TestTakeLateCommits$",
 	},
 	{
+		bug: "a lost notification is not made up for", file: "relay/claimer.go",
+		old: "c.agenda.At(agenda.CauseTick, now.Add(c.pollInterval))", new: "c.agenda.At(agenda.CauseTick, now.Add(1000*c.pollInterval))",
+		pkg: "relay", test: "^TestLostNotificationIsMadeUpFor$",
+	},
+	{
 		bug: "two relays take one key", file: "internal/relay/intake/store.go",
 		old: "(s.events = 1 OR s.bytes <= $3::bigint) AND NOT (p.busy AND s.keys IS NOT NULL)", new: "(s.events = 1 OR s.bytes <= $3::bigint)",
 		pkg: "internal/relay/intake", test: "^TestKeysStay$",
