@@ -28,13 +28,13 @@ type janitor struct {
 // startJanitor starts the janitor that a script describes, which makes dir, and returns once dir
 // exists. The pipes are close-on-exec: another child of this process does not keep the janitor
 // waiting after this process is gone.
-func startJanitor(script, dir, program string, as account, options []string) (*janitor, error) {
+func startJanitor(script, dir, program string, as account, options []string, env ...string) (*janitor, error) {
 	args := append([]string{"-c", script, "janitor", dir, program}, options...)
 	cmd := exec.Command("/bin/sh", args...)
 	cmd.Dir = "/" // the account may not be able to enter the current directory
 	// A fixed environment: no PG* variable changes the server, and with TZ set
 	// initdb does not search the time zone database for the local one.
-	cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C", "TZ=UTC"}
+	cmd.Env = append([]string{"PATH=/usr/bin:/bin", "LC_ALL=C", "TZ=UTC"}, env...)
 	runAs(cmd, as, true)
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -60,6 +60,9 @@ type Options struct {
 	// Settings are further server settings, by their names in postgresql.conf.
 	// They win over every default here but the port and the addresses.
 	Settings map[string]string
+
+	// Env is what the server has in its environment beyond a few fixed variables, as NAME=value.
+	Env []string
 }
 
 // newDir returns the path of a directory that does not exist yet.
@@ -107,7 +110,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	s.stop = sync.OnceValue(s.cleanUp)
 	sweep(ctx, binDir, s.account)
-	if s.janitor, err = startJanitor(janitorScript, s.dir, binDir, s.account, o.arguments()); err != nil {
+	if s.janitor, err = startJanitor(janitorScript, s.dir, binDir, s.account, o.arguments(), o.Env...); err != nil {
 		return nil, fmt.Errorf("start PostgreSQL: %w", err)
 	}
 	if err := s.boot(ctx, o); err != nil {
