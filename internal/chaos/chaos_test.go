@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/process"
@@ -25,6 +27,7 @@ import (
 var (
 	chaosTime = flag.Duration("chaos", 40*time.Second, "how long TestChaos makes faults")
 	chaosSeed = flag.Uint64("seed", 0, "repeats the faults of a run that printed this seed; 0: a new one")
+	oldRelay  = flag.String("old", "", "an outbox-relay of another version: every second process of a relay is one, as in an upgrade and its reversal")
 	relays    = flag.Int("relays", 3, "how many relays deliver in TestChaos")
 )
 
@@ -45,6 +48,23 @@ func TestCalm(t *testing.T) {
 	figures := s.judge()
 	if figures.requests != figures.events || figures.events == 0 {
 		t.Errorf("%d requests for %d events", figures.requests, figures.events)
+	}
+}
+
+// A relay that may open fewer files than it wants connections, and has little memory, is slow, and no event loses an attempt to that.
+func TestCrampedRelay(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.limits = "ulimit -n 40; export GOMEMLIMIT=16MiB;"
+	s.openRelay("relay-1")
+	ended := s.fault("relay-1")
+	s.produceMeanwhile(4000, testsize.Of(2000, 400))()
+	s.drained()
+	ended()
+	s.judge()
+	cramped := all(s, s.outbox, `SELECT count(*) FROM outbox_attempt WHERE error LIKE '%too many open files'`, pgx.RowTo[int])[0]
+	burnt := all(s, s.outbox, `SELECT count(*) FROM outbox_delivery WHERE attempts > 1`, pgx.RowTo[int])[0]
+	if cramped == 0 || burnt > 0 {
+		t.Errorf("%d connections found no descriptor, which cost %d events an attempt", cramped, burnt)
 	}
 }
 

@@ -6,8 +6,11 @@
 //	producer_test.go  transactions with events: committed, rolled back, held open
 //	receiver_test.go  a receiving service, in its own process
 //	wire_test.go      what the relays' requests pass: records each, and tampers with some
-//	link_test.go      a TCP proxy that delays, resets, swallows, cuts, or loses the answer to a COMMIT
+//	link_test.go      a TCP proxy that delays, resets, swallows, slices or cuts, loses the answer to a COMMIT, or meets a doom at one message
+//	killpoint_test.go each message of a relay, and each stage of its requests: the relay dies there, stands still, or is cut off
+//	command_test.go   each message of a migration and of the archive, likewise
 //	nth_test.go       each message of a receiver to its database fails once
+//	disk_linux_test.go, clock_linux_test.go   a full disk, a clock that jumps
 //	faults_test.go    the faults
 //	tables_test.go    what both databases hold at the end
 package chaos

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 )
@@ -31,6 +34,18 @@ var faults = []struct {
 		defer s.fault("")()
 		_, err := s.outbox.Exec(s.Ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
 		s.must(err)
+	}},
+	{"connections used up", func(s *stage) { s.useUpConnections(s.between(500*time.Millisecond, 3*time.Second)) }},
+	{"tables altered", func(s *stage) { // as a user does who adds a column, and thinks better of it
+		defer s.fault("")()
+		for _, change := range []string{"ADD COLUMN IF NOT EXISTS chaos int", "DROP COLUMN IF EXISTS chaos"} {
+			for _, table := range []string{"outbox", "outbox_delivery"} {
+				_, err := s.outbox.Exec(s.Ctx, "SET LOCAL lock_timeout = '2s'; ALTER TABLE "+table+" "+change)
+				if !lockNotAvailable(err) {
+					s.must(err)
+				}
+			}
+		}
 	}},
 	{"rows locked", func(s *stage) { // by a session that forgot its transaction
 		lasts := s.between(time.Second, 3*time.Second)
@@ -101,6 +116,10 @@ func (s *stage) restart(stop func(context.Context) error, away time.Duration) {
 	s.must(stop(s.Ctx))
 	<-time.After(away)
 	s.must(s.Server.StartAgain(s.Ctx))
+	s.databaseIsBack()
+}
+
+func (s *stage) databaseIsBack() {
 	s.outbox.Reset()
 	s.inbox.Reset()
 	s.until("the database", func(ctx context.Context) (bool, error) {
@@ -108,9 +127,33 @@ func (s *stage) restart(stop func(context.Context) error, away time.Duration) {
 	})
 }
 
-// disturb does one of four things to a link.
+// useUpConnections holds every connection that the server has for others than who has one, and ends those of the others.
+func (s *stage) useUpConnections(lasts time.Duration) {
+	defer s.fault("")()
+	var held []*pgx.Conn
+	defer func() {
+		for _, c := range held {
+			_ = c.Close(s.Ctx)
+		}
+		s.databaseIsBack()
+	}()
+	const endOthers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name <> 'chaos' AND pid <> pg_backend_pid() AND backend_type = 'client backend'`
+	for begun := time.Now(); time.Since(begun) < lasts; {
+		c, err := pgx.Connect(s.Ctx, s.Server.DSN(outboxName)+"&application_name=chaos")
+		if err == nil {
+			held = append(held, c)
+			continue
+		}
+		if len(held) > 0 {
+			_, _ = held[0].Exec(s.Ctx, endOthers) // and the next turn takes their places
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+// disturb does one of six things to a link.
 func (s *stage) disturb(role string, l *link) {
-	how, lasts, bytes := s.random.IntN(4), s.between(100*time.Millisecond, 4*time.Second), 1+s.random.Int64N(20_000)
+	how, lasts, bytes := s.random.IntN(6), s.between(100*time.Millisecond, 4*time.Second), 1+s.random.Int64N(20_000)
 	defer s.fault(role)()
 	switch how {
 	case 0:
@@ -128,6 +171,15 @@ func (s *stage) disturb(role string, l *link) {
 		l.cutAfter.Store(bytes)
 		<-time.After(lasts)
 		l.cutAfter.Store(0)
+	case 4:
+		l.slice.Store(1 + bytes%100)
+		<-time.After(lasts)
+		l.slice.Store(0)
+	case 5: // nothing passes, and nothing is lost
+		l.delay.Store(int64(lasts / 2))
+		<-time.After(lasts / 2)
+		l.delay.Store(0)
+		<-time.After(lasts / 2)
 	}
 }
 
@@ -139,4 +191,9 @@ func (s *stage) loseAnswers(role string, l *link, word string) {
 	l.loseTo.Store(&text)
 	<-time.After(lasts)
 	l.loseTo.Store(nil)
+}
+
+func lockNotAvailable(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == "55P03"
 }

@@ -15,17 +15,46 @@ import (
 type link struct {
 	listener net.Listener
 	dial     func() (net.Conn, error)
-	delay    atomic.Int64 // of each chunk, in nanoseconds
-	silent   atomic.Bool  // half-open: bytes are dropped without an error
-	cutAfter atomic.Int64 // answers may have so many bytes more, then everything is reset; 0: any number
+	hear     func(message []byte) // called with each message to the server; set before there is one; may be nil
+	delay    atomic.Int64         // of each chunk, in nanoseconds
+	slice    atomic.Int64         // bytes pass so many at once; 0: as they come
+	silent   atomic.Bool          // half-open: bytes are dropped without an error
+	cutAfter atomic.Int64         // answers may have so many bytes more, then everything is reset; 0: any number
 	loseTo   atomic.Pointer[[]byte]
-	sent     atomic.Int64 // messages to the server, since it was last set
-	fail     atomic.Int64 // the connection ends with the message of this number: it is not passed on; negative: it is, and its answer is not
+	dials    atomic.Int64 // connections
+	sent     atomic.Int64 // messages to the server
+	doom     atomic.Pointer[doom]
 
 	mu     sync.Mutex // guards what follows
 	conns  map[net.Conn]bool
 	closed bool
 	copies sync.WaitGroup
+}
+
+// A stage of the way of a message to the server and of its answer.
+type stageOfMessage string
+
+const (
+	undialled    stageOfMessage = "undialled"     // before its connection is made
+	unsent       stageOfMessage = "unsent"        // before it is passed on
+	halfSent     stageOfMessage = "half-sent"     // when half of it is passed on
+	sent         stageOfMessage = "sent"          // when it is answered, and nothing of the answer is passed on
+	halfAnswered stageOfMessage = "half-answered" // when half of the answer is passed on
+	answered     stageOfMessage = "answered"      // when the answer is passed on
+)
+
+// A doom is what a link does at one stage of one message.
+type doom struct {
+	n    int64 // the number of the message; of undialled: of the connection
+	at   stageOfMessage
+	meet func(message []byte) (goOn bool) // no: the connection ends
+}
+
+// A conn is one connection through a link.
+type conn struct {
+	link      *link
+	near, far net.Conn
+	awaited   atomic.Pointer[doom] // met by the next answer
 }
 
 // newLink returns a link to what dial connects to. It ends with t.
@@ -47,17 +76,24 @@ func (l *link) accept() {
 		if err != nil {
 			return // closed
 		}
-		far, err := l.dial()
-		if err != nil {
-			_ = near.Close()
-			continue
-		}
-		if !l.add(near, far) {
-			return
-		}
-		answerLost := new(atomic.Bool)
-		l.copies.Go(func() { l.copy(far, near, func(b []byte) bool { return l.up(b, answerLost) }) })
-		l.copies.Go(func() { l.copy(near, far, func(b []byte) bool { return l.down(b, answerLost) }) })
+		l.copies.Go(func() { l.serve(near) })
+	}
+}
+
+func (l *link) serve(near net.Conn) {
+	if n, d := l.dials.Add(1), l.doom.Load(); d != nil && d.at == undialled && d.n == n && !d.meet(nil) {
+		abort(near)
+		return
+	}
+	far, err := l.dial()
+	if err != nil {
+		_ = near.Close()
+		return
+	}
+	if l.add(near, far) {
+		c := &conn{link: l, near: near, far: far}
+		l.copies.Go(func() { c.copy(near, c.up) })
+		c.copy(far, c.down)
 	}
 }
 
@@ -75,49 +111,82 @@ func (l *link) add(conns ...net.Conn) bool {
 }
 
 // copy passes bytes on until one end closes or pass says no, and then closes both.
-func (l *link) copy(to, from net.Conn, pass func([]byte) bool) {
-	defer l.drop(to, from)
+func (c *conn) copy(from net.Conn, pass func([]byte) bool) {
+	defer c.link.drop(c.near, c.far)
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
 		if err != nil {
 			return
 		}
-		if d := time.Duration(l.delay.Load()); d > 0 {
+		if d := time.Duration(c.link.delay.Load()); d > 0 {
 			<-time.After(d)
 		}
-		if l.silent.Load() {
-			continue
-		}
-		if !pass(buffer[:n]) {
-			return
-		}
-		if _, err := to.Write(buffer[:n]); err != nil {
+		if !c.link.silent.Load() && !pass(buffer[:n]) {
 			return
 		}
 	}
 }
 
-// up is asked about bytes to the server.
-func (l *link) up(b []byte, answerLost *atomic.Bool) bool {
-	if word := l.loseTo.Load(); word != nil && bytes.Contains(b, *word) {
-		answerLost.Store(true)
+// up passes on a message to the server.
+func (c *conn) up(b []byte) bool {
+	if word := c.link.loseTo.Load(); word != nil && bytes.Contains(b, *word) {
+		c.awaited.Store(&doom{at: sent, meet: ends})
 	}
-	n, fail := l.sent.Add(1), l.fail.Load()
-	if n == -fail {
-		answerLost.Store(true)
+	if c.link.hear != nil {
+		c.link.hear(b)
 	}
-	return n != fail
+	n, d := c.link.sent.Add(1), c.link.doom.Load()
+	if d == nil || d.n != n {
+		return c.link.write(c.far, b)
+	}
+	switch d.at {
+	case undialled:
+	case unsent:
+		return d.meet(b) && c.link.write(c.far, b)
+	case halfSent:
+		half := len(b) / 2
+		return c.link.write(c.far, b[:half]) && d.meet(b) && c.link.write(c.far, b[half:])
+	default:
+		message := bytes.Clone(b)
+		c.awaited.Store(&doom{at: d.at, meet: func([]byte) bool { return d.meet(message) }})
+	}
+	return c.link.write(c.far, b)
 }
 
-// down is asked about bytes from the server.
-func (l *link) down(b []byte, answerLost *atomic.Bool) bool {
-	if answerLost.Load() {
+// down passes on what the server answers.
+func (c *conn) down(b []byte) bool {
+	if left := &c.link.cutAfter; left.Load() > 0 && left.Add(-int64(len(b))) <= 0 {
+		c.link.reset()
 		return false
 	}
-	if l.cutAfter.Load() > 0 && l.cutAfter.Add(-int64(len(b))) <= 0 {
-		l.reset()
-		return false
+	if d := c.awaited.Swap(nil); d != nil {
+		n := map[stageOfMessage]int{sent: 0, halfAnswered: len(b) / 2, answered: len(b)}[d.at]
+		return c.link.write(c.near, b[:n]) && d.meet(nil) && c.link.write(c.near, b[n:])
+	}
+	return c.link.write(c.near, b)
+}
+
+// dooms lets a message meet a doom, counted from now on.
+func (l *link) dooms(d *doom) {
+	l.dials.Store(0)
+	l.sent.Store(0)
+	l.doom.Store(d)
+}
+
+// ends is what a doom does to a connection that is to end.
+func ends([]byte) (goOn bool) { return false }
+
+func (l *link) write(to net.Conn, b []byte) bool {
+	for len(b) > 0 {
+		n := len(b)
+		if slice := int(l.slice.Load()); slice > 0 {
+			n = min(n, slice)
+		}
+		if _, err := to.Write(b[:n]); err != nil {
+			return false
+		}
+		b = b[n:]
 	}
 	return true
 }

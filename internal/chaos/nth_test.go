@@ -17,10 +17,10 @@ import (
 
 // Whichever message of a receiver to its database is lost with the connection, or whose answer: the sender comes again, to another
 // receiver, and the effect is made once. A success that the sender has heard of is a duplicate then. The relay's half of this is
-// TestAnyMessageToTheDatabaseMayFail in package relay.
+// TestRelayMeetsItsFateAtEveryMessage.
 func TestAnyMessageOfAReceiverMayFail(t *testing.T) {
 	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
-		for what, sign := range map[string]int64{"the message": 1, "its answer": -1} {
+		for what, at := range map[string]stageOfMessage{"the message": unsent, "its answer": sent} {
 			t.Run(what, func(t *testing.T) {
 				healthy := receivertest.NewEnv(t, f, consumer.Config{Observe: receivertest.Unheard}, receivertest.Effect)
 				failed, refused := int64(0), 0
@@ -28,7 +28,7 @@ func TestAnyMessageOfAReceiverMayFail(t *testing.T) {
 					l, dsn := linkTo(t, healthy.DSN)
 					doomed := receivertest.NewEnvAt(t, f, dsn, consumer.Config{Observe: receivertest.Unheard}, receivertest.Effect)
 					key := fmt.Sprintf("k%d", failed)
-					l.fail.Store(sign * (failed + 1))
+					l.dooms(&doom{failed + 1, at, ends})
 					first, err := healthy.Try(healthy.NewRequestTo(doomed.URL, key, "{}"))
 					accepted := err == nil && first.Status == http.StatusCreated
 					if !accepted {

@@ -74,14 +74,17 @@ func (s *stage) produce(ctx context.Context, producer int, perSecond float64, mo
 				burst = 100
 			}
 		}
-		sale := newSale(random, producer, n)
-		done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key})
-		done(s.sell(context.WithoutCancel(ctx), sale), 0)
+		s.sell(context.WithoutCancel(ctx), producer, newSale(random, producer, n))
 	}
 }
 
-// sell runs one transaction and returns what its producer knows of it.
-func (s *stage) sell(ctx context.Context, sale sale) history.Outcome {
+// sell runs one transaction and records what its producer knows of it.
+func (s *stage) sell(ctx context.Context, producer int, sale sale) {
+	done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key})
+	done(s.transact(ctx, sale), 0)
+}
+
+func (s *stage) transact(ctx context.Context, sale sale) history.Outcome {
 	tx, err := s.outbox.Begin(ctx)
 	if err != nil {
 		return history.Fail

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -45,9 +46,11 @@ type stage struct {
 	outbox, inbox *pgxpool.Pool
 	relays        []*relay
 	receivers     []*receiver
+	limits        string         // what a shell does before it runs a relay
 	making        string         // the fault that is being made
 	made          map[string]int // faults by their names
 	torn          []string
+	clockMoves    bool // of the databases
 }
 
 // A relay is a role, its link to the database, and its link to the receivers.
@@ -78,15 +81,15 @@ var binary = sync.OnceValues(func() (path string, err error) {
 	return path, nil
 })
 
-// newStage opens a stage with some relays, which ends with t.
-func newStage(t *testing.T, seed uint64, relays int) *stage {
+// newStage opens a stage with some relays, which ends with t. The server may have more in its environment.
+func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	t.Helper()
 	path, err := binary()
 	testkit.Must(t, err)
 	s := &stage{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no promise.
 	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on"}
-	s.Stage, err = process.OpenStage(t.Context(), path, localpg.Options{Settings: settings})
+	s.Stage, err = process.OpenStage(t.Context(), path, localpg.Options{Settings: settings, Env: env})
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -135,13 +138,12 @@ func (s *stage) openReceiver(i int) {
 func (s *stage) openRelay(name string) {
 	database, dsn := linkTo(s.t, s.Server.DSN(outboxName))
 	requests := newLink(s.t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
-	u := &process.Unit{Role: name, Rest: 200 * time.Millisecond, Launch: func(life string, _ int) process.Command {
-		return process.Command{Argv: []string{s.Relay, "run"}, Env: append([]string{
-			"OUTBOX_DATABASE_URL=" + dsn,
-			"OUTBOX_DESTINATION_URL=http://" + requests.addr() + "/?relay=" + life,
-			"OUTBOX_SIGNING_SECRET=" + s.Secret,
-			"OUTBOX_NAME=" + life,
-		}, relaySettings...)}
+	u := &process.Unit{Role: name, Rest: 200 * time.Millisecond, Launch: func(life string, number int) process.Command {
+		command := s.runRelay(life, dsn, requests.addr())
+		if *oldRelay != "" && number%2 == 1 {
+			command.Argv[len(command.Argv)-1] = *oldRelay
+		}
+		return command
 	}}
 	s.relays = append(s.relays, &relay{u, database, requests})
 	s.Fill(u)
@@ -149,6 +151,15 @@ func (s *stage) openRelay(name string) {
 		life, _ := u.Current()
 		return process.One[bool](ctx, s.outbox, `SELECT EXISTS (SELECT FROM outbox_relay WHERE name = $1)`, life)
 	})
+}
+
+func (s *stage) runRelay(life, dsn, receivers string, settings ...string) process.Command {
+	return process.Command{Argv: []string{"/bin/sh", "-c", s.limits + ` exec "$0" run`, s.Relay}, Env: slices.Concat([]string{
+		"OUTBOX_DATABASE_URL=" + dsn,
+		"OUTBOX_DESTINATION_URL=http://" + receivers + "/?relay=" + life,
+		"OUTBOX_SIGNING_SECRET=" + s.Secret,
+		"OUTBOX_NAME=" + life,
+	}, relaySettings, settings)}
 }
 
 // watch compares effects with processed_events until ctx is done: one snapshot has as many of both.

@@ -1,12 +1,14 @@
 package chaos
 
 import (
+	"bytes"
 	"hash/fnv"
 	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +21,7 @@ import (
 // What a wire does to a request on purpose.
 const (
 	refused = "refused"    // 500, and the receiver never sees it
+	unfit   = "unfit"      // 422, likewise: of events whose key begins so
 	busy    = "busy"       // 429, likewise
 	undone  = "undone"     // the receiver accepted it, and the relay is answered 500
 	unheard = "unanswered" // the receiver accepted it, and the connection is closed instead of an answer
@@ -30,6 +33,8 @@ type wire struct {
 	history   *history.History
 	seed      uint64
 	share     atomic.Int64 // of requests that are tampered with, in percent
+	refuse    atomic.Int64 // so many of the next requests are refused
+	alerts    atomic.Int64 // of failed deliveries, at the path /alert
 	turn      atomic.Int64
 	receivers [receivers]atomic.Pointer[string] // where they listen; nil: nowhere yet
 	transport http.Transport
@@ -42,7 +47,7 @@ func newWire(t *testing.T, h *history.History, seed uint64) *wire {
 	testkit.Must(t, err)
 	w := &wire{history: h, seed: seed, addr: listener.Addr().String()}
 	w.transport.MaxIdleConnsPerHost = 64
-	server := &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: w, ReadHeaderTimeout: time.Minute} // longer than a relay is frozen
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -57,7 +62,13 @@ func newWire(t *testing.T, h *history.History, seed uint64) *wire {
 }
 
 // tamper chooses what is done to one attempt, the same for the same seed.
-func (w *wire) tamper(delivery string) string {
+func (w *wire) tamper(delivery, key string) string {
+	switch {
+	case strings.HasPrefix(key, unfit):
+		return unfit
+	case w.refuse.Load() > 0 && w.refuse.Add(-1) >= 0:
+		return refused
+	}
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(delivery))
 	random := rand.New(rand.NewPCG(w.seed, h.Sum64()))
@@ -68,15 +79,23 @@ func (w *wire) tamper(delivery string) string {
 }
 
 func (w *wire) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	delivery := r.Header.Get(webhook.DeliveryID)
-	note := w.tamper(delivery)
-	done := w.history.Invoke(history.Record{
-		Kind: history.Post, Who: r.URL.Query().Get("relay"), Key: r.Header.Get(webhook.IdempotencyKey), Delivery: delivery, Note: note,
-	})
+	if r.URL.Path == "/alert" {
+		if body, err := io.ReadAll(r.Body); err == nil && bytes.Contains(body, []byte(`"rule":"failed"`)) {
+			w.alerts.Add(1)
+		}
+		return
+	}
+	delivery, key := r.Header.Get(webhook.DeliveryID), r.Header.Get(webhook.IdempotencyKey)
+	note := w.tamper(delivery, key)
+	done := w.history.Invoke(history.Record{Kind: history.Post, Who: r.URL.Query().Get("relay"), Key: key, Delivery: delivery, Note: note})
 	switch note {
 	case refused:
 		done(history.Fail, http.StatusInternalServerError)
 		http.Error(rw, note, http.StatusInternalServerError)
+		return
+	case unfit:
+		done(history.Fail, http.StatusUnprocessableEntity)
+		http.Error(rw, note, http.StatusUnprocessableEntity)
 		return
 	case busy:
 		done(history.Fail, http.StatusTooManyRequests)

@@ -1,0 +1,252 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/process"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+)
+
+// What a relay meets at a message.
+const (
+	killed = "killed"        // SIGKILL
+	frozen = "frozen"        // SIGSTOP for longer than its lease, while another relay works; then SIGCONT, and the message goes its way
+	cutOff = "cut-off"       // its connection is reset
+	lease  = 8 * time.Second // the shortest for the timeout of these tests
+)
+
+// steps are what a relay does to its database, by the words of its statements. Each one is met unsent, which is before it, and sent: the
+// database has done it, and the relay does not know. The rest are stages of a request: before dial is undialled; half written, half-sent;
+// written, sent; status read, answered; before settle and after settle are the settle unsent, and sent. What is between the answer to one message
+// and the next message changes nothing that lasts. Commands have TestCommandsMeetTheirFateAtEveryMessage, receivers
+// TestKilledAtEveryOperation and TestFrozenAtEveryOperation in package consumer.
+var steps = map[string]string{
+	"register":                     "outbox_relay (name, version",
+	"bury a dead relay":            "outbox_rescue (instance)",
+	"take over a dead one's range": "SET relay = $1, fence",
+	"take new events":              "outbox_range AS r (seq, relay",
+	"claim":                        "SET claim = ",
+	"settle events of a range":     "SET ended_at = now() WHERE seq = ANY",
+	"settle rows, retries":         "outbox_attempt (event_id",
+	"open the breaker":             "breaker_opened_at, breaker_until, breaker_error",
+	"take an alert to send":        "outbox_alert_notice AS n",
+	"say that an alert is sent":    "SET sent_at = CASE",
+	"drain":                        "outbox_relay WHERE instance = $1 RETURNING",
+}
+
+// A round is what happens to one relay.
+type round struct {
+	*stage
+	database, requests *link // of all relays: one that comes by another address would take its database for a copy
+	dsn, alerts, fate  string
+	n                  int
+	told               int64 // alerts that were sent before
+	met                chan []byte
+	goOn               chan bool
+	relay              *process.Process
+	stopped            bool // the relay was told to stop
+}
+
+// A relay takes over from a dead one, delivers, is refused, retries, fails an event, sends an alert and stops, and meets each fate at each
+// message of that to its database, and at each stage of each request to the receiver or to whom it alerts. Then another relay takes over, or it
+// goes on: nothing is lost, effects are made once, keys keep their order, the alert is sent.
+func TestRelayMeetsItsFateAtEveryMessage(t *testing.T) {
+	for _, fate := range []string{killed, frozen, cutOff} {
+		for to, stages := range map[string][]stageOfMessage{
+			"database": {unsent, sent}, "requests": {undialled, unsent, halfSent, sent, halfAnswered, answered},
+		} {
+			for _, at := range stages {
+				t.Run(strings.Join([]string{fate, to, string(at)}, "/"), func(t *testing.T) {
+					testsize.OneIn(t, 5, "killed/database/sent", "cut-off/database/unsent")
+					t.Parallel()
+					meetsItsFate(t, fate, to, at)
+				})
+			}
+		}
+	}
+}
+
+func meetsItsFate(t *testing.T, fate, to string, at stageOfMessage) {
+	s := newStage(t, 1, 0)
+	s.making = fate
+	alerts := filepath.Join(t.TempDir(), "alerts.yaml")
+	testkit.Must(t, os.WriteFile(alerts, []byte("alerts:\n  after_by_rule: {failed: 0s}\n"), 0o600))
+	database, dsn := linkTo(t, s.Server.DSN(outboxName))
+	requests := newLink(t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
+	var seen sync.Map // steps that relays have made
+	database.hear = func(message []byte) {
+		for step, words := range steps {
+			if bytes.Contains(message, []byte(words)) {
+				seen.Store(step, true)
+			}
+		}
+	}
+	rounds := 0
+	stride := testsize.Of(1, map[string]int{"database": 67, "requests": 11}[to])
+	for n := 1; !t.Failed(); n += stride {
+		r := &round{stage: s, database: database, requests: requests, dsn: dsn, alerts: alerts, fate: fate, n: n, met: make(chan []byte, 1), goOn: make(chan bool)}
+		message, reached := r.play(to, at)
+		if !reached {
+			break
+		}
+		rounds++
+		if t.Failed() {
+			t.Logf("at message %d: %q", n, message)
+		}
+	}
+	figures := s.judge()
+	t.Logf("%d times %s: %s", rounds, fate, figures)
+	if rounds == 0 {
+		t.Error("nothing was met")
+	}
+	for step := range steps {
+		if _, made := seen.Load(step); !made && stride == 1 { // a few rounds may not come to all
+			t.Errorf("no relay came to: %s", step)
+		}
+	}
+}
+
+// play lets the relay meet its doom, and returns the message at which it did so.
+func (r *round) play(to string, at stageOfMessage) (message []byte, reached bool) {
+	r.t.Helper()
+	r.told = r.wire.alerts.Load()
+	r.leaveBehind()
+	r.sales("b", 2)
+	_, err := r.outbox.Exec(r.Ctx, insertEvent, unfit+r.key("x"), "", 0)
+	r.must(err)
+	r.wire.refuse.Store(10)
+
+	d := &doom{n: int64(r.n), at: at, meet: func(message []byte) (goOn bool) {
+		r.met <- bytes.Clone(message)
+		select {
+		case goOn = <-r.goOn:
+		case <-r.Ctx.Done():
+		}
+		return goOn
+	}}
+	l := map[string]*link{"database": r.database, "requests": r.requests}[to]
+	l.dooms(d)
+	defer close(r.goOn) // so that nothing waits when the test fails
+	r.relay = r.start("doomed")
+	defer r.relay.Kill()
+	r.until("the doom, or the end of the work", func(ctx context.Context) (bool, error) {
+		drained, err := process.One[bool](ctx, r.outbox, `SELECT NOT EXISTS (`+selectOpen+`)`)
+		return len(r.met) > 0 || drained && r.wire.alerts.Load() > r.told, err
+	})
+	if len(r.met) == 0 {
+		r.stop()
+		r.until("the doom, or the end of the relay", func(context.Context) (bool, error) {
+			return len(r.met) > 0 || ended(r.relay), nil
+		})
+	}
+	reached = l.sent.Load() >= d.n
+	if d.at == undialled {
+		reached = l.dials.Load() >= d.n
+	}
+	if len(r.met) > 0 { // of some messages there is no answer that could be
+		message = <-r.met
+		r.meetFate()
+	}
+	_, err = r.outbox.Exec(r.Ctx, `DELETE FROM outbox_alert`) // so that the next failure is news
+	r.must(err)
+	return message, reached
+}
+
+// meetFate returns when the relay is gone, and everything is delivered, or another relay has delivered everything.
+func (r *round) meetFate() {
+	over := r.fault("doomed")
+	switch r.fate {
+	case killed:
+		r.relay.Kill()
+		over()
+		r.goOn <- false
+		defer r.start("survivor").Kill()
+		r.worked()
+		return
+	case cutOff:
+		r.goOn <- false
+		over()
+	case frozen:
+		r.relay.Signal("STOP")
+		thaw := time.After(lease)
+		survivor := r.start("survivor")
+		defer survivor.Kill()
+		r.worked()
+		<-thaw
+		r.relay.Signal("CONT")
+		r.goOn <- true
+		over()
+		survivor.Kill()
+	}
+	if !r.stopped {
+		r.sales("c", 1)
+		r.worked()
+		r.stop()
+	}
+	r.until("the end of the relay", func(context.Context) (bool, error) { return ended(r.relay), nil })
+	r.must(r.relay.Failure())
+}
+
+// worked waits until everything is delivered, and the alert sent.
+func (r *round) worked() {
+	r.drained()
+	r.must(r.Poll(drainPatience, "the alert", func(context.Context) (bool, error) { return r.wire.alerts.Load() > r.told, nil }))
+}
+
+func ended(p *process.Process) bool {
+	select {
+	case <-p.Ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (r *round) stop() {
+	r.stopped = true
+	r.relay.Signal("TERM")
+}
+
+// leaveBehind lets a relay die with requests that it has sent.
+func (r *round) leaveBehind() {
+	var heard atomic.Bool
+	r.requests.dooms(&doom{n: 1, at: sent, meet: func([]byte) bool { heard.Store(true); return false }})
+	r.sales("a", 3)
+	over := r.fault("predecessor")
+	p := r.start("predecessor")
+	defer p.Kill()
+	r.until("the first answer", func(context.Context) (bool, error) {
+		return heard.Load() || r.requests.sent.Load() > 3, nil // the first may be the last of a relay that has just died
+	})
+	p.Kill()
+	over()
+}
+
+func (r *round) start(role string) *process.Process {
+	p, err := process.Start(r.runRelay(role+".1", r.dsn, r.requests.addr(), "OUTBOX_CONFIG="+r.alerts, "OUTBOX_LEASE="+lease.String(),
+		"OUTBOX_ALERT_WEBHOOK_URL=http://"+r.requests.addr()+"/alert"))
+	r.must(err)
+	return p
+}
+
+func (r *round) key(name string) string { return fmt.Sprintf("%d-%s", r.n, name) }
+
+// sales commits events: n of one ordering key, as many of none, and one that is due later.
+func (r *round) sales(name string, n int) {
+	for i := range n {
+		r.sell(r.Ctx, 1, sale{key: r.key(fmt.Sprintf("%s-%d-ordered", name, i)), orderingKey: r.key("k"), plain: i == 1})
+		r.sell(r.Ctx, 1, sale{key: r.key(fmt.Sprintf("%s-%d-free", name, i))})
+	}
+	r.sell(r.Ctx, 1, sale{key: r.key(name + "-later"), due: 300})
+}
