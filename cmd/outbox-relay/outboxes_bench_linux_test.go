@@ -25,9 +25,9 @@ var (
 // BenchmarkIdleOutboxes measures what a process costs that serves many idle outboxes of one server: memory, connections, queries a second
 // by statement, and the delay of the first event. Run it with -benchtime=1x.
 func BenchmarkIdleOutboxes(b *testing.B) {
-	n, window, calm := *outboxesOf, *idleSeconds, 130*time.Second // until pools have closed what the start opened
-	if testing.Short() {                                          // to see that it works
-		n, window, calm = min(n, 4), min(window, 2), time.Second
+	n, window, calm := *outboxesOf, *idleSeconds, 5 // connections of outboxes that are all asleep, and one that wakes
+	if testing.Short() {                            // to see that it works
+		n, window, calm = min(n, 4), min(window, 2), 5*n
 	}
 	server := pgtest.Start(b, localpg.Options{Settings: map[string]string{
 		"max_connections": fmt.Sprint(5*n + 50), "shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.max": "20000", "pg_stat_statements.track": "top",
@@ -66,8 +66,11 @@ func BenchmarkIdleOutboxes(b *testing.B) {
 	}()
 	const connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
 	relaytest.Eventually(b, "all relays", func() bool { return pgtest.Row[int](b, pool, connections) >= n })
-	settle := time.NewTimer(calm)
-	<-settle.C
+	settle := time.NewTicker(time.Second)
+	defer settle.Stop()
+	for pgtest.Row[int](b, pool, connections) > calm {
+		<-settle.C
+	}
 	pgtest.Exec(b, pool, "SELECT pg_stat_statements_reset()")
 	settle.Reset(time.Duration(window) * time.Second)
 	<-settle.C

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
@@ -175,4 +176,53 @@ func (s *Session) Check(ctx context.Context) error {
 			Msg("working through a connection pooler: events are found by polling, and the work of a relay that crashes waits for its lease; a direct connection in database.listen_url makes both instant")
 	}
 	return nil
+}
+
+func (s *Session) connect(ctx context.Context) (*standing, error) {
+	if pooled, ok := s.Database.Pool.(*pg.Transactions); ok && s.Database.Deaf {
+		return &standing{Pool: pooled.With("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
+	}
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	pool := s.sessionConfig()
+	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0"
+	on := &standing{}
+	pool.ConnConfig.OnNotification = on.hear
+	conn, err := dial(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	on.Pool, on.conn = s.names.On(conn), conn
+	return on, nil
+}
+
+// dial makes a connection as a pool would.
+func dial(ctx context.Context, pool *pgxpool.Config) (*pgx.Conn, error) {
+	if pool.BeforeConnect != nil {
+		if err := pool.BeforeConnect(ctx, pool.ConnConfig); err != nil {
+			return nil, fmt.Errorf("before connect: %w", err)
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if pool.AfterConnect != nil {
+		if err := pool.AfterConnect(ctx, conn); err != nil {
+			_ = conn.Close(ctx)
+			return nil, fmt.Errorf("after connect: %w", err)
+		}
+	}
+	return conn, nil
+}
+
+// sessionConfig returns a copy of how to reach the server itself.
+func (s *Session) sessionConfig() *pgxpool.Config {
+	if own := s.Config.Pooler.Session; own != nil {
+		own = own.Copy()
+		pg.SetDirect(own, s.Config.Schema)
+		s.names.Pin(own)
+		return own
+	}
+	return s.Database.Direct.Config()
 }

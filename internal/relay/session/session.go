@@ -10,7 +10,6 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
@@ -317,55 +316,6 @@ func (s *Session) answer(asked Requests) {
 // catchUp does once what refused notifications have asked for.
 func (s *Session) catchUp() {
 	s.Wake(Requests{Sweep: s.sweeps.takeRefused(), Routes: s.routes.takeRefused()})
-}
-
-func (s *Session) connect(ctx context.Context) (*standing, error) {
-	if pooled, ok := s.Database.Pool.(*pg.Transactions); ok && s.Database.Deaf {
-		return &standing{Pool: pooled.With("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
-	}
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	pool := s.sessionConfig()
-	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0"
-	on := &standing{}
-	pool.ConnConfig.OnNotification = on.hear
-	conn, err := dial(ctx, pool)
-	if err != nil {
-		return nil, err
-	}
-	on.Pool, on.conn = s.names.On(conn), conn
-	return on, nil
-}
-
-// dial makes a connection as a pool would.
-func dial(ctx context.Context, pool *pgxpool.Config) (*pgx.Conn, error) {
-	if pool.BeforeConnect != nil {
-		if err := pool.BeforeConnect(ctx, pool.ConnConfig); err != nil {
-			return nil, fmt.Errorf("before connect: %w", err)
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
-	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
-	}
-	if pool.AfterConnect != nil {
-		if err := pool.AfterConnect(ctx, conn); err != nil {
-			_ = conn.Close(ctx)
-			return nil, fmt.Errorf("after connect: %w", err)
-		}
-	}
-	return conn, nil
-}
-
-// sessionConfig returns a copy of how to reach the server itself.
-func (s *Session) sessionConfig() *pgxpool.Config {
-	if own := s.Config.Pooler.Session; own != nil {
-		own = own.Copy()
-		pg.SetDirect(own, s.Config.Schema)
-		s.names.Pin(own)
-		return own
-	}
-	return s.Database.Direct.Config()
 }
 
 // enter starts to listen, registers this relay, and lets it enter.
