@@ -66,8 +66,11 @@ type Relay struct {
 }
 
 // settleGrace is how long the last outcomes may take to be written once everything else has ended. Leaving takes less than a second after it,
-// so that a stop takes five seconds longer than DrainTimeout at most.
-const settleGrace = 4 * time.Second
+// so that a stop takes five seconds longer than DrainTimeout at most. Statements that are not part of delivering are cut off then, too.
+const (
+	settleGrace = 4 * time.Second
+	cutAfter    = 500 * time.Millisecond
+)
 
 // New returns a Relay, or every mistake in its configuration as joined [Problem]s. It does not touch the network.
 func New(cfg Config) (*Relay, error) {
@@ -154,6 +157,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	present, leave := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer leave(nil)
 	r.Taking, r.Doing, r.Settling = ctx, doing, settling
+	defer context.AfterFunc(settling, func() { time.AfterFunc(cutAfter, r.session.Database.Cut) })()
 
 	var takers, settler, presence sync.WaitGroup
 	presence.Go(func() { r.session.Run(present) })
@@ -190,6 +194,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	r.writeHistory(settling)
 	if settling.Err() != nil {
 		leave(session.ErrSilent)
+	}
+	if asleep {
+		leave(session.ErrAsleep)
 	}
 	leave(nil)
 	presence.Wait()

@@ -424,6 +424,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
 		"Pool", "Pooler", "Schema", "RefuseSuperuser", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans", "History",
+		"Entry", "SleepAfter", "Resume",
 	}
 	relaytest.CheckFields(t, Config{}, known...)
 	relaytest.CheckFields(t, alert.Config{}, "Channels", "After", "AfterByRule", "Repeat", "LagOver", "VacuumBlockedOver", "PageURL")

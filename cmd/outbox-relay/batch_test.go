@@ -3,15 +3,20 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -121,13 +126,13 @@ func TestBatchesAtAReceiverWithoutThem(t *testing.T) {
 	}
 }
 
-// BenchmarkBatches drains a backlog with and without batches, to a receiver that only answers and to the middleware.
-func BenchmarkBatches(b *testing.B) {
-	const events = 20_000
-	plain := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// takesBatches is a receiver that takes batches, and does nothing but answer.
+func takesBatches(b *testing.B, arrived func(payload []byte)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set(webhook.AcceptPost, webhook.BatchType)
 		if !webhook.IsBatch(r.Header) {
+			arrived(body)
 			return
 		}
 		all, err := webhook.ParseBatch(body, receivertest.Must(webhook.BatchSize(r.Header)))
@@ -135,10 +140,17 @@ func BenchmarkBatches(b *testing.B) {
 		w.Header().Set("Content-Type", webhook.BatchResultType)
 		var answer []byte
 		for _, e := range all {
+			arrived(e.Body)
 			answer = webhook.AppendLine(answer, webhook.BatchResult{Key: e.Header[webhook.IdempotencyKey], Status: http.StatusNoContent})
 		}
 		_, _ = w.Write(answer)
 	})
+}
+
+// BenchmarkBatches drains a backlog with and without batches, to a receiver that only answers and to the middleware.
+func BenchmarkBatches(b *testing.B) {
+	const events = 20_000
+	plain := takesBatches(b, func([]byte) {})
 	inbox := relaytest.At(b, pgtest.New(b, migrations.Inbox))
 	inbox.Exec(`CREATE TABLE effect (key text)`)
 	cfg := consumer.Config{Receiver: "shop", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
@@ -175,6 +187,49 @@ func BenchmarkBatches(b *testing.B) {
 				server.Close()
 			}
 			b.ReportMetric(float64(events*b.N)/b.Elapsed().Seconds(), "events/s")
+		})
+	}
+}
+
+// BenchmarkBatchLatency commits 1,000 events a second, and measures from before each insert to the arrival at a receiver that takes batches.
+func BenchmarkBatchLatency(b *testing.B) {
+	const rate, seconds = 1000, 10
+	for _, c := range []struct {
+		name string
+		env  []string
+	}{{"single", nil}, {"batch", []string{"OUTBOX_BATCH_MAX=100"}}} {
+		b.Run(c.name, func(b *testing.B) {
+			var mu sync.Mutex
+			var took []float64 // milliseconds
+			arrived := func(payload []byte) {
+				at, err := strconv.ParseInt(string(payload), 10, 64)
+				pgtest.Must(b, err)
+				mu.Lock()
+				defer mu.Unlock()
+				took = append(took, time.Since(time.UnixMicro(at)).Seconds()*1000)
+			}
+			server := httptest.NewServer(takesBatches(b, arrived))
+			defer server.Close()
+			sender := relaytest.At(b, pgtest.New(b, migrations.Outbox))
+			relay := start(b, append(c.env, "OUTBOX_DATABASE_URL="+sender.DSN, "OUTBOX_DESTINATION_URL="+server.URL, "OUTBOX_SIGNING_SECRET="+receivertest.SecretText))
+			insert := func(i int) {
+				sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', $1::text::json, $2)`, strconv.FormatInt(time.Now().UnixMicro(), 10), fmt.Sprint(i))
+			}
+			insert(0)
+			relaytest.Becomes(sender, 1, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'`)
+			var inserting sync.WaitGroup
+			tick := time.NewTicker(time.Second / rate)
+			defer tick.Stop()
+			for i := 1; i <= rate*seconds; i++ {
+				<-tick.C
+				inserting.Go(func() { insert(i) })
+			}
+			inserting.Wait()
+			relaytest.Becomes(sender, rate*seconds+1, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'`)
+			relay.end(b, 0)
+			slices.Sort(took)
+			b.ReportMetric(took[len(took)/2], "p50-ms")
+			b.ReportMetric(took[len(took)*99/100], "p99-ms")
 		})
 	}
 }

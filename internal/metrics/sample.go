@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,13 +57,21 @@ func (s *sampler) keep(taken sample) {
 	s.last = taken
 }
 
-// renew makes the last sample, if there is one, that of now.
+// renew makes the last sample, if there is one, that of now: nothing waits in an outbox that is asleep, and what has failed is as it was.
 func (s *sampler) renew(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.last.at.IsZero() {
-		s.last.backlog.At, s.last.at = s.last.backlog.At.Add(now.Sub(s.last.at)), now
+	if s.last.at.IsZero() {
+		return
 	}
+	b := s.last.backlog
+	b.At, b.Lanes = b.At.Add(now.Sub(s.last.at)), slices.Clone(b.Lanes)
+	b.Parked, b.Untaken, b.Unserved = 0, 0, 0
+	for i := range b.Lanes {
+		lane := &b.Lanes[i]
+		lane.Pending, lane.Waiting, lane.BlockedKeys, lane.LagSeconds = 0, 0, 0, 0
+	}
+	s.last.backlog, s.last.at = b, now
 }
 
 // recent returns the last sample; false if there is none that is still true.

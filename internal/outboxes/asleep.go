@@ -25,7 +25,7 @@ const (
 func (m *member) sleep(ctx context.Context, asleep *relay.Asleep) (what session.Sleep) {
 	wake := make(chan struct{})
 	what = session.Sleep{Pool: m.Pool, Instance: asleep.Instance, Schema: asleep.Schema, Wake: wake}
-	m.layDown(&what, sync.OnceFunc(func() { close(wake) }))
+	m.replaceByState(&what, sync.OnceFunc(func() { close(wake) }))
 	m.log.Debug().Time("until", what.Until).Msg("asleep")
 	m.sleepers.Sleep(ctx, what)
 	return what
@@ -41,8 +41,8 @@ func (m *member) leave(what session.Sleep) {
 	}
 }
 
-// layDown replaces the relay by the memory of it.
-func (m *member) layDown(what *session.Sleep, wake func()) {
+// replaceByState replaces the relay by what it last knew of itself.
+func (m *member) replaceByState(what *session.Sleep, wake func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.instance = what.Instance
@@ -50,8 +50,8 @@ func (m *member) layDown(what *session.Sleep, wake func()) {
 	m.engine, m.wake = nil, wake
 	now := time.Now()
 	what.Until = now.Add(sleepsFor*3/4 + rand.N(sleepsFor/2))
-	if next := m.cfg.Retention.Next(now).Add(-wakesBefore); next.After(now) && next.Before(what.Until) {
-		what.Until = next
+	if next := m.cfg.Retention.Next(now); !next.IsZero() && next.Add(-wakesBefore).Before(what.Until) {
+		what.Until = next.Add(-wakesBefore) // or at once
 	}
 	if m.reloaded { // the relay may have ended without it
 		what.Until = now
@@ -59,10 +59,11 @@ func (m *member) layDown(what *session.Sleep, wake func()) {
 	var beat atomic.Int64
 	beat.Store(now.UnixNano())
 	what.Beaten = func(at time.Time) { beat.Store(at.UnixNano()) }
+	m.asleep = func() relay.State {
+		return relay.State{Registered: true, Asleep: true, Beat: time.Unix(0, beat.Load()), Lanes: last.Lanes}
+	}
 	if m.Follow != nil {
-		m.Follow(func() relay.State {
-			return relay.State{Registered: true, Asleep: true, Beat: time.Unix(0, beat.Load()), Lanes: last.Lanes}
-		}, func(context.Context, int) (watch.Backlog, error) { return watch.Backlog{}, errAsleep })
+		m.Follow(m.asleep, func(context.Context, int) (watch.Backlog, error) { return watch.Backlog{}, errAsleep })
 	}
 }
 

@@ -69,7 +69,7 @@ type Group struct {
 	log       zerolog.Logger // these two stay, whatever a reload brings
 	spans     *relay.Spans
 	reloading sync.Mutex
-	sleepers  session.Sleepers
+	sleepers  *session.Sleepers
 
 	mu      sync.Mutex // guards the fields below
 	members []*member
@@ -92,9 +92,10 @@ type member struct {
 	cfg      relay.Config
 	engine   engine // nil: it is asleep
 	aborted  bool
-	instance int32  // of the relay that fell asleep; 0: none has
-	wake     func() // ends the sleep
-	reloaded bool   // since the engine was made
+	instance int32              // of the relay that fell asleep, until another has taken its place; 0: none has
+	asleep   func() relay.State // while it sleeps
+	wake     func()             // ends the sleep
+	reloaded bool               // since the engine was made
 }
 
 // An engine is what a group needs of a [relay.Relay].
@@ -109,7 +110,7 @@ type engine interface {
 // New returns a Group, or every mistake in the configuration, which all outboxes share but for what Outbox holds. The log of each has
 // the field database. It touches no network. observe is called once for each outbox, also for those that a reload adds.
 func New(shared relay.Config, all []Outbox, observe func(name string) (Observer, error)) (*Group, error) {
-	g := &Group{observe: observe, log: shared.Log, spans: shared.Spans, sleepers: session.Sleepers{Log: shared.Log}}
+	g := &Group{observe: observe, log: shared.Log, spans: shared.Spans, sleepers: session.NewSleepers(shared.Log)}
 	for _, o := range all {
 		m, err := g.newMember(shared, o)
 		if err != nil {
@@ -125,7 +126,7 @@ func (g *Group) newMember(shared relay.Config, o Outbox) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &member{Outbox: o, Observer: observer, log: g.log.With().Str("database", o.Name).Logger(), spans: g.spans, sleepers: &g.sleepers}
+	m := &member{Outbox: o, Observer: observer, log: g.log.With().Str("database", o.Name).Logger(), spans: g.spans, sleepers: g.sleepers}
 	m.cfg = m.own(shared)
 	if err := m.renew(); err != nil {
 		m.ended()
@@ -170,7 +171,7 @@ func (g *Group) Run(ctx context.Context) error {
 	g.mu.Lock()   // after this, nothing is started any more
 	g.mu.Unlock() //nolint:staticcheck // as the comment says
 	g.running.Wait()
-	g.sleepers.Wait()
+	g.sleepers.Close()
 	return nil
 }
 
@@ -243,20 +244,37 @@ func (m *member) renew() error {
 
 // make is renew for who holds the mutex.
 func (m *member) make() error {
+	if m.engine != nil && !m.engine.State().Beat.IsZero() {
+		m.instance, m.asleep = 0, nil
+	}
 	cfg := m.cfg
 	cfg.Resume = m.instance
 	r, err := relay.New(cfg)
 	if err != nil {
 		return err //nolint:wrapcheck // a mistake of the configuration, as it is
 	}
-	m.instance, m.reloaded = 0, false
+	m.reloaded = false
 	if m.engine = r; m.aborted {
 		r.Abort()
 	}
 	if m.Follow != nil {
-		m.Follow(r.State, r.CountBacklog)
+		m.Follow(wakingAs(r.State, m.asleep), r.CountBacklog)
 	}
 	return nil
+}
+
+// wakingAs returns what says how a relay is: until it has registered, it is as it was when it slept.
+func wakingAs(state, asleep func() relay.State) func() relay.State {
+	if asleep == nil {
+		return state
+	}
+	return func() relay.State {
+		now := state()
+		if before := asleep(); now.Beat.IsZero() && time.Since(before.Beat) < time.Minute {
+			return before
+		}
+		return now
+	}
 }
 
 // current returns the relay; nil if none can be made. It wakes one that is asleep.

@@ -62,7 +62,7 @@ func (c *Config) relayRows(hostname string) []settings.Row {
 	return []settings.Row{
 		{Path: "relay.name", Env: "NAME", Flag: "name", Value: settings.One("billing-1", settings.ParseText, settings.To(&r.Name), hostname)},
 		{Path: "relay.poll_interval", Env: "POLL_INTERVAL", Flag: "poll-interval", Value: settings.One("5s", settings.ParseDuration, settings.To(&r.PollInterval), relay.DefaultPollInterval)},
-		{Path: "relay.sleep_after", Env: "SLEEP_AFTER", Value: settings.One("1m", parseWait, settings.To(&c.SleepAfter), defaultSleepAfter)},
+		{Path: "relay.sleep_after", Env: "SLEEP_AFTER", Value: settings.One("1m", parseSleepAfter, settings.To(&c.SleepAfter), defaultSleepAfter)},
 		{Path: "relay.lease", Env: "LEASE", Flag: "lease", Value: settings.One("60s", settings.ParseDuration, settings.To(&r.Lease), relay.DefaultLease)},
 		{Path: "relay.drain_timeout", Env: "DRAIN_TIMEOUT", Flag: "drain-timeout", Value: settings.One("20s", settings.ParseDuration, settings.To(&r.DrainTimeout), relay.DefaultDrainTimeout)},
 		{Path: "relay.max_in_flight", Env: "MAX_IN_FLIGHT", Flag: "max-in-flight", Value: settings.One("256", settings.ParseCount, settings.To(&r.MaxInFlight), relay.DefaultMaxInFlight)},

@@ -170,6 +170,15 @@ func parseWait(text string) (time.Duration, string) {
 	return settings.ParseDuration(text)
 }
 
+// parseSleepAfter leaves a relay that wakes for its archive enough time to begin it.
+func parseSleepAfter(text string) (time.Duration, string) {
+	d, problem := parseWait(text)
+	if problem == "" && d > 0 && d < 10*time.Second {
+		problem = fmt.Sprintf("%s is too short; write at least 10s, or 0 for never", d)
+	}
+	return d, problem
+}
+
 // parseBearer never repeats the token.
 func parseBearer(text string) (settings.Secret, string) {
 	switch {

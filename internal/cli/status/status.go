@@ -56,7 +56,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
   untaken        {events, oldest_seconds}: events that are not routed yet, since no relay has taken them, and the age of the oldest
   parked         deliveries that match no route
   relays         [{instance, name, state, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
-                 destinations, destinations_left?, reload_error?, reload_failed_at?, refused_by?, refused_by_left?}]
+                 destinations, destinations_left?, reload_error?, reload_failed_at?, refused_by?, refused_by_left?, asleep?}]
   differences?   [{destination, secrets, relays}]: relays that have different settings of a destination; secrets: nothing else differs
   refusals?      [{destination, relays, error, seconds}]: relays that a destination refuses while another relay may be accepted
   alerts         [{rule, subject, count, opened_at, began_at, database, returned?, first_event_id?, first_error?, detail?,

@@ -86,7 +86,8 @@ func recordNews(ctx context.Context, h pg.DB, id Identity) error {
 	return pg.Exec(ctx, h, "record news of the database", extendIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses[0], maxAddresses)
 }
 
-const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND ` + pg.HasSession + `)`
+const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND (` + pg.HasSession + `
+    OR r.asleep AND r.heartbeat_at > now() - interval '60 seconds' AND r.server_started_at = pg_postmaster_start_time()))`
 
 // sessionWitnessed reports whether a relay that works has its session on this very server now.
 func sessionWitnessed(ctx context.Context, q pg.DB) (found bool, err error) {
@@ -181,7 +182,7 @@ func quarantinedRelays(ctx context.Context, q pg.DB) ([]QuarantinedRelay, error)
 const selectWorking = `
 SELECT r.name FROM outbox_relay r
 WHERE r.quarantined IS NULL
-  AND CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at > now() - interval '10 seconds' ELSE ` + pg.HasSession + ` END
+  AND CASE WHEN r.session_pid IS NULL THEN ` + pg.IsAlive + ` ELSE ` + pg.HasSession + ` END
 ORDER BY r.instance`
 
 // workingRelays names the relays that deliver from this very database.

@@ -163,7 +163,7 @@ func (d DestinationStatus) behindEarly() (early []WaitingHead) {
 type RelayStatus struct {
 	Instance int32  `json:"instance"`
 	Name     string `json:"name"`
-	// State says in a word what the relay does: busy, idle, quarantined, or silent if it is not alive.
+	// State says in a word what the relay does: busy, idle, asleep, quarantined, or silent if it is not alive.
 	State     string    `json:"state" db:"-"`
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"started_at"`

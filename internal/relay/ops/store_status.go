@@ -125,8 +125,10 @@ CROSS JOIN LATERAL (
           WHERE d.destination = k.destination AND d.status = 'failed' ORDER BY d.event_id DESC LIMIT 1001) d
 ) f
 CROSS JOIN LATERAL (
-    SELECT count(*) > 0 AS served, max(o.wait_until) FILTER (WHERE o.wait_until > now()) AS wait_until, coalesce(sum(o.slowed_to), 0) AS slowed_to
-    FROM outbox_relay_destination o WHERE o.destination = k.destination
+    SELECT count(*) > 0 AS served,
+           CASE WHEN bool_and(o.wait_until IS NOT NULL AND o.wait_until > now()) FILTER (WHERE ` + pg.IsAlive + `) THEN min(o.wait_until) FILTER (WHERE ` + pg.IsAlive + `) END AS wait_until,
+           CASE WHEN bool_and(o.slowed_to IS NOT NULL AND o.slowed_to > 0) FILTER (WHERE ` + pg.IsAlive + `) THEN sum(o.slowed_to) FILTER (WHERE ` + pg.IsAlive + `) ELSE 0 END AS slowed_to
+    FROM outbox_relay_destination o JOIN outbox_relay r ON r.instance = o.instance WHERE o.destination = k.destination
 ) o
 CROSS JOIN LATERAL (SELECT coalesce(sum(x.deliveries), 0)::bigint AS deliveries FROM in_hand x WHERE x.destination = k.destination) i
 CROSS JOIN LATERAL (SELECT k.destination) lane
@@ -158,9 +160,12 @@ func parked(ctx context.Context, q pg.DB) (n int64, err error) {
 
 // Only what is due can be claimed, and nothing but a settle makes it due later. What is claimed stands first among it.
 const selectRelays = `
-WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + pg.Pending + `, ` + intake.InHand + `
+WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + pg.Pending + `, ` + intake.InHand + `, busy AS MATERIALIZED (
+    SELECT DISTINCT o.relay FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+        SELECT n.relay FROM outbox_range n WHERE n.seq >= l.oldest AND n.ended_at IS NULL OFFSET 0) o
+)
 SELECT r.instance, r.name, r.version, r.started_at, greatest(0, extract(epoch FROM now() - r.heartbeat_at))::float8,
-       c.deliveries IS NULL AND r.instance NOT IN (SELECT o.relay FROM open o), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,
+       c.deliveries IS NULL AND r.instance NOT IN (SELECT b.relay FROM busy b), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,
        coalesce(c.deliveries, 0) + coalesce((SELECT sum(i.deliveries) FROM in_hand i WHERE i.relay = r.instance), 0)::bigint, coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination),
        coalesce(r.reload_error, ''), r.reload_failed_at,

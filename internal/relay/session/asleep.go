@@ -18,7 +18,7 @@ const AsleepInterval = 25 * time.Second
 
 // maySleep asks the relay to fall asleep if there has been nothing to do for long.
 func (s *Session) maySleep(ctx context.Context, on *standing, now time.Time) error {
-	if s.SleepAfter == 0 || on.conn == nil || !on.listening || s.Config.Pooler.Session != nil || s.asleep {
+	if s.SleepAfter == 0 || on.conn == nil || !on.listening || s.Config.Pooler.Session != nil {
 		return nil
 	}
 	if on.asked || !s.Idle() {
@@ -35,7 +35,6 @@ func (s *Session) maySleep(ctx context.Context, on *standing, now time.Time) err
 		return fmt.Errorf("fall asleep: %w", err)
 	}
 	if s.busyAt = now; !work {
-		s.asleep = true
 		s.FallAsleep(instance, on.schema)
 	}
 	return nil

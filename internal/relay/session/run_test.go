@@ -23,6 +23,7 @@ type relay struct {
 	db   *relaytest.Database
 	away atomic.Bool // no connection can be made
 	stop func()
+	ends error // the cause of stop
 
 	mu        sync.Mutex
 	beats     int
@@ -66,11 +67,11 @@ func (r *relay) begin() *relay {
 	relaytest.Must(r.db, r.Open(r.db.Context()))
 	relaytest.Must(r.db, r.Check(r.db.Context()))
 	r.Guard.Shut()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(r.db.Context()))
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.db.Context()))
 	var running sync.WaitGroup
 	running.Go(func() { r.Run(ctx) })
 	r.stop = sync.OnceFunc(func() {
-		cancel()
+		cancel(r.ends)
 		running.Wait()
 		r.Database.Direct.Close()
 	})

@@ -58,7 +58,6 @@ type Session struct {
 	grace     grace
 	deafUntil time.Time // no session listens before
 	busyAt    time.Time // when there was something to do
-	asleep    bool      // FallAsleep was called
 
 	// Every login of the database may notify, as often as it likes.
 	looks, sweeps, routes throttle
@@ -95,6 +94,9 @@ const (
 
 // ErrSilent as the cause for which Run is to end says that the database does not answer.
 var ErrSilent = errors.New("the database does not answer")
+
+// ErrAsleep as that cause says that the relay falls asleep: it stays registered.
+var ErrAsleep = errors.New("the relay falls asleep")
 
 // leaveWithin returns how long a relay waits that stops as the context says.
 func leaveWithin(stopping context.Context) time.Duration {
@@ -460,10 +462,11 @@ func (s *Session) unblock(ctx context.Context) {
 
 // leave deregisters this relay, unless it falls asleep: everything it had claimed is settled or given back.
 func (s *Session) leave(ctx context.Context, on *standing) error {
+	asleep := errors.Is(context.Cause(ctx), ErrAsleep)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin(ctx))
 	defer cancel()
 	instance, _ := s.Presence.Current()
-	if s.asleep {
+	if asleep {
 		return fallAsleep(ctx, on, instance)
 	}
 	return Deregister(ctx, on, instance)

@@ -14,26 +14,39 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// Sleepers sleep for relays: they share one connection to each database, which beats for all relays that are asleep there, and listens. The
-// zero value is ready to use, concurrently.
+// Sleepers do what relays need that are asleep: one connection to each database beats for all of them, and listens. They are safe for
+// concurrent use. Make them with [NewSleepers].
 type Sleepers struct {
-	Log zerolog.Logger
+	log zerolog.Logger
 
 	beatEvery, patience time.Duration // 0: [AsleepInterval] and defaultPatience
 
-	mu       sync.Mutex
-	bedrooms map[string]*bedroom // by connection string
-	running  sync.WaitGroup
+	mu      sync.Mutex
+	shared  map[string]*sharedSession // by connection string
+	ctx     context.Context           // of the connections
+	end     context.CancelFunc
+	running sync.WaitGroup
 }
 
-// Wait waits until the last connection is closed, once nobody is asleep any more.
-func (s *Sleepers) Wait() { s.running.Wait() }
+// NewSleepers returns Sleepers without a connection.
+func NewSleepers(log zerolog.Logger) *Sleepers {
+	s := &Sleepers{log: log, shared: map[string]*sharedSession{}}
+	s.ctx, s.end = context.WithCancel(context.Background())
+	return s
+}
 
-// A bedroom is one database in which relays sleep.
-type bedroom struct {
+// Close closes the connections, once no relay is asleep any more.
+func (s *Sleepers) Close() {
+	s.end()
+	s.running.Wait()
+}
+
+// A sharedSession is what the relays that are asleep in one database have together.
+type sharedSession struct {
 	pool                *pgxpool.Config
 	log                 zerolog.Logger
 	beatEvery, patience time.Duration
@@ -41,6 +54,8 @@ type bedroom struct {
 	mu        sync.Mutex          // guards the fields below
 	sleepers  map[string]*sleeper // by schema
 	interrupt context.CancelFunc  // ends a wait for notifications
+
+	started time.Time // when the server started to which the last connection led
 }
 
 // A sleeper is one relay that is asleep.
@@ -62,6 +77,9 @@ type Sleep struct {
 	Beaten   func(time.Time) // follows each beat
 }
 
+// sleeperTimeout bounds what is done for one of many: the next beats of the others wait for it.
+const sleeperTimeout = 5 * time.Second
+
 // defaultPatience is how long a database may be away before those who sleep in it wake up, and say so.
 const defaultPatience = 10 * time.Second
 
@@ -69,12 +87,12 @@ const defaultPatience = 10 * time.Second
 // its database is away; and when ctx is done.
 func (s *Sleepers) Sleep(ctx context.Context, what Sleep) {
 	one := newSleeper(what)
-	room := s.enter(one)
+	shared := s.enter(one)
 	select {
 	case <-one.ended:
 	case <-one.Wake:
-		room.change(func() { room.end(one) })
-	case <-ctx.Done(): // Leave takes its place
+		shared.change(func() { shared.end(one) })
+	case <-ctx.Done(): // the relay is left to Leave
 	}
 }
 
@@ -83,13 +101,13 @@ func (s *Sleepers) Sleep(ctx context.Context, what Sleep) {
 func (s *Sleepers) Leave(what Sleep) {
 	one := newSleeper(what)
 	one.leaving = true
-	room := s.enter(one)
+	shared := s.enter(one)
 	timeout := time.NewTimer(leaveTimeout)
 	defer timeout.Stop()
 	select {
 	case <-one.ended:
 	case <-timeout.C:
-		room.change(func() { room.end(one) })
+		shared.change(func() { shared.end(one) })
 	}
 }
 
@@ -97,144 +115,156 @@ func newSleeper(what Sleep) *sleeper {
 	return &sleeper{Sleep: what, names: pg.NewNames(what.Schema, ""), ended: make(chan struct{})}
 }
 
-// enter puts a sleeper to bed, and makes sure that somebody watches.
-func (s *Sleepers) enter(one *sleeper) *bedroom {
+// enter adds a sleeper to those of its database.
+func (s *Sleepers) enter(one *sleeper) *sharedSession {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := one.Pool.ConnString()
-	if room := s.bedrooms[key]; room != nil {
-		room.change(func() { room.sleepers[one.Schema] = one })
-		return room
+	if shared := s.shared[key]; shared != nil {
+		shared.change(func() {
+			if before := shared.sleepers[one.Schema]; before != nil { // the same schema by another name, or one that leaves now
+				shared.end(before)
+			}
+			shared.sleepers[one.Schema] = one
+		})
+		return shared
 	}
-	room := &bedroom{
-		pool: one.Pool, log: s.Log, beatEvery: cmp.Or(s.beatEvery, AsleepInterval), patience: cmp.Or(s.patience, defaultPatience),
+	shared := &sharedSession{
+		pool: one.Pool, log: s.log, beatEvery: cmp.Or(s.beatEvery, AsleepInterval), patience: cmp.Or(s.patience, defaultPatience),
 		sleepers: map[string]*sleeper{one.Schema: one},
 	}
-	if s.bedrooms == nil {
-		s.bedrooms = map[string]*bedroom{}
-	}
-	s.bedrooms[key] = room
+	s.shared[key] = shared
 	s.running.Go(func() {
-		for {
-			room.watch()
-			s.mu.Lock()
-			if room.isEmpty() {
-				delete(s.bedrooms, key)
-				s.mu.Unlock()
-				return
-			}
-			s.mu.Unlock()
+		for !s.remove(key) {
+			shared.run(s.ctx)
 		}
 	})
-	return room
+	return shared
 }
 
-func (r *bedroom) isEmpty() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.sleepers) == 0
+// remove forgets a session that nobody shares any more.
+func (s *Sleepers) remove(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.shared[key].isEmpty() {
+		return false
+	}
+	delete(s.shared, key)
+	return true
 }
 
-// change changes what the mutex guards, and makes watch look at it.
-func (r *bedroom) change(do func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (h *sharedSession) isEmpty() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.sleepers) == 0
+}
+
+// change changes what the mutex guards, and ends the wait of listen.
+func (h *sharedSession) change(do func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	do()
-	if r.interrupt != nil {
-		r.interrupt()
+	if h.interrupt != nil {
+		h.interrupt()
 	}
 }
 
 // end ends a sleep. The caller holds the mutex.
-func (r *bedroom) end(one *sleeper) {
-	if r.sleepers[one.Schema] == one {
-		delete(r.sleepers, one.Schema)
+func (h *sharedSession) end(one *sleeper) {
+	if h.sleepers[one.Schema] == one {
+		delete(h.sleepers, one.Schema)
 		close(one.ended)
 	}
 }
 
-// watch watches until nobody is asleep here any more.
-func (r *bedroom) watch() {
+// run beats and listens until nobody is asleep here any more.
+func (h *sharedSession) run(ctx context.Context) {
 	failing := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(beatInterval), backoff.WithMaxElapsedTime(0))
 	worked := time.Now()
-	for !r.isEmpty() {
-		err := r.listen(&worked)
+	for !h.isEmpty() {
+		err := h.listen(ctx, &worked)
 		if err == nil {
 			return
 		}
-		r.log.Warn().Err(err).Msg("the connection of outboxes that are asleep has ended; trying again")
+		h.log.Warn().Err(err).Msg("the connection of outboxes that are asleep has ended; trying again")
 		if time.Since(worked) < time.Second {
 			failing.Reset()
 		}
-		if time.Since(worked) > r.patience {
-			r.change(func() {
-				for _, one := range r.sleepers {
-					r.end(one)
+		if time.Since(worked) > h.patience {
+			h.change(func() {
+				for _, one := range h.sleepers {
+					h.end(one)
 				}
 			})
 		}
-		_ = sleep.For(context.Background(), failing.NextBackOff())
+		_ = sleep.For(ctx, failing.NextBackOff())
 	}
 }
 
 // listen keeps one connection while it lasts and anybody is asleep. What came while there was none is found by the beats that it begins with.
-func (r *bedroom) listen(worked *time.Time) error {
-	ctx := context.Background()
-	conn, err := r.connect(ctx)
+func (h *sharedSession) listen(ctx context.Context, worked *time.Time) error {
+	conn, err := h.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		closing, cancel := context.WithTimeout(ctx, time.Second)
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
 	if err := pg.Exec(ctx, conn, "listen", listen); err != nil {
 		return err
 	}
-	r.change(func() {
-		for _, one := range r.sleepers {
-			one.nextBeat = time.Time{}
+	started, err := rows.Value[time.Time](ctx, conn, "read when the server started", selectStarted)
+	if err != nil {
+		return err
+	}
+	h.change(func() {
+		for _, one := range h.sleepers {
+			if one.nextBeat = (time.Time{}); !h.started.IsZero() && !h.started.Equal(started) { // each relay has to see whether this is its database
+				h.end(one)
+			}
 		}
 	})
+	h.started = started
 	for {
 		*worked = time.Now()
-		next, waiting := r.next(ctx)
+		next, waiting := h.next(ctx)
 		switch {
 		case next == nil:
 			return nil
 		case waiting == nil:
-			if err := r.tend(ctx, conn, next); err != nil {
+			if err := h.serve(ctx, conn, next); err != nil {
 				return err
 			}
 		default:
 			err := conn.PgConn().WaitForNotification(waiting)
-			r.interrupt()
+			h.interrupt()
 			if err != nil && (waiting.Err() == nil && !pgconn.Timeout(err) || conn.IsClosed()) {
-				return err //nolint:wrapcheck // watch says of what
+				return err //nolint:wrapcheck // run says of what
 			}
 		}
 	}
 }
 
 // connect makes the connection. Its statements differ by the schema, so none is prepared.
-func (r *bedroom) connect(ctx context.Context) (*pgx.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+func (h *sharedSession) connect(ctx context.Context) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, sleeperTimeout)
 	defer cancel()
-	pool := r.pool.Copy()
+	pool := h.pool.Copy()
 	pg.SetDirect(pool, "")
 	pool.ConnConfig.RuntimeParams["search_path"] = pg.SafePath
 	pool.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	pool.ConnConfig.OnNotification = r.hear
+	pool.ConnConfig.OnNotification = h.hear
 	return dial(ctx, pool)
 }
 
 // next returns whose beat is next, and a context that ends when it is due, or when something changes; nil: it is due.
-func (r *bedroom) next(ctx context.Context) (next *sleeper, waiting context.Context) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, one := range r.sleepers {
+func (h *sharedSession) next(ctx context.Context) (next *sleeper, waiting context.Context) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, one := range h.sleepers {
 		if next == nil || one.nextBeat.Before(next.nextBeat) {
 			next = one
 		}
@@ -242,45 +272,47 @@ func (r *bedroom) next(ctx context.Context) (next *sleeper, waiting context.Cont
 	if next == nil || !time.Now().Before(next.nextBeat) {
 		return next, nil
 	}
-	waiting, r.interrupt = context.WithDeadline(ctx, next.nextBeat)
+	waiting, h.interrupt = context.WithDeadline(ctx, next.nextBeat)
 	return next, waiting
 }
 
-// tend does what is due for one sleeper.
-func (r *bedroom) tend(ctx context.Context, conn *pgx.Conn, one *sleeper) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+// serve does what is due for one sleeper.
+func (h *sharedSession) serve(ctx context.Context, conn *pgx.Conn, one *sleeper) error {
+	ctx, cancel := context.WithTimeout(ctx, sleeperTimeout)
 	defer cancel()
 	on, now := one.names.On(conn), time.Now()
 	wake := !one.Until.IsZero() && !now.Before(one.Until)
 	var err error
 	switch {
 	case one.leaving:
-		err = Deregister(ctx, on, one.Instance)
+		if err = Deregister(ctx, on, one.Instance); err == nil {
+			err = pg.Exec(ctx, on, "say that routes are withdrawn", requestRoutes)
+		}
 	case !wake:
 		wake, err = BeatAsleep(ctx, on, one.Instance)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if err != nil && conn.IsClosed() {
 		return err
 	}
 	if one.leaving || wake || err != nil { // awake, it says what is wrong
-		r.end(one)
+		h.end(one)
 		return nil
 	}
 	one.Beaten(now)
-	if one.nextBeat = now.Add(r.beatEvery); !one.Until.IsZero() && one.Until.Before(one.nextBeat) {
+	if one.nextBeat = now.Add(h.beatEvery); !one.Until.IsZero() && one.Until.Before(one.nextBeat) {
 		one.nextBeat = one.Until
 	}
 	return nil
 }
 
-// hear wakes the relay of the schema that a notification names, whatever else it says. That another relay has come is no reason.
-func (r *bedroom) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
+// hear wakes the relay of the schema in which an event was committed, or rows or routes have changed. That another relay has come is no reason.
+func (h *sharedSession) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	schema := strings.TrimPrefix(strings.TrimPrefix(n.Payload, "sweep "), "routes ")
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if one := r.sleepers[schema]; one != nil {
-		r.end(one)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if one := h.sleepers[schema]; one != nil && !one.leaving {
+		h.end(one)
 	}
 }

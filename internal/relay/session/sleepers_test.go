@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
@@ -31,9 +32,10 @@ func asleep(t *testing.T, db *relaytest.Database, change ...func(*Sleep)) *dorma
 	relaytest.Must(t, fallAsleep(t.Context(), db.Pool, instance))
 	ctx, cancel := context.WithCancel(t.Context())
 	d := &dormant{
-		Database: db, Sleepers: &Sleepers{beatEvery: 20 * time.Millisecond, patience: 200 * time.Millisecond},
+		Database: db, Sleepers: NewSleepers(zerolog.Nop()),
 		beats: make(chan time.Time), awake: make(chan struct{}),
 	}
+	d.beatEvery, d.patience = 20*time.Millisecond, 200*time.Millisecond
 	d.Sleep = Sleep{Pool: pool, Instance: instance, Schema: relaytest.Row[string](db, `SELECT current_schema()`), Beaten: func(at time.Time) {
 		select {
 		case d.beats <- at:
@@ -52,7 +54,7 @@ func asleep(t *testing.T, db *relaytest.Database, change ...func(*Sleep)) *dorma
 		cancel()
 		sleeping.Wait()
 		d.Leave(d.Sleep)
-		d.Wait()
+		d.Close()
 	})
 	t.Cleanup(func() { d.stop() })
 	return d
@@ -163,6 +165,7 @@ func TestIdleSessionFallsAsleep(t *testing.T) {
 	if got := <-asked; got != instance {
 		t.Errorf("instance %d falls asleep, not %d", got, instance)
 	}
+	r.ends = ErrAsleep
 	r.stop()
 	if !relaytest.Row[bool](db, `SELECT asleep AND session_pid IS NULL FROM outbox_relay WHERE instance = $1`, instance) {
 		t.Error("it is not asleep")

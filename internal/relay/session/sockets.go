@@ -64,6 +64,9 @@ func (s *sockets) cut() {
 	}
 }
 
+// Cut ends every statement that waits for an answer of the server, and makes all later ones fail.
+func (d Database) Cut() { d.sockets.cut() }
+
 // Close closes the connections, also those to a server that does not answer.
 func (d Database) Close() {
 	if d.sockets != nil {

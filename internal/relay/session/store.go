@@ -39,7 +39,7 @@ func Register(ctx context.Context, q pg.DB, isSession bool, name, version string
 const resumeRelay = `
 UPDATE outbox_relay r
 SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time(), asleep = false,
-    lease = make_interval(secs => $3)
+    lease = make_interval(secs => $3), reload_error = CASE WHEN NOT asleep THEN reload_error END, reload_failed_at = CASE WHEN NOT asleep THEN reload_failed_at END
 WHERE instance = $1
 RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
@@ -166,7 +166,7 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	return e, nil
 }
 
-// armUntil makes producers notify for the next 10 s: one that died armed must not cost them for longer.
+// armUntil makes producers notify for the next 10 s: a relay that died armed must not cost them for longer. One that is asleep asks for a minute.
 const armUntil = `setval('outbox_armed'::regclass, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 10000)`
 
 // Producers is whether producers notify, as this relay has declared. It is safe for concurrent use.

@@ -31,9 +31,13 @@ UPDATE outbox_relay SET asleep = true, session_pid = NULL, heartbeat_at = now(),
 
 // BeatOfSleeper is the statement of [BeatAsleep].
 const BeatOfSleeper = withUntaken + `, written AS (
-    UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND asleep RETURNING instance
+    UPDATE outbox_relay SET heartbeat_at = now(), server_started_at = pg_postmaster_start_time() WHERE instance = $1 AND asleep RETURNING instance
 )
 SELECT NOT EXISTS (SELECT FROM written) OR ` + hasWork + ` FROM (SELECT setval('outbox_armed'::regclass, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 60000)) armed`
+
+const selectStarted = `SELECT pg_postmaster_start_time()`
+
+const requestRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema()) WHERE ` + pg.QueueHasRoom
 
 // BeatAsleep says that a relay that is asleep lives, and makes producers notify for the next minute. It reports whether the relay has to wake up.
 func BeatAsleep(ctx context.Context, db pg.DB, instance int32) (wake bool, err error) {

@@ -227,7 +227,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                            -- A destination that was removed, or an operator's reset that was right.
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                                AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
-                               OR a.last_at < now() - interval '10 seconds'
+                               OR a.last_at < now() - CASE WHEN EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `) THEN interval '1 minute' ELSE interval '10 seconds' END
                                AND NOT EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND (d.breaker <> 'closed' OR d.breaker_failures > 0))
                            WHEN 'reconcile' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                            -- Not at once, or a relay that came and went would never be reported.

@@ -159,7 +159,8 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 		{`UPDATE outbox_delivery SET status = 'discarded' WHERE destination = 'goes'`, "stays"},
 		{`UPDATE outbox_destination SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_failures = 1`, "stays"},
 		{`UPDATE outbox_alert SET last_at = now() - interval '11 seconds'`, "stays"},
-		{`UPDATE outbox_destination SET breaker_failures = 0`, ""},
+		{`UPDATE outbox_destination SET breaker_failures = 0`, "stays"}, // what waits may be under way
+		{`UPDATE outbox_alert SET last_at = now() - interval '61 seconds'`, ""},
 	} {
 		db.Exec(step.change)
 		look(t, w)
