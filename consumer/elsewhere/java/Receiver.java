@@ -250,7 +250,7 @@ EFFECTS
     static final String READ = """
         RESET ALL; RESET ROLE;
         SET TRANSACTION READ ONLY;
-        SET LOCAL statement_timeout = '300s';
+        SET LOCAL statement_timeout = '30s';
         SET LOCAL lock_timeout = '2s';
         SET LOCAL jit = off;
         SET LOCAL work_mem = '32MB';
@@ -294,6 +294,7 @@ EFFECTS
             throw new Problem(400, "question-invalid", "It is not the JSON of a question.");
         }
         if (checked.get(1) != null) throw new Problem(400, "question-invalid", (String) checked.get(1));
+        if (ANSWERS.get(checked.get(0)).contains("EFFECTS")) execute(db, "SET LOCAL statement_timeout = '300s'");
         String part = ANSWERS.get(checked.get(0)).replace("EFFECTS", Objects.requireNonNullElse(EFFECTS, "SELECT NULL WHERE false"));
         return (String) query(db, "SELECT json_build_object('receiver', s.receiver, 'source', s.source, 'counts_effects', s.counts_effects, "
             + part + ")::text" + QUESTION, values).get(0);

@@ -186,7 +186,7 @@ EFFECTS
 const READ = `
 BEGIN READ ONLY;
 RESET ALL; RESET ROLE;
-SET LOCAL statement_timeout = '300s';
+SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '2s';
 SET LOCAL jit = off;
 SET LOCAL work_mem = '32MB';
@@ -223,6 +223,7 @@ export function reconciler({ pool, receiver, source, secrets, effects }) {
       const { rows: [{ ask, problem }] } = await client.query(CHECK + QUESTION, values)
         .catch((error) => { throw error.code?.startsWith('22') ? new Problem(400, 'question-invalid', 'It is not the JSON of a question.') : error; });
       if (problem) throw new Problem(400, 'question-invalid', problem);
+      if (ANSWERS[ask].includes('EFFECTS')) await client.query("SET LOCAL statement_timeout = '300s'");
       const part = ANSWERS[ask].replace('EFFECTS', () => effects || 'SELECT NULL WHERE false');
       const { rows: [{ answer }] } = await client.query(`
 SELECT json_build_object('receiver', s.receiver, 'source', s.source, 'counts_effects', s.counts_effects, ${part})::text AS answer${QUESTION}`, values);

@@ -322,7 +322,7 @@ EFFECTS
 READ = """
 RESET ALL; RESET ROLE;
 SET TRANSACTION READ ONLY;
-SET LOCAL statement_timeout = '300s';
+SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '2s';
 SET LOCAL jit = off;
 SET LOCAL work_mem = '32MB';
@@ -380,6 +380,8 @@ class Reconciler:
                 raise Problem(400, "question-invalid", "It is not the JSON of a question.")
             if problem:
                 raise Problem(400, "question-invalid", problem)
+            if "EFFECTS" in ANSWERS[ask]:
+                conn.execute("SET LOCAL statement_timeout = '300s'")
             part = ANSWERS[ask].replace("EFFECTS", (self.to.effects or "SELECT NULL WHERE false").replace("%", "%%"))
             return conn.execute(f"""
 SELECT json_build_object('receiver', s.receiver, 'source', s.source, 'counts_effects', s.counts_effects, {part})::text{QUESTION}""", values).fetchone()[0]
