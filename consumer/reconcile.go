@@ -178,7 +178,7 @@ func (rc *reconciler) remember(key string, now time.Time) *problem {
 	until, known := rc.asked[key]
 	switch {
 	case known && now.Before(until):
-		return newProblem(http.StatusConflict, "question-repeated", "The question was asked before", "Each question has a key of its own, and is answered once.")
+		return newProblem(http.StatusConflict, "question-repeated", "The question was asked before", "Each question has its own key, and is answered once.")
 	case len(rc.asked) >= maxAsked:
 		return receiverBusy()
 	}

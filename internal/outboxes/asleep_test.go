@@ -138,3 +138,22 @@ func TestBeatsFindWhatNobodyToldOf(t *testing.T) {
 		t.Error("the other was woken by the end of a connection")
 	}
 }
+
+// A relay that wakes is as it was when it slept, until it has registered or has had a minute for that.
+func TestWakingRelayIsReady(t *testing.T) {
+	t.Parallel()
+	var now, slept relay.State
+	state := wakingAs(func() relay.State { return now }, func() relay.State { return slept })
+	slept = relay.State{Asleep: true, Beat: time.Now()}
+	if !state().Asleep {
+		t.Error("one that is starting is not as it was")
+	}
+	slept.Beat = time.Now().Add(-time.Hour)
+	if state().Asleep {
+		t.Error("after an hour it is still as it was")
+	}
+	slept.Beat, now.Beat = time.Now(), time.Now()
+	if state().Asleep {
+		t.Error("once it beats it is still as it was")
+	}
+}

@@ -304,7 +304,7 @@ EFFECTS
         long now = Instant.now().getEpochSecond();
         if (ASKED.size() >= MAX_ASKED) ASKED.values().removeIf(until -> until < now);
         if (ASKED.getOrDefault(key, 0L) >= now) {
-            throw new Problem(409, "question-repeated", "Each question has a key of its own, and is answered once.");
+            throw new Problem(409, "question-repeated", "Each question has its own key, and is answered once.");
         }
         if (ASKED.size() >= MAX_ASKED) throw busy();
         ASKED.put(key, now + ASKED_SECONDS);

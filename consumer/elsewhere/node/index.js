@@ -96,7 +96,7 @@ const HANDLER_FAILED = new Problem(500, 'handler-failed', 'Everything was rolled
 const ENDED = new Problem(500, 'handler-ended-transaction', 'The handler must neither commit nor roll back.');
 const COMMIT_FAILED = new Problem(500, 'commit-failed', 'The commit failed or its result is unknown. Send the request again.');
 const NOT_POST = new Problem(405, 'method-not-allowed', 'outbox-relay reconcile sends them.');
-const REPEATED = new Problem(409, 'question-repeated', 'Each question has a key of its own, and is answered once.');
+const REPEATED = new Problem(409, 'question-repeated', 'Each question has its own key, and is answered once.');
 const BUSY = new Problem(503, 'receiver-busy', 'Another question is being answered. Ask again later.');
 
 // What `outbox-relay reconcile` asks, and how PostgreSQL answers. The question is a parameter, as the JSON that it came as.

@@ -142,7 +142,7 @@ func (s *Sleepers) enter(one *sleeper) *sharedSession {
 	return shared
 }
 
-// remove forgets a session that nobody shares any more.
+// remove forgets a session in which no relay sleeps.
 func (s *Sleepers) remove(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +177,7 @@ func (h *sharedSession) end(one *sleeper) {
 	}
 }
 
-// run beats and listens until nobody is asleep here any more.
+// run beats and listens until no relay is asleep in its database.
 func (h *sharedSession) run(ctx context.Context) {
 	failing := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(beatInterval), backoff.WithMaxElapsedTime(0))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
@@ -192,4 +193,19 @@ func TestSleepersReadNoHistory(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A notification ends no relay that leaves: it would stay registered.
+func TestNotificationsLeaveThoseWhoLeave(t *testing.T) {
+	t.Parallel()
+	leaves, sleeps := newSleeper(Sleep{Schema: "a"}), newSleeper(Sleep{Schema: "b"})
+	leaves.leaving = true
+	h := &sharedSession{sleepers: map[string]*sleeper{"a": leaves, "b": sleeps}}
+	for _, payload := range []string{"sweep a", "routes b"} {
+		h.hear(nil, &pgconn.Notification{Payload: payload})
+	}
+	if h.sleepers["a"] == nil || h.sleepers["b"] != nil {
+		t.Errorf("left are %v", h.sleepers)
+	}
+	<-sleeps.ended
 }

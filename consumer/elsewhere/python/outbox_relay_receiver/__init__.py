@@ -366,7 +366,7 @@ class Reconciler:
         if len(self.asked) >= MAX_ASKED:
             self.asked = {old: until for old, until in self.asked.items() if until >= now}
         if self.asked.get(key, 0) >= now:
-            raise Problem(409, "question-repeated", "Each question has a key of its own, and is answered once.")
+            raise Problem(409, "question-repeated", "Each question has its own key, and is answered once.")
         if len(self.asked) >= MAX_ASKED:
             raise BUSY
         self.asked[key] = now + ASKED_SECONDS
