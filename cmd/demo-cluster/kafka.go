@@ -152,12 +152,15 @@ func (o *options) imitate(ctx context.Context) error {
 	}
 	move := time.NewTicker(leaderMoves)
 	defer move.Stop()
+	faults := cluster.Fault()
 	for {
 		select {
 		case <-move.C:
 			cluster.ShufflePartitionLeaders()
-			// One batch is stored and not answered, another one is refused for now.
-			cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: topic, Err: kerr.RequestTimedOut},
+			// One batch is stored and not answered, another one is refused for now. Faults that met nothing are not kept: they would add up while
+			// the relay tries rarely, and in the end refuse it for ever.
+			faults.Remove()
+			faults = cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: topic, Err: kerr.RequestTimedOut},
 				kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: topic, Err: kerr.NotEnoughReplicas})
 		case <-ctx.Done():
 			return nil

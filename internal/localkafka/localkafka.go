@@ -47,6 +47,8 @@ func faults(mode string) ([]kfake.Fault, []kfake.Opt) {
 		return produce(kerr.PolicyViolation)
 	case "replicas":
 		return produce(kerr.NotEnoughReplicas)
+	case "out of time":
+		return produce(kerr.RequestTimedOut)
 	case "storage":
 		return produce(kerr.KafkaStorageError)
 	case "hiccup":

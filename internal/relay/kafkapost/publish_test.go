@@ -54,7 +54,7 @@ func publish(t *testing.T, c *kafkapost.Client, topic string, m kafkapost.Messag
 	return c.Publish(ctx, topic, m)
 }
 
-// Each row of the table in docs/logs.md.
+// Each row of the table in docs/kafka.md.
 func TestWhatErrorsMean(t *testing.T) {
 	t.Parallel()
 	var running sync.WaitGroup // all at once: some take their whole timeout
@@ -77,6 +77,7 @@ func TestWhatErrorsMean(t *testing.T) {
 		"refused by a policy":        {mode: "policy", want: policy.ReasonRejected, text: "policy of topic"},
 		"too large for the topic":    {mode: "small", payload: 5000, want: policy.ReasonTooLarge, text: "max.message.bytes", unsent: true},
 		"too few replicas":           {mode: "replicas", want: policy.ReasonUnavailable, text: "too few replicas"},
+		"refused in turns":           {mode: "out of time", want: policy.ReasonUnavailable, text: "5 times"},
 		"a broken disk":              {mode: "storage", want: policy.ReasonUnavailable},
 		"no answer":                  {mode: "silent", want: policy.ReasonTimeout, text: "may have stored"},
 		"nothing listens":            {change: func(c *kafkapost.Config) { c.Brokers = []string{"127.0.0.1:1"} }, want: policy.ReasonConnect, unreached: true},

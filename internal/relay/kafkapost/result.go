@@ -27,7 +27,11 @@ func (c *Client) failed(since time.Time, topic string, err error) policy.Result 
 		v := policy.ClassifyError(broken, false)
 		v.Message = plain.Clip(broken.Error() + c.hint(broken))
 		return v
-	case errors.Is(err, kgo.ErrRecordTimeout), errors.Is(err, kgo.ErrRecordRetries), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, kgo.ErrRecordRetries):
+		return policy.Result{Reason: policy.ReasonUnavailable, Posted: true, Message: fmt.Sprintf(
+			"the brokers refused the record of topic %q for now, %d times (too few replicas, a change of leader, or time that ran out among them); one of the tries may have stored it",
+			topic, brokerRetries+1)}
+	case errors.Is(err, kgo.ErrRecordTimeout), errors.Is(err, context.DeadlineExceeded):
 		return policy.Result{Reason: policy.ReasonTimeout, Posted: true, Message: fmt.Sprintf(
 			"no acknowledgement of topic %q within the timeout; it may have stored the record", topic)}
 	case errors.Is(err, context.Canceled), errors.Is(err, kgo.ErrClientClosed):
