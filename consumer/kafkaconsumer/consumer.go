@@ -40,7 +40,8 @@ type Config struct {
 
 	// DrainTimeout is how long a handler may continue after the context of Run has ended, or after
 	// its partition was given to another process. Then its context ends too. 0: 20 seconds. Longer
-	// than 40 seconds is refused: the group would take this process for dead.
+	// than 40 seconds is refused: the group's other processes would wait for it. They wait for a
+	// process that died while partitions change hands, too: 20 seconds longer than this.
 	DrainTimeout time.Duration
 
 	// Refused is called with a record that no repetition will change, before it is passed, to keep it elsewhere. An error, or a
@@ -75,8 +76,11 @@ type partition struct {
 	number int32
 }
 
-// maxDrain leaves a process time to give its partitions back before its group gives up on it, after a minute.
-const maxDrain = 40 * time.Second
+const (
+	maxDrain = 40 * time.Second
+	// giveBack is how long after its drain a process may take to give its partitions back before its group gives up on it.
+	giveBack = 20 * time.Second
+)
 
 // New returns a consumer of the topics, which [Consumer.Run] starts. It fails when cfg cannot work, and asks no broker.
 func New(cfg Config, receiver http.Handler) (*Consumer, error) {
@@ -90,7 +94,7 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 	case cfg.Ahead < 0 || cfg.DrainTimeout < 0:
 		return nil, errors.New("kafkaconsumer: Config.Ahead and DrainTimeout may not be negative")
 	case cfg.DrainTimeout > maxDrain:
-		return nil, fmt.Errorf("kafkaconsumer: Config.DrainTimeout: %v is too long, the group would take this process for dead; write %v or less", cfg.DrainTimeout, maxDrain)
+		return nil, fmt.Errorf("kafkaconsumer: Config.DrainTimeout: %v is too long, the group's other processes would wait for this one; write %v or less", cfg.DrainTimeout, maxDrain)
 	}
 	if err := kgo.ValidateOpts(cfg.Client...); err != nil {
 		return nil, fmt.Errorf("kafkaconsumer: Config.Client: %w", err)
@@ -111,7 +115,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	// A partition that has had enough takes part in the next fetch again: no fetch may be long.
 	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.cfg.Client...),
 		kgo.ConsumerGroup(c.cfg.Group), kgo.ConsumeTopics(c.cfg.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-		kgo.AutoCommitMarks(), kgo.AutoCommitInterval(time.Second), kgo.BlockRebalanceOnPoll(), kgo.RebalanceTimeout(time.Minute),
+		kgo.AutoCommitMarks(), kgo.AutoCommitInterval(time.Second), kgo.BlockRebalanceOnPoll(), kgo.RebalanceTimeout(c.cfg.DrainTimeout+giveBack),
 		kgo.OnPartitionsAssigned(c.assigned), kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)
 	if err != nil {
 		return fmt.Errorf("kafkaconsumer: %w", err)
