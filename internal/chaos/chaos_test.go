@@ -132,12 +132,12 @@ func (s *stage) faultsMade() string {
 }
 
 type figures struct {
-	events, requests, more, breaches int
-	recovery                         time.Duration // from the end of the last fault to that of the last request
+	events, requests, batched, more, breaches int
+	recovery                                  time.Duration // from the end of the last fault to that of the last request
 }
 
 func (f figures) String() string {
-	return fmt.Sprintf("%d events, %d requests, %d of them more than one of their event, %d breaches", f.events, f.requests, f.more, f.breaches)
+	return fmt.Sprintf("%d events, sent %d times, %d of them in batches and %d more than once, %d breaches", f.events, f.requests, f.batched, f.more, f.breaches)
 }
 
 // judge fails the test with every breach of a promise, and keeps the history and the tables then.
@@ -145,7 +145,7 @@ func (s *stage) judge() figures {
 	s.t.Helper()
 	calls, tables := s.history.Calls(), s.tables()
 	breaches := history.Check(calls, tables)
-	f, keys := figures{events: len(tables.Business), breaches: len(breaches)}, map[string]bool{}
+	f, keys := figures{events: len(tables.Business), batched: int(s.wire.batched.Load()), breaches: len(breaches)}, map[string]bool{}
 	var lastFault, lastPost time.Duration
 	for _, c := range calls {
 		switch c.Kind {

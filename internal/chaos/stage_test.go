@@ -105,7 +105,7 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 		s.openReceiver(i)
 	}
 	for i := range relays {
-		s.openRelay(fmt.Sprintf("relay-%d", i+1))
+		s.openRelay(fmt.Sprintf("relay-%d", i+1), fmt.Sprintf("OUTBOX_BATCH_MAX=%d", 1+100*(i%2))) // every second one sends batches
 	}
 	return s
 }
@@ -135,11 +135,11 @@ func (s *stage) openReceiver(i int) {
 	s.until(u.Role+" to listen", func(context.Context) (bool, error) { return addr.Load() != nil, nil })
 }
 
-func (s *stage) openRelay(name string) {
+func (s *stage) openRelay(name string, settings ...string) {
 	database, dsn := linkTo(s.t, s.Server.DSN(outboxName))
 	requests := newLink(s.t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
 	u := &process.Unit{Role: name, Rest: 200 * time.Millisecond, Launch: func(life string, number int) process.Command {
-		command := s.runRelay(life, dsn, requests.addr())
+		command := s.runRelay(life, dsn, requests.addr(), settings...)
 		if *oldRelay != "" && number%2 == 1 {
 			command.Argv[len(command.Argv)-1] = *oldRelay
 		}

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bytes"
+	"cmp"
 	"hash/fnv"
 	"io"
 	"maps"
@@ -28,12 +29,15 @@ const (
 	hung    = "hung"       // the receiver accepted it, and the answer is later than the relay waits
 )
 
+var refusals = map[string]int{refused: http.StatusInternalServerError, unfit: http.StatusUnprocessableEntity, busy: http.StatusTooManyRequests}
+
 // A wire stands between the relays' links and the receivers. It records each request, and hands it to one of the receivers in turn.
 type wire struct {
 	history   *history.History
 	seed      uint64
 	share     atomic.Int64 // of requests that are tampered with, in percent
 	refuse    atomic.Int64 // so many of the next requests are refused
+	batched   atomic.Int64 // events that came in batches
 	alerts    atomic.Int64 // of failed deliveries, at the path /alert
 	turn      atomic.Int64
 	receivers [receivers]atomic.Pointer[string] // where they listen; nil: nowhere yet
@@ -85,51 +89,94 @@ func (w *wire) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
-	delivery, key := r.Header.Get(webhook.DeliveryID), r.Header.Get(webhook.IdempotencyKey)
-	note := w.tamper(delivery, key)
-	done := w.history.Invoke(history.Record{Kind: history.Post, Who: r.URL.Query().Get("relay"), Key: key, Delivery: delivery, Note: note})
-	switch note {
-	case refused:
-		done(history.Fail, http.StatusInternalServerError)
-		http.Error(rw, note, http.StatusInternalServerError)
-		return
-	case unfit:
-		done(history.Fail, http.StatusUnprocessableEntity)
-		http.Error(rw, note, http.StatusUnprocessableEntity)
-		return
-	case busy:
-		done(history.Fail, http.StatusTooManyRequests)
-		http.Error(rw, note, http.StatusTooManyRequests)
+	note := w.tamper(cmp.Or(r.Header.Get(webhook.DeliveryID), r.Header.Get(webhook.ID)), r.Header.Get(webhook.IdempotencyKey))
+	done, err := w.invoke(r, note)
+	if err != nil {
+		panic(http.ErrAbortHandler) // the relay has died in the middle of its request
+	}
+	if status, refuses := refusals[note]; refuses {
+		done(history.Fail, status, nil)
+		http.Error(rw, note, status)
 		return
 	}
 	status, header, body, err := w.forward(r)
 	if err != nil {
-		done(history.Unknown, 0)
+		done(history.Unknown, 0, nil)
 		panic(http.ErrAbortHandler) // closes the connection without an answer
 	}
 	switch {
 	case note == undone:
-		done(history.Fail, status)
+		done(history.Fail, status, body)
 		http.Error(rw, note, http.StatusInternalServerError)
 		return
 	case note == unheard:
-		done(history.Unknown, status)
+		done(history.Unknown, status, body)
 		panic(http.ErrAbortHandler)
 	case note == hung:
-		done(history.Unknown, status)
+		done(history.Unknown, status, body)
 		select {
 		case <-r.Context().Done(): // the relay has hung up
 		case <-time.After(2 * timeout):
 		}
 		panic(http.ErrAbortHandler)
-	case status < 300:
-		done(history.OK, status)
-	default:
-		done(history.Fail, status)
 	}
+	done("", status, body)
 	maps.Copy(rw.Header(), header)
 	rw.WriteHeader(status)
 	_, _ = rw.Write(body) // a relay that has gone is no failure of the wire
+}
+
+func outcomeOf(status int) history.Outcome {
+	if status < 300 {
+		return history.OK
+	}
+	return history.Fail
+}
+
+// invoke records a request, or one for each event of a batch. The returned function records what came back; if the outcome is empty, it is what
+// the status says. The answer to a batch has the status of each event.
+func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome, status int, answer []byte), err error) {
+	relay := r.URL.Query().Get("relay")
+	invoke := func(key, delivery string) func(history.Outcome, int) {
+		return w.history.Invoke(history.Record{Kind: history.Post, Who: relay, Key: key, Delivery: delivery, Note: note})
+	}
+	if !webhook.IsBatch(r.Header) {
+		done := invoke(r.Header.Get(webhook.IdempotencyKey), r.Header.Get(webhook.DeliveryID))
+		return func(o history.Outcome, status int, _ []byte) { done(cmp.Or(o, outcomeOf(status)), status) }, nil
+	}
+	size, err := webhook.BatchSize(r.Header)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	events, err := webhook.ParseBatch(body, size)
+	if err != nil {
+		return nil, err
+	}
+	w.batched.Add(int64(len(events)))
+	each := map[string]func(history.Outcome, int){}
+	for _, e := range events {
+		key := e.Header[webhook.IdempotencyKey]
+		each[key] = invoke(key, e.Header[webhook.DeliveryID])
+	}
+	return func(o history.Outcome, status int, answer []byte) {
+		if status == http.StatusOK {
+			for key, result := range webhook.ParseBatchResults(answer) {
+				if done, sent := each[key]; sent {
+					done(cmp.Or(o, outcomeOf(result.Status)), result.Status)
+					delete(each, key)
+				}
+			}
+			o, status = history.Unknown, 0 // of events without an answer
+		}
+		for _, done := range each {
+			done(cmp.Or(o, outcomeOf(status)), status)
+		}
+	}, nil
 }
 
 // forward hands a request to a receiver. A whole answer or none: the receiver may die in the middle of one.
