@@ -22,7 +22,10 @@ func TestErrorsAreToldOnceInAWhile(t *testing.T) {
 		{time.Second, "claim", "refused", 3, true},
 		{time.Second, "claim", "refused", 0, false},
 		{0, "claim", "no such login", 0, true},
-		{0, "claim", "refused", 0, true},
+		{0, "claim", "refused", 0, false},
+		{0, "claim", "reset by 127.0.0.1:44740", 0, true},
+		{0, "claim", "reset by 127.0.0.1:44754", 0, false},
+		{repeatAfter, "claim", "refused", 3, true},
 	} {
 		at = at.Add(step.after)
 		if again, tell := l.tell(step.operation, step.text, at); again != step.again || tell != step.tell {

@@ -150,64 +150,86 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer r.fail(nil)
 
 	r.session.Guard.Shut()
-	settling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
-	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
-	defer cutOff()
-	present, leave := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer leave(nil)
-	r.Taking, r.Doing, r.Settling = ctx, doing, settling
-	defer context.AfterFunc(settling, func() { time.AfterFunc(cutAfter, r.session.Database.Cut) })()
-
-	var takers, settler, presence sync.WaitGroup
-	presence.Go(func() { r.session.Run(present) })
-	settler.Go(func() { r.settler.Run(settling) })
-	takers.Go(func() { r.newClaimer().run(ctx) })
-	takers.Go(func() { r.maintain(ctx) })
-	takers.Go(func() { r.alerter().Run(ctx) })
-	takers.Go(func() { r.watcher.Run(ctx) })
-	r.waiting.Sweep() // what another relay left
-	takers.Go(func() { r.waiting.Run(ctx) })
-	takers.Go(func() {
-		(&post.Readiness{Endpoints: func() []*post.Endpoint { return r.lanes.Logs(r.config().Destinations) }, Log: r.config().Log}).Run(ctx)
-	})
-
+	w := r.begin(ctx)
 	<-ctx.Done()
-	drainTimeout := r.config().DrainTimeout
-	asleep := isAsleep(context.Cause(ctx))
-	r.cfg.Log.Info().Dur("drain_timeout", drainTimeout).Bool("asleep", asleep).Msg("stopping")
-	drain := time.AfterFunc(drainTimeout, cutOff)
-	defer drain.Stop()
-	defer context.AfterFunc(r.aborted, cutOff)()
-	// Once POSTs are cut off, only the database can hold things up, and it may be away.
-	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
-	if !asleep {
-		takers.Go(r.withdrawRoutes)
-	}
-	takers.Wait()
-	r.senders.GiveBackUnsent()
-	r.senders.Wait()
-	r.settler.Close()
-	last := time.AfterFunc(settleGrace, giveUp)
-	defer last.Stop()
-	settler.Wait()
-	r.writeHistory(settling)
-	if settling.Err() != nil {
-		leave(session.ErrSilent)
-	}
-	if asleep {
-		leave(session.ErrAsleep)
-	}
-	leave(nil)
-	presence.Wait()
-	for _, l := range r.lanes.All() {
-		l.Current().Retire()
-	}
+	cause := context.Cause(ctx)
+	r.end(w, isAsleep(cause))
 	r.cfg.Log.Info().Msg("stopped")
-	if cause := context.Cause(ctx); asleep || errors.Is(cause, ErrSchema) {
+	if isAsleep(cause) || errors.Is(cause, ErrSchema) {
 		return cause
 	}
 	return nil
+}
+
+// work is what Run has running, and how each part is told to end.
+type work struct {
+	takers, settler, presence sync.WaitGroup
+
+	cutOff context.CancelFunc      // ends POSTs
+	giveUp context.CancelFunc      // ends settling
+	leave  context.CancelCauseFunc // ends the session, by which other relays see that this one lives
+}
+
+// begin starts everything, which takes and sends until ctx is done, and then is ended by [Relay.end].
+func (r *Relay) begin(ctx context.Context) *work {
+	w := &work{}
+	lasting := context.WithoutCancel(ctx)
+	r.Taking = ctx
+	r.Doing, w.cutOff = context.WithCancel(lasting)
+	r.Settling, w.giveUp = context.WithCancel(lasting)
+	var present context.Context
+	present, w.leave = context.WithCancelCause(lasting)
+
+	w.presence.Go(func() { r.session.Run(present) })
+	w.settler.Go(func() { r.settler.Run(r.Settling) })
+	w.takers.Go(func() { r.newClaimer().run(ctx) })
+	w.takers.Go(func() { r.maintain(ctx) })
+	w.takers.Go(func() { r.alerter().Run(ctx) })
+	w.takers.Go(func() { r.watcher.Run(ctx) })
+	r.waiting.Sweep() // what another relay left
+	w.takers.Go(func() { r.waiting.Run(ctx) })
+	w.takers.Go(func() {
+		(&post.Readiness{Endpoints: func() []*post.Endpoint { return r.lanes.Logs(r.config().Destinations) }, Log: r.config().Log}).Run(ctx)
+	})
+	return w
+}
+
+// end ends what has begun: first what takes, then what sends, then what settles, and last the session. Each has its time, and is cut off after it.
+func (r *Relay) end(w *work, asleep bool) {
+	drainTimeout := r.config().DrainTimeout
+	r.cfg.Log.Info().Dur("drain_timeout", drainTimeout).Bool("asleep", asleep).Msg("stopping")
+	defer w.leave(nil)
+	defer w.cutOff()
+	defer w.giveUp()
+	defer context.AfterFunc(r.Settling, func() { time.AfterFunc(cutAfter, r.session.Database.Cut) })()
+	drain := time.AfterFunc(drainTimeout, w.cutOff)
+	defer drain.Stop()
+	defer context.AfterFunc(r.aborted, w.cutOff)()
+	// Once POSTs are cut off, only the database can hold things up, and it may be away.
+	defer context.AfterFunc(r.Doing, func() { time.AfterFunc(settleGrace, w.giveUp) })()
+
+	if !asleep {
+		w.takers.Go(r.withdrawRoutes)
+	}
+	w.takers.Wait()
+	r.senders.GiveBackUnsent()
+	r.senders.Wait()
+	r.settler.Close()
+	last := time.AfterFunc(settleGrace, w.giveUp)
+	defer last.Stop()
+	w.settler.Wait()
+	r.writeHistory(r.Settling)
+	if r.Settling.Err() != nil {
+		w.leave(session.ErrSilent)
+	}
+	if asleep {
+		w.leave(session.ErrAsleep)
+	}
+	w.leave(nil)
+	w.presence.Wait()
+	for _, l := range r.lanes.All() {
+		l.Current().Retire()
+	}
 }
 
 // Abort ends the drain of a Run that is told to stop, at once or when that happens: POSTs in flight are cut off, and

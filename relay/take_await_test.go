@@ -40,9 +40,9 @@ func TestWaiterThatDiesKeepsTheOrder(t *testing.T) {
 	if keys := rc.Keys(); !slices.Equal(keys, []string{"unkeyed-1"}) {
 		t.Errorf("%v were sent while another relay has k-1 in hand", keys)
 	}
-	_, err := intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{
+	_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
 		Relay: other, Ranges: []intake.RangeRef{{Seq: first.Seq, Fence: first.Fence, Ended: true}},
-		Deliveries: []intake.Delivery{{Seq: first.Seq, EventID: first.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
+		Deliveries: []intake.NewRow{{Seq: first.Seq, EventID: first.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
 	})
 	relaytest.Must(t, err)
 	r.settles(t, policy.Delivered, 2)

@@ -29,10 +29,8 @@ func TestDatabaseIsDown(t *testing.T) {
 		back = append(back, time.Since(s.history.Began))
 		s.databaseIsBack()
 		over()
-		before := len(s.history.Calls())
-		s.until("a request", func(context.Context) (bool, error) {
-			return slices.ContainsFunc(s.history.Calls()[before:], func(c history.Call) bool { return c.Kind == history.Post }), nil
-		})
+		before := s.wire.turn.Load() // the history is too long by now to look through it again and again: that holds up those who write it
+		s.until("a request", func(context.Context) (bool, error) { return s.wire.turn.Load() > before, nil })
 	}
 	ended()
 	s.drained()

@@ -74,7 +74,7 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[]", claimKeys,
 		`1, 60, 8192, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[]`,
 	},
-	"search":    {"int", searchDue, `1`},
+	"search":    {"int", selectDue, `1`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settle.WriteDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {
 		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[], bool[]", settle.WriteRetry,

@@ -49,7 +49,7 @@ type Rows struct {
 	claimed    int       // deliveries of the last claim: about as many will be in the next
 }
 
-// Forget forgets what another server may not know.
+// Forget drops the remembered floors: after a failover they may not hold.
 func (c *Rows) Forget() { c.floors = ordering.Floors{} }
 
 // ClaimRows claims what the lanes ask for, if they do. scan makes those with room read what is due.

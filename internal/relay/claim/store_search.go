@@ -9,9 +9,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// searchDue finds the destinations of which this relay may claim something. It goes from one destination to the next in the index of what
+// selectDue finds the destinations of which this relay may claim something. It goes from one destination to the next in the index of what
 // is due, and reads the first delivery of each and of its replays: it costs what destinations wait for, and not how many there are.
-const searchDue = `
+const selectDue = `
 WITH RECURSIVE pending (destination) AS (
     (SELECT d.destination FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination > ''` + firstDue + `)
     UNION ALL
@@ -31,7 +31,7 @@ const firstDue = ` ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_
 func (c *Rows) readDue(ctx context.Context, instance int32) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	return rows.Values[string](ctx, c.DB, "search due", searchDue, instance)
+	return rows.Values[string](ctx, c.DB, "search due", selectDue, instance)
 }
 
 // The next search waits searchRest times as long as the last one took, and searchRestMost at most.

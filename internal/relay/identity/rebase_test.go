@@ -25,11 +25,11 @@ func TestAcceptForeignIDs(t *testing.T) {
 		relaytest.Must(t, err)
 		return r
 	}
-	s := intake.Settlement{Relay: 1}
+	s := intake.NewRows{Relay: 1}
 	r := take()
 	s.Ranges = []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: true}}
 	for _, e := range r.Events {
-		s.Deliveries = append(s.Deliveries, intake.Delivery{Seq: r.Seq, EventID: e.ID, Destination: "default", Status: intake.Delivered})
+		s.Deliveries = append(s.Deliveries, intake.NewRow{Seq: r.Seq, EventID: e.ID, Destination: "default", Status: intake.Delivered})
 	}
 	_, err = intake.SettleRanges(t.Context(), db.Pool, s)
 	relaytest.Must(t, err)

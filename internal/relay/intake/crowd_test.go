@@ -206,7 +206,7 @@ func (c *crowd) note(r Range) {
 	}
 }
 
-func (c *crowd) settleSome(ctx context.Context, pool *pgxpool.Pool, s Settlement) error {
+func (c *crowd) settleSome(ctx context.Context, pool *pgxpool.Pool, s NewRows) error {
 	done, err := SettleRanges(ctx, pool, s)
 	if err != nil || len(done.Lost) > 0 {
 		return err

@@ -88,12 +88,12 @@ func (r *room) settle(relay int32, of Range) Settled {
 	return done
 }
 
-func settlement(relay int32, of Range, events []Event) Settlement {
-	s := Settlement{Relay: relay, Ranges: []RangeRef{{of.Seq, of.Fence, true}}}
+func settlement(relay int32, of Range, events []Event) NewRows {
+	s := NewRows{Relay: relay, Ranges: []RangeRef{{of.Seq, of.Fence, true}}}
 	for i := range events {
 		e := &events[i]
 		if !slices.Contains(e.Settled, "default") {
-			s.Deliveries = append(s.Deliveries, Delivery{
+			s.Deliveries = append(s.Deliveries, NewRow{
 				Seq: of.Seq, EventID: e.ID, Destination: "default", Status: Delivered, Attempts: 1, OrderingKey: e.OrderingKey,
 				PayloadBytes: len(e.Payload),
 			})

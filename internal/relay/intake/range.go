@@ -29,8 +29,8 @@ type Range struct {
 	Fence int64
 	// More says that the difference has further events: the next TakeRange should cut.
 	More bool
-	// Whole says that the range is not a part of a difference: with it, everything is in ranges that was committed before TakenAt. So it
-	// is if Nothing is new.
+	// Whole says that the range is the whole difference: each event that was committed before TakenAt is in this range or one before it.
+	// The same holds when Found is Nothing.
 	Whole   bool
 	TakenAt time.Time // when the statement began, by the database
 	// Promised is how long after TakenAt a receiver may have been told that nothing comes any more, at the earliest; of a range that was

@@ -16,8 +16,8 @@ func TestSettle(t *testing.T) {
 	r.Exec(insertMany, "e", 6)
 	of := r.take(1, usual)
 	promise := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-	one := func(event int64, destination string, status Status) Delivery {
-		return Delivery{Seq: of.Seq, EventID: event, Destination: destination, Status: status, PayloadBytes: 8}
+	one := func(event int64, destination string, status Status) NewRow {
+		return NewRow{Seq: of.Seq, EventID: event, Destination: destination, Status: status, PayloadBytes: 8}
 	}
 	retried := one(2, "default", Pending)
 	retried.Attempts, retried.Wait, retried.Since, retried.Code, retried.Reason, retried.Error = 1, time.Hour, time.Minute, 503, "server_error", "503"
@@ -28,7 +28,7 @@ func TestSettle(t *testing.T) {
 	behind.BlockedBy, behind.OrderingKey = 2, new("k")
 	inFlight := one(5, "default", Pending)
 	inFlight.Lease = time.Minute
-	s := Settlement{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
+	s := NewRows{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []NewRow{
 		delivered, retried, one(3, "default", "failed"), behind, inFlight, one(6, "", Pending), one(1, "other", "discarded"),
 	}}
 	done, err := SettleRanges(t.Context(), r.pool, s)
@@ -84,7 +84,7 @@ func TestRowsOfARangeKeepTheirOrder(t *testing.T) {
 	of := r.take(1, usual)
 	r.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, joined) VALUES (1, 'default', 'k', 1)`)
 	for _, event := range []int64{2, 3} {
-		_, err := SettleRanges(t.Context(), r.pool, Settlement{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []Delivery{
+		_, err := SettleRanges(t.Context(), r.pool, NewRows{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []NewRow{
 			{Seq: of.Seq, EventID: event, Destination: "default", Status: Pending, OrderingKey: new("k")},
 		}})
 		relaytest.Must(t, err)

@@ -10,6 +10,65 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
+// Status is what a delivery has become when its row is written.
+type Status string
+
+// The states that a relay gives to a delivery without a row.
+const (
+	Pending   Status = "pending"
+	Delivered Status = "delivered"
+)
+
+// NewRows are what one relay writes together.
+type NewRows struct {
+	Relay int32
+	// Ranges names each range of which there are deliveries, and each that ends, in ascending order.
+	Ranges     []RangeRef
+	Deliveries []NewRow
+}
+
+// A RangeRef names a range that a relay has.
+type RangeRef struct {
+	Seq, Fence int64
+	// Ended says that after this settlement each delivery of the range has a row.
+	Ended bool
+}
+
+// A NewRow is a row of outbox_delivery that does not exist yet.
+type NewRow struct {
+	Seq         int64 // of the range
+	EventID     int64
+	Destination string // "": no route matches, the event waits for one
+	Status      Status
+	Attempts    int
+	// Wait is how long a pending delivery waits for its next attempt.
+	Wait time.Duration
+	// DueAt is when a pending delivery joins its ordering key, by the database's clock. Until then it holds no other one. Zero: it has
+	// joined its key, and Wait counts.
+	DueAt time.Time
+	// Since is how long ago the last attempt began.
+	Since        time.Duration
+	Code         int16 // status code of the answer; 0: none
+	Reason       string
+	Error        string
+	OrderingKey  *string
+	PayloadBytes int
+	NotAfter     time.Time // what the receiver was promised; zero: nothing
+	BlockedBy    int64     // the head of its ordering key behind which a pending delivery waits; 0: none
+	Rescues      int       // how often a relay died that may have had it in flight
+	// Lease makes a pending delivery one that the relay has claimed, under the range's fence: an attempt is still in flight, and the
+	// range ends without waiting for it. 0: free.
+	Lease time.Duration
+}
+
+// Settled is what became of a settlement.
+type Settled struct {
+	// Lost are ranges that are not this relay's any more. Nothing of them was written.
+	Lost []int64
+	// Existing are the indexes of deliveries that had a row already.
+	Existing []int
+}
+
 // held are the ranges that are still this relay's. They are locked, so that no rescue comes in between. moved are the ordering keys with
 // rows that joined them when they became due. What comes from a later range stands behind these.
 const settleRanges = `
@@ -55,7 +114,7 @@ UNION ALL
 // SettleRanges writes deliveries whose outcome is known, each once, and ends the ranges that have no others. It is one transaction, or
 // part of the caller's, and its order of locks is that of the ranges given. What belongs to a range that is no longer this
 // relay's is not written.
-func SettleRanges(ctx context.Context, db pg.DB, s Settlement) (done Settled, err error) {
+func SettleRanges(ctx context.Context, db pg.DB, s NewRows) (done Settled, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	rows, err := db.Query(ctx, settleRanges, s.arguments()...)
@@ -69,14 +128,14 @@ func SettleRanges(ctx context.Context, db pg.DB, s Settlement) (done Settled, er
 }
 
 // Queue adds the statement of [SettleRanges] to a batch, which sets done when it is sent.
-func (s *Settlement) Queue(batch *pgx.Batch, done *Settled) {
+func (s *NewRows) Queue(batch *pgx.Batch, done *Settled) {
 	batch.Queue(settleRanges, s.arguments()...).Query(func(rows pgx.Rows) (err error) {
 		*done, err = s.read(rows)
 		return err
 	})
 }
 
-func (s *Settlement) read(rows pgx.Rows) (done Settled, err error) {
+func (s *NewRows) read(rows pgx.Rows) (done Settled, err error) {
 	var what, destination string
 	var number int64
 	lost, written := map[int64]bool{}, map[target]bool{}
@@ -111,7 +170,7 @@ type target struct {
 	destination string
 }
 
-func (s *Settlement) arguments() []any {
+func (s *NewRows) arguments() []any {
 	var ranges, fences []int64
 	ended := []int64{}
 	for _, h := range s.Ranges {

@@ -13,30 +13,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 )
 
-var classNames = [Classes]string{Live: "live", Backlog: "backlog", Replays: "replay"}
-
-// String returns the name of the class, as metrics have it.
-func (c Class) String() string { return classNames[c] }
-
-// PlaceInKey returns where a delivery stands in its ordering key.
-func (d *Delivery) PlaceInKey() ordering.Place {
-	return ordering.Place{Joined: d.Joined, Event: d.EventID}
-}
-
-// Settlement returns the settlement of a delivery, without the payload, which is not needed any more.
-func (d *Delivery) Settlement(decided policy.Decision, startedAt time.Time, took time.Duration) settle.Settlement {
-	return settle.Settlement{
-		Decision: decided, EventID: d.EventID, Destination: d.Destination, Fence: d.Fence, Attempts: d.Attempts,
-		OrderingKey: d.Event.OrderingKey, Key: d.Event.Key, NotAfter: d.NotAfter, Promised: d.Promised, LeaseEnds: d.LeaseEnds,
-		StartedAt: startedAt, Took: took, InHand: d.Given, Class: int(d.Class), DueAt: d.NextAttemptAt.Time,
-	}
-}
-
-// Held returns the settlement that gives a delivery back of which nothing was sent.
-func (d *Delivery) Held(reason policy.Reason) settle.Settlement {
-	return d.Settlement(policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
-}
-
 // A Class is one of three kinds of deliveries that share a lane fairly.
 type Class int
 
@@ -46,6 +22,11 @@ const (
 	Replays              // made pending again by an operator
 	Classes = 3
 )
+
+var classNames = [Classes]string{Live: "live", Backlog: "backlog", Replays: "replay"}
+
+// String returns the name of the class, as metrics have it.
+func (c Class) String() string { return classNames[c] }
 
 // LiveWindow is how long after it became due a delivery goes before the backlog.
 const LiveWindow = 10 * time.Second
@@ -69,7 +50,7 @@ type Delivery struct {
 	PayloadBytes  int
 	Replay        bool
 	LeaseEnds     time.Time // on this process's clock, never later than what the database holds
-	NotAfter      time.Time // the promise: no request is under way any more
+	NotAfter      time.Time // the receiver is told that no request for this delivery runs after this time
 	PromiseEnds   time.Time // the same on this process's clock, like LeaseEnds
 	Promised      bool      // by this claim: the receiver has not been told yet
 
@@ -96,6 +77,25 @@ func (d *Delivery) Message() post.Message {
 		EventID: d.EventID, Destination: d.Destination, Fence: d.Fence, Attempt: d.Attempts + 1, NotAfter: d.NotAfter, Replay: d.Replay,
 		Event: d.Event,
 	}
+}
+
+// PlaceInKey returns where a delivery stands in its ordering key.
+func (d *Delivery) PlaceInKey() ordering.Place {
+	return ordering.Place{Joined: d.Joined, Event: d.EventID}
+}
+
+// Settlement returns the settlement of a delivery, without the payload, which is not needed any more.
+func (d *Delivery) Settlement(decided policy.Decision, startedAt time.Time, took time.Duration) settle.Settlement {
+	return settle.Settlement{
+		Decision: decided, EventID: d.EventID, Destination: d.Destination, Fence: d.Fence, Attempts: d.Attempts,
+		OrderingKey: d.Event.OrderingKey, Key: d.Event.Key, NotAfter: d.NotAfter, Promised: d.Promised, LeaseEnds: d.LeaseEnds,
+		StartedAt: startedAt, Took: took, InHand: d.Given, Class: int(d.Class), DueAt: d.NextAttemptAt.Time,
+	}
+}
+
+// Held returns the settlement that gives a delivery back of which nothing was sent.
+func (d *Delivery) Held(reason policy.Reason) settle.Settlement {
+	return d.Settlement(policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
 }
 
 // Place returns where a delivery stands in the order in which a lane is claimed.

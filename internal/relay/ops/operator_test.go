@@ -81,9 +81,9 @@ func TestTail(t *testing.T) {
 	relaytest.Must(t, err)
 	settle := func(ended bool, destination string, status intake.Status) {
 		t.Helper()
-		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{
+		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
 			Relay: 1, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: ended}},
-			Deliveries: []intake.Delivery{{Seq: r.Seq, EventID: 2, Destination: destination, Status: status}},
+			Deliveries: []intake.NewRow{{Seq: r.Seq, EventID: 2, Destination: destination, Status: status}},
 		})
 		relaytest.Must(t, err)
 	}

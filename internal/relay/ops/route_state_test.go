@@ -88,20 +88,20 @@ func TestEventThatIsNotRouted(t *testing.T) {
 		t.Errorf("idle with events in hand: %v", got)
 	}
 	check(2, 0)
-	settle := func(ended bool, deliveries ...intake.Delivery) {
+	settle := func(ended bool, deliveries ...intake.NewRow) {
 		t.Helper()
 		for i := range deliveries {
 			deliveries[i].Seq, deliveries[i].Status = r.Seq, intake.Delivered
 		}
-		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{Relay: 2, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: ended}}, Deliveries: deliveries})
+		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{Relay: 2, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: ended}}, Deliveries: deliveries})
 		relaytest.Must(t, err)
 	}
-	settle(false, intake.Delivery{EventID: 1, Destination: "second"}, intake.Delivery{EventID: 3, Destination: ""})
+	settle(false, intake.NewRow{EventID: 1, Destination: "second"}, intake.NewRow{EventID: 3, Destination: ""})
 	want(1, "in_hand: in the hand of relay 2 a 2); these have their delivery already: second")
 	want(3, "in_hand: in the hand of relay 2 a 2); these have their delivery already: no destination (parked)")
 	db.Exec(`DELETE FROM outbox_relay WHERE name = 'a'`)
 	want(2, "in_hand: in the hand of relay 2, which is gone, 2); another relay takes it over; the relays that run are quarantined and take nothing; see: outbox-relay identity show")
-	settle(true, intake.Delivery{EventID: 1, Destination: "default"}, intake.Delivery{EventID: 2, Destination: "default"})
+	settle(true, intake.NewRow{EventID: 1, Destination: "default"}, intake.NewRow{EventID: 2, Destination: "default"})
 	want(1)
 	want(2)
 	check(0, 0)

@@ -57,6 +57,9 @@ func (s *Senders) Start(l *lane.Lane) { s.running.Go(func() { s.send(l) }) }
 // Wait waits until all senders have ended.
 func (s *Senders) Wait() { s.running.Wait() }
 
+// longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its rate raised.
+const longestNap = time.Second
+
 // send empties a lane until there is nothing left for this sender.
 func (s *Senders) send(l *lane.Lane) {
 	for {
@@ -107,10 +110,11 @@ func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bo
 		}
 		ended := time.Now()
 		took := ended.Sub(started)
+		paused := v.Gone() && !l.Pause()
 		about := policy.Circumstances{
 			Attempt: d.Attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
 			OnFailure: to.Destination.OnFailure, Ordered: d.Event.OrderingKey != nil, LastOfRun: d.LastOfRun,
-			Paused: v.Gone() && !l.Pause(), LogDelivered: s.LogDelivered(),
+			Paused: paused, LogDelivered: s.LogDelivered(),
 		}
 		var changed bool
 		if about.AtFault, changed = l.RecordResult(ended, d.EventID, &v, took, ended.Sub(begun)); changed {
@@ -199,24 +203,6 @@ func (s *Senders) awaitToken(l *lane.Lane, d *lane.Delivery) (ready bool) {
 	return true
 }
 
-// longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its rate raised.
-const longestNap = time.Second
-
-// GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
-// and until then no other relay could take what waits behind them.
-func (s *Senders) GiveBackUnsent() {
-	for _, l := range s.Lanes.List() {
-		s.GiveBack(l, policy.ReasonShutdown)
-	}
-}
-
-// GiveBack gives back, for the given reason, what a lane has queued.
-func (s *Senders) GiveBack(l *lane.Lane, reason policy.Reason) {
-	for _, d := range l.TakeUnsent() {
-		s.Settle(d.Held(reason))
-	}
-}
-
 // attempt makes the one POST of a claim, or returns why there is none.
 func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 	to, now := l.Current(), time.Now()
@@ -278,4 +264,19 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 		}
 	}
 	return to.Deliver(s.Doing, message, ready)
+}
+
+// GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
+// and until then no other relay could take what waits behind them.
+func (s *Senders) GiveBackUnsent() {
+	for _, l := range s.Lanes.List() {
+		s.GiveBack(l, policy.ReasonShutdown)
+	}
+}
+
+// GiveBack gives back, for the given reason, what a lane has queued.
+func (s *Senders) GiveBack(l *lane.Lane, reason policy.Reason) {
+	for _, d := range l.TakeUnsent() {
+		s.Settle(d.Held(reason))
+	}
 }

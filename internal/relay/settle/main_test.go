@@ -157,11 +157,11 @@ func with(s Settlement, outcome policy.Outcome) Settlement {
 }
 
 // take takes a range of all new events, each for "default", and holds it.
-func (r *room) take() *Range {
+func (r *room) take() *TakenRange {
 	r.Helper()
 	taken, err := intake.TakeRange(r.Context(), r.settler.DB, relay, intake.Terms{Events: 100, Bytes: 1 << 20}, false)
 	relaytest.Must(r, err)
-	of := &Range{Seq: taken.Seq, Fence: taken.Fence, Instance: relay, Begun: time.Now(), Taken: time.Now()}
+	of := &TakenRange{Seq: taken.Seq, Fence: taken.Fence, Instance: relay, Begun: time.Now(), Taken: time.Now()}
 	for i := range taken.Events {
 		e := &taken.Events[i]
 		of.Deliveries = append(of.Deliveries, InHand{
@@ -174,7 +174,7 @@ func (r *room) take() *Range {
 }
 
 // keepYoung puts off by an hour when what is left of a range gets rows.
-func (r *Range) keepYoung() {
+func (r *TakenRange) keepYoung() {
 	r.Begun = r.Begun.Add(time.Hour)
 }
 

@@ -14,8 +14,8 @@ import (
 // range ends. Each take reads the ranges from the oldest open one on, and other relays wait for the ordering keys of open ranges.
 const RowsAfter = time.Second
 
-// A Range is a range of events in this relay's hand. Its deliveries have no rows until their outcome is known, or until RowsAfter.
-type Range struct {
+// A TakenRange is a range of events in this relay's hand. Its deliveries have no rows until their outcome is known, or until RowsAfter.
+type TakenRange struct {
 	Seq, Fence int64
 	Instance   int32     // of the relay that took it
 	Begun      time.Time // when the take began, on this process's clock
@@ -29,7 +29,7 @@ type Range struct {
 
 // An InHand is a delivery of a range.
 type InHand struct {
-	Range        *Range
+	Range        *TakenRange
 	EventID      int64
 	Destination  string
 	OrderingKey  *string
@@ -50,22 +50,22 @@ type InHand struct {
 }
 
 // Ref names the range as this relay has it.
-func (r *Range) Ref() intake.RangeRef { return intake.RangeRef{Seq: r.Seq, Fence: r.Fence} }
+func (r *TakenRange) Ref() intake.RangeRef { return intake.RangeRef{Seq: r.Seq, Fence: r.Fence} }
 
-// UntilDue returns how long it is until the delivery is due; negative: how long ago it was. It is too long by the time from the database's
-// answer until the end of the take, never too short: who came early would find nothing due, and not come again.
+// UntilDue returns how long it is until the delivery is due; negative: how long ago it was. It may be too long, by the time from the
+// database's answer until the end of the take, and is never too short: a claimer that came early would find nothing and not return.
 func (d *InHand) UntilDue(now time.Time) time.Duration { return d.Wait - now.Sub(d.Range.Taken) }
 
 // row returns the delivery as a pending row that this relay has claimed, for the rest of the lease.
-func (d *InHand) row(now time.Time) intake.Delivery {
-	return intake.Delivery{
+func (d *InHand) row(now time.Time) intake.NewRow {
+	return intake.NewRow{
 		Seq: d.Range.Seq, EventID: d.EventID, Destination: d.Destination, Status: intake.Pending, Wait: d.UntilDue(now), OrderingKey: d.OrderingKey,
 		PayloadBytes: d.PayloadBytes, NotAfter: d.NotAfter, Rescues: d.Rescues, DueAt: d.Scheduled, Lease: max(d.LeaseEnds.Sub(now), time.Second),
 	}
 }
 
 // Track passes a range on to Run. It must be called before any delivery of it is settled.
-func (w *Settler) Track(r *Range) {
+func (w *Settler) Track(r *TakenRange) {
 	for i := range r.Deliveries {
 		if !r.Deliveries[i].HasRow {
 			r.open++
@@ -75,7 +75,7 @@ func (w *Settler) Track(r *Range) {
 }
 
 // addRange notes an open range. Run may read a settlement of it first: the two come through different channels.
-func (w *Settler) addRange(r *Range) {
+func (w *Settler) addRange(r *TakenRange) {
 	if r.open > 0 && !slices.Contains(w.ranges, r) {
 		r.rowsAt = r.Begun.Add(RowsAfter)
 		w.ranges = append(w.ranges, r)
@@ -84,7 +84,7 @@ func (w *Settler) addRange(r *Range) {
 
 // resolveRanges decides for each settlement of a batch whether it has a row, and what else is written with them.
 func (w *Settler) resolveRanges(b *batch) {
-	left := map[*Range]int{}
+	left := map[*TakenRange]int{}
 	inBatch := map[*InHand]bool{}
 	b.ended = nil
 	blocks := false
@@ -160,7 +160,7 @@ func (w *Settler) rangesWritten(b *batch) {
 	}
 }
 
-func (w *Settler) forgetRange(r *Range) {
+func (w *Settler) forgetRange(r *TakenRange) {
 	if i := slices.Index(w.ranges, r); i >= 0 {
 		w.ranges = slices.Delete(w.ranges, i, i+1)
 		w.RangeEnded(r.Seq)
@@ -169,7 +169,7 @@ func (w *Settler) forgetRange(r *Range) {
 
 // nextRows returns when rows are due of the first of the open ranges.
 func (w *Settler) nextRows() time.Time {
-	return slices.MinFunc(w.ranges, func(a, b *Range) int { return a.rowsAt.Compare(b.rowsAt) }).rowsAt
+	return slices.MinFunc(w.ranges, func(a, b *TakenRange) int { return a.rowsAt.Compare(b.rowsAt) }).rowsAt
 }
 
 // endOldRanges makes rows of what is left of ranges that were taken long enough ago.

@@ -63,9 +63,9 @@ func (s *Settlement) noteFailure(err error) {
 // A batch holds the settlements that are written together.
 type batch struct {
 	settlements []Settlement
-	rows        []*InHand // deliveries in hand that get rows with them
-	ended       []*Range  // of which each delivery has a row then
-	lost        []*Range  // that are not this relay's any more, as it was found when the batch was written
+	rows        []*InHand     // deliveries in hand that get rows with them
+	ended       []*TakenRange // of which each delivery has a row then
+	lost        []*TakenRange // that are not this relay's any more, as it was found when the batch was written
 	// apart leaves out rows that another session has locked, instead of waiting for them: the settlements have failed as
 	// part of a larger batch, or were written before.
 	apart bool

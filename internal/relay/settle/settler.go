@@ -47,19 +47,19 @@ type Settler struct {
 	Stale func(settlements int)
 
 	settlements chan Settlement
-	taken       chan *Range
+	taken       chan *TakenRange
 	recent      recent
 
 	// Run owns these.
-	ranges      []*Range     // that are open, in the order of their takes
-	aside       []Settlement // could not be written, and are tried again
-	collected   int          // size of the last batch, and so about that of the next
-	collectedAt time.Time    // when the last batch was complete
+	ranges      []*TakenRange // that are open, in the order of their takes
+	aside       []Settlement  // could not be written, and are tried again
+	collected   int           // size of the last batch, and so about that of the next
+	collectedAt time.Time     // when the last batch was complete
 }
 
 // New returns a settler without settings.
 func New() *Settler {
-	return &Settler{settlements: make(chan Settlement, batchSize), taken: make(chan *Range, 64)}
+	return &Settler{settlements: make(chan Settlement, batchSize), taken: make(chan *TakenRange, 64)}
 }
 
 // Settle passes a settlement on to Run, and waits while Run has many of them.

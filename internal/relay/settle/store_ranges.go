@@ -12,8 +12,8 @@ import (
 
 // A rangeBatch is what a batch writes of the ranges that were taken under one number of this relay.
 type rangeBatch struct {
-	intake.Settlement
-	ranges   []*Range
+	intake.NewRows
+	ranges   []*TakenRange
 	outcomes []policy.Outcome // of each delivery; empty: it only gets a row
 	done     intake.Settled
 }
@@ -22,7 +22,7 @@ func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 	of := func(d *InHand) *rangeBatch {
 		i := slices.IndexFunc(all, func(r *rangeBatch) bool { return r.Relay == d.Range.Instance })
 		if i < 0 {
-			i, all = len(all), append(all, &rangeBatch{Settlement: intake.Settlement{Relay: d.Range.Instance}})
+			i, all = len(all), append(all, &rangeBatch{NewRows: intake.NewRows{Relay: d.Range.Instance}})
 		}
 		r := all[i]
 		if !slices.Contains(r.ranges, d.Range) {
@@ -39,7 +39,7 @@ func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 		r.Deliveries, r.outcomes = append(r.Deliveries, s.row(now)), append(r.outcomes, s.Outcome)
 	}
 	for _, r := range all {
-		slices.SortFunc(r.ranges, func(a, b *Range) int { return int(a.Seq - b.Seq) })
+		slices.SortFunc(r.ranges, func(a, b *TakenRange) int { return int(a.Seq - b.Seq) })
 		for _, held := range r.ranges {
 			r.Ranges = append(r.Ranges, intake.RangeRef{Seq: held.Seq, Fence: held.Fence, Ended: slices.Contains(b.ended, held)})
 		}
@@ -48,7 +48,7 @@ func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 }
 
 // row returns the row of a delivery of a range with its outcome. A failed one is claimed: the next statement of the batch fails it.
-func (s *Settlement) row(now time.Time) intake.Delivery {
+func (s *Settlement) row(now time.Time) intake.NewRow {
 	row := s.InHand.row(now)
 	if s.Outcome == policy.Fail {
 		return row

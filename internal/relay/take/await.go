@@ -18,7 +18,7 @@ import (
 // An awaitingRange has deliveries whose ordering keys another relay has in hand.
 type awaitingRange struct {
 	instance   int32 // under which this relay has it
-	inHand     *settle.Range
+	inHand     *settle.TakenRange
 	deliveries []lane.Delivery
 	seq        int64
 	rescued    *intake.Range  // of a relay that died: its deliveries get rows

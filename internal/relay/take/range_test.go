@@ -181,9 +181,9 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 	if keys := r.deliver("default"); len(keys) != 0 {
 		t.Errorf("sent while another relay has k-1: %v", keys)
 	}
-	_, err = intake.SettleRanges(t.Context(), db.Pool, intake.Settlement{
+	_, err = intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
 		Relay: other, Ranges: []intake.RangeRef{{Seq: theirs.Seq, Fence: theirs.Fence, Ended: true}},
-		Deliveries: []intake.Delivery{{Seq: theirs.Seq, EventID: theirs.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
+		Deliveries: []intake.NewRow{{Seq: theirs.Seq, EventID: theirs.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
 	})
 	relaytest.Must(t, err)
 	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))

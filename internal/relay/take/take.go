@@ -229,10 +229,10 @@ func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun
 }
 
 // endRange ends a range of which each delivery has a row.
-func (t *Taker) endRange(ctx context.Context, inHand *settle.Range) error {
+func (t *Taker) endRange(ctx context.Context, inHand *settle.TakenRange) error {
 	ref := inHand.Ref()
 	ref.Ended = true
-	_, err := intake.SettleRanges(ctx, t.DB, intake.Settlement{Relay: inHand.Instance, Ranges: []intake.RangeRef{ref}})
+	_, err := intake.SettleRanges(ctx, t.DB, intake.NewRows{Relay: inHand.Instance, Ranges: []intake.RangeRef{ref}})
 	t.Hands.Remove(inHand.Seq)
 	return err
 }
