@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -97,7 +98,7 @@ func TestChaos(t *testing.T) {
 	ended()
 	s.drained()
 	figures := s.judge()
-	t.Logf("seed %d, %s, %d relays: %s, the last request %s after the last fault; %s", seed, lasts, *relays, figures, figures.recovery.Round(time.Millisecond), s.faultsMade())
+	t.Logf("seed %d, %s, %d relays: %s, the last request %s after the last fault; %s; the server's errors: %s", seed, lasts, *relays, figures, figures.recovery.Round(time.Millisecond), s.faultsMade(), s.serverErrors())
 	if figures.events == 0 || len(s.made) == 0 {
 		t.Error("nothing was sent, or nothing went wrong")
 	}
@@ -129,6 +130,15 @@ func (s *stage) faultsMade() string {
 		made = append(made, fmt.Sprintf("%s %d", name, s.made[name]))
 	}
 	return strings.Join(made, ", ")
+}
+
+// serverErrors counts what the databases refused.
+func (s *stage) serverErrors() string {
+	log, counts := s.Server.LogTail(math.MaxInt), []string{}
+	for _, what := range []string{"deadlock detected", "could not serialize access", "in a read-only transaction", "too many clients"} {
+		counts = append(counts, fmt.Sprintf("%s %d", what, strings.Count(log, what)))
+	}
+	return strings.Join(counts, ", ")
 }
 
 type figures struct {

@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 )
+
+// endOthers ends every connection but its own and those of useUpConnections.
+const endOthers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name <> 'chaos' AND pid <> pg_backend_pid() AND backend_type = 'client backend'`
 
 // faults are what may be made. Each draws its choices first, so that a seed always gives the same faults in the same order.
 var faults = []struct {
@@ -32,7 +36,7 @@ var faults = []struct {
 	{"database stops", func(s *stage) { s.restart(s.Server.Shutdown, s.between(0, 2*time.Second)) }},
 	{"connections ended", func(s *stage) {
 		defer s.fault("")()
-		_, err := s.outbox.Exec(s.Ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
+		_, err := s.outbox.Exec(s.Ctx, endOthers)
 		s.must(err)
 	}},
 	{"connections used up", func(s *stage) { s.useUpConnections(s.between(500*time.Millisecond, 3*time.Second)) }},
@@ -41,7 +45,7 @@ var faults = []struct {
 		for _, change := range []string{"ADD COLUMN IF NOT EXISTS chaos int", "DROP COLUMN IF EXISTS chaos"} {
 			for _, table := range []string{"outbox", "outbox_delivery"} {
 				_, err := s.outbox.Exec(s.Ctx, "SET LOCAL lock_timeout = '2s'; ALTER TABLE "+table+" "+change)
-				if !lockNotAvailable(err) {
+				if !hasCode(err, "55P03") {
 					s.must(err)
 				}
 			}
@@ -54,6 +58,16 @@ var faults = []struct {
 		_, err = tx.Exec(s.Ctx, `SELECT FROM outbox_delivery WHERE status = 'pending' LIMIT 20 FOR UPDATE SKIP LOCKED`)
 		<-time.After(lasts)
 		s.must(errors.Join(err, tx.Rollback(s.Ctx)))
+	}},
+	{"deadlocks", func(s *stage) { s.deadlock(s.between(2*time.Second, 5*time.Second)) }},
+	{"transactions serializable", func(s *stage) {
+		s.byDefault("default_transaction_isolation = 'serializable'", s.between(time.Second, 4*time.Second))
+	}},
+	{"transactions repeatable read", func(s *stage) {
+		s.byDefault("default_transaction_isolation = 'repeatable read'", s.between(time.Second, 4*time.Second))
+	}},
+	{"transactions read-only", func(s *stage) {
+		s.byDefault("default_transaction_read_only = on", s.between(time.Second, 4*time.Second))
 	}},
 	{"requests tampered with", func(s *stage) {
 		lasts, share := s.between(time.Second, 4*time.Second), 5+s.random.Int64N(45)
@@ -137,7 +151,6 @@ func (s *stage) useUpConnections(lasts time.Duration) {
 		}
 		s.databaseIsBack()
 	}()
-	const endOthers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name <> 'chaos' AND pid <> pg_backend_pid() AND backend_type = 'client backend'`
 	for begun := time.Now(); time.Since(begun) < lasts; {
 		c, err := pgx.Connect(s.Ctx, s.Server.DSN(outboxName)+"&application_name=chaos")
 		if err == nil {
@@ -148,6 +161,45 @@ func (s *stage) useUpConnections(lasts time.Duration) {
 			_, _ = held[0].Exec(s.Ctx, endOthers) // and the next turn takes their places
 		}
 		<-time.After(50 * time.Millisecond)
+	}
+}
+
+// lockClaimed locks what relays have claimed, the last first, and takes its time.
+const lockClaimed = `
+SELECT pg_sleep(0.002) FROM (
+    SELECT FROM outbox_delivery WHERE status = 'pending' AND lease_expires_at > now() ORDER BY event_id DESC LIMIT 50 FOR UPDATE) d`
+
+// deadlock locks rows in another order than relays, which write the outcomes of what was sent first. They wait for each other, and the
+// server ends one of both.
+func (s *stage) deadlock(lasts time.Duration) {
+	defer s.fault("")()
+	s.wire.share.Store(50) // only what was attempted before has a row
+	defer s.wire.share.Store(1)
+	for begun := time.Now(); time.Since(begun) < lasts; {
+		_, err := s.outbox.Exec(s.Ctx, lockClaimed)
+		if !hasCode(err, "40P01") {
+			s.must(err)
+		}
+	}
+}
+
+// byDefault gives both databases a setting, which new connections have, and ends those that there are. Then it takes it back.
+func (s *stage) byDefault(setting string, lasts time.Duration) {
+	defer s.fault("")()
+	conn, err := pgx.Connect(s.Ctx, s.Server.DSN("postgres"))
+	s.must(err)
+	defer conn.Close(s.Ctx)
+	name, _, _ := strings.Cut(setting, " ")
+	for _, change := range []string{" SET " + setting, " RESET " + name} {
+		for _, database := range []string{outboxName, inboxName} {
+			_, err := conn.Exec(s.Ctx, "ALTER DATABASE "+database+change)
+			s.must(err)
+		}
+		_, err := conn.Exec(s.Ctx, endOthers)
+		s.must(err)
+		s.databaseIsBack()
+		<-time.After(lasts)
+		lasts = 0
 	}
 }
 
@@ -193,7 +245,7 @@ func (s *stage) loseAnswers(role string, l *link, word string) {
 	l.loseTo.Store(nil)
 }
 
-func lockNotAvailable(err error) bool {
+func hasCode(err error, code string) bool {
 	var refused *pgconn.PgError
-	return errors.As(err, &refused) && refused.Code == "55P03"
+	return errors.As(err, &refused) && refused.Code == code
 }
