@@ -29,6 +29,9 @@ const (
 // leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the POST yielded.
 const leaseMargin = 5 * time.Second
 
+// longestLease is what pg.IsFree takes for the longest.
+const longestLease = 24 * time.Hour
+
 // Config is what a Relay needs. Only Pool and Destinations have no usable zero value.
 type Config struct {
 	// Pool says how to reach the producer's database. The relay opens at most MaxConns connections of it (when that is
@@ -154,6 +157,7 @@ func (c Config) Validate() []Problem {
 
 	v.Add(c.Egress.Problems("egress"))
 
+	v.Require(c.Lease <= longestLease, "relay.lease", "%s is too long; write %s or less", c.Lease, longestLease)
 	names := map[string]bool{}
 	for _, d := range c.Destinations {
 		path := "destinations." + d.Name

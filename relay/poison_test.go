@@ -141,7 +141,7 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 	}
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
-	untouched := map[string]bool{"due-infinity": true, "due-far": true, "leased-for-ever": true, "lease-no-owner": true, "status-unknown": true}
+	untouched := map[string]bool{"due-infinity": true, "due-far": true, "lease-no-owner": true, "status-unknown": true}
 	failed := map[string]bool{"rescues-max": true, "promise-bc": true, "promise-infinity": true}
 	r.settles(t, policy.Delivered, 200)
 	r.settles(t, policy.Delivered, 200+len(odd)-len(untouched)-len(failed))

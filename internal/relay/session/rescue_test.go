@@ -99,6 +99,18 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	relaytest.Must(t, rescue(db, victim.instance, false)) // another relay was faster
 }
 
+// A lease that was written before the clock was put back ends later than any other, and later than what a rescue ends.
+func TestLeaseFromTheFutureHoldsNothing(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(2, "k")
+	instance := dead(db)
+	claimed(db, instance, "event_id = 1")
+	db.Exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = $1, lease_expires_at = now() + interval '1 year' WHERE event_id = 2`, instance)
+	relaytest.Must(t, rescue(db, instance, true))
+	wantFree(db, 1, 2)
+}
+
 // A relay that comes back while a rescue waits for its last claim is not taken for dead, although its new session was not
 // there when the rescue began.
 func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
@@ -211,7 +223,7 @@ func TestRelaysWithAndWithoutSession(t *testing.T) {
 			db.Exec(`INSERT INTO outbox_relay (name, version, session_pid, heartbeat_at, lease, quarantined) VALUES
 				('gone', '', 0, now(), '2 hours', NULL), ('quarantined', '', NULL, now(), '2 hours', 'reason'),
 				('heard', '', NULL, now() - interval '1 hour', '2 hours', NULL), ('silent', '', NULL, now() - interval '3 hours', '2 hours', NULL)`)
-			db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour' WHERE name = 'connected'`)
+			db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '14 seconds' WHERE name = 'connected'`)
 			r := prepared(db)
 			r.Config.Pooler.Mode = mode
 			r.WatchFor = time.Nanosecond

@@ -64,9 +64,9 @@ func TestLateBeatConvictsNoRelay(t *testing.T) {
 	relaytest.Must(t, err)
 	relaytest.Becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
 	const relays = `SELECT count(*) FROM outbox_relay`
-	for range 3 {
+	for _, clockWas := range []string{"-1 hour", "1 year", "-1 hour"} {
 		began := time.Now()
-		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour'`)
+		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + $1::interval`, clockWas)
 		for range 3 {
 			relaytest.Must(t, s.beat(t.Context(), on, began))
 			if n := relaytest.Row[int](db, relays); n != 2 {
@@ -74,6 +74,7 @@ func TestLateBeatConvictsNoRelay(t *testing.T) {
 			}
 		}
 	}
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 year' WHERE name = 'silent'`)
 	relaytest.Eventually(t, "the rescue of the silent relay", func() bool {
 		s.grace.silent = time.Time{} // as if this relay had watched for long enough
 		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() WHERE name <> 'silent'`)

@@ -60,8 +60,8 @@ func resume(ctx context.Context, q pg.DB, isSession bool, instance int32, lease 
 const isDisconnected = `(r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `)`
 
 // isSilent is true of a relay r whose heartbeat is old, as when it is frozen while the server still takes its connection for
-// alive. Without a session, only its heartbeat says that it lives.
-const isSilent = `(r.heartbeat_at < now() - CASE WHEN r.session_pid IS NULL THEN r.lease ELSE interval '15 seconds' END)`
+// alive. Without a session, only its heartbeat says that it lives. One from the future was written before the clock was put back.
+const isSilent = `(greatest(now() - r.heartbeat_at, r.heartbeat_at - now()) > CASE WHEN r.session_pid IS NULL THEN r.lease ELSE interval '15 seconds' END)`
 
 const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 
@@ -76,9 +76,9 @@ const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 // The session reports most deaths sooner. While this relay is armed, a beat also keeps producers notifying.
 const Beat = `
 WITH written AS (
-    UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
+    UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at NOT BETWEEN now() - make_interval(secs => $2) AND now()
 )
-SELECT 'self', instance, '', heartbeat_at < now() - make_interval(secs => $2 + 3), '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
+SELECT 'self', instance, '', heartbeat_at NOT BETWEEN now() - make_interval(secs => $2 + 3) AND now() + interval '3 seconds', '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
 UNION ALL
 SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
 WHERE instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
