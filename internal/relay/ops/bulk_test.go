@@ -230,7 +230,8 @@ func TestRetry(t *testing.T) {
 	const waits = `UPDATE outbox_delivery SET attempts = 2, last_attempt_at = now(), last_reason = 'unauthorized', claim = 3, not_after = now() + interval '1 day',
 		next_attempt_at = now() + interval '4 hours' WHERE event_id IN (1, 7)`
 	db.Exec(waits)
-	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 5`) // its producer said so
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 5;
+		SET LOCAL session_replication_role = replica; UPDATE outbox SET available_at = now() + interval '1 hour' WHERE id = 5`) // its producer said so
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 6`)
 	outbox := ops.New(db.Pool)
 	ids := []int64{1, 2, 3, 4, 5, 6, 7, 77}
@@ -268,6 +269,22 @@ func TestRetry(t *testing.T) {
 	relaytest.Must(t, err)
 	if b, err = outbox.Work(t.Context(), 2, order, nil); err != nil || b.Done != 0 {
 		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// What was written before the clock was put back waits until that time comes: retries, and events that became due at once by that clock.
+func TestRetryAfterTheClockWasPutBack(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(2, "k")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 year'`)
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now() + interval '1 year' WHERE event_id = 1`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+		VALUES ('t', '{}', 'future', now() + interval '1 year', now() + interval '1 year'), ('t', '{}', 'scheduled', now(), now() + interval '1 year')`)
+	db.Exec(`UPDATE outbox_delivery d SET next_attempt_at = o.available_at FROM outbox o WHERE o.id = d.event_id AND d.event_id > 2`)
+	b, err := ops.New(db.Pool).Retry(t.Context(), ops.Selection{Destination: "default"}, nil)
+	if due := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE next_attempt_at <= clock_timestamp() ORDER BY 1`); err != nil || !slices.Equal(due, []int64{1, 2, 3}) {
+		t.Errorf("due are %v: %+v, %v", due, b, err)
 	}
 }
 

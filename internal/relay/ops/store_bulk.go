@@ -33,8 +33,11 @@ type candidate struct {
 	EventType      string
 	IdempotencyKey string
 	LastAttemptAt  *time.Time
+	Scheduled      bool // its producer wants it sent later
 }
 
+// An attempt of the future was made before the clock was put back, and so before any operation.
+//
 // The conditions on the delivery are checked before the event is looked up. Only the scan decides which index is read, so that a
 // chunk costs the same for every selection.
 const candidates = `
@@ -51,10 +54,12 @@ SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at
        c.in_flight,
        NOT c.right_status AND m.matched, c.right_status AND m.matched,
        coalesce($9::float8 > 0 AND e.created_at < now() - make_interval(secs => $9), false),
-       e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), c.last_attempt_at
+       e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''),
+       CASE WHEN c.last_attempt_at > now() THEN to_timestamp(0) ELSE c.last_attempt_at END,
+       c.last_attempt_at IS NULL AND coalesce(e.available_at > now() AND e.created_at <= now(), true)
 FROM candidate c
 LEFT JOIN LATERAL (
-    SELECT created_at, event_type, idempotency_key FROM outbox WHERE c.eligible AND id = c.event_id LIMIT 1
+    SELECT created_at, available_at, event_type, idempotency_key FROM outbox WHERE c.eligible AND id = c.event_id LIMIT 1
 ) e ON true
 CROSS JOIN LATERAL (
     SELECT c.eligible AND coalesce(e.event_type LIKE $6, $6 = '%') AND coalesce(e.created_at >= $7, $7 = '-infinity'::timestamptz)

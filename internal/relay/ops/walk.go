@@ -140,6 +140,9 @@ func (s Selection) attemptedSince(c candidate) bool {
 	return !s.begun.IsZero() && c.LastAttemptAt != nil && !c.LastAttemptAt.Before(s.begun)
 }
 
+// waits reports whether a delivery waits for its next attempt, or for its first only because the clock was put back since its row was written.
+func (s Selection) waits(c candidate) bool { return c.NextAttemptAt.Time.After(s.waitingAt) && !c.Scheduled }
+
 // sift returns what the action can change and counts the rest.
 func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) {
 	for _, c := range list {
@@ -155,7 +158,7 @@ func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) 
 		case c.Matched && a.name != "discard" && s.attemptedSince(c): // by this operation, or it failed first since
 		case c.Matched && c.InFlight && !a.inFlight:
 			b.InFlight++
-		case c.Matched && a.name == "retry" && (c.LastAttemptAt == nil || !c.NextAttemptAt.Time.After(s.waitingAt)):
+		case c.Matched && a.name == "retry" && !s.waits(c):
 			b.NotWaiting++
 		case c.Matched && a.name == "replay" && c.CreatedAt == nil:
 			b.EventMissing++
