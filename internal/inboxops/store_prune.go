@@ -2,8 +2,11 @@ package inboxops
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // What may be removed the function decides itself.
@@ -25,4 +28,16 @@ func (o *Ops) pruneBatch(ctx context.Context, p Prune, page int64, rehearsal boo
 			Scan(&b.next, &b.finished, &b.removed, &b.announced)
 	})
 	return b, err
+}
+
+const readClock = `SELECT clock_timestamp()`
+
+// checkClock returns an error if the database's clock is far from this host's.
+func (o *Ops) checkClock(ctx context.Context) (err error) {
+	before, now := time.Now(), time.Time{}
+	err = o.write(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, readClock).Scan(&now) })
+	if err != nil {
+		return err
+	}
+	return webhook.CheckClock(before, now, time.Now())
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // forgetSQL announces and removes in one range of pages. What may be removed the function decides itself, because others
@@ -26,6 +28,18 @@ func (c *Prune) forget(ctx context.Context, query QueryRow, page int64) (b prune
 		return pruneBatch{}, fmt.Errorf("prune processed_events: %w", err)
 	}
 	return b, nil
+}
+
+const clockSQL = `SELECT clock_timestamp()`
+
+// checkClock returns an error if the database's clock is far from this host's.
+func checkClock(ctx context.Context, query QueryRow) error {
+	before := time.Now()
+	var now time.Time
+	if err := query(ctx, clockSQL).Scan(&now); err != nil {
+		return fmt.Errorf("read the database's clock: %w", err)
+	}
+	return webhook.CheckClock(before, now, time.Now())
 }
 
 const remembersSinceSQL = `SELECT max(received_before) FROM inbox_forgotten WHERE receiver = $1::text`

@@ -128,6 +128,10 @@ func (a Job) Rehearse(ctx context.Context) (Result, error) {
 func (a *Job) run(ctx context.Context) (Result, error) {
 	a.total.Months = []string{}
 	a.Keep.Batch = cmp.Or(a.Keep.Batch, DefaultArchiveBatch)
+	if err := checkClock(ctx, a.DB); err != nil {
+		a.note(ctx, err)
+		return a.total, err
+	}
 	var failures []error
 	for _, part := range []struct {
 		olderThan time.Duration

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // An archiveWalk is one of the statements that go through a table batch by batch. They take where the last batch ended, how much
@@ -76,6 +77,18 @@ func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal
 		return "", nil
 	}
 	return *name, nil
+}
+
+const readClock = `SELECT clock_timestamp()`
+
+// checkClock returns an error if the database's clock is far from this host's.
+func checkClock(ctx context.Context, q pg.DB) error {
+	before := time.Now()
+	now, err := pg.Value[time.Time](ctx, q, "read the database's clock", readClock)
+	if err != nil {
+		return err
+	}
+	return webhook.CheckClock(before, now, time.Now())
 }
 
 const noteRun = `
