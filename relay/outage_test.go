@@ -91,6 +91,9 @@ func TestRelayOutlivesItsDatabase(t *testing.T) {
 	}
 	db.Insert(10, "meanwhile")
 	l.block(false)
+	back := time.Now()
+	relaytest.Eventually(t, "a new request", func() bool { return rc.Total() > 10 })
+	t.Logf("the first new request came %s after the database", time.Since(back).Round(time.Millisecond))
 	r.settles(t, policy.Delivered, 20)
 	if got := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); got != 20 || rc.Total() != 20 {
 		t.Errorf("%d delivered at once, %d requests", got, rc.Total())

@@ -41,6 +41,9 @@ func TestDatabaseCrashesUnderLoad(t *testing.T) {
 		}
 		db.Pool.Reset() // the test's own connections are gone too
 		db.Insert(batch, "round-"+string(rune('0'+round)))
+		const since = ` FROM outbox_delivery WHERE delivered_at > pg_postmaster_start_time()`
+		relaytest.Becomes(db, true, `SELECT count(*) > 0`+since)
+		t.Logf("the first delivery after a restart came %.2f s after the server's start", relaytest.Row[float64](db, `SELECT extract(epoch FROM min(delivered_at) - pg_postmaster_start_time())::float8`+since))
 	}
 	const total = batch * (rounds + 1)
 	relaytest.Becomes(db, total, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
