@@ -61,7 +61,7 @@ type Config struct {
 	// PollInterval is how long an idle relay waits before it looks by itself; notifications, its own activity and retries
 	// that it has put off by less than ten minutes wake it sooner. 0: 5 s. At least 1 s.
 	PollInterval time.Duration
-	// Lease bounds how long a claim holds when its relay can neither settle nor be seen dead. 0: 60 s. It must be at
+	// Lease bounds how long a claim holds when its relay can neither settle nor be seen dead. 0: 60 s. At most 24 hours, and at
 	// least 5 s longer than every destination's timeout, or two relays could POST one delivery at the same time.
 	Lease time.Duration
 	// DrainTimeout bounds how long Run, once told to stop, waits for POSTs in flight. 0: 20 s.
