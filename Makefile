@@ -302,8 +302,8 @@ chaos: ## Make faults of all kinds for CHAOS_TIME (10m) under three relays and t
 	$(GO) test ./internal/chaos -count 1 -v -timeout 0 -chaos $(CHAOS_TIME) -seed $(SEED)
 
 .PHONY: soak
-soak: #: The faults of make chaos for TIME (30m), with a word each minute (SEED=n repeats those of a run that printed n)
-	$(GO) test ./internal/chaos -run TestChaos -count 1 -v -timeout 0 -chaos $(TIME) -seed $(SEED)
+soak: #: The faults of make chaos for TIME (30m), with a word each minute (SEED=n repeats those of a run that printed n; STATE=aged: in a database that is full)
+	$(GO) test ./internal/chaos -run TestChaos -count 1 -v -timeout 0 -chaos $(TIME) -seed $(SEED) -state '$(STATE)'
 
 .PHONY: chaos-order
 chaos-order: #: Kill relays while 200 events of each of 200 ordering keys are delivered, check the order of each key, and time a takeover

@@ -12,5 +12,6 @@
 //	nth_test.go       each message of a receiver to its database fails once
 //	disk_linux_test.go, clock_linux_test.go   a full disk, a clock that jumps
 //	faults_test.go    the faults
+//	aged_test.go      what a database holds after a long time
 //	tables_test.go    what both databases hold at the end
 package chaos

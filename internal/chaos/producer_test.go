@@ -14,6 +14,7 @@ import (
 
 const producerTables = `
 CREATE TABLE sales (key text PRIMARY KEY);
+CREATE TABLE chaos_aged AS SELECT 0::bigint AS upto; -- events up to this one are not of this run
 CREATE TABLE chaos_reopened (what text);
 CREATE FUNCTION chaos_reopened() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN

@@ -88,7 +88,7 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	testkit.Must(t, err)
 	s := &stage{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no promise.
-	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms"} // found before who waits gives up
+	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms"} // shorter than the lock_timeout of relays
 	s.Stage, err = process.OpenStage(t.Context(), path, localpg.Options{Settings: settings, Env: env})
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -104,10 +104,14 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	for i := range receivers {
 		s.openReceiver(i)
 	}
-	for i := range relays {
+	s.openRelays(relays)
+	return s
+}
+
+func (s *stage) openRelays(n int) {
+	for i := range n {
 		s.openRelay(fmt.Sprintf("relay-%d", i+1), fmt.Sprintf("OUTBOX_BATCH_MAX=%d", 1+100*(i%2))) // every second one sends batches
 	}
-	return s
 }
 
 // must fails the test on the error of a step. If the play has ended for a reason, that is the error.

@@ -14,20 +14,21 @@ import (
 
 const selectOpen = `
 SELECT format('delivery of event %s: attempt %s, due in %s, claimed by %s, blocked by %s, %s', event_id, attempts, next_attempt_at - now(), claimed_by, blocked_by, last_reason)
-FROM outbox_delivery WHERE status = 'pending'
+FROM outbox_delivery WHERE status = 'pending' AND event_id > (SELECT upto FROM chaos_aged)
 UNION ALL SELECT format('range %s of relay %s, taken %s ago', seq, relay, now() - taken_at) FROM outbox_range WHERE ended_at IS NULL
-UNION ALL SELECT format('event %s is not routed', id) FROM outbox WHERE NOT outbox_is_routed(id)`
+UNION ALL SELECT format('event %s is not routed', id) FROM outbox WHERE id > (SELECT upto FROM chaos_aged) AND NOT outbox_is_routed(id)`
 
 const selectEvents = `
 SELECT o.id, o.idempotency_key, coalesce(o.ordering_key, ''), coalesce(d.status, ''), coalesce(format('%s-%s-%s', d.event_id, d.destination, d.claim), ''), coalesce(d.attempts, 0)
-FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id`
+FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id WHERE o.id > (SELECT upto FROM chaos_aged)`
 
 const selectFailures = `
 SELECT DISTINCT ON (delivery) idempotency_key, delivery, coalesce(status, 0)::int, outcome = 'hold'
 FROM (SELECT *, format('%s-%s-%s', event_id, destination, claim) AS delivery FROM outbox_attempt WHERE outcome <> 'delivered') a JOIN outbox o ON o.id = event_id
+WHERE event_id > (SELECT upto FROM chaos_aged)
 ORDER BY delivery, a.id DESC`
 
-const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(xmin) - $1) * 1000000)::bigint FROM effects`
+const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(xmin) - $1) * 1000000)::bigint FROM effects WHERE key NOT LIKE '` + aged + `%'`
 
 // slow is after how long a backlog that does not drain is shown.
 const slow = 5 * time.Second
@@ -61,7 +62,7 @@ func (s *stage) tables() history.Tables {
 		Failures:  all(s, s.outbox, selectFailures, pgx.RowToStructByPos[history.Failure]),
 		Reopened:  all(s, s.outbox, `SELECT what FROM chaos_reopened`, pgx.RowTo[string]),
 		Open:      all(s, s.outbox, selectOpen+` LIMIT 20`, pgx.RowTo[string]),
-		Processed: all(s, s.inbox, `SELECT idempotency_key FROM processed_events`, pgx.RowTo[string]),
+		Processed: all(s, s.inbox, `SELECT idempotency_key FROM processed_events WHERE idempotency_key NOT LIKE '`+aged+`%'`, pgx.RowTo[string]),
 		Effects: all(s, s.inbox, selectEffects, func(row pgx.CollectableRow) (e history.Effect, err error) {
 			var micros int64
 			err = row.Scan(&e.Number, &e.Key, &micros)

@@ -89,6 +89,9 @@ func (w *wire) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
+	if strings.HasPrefix(r.Header.Get(webhook.IdempotencyKey), aged) {
+		return
+	}
 	note := w.tamper(cmp.Or(r.Header.Get(webhook.DeliveryID), r.Header.Get(webhook.ID)), r.Header.Get(webhook.IdempotencyKey))
 	done, err := w.invoke(r, note)
 	if err != nil {
@@ -161,6 +164,9 @@ func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome
 	each := map[string]func(history.Outcome, int){}
 	for _, e := range events {
 		key := e.Header[webhook.IdempotencyKey]
+		if strings.HasPrefix(key, aged) {
+			continue
+		}
 		each[key] = invoke(key, e.Header[webhook.DeliveryID])
 	}
 	return func(o history.Outcome, status int, answer []byte) {

@@ -1,0 +1,67 @@
+package chaos
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// aged begins the idempotency keys of events that were there before a run. The wire accepts them, or a receiver does in a batch, and the judge
+// leaves them out.
+const aged = "aged-"
+
+// ageOutbox writes what a database holds after a long time, as command_test.go's settled does for a few events. By event:
+//
+//	     1 to 300000  delivered
+//	300001 to 320000  failed; the second half are heads of ordering keys
+//	320001 to 350000  wait behind these heads
+//	350001 to 365000  due within an hour, 365001 to 380000 within a year
+//	380001 to 400000  parked, until relays add their route
+//	400001 to 430000  wait for a paused destination
+const ageOutbox = `
+SET LOCAL session_replication_role = replica;
+INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, created_at, available_at, xid)
+SELECT 'sale.made', '{}', 'aged-' || n, CASE WHEN n BETWEEN 310001 AND 350000 THEN 'aged-' || n % 10000 END, now() - interval '20 days', now() - interval '20 days', '2'
+FROM generate_series(1, 430000) n;
+INSERT INTO outbox_delivery (event_id, destination, ordering_key, status, attempts, claim, last_attempt_at, delivered_at, next_attempt_at, last_status, last_reason, blocked_by)
+SELECT id, CASE WHEN id > 400000 THEN 'paused' WHEN id > 380000 THEN '' ELSE 'default' END, ordering_key,
+       CASE WHEN id <= 300000 THEN 'delivered' WHEN id <= 320000 THEN 'failed' ELSE 'pending' END,
+       CASE WHEN id <= 300000 THEN 1 WHEN id <= 320000 THEN 8 ELSE 0 END, 1,
+       CASE WHEN id <= 320000 THEN created_at END, CASE WHEN id <= 300000 THEN created_at END,
+       CASE WHEN id BETWEEN 350001 AND 365000 THEN now() + (id - 350000) * interval '240 ms' WHEN id BETWEEN 365001 AND 380000 THEN now() + interval '300 days' ELSE created_at END,
+       CASE WHEN id <= 300000 THEN 200 WHEN id <= 320000 THEN 500 END, CASE WHEN id BETWEEN 300001 AND 320000 THEN 'server_error' END,
+       CASE WHEN id BETWEEN 320001 AND 350000 THEN 310000 + coalesce(nullif(id % 10000, 0), 10000) END
+FROM outbox;
+INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at) VALUES ('paused', true, 'aged', now());
+UPDATE chaos_aged SET upto = 430000;
+DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE relname LIKE 'outbox%');
+UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE relname LIKE 'outbox%' AND relkind IN ('r', 'i')`
+
+// age leaves much behind in the outbox, no statistics of it, and a snapshot that no version of a row can be removed under, until the test ends.
+func (s *stage) age() {
+	_, err := s.outbox.Exec(s.Ctx, ageOutbox)
+	s.must(err)
+	s.Go(func(ctx context.Context) error {
+		for ctx.Err() == nil {
+			s.blockVacuum(ctx)
+			select {
+			case <-time.After(100 * time.Millisecond): // its connection is ended, or the database is down
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	})
+}
+
+// blockVacuum holds a snapshot, and no lock of a table, until its connection ends.
+func (s *stage) blockVacuum(ctx context.Context) {
+	conn, err := pgx.Connect(ctx, s.Server.DSN(outboxName))
+	if err != nil {
+		return
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1`); err == nil {
+		_, _ = conn.WaitForNotification(ctx)
+	}
+}
