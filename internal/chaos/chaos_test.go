@@ -143,7 +143,7 @@ func (s *stage) serverErrors() string {
 	for _, what := range []string{"deadlock detected", "could not serialize access", "in a read-only transaction", "too many clients"} {
 		counts = append(counts, fmt.Sprintf("%s %d", what, strings.Count(log, what)))
 	}
-	return strings.Join(counts, ", ")
+	return fmt.Sprintf("%s; %d of the deadlocks ended no relay's statement", strings.Join(counts, ", "), s.deadlocked)
 }
 
 type figures struct {

@@ -177,9 +177,11 @@ func (s *stage) deadlock(lasts time.Duration) {
 	defer s.wire.share.Store(1)
 	for begun := time.Now(); time.Since(begun) < lasts; {
 		_, err := s.outbox.Exec(s.Ctx, lockClaimed)
-		if !hasCode(err, "40P01") {
-			s.must(err)
+		if hasCode(err, "40P01") {
+			s.deadlocked++
+			continue
 		}
+		s.must(err)
 	}
 }
 

@@ -24,6 +24,7 @@ const (
 	receivers     = 2 // processes that share a database, and get requests in turn
 	timeout       = 3 * time.Second
 	patience      = 30 * time.Second // for what ought to happen within a second or two
+	year          = 365 * 24 * time.Hour
 	drainPatience = 90 * time.Second // longer than a lease: what waited for one shows as late, not as stuck
 )
 
@@ -50,6 +51,7 @@ type stage struct {
 	making        string         // the fault that is being made
 	made          map[string]int // faults by their names
 	torn          []string
+	deadlocked    int  // deadlocks that ended the statement of the fault, and not that of a relay
 	clockMoves    bool // of the databases
 }
 
