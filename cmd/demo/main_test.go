@@ -75,9 +75,9 @@ func (s *stage) try(t *testing.T, err error) {
 }
 
 // enter starts the receiver and n relays.
-func (s *stage) enter(t *testing.T, n int, f faults, dieAfter []int, settings ...string) (relays []*process.Unit) {
+func (s *stage) enter(t *testing.T, n int, f faults, settings ...string) (relays []*process.Unit) {
 	t.Helper()
-	s.try(t, s.openReceiver(f, dieAfter...))
+	s.try(t, s.openReceiver(f))
 	for i := range n {
 		u, err := s.openRelay(fmt.Sprintf("relay-%d", i+1), settings...)
 		s.try(t, err)
