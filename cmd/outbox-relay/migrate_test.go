@@ -50,7 +50,7 @@ func lines(verb string, names []string) string {
 	return b.String()
 }
 
-func open(t *testing.T, dsn string) *sql.DB {
+func open(t testing.TB, dsn string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("pgx", dsn)
 	pgtest.Must(t, err)

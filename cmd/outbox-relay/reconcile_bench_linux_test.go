@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile/compare"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -39,32 +38,6 @@ SELECT 'shop', 'billing', md5(i::text), 'default', 'paid', i, sha256('{"n": 1}')
 	effectsPart = `INSERT INTO effect SELECT md5(i::text) FROM generate_series($1::int, $2::int) i`
 )
 
-// A timedReceiver notes how long events took from their transaction to the receiver's answer.
-type timedReceiver struct {
-	http.Handler
-	mu   sync.Mutex
-	took []time.Duration
-}
-
-func (r *timedReceiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	created, _ := time.Parse(time.RFC3339Nano, req.Header.Get("X-Outbox-Created-At"))
-	r.Handler.ServeHTTP(w, req)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.took = append(r.took, time.Since(created))
-}
-
-// p99 returns that of the events that came while f ran.
-func (r *timedReceiver) p99(f func()) time.Duration {
-	r.mu.Lock()
-	r.took = nil
-	r.mu.Unlock()
-	f()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return p99(r.took)
-}
-
 // BenchmarkReconcileUnderLoad compares delivered events with what the receiver has, on a durable server beside 100 live events a second. Five
 // losses, five strangers and five doubled effects are planted: each must be named, and nothing else.
 func BenchmarkReconcileUnderLoad(b *testing.B) {
@@ -75,16 +48,16 @@ func BenchmarkReconcileUnderLoad(b *testing.B) {
 
 func reconcileUnderLoad(b *testing.B) {
 	b.Helper()
-	server := pgtest.Start(b, localpg.Options{Durable: true, Settings: map[string]string{"shared_buffers": "256MB", "max_wal_size": "4GB", "autovacuum": "on"}})
+	server := pgtest.Start(b, durable())
 	database := func(name string, set migrations.Set) string {
 		pgtest.Must(b, server.CreateDatabase(b.Context(), name, ""))
 		pgtest.Migrate(b, server.DSN(name), set)
 		return server.DSN(name)
 	}
-	timed := &timedReceiver{}
+	l := &live{}
 	c := newComparedAt(b, database("sender", migrations.Outbox), database("receiver", migrations.Inbox), func(h http.Handler) http.Handler {
-		timed.Handler = h
-		return timed
+		l.HandlerFunc = h.ServeHTTP
+		return l
 	})
 	// Random keys fill an index many times slower than the index is built.
 	c.sender.Exec(`ALTER TABLE outbox DROP CONSTRAINT outbox_idempotency_key_is_unique`)
@@ -113,29 +86,16 @@ func reconcileUnderLoad(b *testing.B) {
 		b.Fatalf("%v: %s", err, out)
 	}
 	relay := launchAs(b, b.TempDir(), []string{"run"}, append(c.env, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", "OUTBOX_RETENTION_SCHEDULE=0 0 29 2 *")...)
-	ended := make(chan struct{})
-	var producing sync.WaitGroup
-	producing.Go(func() {
-		tick := time.NewTicker(10 * time.Millisecond)
-		defer tick.Stop()
-		for n := 0; ; n++ {
-			select {
-			case <-tick.C:
-				c.sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', $1)`, fmt.Sprint("live", n))
-			case <-ended:
-				return
-			}
-		}
-	})
+	end := l.commit(b, c.sender, 1)
 	rest := func() { <-time.After(*reconcileCalm) }
 	rest()
-	before := timed.p99(rest)
+	before := l.during(rest)
 	var report struct {
 		compare.Report
 		Seconds float64 `json:"seconds"`
 	}
 	peak := ""
-	during := timed.p99(func() {
+	during := l.during(func() {
 		var out, said bytes.Buffer
 		cmd := exec.CommandContext(b.Context(), program, "reconcile", "--url="+c.url, "--settle=1s", "--json")
 		cmd.Env, cmd.Stdout, cmd.Stderr = c.env, &out, &said
@@ -147,9 +107,8 @@ func reconcileUnderLoad(b *testing.B) {
 			b.Fatalf("%v: %s%s", err, &out, &said)
 		}
 	})
-	after := timed.p99(rest)
-	close(ended)
-	producing.Wait()
+	after := l.during(rest)
+	end()
 	relay.stop(b)
 
 	if !report.Complete || len(report.NeverArrived) != 5 || len(report.Strangers) != 5 || len(report.Doubled) != 5 || report.Findings() != 15 {
@@ -160,10 +119,7 @@ func reconcileUnderLoad(b *testing.B) {
 	b.ReportMetric(report.Seconds, "s")
 	b.ReportMetric(100*float64(report.RowsRead)/float64(report.Sent+report.Received), "%rows")
 	b.ReportMetric(kib/1024, "MiB")
-	b.ReportMetric(before.Seconds()*1000, "ms-p99-before")
-	b.ReportMetric(during.Seconds()*1000, "ms-p99-during")
-	b.ReportMetric(after.Seconds()*1000, "ms-p99-after")
-	b.ReportMetric(0, "ns/op")
+	reportLive(b, before, during, after)
 }
 
 // watchMemory reads the peak of a process's memory until stop is called. What the kernel says of an ended one includes its parent's.

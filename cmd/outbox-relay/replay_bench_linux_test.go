@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,22 +17,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A replayReceiver counts how often each replayed event was sent, and how long live ones took from their commit.
+// A replayReceiver counts how often each replayed event was sent.
 type replayReceiver struct {
+	live
 	third, all chan struct{} // closed when so many of the replayed events were sent
 	events     int
-
-	mu      sync.Mutex
-	replays map[string]int
-	live    []time.Duration
+	replays    map[string]int
 }
 
-func (r *replayReceiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	created, _ := time.Parse(time.RFC3339Nano, req.Header.Get("X-Outbox-Created-At"))
-	took := time.Since(created)
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r *replayReceiver) answer(w http.ResponseWriter, req *http.Request) {
 	if key := req.Header.Get("X-Idempotency-Key"); strings.HasPrefix(key, "old") {
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		r.replays[key]++
 		switch n := len(r.replays); {
 		case r.replays[key] > 1:
@@ -42,42 +37,26 @@ func (r *replayReceiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		case n == r.events:
 			close(r.all)
 		}
-	} else {
-		r.live = append(r.live, took)
 	}
 	w.WriteHeader(http.StatusNoContent)
-}
-
-// flush returns how long the live events since the last call took, and forgets them.
-func (r *replayReceiver) flush() []time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	live := r.live
-	r.live = nil
-	return live
-}
-
-func p99(took []time.Duration) time.Duration {
-	slices.Sort(took)
-	return took[len(took)*99/100]
 }
 
 // A replayStage is a relay with failed events and live ones, of which 100 a second come in.
 type replayStage struct {
 	*testing.B
 	*replayReceiver
-	db        *relaytest.Database
-	env       []string
-	relay     *relayProcess
-	calm      time.Duration // for which the live events are measured alone
-	ended     chan struct{}
-	producing sync.WaitGroup
+	db    *relaytest.Database
+	env   []string
+	relay *relayProcess
+	calm  time.Duration // for which the live events are measured alone
+	end   func() int    // of the live events
 }
 
 func newReplayStage(b *testing.B) *replayStage {
 	b.Helper()
 	rc := &replayReceiver{replays: map[string]int{}, events: 100_000, third: make(chan struct{}), all: make(chan struct{})}
-	s := &replayStage{B: b, replayReceiver: rc, calm: 20 * time.Second, ended: make(chan struct{})}
+	rc.HandlerFunc = rc.answer
+	s := &replayStage{B: b, replayReceiver: rc, calm: 20 * time.Second}
 	if testing.Short() {
 		s.events, s.calm = 1_000, time.Second
 	}
@@ -90,7 +69,7 @@ func newReplayStage(b *testing.B) *replayStage {
 	s.db.Exec(`VACUUM ANALYZE outbox, outbox_delivery`)
 	s.env = []string{"OUTBOX_DATABASE_URL=" + s.db.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox"}
 	s.relay = s.launch("OUTBOX_ADMIN_LISTEN=off")
-	s.producing.Go(s.produce)
+	s.end = s.commit(b, s.db, 1)
 	return s
 }
 
@@ -106,28 +85,8 @@ func (s *replayStage) program(args ...string) *exec.Cmd {
 	return cmd
 }
 
-func (s *replayStage) produce() {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for n := 0; ; n++ {
-		select {
-		case <-tick.C:
-			if _, err := s.db.Pool.Exec(s.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', $1)`, fmt.Sprint("live", n)); err != nil {
-				s.Error(err)
-				return
-			}
-		case <-s.ended:
-			return
-		}
-	}
-}
-
-// rest returns the p99 of live events alone.
-func (s *replayStage) rest() time.Duration {
-	s.flush()
-	<-time.After(s.calm)
-	return p99(s.flush())
-}
+// rest lets live events come alone.
+func (s *replayStage) rest() { <-time.After(s.calm) }
 
 // A replayWay is how an operator replays: the preview, the order, the SIGKILL of the process that works on it, and what makes it go on.
 type replayWay struct{ preview, order, kill, prepare, goOn func() }
@@ -135,23 +94,25 @@ type replayWay struct{ preview, order, kill, prepare, goOn func() }
 // measure replays all failed events, is interrupted by SIGKILL, goes on, and compares the p99 of live events with that before and after.
 func (s *replayStage) measure(way replayWay) {
 	way.preview()
-	before := s.rest()
+	before := s.during(s.rest)
 	begun := time.Now()
-	way.order()
-	<-s.third
-	way.kill()
-	took, during := time.Since(begun), s.flush()
+	during := s.during(func() {
+		way.order()
+		<-s.third
+		way.kill()
+	})
+	took := time.Since(begun)
 	way.prepare()
 	begun = time.Now()
-	s.flush()
-	way.goOn()
-	<-s.all // without a question to the database, which would be a load of its own
+	during = append(during, s.during(func() {
+		way.goOn()
+		<-s.all // without a question to the database, which would be a load of its own
+	})...)
+	slices.Sort(during)
 	took += time.Since(begun)
-	during = append(during, s.flush()...)
 	relaytest.Becomes(s.db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE event_id <= $1 AND status <> 'delivered'`, s.events)
-	after := s.rest()
-	close(s.ended)
-	s.producing.Wait()
+	after := s.during(s.rest)
+	s.end()
 	s.relay.stop(s)
 
 	sent := 0
@@ -161,13 +122,9 @@ func (s *replayStage) measure(way replayWay) {
 	if done := relaytest.Row[int64](s.db, `SELECT sum(done)::bigint FROM outbox_audit WHERE action = 'replay'`); len(s.replays) != s.events || done != int64(s.events) {
 		s.Errorf("%d events were sent, the audit has %d", len(s.replays), done)
 	}
-	s.ReportMetric(float64(before.Microseconds())/1000, "ms-p99-before")
-	s.ReportMetric(float64(p99(during).Microseconds())/1000, "ms-p99-during")
-	s.ReportMetric(float64(after.Microseconds())/1000, "ms-p99-after")
-	s.ReportMetric(float64(p99(during))/float64((before+after)/2), "x-p99")
 	s.ReportMetric(float64(s.events)/took.Seconds(), "replays/s")
 	s.ReportMetric(float64(sent-s.events), "resent")
-	s.ReportMetric(0, "ns/op")
+	reportLive(s.B, before, during, after)
 }
 
 // BenchmarkReplayUnderLoad replays 100,000 failed events beside 100 live events a second, by the command and on the page. The process that
