@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -107,9 +108,7 @@ func TestNoContentIsWrittenOnce(t *testing.T) {
 		receivertest.WantReplayed(t, e.Post("k", "{}"), 204, "")
 		e.WantRows("k", 1, 1)
 		// What is never written twice has been written by one statement of its transaction; an UPDATE is a later one.
-		if n := e.Count("SELECT count(*) FROM processed_events WHERE cmin = '0'::cid"); n != 1 {
-			t.Errorf("%d rows were written once, want 1", n)
-		}
+		testkit.Equal(t, "rows were written once", e.Count("SELECT count(*) FROM processed_events WHERE cmin = '0'::cid"), 1)
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -110,9 +111,7 @@ func TestBatchPoisonFailsAlone(t *testing.T) {
 		}
 		e.WantRows(key, rows, rows)
 	}
-	if n := len(e.Reports); n != len(keys) {
-		t.Errorf("%d reports, want %d", n, len(keys))
-	}
+	testkit.Equal(t, "reports", len(e.Reports), len(keys))
 	// The connection is another event's now.
 	receivertest.WantFirst(t, e.Post("alone", "{}"), 204, "")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -128,9 +129,7 @@ func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
 
 		e = receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
 		e.Post("unknown", "{}")
-		if n := e.Count(`SELECT count(*) FROM processed_events WHERE not_after IS NULL`); n != 1 {
-			t.Error("the row says what was never said")
-		}
+		testkit.Equal(t, "the row says what was never said", e.Count(`SELECT count(*) FROM processed_events WHERE not_after IS NULL`), 1)
 	})
 }
 
@@ -245,9 +244,7 @@ func pruneUnderDuplicates(t *testing.T, f receivertest.Flavour, isolation sql.Is
 		removed += e.MustPrune(cfg).Removed
 		e.Settle()
 		refused = e.Count(`SELECT count(DISTINCT key) FROM refused`)
-		if n := e.Count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) > 1) twice`); n != 0 {
-			t.Errorf("%d effects happened twice", n)
-		}
+		testkit.Equal(t, "effects happened twice", e.Count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) > 1) twice`), 0)
 	}
 	done.Store(true)
 	wg.Wait()

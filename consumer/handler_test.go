@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -131,9 +132,7 @@ func TestOpenRowsFailTheCommit(t *testing.T) {
 	if report := e.WantResult(consumer.ResultCommitFailed); report.Err == nil || !strings.Contains(report.Err.Error(), "left rows of a query open") {
 		t.Errorf("reported %v", report.Err)
 	}
-	if state := b.State(); state != breaker.Closed {
-		t.Errorf("the breaker is %s", state)
-	}
+	testkit.Equal(t, "the breaker", b.State(), breaker.Closed)
 	e.Await("SELECT NOT EXISTS (" + receivertest.AdvisoryLocks + ")") // until the backend has noticed
 	receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
 	e.WantRows("k", 1, 1)

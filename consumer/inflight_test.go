@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -215,9 +216,7 @@ func TestHandlerKeepsItsLockTimeout(t *testing.T) {
 		plain.Post("k1", "{}")
 		set.Post("k2", "{}")
 		plain.WantRows("k1", 0, 1)
-		if n := plain.Count("SELECT count(*) FROM effect WHERE key IN ('0', '7777ms')"); n != 2 {
-			t.Error("the handler saw another lock_timeout")
-		}
+		testkit.Equal(t, "the handler saw another lock_timeout", plain.Count("SELECT count(*) FROM effect WHERE key IN ('0', '7777ms')"), 2)
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -173,9 +174,7 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 				}
 				e.WantRows(key, 1, 1)
 			}
-			if n := e.Count("SELECT count(*) FROM pg_largeobject_metadata m WHERE lo_get(m.oid) = 'kept'"); n != 1 {
-				t.Errorf("%d large objects are as they were committed, want 1", n)
-			}
+			testkit.Equal(t, "large objects are as they were committed", e.Count("SELECT count(*) FROM pg_largeobject_metadata m WHERE lo_get(m.oid) = 'kept'"), 1)
 			if n := e.Count("SELECT count(*) FROM pg_largeobject_metadata"); n != 1 {
 				t.Errorf("there are %d large objects, want 1", n)
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -30,9 +31,7 @@ func TestTwoReceiversOfOneSource(t *testing.T) {
 			receivertest.WantFirst(t, chi.Do(chi.NewRequest(key, "{}", receivertest.SentTo("chi"))), http.StatusCreated, `{"done":"`+key+`"}`)
 			receivertest.WantReplayed(t, shop.Do(shop.NewRequest(key, "{}", receivertest.SentTo("shop"))), http.StatusCreated, "")
 		}
-		if n := shop.Count("SELECT count(*) FROM effect"); n != 2*events {
-			t.Errorf("%d effects, want %d", n, 2*events)
-		}
+		testkit.Equal(t, "effects", shop.Count("SELECT count(*) FROM effect"), 2*events)
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -162,9 +163,7 @@ func TestSecurityReconcileRefusesStrangers(t *testing.T) {
 	r := a.question(describe, derived())
 	r.URL = a.deliveries.NewRequest("k", "").URL
 	receivertest.WantProblem(t, a.Do(r), 401, "signature-invalid")
-	if n := a.Count("SELECT count(*) FROM processed_events"); n != 0 {
-		t.Errorf("%d rows were written", n)
-	}
+	testkit.Equal(t, "rows were written", a.Count("SELECT count(*) FROM processed_events"), 0)
 }
 
 func get(r *http.Request) *http.Request {
@@ -225,9 +224,7 @@ func TestSecurityOneQuestionAtATime(t *testing.T) {
 	<-entered
 	receivertest.WantProblem(t, a.Do(a.question(describe, derived())), 503, "receiver-busy")
 	close(release)
-	if status := <-first; status != http.StatusOK {
-		t.Errorf("the first: status %d", status)
-	}
+	testkit.Equal(t, "the first: status", <-first, http.StatusOK)
 	if got := a.Do(a.question(describe, derived())); got.Status != http.StatusOK {
 		t.Errorf("afterwards: status %d: %s", got.Status, got.Body)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // guarded is a receiver that accepts one token at one path.
@@ -86,12 +87,8 @@ func TestOneRelayIsRefused(t *testing.T) {
 			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt WHERE outcome <> 'hold'`); n > wrong.spends {
 				t.Errorf("%d attempts are spent, want %d at most", n, wrong.spends)
 			}
-			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_destination WHERE breaker <> 'closed'`); n != 0 {
-				t.Error("all relays hold the destination")
-			}
-			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE rule = $1`, alert.RuleBreakerOpen); n != 0 {
-				t.Error("the breaker was alerted")
-			}
+			testkit.Equal(t, "all relays hold the destination", relaytest.Row[int](db, `SELECT count(*) FROM outbox_destination WHERE breaker <> 'closed'`), 0)
+			testkit.Equal(t, "the breaker was alerted", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE rule = $1`, alert.RuleBreakerOpen), 0)
 			if rc.Total() != events {
 				t.Errorf("%d requests for %d events", rc.Total(), events)
 			}

@@ -30,9 +30,7 @@ func benchEvents() int {
 
 func drain(tb testing.TB, dsn, url string, concurrency, events int) {
 	pool, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	relaytest.Must(tb, err)
 	var settled atomic.Int64
 	done := make(chan struct{})
 	r, err := New(Config{
@@ -44,9 +42,7 @@ func drain(tb testing.TB, dsn, url string, concurrency, events int) {
 			}
 		}},
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	relaytest.Must(tb, err)
 	ctx, cancel := context.WithCancel(tb.Context())
 	var running sync.WaitGroup
 	running.Go(func() {

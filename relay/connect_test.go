@@ -8,6 +8,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -37,7 +38,5 @@ func TestPayloadIsUTF8FromADatabaseInLatin1(t *testing.T) {
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
 	r.settles(t, policy.Delivered, 1)
-	if got := string(rc.All()[0].Body); got != `{"name": "Müller"}` {
-		t.Errorf("body %q", got)
-	}
+	testkit.Equal(t, "body", string(rc.All()[0].Body), `{"name": "Müller"}`)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // knows makes an address one that relays have been accepted under, for tests in which the next relay finds no living relay
@@ -71,9 +72,7 @@ func TestCopyIsLeftAlone(t *testing.T) {
 	signal(r.signals.alerts)
 	beat := relaytest.Row[string](copied, `SELECT heartbeat_at::text FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	relaytest.Becomes(copied, true, `SELECT heartbeat_at > $1::timestamptz FROM outbox_relay WHERE quarantined IS NOT NULL`, beat)
-	if after := relaytest.Row[string](copied, written); after != before {
-		t.Error("the copy has changed")
-	}
+	testkit.Equal(t, "the copy has changed", relaytest.Row[string](copied, written), before)
 	if rc.Total() != 0 || slack.Total() != 1 {
 		t.Errorf("%d requests and %d messages from a copy", rc.Total(), slack.Total())
 	}

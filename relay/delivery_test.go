@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/send"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -75,9 +76,7 @@ func TestOneEventsWay(t *testing.T) {
 			t.Errorf("signature: %d, %v", by, err)
 		}
 	}
-	if n := strings.Count(got.Header.Get(webhook.Signature), ","); n != 4 {
-		t.Errorf("%d signatures", n)
-	}
+	testkit.Equal(t, "signatures", strings.Count(got.Header.Get(webhook.Signature), ","), 4)
 
 	ok := relaytest.Row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim > 0 AND rescues = 0 AND claimed_by IS NULL
 		AND lease_expires_at IS NULL AND last_status = 204 AND last_error IS NULL AND last_reason IS NULL
@@ -85,9 +84,7 @@ func TestOneEventsWay(t *testing.T) {
 	if !ok {
 		t.Error("the delivery is not settled as it should")
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt`); n != 0 {
-		t.Errorf("%d attempts in the log of those that did not deliver", n)
-	}
+	testkit.Equal(t, "attempts in the log of those that did not deliver", relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt`), 0)
 	if a := sees(r.observer, func(o *observer) []send.Attempt { return o.attempts }); len(a) != 1 || a[0].Number != 1 || a[0].StatusCode != 204 || a[0].Outcome != policy.Delivered {
 		t.Errorf("hook: %+v", a)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -42,7 +43,5 @@ func TestGoneFailsOne(t *testing.T) {
 	welcome.Store(true)
 	db.Exec(`UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL`)
 	r.settles(t, policy.Delivered, events-1)
-	if n := relaytest.Row[int](db, failed); n != 1 {
-		t.Errorf("%d failed", n)
-	}
+	testkit.Equal(t, "failed", relaytest.Row[int](db, failed), 1)
 }

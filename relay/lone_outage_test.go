@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -93,9 +94,7 @@ func TestOutageOfALoneEvent(t *testing.T) {
 				if want := "pending 0"; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, " hold "+string(reason)) {
 					t.Errorf("%s, want %s and only attempts that were held for %s", got, want, reason)
 				}
-				if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`); n != 1 {
-					t.Errorf("%d alerts are open", n)
-				}
+				testkit.Equal(t, "alerts are open", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`), 1)
 			})
 		}
 	}

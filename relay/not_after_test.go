@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -130,9 +131,7 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			if !strings.Contains(text, promise[:len("2006-01-02T15:04:05")]+"Z") || !strings.Contains(text, "outbox-relay replay "+fmt.Sprint(relaytest.Row[int64](db, `SELECT event_id FROM outbox_delivery`))) {
 				t.Error(text)
 			}
-			if got := relaytest.Row[string](db, `SELECT first_error FROM outbox_alert WHERE rule = 'failed'`); got != text {
-				t.Errorf("the alert says %q", got)
-			}
+			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT first_error FROM outbox_alert WHERE rule = 'failed'`), text)
 
 			done, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{Reason: string(policy.ReasonNotAfter)}, 0, nil)
 			relaytest.Must(t, err)

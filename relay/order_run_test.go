@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // numbers returns the numbers from … to as sent does.
@@ -78,9 +79,7 @@ func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
 	r.settles(t, policy.Delivered, 36)
 	r.settles(t, policy.Fail, 4)
 	wantSent(t, rc, "k", numbers(1, 40))
-	if n := sees(r.observer, func(o *observer) int { return o.outcomes[policy.Hold] }); n != 0 {
-		t.Errorf("%d were held behind a failure that is to be skipped", n)
-	}
+	testkit.Equal(t, "held behind a failure that is to be skipped", sees(r.observer, func(o *observer) int { return o.outcomes[policy.Hold] }), 0)
 }
 
 // What failed in the middle of a run blocks the rest of its key, which spends no attempt, and nothing else, until an operator gives it

@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The database has committed the outcomes, and the acknowledgement is lost. They are written again, and
@@ -57,13 +58,9 @@ func TestLostAcknowledgementCountsOnce(t *testing.T) {
 			if again := relaytest.Row[time.Time](db, `SELECT next_attempt_at FROM outbox_delivery`); !again.Equal(due) {
 				t.Errorf("the next attempt moved from %s to %s", due, again)
 			}
-			if n := relaytest.Row[int](db, `SELECT coalesce(sum(count), 0) FROM outbox_alert`); n != map[int]int{422: 1}[c.answer] {
-				t.Errorf("%d failures alerted", n)
-			}
+			testkit.Equal(t, "failures alerted", relaytest.Row[int](db, `SELECT coalesce(sum(count), 0) FROM outbox_alert`), map[int]int{422: 1}[c.answer])
 			// No other relay was there: nothing came too late.
-			if n := sees(r.observer, func(o *observer) int { return o.stale }); n != 0 {
-				t.Errorf("%d outcomes are said to have come too late", n)
-			}
+			testkit.Equal(t, "outcomes are said to have come too late", sees(r.observer, func(o *observer) int { return o.stale }), 0)
 		})
 	}
 }

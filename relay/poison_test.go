@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -104,9 +105,7 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 	if rc.Total() != 1000+len(odd) {
 		t.Errorf("%d requests", rc.Total())
 	}
-	if got := relaytest.Row[int](db, `SELECT count FROM outbox_alert WHERE rule = 'failed' AND subject = 'default'`); got != len(poison) {
-		t.Errorf("%d failures in the alert", got)
-	}
+	testkit.Equal(t, "failures in the alert", relaytest.Row[int](db, `SELECT count FROM outbox_alert WHERE rule = 'failed' AND subject = 'default'`), len(poison))
 }
 
 // The mutable rows too can hold what no statement of the relay writes.
@@ -247,9 +246,7 @@ func TestUnknownDestinationsWait(t *testing.T) {
 		t.Errorf("%d of 3 wait", got)
 	}
 	// The configuration is the truth about routes.
-	if got := relaytest.Row[string](db, `SELECT string_agg(destination, ',') FROM outbox_route`); got != "default" {
-		t.Errorf("routes to %s", got)
-	}
+	testkit.Equal(t, "destinations of routes", relaytest.Row[string](db, `SELECT string_agg(destination, ',') FROM outbox_route`), "default")
 }
 
 // A delivery that takes its relays with it is set aside, and alerted, without being sent again.
@@ -272,7 +269,5 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 	if got := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE last_reason = 'crash_loop' AND attempts = 0 AND last_error LIKE '5 times in a row a relay died%'`); got != 1 {
 		t.Errorf("%d are set aside", got)
 	}
-	if got := relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE event_id = 2`); got != 0 {
-		t.Errorf("%d rescues are remembered after a success", got)
-	}
+	testkit.Equal(t, "rescues are remembered after a success", relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE event_id = 2`), 0)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -283,12 +284,8 @@ func TestReloadRestoresRoutes(t *testing.T) {
 	r.instance()
 	db.Exec("DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('by.hand', 'default')")
 	cfg := config(db, to("http://receiver.invalid"))
-	if got := fmt.Sprint(r.reload(cfg)); got != "[routes: 1 restored]" {
-		t.Errorf("changes are %s", got)
-	}
-	if got := storedRoutes(db); got != "* default" {
-		t.Errorf("the routes are %s", got)
-	}
+	testkit.Equal(t, "changes", fmt.Sprint(r.reload(cfg)), "[routes: 1 restored]")
+	testkit.Equal(t, "the routes", storedRoutes(db), "* default")
 	if got := r.reload(cfg); got != nil {
 		t.Errorf("the same configuration changes %v", got)
 	}
@@ -296,12 +293,8 @@ func TestReloadRestoresRoutes(t *testing.T) {
 	for i := range 10_000 {
 		cfg.Routes = append(cfg.Routes, Route{Event: fmt.Sprint("event.", i), To: []string{"default"}})
 	}
-	if got := fmt.Sprint(r.reload(cfg)); got != "[routes: 10000 added, 1 removed]" {
-		t.Errorf("changes are %s", got)
-	}
-	if n := relaytest.Row[int](db, "SELECT count(*) FROM outbox_route"); n != 10_000 {
-		t.Errorf("%d routes", n)
-	}
+	testkit.Equal(t, "changes", fmt.Sprint(r.reload(cfg)), "[routes: 10000 added, 1 removed]")
+	testkit.Equal(t, "routes", relaytest.Row[int](db, "SELECT count(*) FROM outbox_route"), 10_000)
 }
 
 // Alerts go to the channels that there are now.
@@ -312,9 +305,7 @@ func TestReloadOfAlertChannels(t *testing.T) {
 	cfg := failing(t, db, alert.Webhook(first.URL, direct))
 	r := start(t, cfg)
 	cfg.Alerts.Channels = []alert.Channel{alert.Webhook(second.URL, direct)}
-	if got := fmt.Sprint(r.reload(cfg)); got != "[alerts.channels]" {
-		t.Errorf("changes are %s", got)
-	}
+	testkit.Equal(t, "changes", fmt.Sprint(r.reload(cfg)), "[alerts.channels]")
 	db.Insert(1, "one")
 	r.await(t, "the message", func(o *observer) bool { return len(o.notices) == 1 })
 	if first.Total() != 0 || second.Total() != 1 {
@@ -353,9 +344,7 @@ func TestReloadOfRetention(t *testing.T) {
 		plan.Follow(t.Context(), r.config().Retention)
 		return len(jobs.Entries())
 	}
-	if n := schedules(archive.Retention{ArchiveAfter: days}); n != 1 {
-		t.Errorf("%d runs are planned, want 1", n)
-	}
+	testkit.Equal(t, "runs are planned", schedules(archive.Retention{ArchiveAfter: days}), 1)
 	first := jobs.Entries()[0].ID
 	if schedules(archive.Retention{ArchiveAfter: days}); jobs.Entries()[0].ID != first {
 		t.Error("planned anew although nothing changed")
@@ -363,9 +352,7 @@ func TestReloadOfRetention(t *testing.T) {
 	if schedules(archive.Retention{ArchiveAfter: 2 * days}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
 		t.Error("not planned anew")
 	}
-	if n := schedules(archive.Retention{}); n != 0 {
-		t.Errorf("%d runs are planned, want none", n)
-	}
+	testkit.Equal(t, "runs are planned", schedules(archive.Retention{}), 0)
 }
 
 // What a breaker holds goes at its next probe when it is switched off.
@@ -380,9 +367,7 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 	db.Insert(5, "one")
 	relaytest.Becomes(db, 1, "SELECT count(*)::int FROM outbox_destination WHERE breaker = 'open'")
 	d.Breaker.Off = true
-	if got := fmt.Sprint(r.reload(config(db, d))); got != "[destinations.default changed: breaker]" {
-		t.Errorf("changes are %s", got)
-	}
+	testkit.Equal(t, "changes", fmt.Sprint(r.reload(config(db, d))), "[destinations.default changed: breaker]")
 	r.settles(t, policy.Fail, 5)
 	relaytest.Becomes(db, 0, "SELECT count(*)::int FROM outbox_destination WHERE breaker <> 'closed'")
 }

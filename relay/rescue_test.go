@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -101,12 +102,8 @@ func TestKilledRelayIsRescued(t *testing.T) {
 	survivor := start(t, cfg)
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
 	survivor.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
-	if got := sees(survivor.observer, func(o *observer) int32 { return o.rescued[0] }); got != dead {
-		t.Errorf("rescued instance %d, want %d", got, dead)
-	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay WHERE instance = $1`, dead); n != 0 {
-		t.Error("the dead relay is still registered")
-	}
+	testkit.Equal(t, "rescued instance", sees(survivor.observer, func(o *observer) int32 { return o.rescued[0] }), dead)
+	testkit.Equal(t, "the dead relay is still registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay WHERE instance = $1`, dead), 0)
 	// What was in flight was sent again, under the same key; nothing more often than that.
 	for key, n := range counted(rc.Keys()) {
 		if n > 2 {

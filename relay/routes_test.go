@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // storedRoutes returns the routes that producers' events take, sorted, such as "* default, t other".
@@ -43,23 +44,17 @@ func TestRoutesFollowTheRelays(t *testing.T) {
 	newer := start(t, config(db, logistics, analytics))
 	newer.instance()
 	const both = "* analytics, * logistics"
-	if got := storedRoutes(db); got != both {
-		t.Errorf("the routes are %s", got)
-	}
+	testkit.Equal(t, "the routes", storedRoutes(db), both)
 
 	before := relaytest.Row[int](db, "SELECT session_pid FROM outbox_relay WHERE instance = $1", instance)
 	db.Exec(`SELECT pg_terminate_backend($1)`, before)
 	relaytest.Becomes(db, 2, "SELECT count(*)::int FROM outbox_relay r WHERE session_pid <> $1 AND "+pg.HasSession, before)
 	db.Insert(1, "k")
 	relaytest.Becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'")
-	if got := storedRoutes(db); got != both {
-		t.Errorf("the old relay left these routes: %s", got)
-	}
+	testkit.Equal(t, "the old relay left these routes", storedRoutes(db), both)
 
 	newer.stop()
-	if got := storedRoutes(db); got != "* logistics" {
-		t.Errorf("the new relay left these routes: %s", got)
-	}
+	testkit.Equal(t, "the new relay left these routes", storedRoutes(db), "* logistics")
 	db.Exec("DELETE FROM outbox_route") // by hand
 	relaytest.Eventually(t, "the routes of the old relay", func() bool { return storedRoutes(db) == "* logistics" })
 	if got := relaytest.Row[string](db, "SELECT detail FROM outbox_alert WHERE rule = 'routes_changed'"); !strings.HasSuffix(got, ": added * to logistics") {

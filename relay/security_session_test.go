@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A stranger holds the locks of the next 600 relays, of the watcher and of the archive. A relay registers all the same,
@@ -70,11 +71,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	r.settles(t, policy.Delivered, 2)
 	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = $1, breaker_opened_at = now(), breaker_until = now()`, instance)
 	relaytest.Must(t, breaker.CloseBreaker(t.Context(), r.store.pool, "default", instance))
-	if state := relaytest.Row[string](db, `SELECT breaker FROM outbox_destination`); state != "closed" {
-		t.Errorf("the breaker is %s", state)
-	}
+	testkit.Equal(t, "the breaker", relaytest.Row[string](db, `SELECT breaker FROM outbox_destination`), "closed")
 	r.stop()
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
-		t.Error("the relay is still registered")
-	}
+	testkit.Equal(t, "the relay is still registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`), 0)
 }

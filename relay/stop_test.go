@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -43,9 +44,7 @@ func TestGracefulStop(t *testing.T) {
 	if rc.Total() != 5 {
 		t.Errorf("%d requests", rc.Total())
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
-		t.Errorf("%d relays are registered", n)
-	}
+	testkit.Equal(t, "relays are registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`), 0)
 	// The next relay has all the rest at once.
 	next := start(t, config(db, to(rc.URL)))
 	next.settles(t, policy.Delivered, 495)
@@ -107,9 +106,7 @@ func TestAbortCutsOffTheDrain(t *testing.T) {
 				AND last_reason = 'shutdown' AND claimed_by IS NULL AND next_attempt_at > last_attempt_at`); n != 3 {
 				t.Errorf("%d of 3 are to be repeated", n)
 			}
-			if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
-				t.Errorf("%d relays are registered", n)
-			}
+			testkit.Equal(t, "relays are registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`), 0)
 		})
 	}
 }

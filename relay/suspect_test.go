@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Relays die one after the other, of something else, while they hold the same deliveries. None of these is failed.
@@ -31,9 +32,7 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
 	r.await(t, "suspects that wait", func(o *observer) bool { return o.reasons[policy.ReasonSuspect] >= 20 })
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 0 AND next_attempt_at > now()`); n != 20 {
-		t.Errorf("%d wait for their next claim", n)
-	}
+	testkit.Equal(t, "wait for their next claim", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 0 AND next_attempt_at > now()`), 20)
 	relaytest.Eventually(t, "their delivery", func() bool {
 		db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL`)
 		r.mailbox.post(agenda.CauseSweep)
@@ -71,8 +70,6 @@ func TestSuspectIsSentAlone(t *testing.T) {
 	db.Insert(20, "later") // behind the suspect
 	relaytest.Becomes(db, 26, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	g.Open()
-	if n := <-counts; n != 7 {
-		t.Errorf("%d deaths would be known, want 7", n)
-	}
+	testkit.Equal(t, "deaths would be known", <-counts, 7)
 	r.settles(t, policy.Delivered, 26)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -318,9 +319,7 @@ func TestStopGivesBackWhatIsInHand(t *testing.T) {
 	g.Open()
 	r.stop()
 	rangesEnd(db)
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND attempts = 0`); n != 10 {
-		t.Errorf("%d are given back", n)
-	}
+	testkit.Equal(t, "given back", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND attempts = 0`), 10)
 	start(t, config(db, d)).settles(t, policy.Delivered, 10)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A chat is an HTTP server that keeps what it is told and answers with a status.
@@ -107,9 +108,7 @@ func TestSecurityAlertTestObeysEgress(t *testing.T) {
 			t.Errorf("%+v lacks %q", r, want)
 		}
 	}
-	if got := reached.all(); got != "" {
-		t.Errorf("a forbidden address was sent %s", got)
-	}
+	testkit.Equal(t, "a forbidden address was sent", reached.all(), "")
 }
 
 func TestServiceURLIsMasked(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -92,12 +93,8 @@ func TestBatchesEndToEnd(t *testing.T) {
 		WHERE (d.status = 'failed') = (o.event_type = 'poison')`); n != 1000 {
 		t.Errorf("%d of 1000 deliveries ended as they should", n)
 	}
-	if n := relaytest.Row[int](receiver, `SELECT count(*)::int FROM effect`); n != 990 {
-		t.Errorf("%d effects, want 990", n)
-	}
-	if n := relaytest.Row[int](receiver, `SELECT count(DISTINCT key)::int FROM effect`); n != 990 {
-		t.Errorf("%d events took effect, want 990", n)
-	}
+	testkit.Equal(t, "effects", relaytest.Row[int](receiver, `SELECT count(*)::int FROM effect`), 990)
+	testkit.Equal(t, "events took effect", relaytest.Row[int](receiver, `SELECT count(DISTINCT key)::int FROM effect`), 990)
 	if keys := relaytest.Rows[string](receiver, `SELECT key FROM (SELECT key, sequence, lag(sequence) OVER (PARTITION BY ordering_key ORDER BY n) AS before
 		FROM effect WHERE ordering_key <> '') e WHERE sequence < before`); len(keys) > 0 {
 		t.Errorf("out of order: %s", strings.Join(keys, " "))

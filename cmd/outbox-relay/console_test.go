@@ -183,9 +183,7 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 			t.Fatalf("who has signed in before: %d with cookies %v", got, given)
 		}
 	}
-	if got := get(page, "", ""); got != 401 {
-		t.Errorf("the cookie alone: %d", got)
-	}
+	testkit.Equal(t, "the cookie alone", get(page, "", ""), 401)
 	forged := *administrators //nolint:gosec // G124: it is sent, not set
 	forged.Value = strings.Repeat("0", len(forged.Value))
 	for name, sent := range map[string]*http.Cookie{"a reader who guesses": readers, "a forged cookie": &forged} {

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -97,12 +98,8 @@ func TestIdentityAsksFirst(t *testing.T) {
 		}
 	}
 	db := open(t, dsn)
-	if got := query[string](t, db, "SELECT environment FROM outbox_identity"); got != "production" {
-		t.Errorf("environment %s", got)
-	}
-	if n := query[int](t, db, "SELECT count(*) FROM outbox_delivery WHERE status = 'pending'"); n != 3 {
-		t.Errorf("%d are pending", n)
-	}
+	testkit.Equal(t, "environment", query[string](t, db, "SELECT environment FROM outbox_identity"), "production")
+	testkit.Equal(t, "pending", query[int](t, db, "SELECT count(*) FROM outbox_delivery WHERE status = 'pending'"), 3)
 }
 
 // The whole way: a relay is quarantined, says so everywhere, and works after one command.
@@ -156,9 +153,7 @@ func TestQuarantineFromEndToEnd(t *testing.T) {
 			if code := <-s.code; code != 0 {
 				t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
 			}
-			if n := requests.Load(); n != want.requests {
-				t.Errorf("%d requests, want %d", n, want.requests)
-			}
+			testkit.Equal(t, "requests", requests.Load(), want.requests)
 			// What the runbook says brings back what was discarded.
 			r = command(env, "replay", "--status", "discarded", "--reason", "quarantined", "--yes")
 			if back := fmt.Sprintf("Replayed %d deliveries", 4-want.requests); r.code != 0 || want.requests < 4 && !strings.HasPrefix(r.stdout, back) {

@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/migrate"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -102,9 +103,7 @@ func TestMigrateUpDownUp(t *testing.T) {
 			runMigrate(dsn, "down", flag, "--yes").expect(t, 0, lines("reverted", reverted[:1])+fmt.Sprintf("%s schema is at version %d\n", set, len(names)-1), "")
 			runMigrate(dsn, "up", flag).expect(t, 0, lines("applied", names[len(names)-1:])+latest, "")
 			runMigrate(dsn, "down", flag, "-y", "--to", "0").expect(t, 0, lines("reverted", reverted)+fmt.Sprintf("%s schema is at version 0\n", set), "")
-			if left := query[int](t, db, tables, "public"); left != 0 {
-				t.Errorf("%d tables or functions are left", left)
-			}
+			testkit.Equal(t, "tables or functions are left", query[int](t, db, tables, "public"), 0)
 			runMigrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
 		})
 	}

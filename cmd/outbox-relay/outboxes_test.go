@@ -17,6 +17,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -110,9 +111,7 @@ func TestSeveralOutboxes(t *testing.T) {
 		named = append(named, strings.Fields(reason)[1])
 	}
 	slices.Sort(named)
-	if got := strings.Join(slices.Compact(named), " "); got != "down: later: silent:" {
-		t.Errorf("not ready are %s", got)
-	}
+	testkit.Equal(t, "not ready", strings.Join(slices.Compact(named), " "), "down: later: silent:")
 	shown := get(t, address, "/metrics")
 	for _, want := range []string{
 		`outbox_claimed_deliveries_total{database="one",destination="shop"} 20`, `outbox_claimed_deliveries_total{database="west",destination="shop"} 20`,

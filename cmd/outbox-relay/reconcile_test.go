@@ -21,6 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -144,9 +145,7 @@ func TestReconcileAlerts(t *testing.T) {
 		command(c.env, append([]string{"reconcile", "--settle=1ms", "--alert"}, more...)...)
 		return relaytest.Row[string](c.sender, `SELECT coalesce(string_agg(concat_ws('|', rule, subject, level, detail, CASE WHEN resolved_at IS NULL THEN 'open' ELSE 'ended' END), ';'), '') FROM outbox_alert`)
 	}
-	if found := alerts("--url=" + c.url); found != "" {
-		t.Errorf("nothing differs: %q", found)
-	}
+	testkit.Equal(t, "nothing differs", alerts("--url="+c.url), "")
 	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', 'stranger', 'succeeded')`)
 	if found := alerts("--url=" + c.url); found != "reconcile|default|1|1 effect without event|open" {
 		t.Errorf("a difference: %q", found)

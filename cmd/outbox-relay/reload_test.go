@@ -18,6 +18,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -62,9 +63,7 @@ func TestReload(t *testing.T) {
 	deliver := func(key, want string) {
 		t.Helper()
 		execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', '"+key+"')")
-		if got := receive(t, posted, s); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		testkit.Equal(t, "got", receive(t, posted, s), want)
 	}
 	deliver("1", "/old 1")
 	s.reload(t, noChange)

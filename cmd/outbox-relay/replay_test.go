@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/events"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -135,9 +136,7 @@ func TestReplayCommand(t *testing.T) {
 		!strings.Contains(fmt.Sprint(audit["os_user"]), "@") || audit["database_user"] == "" {
 		t.Errorf("%v", audit)
 	}
-	if n := query[int](t, db, "SELECT count(*) FROM outbox_audit WHERE selection->>'rate' IS NULL"); n != 1 {
-		t.Errorf("%d operations without a rate are audited", n)
-	}
+	testkit.Equal(t, "operations without a rate are audited", query[int](t, db, "SELECT count(*) FROM outbox_audit WHERE selection->>'rate' IS NULL"), 1)
 	r = command(env, "replay", "2", "3", "--yes")
 	if r.code != 0 || r.stderr != "" || r.stdout != "There is nothing to replay.\nLeft alone: 2 pending already.\n" {
 		t.Errorf("%+v", r)
@@ -155,9 +154,7 @@ func TestReplayCommand(t *testing.T) {
 	if r.code != 0 || r.stdout != "Replayed 4 deliveries.\n" || !strings.Contains(r.stderr, `"selection":"--status 'discarded,failed' --rate 1000"`) {
 		t.Errorf("%+v", r)
 	}
-	if n := query[int](t, db, "SELECT count(*) FROM outbox_audit WHERE selection->>'rate' = '1000'"); n != 1 {
-		t.Errorf("%d operations with their rate are audited", n)
-	}
+	testkit.Equal(t, "operations with their rate are audited", query[int](t, db, "SELECT count(*) FROM outbox_audit WHERE selection->>'rate' = '1000'"), 1)
 	execute(t, db, "UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id = 1")
 	command(env, "replay", "1", "--yes").expect(t, 0, "There is nothing to replay.\nLeft alone: 1 delivered; to replay these too: --status delivered.\n", "")
 	command(env, "replay", "77", "--yes").expect(t, 0, "There is nothing to replay.\nNot found: 1 event has no delivery here: 77\n", "")
@@ -177,9 +174,7 @@ func TestReplayOfOldEvents(t *testing.T) {
 	const refusal = "outbox-relay: 1 delivery is of events older than 2160h, which is how long receivers remember what they processed (retention.processed_events): " +
 		"sent again, they may be processed twice. Leave them out with --since 2160h, or add --force\n"
 	command(env, "replay", "--status=failed", "--yes").expect(t, cli.ExitFailed, "", refusal)
-	if n := query[int](t, db, pending); n != 0 {
-		t.Errorf("%d were replayed", n)
-	}
+	testkit.Equal(t, "replayed", query[int](t, db, pending), 0)
 	if r := command(env, "replay", "--status=failed", "--since=2160h", "--yes"); r.code != 0 || r.stdout != "Replayed 1 delivery.\n" {
 		t.Errorf("%+v", r)
 	}
@@ -231,9 +226,7 @@ func TestInterruptedReplay(t *testing.T) {
 	if !strings.Contains(stderr.String(), `"done":1000,"ended_by":"replay: interrupted"`) {
 		t.Errorf("the audit says %s", stderr.String())
 	}
-	if n := query[int](t, db, pending); n != 1000 {
-		t.Errorf("%d were replayed", n)
-	}
+	testkit.Equal(t, "replayed", query[int](t, db, pending), 1000)
 	if r := command(env, "replay", "--destination=logistics", "--rate=0", "--yes"); r.code != 0 || r.stdout != "Replayed 1500 deliveries.\n" {
 		t.Errorf("%+v", r)
 	}

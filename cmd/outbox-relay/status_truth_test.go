@@ -64,13 +64,9 @@ func (s *stage) pageAgrees(t *testing.T) {
 	t.Helper()
 	outbox := ops.New(pgtest.Pool(t, s.dsn))
 	p, err := page.New(page.Config{Control: control.New(control.Config{Outbox: outbox, Environment: s.environment()})})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	status, err := outbox.Status(t.Context(), s.environment())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Must(t, err)
 	digits := regexp.MustCompile(`\d+`) // ages and counts differ from moment to moment
 	text := func(path string) string {
 		w := httptest.NewRecorder()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -70,9 +71,7 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 			} else if _, err := person.WriteString(test.answer); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-code; got != test.sqlState {
-				t.Errorf("exit code %d, want %d", got, test.sqlState)
-			}
+			testkit.Equal(t, "exit code", <-code, test.sqlState)
 			if _, rest, _ := strings.Cut(stderr.String(), "[y/N] "); rest != test.stderr {
 				t.Errorf("stderr ends with %q, want %q", rest, test.stderr)
 			}
@@ -80,9 +79,7 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 			if test.sqlState == 0 {
 				want--
 			}
-			if got := query[int64](t, open(t, dsn), "SELECT max(version_id) FROM outbox_schema_version"); got != want {
-				t.Errorf("the database has version %d, want %d", got, want)
-			}
+			testkit.Equal(t, "the database has version", query[int64](t, open(t, dsn), "SELECT max(version_id) FROM outbox_schema_version"), want)
 		})
 	}
 }
@@ -189,9 +186,7 @@ func TestReplayOnATerminal(t *testing.T) {
 			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
 				t.Errorf("exit code %d: %s", got, stderr)
 			}
-			if n := query[int](t, open(t, dsn), pending); n != test.replayed {
-				t.Errorf("%d were replayed", n)
-			}
+			testkit.Equal(t, "replayed", query[int](t, open(t, dsn), pending), test.replayed)
 		})
 	}
 }
@@ -225,9 +220,7 @@ func TestInboxIgnoreOnATerminal(t *testing.T) {
 			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
 				t.Errorf("exit code %d: %s", got, stderr)
 			}
-			if n := query[int](t, open(t, dsn), "SELECT count(*) FROM inbox_events WHERE processing_state = 'ignored'"); n != test.ignored {
-				t.Errorf("%d were ignored", n)
-			}
+			testkit.Equal(t, "ignored", query[int](t, open(t, dsn), "SELECT count(*) FROM inbox_events WHERE processing_state = 'ignored'"), test.ignored)
 		})
 	}
 }

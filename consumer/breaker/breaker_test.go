@@ -265,8 +265,6 @@ func TestConfigThatCannotWorkPanics(t *testing.T) {
 func newBreaker(t *testing.T, cfg Config) *Breaker {
 	t.Helper()
 	b, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return b
 }

@@ -314,9 +314,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 			if want.Source == "" || want.Key == "" {
 				t.Errorf("%+v", want)
 			}
-			if n := p.Count("SELECT count(*) FROM inbox_events WHERE request_headers::text ~* 'sesame|cookie'"); n != 0 {
-				t.Error("a credential is stored")
-			}
+			testkit.Equal(t, "a credential is stored", p.Count("SELECT count(*) FROM inbox_events WHERE request_headers::text ~* 'sesame|cookie'"), 0)
 		})
 	}
 }

@@ -307,9 +307,7 @@ func TestRouterInAnInbox(t *testing.T) {
 	old.record("next", ordered("a", 2))
 	old.wantWorked("next", consumer.ResultProcessed)
 	old.wantState("newer", inbox.StateIgnored, 1)
-	if n := old.Count("SELECT count(*) FROM inbox_events WHERE last_error = 'no handler for invoice.created version 2'"); n != 1 {
-		t.Error("the reason is not there")
-	}
+	testkit.Equal(t, "the reason is not there", old.Count("SELECT count(*) FROM inbox_events WHERE last_error = 'no handler for invoice.created version 2'"), 1)
 	got := old.Do(old.NewRequest("malformed", `{"key":4711}`))
 	if got.Status != http.StatusAccepted {
 		t.Fatalf("status %d", got.Status)

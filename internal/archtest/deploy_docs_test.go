@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const testSecret = "whsec_YXJjaHRlc3QtYXJjaHRlc3QtYXJjaHRlc3Qh"
@@ -34,9 +36,7 @@ func parseUnit(text string) (unit, error) {
 
 func testSystemdUnit(t *testing.T, relay string) {
 	u, err := parseUnit(read(t, "docs/deploy/outbox-relay.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	args := strings.Fields(u["ExecStart"][0])[1:]
 	if err := understood(t, relay, args...); err != nil {
 		t.Error(err)
@@ -49,15 +49,11 @@ func testSystemdUnit(t *testing.T, relay string) {
 		if !ok {
 			t.Fatalf("what is in the credential %s?", name)
 		}
-		if err := os.WriteFile(filepath.Join(credentials, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(credentials, name), []byte(content), 0o600))
 	}
 	config := filepath.Join(credentials, "outbox-relay.yaml")
 	yaml := "destinations: {logistics: {url: \"https://logistics.internal/\", signing_secrets: [\"${OUTBOX_SIGNING_SECRET}\"]}}\n"
-	if err := os.WriteFile(config, []byte(yaml), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(config, []byte(yaml), 0o600))
 	var env []string
 	for _, variable := range u["Environment"] {
 		env = append(env, strings.ReplaceAll(variable, "%d", credentials))
@@ -93,9 +89,7 @@ func testUnitInSystemd(t *testing.T, relay string) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "outbox-relay.service")
-			if err := os.WriteFile(file, []byte(strings.Replace(text, test.old, test.new, 1)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(file, []byte(strings.Replace(text, test.old, test.new, 1)), 0o600))
 			out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
 			if refused := err != nil || len(out) > 0; refused != (test.want != "") || !strings.Contains(string(out), test.want) {
 				t.Errorf("%v\n%s", err, out)

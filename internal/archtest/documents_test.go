@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -205,9 +206,7 @@ func testDocumentedConfigurations(t *testing.T, relay string) {
 				}
 			}
 			file := filepath.Join(t.TempDir(), "outbox-relay.yaml")
-			if err := os.WriteFile(file, []byte(block), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(file, []byte(block), 0o600))
 			if err := configured(t, relay, pairs(env), "--config", file); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}

@@ -42,9 +42,7 @@ func TestPrune(t *testing.T) {
 		}
 	}
 	preview(0, 3)
-	if n := d.count("SELECT count(*) FROM inbox_forgotten"); n != 0 {
-		t.Error("a preview has announced something")
-	}
+	testkit.Equal(t, "a preview has announced something", d.count("SELECT count(*) FROM inbox_forgotten"), 0)
 	prune(0, 3)
 	d.exec("UPDATE inbox_forgotten SET announced_at = announced_at - interval '1 hour'")
 	preview(3, 0)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 var run = flag.Bool("mutants", false, "plant each bug and run the test that must catch it")
@@ -32,25 +33,17 @@ func (m *mutant) build(t *testing.T, root string) (overlay string) {
 	t.Helper()
 	original := filepath.Join(root, filepath.FromSlash(m.file))
 	source, err := os.ReadFile(original)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if n := strings.Count(string(source), m.old); n != 1 {
 		t.Fatalf("%s has the text %d times, want once: %q; adapt the mutant to the code", m.file, n, m.old)
 	}
 	dir := t.TempDir()
 	changed := filepath.Join(dir, "changed"+filepath.Ext(original))
-	if err := os.WriteFile(changed, []byte(strings.Replace(string(source), m.old, m.new, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(changed, []byte(strings.Replace(string(source), m.old, m.new, 1)), 0o600))
 	list, err := json.Marshal(map[string]map[string]string{"Replace": {original: changed}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	overlay = filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(overlay, list, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(overlay, list, 0o600))
 	return overlay
 }
 
@@ -73,9 +66,7 @@ func verdict(output string, passed bool) string {
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, m := range mutants {
 		t.Run(strings.ReplaceAll(m.bug, " ", "-"), func(t *testing.T) {
 			overlay := m.build(t, root)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func serve(t *testing.T, answer http.HandlerFunc) *httptest.Server {
@@ -55,9 +56,7 @@ func TestServiceThatHangs(t *testing.T) {
 func TestSecurityMailServerWithoutEnd(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() { _ = listener.Close() }()
 	written := make(chan int, 1)
 	go func() {

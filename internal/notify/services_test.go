@@ -103,9 +103,7 @@ func TestMessages(t *testing.T) {
 	got = regexp.MustCompile(`"(sign|timestamp)":"[^"]+"`).ReplaceAllString(got, `"$1":"…"`)
 	const golden = "testdata/messages.txt"
 	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(golden, []byte(got), 0o600))
 	}
 	if want, err := os.ReadFile(golden); err != nil || string(want) != got {
 		t.Errorf("%v: sent were\n%s", err, got)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -93,12 +94,8 @@ func TestOutboxesSleep(t *testing.T) {
 	if now := relaytest.Row[int](all[1].Database, `SELECT instance FROM outbox_relay`); now != instance {
 		t.Errorf("instance %d woke up as %d", instance, now)
 	}
-	if n := relaytest.Row[int](all[0].Database, sleeping) + relaytest.Row[int](all[2].Database, sleeping); n != 2 {
-		t.Errorf("%d others are still asleep, not 2", n)
-	}
-	if n := relaytest.Row[int](all[3].Database, awake); n != 1 {
-		t.Error("one sleeps although an event waits for tomorrow")
-	}
+	testkit.Equal(t, "others that are still asleep", relaytest.Row[int](all[0].Database, sleeping)+relaytest.Row[int](all[2].Database, sleeping), 2)
+	testkit.Equal(t, "one sleeps although an event waits for tomorrow", relaytest.Row[int](all[3].Database, awake), 1)
 	relaytest.Becomes(all[1].Database, 1, sleeping)
 
 	changed := to(other.URL)
@@ -134,9 +131,7 @@ func TestBeatsFindWhatNobodyToldOf(t *testing.T) {
 	all[0].Exec(`SELECT setval('outbox_armed', 0)`)
 	all[0].Insert(1, "silent")
 	relaytest.Eventually(t, "the event", func() bool { return rc.Total() == 1 })
-	if n := relaytest.Row[int](all[1].Database, sleeping); n != 1 {
-		t.Error("the other was woken by the end of a connection")
-	}
+	testkit.Equal(t, "the other was woken by the end of a connection", relaytest.Row[int](all[1].Database, sleeping), 1)
 }
 
 // A relay that wakes is as it was when it slept, until it has registered or has had a minute for that.

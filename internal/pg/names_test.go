@@ -1,6 +1,10 @@
 package pg
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
+)
 
 // A statement names the schema of each table and function of ours, and stays as it is otherwise.
 func TestStatementsNameTheirSchema(t *testing.T) {
@@ -20,11 +24,7 @@ func TestStatementsNameTheirSchema(t *testing.T) {
 				t.Errorf("%s\nis  %s\nnot %s", statement, got, want)
 			}
 		}
-		if got := n.In(want); got != want {
-			t.Errorf("written twice: %s", got)
-		}
-		if got := NewNames("", "outbox").In(statement); got != statement {
-			t.Errorf("an unknown schema is written: %s", got)
-		}
+		testkit.Equal(t, "written twice", n.In(want), want)
+		testkit.Equal(t, "an unknown schema is written", NewNames("", "outbox").In(statement), statement)
 	}
 }

@@ -30,9 +30,7 @@ func TestTimes(t *testing.T) {
 		t.Errorf("the machine was busy for %s of %s", busy, capacity)
 	}
 	comm, err := os.ReadFile("/proc/self/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.Equal(t, "the parent", Parent(os.Getpid(), strings.TrimSpace(string(comm))), os.Getppid())
 	testkit.Equal(t, "parent of another name", Parent(os.Getpid(), "another program"), 0)
 	if Process(-1) != 0 || Family(-1) != 0 || Parent(-1, "") != 0 {

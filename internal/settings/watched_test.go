@@ -49,9 +49,7 @@ func TestWatchedFiles(t *testing.T) {
 	is := func(t *testing.T, want string) {
 		t.Helper()
 		for range 3 {
-			if got := w.Get(); got != want {
-				t.Errorf("holds %q, want %q", got, want)
-			}
+			testkit.Equal(t, "holds", w.Get(), want)
 		}
 	}
 	is(t, "one")

@@ -43,9 +43,7 @@ func signedByReference(t testing.TB, secret, id string, at time.Time, body strin
 
 func TestReferenceVector(t *testing.T) {
 	t.Parallel()
-	if got := "v1," + encode(signV1(mustParse(t, vectorSecret), vectorID, strconv.Itoa(vectorTime), []byte(vectorPayload))); got != vectorSignature {
-		t.Errorf("got %s, want %s", got, vectorSignature)
-	}
+	testkit.Equal(t, "got", "v1,"+encode(signV1(mustParse(t, vectorSecret), vectorID, strconv.Itoa(vectorTime), []byte(vectorPayload))), vectorSignature)
 	h := http.Header{ID: {vectorID}, Timestamp: {strconv.Itoa(vectorTime)}, Signature: {vectorSignature}}
 	if got, err := Verify(h, []byte(vectorPayload), time.Unix(vectorTime, 0), 5*time.Minute, mustParse(t, vectorSecret)); got != VerifiedV1 || err != nil {
 		t.Errorf("got %v, %v", got, err)

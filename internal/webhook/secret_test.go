@@ -47,9 +47,7 @@ func TestSecretForAPurpose(t *testing.T) {
 	// echo -n 'outbox-relay reconcile' | openssl dgst -sha256 -hmac kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk
 	const want = "b5f96771058a8c827417b80af99c41c20895c2f646934e7b7ab1e85958e41fad"
 	derived := s.For(ReconcilePurpose)
-	if got := fmt.Sprintf("%x", derived.Key()); got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	testkit.Equal(t, "got", fmt.Sprintf("%x", derived.Key()), want)
 	if derived.Equal(s) || derived.Equal(s.For("another")) || !derived.Equal(s.For(ReconcilePurpose)) || fmt.Sprint(derived) != mask {
 		t.Error("it is equal to another one, or is printed")
 	}
@@ -104,7 +102,5 @@ func TestSecretNeverPrintsItself(t *testing.T) {
 			t.Errorf("the output holds %s", form)
 		}
 	}
-	if got := fmt.Sprint(secret); got != "whsec_***" {
-		t.Errorf("printed as %s", got)
-	}
+	testkit.Equal(t, "printed as", fmt.Sprint(secret), "whsec_***")
 }

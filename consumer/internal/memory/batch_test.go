@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // begin returns a memory whose events are those of one batch.
@@ -99,9 +100,7 @@ func TestBatchIsBroken(t *testing.T) {
 				t.Errorf("commit: %v", err)
 			}
 			batch.Rollback()
-			if got := m.remembered(); got != c.want {
-				t.Errorf("remembered %q, want %q", got, c.want)
-			}
+			testkit.Equal(t, "remembered", m.remembered(), c.want)
 		})
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Everything here is made up, in the forms that errors of real libraries carry.
@@ -109,9 +111,7 @@ func TestTextCutsWithoutDividingACharacter(t *testing.T) {
 			t.Fatalf("%d: %q", n, got)
 		}
 	}
-	if got := Text("postgres://u:hunter2" + strings.Repeat("2", 2*maxScannedBytes) + "@db"); got != masked {
-		t.Errorf("got %q", got)
-	}
+	testkit.Equal(t, "got", Text("postgres://u:hunter2"+strings.Repeat("2", 2*maxScannedBytes)+"@db"), masked)
 }
 
 // plantings are ways in which a credential gets into an error; %s is where.

@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The overview follows what happens, without a reload, and stands still while it is paused.
@@ -59,9 +60,7 @@ func TestReplay(t *testing.T) {
 	s.reads("Ordered by")
 	relaytest.Becomes(db, "done ann@127.0.0.1", `SELECT state || ' ' || actor FROM outbox_audit ORDER BY id DESC LIMIT 1`)
 	s.reads("9 of 9 done")
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'rejected'`); n != 0 {
-		t.Errorf("%d are left", n)
-	}
+	testkit.Equal(t, "left", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'rejected'`), 0)
 	// Two events by their boxes.
 	s.visit("/events?status=failed")
 	s.run(chromedp.Click("tbody tr:nth-child(1) input", chromedp.ByQuery), chromedp.Click("tbody tr:nth-child(2) input", chromedp.ByQuery), chromedp.Click("#discard-selected", chromedp.ByID))
@@ -96,17 +95,13 @@ func TestKeyboardOnly(t *testing.T) {
 	s := open(t, db, history.New(), 1280, "light")
 	s.visit("/")
 	s.run(chromedp.KeyEvent(kb.Tab))
-	if got := evaluate[string](s, `document.activeElement.textContent`); got != "Skip to content" {
-		t.Errorf("the first stop is %q", got)
-	}
+	testkit.Equal(t, "the first stop", evaluate[string](s, `document.activeElement.textContent`), "Skip to content")
 	s.run(chromedp.KeyEvent("g"), chromedp.KeyEvent("e"))
 	s.reads("By key or reference")
 	s.scriptsRun()
 	// Not as a KeyEvent, whose character arrives also where a script has prevented that.
 	s.run(chromedp.Evaluate(`document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "/", bubbles: true, cancelable: true}))`, nil))
-	if got := evaluate[string](s, `document.activeElement.id`); got != "find" {
-		t.Errorf("/ leads to %q", got)
-	}
+	testkit.Equal(t, "/ leads to", evaluate[string](s, `document.activeElement.id`), "find")
 	s.run(chromedp.KeyEvent("INV-71511" + kb.Enter))
 	s.reads("billing/2026/071511")
 	s.visit("/events?status=failed")
@@ -125,9 +120,7 @@ func TestKeyboardOnly(t *testing.T) {
 	s.run(chromedp.KeyEvent("?"))
 	s.reads("Keyboard shortcuts")
 	s.run(chromedp.KeyEvent(kb.Escape), chromedp.KeyEvent("t"))
-	if got := evaluate[string](s, `document.documentElement.dataset.theme`); got != "dark" {
-		t.Errorf("t makes it %q", got)
-	}
+	testkit.Equal(t, "after t, the theme", evaluate[string](s, `document.documentElement.dataset.theme`), "dark")
 }
 
 // What an update brings stands where it stood: nothing jumps from under a pointer.

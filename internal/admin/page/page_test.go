@@ -24,6 +24,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const (
@@ -196,9 +197,7 @@ func TestRetryNowFromThePage(t *testing.T) {
 		t.Fatal(status, body)
 	}
 	relaytest.Becomes(db, "retry page done 2", `SELECT concat_ws(' ', action, origin, state, done) FROM outbox_audit`)
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE next_attempt_at <= now() AND attempts = 1 AND NOT replay`); n != 2 {
-		t.Errorf("%d are due", n)
-	}
+	testkit.Equal(t, "due", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE next_attempt_at <= now() AND attempts = 1 AND NOT replay`), 2)
 }
 
 // From a filter to a preview to a replay, and a pause and its end, with forms alone.
@@ -239,9 +238,7 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 		t.Fatal(status, body)
 	}
 	relaytest.Becomes(db, "done 2 1000", `SELECT state || ' ' || done || ' ' || (selection->>'rate') FROM outbox_audit`)
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE replay AND status = 'pending'`); n != 2 {
-		t.Errorf("%d replayed", n)
-	}
+	testkit.Equal(t, "replayed", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE replay AND status = 'pending'`), 2)
 	for range 2 { // two clicks: the second answer is the one that is seen
 		if status, body := s.post("/destinations/default/pause", url.Values{"reason": {"until <Monday>"}}); status != 200 || !strings.Contains(body, "Paused.") || !strings.Contains(body, "until &lt;Monday&gt;") {
 			t.Errorf("%d %s", status, body)
@@ -313,9 +310,7 @@ func TestReaderSeesNoButtons(t *testing.T) {
 			t.Errorf("%s: %d", path, status)
 		}
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`); n != 1 {
-		t.Errorf("%d entries", n)
-	}
+	testkit.Equal(t, "entries", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 1)
 }
 
 func TestForeignersAreRefused(t *testing.T) {

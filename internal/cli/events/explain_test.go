@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A held delivery is probed for hours: the probes are two lines, and attempts that differ are printed each.
@@ -24,9 +25,7 @@ func TestExplanationOfManyProbes(t *testing.T) {
 	attempt("1", "1", "503")
 	attempt("2", "1", "503")
 	var b strings.Builder
-	if err := printExplanation(&b, explanation{Explanation: x}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, printExplanation(&b, explanation{Explanation: x}))
 	const want = `2026-01-02 03:00:00.000  inserted as event 1 of type t
 2026-01-02 03:01:00.000  d: attempt 1 by relay 1 failed after 5ms: refused: it is down
 2026-01-02 03:10:00.000  d: 8 more like it, then attempt 1 by relay 2 failed after 5ms: refused: it is down

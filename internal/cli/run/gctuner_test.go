@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -24,17 +25,13 @@ func TestGCTunerFollowsTheLoad(t *testing.T) {
 	ran, idle := 0, 0
 	hooks := c.hooks(relay.Hooks{ClaimRan: func(int, time.Duration) { ran++ }, Idle: func() { idle++ }})
 	hooks.ClaimRan(busyDeliveries-1, 0)
-	if got := percentInEffect(); got != usualPercent {
-		t.Errorf("with little to do GOGC is %d, want %d", got, usualPercent)
-	}
+	testkit.Equal(t, "GOGC with little to do", percentInEffect(), usualPercent)
 	hooks.ClaimRan(busyDeliveries, 0)
 	if got := percentInEffect(); got <= usualPercent {
 		t.Errorf("with much to do GOGC is %d, want more than %d", got, usualPercent)
 	}
 	hooks.Idle()
-	if got := percentInEffect(); got != usualPercent {
-		t.Errorf("of an idle relay GOGC is %d, want %d", got, usualPercent)
-	}
+	testkit.Equal(t, "GOGC of an idle relay", percentInEffect(), usualPercent)
 	now := time.Now().Add(time.Hour)
 	c.note(now, busyDeliveries)
 	c.note(now.Add(quietAfter-1), 1)
@@ -42,9 +39,7 @@ func TestGCTunerFollowsTheLoad(t *testing.T) {
 		t.Errorf("just after much work GOGC is %d, want more than %d", got, usualPercent)
 	}
 	c.note(now.Add(quietAfter), 1)
-	if got := percentInEffect(); got != usualPercent {
-		t.Errorf("some time after much work GOGC is %d, want %d", got, usualPercent)
-	}
+	testkit.Equal(t, "GOGC some time after much work", percentInEffect(), usualPercent)
 	if ran != 2 || idle != 1 {
 		t.Errorf("the next hooks were called %d and %d times, want 2 and 1", ran, idle)
 	}

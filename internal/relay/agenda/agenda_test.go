@@ -3,6 +3,8 @@ package agenda
 import (
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestAgenda(t *testing.T) {
@@ -33,9 +35,7 @@ func TestAgenda(t *testing.T) {
 		for _, e := range c.entries {
 			a.At(e.cause, now.Add(e.in))
 		}
-		if due := a.Take(now.Add(c.after)); due != c.due {
-			t.Errorf("%s: %s is due, want %s", name, due, c.due)
-		}
+		testkit.Equal(t, name+": due", a.Take(now.Add(c.after)), c.due)
 		if wait, next := a.Next(now.Add(c.after)); wait != c.wait || next != c.next {
 			t.Errorf("%s: next %s in %s, want %s in %s", name, next, wait, c.next, c.wait)
 		}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A timeline is what happens to one alert and one channel, second by second, without a database: the row changes as the trigger and
@@ -179,9 +181,7 @@ func TestTimelines(t *testing.T) {
 	}
 	// The decision shows the table to people: what it says is what was just played.
 	decision, err := os.ReadFile("../../../docs/decisions/0015-alerts.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if !strings.Contains(string(decision), table) {
 		t.Errorf("docs/decisions/0015-alerts.md lacks the table as it was played:\n%s", table)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A name that cannot be looked up is called that, whatever kept the lookup from an answer: no receiver is to be started then.
@@ -33,9 +34,7 @@ func TestLookupsAreNamed(t *testing.T) {
 	if reason := ReasonOf(refused.Error()); reason != policy.ReasonConnect {
 		t.Errorf("%q is %s", refused, reason)
 	}
-	if reason := ReasonOf(errors.New("500 Internal Server Error: lookup failed").Error()); reason != policy.ReasonServerError {
-		t.Errorf("an answer is %s", reason)
-	}
+	testkit.Equal(t, "an answer", ReasonOf(errors.New("500 Internal Server Error: lookup failed").Error()), policy.ReasonServerError)
 }
 
 // Where no relay has said why the archive did not run, no log is named that says it.

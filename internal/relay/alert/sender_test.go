@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const firing, resolved = "breaker_open firing", "breaker_open resolved"
@@ -64,9 +65,7 @@ func TestFailuresAreSentOnce(t *testing.T) {
 	sends("firing 501", "firing 502", "resolved 502", "firing 2", "resolved 2")
 	pass(db, 6*time.Minute)
 	sends("firing 501", "firing 502", "resolved 502", "firing 2", "resolved 2")
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`); n != 0 {
-		t.Error("the alert is not forgotten")
-	}
+	testkit.Equal(t, "the alert is not forgotten", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`), 0)
 }
 
 // What is due later is asked for later, and each number is that of the moment of sending.
@@ -253,9 +252,7 @@ func TestFlappingIsOneAlert(t *testing.T) {
 	resolve(db, alert.RuleParked)
 	pass(db, 6*time.Minute)
 	send(8)
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`); n != 0 {
-		t.Error("an alert that nobody needs is kept")
-	}
+	testkit.Equal(t, "an alert that nobody needs is kept", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`), 0)
 }
 
 // Many alerts are due, and one channel hangs on the first. The other channel gets all of them, and what follows. Another relay does not

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // No alert names an event that it does not know, counts one of many, or has a colon with nothing behind it, whatever of
@@ -41,9 +42,7 @@ func TestAlertTextsAreComplete(t *testing.T) {
 func TestRulesAreAll(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("rules.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var named []string
 	for _, match := range regexp.MustCompile(`(?m)^\tRule\w+ += "(\w+)"$`).FindAllStringSubmatch(string(file), -1) {
 		named = append(named, match[1])
@@ -95,9 +94,7 @@ func TestDefangedTextIsReadable(t *testing.T) {
 func TestEveryRuleHasARunbook(t *testing.T) {
 	t.Parallel()
 	runbook, err := os.ReadFile("../../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, rule := range Rules() {
 		if !strings.Contains(string(runbook), "\n## Alert: "+rule+"\n") {
 			t.Errorf("the runbook has no heading for %s", rule)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A recorder is a channel that remembers what it was sent.
@@ -74,9 +76,7 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 				got = append(got, fmt.Sprint(time.Duration(second)*time.Second, " ", sent))
 			}
 		}
-		if joined := strings.Join(got, ", "); joined != c.want {
-			t.Errorf("%s: got %s, want %s", name, joined, c.want)
-		}
+		testkit.Equal(t, name+": got", strings.Join(got, ", "), c.want)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -107,9 +108,7 @@ func TestRoundOutlivesAClockThatWasPutBack(t *testing.T) {
 func TestSlowdown(t *testing.T) {
 	t.Parallel()
 	s := simulate(8, 100)
-	if got := s.flow.Slowdown(s.now); got != (Slowdown{}) {
-		t.Errorf("before anything was sent: %+v", got)
-	}
+	testkit.Equal(t, "before anything was sent", s.flow.Slowdown(s.now), (Slowdown{}))
 	s.accepts = bucket(5, 2)
 	s.run(time.Minute)
 	if got := s.flow.Slowdown(s.now); got.PerSecond < 2 || got.PerSecond > 8 || !got.Until.IsZero() {

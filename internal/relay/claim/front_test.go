@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // takeFront is what a claim with a shared scan does first.
@@ -92,9 +93,7 @@ func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 	if result := claim(false); result.contended || result.scans[0].Unread || len(result.Deliveries) != 20 {
 		t.Errorf("afterwards: %+v", result)
 	}
-	if n := relaytest.Row[int](db, heldLocks); n != 0 {
-		t.Errorf("%d locks are left", n)
-	}
+	testkit.Equal(t, "locks are left", relaytest.Row[int](db, heldLocks), 0)
 }
 
 // A claim that meets what others have in flight, or have just locked, makes the next ones of its cursor ask for the lock. One that was

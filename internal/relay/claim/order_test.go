@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Rows that no notification tells of are found by the search of the next poll, and none of a destination that is held.
@@ -32,9 +33,7 @@ func TestSearchFindsWhatIsDue(t *testing.T) {
 	// default has what the fixture's route made.
 	found, err := (&Rows{DB: db.Pool}).readDue(t.Context(), 1)
 	relaytest.Must(t, err)
-	if got := strings.Join(found, " "); got != "default due replayed z" {
-		t.Errorf("found %q", got)
-	}
+	testkit.Equal(t, "found", strings.Join(found, " "), "default due replayed z")
 }
 
 // claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // What each state of a delivery looks like in its row.
@@ -57,9 +58,7 @@ func TestSettle(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
-	if n := relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`); n != 1 {
-		t.Errorf("%d ranges are open, want one", n)
-	}
+	testkit.Equal(t, "ranges are open", relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`), 1)
 
 	// Again, as after a lost acknowledgement, now with the end of the range; a delivery that is given twice is written once.
 	s.Ranges[0].Ended = true

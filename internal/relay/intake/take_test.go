@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -28,9 +29,7 @@ func TestTake(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
 	r.find(1, Nothing)
-	if n := relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox_range`); n != 1 {
-		t.Errorf("%d ranges while there was nothing", n)
-	}
+	testkit.Equal(t, "ranges while there was nothing", relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox_range`), 1)
 	r.Exec(`INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)
 		VALUES ('invoice.paid', 3, '{"b": 1,"a":1}', 'one', 'k', 'ref', '{"x": "y"}', now() + interval '1 hour')`)
 	got := r.wantTaken(1, "one")

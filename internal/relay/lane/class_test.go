@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A replay that stands before a live event of its ordering key is sent with it, and does not make it wait among the replays.
@@ -24,7 +25,5 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	if run, _ := l.NextRun(time.Now()); len(run) != 1 || run[0].EventID != last.EventID || run[0].Class != Live {
 		t.Errorf("sent first: %+v", run)
 	}
-	if held := l.Held(); held != [Classes]int{Live: 1, Replays: len(queued) - 1} {
-		t.Errorf("the lane holds %v", held)
-	}
+	testkit.Equal(t, "the lane holds", l.Held(), [Classes]int{Live: 1, Replays: len(queued) - 1})
 }

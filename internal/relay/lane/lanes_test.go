@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func lanesOf(t *testing.T, destinations ...post.Destination) *Lanes {
@@ -24,9 +25,7 @@ func set(t *testing.T, ls *Lanes, destinations ...post.Destination) {
 	if err == nil {
 		err = ls.Set(time.Now(), destinations, changed)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 }
 
 func to(name string) post.Destination {
@@ -163,18 +162,14 @@ func TestRangeSize(t *testing.T) {
 	t.Parallel()
 	ls := lanesOf(t, to("fast"), to("slow"))
 	now := time.Now()
-	if n := ls.RangeSize(now, lease, 2000); n != 2000 {
-		t.Errorf("%d for lanes that hold nothing", n)
-	}
+	testkit.Equal(t, "for lanes that hold nothing", ls.RangeSize(now, lease, 2000), 2000)
 	fast, slow := ls.Get("fast"), ls.Get("slow")
 	for _, l := range []*Lane{fast, slow} {
 		l.Push(now, Live, singly(make([]Delivery, 3900)))
 		l.Release(Live, 100)
 	}
 	fast.rate.PerSecond = fastLane
-	if n := ls.RangeSize(fast.releasedAt, lease, 2000); n != maxTaken-3800 {
-		t.Errorf("%d beside a fast lane that holds 3,800", n)
-	}
+	testkit.Equal(t, "beside a fast lane that holds 3,800", ls.RangeSize(fast.releasedAt, lease, 2000), maxTaken-3800)
 	if parts := ls.Divide(256, nil); parts.Part(policy.BreakerClosed, true) != 128 {
 		t.Errorf("a part of two lanes that work: %d of 256", parts.Part(policy.BreakerClosed, true))
 	}

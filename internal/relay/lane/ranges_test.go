@@ -8,6 +8,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // keyed returns deliveries of a range, of one ordering key.
@@ -186,9 +187,7 @@ func TestTakeToken(t *testing.T) {
 	d := to("d")
 	d.RateLimit, d.MaxInFlight = 0.01, 1
 	e, err := post.NewEndpoint(d, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	l := newLane(e)
 	now := time.Now()
 	sent := Delivery{LeaseEnds: now.Add(24 * time.Hour)}

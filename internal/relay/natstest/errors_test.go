@@ -145,9 +145,7 @@ func TestErrorsOfAStream(t *testing.T) {
 			}
 			v := attemptWith(t, to(t, s), c.send)
 			expect(t, v, c.want, c.text)
-			if got := outcome(v); got != c.outcome {
-				t.Errorf("outcome %s, want %s", got, c.outcome)
-			}
+			testkit.Equal(t, "outcome", outcome(v), c.outcome)
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // What a person says of an alert stands in status and the audit. A silence covers what it names, until it is ended.
@@ -36,24 +37,16 @@ func TestAlertsAreAcknowledgedAndSilenced(t *testing.T) {
 		slices.Sort(all)
 		return strings.Join(all, ", ")
 	}
-	if got := open(); got != "breaker_open ada, failed silent" {
-		t.Errorf("open: %s", got)
-	}
+	testkit.Equal(t, "open", open(), "breaker_open ada, failed silent")
 	if got, err := o.Silences(t.Context()); err != nil || len(got) != 1 || got[0].Subject != "mail" || got[0].CreatedBy != "ada" || got[0].Reason != "moves" {
 		t.Errorf("silences: %+v, %v", got, err)
 	}
 	// All that was changed is looked at again.
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE due_at <= now()`); n != 2 {
-		t.Errorf("%d alerts are due", n)
-	}
+	testkit.Equal(t, "alerts are due", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE due_at <= now()`), 2)
 	relaytest.Must(t, o.SilenceAlerts(t.Context(), "", "mail", 0, ""))
-	if got := open(); got != "breaker_open ada, failed " {
-		t.Errorf("open: %s", got)
-	}
+	testkit.Equal(t, "open", open(), "breaker_open ada, failed ")
 	db.Exec(`UPDATE outbox_alert SET resolved_at = now(); UPDATE outbox_alert SET resolved_at = NULL`)
-	if got := open(); got != "breaker_open , failed " {
-		t.Errorf("what returned is known: %s", got)
-	}
+	testkit.Equal(t, "what returned is known", open(), "breaker_open , failed ")
 	entries, err := o.Audit(t.Context(), 0, 0)
 	relaytest.Must(t, err)
 	var actions []string

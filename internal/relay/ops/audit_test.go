@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const auditLines = `SELECT concat_ws(' ', actor, origin, action, state, destination, event_id, selection->>'destination', matched, done, detail) FROM outbox_audit ORDER BY id`
@@ -147,9 +148,7 @@ func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 	if b, err := outbox.Work(t.Context(), id, again, nil); err != nil || b.Done != 1000 {
 		t.Errorf("%+v, %v", b, err)
 	}
-	if got := relaytest.Row[string](db, `SELECT min(event_id) || ' ' || max(event_id) FROM outbox_delivery WHERE status = 'pending'`); got != "1001 2000" {
-		t.Errorf("replayed: %s", got)
-	}
+	testkit.Equal(t, "replayed", relaytest.Row[string](db, `SELECT min(event_id) || ' ' || max(event_id) FROM outbox_delivery WHERE status = 'pending'`), "1001 2000")
 	// As after SIGKILL behind the last batch.
 	db.RewriteAudit(`state = 'running', updated_at = now() - interval '10 minutes'`)
 	again, err = outbox.TakeUp(t.Context(), id)

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestReplay(t *testing.T) {
@@ -128,9 +129,7 @@ func TestDiscard(t *testing.T) {
 	if b.Done != 1 || b.InFlight != 1 || b.OtherStatus["discarded"] != 3 {
 		t.Errorf("%+v", b)
 	}
-	if got := relaytest.Row[string](db, `SELECT status FROM outbox_delivery WHERE destination = ''`); got != "discarded" {
-		t.Errorf("the parked one is %s", got)
-	}
+	testkit.Equal(t, "the parked one", relaytest.Row[string](db, `SELECT status FROM outbox_delivery WHERE destination = ''`), "discarded")
 }
 
 // An operator who ends a bulk command ends it between two batches: what was begun is whole, and known.
@@ -165,9 +164,7 @@ func TestInterruptedBulk(t *testing.T) {
 	if !errors.Is(err, enough) || b.Done != batch {
 		t.Errorf("%+v, %v", b, err)
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded'`); n != batch {
-		t.Errorf("%d are discarded", n)
-	}
+	testkit.Equal(t, "discarded", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded'`), batch)
 	b, err = ops.New(db.Pool).Discard(t.Context(), ops.Selection{Destination: "default"}, nil)
 	relaytest.Must(t, err)
 	if b.Done != batch+5 {
@@ -313,9 +310,7 @@ func TestDiscardQuarantinedUnrouted(t *testing.T) {
 	if r := take(); r.Found != intake.Nothing {
 		t.Errorf("took %+v", r)
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`); n != 0 {
-		t.Errorf("%d ranges are open", n)
-	}
+	testkit.Equal(t, "ranges are open", relaytest.Row[int](db, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`), 0)
 	db.Insert(2, "new")
 	if r := take(); len(r.Events) != 2 {
 		t.Errorf("took %+v", r)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestResumeResetsTheBreaker(t *testing.T) {
@@ -21,15 +22,11 @@ func TestResumeResetsTheBreaker(t *testing.T) {
 	if got, err := outbox.Resume(t.Context(), "default", false); err != nil || got.Breaker != "half_open" || !got.Changed || got.BreakerReset {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got := relaytest.Row[string](db, breaker); got != "half_open 2" {
-		t.Errorf("the breaker is %s", got)
-	}
+	testkit.Equal(t, "the breaker", relaytest.Row[string](db, breaker), "half_open 2")
 	if got, err := outbox.Resume(t.Context(), "default", true); err != nil || got.Breaker != "closed" || got.Changed || !got.BreakerReset {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got := relaytest.Row[string](db, breaker); got != "closed 0" {
-		t.Errorf("the breaker is %s", got)
-	}
+	testkit.Equal(t, "the breaker", relaytest.Row[string](db, breaker), "closed 0")
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert WHERE resolved_at IS NOT NULL`); n > 0 {
 		t.Errorf("%d alerts have ended, though nothing says that the destination works", n)
 	}

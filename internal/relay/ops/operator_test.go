@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A pause keeps its reason until it has another, and only destinations that are known can be paused.
@@ -46,9 +47,7 @@ func TestPauseAndResume(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_destination`); n != 1 {
-		t.Errorf("%d destinations have state", n)
-	}
+	testkit.Equal(t, "destinations have state", relaytest.Row[int](db, `SELECT count(*) FROM outbox_destination`), 1)
 }
 
 // A tail reports what is inserted, attempted and delivered after it began, once; also the

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A replay is spread over time by small batches, and rests for long behind one that was slow.
@@ -72,9 +73,7 @@ func TestReplayIsSpread(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !slices.Equal(steps, []int64{2, 4, 6}) {
 		t.Errorf("in steps %v: %v", steps, err)
 	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND replay`); n != 6 {
-		t.Errorf("%d are pending", n)
-	}
+	testkit.Equal(t, "pending", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND replay`), 6)
 	// The second of a batch is due a hundredth of a second behind the first, but for the time between two calls of the clock.
 	gaps := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery a JOIN outbox_delivery b ON b.event_id = a.event_id + 1
 		WHERE a.event_id IN (1, 3, 5) AND b.next_attempt_at >= a.next_attempt_at + interval '0.01 s'`)
@@ -98,7 +97,5 @@ func TestReplayIsSpread(t *testing.T) {
 		t.Errorf("%+v", entry)
 	}
 	entry.State, entry.Matched = "running", 6007
-	if left := entry.TimeLeft(); left != "about 1m0s" {
-		t.Errorf("%q is left", left)
-	}
+	testkit.Equal(t, "left", entry.TimeLeft(), "about 1m0s")
 }

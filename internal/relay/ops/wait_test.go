@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestWaits(t *testing.T) {
@@ -101,9 +102,7 @@ func TestStatusOfBlockedLanes(t *testing.T) {
 	if got := fmt.Sprint(a.BlockedKeys, a.Routed, a.Replays, b.BlockedKeys, b.Routed, b.Replays); got != "2 true 0 0 false 2" {
 		t.Errorf("%s: %+v", got, s.Destinations)
 	}
-	if got := fmt.Sprint(a.WaitingBehind); got != "[{1 0 o1 failed 0 0 server_error} {4 0 o2 failed 0 0 server_error}]" {
-		t.Errorf("waiting behind %s", got)
-	}
+	testkit.Equal(t, "waiting behind", fmt.Sprint(a.WaitingBehind), "[{1 0 o1 failed 0 0 server_error} {4 0 o2 failed 0 0 server_error}]")
 	if a.BlockedSeconds < 3600 || b.BlockedSeconds != 0 {
 		t.Errorf("blocked for %g and %g seconds", a.BlockedSeconds, b.BlockedSeconds)
 	}

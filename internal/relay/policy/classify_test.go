@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"code.dny.dev/ssrf"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // published is the table of the README, written a second time: every status code has one line.
@@ -169,9 +171,7 @@ func TestErrorReason(t *testing.T) {
 func TestReasonsAreAllListed(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("classify.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var declared []string
 	for _, found := range regexp.MustCompile(`(?m)^\tReason\w+ +(?:Reason)? += "(\w+)"`).FindAllStringSubmatch(string(source), -1) {
 		declared = append(declared, found[1])

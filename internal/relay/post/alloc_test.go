@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -19,14 +20,10 @@ func TestAllocationsOfADelivery(t *testing.T) {
 		t.Skip("the race detector empties pools at random")
 	}
 	secret, err := webhook.ParseSecret("whsec_b3V0Ym94LXJlbGF5IGJlbmNobWFyayBzZWNyZXQ=")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	destination := Destination{Name: "default", URL: frugalReceiver(t), SigningSecrets: []webhook.Secret{secret}}.WithDefaults(Egress{})
 	to, err := NewEndpoint(destination, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer to.CloseIdleConnections()
 	kind, version, key := "invoice.created", 1, "invoice-4711"
 	message := Message{EventID: 1, Destination: "default", Fence: 1, Attempt: 1, NotAfter: time.Unix(2e9, 0), Event: Event{
@@ -48,9 +45,7 @@ func TestAllocationsOfADelivery(t *testing.T) {
 func frugalReceiver(t *testing.T) (url string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		listener.Close()

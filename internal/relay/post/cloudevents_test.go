@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -63,9 +64,7 @@ func TestCloudEvents(t *testing.T) {
 	if got := req.Header.Get("Ce-Id"); got != "inv%201%20%22x%22%205%25" || req.Header.Get("X-Idempotency-Key") != key {
 		t.Errorf("id %s, key %s", got, req.Header.Get("X-Idempotency-Key"))
 	}
-	if got := req.Header.Get("Ce-Time"); got != "2026-03-01T12:00:00Z" {
-		t.Errorf("time %s", got)
-	}
+	testkit.Equal(t, "time", req.Header.Get("Ce-Time"), "2026-03-01T12:00:00Z")
 
 	// With format raw, the headers of a producer that speaks CloudEvents itself arrive as they are.
 	m.Headers = []byte(`{"ce-id": "event"}`)

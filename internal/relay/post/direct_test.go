@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A deadline that passes while a connection is idle was that of the request before. If it ended the connection, requests that come
@@ -133,9 +134,7 @@ func TestConnectionOfHalfARequestIsClosed(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 	}
-	if n := connections.Load(); n != 2 {
-		t.Errorf("%d connections for two halves", n)
-	}
+	testkit.Equal(t, "connections for two halves", connections.Load(), 2)
 }
 
 // A receiver may say as often as it likes that it is still at work, within the limit of headers.

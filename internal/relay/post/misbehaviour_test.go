@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A receiver for each way of answering badly: each gets one request, and the outcome follows the published table.
@@ -155,9 +156,7 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 			if late := "no answer within " + e.Destination.Timeout.String(); v.Reason == policy.ReasonTimeout && v.Message != late {
 				t.Errorf("%s: %q, want %q", name, v.Message, late)
 			}
-			if n := s.Requests.Load(); n != 1 {
-				t.Errorf("%s: %d requests", name, n)
-			}
+			testkit.Equal(t, name+": requests", s.Requests.Load(), 1)
 		})
 	}
 }

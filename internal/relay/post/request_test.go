@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"pgregory.net/rapid"
 
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -35,9 +36,7 @@ func TestRequestsShareNoHeaders(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = append(got, r.Header) }))
 	defer server.Close()
 	to, err := NewEndpoint(Destination{Name: "default", URL: server.URL}.WithDefaults(Egress{}), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer to.CloseIdleConnections()
 	kind, version, key := "invoice.created", 1, "invoice-4711"
 	bare := Message{EventID: 1, Destination: "default", Fence: 1, Attempt: 1, Event: Event{
@@ -66,9 +65,7 @@ func TestRequestsShareNoHeaders(t *testing.T) {
 func TestRequestReadsAsThatOfNetHTTP(t *testing.T) {
 	t.Parallel()
 	secret, err := webhook.ParseSecret("whsec_b3V0Ym94LXJlbGF5IGJlbmNobWFyayBzZWNyZXQ=")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	kind, version, key, reference := "invoice.created", 1, "invoice-4711", "order 7"
 	for name, destination := range map[string]Destination{
 		"plain":       {URL: "http://receiver.test"},
@@ -79,24 +76,18 @@ func TestRequestReadsAsThatOfNetHTTP(t *testing.T) {
 	} {
 		destination.Name = "default"
 		to, err := NewEndpoint(destination.WithDefaults(Egress{}), "test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		message := Message{EventID: 1, Destination: "default", Fence: 1, Attempt: 1, NotAfter: time.Unix(2e9, 0), Replay: true, Event: Event{
 			EventType: &kind, Version: &version, Key: &key, OrderingKey: &key, RelatedReference: &reference, Payload: []byte(`{"n":1}`),
 			Headers: []byte(`{"x-event-a": "b  c", "Traceparent": "00-1-2-3"}`), CreatedAt: pgtype.Timestamptz{Time: time.Unix(1e9, 0), Valid: true},
 		}}
 		request, err := NewRequest(to, message, time.Unix(1e9, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !to.direct.fits(request, message.Payload) {
 			t.Errorf("%s: the relay does not write it itself", name)
 		}
 		var byNetHTTP bytes.Buffer
-		if err := request.HTTP(message.Payload).Write(&byNetHTTP); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, request.HTTP(message.Payload).Write(&byNetHTTP))
 		want, wantBody := readRequest(t, byNetHTTP.Bytes())
 		got, body := readRequest(t, request.appendTo(nil, message.Payload))
 		if got.Method != want.Method || got.RequestURI != want.RequestURI || got.Host != want.Host || got.Proto != want.Proto ||
@@ -124,9 +115,7 @@ func readRequest(t *testing.T, text []byte) (request *http.Request, body string)
 func TestOddValuesAreLeftToNetHTTP(t *testing.T) {
 	t.Parallel()
 	to, err := NewEndpoint(Destination{Name: "default", URL: "http://receiver.test"}.WithDefaults(Egress{}), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, value := range []string{"", " a", "a ", "a\r\nB: c", "a\x00", "a\x7f", "\ta"} {
 		if to.direct.fits(&Request{to: to, header: []field{{"Authorization", value}}}, nil) {
 			t.Errorf("%q fits", value)
@@ -134,9 +123,7 @@ func TestOddValuesAreLeftToNetHTTP(t *testing.T) {
 	}
 	for _, header := range []string{"Host", "Transfer-Encoding", "X-Outbox-Attempt"} {
 		to, err := NewEndpoint(Destination{Name: "default", URL: "http://receiver.test", Headers: map[string]string{header: "x"}}.WithDefaults(Egress{}), "test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if to.direct != nil {
 			t.Errorf("with the header %s, which no configuration may have, requests are written by the relay", header)
 		}

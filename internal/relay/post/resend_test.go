@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The receiver keeps its connection open, reads the next request on it, and closes instead of answering.
@@ -66,8 +67,6 @@ func TestRedirectsAreNeverFollowed(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() { // after the parallel subtests
-		if n := elsewhere.Total(); n != 0 {
-			t.Errorf("%d requests reached the other server", n)
-		}
+		testkit.Equal(t, "requests reached the other server", elsewhere.Total(), 0)
 	})
 }

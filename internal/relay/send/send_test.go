@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // newSenders returns senders that send to the destination through a lane, without a database, and what they settle.
@@ -211,9 +212,7 @@ func TestSendsWithTheDatabase(t *testing.T) {
 	if v := s.attempt(l, &suspect); v.Reason != policy.ReasonOK || !suspect.Alone {
 		t.Errorf("%+v, alone %t", v, suspect.Alone)
 	}
-	if n := relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE event_id = 2`); n != capacity.AloneFrom+1 {
-		t.Errorf("a death would be known as number %d", n)
-	}
+	testkit.Equal(t, "the number of a death that would be known", relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE event_id = 2`), capacity.AloneFrom+1)
 	lost := newDelivery(2)
 	lost.Lost, lost.Rescues = true, capacity.SuspectFrom
 	if v := s.attempt(l, &lost); v.Reason != policy.ReasonSuspect || relaytest.Row[bool](db, `SELECT claimed_by IS NOT NULL OR next_attempt_at < now() FROM outbox_delivery WHERE event_id = 2`) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -57,17 +58,11 @@ func TestNotificationsReachTheirSchema(t *testing.T) {
 				db.Exec(`SELECT pg_notify('outbox_wake', $1)`, other)
 			}
 			db.Insert(1, "idle") // arrives after those
-			if got := hears(t, s, on); got != (Requests{Commits: 1}) {
-				t.Errorf("by an event it is asked for %+v", got)
-			}
+			testkit.Equal(t, "by an event it is asked for", hears(t, s, on), (Requests{Commits: 1}))
 			db.Exec(`SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`)
-			if got := hears(t, s, on); got != (Requests{Sweep: true}) {
-				t.Errorf("when another relay leaves it is asked for %+v", got)
-			}
+			testkit.Equal(t, "when another relay leaves it is asked for", hears(t, s, on), (Requests{Sweep: true}))
 			db.Exec(`SELECT pg_notify('outbox_wake', 'routes ' || current_schema())`)
-			if got := hears(t, s, on); got != (Requests{Routes: true}) {
-				t.Errorf("by changed routes it is asked for %+v", got)
-			}
+			testkit.Equal(t, "by changed routes it is asked for", hears(t, s, on), (Requests{Routes: true}))
 		})
 	}
 }

@@ -183,9 +183,7 @@ func TestGiveBackWaitsForARunningClaim(t *testing.T) {
 	giveBack := func() error { return lost.GiveBack(t.Context(), db.Pool, instance) }
 	lost.Failed(instance, &pgconn.PgError{SeverityUnlocalized: "ERROR"}) // the server has undone it
 	relaytest.Must(t, giveBack())
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_void`); n != 0 {
-		t.Error("given back although nothing can have been taken")
-	}
+	testkit.Equal(t, "given back although nothing can have been taken", relaytest.Row[int](db, `SELECT count(*) FROM outbox_void`), 0)
 	lost.Failed(instance, errors.New("unexpected EOF"))
 	behind(db, claiming(db, instance), instance, giveBack)
 	wantFree(db, 1)

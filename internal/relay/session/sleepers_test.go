@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A dormant is the relay of a database that is asleep.
@@ -90,9 +91,7 @@ func TestSleeperIsAlive(t *testing.T) {
 	}
 	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '50 seconds'`)
 	d.stop()
-	if n := relaytest.Row[int](db, relays); n != 0 {
-		t.Errorf("%d are left", n)
-	}
+	testkit.Equal(t, "left", relaytest.Row[int](db, relays), 0)
 }
 
 func TestWhatWakesASleeper(t *testing.T) {

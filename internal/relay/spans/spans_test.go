@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // recorded returns the spans that record makes.
@@ -75,9 +76,7 @@ func TestFirstAttemptIsFoundAgain(t *testing.T) {
 func TestSpansHoldNoSecret(t *testing.T) {
 	t.Parallel()
 	to, err := url.Parse("https://user:hunter2@shop.internal:8443/hunter2?token=hunter2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	all := recorded(t, func(s *Spans) {
 		m := message(func(m *post.Message) { m.Payload, m.Headers = []byte("hunter2"), []byte(`{"X-Secret": "hunter2"}`) })
 		span, _ := s.Start(m, true, to)

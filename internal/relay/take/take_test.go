@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // newTaker returns what takes events for the destinations, from which nothing is sent, and the relay as which it does. Without a database, it
@@ -61,9 +62,7 @@ func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
 	if err := c.RecheckAwaiting(ctx, instance); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if n := len(c.awaiting); n != 2 {
-		t.Errorf("%d ranges wait", n)
-	}
+	testkit.Equal(t, "ranges wait", len(c.awaiting), 2)
 }
 
 // While what is left of a cut difference waits for room, the claimer makes rows of what came after it for the lanes that may send it.

@@ -152,9 +152,7 @@ func TestSweepLeavesAloneWhatIsDue(t *testing.T) {
 	k := NewKeeper()
 	k.DB, k.Lenient, k.Released = db.Pool, func() []string { return nil }, func() { t.Error("relays are woken") }
 	relaytest.Must(t, k.release(t.Context()))
-	if after := relaytest.Row[string](db, `SELECT xmin::text FROM outbox_delivery WHERE event_id = 2`); after != before {
-		t.Error("the first delivery was written")
-	}
+	testkit.Equal(t, "the first delivery was written", relaytest.Row[string](db, `SELECT xmin::text FROM outbox_delivery WHERE event_id = 2`), before)
 }
 
 // A sweep that did not come to its end is made again at the next tick.

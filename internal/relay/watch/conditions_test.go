@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // No condition counts one of many, or names an event that is not known.
@@ -25,9 +26,7 @@ func TestConditionTextsAreComplete(t *testing.T) {
 		}
 		s.Rescues.Relays = rescueStorm
 		prepared := `{"kind": "prepared", "name": "p", "user": "u", "seconds": 3600}`
-		if err := json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders))
 		hold, _ := s.conditions(limits, nil)
 		if len(hold) != 6 {
 			t.Errorf("%d conditions", len(hold))
@@ -108,12 +107,8 @@ func TestConditions(t *testing.T) {
 		for _, h := range hold {
 			subjects = append(subjects, h.subject)
 		}
-		if got := fmt.Sprint(subjects); got != c.hold {
-			t.Errorf("%s: holds %s, want %s", name, got, c.hold)
-		}
-		if got := fmt.Sprint(ended); got != c.ended {
-			t.Errorf("%s: ended %s, want %s", name, got, c.ended)
-		}
+		testkit.Equal(t, name+": holds", fmt.Sprint(subjects), c.hold)
+		testkit.Equal(t, name+": ended", fmt.Sprint(ended), c.ended)
 	}
 	differ := Difference{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}
 	if got := differ.String(); got != "other secrets at b than at a and c" {
