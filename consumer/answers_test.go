@@ -386,9 +386,7 @@ func TestMessagesOfALog(t *testing.T) {
 			}))
 			got := message.Deliver(t.Context(), receive, message.Message{Header: header, Body: []byte("{}"), Stored: c.stored})
 			got.Detail = ""
-			if got != c.want {
-				t.Errorf("outcome is %+v, want %+v", got, c.want)
-			}
+			testkit.Equal(t, "outcome", got, c.want)
 		})
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -255,9 +256,7 @@ func TestReasonsAreRedactedByTheApplicationToo(t *testing.T) {
 		if all := got.Body + e.Logged.String(); !strings.Contains(got.Body, "no address of a customer") || strings.Contains(all, "Ada") {
 			t.Errorf("answered and logged %s", all)
 		}
-		if e.Count("SELECT count(*) FROM processed_events WHERE last_error = 'a customer is a test'") != 1 {
-			t.Error("the reason is not there, or not redacted")
-		}
+		testkit.Equal(t, "the reason is not there, or not redacted", e.Count("SELECT count(*) FROM processed_events WHERE last_error = 'a customer is a test'"), 1)
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -98,9 +97,7 @@ func TestReconcileAnswersForItsOwnRows(t *testing.T) {
 	for _, h := range a.answer(reconcile.Request{Ask: reconcile.AskList, Limit: 100}).Held {
 		keys = append(keys, h.Key)
 	}
-	if !slices.Equal(keys, []string{"k0", "k1", "k2", "k3", "k4"}) {
-		t.Errorf("listed %q", keys)
-	}
+	testkit.Equal(t, "listed", keys, []string{"k0", "k1", "k2", "k3", "k4"})
 	if got := a.answer(reconcile.Request{Ask: reconcile.AskFind, Keys: []string{"k1", "k8"}}).Held; len(got) != 1 || got[0].Key != "k1" {
 		t.Errorf("found %+v", got)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -66,12 +67,8 @@ func TestDeadDestination(t *testing.T) {
 	tried := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`)
 	relaytest.Becomes(db, due-tried, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND status = 'delivered' AND attempts = 1`)
 	r.await(t, "the recovery", func(o *observer) bool { return slices.Contains(o.told(alert.RuleBreakerOpen), "resolved") })
-	if states := sees(r.observer, func(o *observer) []string { return o.told(alert.RuleBreakerOpen) }); !slices.Equal(states, []string{"firing", "resolved"}) {
-		t.Errorf("told %q", states)
-	}
+	testkit.Equal(t, "told", sees(r.observer, func(o *observer) []string { return o.told(alert.RuleBreakerOpen) }), []string{"firing", "resolved"})
 	recovered.mu.Lock()
 	defer recovered.mu.Unlock()
-	if recovered.excess != 0 {
-		t.Errorf("%d requests beyond slow start", recovered.excess)
-	}
+	testkit.Equal(t, "requests beyond slow start", recovered.excess, 0)
 }

@@ -64,9 +64,7 @@ func TestPromiseIsKept(t *testing.T) {
 		db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
 	}
 	said := promises(rc)
-	if len(said) != 4 {
-		t.Errorf("%d requests", len(said))
-	}
+	testkit.Equal(t, "requests", len(said), 4)
 	for i, promise := range said {
 		if promise != said[0] {
 			t.Errorf("request %d of %d says %s, the first %s", i+1, len(said), promise, said[0])

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -81,9 +82,7 @@ func TestRetryNow(t *testing.T) {
 		t.Errorf("%+v", b)
 	}
 	r.settles(t, policy.Delivered, 5)
-	if again := slices.DeleteFunc(rc.Keys()[sent:], func(key string) bool { return !strings.HasPrefix(key, "k") }); !slices.Equal(again, []string{"k1", "k2", "k3"}) {
-		t.Errorf("sent in the order %q", again)
-	}
+	testkit.Equal(t, "sent in the order", slices.DeleteFunc(rc.Keys()[sent:], func(key string) bool { return !strings.HasPrefix(key, "k") }), []string{"k1", "k2", "k3"})
 	relaytest.Becomes(db, "1:2 2:1 3:1 4:2 5:2", `SELECT string_agg(event_id || ':' || attempts, ' ' ORDER BY event_id) FROM outbox_delivery WHERE NOT replay`)
 }
 

@@ -100,9 +100,7 @@ func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	wantSent(t, rc, "k", "1 2 3")
 	done, err := ops.New(db.Pool).Discard(t.Context(), ops.Selection{EventIDs: []int64{3}}, nil)
 	relaytest.Must(t, err)
-	if done.Done != 1 {
-		t.Errorf("discarded %d", done.Done)
-	}
+	testkit.Equal(t, "discarded", done.Done, 1)
 	r.settles(t, policy.Delivered, 29)
 	wantSent(t, rc, "k", numbers(1, 20))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -63,9 +64,7 @@ func TestOrderWithinAKey(t *testing.T) {
 		}
 		last[ordering] = key
 	}
-	if len(taken) != keys*each {
-		t.Errorf("%d were taken", len(taken))
-	}
+	testkit.Equal(t, "taken", len(taken), keys*each)
 }
 
 // While a key waits for its head, the lane goes on, and its position moves past what follows in the key. That must not
@@ -91,9 +90,7 @@ func TestOrderIsPerDestination(t *testing.T) {
 	a.Retry.Schedule = []time.Duration{time.Hour}
 	r := start(t, config(db, a, b))
 	r.settles(t, policy.Delivered, 20)
-	if slow.Total() != 1 {
-		t.Errorf("%d requests behind a head that waits", slow.Total())
-	}
+	testkit.Equal(t, "requests behind a head that waits", slow.Total(), 1)
 	want := make([]string, 20)
 	for i := range want {
 		want[i] = fmt.Sprint(i + 1)

@@ -102,9 +102,7 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 			t.Errorf("%q was sent", key)
 		}
 	}
-	if rc.Total() != 1000+len(odd) {
-		t.Errorf("%d requests", rc.Total())
-	}
+	testkit.Equal(t, "requests", rc.Total(), 1000+len(odd))
 	testkit.Equal(t, "failures in the alert", relaytest.Row[int](db, `SELECT count FROM outbox_alert WHERE rule = 'failed' AND subject = 'default'`), len(poison))
 }
 

@@ -225,9 +225,7 @@ func TestReloadOfWhatNeedsARestart(t *testing.T) {
 		!strings.HasSuffix(err.Error(), "which stays what it is until a restart: relay.lease: 1m0s must be at least 5s longer than destinations.default.timeout (10m0s); write 10m5s or more, or lower the timeout") {
 		t.Errorf("the error is %v", err)
 	}
-	if r.config().Destinations[0].Timeout != before {
-		t.Error("a reload that failed changed something")
-	}
+	testkit.Equal(t, "a reload that failed changed something", r.config().Destinations[0].Timeout, before)
 	if _, err := r.Reload(Config{}); err == nil || !strings.HasPrefix(err.Error(), "database.url: is not set\ndestinations: there is none") {
 		t.Errorf("the error is %v", err)
 	}
@@ -433,7 +431,5 @@ func TestWhatFollowsFilesIsMadeAnew(t *testing.T) {
 	if r.lane("default").Current() == before {
 		t.Error("it follows the files of before")
 	}
-	if got := r.reload(config(db, token("b"))); !slices.Equal(got, []string{"destinations.default changed: credential"}) {
-		t.Errorf("another token changes %v", got)
-	}
+	testkit.Equal(t, "another token changes", r.reload(config(db, token("b"))), []string{"destinations.default changed: credential"})
 }

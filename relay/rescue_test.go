@@ -235,7 +235,5 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	awaitPost(t, r, agenda.CauseRescue)
 	c.readMailbox(time.Now())
 	turns(3)
-	if rc.Total() != 1 {
-		t.Error("what the dead relay had in flight waits for the scan")
-	}
+	testkit.Equal(t, "what the dead relay had in flight waits for the scan", rc.Total(), 1)
 }

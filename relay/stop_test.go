@@ -41,16 +41,12 @@ func TestGracefulStop(t *testing.T) {
 		count(*) FILTER (WHERE claimed_by IS NOT NULL)) FROM outbox_delivery`); got != "5 495 0" {
 		t.Errorf("delivered, given back, still claimed: %s", got)
 	}
-	if rc.Total() != 5 {
-		t.Errorf("%d requests", rc.Total())
-	}
+	testkit.Equal(t, "requests", rc.Total(), 5)
 	testkit.Equal(t, "relays are registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`), 0)
 	// The next relay has all the rest at once.
 	next := start(t, config(db, to(rc.URL)))
 	next.settles(t, policy.Delivered, 495)
-	if rc.Total() != 500 {
-		t.Errorf("%d requests", rc.Total())
-	}
+	testkit.Equal(t, "requests", rc.Total(), 500)
 }
 
 // What a stopping relay gives back lies behind the others' positions; its goodbye makes them look there, instead of at

@@ -51,9 +51,7 @@ func TestSuspectIsSentAlone(t *testing.T) {
 		n := atOnce.Add(1)
 		defer atOnce.Add(-1)
 		if r.Key == "suspect-1" {
-			if n != 1 {
-				t.Errorf("sent as one of %d", n)
-			}
+			testkit.Equal(t, "sent as one of", n, 1)
 			counts <- relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery WHERE rescues > 0`)
 			return
 		}

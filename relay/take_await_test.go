@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // inHandElsewhere inserts the event k-1 and returns its range, which a relay has in hand that lives and does nothing.
@@ -37,9 +38,7 @@ func TestWaiterThatDiesKeepsTheOrder(t *testing.T) {
 	db.Insert(1, "unkeyed")
 	r.settles(t, policy.Delivered, 1)
 	relaytest.Becomes(db, int(r.instance()), `SELECT relay FROM outbox_range WHERE seq = $1`, first.Seq+1)
-	if keys := rc.Keys(); !slices.Equal(keys, []string{"unkeyed-1"}) {
-		t.Errorf("%v were sent while another relay has k-1 in hand", keys)
-	}
+	testkit.Equal(t, "sent while another relay has k-1 in hand", rc.Keys(), []string{"unkeyed-1"})
 	_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
 		Relay: other, Ranges: []intake.RangeRef{{Seq: first.Seq, Fence: first.Fence, Ended: true}},
 		Deliveries: []intake.NewRow{{Seq: first.Seq, EventID: first.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},

@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // takeAs takes what there is for a relay that is not running.
@@ -77,9 +78,7 @@ func TestRescuedRangeThatWaitsKeepsTheKeysOfWhatJoinsLater(t *testing.T) {
 	}
 	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, living)
 	r.settles(t, policy.Delivered, 4)
-	if keys := slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' }); !slices.Equal(keys, []string{"late", "k-1"}) {
-		t.Errorf("%v were sent", keys)
-	}
+	testkit.Equal(t, "sent", slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' }), []string{"late", "k-1"})
 }
 
 // A relay that takes over a range while it has earlier events of its keys in hand makes rows of these with it. Otherwise a third relay would

@@ -115,9 +115,7 @@ func TestRangeEndsWhileItsDeliveriesAreInFlight(t *testing.T) {
 	}
 	g.Open()
 	r.settles(t, policy.Delivered, 5)
-	if rc.Total() != 5 {
-		t.Errorf("%d requests", rc.Total())
-	}
+	testkit.Equal(t, "requests", rc.Total(), 5)
 }
 
 // Whatever fails, the events of an ordering key are accepted in their order and once each, by several relays.
@@ -184,9 +182,7 @@ func TestNewEventsOfAPausedDestination(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_destination AS d (destination, paused, paused_at) VALUES ('default', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
 	db.Insert(3, "paused")
 	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL`)
-	if rc.Total() != 1 {
-		t.Errorf("%d requests", rc.Total())
-	}
+	testkit.Equal(t, "requests", rc.Total(), 1)
 	db.Exec(`UPDATE outbox_destination SET paused = false, paused_at = NULL`)
 	db.Insert(1, "last")
 	r.settles(t, policy.Delivered, 5)

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMailboxLosesNothing(t *testing.T) {
@@ -22,9 +23,7 @@ func TestMailboxLosesNothing(t *testing.T) {
 		m.post(agenda.CauseNotified)
 		m.post(agenda.CauseSweep)
 		m.post(agenda.CauseNotified)
-		if len(m.token) != 1 {
-			t.Error("nothing wakes the claimer")
-		}
+		testkit.Equal(t, "nothing wakes the claimer", len(m.token), 1)
 		if posted, commits := m.read(); posted != agenda.CauseNotified|agenda.CauseSweep || commits != 2 {
 			t.Errorf("posted %s, %d commits", posted, commits)
 		}
@@ -67,9 +66,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 		wait := turn(idle)
 		return rc.Total() == 2 || wait < 0 || wait > time.Second
 	})
-	if rc.Total() != 2 {
-		t.Error("the relay idles, and nothing will wake it when the retry is due")
-	}
+	testkit.Equal(t, "the relay idles, and nothing will wake it when the retry is due", rc.Total(), 2)
 }
 
 // At debug level each turn says what was due, and what is next.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/notify/notifytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -250,9 +251,7 @@ func TestSecurityCanariesInAlertsAndLogs(t *testing.T) {
 			t.Errorf("%s was sent nothing of it: %q", host, bodies)
 		}
 	}
-	if len(messages) != len(notifytest.ServiceURLs())+2 {
-		t.Errorf("%d hosts were told", len(messages))
-	}
+	testkit.Equal(t, "hosts were told", len(messages), len(notifytest.ServiceURLs())+2)
 }
 
 // relayOnTerminal runs a relay whose log is shown on a terminal, until what is awaited has happened.

@@ -257,9 +257,7 @@ func TestDiscardCommand(t *testing.T) {
 	command(env, "discard", "--destination=logistics", "--head-of-key=inv 2", "--yes").expect(t, cli.ExitFailed, "",
 		"outbox-relay: nothing waits for \"logistics\" with ordering key \"inv 2\"\n")
 	got := query[string](t, db, "SELECT string_agg(event_id || destination, ' ' ORDER BY event_id) FROM outbox_delivery WHERE status = 'discarded'")
-	if got != "4logistics 5old 6old" {
-		t.Errorf("discarded are %s", got)
-	}
+	testkit.Equal(t, "discarded", got, "4logistics 5old 6old")
 	if r := command(env, "replay", "--status=discarded", "--destination=old", "--yes"); r.code != 0 || r.stdout != "Replayed 2 deliveries.\n" {
 		t.Errorf("%+v", r)
 	}

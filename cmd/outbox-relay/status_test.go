@@ -23,6 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -147,9 +148,7 @@ func TestStatusOfManyDestinations(t *testing.T) {
 			break
 		}
 	}
-	if len(seen) != 10_000 {
-		t.Errorf("%d destinations on all pages", len(seen))
-	}
+	testkit.Equal(t, "destinations on all pages", len(seen), 10_000)
 	if s, _ := status("--prefix=d0432", "--after=d04321", "--limit=2"); len(s.Destinations) != 2 || s.Destinations[0].Destination != "d04320" || s.DestinationsTotal != 10_000 || s.DestinationsLeft != 7 {
 		t.Errorf("%+v", s)
 	}

@@ -100,9 +100,7 @@ func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 		t.Error("a third probe, while the second is out")
 	}
 	c.leave(second, now.Add(16*time.Second), Up)
-	if c.state != Closed {
-		t.Errorf("the breaker is %s", c.state)
-	}
+	testkit.Equal(t, "the breaker", c.state, Closed)
 	if c.leave(first, now.Add(17*time.Second), Down); c.state != Closed {
 		t.Errorf("what began before it closed made it %s", c.state)
 	}
@@ -112,9 +110,7 @@ func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 	first, _, _ = c.enter(now.Add(25 * time.Second))
 	second, _, _ = c.enter(now.Add(30 * time.Second))
 	c.leave(first, now.Add(31*time.Second), Up)
-	if c.state != Closed {
-		t.Errorf("after the success of a probe that was out for long the breaker is %s", c.state)
-	}
+	testkit.Equal(t, "after the success of a probe that was out for long the breaker", c.state, Closed)
 	if c.leave(second, now.Add(36*time.Second), Down); c.state != Closed {
 		t.Errorf("what began before it closed made it %s", c.state)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -118,9 +119,7 @@ func wantOne(t *testing.T, answers []<-chan answer) {
 			wantProblem(t, got, 409, "in-flight")
 		}
 	}
-	if first != 1 {
-		t.Errorf("%d requests were answered as the first, want 1", first)
-	}
+	testkit.Equal(t, "requests were answered as the first", first, 1)
 }
 
 // signatures are what the drill does not send, and one of each problem.

@@ -24,6 +24,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -398,7 +399,5 @@ func TestStatementsAreTheSame(t *testing.T) {
 			}
 		}
 	}
-	if n != 9 {
-		t.Errorf("%d statements were found", n)
-	}
+	testkit.Equal(t, "statements were found", n, 9)
 }

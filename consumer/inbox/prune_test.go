@@ -144,9 +144,7 @@ func TestDuplicateMeetsRemovalFromAnInbox(t *testing.T) {
 	commit := p.Hold(func(tx pgx.Tx) error {
 		var removed int
 		err := tx.QueryRow(t.Context(), `SELECT removed FROM inbox_prune(NULL, 0, 16, interval '90 days', false)`).Scan(&removed)
-		if removed != 1 {
-			t.Errorf("%d removed", removed)
-		}
+		testkit.Equal(t, "removed", removed, 1)
 		return err
 	})
 	receivertest.WantReplayed(t, p.Do(p.NewRequest("old1", "{}", receivertest.LongAgo())), http.StatusOK, `{"state":"succeeded"}`+"\n")

@@ -171,9 +171,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 	g.through <- nil
 	g.through <- nil
 	p.Await("SELECT count(*) = 25 FROM inbox_events WHERE processing_state = 'succeeded'")
-	if most.Load() != 2 {
-		t.Errorf("%d reports at once, want 2", most.Load())
-	}
+	testkit.Equal(t, "reports at once", most.Load(), 2)
 }
 
 // A type with a great backlog does not keep others waiting behind it.
@@ -191,9 +189,7 @@ func TestInboxTypesTakeTurns(t *testing.T) {
 	p.record("c", receivertest.With(webhook.EventType, "c"))
 	p.run()
 	got := <-order + <-order + <-order
-	if got != "abc" {
-		t.Errorf("worked in the order %s, want abc", got)
-	}
+	testkit.Equal(t, "worked in the order", got, "abc")
 	p.Await("SELECT count(*) = 11 FROM inbox_events WHERE processing_state = 'succeeded'")
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/promobserver"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -255,9 +256,7 @@ func TestOneObserverPerRegisterer(t *testing.T) {
 	if second := mustNew(t, registry, same); second != first {
 		t.Error("the same options made a second Observer")
 	}
-	if options.Sources[0] != "b" {
-		t.Error("the caller's options were changed")
-	}
+	testkit.Equal(t, "the caller's options were changed", options.Sources[0], "b")
 	if _, err := promobserver.New(registry, promobserver.Options{}); err == nil || !strings.Contains(err.Error(), "other Options") {
 		t.Errorf("other options: %v", err)
 	}

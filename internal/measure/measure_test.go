@@ -54,9 +54,7 @@ func TestProcess(t *testing.T) {
 	if err := p.Call("sing", nil, nil); err == nil || err.Error() != "there is no sing" {
 		t.Errorf("an unknown command is answered by %v", err)
 	}
-	if p.PID() != cmd.Process.Pid {
-		t.Errorf("its number is %d", p.PID())
-	}
+	testkit.Equal(t, "its number", p.PID(), cmd.Process.Pid)
 	// A command that is under way ends with the input.
 	var calling sync.WaitGroup
 	calling.Go(func() { _ = p.Call("wait", nil, nil) })

@@ -303,7 +303,5 @@ func TestHooksDoNotAllocate(t *testing.T) {
 		h.Settled("shop", policy.Delivered, policy.ReasonOK, 3)
 		h.SettleRan(3, time.Millisecond)
 	})
-	if n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	testkit.Equal(t, "allocations", n, 0)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -210,7 +211,5 @@ func TestPooledSettings(t *testing.T) {
 	if !maps.Equal(settings, want) {
 		t.Errorf("a transaction begins with %v, want %v", settings, want)
 	}
-	if cfg.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeExec {
-		t.Error("statements are prepared")
-	}
+	testkit.Equal(t, "statements are prepared", cfg.ConnConfig.DefaultQueryExecMode, pgx.QueryExecModeExec)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -135,9 +136,7 @@ func TestListsAndStates(t *testing.T) {
 		!a.RemembersSince.Equal(time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)) {
 		t.Errorf("described %+v", a)
 	}
-	if got := heldKeys(ask(t, r, reconcile.Request{Ask: reconcile.AskList, After: "k3", Limit: 4}).Held); !slices.Equal(got, []string{"k4", "k5", "k6", "k7"}) {
-		t.Errorf("listed %q", got)
-	}
+	testkit.Equal(t, "listed", heldKeys(ask(t, r, reconcile.Request{Ask: reconcile.AskList, After: "k3", Limit: 4}).Held), []string{"k4", "k5", "k6", "k7"})
 	a := ask(t, r, reconcile.Request{Ask: reconcile.AskFind, Keys: []string{"k1", "k2", "k3", "k9", "none", "k15"}})
 	var states []string
 	for _, h := range a.Held {
@@ -157,9 +156,7 @@ func TestListsAndStates(t *testing.T) {
 	}
 	pgtest.Exec(t, pool, `DELETE FROM effect WHERE key IN ('k1', 'k2', 'k3', 'k5')`) // k1 waits in the inbox, k2 has succeeded there, k3 is there no more
 	missing := reconcile.Request{Ask: reconcile.AskMissing, Limit: 10}
-	if got := heldKeys(ask(t, r, missing).Held); !slices.Equal(got, []string{"k2", "k5"}) {
-		t.Errorf("missing %q", got)
-	}
+	testkit.Equal(t, "missing", heldKeys(ask(t, r, missing).Held), []string{"k2", "k5"})
 	if missing.Keys = []string{"k4", "k5"}; !slices.Equal(heldKeys(ask(t, r, missing).Held), []string{"k5"}) {
 		t.Error("other keys are missing than those that were asked for")
 	}

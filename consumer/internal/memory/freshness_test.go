@@ -22,6 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -356,9 +357,7 @@ func TestFreshnessWaitsForTheOther(t *testing.T) {
 			}
 			pgtest.Must(t, err)
 			all.Wait()
-			if got != c.want {
-				t.Errorf("the second: %v, want %v", got, c.want)
-			}
+			testkit.Equal(t, "the second", got, c.want)
 			want := max(c.first, c.second)
 			if !c.commit {
 				want = c.second

@@ -146,9 +146,7 @@ func TestDuplicateMeetsRemoval(t *testing.T) {
 			}
 			var removed int
 			err = tx.QueryRow(t.Context(), `SELECT removed FROM inbox_prune(NULL, 0, 16, interval '90 days', false)`).Scan(&removed)
-			if removed != 1 {
-				t.Errorf("%d removed", removed)
-			}
+			testkit.Equal(t, "removed", removed, 1)
 			return err
 		})
 		receivertest.WantReplayed(t, e.Do(e.NewRequest("pruned1", "{}", receivertest.LongAgo())), http.StatusOK, "")
@@ -193,9 +191,7 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 				removed := pgtest.Row[int](t, table, `SELECT removed FROM inbox_prune('test', 0, 16, interval '90 days', false)`)
 				pgtest.Must(t, table.Commit(t.Context()))
 				receivertest.WantReplayed(t, <-answer, http.StatusOK, "")
-				if removed != 0 {
-					t.Errorf("%d rows were removed under a session that could not know", removed)
-				}
+				testkit.Equal(t, "rows were removed under a session that could not know", removed, 0)
 				e.WantRows("old1", 1, 1)
 				e.WantPruned(receivertest.Ninety(), 1, 0)
 				receivertest.WantProblem(t, e.Do(e.NewRequest("old1", "{}", receivertest.LongAgo())), http.StatusUnprocessableEntity, "forgotten")

@@ -161,9 +161,7 @@ func TestOverview(t *testing.T) {
 		t.Errorf("%+v, %v", d, err)
 	}
 	for _, a := range advice {
-		if a.Subject != "shop" {
-			t.Errorf("advice about %s", a.Subject)
-		}
+		testkit.Equal(t, "advice about", a.Subject, "shop")
 	}
 	// A destination may be younger than the status that was read last.
 	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'late')`)

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -91,9 +92,7 @@ func TestBoundsFitIntoAQuestion(t *testing.T) {
 	if size > reconcile.MaxBoundBytes || len(bounds) > reconcile.MaxBounds || !slices.IsSorted(bounds) || len(slices.Compact(slices.Clone(bounds))) != len(bounds) || len(bounds) < 1000 {
 		t.Errorf("%d bounds of %d bytes", len(bounds), size)
 	}
-	if got := sortBounds([]string{"b", "a", "b"}); !slices.Equal(got, []string{"a", "b"}) {
-		t.Errorf("got %q", got)
-	}
+	testkit.Equal(t, "got", sortBounds([]string{"b", "a", "b"}), []string{"a", "b"})
 }
 
 // A list that ignores where it was to begin would be read for ever.

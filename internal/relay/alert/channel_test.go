@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // direct is the transport of alerts where nothing is configured.
@@ -235,8 +236,6 @@ func TestAlertAnswersAreBounded(t *testing.T) {
 	relaytest.Must(t, err)
 	answer, err := direct.Exchange(req, mask.OfURL(req.URL))
 	relaytest.Must(t, err)
-	if len(answer) != 64<<10 {
-		t.Errorf("%d bytes were read", len(answer))
-	}
+	testkit.Equal(t, "bytes were read", len(answer), 64<<10)
 	<-gone
 }

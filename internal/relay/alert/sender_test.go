@@ -122,9 +122,7 @@ func TestRelayThatDiedWhileItSent(t *testing.T) {
 	resolve(db, alert.RuleParked)
 	pass(db, 46*time.Second)
 	relaytest.Must(t, s.SendDue(t.Context()))
-	if got := ops.heard(); !slices.Equal(got, []string{firing, "parked resolved"}) {
-		t.Errorf("sent %q", got)
-	}
+	testkit.Equal(t, "sent", ops.heard(), []string{firing, "parked resolved"})
 }
 
 // While one relay sends an alert, no other one does.
@@ -152,9 +150,7 @@ func TestTwoRelaysSendOnce(t *testing.T) {
 	for _, s := range []*alert.Sender{first, second} {
 		relaytest.Must(t, s.SendDue(t.Context()))
 	}
-	if got := slow.heard(); !slices.Equal(got, []string{firing}) {
-		t.Errorf("sent %q", got)
-	}
+	testkit.Equal(t, "sent", slow.heard(), []string{firing})
 }
 
 // A channel that is down gets the alert later, and one that works gets it once, by a sender that runs.
@@ -333,9 +329,7 @@ func TestLostRaceEndsNoPass(t *testing.T) {
 	relaytest.Becomes(db, 1, `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
 	relaytest.Must(t, other.Commit(t.Context()))
 	relaytest.Must(t, <-sent)
-	if got := ops.heard(); !slices.Equal(got, []string{"rule-2 firing", "rule-3 firing"}) {
-		t.Errorf("sent %q", got)
-	}
+	testkit.Equal(t, "sent", ops.heard(), []string{"rule-2 firing", "rule-3 firing"})
 }
 
 // A relay that is not sure where it is, as on a copy of its database, sends that and none of the alerts that it found there.

@@ -135,9 +135,7 @@ func TestArchiveBoundary(t *testing.T) {
 			var settled int
 			relaytest.Must(t, tx.QueryRow(t.Context(), `SELECT settled FROM outbox_archive_batch(0, 10, interval '720 hours', false)`).Scan(&settled))
 			relaytest.Must(t, tx.Rollback(t.Context()))
-			if settled != c.archived {
-				t.Errorf("archived %d, want %d", settled, c.archived)
-			}
+			testkit.Equal(t, "archived", settled, c.archived)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A lone call leaves at once. What waits meanwhile shares requests, within the bounds of a batch, each key once.
@@ -181,9 +182,7 @@ func TestOffer(t *testing.T) {
 		made, asking := o.Made(at)
 		return [2]bool{made, asking}
 	}
-	if state(now) != [2]bool{false, true} {
-		t.Error("a receiver is asked first")
-	}
+	testkit.Equal(t, "a receiver is asked first", state(now), [2]bool{false, true})
 	if !o.Learn(now, true) || o.Learn(now, true) || state(now) != [2]bool{true, false} {
 		t.Error("an offer is news once, and holds")
 	}

@@ -202,9 +202,7 @@ func TestLostTrial(t *testing.T) {
 	other.tend()
 	other.want("half_open owner 2 probes 0 failures 0")
 	one.tend()
-	if one.view.Breaker.State != policy.BreakerOpen {
-		t.Errorf("the relay that lost its trial is %s", one.view.Breaker.State)
-	}
+	testkit.Equal(t, "the relay that lost its trial", one.view.Breaker.State, policy.BreakerOpen)
 	one.view.Breaker.Close(time.Now())
 	one.tend()
 	other.want("half_open owner 2 probes 0 failures 0")

@@ -184,9 +184,7 @@ func TestFlowReachesWhatIsConfigured(t *testing.T) {
 	t.Parallel()
 	s := simulate(64, 0)
 	s.run(time.Second)
-	if s.most != 64 {
-		t.Errorf("%d at once", s.most)
-	}
+	testkit.Equal(t, "at once", s.most, 64)
 	// After a time of 503s too.
 	for range 20 {
 		s.now = s.now.Add(time.Second)
@@ -194,9 +192,7 @@ func TestFlowReachesWhatIsConfigured(t *testing.T) {
 	}
 	testkit.Equal(t, "requests at once while it is unavailable", s.flow.Concurrency(), 1)
 	s.run(10 * time.Second)
-	if s.most != 64 {
-		t.Errorf("%d at once after recovery", s.most)
-	}
+	testkit.Equal(t, "at once after recovery", s.most, 64)
 }
 
 func TestConfiguredRateIsKept(t *testing.T) {

@@ -133,9 +133,7 @@ func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 	latest := relaytest.Row[int64](db, `SELECT max(id) FROM outbox`)
 	passed, err := routes.ReleaseParked(t.Context(), db.Pool, 2, latest)
 	relaytest.Must(t, err)
-	if passed != (routes.ParkedRange{After: 0, Reached: 2, Released: 2}) {
-		t.Errorf("the first step: %+v", passed)
-	}
+	testkit.Equal(t, "the first step", passed, (routes.ParkedRange{After: 0, Reached: 2, Released: 2}))
 	if of = claimRuns(db, 10, 16); len(of["k"]) != 2 {
 		t.Errorf("claimed %v while the third is parked", of)
 	}

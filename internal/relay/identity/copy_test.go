@@ -129,9 +129,7 @@ func TestPromotedStandby(t *testing.T) {
 	standby.Exec(`CHECKPOINT`)
 	elsewhere := comes(standby, identity.Config{Address: "elsewhere:5432/app"})
 	elsewhere.wantQuarantine("its address is elsewhere:5432/app, recorded is " + here)
-	if comes(standby, identity.Config{Address: here}).works() != 0 {
-		t.Error("quarantined after a failover")
-	}
+	testkit.Equal(t, "quarantined after a failover", comes(standby, identity.Config{Address: here}).works(), 0)
 	if timeline := relaytest.Row[int](standby, `SELECT timeline FROM outbox_identity`); timeline != 2 {
 		t.Errorf("timeline %d is recorded", timeline)
 	}

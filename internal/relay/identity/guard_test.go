@@ -196,9 +196,7 @@ func TestSpellingsOfTheAddress(t *testing.T) {
 	first.stop()
 	second.stop()
 	known := comes(db, identity.Config{Address: "two:5432/app"})
-	if known.works() != 0 {
-		t.Error("the second address is not remembered")
-	}
+	testkit.Equal(t, "the second address is not remembered", known.works(), 0)
 	known.stop()
 	// A row without its session is no proof of a living relay, however fresh it is, and whichever session has the pid.
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, session_pid) VALUES ('copied', '', now() + interval '1 hour', pg_backend_pid())`)

@@ -8,6 +8,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Where the transaction ids are another server's, accepting makes each event pending that may not
@@ -78,7 +79,5 @@ func TestAcceptForeignIDs(t *testing.T) {
 	if r := take(); len(r.Events) != 2 {
 		t.Errorf("took %d events", len(r.Events))
 	}
-	if got := relaytest.Rows[string](db, `SELECT concat(status, ' ', count(*)) FROM outbox_delivery GROUP BY status ORDER BY 1`); !slices.Equal(got, []string{"delivered 5001", "pending 5001"}) {
-		t.Errorf("deliveries: %q", got)
-	}
+	testkit.Equal(t, "deliveries", relaytest.Rows[string](db, `SELECT concat(status, ' ', count(*)) FROM outbox_delivery GROUP BY status ORDER BY 1`), []string{"delivered 5001", "pending 5001"})
 }

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // like is what PostgreSQL's LIKE does with the pattern of outbox_route.
@@ -92,9 +93,7 @@ func TestLike(t *testing.T) {
 func TestManyRoutes(t *testing.T) {
 	t.Parallel()
 	r := NewRoutes(manyRoutes(3000))
-	if got := r.Destinations("order77.paid"); !slices.Equal(got, []string{"audit", "d77"}) {
-		t.Errorf("goes to %q", got)
-	}
+	testkit.Equal(t, "goes to", r.Destinations("order77.paid"), []string{"audit", "d77"})
 	if n := len(r.prefix.lengths); n > 6 {
 		t.Errorf("%d lengths are tried", n)
 	}

@@ -152,9 +152,7 @@ func TestSettleStale(t *testing.T) {
 			if !slices.Equal(done.Lost, []int64{lost.Seq}) || done.Existing != nil {
 				t.Errorf("%+v", done)
 			}
-			if got := relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery`); !slices.Equal(got, []int64{2}) {
-				t.Errorf("written: %v", got)
-			}
+			testkit.Equal(t, "written", relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery`), []int64{2})
 		})
 	}
 }

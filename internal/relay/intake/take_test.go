@@ -327,9 +327,7 @@ func TestTakeBeaten(t *testing.T) {
 	relaytest.Must(t, err)
 	r.find(2, Beaten)
 	relaytest.Must(t, tx.Commit(t.Context()))
-	if keys(got.Events) != "e1 e2 e3" {
-		t.Errorf("took %q", keys(got.Events))
-	}
+	testkit.Equal(t, "took", keys(got.Events), "e1 e2 e3")
 	r.find(2, Nothing)
 	r.Exec(`DELETE FROM outbox_range`)
 	r.find(2, Missing)

@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -106,7 +107,5 @@ func TestKeysAreBounded(t *testing.T) {
 	for i := range 2 * lane.MaxReady {
 		j.Add(key(time.Duration(i).String()), lane.Live)
 	}
-	if len(j.keys) != lane.MaxReady {
-		t.Errorf("%d keys are noted", len(j.keys))
-	}
+	testkit.Equal(t, "keys are noted", len(j.keys), lane.MaxReady)
 }

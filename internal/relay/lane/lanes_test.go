@@ -78,9 +78,7 @@ func TestManyLanesRestAndAreForgotten(t *testing.T) {
 	}
 	now := time.Now()
 	quiet, asked := ls.Get("d001"), ls.Get("d002")
-	if len(ls.Visited()) != 0 {
-		t.Error("a lane that was only asked for is visited")
-	}
+	testkit.Equal(t, "a lane that was only asked for is visited", len(ls.Visited()), 0)
 	for _, l := range []*Lane{quiet, asked} {
 		ls.Engage(l)
 		l.RestartScans()
@@ -89,9 +87,7 @@ func TestManyLanesRestAndAreForgotten(t *testing.T) {
 		t.Fatalf("%d lanes work", len(got))
 	}
 	ls.Dismiss(now, nil)
-	if len(ls.Visited()) != 2 {
-		t.Error("a lane rests that has yet to read what is due")
-	}
+	testkit.Equal(t, "a lane rests that has yet to read what is due", len(ls.Visited()), 2)
 	for _, l := range []*Lane{quiet, asked} { // as if all had been read
 		l.Cursors[Backlog].Rest(now.Add(time.Hour))
 		l.Cursors[Replays].Rest(now.Add(time.Hour))
@@ -115,9 +111,7 @@ func TestManyLanesRestAndAreForgotten(t *testing.T) {
 		t.Error("a lane that was forgotten is not made again, at rest")
 	}
 	ls.Engage(quiet) // by a goroutine that still has it
-	if len(ls.Visited()) != 0 {
-		t.Error("a lane that was forgotten works")
-	}
+	testkit.Equal(t, "a lane that was forgotten works", len(ls.Visited()), 0)
 }
 
 // Lanes that were few become many, and the other way round, and each stays what it was.

@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // While the pause is on its way into the database, nothing is claimed; what an earlier claim brings late is not sent.
@@ -27,17 +28,13 @@ func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	l.Push(now, Live, nil)
 	l.PauseWritten()
 	l.Push(now, Live, nil) // of the claim that was under way
-	if l.StopReason() != policy.ReasonPaused {
-		t.Error("an earlier claim resumed the lane")
-	}
+	testkit.Equal(t, "an earlier claim resumed the lane", l.StopReason(), policy.ReasonPaused)
 	if free, _ := l.Room(now, lease); free[Live] == 0 {
 		t.Error("no room to find out that the destination was resumed")
 	}
 	l.claimed = time.Now().Add(time.Second)
 	l.Push(now, Live, nil)
-	if l.StopReason() != "" {
-		t.Error("a later claim did not resume the lane")
-	}
+	testkit.Equal(t, "a later claim did not resume the lane", l.StopReason(), "")
 }
 
 // How long a run may be follows from what its deliveries take and what a lease leaves.
@@ -172,13 +169,9 @@ func TestRescanLeavesTheCursorsAlone(t *testing.T) {
 		t.Errorf("cursor %+v, rescan from %v", l.Cursors[Backlog], l.RescanFrom)
 	}
 	l.AdvanceRescan(ScanResult{Last: at(6), More: true})
-	if l.RescanFrom != at(6) {
-		t.Errorf("continues at %v", l.RescanFrom)
-	}
+	testkit.Equal(t, "continues at", l.RescanFrom, at(6))
 	l.AdvanceRescan(ScanResult{Last: at(8)})
-	if l.RescanFrom != (Keyset{}) {
-		t.Errorf("then at %v", l.RescanFrom)
-	}
+	testkit.Equal(t, "then at", l.RescanFrom, (Keyset{}))
 }
 
 // The head of a run is locked by another session while what follows it is written: the key continues when the head is written, too.

@@ -173,9 +173,7 @@ func TestTakeUnsent(t *testing.T) {
 	l.Push(time.Now(), Backlog, [][]Delivery{{{EventID: 4}}})
 	unsent := ids(l.TakeUnsent())
 	slices.Sort(unsent)
-	if !slices.Equal(unsent, []int64{1, 2, 3, 4}) {
-		t.Errorf("given back: %v", unsent)
-	}
+	testkit.Equal(t, "given back", unsent, []int64{1, 2, 3, 4})
 	if run, wait := l.NextRun(time.Now()); run != nil || wait > 0 {
 		t.Errorf("%v is left", ids(run))
 	}

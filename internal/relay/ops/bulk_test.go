@@ -34,9 +34,7 @@ func TestReplay(t *testing.T) {
 	if len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], `"default" is paused: nothing is sent there before outbox-relay resume default`) {
 		t.Errorf("what is replayed waits for the end of a pause: %q", b.Obstacles)
 	}
-	if relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`) != before {
-		t.Error("a preview changes something")
-	}
+	testkit.Equal(t, "a preview changes something", relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`), before)
 	if len(b.Sample) != 1 || b.Sample[0].EventID != 1 || b.Sample[0].IdempotencyKey != "k-1" || b.Sample[0].Status != "failed" {
 		t.Errorf("the sample is %+v", b.Sample)
 	}
@@ -95,9 +93,7 @@ func TestReplayOfOldEvents(t *testing.T) {
 			t.Errorf("%+v", b)
 		}
 	}
-	if got := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE replay`); !slices.Equal(got, []int64{2}) {
-		t.Errorf("replayed %v", got)
-	}
+	testkit.Equal(t, "replayed", relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE replay`), []int64{2})
 	b, err := outbox.Replay(t.Context(), ops.Selection{Destination: "default"}, 0, nil)
 	relaytest.Must(t, err)
 	if b.Done != 1 {
@@ -121,9 +117,7 @@ func TestDiscard(t *testing.T) {
 	if b.Matched != 3 || b.Done != 3 || b.InFlight != 1 {
 		t.Errorf("%+v", b)
 	}
-	if got := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'discarded' AND claimed_by IS NULL ORDER BY event_id`); !slices.Equal(got, []int64{1, 3, 4}) {
-		t.Errorf("discarded %v", got)
-	}
+	testkit.Equal(t, "discarded", relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'discarded' AND claimed_by IS NULL ORDER BY event_id`), []int64{1, 3, 4})
 	b, err = outbox.Discard(t.Context(), ops.Selection{EventIDs: []int64{1, 2, 3, 4, 5}}, nil)
 	relaytest.Must(t, err)
 	if b.Done != 1 || b.InFlight != 1 || b.OtherStatus["discarded"] != 3 {
@@ -238,9 +232,7 @@ func TestRetry(t *testing.T) {
 	if b.Matched != 2 || b.NotWaiting != 2 || b.InFlight != 1 || b.Unknown != 1 || !maps.Equal(b.OtherStatus, map[string]int64{"failed": 1, "delivered": 1}) {
 		t.Errorf("%+v", b)
 	}
-	if relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`) != before {
-		t.Error("a preview changes something")
-	}
+	testkit.Equal(t, "a preview changes something", relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`), before)
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
 	for _, s := range []ops.Selection{{EventIDs: []int64{1}}, {Destination: "default", Reason: "unauthorized"}} {
 		b, err = outbox.Retry(t.Context(), s, nil)

@@ -30,9 +30,7 @@ func TestPauseAndResume(t *testing.T) {
 			t.Errorf("got %+v, %v, want %+v", got, err, test.want)
 		}
 	}
-	if reasons := relaytest.Rows[string](db, `SELECT detail FROM outbox_audit WHERE action = 'pause' ORDER BY id`); !slices.Equal(reasons, []string{"maintenance", "longer maintenance"}) {
-		t.Errorf("the audit has %q", reasons)
-	}
+	testkit.Equal(t, "the audit has", relaytest.Rows[string](db, `SELECT detail FROM outbox_audit WHERE action = 'pause' ORDER BY id`), []string{"maintenance", "longer maintenance"})
 	if got, err := outbox.Resume(t.Context(), "default", false); err != nil || !got.Changed || got.Paused {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // An event says where it is until all its deliveries have rows: not taken, in whose hand, half
@@ -78,15 +79,11 @@ func TestEventThatIsNotRouted(t *testing.T) {
 		}
 		return list
 	}
-	if got := idle(); !slices.Equal(got, []bool{true, true}) {
-		t.Errorf("idle: %v", got)
-	}
+	testkit.Equal(t, "idle", idle(), []bool{true, true})
 	r, err := intake.TakeRange(t.Context(), db.Pool, 2, intake.Terms{Events: 10}, false)
 	relaytest.Must(t, err)
 	want(1, "in_hand: in the hand of relay 2 a 2)")
-	if got := idle(); !slices.Equal(got, []bool{true, false}) {
-		t.Errorf("idle with events in hand: %v", got)
-	}
+	testkit.Equal(t, "idle with events in hand", idle(), []bool{true, false})
 	check(2, 0)
 	settle := func(ended bool, deliveries ...intake.NewRow) {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -104,12 +105,8 @@ func TestBulkMeetsOthers(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET claim = claim + 1 WHERE event_id = 2`)
 	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found, 0, 0)
 	relaytest.Must(t, err)
-	if changed != 1 {
-		t.Errorf("%d changed, want 1", changed)
-	}
-	if got := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE replay`); !slices.Equal(got, []int64{3}) {
-		t.Errorf("replayed %v", got)
-	}
+	testkit.Equal(t, "changed", changed, 1)
+	testkit.Equal(t, "replayed", relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE replay`), []int64{3})
 }
 
 // However large the table, a batch reads what it needs.

@@ -33,11 +33,7 @@ func TestFloors(t *testing.T) {
 	}
 	testkit.Equal(t, "one that was not used for long", f.LookUp(Key{"default", "0"}, 0, false).Event, math.MinInt64)
 	f.Forget(a, 8)
-	if f.LookUp(a, 1, false).Event != 7 {
-		t.Error("forgotten for an event behind it")
-	}
+	testkit.Equal(t, "forgotten for an event behind it", f.LookUp(a, 1, false).Event, 7)
 	f.Forget(a, 7)
-	if f.LookUp(a, 1, false).Event != math.MinInt64 {
-		t.Error("kept although an event before it is pending")
-	}
+	testkit.Equal(t, "kept although an event before it is pending", f.LookUp(a, 1, false).Event, math.MinInt64)
 }

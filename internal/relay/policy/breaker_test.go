@@ -3,6 +3,8 @@ package policy
 import (
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 var (
@@ -201,9 +203,7 @@ func TestBreakerHearsTheDatabase(t *testing.T) {
 		b := c.breaker
 		asked := late.Add(-time.Second)
 		b.ApplyState(asked, late, c.said, self)
-		if b.State != c.want {
-			t.Errorf("%s: state %d, want %d", name, b.State, c.want)
-		}
+		testkit.Equal(t, name+": state", b.State, c.want)
 		if c.breaker.State != BreakerOpen && b.State == BreakerOpen && !b.TryAt.Equal(late.Add(3*time.Second)) {
 			t.Errorf("%s: try at %s", name, b.TryAt)
 		}

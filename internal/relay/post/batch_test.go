@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -357,9 +358,7 @@ func TestBatchMasksTheHeadersOfItsEvents(t *testing.T) {
 					t.Errorf("%+v", v)
 				}
 			}
-			if len(b.batches) != 1 {
-				t.Errorf("%d batches", len(b.batches))
-			}
+			testkit.Equal(t, "batches", len(b.batches), 1)
 		})
 	}
 }

@@ -59,9 +59,7 @@ func TestRedirectsAreNeverFollowed(t *testing.T) {
 					if v.Outcome != policy.Retry || v.Reason != policy.ReasonRedirect || v.StatusCode != code || !strings.Contains(v.Message, "never followed") {
 						t.Errorf("%+v", v)
 					}
-					if rc.Total() != n+1 {
-						t.Errorf("%d requests, want %d", rc.Total(), n+1)
-					}
+					testkit.Equal(t, "requests", rc.Total(), n+1)
 				}
 			})
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The settings on which the plans rest win, whatever the DSN says; the DSN's other settings stay.
@@ -22,9 +23,7 @@ func TestPoolSettings(t *testing.T) {
 	if !maps.Equal(got.ConnConfig.RuntimeParams, want) {
 		t.Errorf("settings %v, want %v", got.ConnConfig.RuntimeParams, want)
 	}
-	if got.MaxConns != defaultConns {
-		t.Errorf("%d connections", got.MaxConns)
-	}
+	testkit.Equal(t, "connections", got.MaxConns, defaultConns)
 	if given.ConnConfig.RuntimeParams["enable_seqscan"] != "on" || given.MaxConns != 50 {
 		t.Error("the caller's configuration was changed")
 	}

@@ -99,9 +99,7 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 	}
 	relaytest.Must(t, s.Producers.Arm(t.Context(), db.Pool, true))
 	relaytest.Must(t, s.beat(t.Context(), on, time.Now()))
-	if unheard != 0 {
-		t.Error("producers had not stopped")
-	}
+	testkit.Equal(t, "producers had not stopped", unheard, 0)
 	relaytest.Must(t, new(Producers).Arm(t.Context(), db.Pool, false))
 	for range 2 {
 		relaytest.Must(t, s.beat(t.Context(), on, time.Now()))
@@ -139,9 +137,7 @@ func TestArmedRelayWakesTheOthers(t *testing.T) {
 	var heard int
 	s.Wake = func(asked Requests) { heard += asked.Commits }
 	relaytest.Must(t, s.listen(t.Context(), on, time.Now().Add(relaytest.Patience)))
-	if heard != 1 {
-		t.Errorf("heard %d", heard)
-	}
+	testkit.Equal(t, "heard", heard, 1)
 }
 
 // A stranger sends more notifications than a session can read beside its heartbeat. The relay stops listening for a while,

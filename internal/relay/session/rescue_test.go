@@ -168,9 +168,7 @@ func TestEndOfARelayTouchesNoDelivery(t *testing.T) {
 		t.Errorf("trials are %q, want %q", got, want)
 	}
 	// To leave is not to die: it counts as no rescue.
-	if got := relaytest.Rows[int32](db, `SELECT instance FROM outbox_rescue UNION ALL SELECT instance FROM outbox_void WHERE died`); !slices.Equal(got, []int32{killed, killed}) {
-		t.Errorf("rescues of %v", got)
-	}
+	testkit.Equal(t, "rescues of", relaytest.Rows[int32](db, `SELECT instance FROM outbox_rescue UNION ALL SELECT instance FROM outbox_void WHERE died`), []int32{killed, killed})
 }
 
 // A claim that the database still executes when its connection is lost is waited for. A later claim stands.

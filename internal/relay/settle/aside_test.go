@@ -37,9 +37,7 @@ func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
 	r.Exec(`DROP TRIGGER refuse ON outbox_delivery; UPDATE outbox_delivery SET attempts = 1 WHERE event_id = 7`)
 	r.awaitsWritten(299)
 	r.end()
-	if got := relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL`); !slices.Equal(got, []int64{77}) {
-		t.Errorf("unsettled are %v", got)
-	}
+	testkit.Equal(t, "unsettled", relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL`), []int64{77})
 	if n := strings.Count(r.logged.String(), "the database refuses the outcome of deliveries"); n == 0 || n > 3 {
 		t.Errorf("%d lines of the log: %s", n, r.logged.String())
 	}

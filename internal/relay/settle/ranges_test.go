@@ -65,9 +65,7 @@ func TestOldRangesGetRows(t *testing.T) {
 	r.settle(of.Deliveries[0].settlement(), with(of.Deliveries[1].settlement(), policy.Retry))
 	r.end()
 	r.wantRows("1 delivered 1 204 dated", "2 pending 1 500 server_error no later")
-	if r.stale != 0 {
-		t.Errorf("%d are stale", r.stale)
-	}
+	testkit.Equal(t, "stale", r.stale, 0)
 }
 
 // When a delivery with an ordering key becomes pending, the earlier ones of its key get rows with it, and no others.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A claim that is gone from its row is restored only where the row is certainly the one that was sent, and untouched since.
@@ -43,9 +44,7 @@ func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 				relaytest.Must(t, err)
 			}
 			got := relaytest.Row[string](db, `SELECT concat_ws(' ', status, claim, attempts) FROM outbox_delivery`)
-			if got != c.want {
-				t.Errorf("the row is %q, want %q", got, c.want)
-			}
+			testkit.Equal(t, "the row", got, c.want)
 		})
 	}
 }

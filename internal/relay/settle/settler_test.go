@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A low load is settled in few statements, and what something waits for is settled soon.
@@ -49,9 +50,7 @@ func TestBatchesWaitForMoreUnlessSomethingWaitsForThem(t *testing.T) {
 					}
 				})
 				batch := w.collect(Settlement{Decision: delivered}, timer)
-				if len(batch) != c.want {
-					t.Errorf("%d settlements in a batch, want %d", len(batch), c.want)
-				}
+				testkit.Equal(t, "settlements in a batch", len(batch), c.want)
 				sending.Wait()
 			})
 		})

@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // running is a taker whose settler writes.
@@ -149,9 +150,7 @@ func TestWhatCannotBeSentGetsARow(t *testing.T) {
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('nowhere', '{}', 'unrouted')`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at) VALUES ('t', '{}', 'scheduled', 'k', now() + interval '1 hour')`)
 	r.take(t)
-	if keys := r.deliver("served"); !slices.Equal(keys, []string{"key-1"}) {
-		t.Errorf("sent: %v", keys)
-	}
+	testkit.Equal(t, "sent", r.deliver("served"), []string{"key-1"})
 	r.becomes("served key-1 delivered", "paused key-1 pending", "elsewhere key-1 pending", " unrouted pending",
 		"served scheduled pending later", "paused scheduled pending later", "elsewhere scheduled pending later")
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`)
@@ -187,9 +186,7 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 	})
 	relaytest.Must(t, err)
 	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
-	if keys := r.deliver("default"); !slices.Equal(keys, []string{"k-2", "k-3"}) {
-		t.Errorf("then: %v", keys)
-	}
+	testkit.Equal(t, "then", r.deliver("default"), []string{"k-2", "k-3"})
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`)
 }
 
@@ -213,9 +210,7 @@ func TestRangeFollowsARowOfItsKey(t *testing.T) {
 	db.Exec(insertEvent, "k-2", "k")
 	db.Exec(insertEvent, "j-1", "j")
 	r.take(t)
-	if keys := r.deliver("default"); !slices.Equal(keys, []string{"j-1"}) {
-		t.Errorf("sent: %v", keys)
-	}
+	testkit.Equal(t, "sent", r.deliver("default"), []string{"j-1"})
 	r.becomes("default k-1 pending later", "default k-2 pending", "default j-1 delivered")
 }
 

@@ -100,9 +100,7 @@ func TestMarkInFrontOfMany(t *testing.T) {
 		left, _, err = store{db.Pool}.mark(t.Context(), left, 10)
 		relaytest.Must(t, err)
 	}
-	if free := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE blocked_by IS NULL ORDER BY event_id`); !slices.Equal(free, []int64{1, 200}) {
-		t.Errorf("%v wait for nothing", free)
-	}
+	testkit.Equal(t, "wait for nothing", relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE blocked_by IS NULL ORDER BY event_id`), []int64{1, 200})
 }
 
 // What a sweep releases: the first pending delivery of each key whose head holds no longer.
@@ -256,9 +254,7 @@ func TestTicksOfAnIdleKeeper(t *testing.T) {
 			k.ticks = 0
 		}
 	}
-	if !slices.Equal(sweeps, []int{idleTicks, 2 * idleTicks}) {
-		t.Errorf("sweeps at the ticks %v", sweeps)
-	}
+	testkit.Equal(t, "sweeps at the ticks", sweeps, []int{idleTicks, 2 * idleTicks})
 	for range 3 {
 		k.any = true
 		k.Tick()

@@ -28,9 +28,7 @@ func TestConditionTextsAreComplete(t *testing.T) {
 		prepared := `{"kind": "prepared", "name": "p", "user": "u", "seconds": 3600}`
 		testkit.Must(t, json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders))
 		hold, _ := s.conditions(limits, nil)
-		if len(hold) != 6 {
-			t.Errorf("%d conditions", len(hold))
-		}
+		testkit.Equal(t, "conditions", len(hold), 6)
 		for _, c := range hold {
 			if found := defect.FindString(c.detail); found != "" {
 				t.Errorf("%q in: %s", found, c.detail)

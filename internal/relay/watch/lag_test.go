@@ -1,13 +1,13 @@
 package watch
 
 import (
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // An event that no relay takes makes the destinations lag that a route leads it to, and no others:
@@ -43,9 +43,7 @@ func TestLagOfUnroutedEvents(t *testing.T) {
 	if len(lags) != len(want) {
 		t.Errorf("lanes %v", lags)
 	}
-	if got := relaytest.Rows[string](db, `SELECT subject || ' ' || first_event_id FROM outbox_alert WHERE rule = 'lag' ORDER BY 1`); !slices.Equal(got, []string{"all 1", "one 2"}) {
-		t.Errorf("alerts: %q", got)
-	}
+	testkit.Equal(t, "alerts", relaytest.Rows[string](db, `SELECT subject || ' ' || first_event_id FROM outbox_alert WHERE rule = 'lag' ORDER BY 1`), []string{"all 1", "one 2"})
 	b, err := w.CountBacklog(t.Context(), []string{"one", "all", "two"}, 3)
 	relaytest.Must(t, err)
 	if b.Untaken != 3 || len(b.Lanes) != 3 || b.Lanes[0].Pending != 0 || b.Lanes[0].LagSeconds < 1800 || b.Lanes[1].LagSeconds < 2400 || b.Lanes[2].LagSeconds > 1800 {
