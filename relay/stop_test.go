@@ -119,9 +119,7 @@ func TestCutOffLastAttemptIsNotAFailure(t *testing.T) {
 	r.cancel()
 	r.Abort()
 	r.stop()
-	if got := relaytest.Row[string](db, `SELECT concat_ws(' ', status, last_reason) FROM outbox_delivery`); got != "pending shutdown" {
-		t.Error(got)
-	}
+	testkit.Equal(t, "found", relaytest.Row[string](db, `SELECT concat_ws(' ', status, last_reason) FROM outbox_delivery`), "pending shutdown")
 }
 
 // The drain is bounded by itself too.
@@ -136,9 +134,7 @@ func TestDrainTimeout(t *testing.T) {
 	r := start(t, cfg)
 	<-g.Arrived
 	r.stop()
-	if got := relaytest.Row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "pending 1 shutdown" {
-		t.Error(got)
-	}
+	testkit.Equal(t, "found", relaytest.Row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`), "pending 1 shutdown")
 }
 
 // Without a database nothing can be settled: the stop ends all the same, and the deliveries are left to their lease.

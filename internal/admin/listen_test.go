@@ -88,9 +88,7 @@ func TestEmptyAddressIsOff(t *testing.T) {
 		t.Errorf("%v, %v", s, err)
 	}
 	s.Close()
-	if s.Address() != "" {
-		t.Error(s.Address())
-	}
+	testkit.Equal(t, "found", s.Address(), "")
 }
 
 func TestIsLoopback(t *testing.T) {

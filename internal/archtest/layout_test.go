@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 var (
@@ -102,9 +104,7 @@ func tooLong(name, text string) string {
 func TestFilesAreShort(t *testing.T) {
 	t.Parallel()
 	for _, name := range tree(t) {
-		if violation := tooLong(name, read(t, name)); violation != "" {
-			t.Error(violation)
-		}
+		testkit.Equal(t, "found", tooLong(name, read(t, name)), "")
 	}
 	for name, lines := range map[string]int{"relay/store.go": 501, "README.md": 201, "migrations/outbox/1.sql": 501} {
 		if tooLong(name, strings.Repeat("\n", lines)) == "" || tooLong(name, strings.Repeat("\n", lines-1)) != "" {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestChunksEndWithTheLastOneOrAnError(t *testing.T) {
@@ -66,7 +68,5 @@ func TestSelections(t *testing.T) {
 	if err := CheckChosen("status", []string{"faild"}, []string{"failed", "parked"}); err == nil || err.Error() != `status "faild" cannot be chosen; choose failed, parked` {
 		t.Error(err)
 	}
-	if got := LikePattern(`a_b%c\d.*`); got != `a\_b\%c\\d.%` {
-		t.Error(got)
-	}
+	testkit.Equal(t, "found", LikePattern(`a_b%c\d.*`), `a\_b\%c\\d.%`)
 }

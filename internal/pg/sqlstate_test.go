@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestOutcomeUnknown(t *testing.T) {
@@ -24,9 +26,7 @@ func TestOutcomeUnknown(t *testing.T) {
 		"cut off":    {fmt.Errorf("claim: %w", errors.New("unexpected EOF")), true},
 		"timed out":  {context.DeadlineExceeded, true},
 	} {
-		if got := OutcomeUnknown(c.err); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		testkit.Equal(t, name, OutcomeUnknown(c.err), c.want)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Logs keep names as they were written, and some programs write them in lower case. Two spellings of a name are a header that is
@@ -58,9 +59,7 @@ func TestDeliverReadsTheAnswer(t *testing.T) {
 			}
 		}, message.Outcome{Verdict: message.Done, Status: 204}},
 	} {
-		if got := message.Deliver(t.Context(), c.receive, message.Message{Stored: stored}); got != c.want {
-			t.Errorf("%s: %+v, want %+v", name, got, c.want)
-		}
+		testkit.Equal(t, name, message.Deliver(t.Context(), c.receive, message.Message{Stored: stored}), c.want)
 	}
 	if _, ok := message.StoredAt(t.Context()); ok {
 		t.Error("a request that no log carried has a time at which it was stored")

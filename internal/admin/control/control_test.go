@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -83,9 +84,7 @@ func TestOrders(t *testing.T) {
 	stop()
 	relaytest.Must(t, gate.Rollback(t.Context()))
 	running.Wait()
-	if got := relaytest.Row[string](db, `SELECT state || ' ' || (done < 3000) FROM outbox_audit`); got != "interrupted true" {
-		t.Error(got)
-	}
+	testkit.Equal(t, "found", relaytest.Row[string](db, `SELECT state || ' ' || (done < 3000) FROM outbox_audit`), "interrupted true")
 	if c.Runs(id) {
 		t.Error("it still runs")
 	}

@@ -138,9 +138,7 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	if got := relaytest.Row[string](db, `SELECT string_agg(actor || ' ' || origin || ' ' || action, ', ' ORDER BY id) FROM outbox_audit`); got != "rob page replay, ann page resume_operation, ann page interrupt_operation" {
 		t.Error(got)
 	}
-	if got := relaytest.Row[string](db, `SELECT state || ' ' || done FROM outbox_audit WHERE id = 1`); got != "interrupted 8" {
-		t.Error(got)
-	}
+	testkit.Equal(t, "found", relaytest.Row[string](db, `SELECT state || ' ' || done FROM outbox_audit WHERE id = 1`), "interrupted 8")
 }
 
 // The first page counts what waits and who works, and shows each destination in a word.

@@ -171,9 +171,7 @@ destinations:
 	}
 	want := map[string]string{"token": "Bearer t0", "token_file": "Bearer one", "basic": "Basic dTpw", "basic_file": "Basic dTpww6RzcyB3b3Jk"}
 	for name, value := range want {
-		if got[name] != value {
-			t.Errorf("%s: %q, want %q", name, got[name], value)
-		}
+		testkit.Equal(t, name, got[name], value)
 	}
 	if len(got) != len(want) {
 		t.Errorf("credentials: %q", got)

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -66,9 +67,7 @@ func TestDifferences(t *testing.T) {
 		found.Addresses = []string{"a:5432/app"}
 		test.change(&found)
 		differences := found.differences(recorded)
-		if got := strings.TrimPrefix(reasonOf(differences), "this is not the database that relays were accepted on: "); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
+		testkit.Equal(t, name, strings.TrimPrefix(reasonOf(differences), "this is not the database that relays were accepted on: "), test.want)
 		if got, want := onlyAddress(differences), name == "another address"; got != want {
 			t.Errorf("%s: only the address differs: %v", name, got)
 		}

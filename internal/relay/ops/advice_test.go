@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // Each problem alone: what is said of it, and which commands come next, each before its comment.
@@ -195,8 +196,6 @@ func TestStateOfAFailingDestination(t *testing.T) {
 		"no route any more":          {DestinationStatus{Routed: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
 	} {
 		c.d.Routed, c.d.Served, c.d.Breaker = !c.d.Routed, true, "closed"
-		if got := c.d.state(); got != c.want {
-			t.Errorf("%s: %s, want %s", name, got, c.want)
-		}
+		testkit.Equal(t, name, c.d.state(), c.want)
 	}
 }

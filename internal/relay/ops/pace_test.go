@@ -35,9 +35,7 @@ func TestPace(t *testing.T) {
 			t.Errorf("%s: %d a batch, %v, a rest of %v", name, p.batch(), p.spread(100_000), p.rest(p.batch(), c.took))
 		}
 		b := Bulk{Rate: int64(p), Seconds: p.spread(100_000).Seconds()}
-		if b.Spread() != c.sentence {
-			t.Errorf("%s: %q", name, b.Spread())
-		}
+		testkit.Equal(t, name, b.Spread(), c.sentence)
 	}
 	for _, a := range []action{retryAction(), discardAction(), quarantineAction()} {
 		if a.pace(Selection{}) != 0 {

@@ -4,6 +4,8 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestLongest(t *testing.T) {
@@ -23,9 +25,7 @@ func TestLongest(t *testing.T) {
 		"no receiver asks for so much": {RetryPolicy{MaxAttempts: 2, RetryAfterMax: math.MaxInt64}, maxDelay},
 		"the longest there is":         {RetryPolicy{Schedule: []time.Duration{math.MaxInt64 / 2}, MaxAttempts: 1000, Jitter: &none}, math.MaxInt64},
 	} {
-		if got := test.policy.Longest(); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
-		}
+		testkit.Equal(t, name, test.policy.Longest(), test.want)
 	}
 	p := RetryPolicy{MaxAttempts: 3, RetryAfterMax: 10 * h}
 	if got, want := p.LongestWith(10*time.Second, time.Minute), 20*h+210*time.Second; got != want {

@@ -282,9 +282,7 @@ func TestUnservedDeliveriesAreLogged(t *testing.T) {
 	if r.log.Len() > 0 {
 		t.Errorf("logged again: %s", r.log)
 	}
-	if got := (Unserved{Destination: "old", Pending: 10_001}).String(); got != "old (more than 10000)" {
-		t.Error(got)
-	}
+	testkit.Equal(t, "found", (Unserved{Destination: "old", Pending: 10_001}).String(), "old (more than 10000)")
 }
 
 // A relay's start may not take longer the more waits.

@@ -109,9 +109,7 @@ func TestConditions(t *testing.T) {
 		testkit.Equal(t, name+": ended", fmt.Sprint(ended), c.ended)
 	}
 	differ := Difference{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}
-	if got := differ.String(); got != "other secrets at b than at a and c" {
-		t.Error(got)
-	}
+	testkit.Equal(t, "found", differ.String(), "other secrets at b than at a and c")
 	// A storm begins with the third death and ends when a window has passed without one.
 	for deaths, want := range map[int]string{0: "0 1", 1: "0 0", 2: "0 0", 3: "1 0"} {
 		s := open(sample{Database: "db"}, alert.RuleRescueStorm, "db", false)
