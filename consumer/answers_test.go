@@ -173,9 +173,7 @@ func TestDatabaseDownIs503(t *testing.T) {
 			t.Error("the report has no error")
 		}
 		// Without the migrations the answer says so.
-		if log := e.Logged.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, "outbox-relay migrate up --set inbox") {
-			t.Errorf("logged %s", log)
-		}
+		testkit.Contains(t, "logged", e.Logged.String(), "level=ERROR", "outbox-relay migrate up --set inbox")
 		e.MustExec("ALTER TABLE elsewhere RENAME TO processed_events")
 		receivertest.WantFirst(t, e.Post("k", "{}"), http.StatusCreated, `{"done":"k"}`)
 

@@ -101,9 +101,7 @@ func TestBatchPoisonFailsAlone(t *testing.T) {
 		"error": 500, "permanent": 422, "panic": 500, "abort": 500, "goexit": 500, "broken": 500, "hidden": 500, "rollback": 500,
 	}
 	results := wantBatch(e, batchRequest(e, keys...), want)
-	if !strings.Contains(results["permanent"].Body, "never") {
-		t.Errorf("the refusal says %q", results["permanent"].Body)
-	}
+	testkit.Contains(t, "the refusal", results["permanent"].Body, "never")
 	for key, status := range want {
 		rows := 0
 		if status == 204 {

@@ -34,9 +34,7 @@ func TestResponseWriterOffersNoWayAround(t *testing.T) {
 					"Flush": c.Flush(), "Hijack": hijack, "EnableFullDuplex": c.EnableFullDuplex(),
 					"SetReadDeadline": c.SetReadDeadline(time.Time{}), "SetWriteDeadline": c.SetWriteDeadline(time.Time{}),
 				} {
-					if !errors.Is(err, http.ErrNotSupported) {
-						t.Errorf("%s: %v, want ErrNotSupported", name, err)
-					}
+					testkit.ErrorIs(t, name, err, http.ErrNotSupported)
 				}
 				if _, ok := w.(interface{ Unwrap() http.ResponseWriter }); ok {
 					t.Error("the writer can be unwrapped")
@@ -104,9 +102,7 @@ func TestTxIsClosedWhenTheHandlerReturns(t *testing.T) {
 			"QueryRow":  tx.QueryRow(ctx, "SELECT 1").Scan(&one),
 			"SendBatch": tx.SendBatch(ctx, &pgx.Batch{}).Close(),
 		} {
-			if !errors.Is(err, pgx.ErrTxClosed) {
-				t.Errorf("%s: %v, want ErrTxClosed", name, err)
-			}
+			testkit.ErrorIs(t, name, err, pgx.ErrTxClosed)
 		}
 	}
 	e.WantRows("late", 0, 0)

@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -304,9 +303,7 @@ func TestPreparedStatementsNamedAsTheEndOfATransaction(t *testing.T) {
 				return func(ctx context.Context, event consumer.Event) error {
 					if event.Key == "first" {
 						_, err := consumer.Tx(ctx).Prepare(ctx, name, "SELECT 1")
-						if !errors.Is(err, consumer.ErrMiddlewareCommits) {
-							t.Errorf("Prepare: %v", err)
-						}
+						testkit.ErrorIs(t, "Prepare", err, consumer.ErrMiddlewareCommits)
 						return nil
 					}
 					return receivertest.ErrHandler
@@ -390,7 +387,5 @@ func TestConnectionThatRemembersElsewhere(t *testing.T) {
 		}
 	}
 	e.WantRows("k", 1, 1)
-	if !strings.Contains(e.Logged.String(), "give the receiver its own pool") {
-		t.Error("the log does not say what to do")
-	}
+	testkit.Contains(t, "the log does not say what to do", e.Logged.String(), "give the receiver its own pool")
 }

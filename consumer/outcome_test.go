@@ -232,9 +232,7 @@ func TestHandlerThatAnswersNothing(t *testing.T) {
 			}
 			e.WantRows("k", 0, 0)
 		}
-		if log := e.Logged.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "without writing a status") {
-			t.Errorf("logged %s", log)
-		}
+		testkit.Contains(t, "logged", e.Logged.String(), "level=WARN", "without writing a status")
 		receivertest.WantFirst(t, e.Do(e.NewRequest("k", "{}", receivertest.With("Test-Answer", "204"))), 204, "")
 		e.WantRows("k", 1, 1)
 	})

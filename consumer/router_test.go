@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestRouterFindsTheMostSpecificHandler(t *testing.T) {
@@ -82,9 +83,7 @@ func TestRouterWithoutAHandler(t *testing.T) {
 			t.Errorf("got %v, want %s", err, text)
 		}
 	}
-	if err := (&consumer.Router[pgx.Tx]{}).Dispatch(t.Context(), nil, consumer.Event{Type: "a"}); !errors.Is(err, consumer.ErrUnknownEvent) {
-		t.Errorf("the zero router: %v", err)
-	}
+	testkit.ErrorIs(t, "the zero router", (&consumer.Router[pgx.Tx]{}).Dispatch(t.Context(), nil, consumer.Event{Type: "a"}), consumer.ErrUnknownEvent)
 }
 
 func TestRouterRefusesMistakes(t *testing.T) {

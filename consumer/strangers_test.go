@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -270,9 +271,7 @@ func TestHungHandlerLosesItsTransaction(t *testing.T) {
 			answer, _ := e.Try(e.NewRequest("k", "{}", receivertest.With("Test-Hang", "yes")))
 			first <- answer
 		}()
-		if err := <-ended; err == nil || !strings.Contains(err.Error(), "HandlerTimeout") {
-			t.Errorf("the handler's context ended with %v", err)
-		}
+		testkit.ErrorContains(t, "the handler's context ended with", <-ended, "HandlerTimeout")
 		e.Await(`SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%')`)
 		receivertest.WantFirst(t, e.Post("k", "{}"), 201, `{"done":"k"}`)
 		release()
@@ -346,9 +345,7 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 				t.Errorf("%s, unsigned: %d %s", key, got.Status, got.Body)
 			}
 		}
-		if !strings.Contains(e.Logged.String(), "shipments_internal") {
-			t.Errorf("the log says %s", e.Logged)
-		}
+		testkit.Contains(t, "the log", e.Logged.String(), "shipments_internal")
 	})
 }
 

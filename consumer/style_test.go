@@ -25,6 +25,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -276,9 +277,7 @@ func TestHandlerThatEndsBadly(t *testing.T) {
 					}
 					e.WantRows(style, 0, 0)
 				}
-				if log := e.Logged.String(); !strings.Contains(log, c.log) {
-					t.Errorf("logged %s", log)
-				}
+				testkit.Contains(t, "logged", e.Logged.String(), c.log)
 				receivertest.WantFirst(t, e.Post("writes nothing", "{}"), 204, "")
 				e.WantRows("writes nothing", 1, 1)
 			})

@@ -65,9 +65,7 @@ func TestCopyIsLeftAlone(t *testing.T) {
 	}
 	r := start(t, cfg)
 	r.await(t, "the alert", func(o *observer) bool { return len(o.notices) == 1 })
-	if text := string(slack.All()[0].Body); !strings.Contains(text, "quarantine") || !strings.Contains(text, "outbox-relay identity accept") {
-		t.Errorf("the alert says %s", text)
-	}
+	testkit.Contains(t, "the alert", string(slack.All()[0].Body), "quarantine", "outbox-relay identity accept")
 	signal(r.signals.parked) // as the session does when a route was added
 	signal(r.signals.alerts)
 	beat := relaytest.Row[string](copied, `SELECT heartbeat_at::text FROM outbox_relay WHERE quarantined IS NOT NULL`)

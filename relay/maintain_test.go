@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // fakeClock is the clock of a backoff: it moves by what the backoff says to wait.
@@ -72,9 +72,7 @@ func TestJobThatPanicsOrHangsHurtsNobody(t *testing.T) {
 	if panics.Load() < 2 || most.Load() != 1 {
 		t.Errorf("%d panics, the slow job ran %d times at once", panics.Load(), most.Load())
 	}
-	if !strings.Contains(log.String(), "a defect") {
-		t.Error("the panic is not logged")
-	}
+	testkit.Contains(t, "the panic is not logged", log.String(), "a defect")
 	if jobs.Location() != time.UTC {
 		t.Errorf("jobs run in %s, where hours are skipped and repeated", jobs.Location())
 	}

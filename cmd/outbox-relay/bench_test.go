@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bench"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -127,9 +128,7 @@ func TestBenchOverload(t *testing.T) {
 	if s := report.Steady; s == nil || s.Events < 1 || s.Events >= 100_000 || s.CommittedAt >= 100_000 {
 		t.Errorf("the steady rate is %+v", s)
 	}
-	if !strings.Contains(r.stderr, "remove what a killed one has left: DROP SCHEMA outbox_bench_left CASCADE\n") {
-		t.Errorf("stderr does not name the schema of a killed run:\n%s", r.stderr)
-	}
+	testkit.Contains(t, "stderr does not name the schema of a killed run", r.stderr, "remove what a killed one has left: DROP SCHEMA outbox_bench_left CASCADE\n")
 	pgtest.Exec(t, pool, `DROP SCHEMA outbox_bench_left`)
 	unchanged()
 }

@@ -121,9 +121,7 @@ func TestSeveralOutboxes(t *testing.T) {
 			t.Errorf("the metrics lack %s", want)
 		}
 	}
-	if !strings.Contains(run.stderr.String(), `"database":"east"`) {
-		t.Error("the log does not name the database")
-	}
+	testkit.Contains(t, "the log does not name the database", run.stderr.String(), `"database":"east"`)
 
 	replaceFile(t, file, config("new"))
 	run.reload(t, inEffect)
@@ -174,9 +172,7 @@ func TestPagesOfSeveralOutboxes(t *testing.T) {
 	if events := get(t, address, "/ops/databases/one/api/v1/events"); strings.Contains(events, key) {
 		t.Errorf("another outbox has it: %s", events)
 	}
-	if page := get(t, address, "/ops/databases/two/events"); !strings.Contains(page, `href="/ops/databases/two/events/1"`) || !strings.Contains(page, `id="home" href="/ops/"`) || !strings.Contains(page, "<strong>two</strong>") {
-		t.Errorf("the page of events: %s", page)
-	}
+	testkit.Contains(t, "the page of events", get(t, address, "/ops/databases/two/events"), `href="/ops/databases/two/events/1"`, `id="home" href="/ops/"`, "<strong>two</strong>")
 	listed := func() (names []string) {
 		for _, found := range regexp.MustCompile(`id="to-([^"]+)" href="/ops/databases/`).FindAllStringSubmatch(get(t, address, "/ops/"), -1) {
 			names = append(names, found[1])
@@ -200,9 +196,7 @@ func TestPagesOfSeveralOutboxes(t *testing.T) {
 	replaceFile(t, file, strings.Replace(config, "- {name: two, ", "- {name: renamed, ", 1))
 	run.reload(t, "this outbox is served from now on")
 	relaytest.Eventually(t, "the page of the new name", func() bool { return slices.Contains(listed(), "renamed") && !slices.Contains(listed(), "two") })
-	if events := get(t, address, "/ops/databases/renamed/api/v1/events"); !strings.Contains(events, key) {
-		t.Errorf("the renamed outbox: %s", events)
-	}
+	testkit.Contains(t, "the renamed outbox", get(t, address, "/ops/databases/renamed/api/v1/events"), key)
 	run.end(t, 0)
 }
 

@@ -73,9 +73,7 @@ func TestReload(t *testing.T) {
 
 	replaceFile(t, file, config("new", "log: {level: debug}\n"))
 	s.reload(t, `"msg":"log.level changed"`)
-	if !strings.Contains(s.stderr.String(), `"changes":["destinations.a changed: url"],"time"`) {
-		t.Errorf("stderr:\n%s", s.stderr)
-	}
+	testkit.Contains(t, "stderr", s.stderr.String(), `"changes":["destinations.a changed: url"],"time"`)
 	deliver("2", "/new 2")
 	s.stderr.wait(t, `"level":"debug"`, s.code)
 
@@ -95,9 +93,7 @@ func TestReload(t *testing.T) {
 	deliver("3", "/new 3")
 	pgtest.Must(t, os.Remove(file))
 	s.reload(t, notUsable)
-	if !strings.Contains(s.stderr.String(), "cannot read "+file) {
-		t.Errorf("stderr:\n%s", s.stderr)
-	}
+	testkit.Contains(t, "stderr", s.stderr.String(), "cannot read "+file)
 	deliver("4", "/new 4")
 
 	replaceFile(t, file, config("newer", "log: {format: console}\n"))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -125,9 +126,7 @@ func TestRun(t *testing.T) {
 	var start map[string]any
 	warning, rest, _ := strings.Cut(s.stderr.String(), "\n")
 	first, _, _ := strings.Cut(rest, "\n")
-	if !strings.Contains(warning, `"level":"warn"`) || !strings.Contains(warning, `OUTBOX_LEESE: is not a setting of this version; did you mean OUTBOX_LEASE?"`) {
-		t.Errorf("the warning is %s", warning)
-	}
+	testkit.Contains(t, "the warning", warning, `"level":"warn"`, `OUTBOX_LEESE: is not a setting of this version; did you mean OUTBOX_LEASE?"`)
 	if err := json.Unmarshal([]byte(first), &start); err != nil {
 		t.Fatalf("%s: %v", first, err)
 	}

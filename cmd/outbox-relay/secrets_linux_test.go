@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -151,9 +152,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	// The stacks of all goroutines are what a panic prints.
 	pgtest.Must(t, relay.Process.Signal(syscall.SIGQUIT))
 	<-ended
-	if !strings.Contains(log.String(), "goroutine ") {
-		t.Error("the log has no stacks")
-	}
+	testkit.Contains(t, "the log has no stacks", log.String(), "goroutine ")
 	add("log", log.String())
 	if alerts.String() == "" {
 		t.Error("the channel was sent nothing")

@@ -2,7 +2,6 @@ package consumertest_test
 
 import (
 	"database/sql"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -13,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -50,9 +50,7 @@ func TestWithTx(t *testing.T) {
 		"Commit":   consumer.Tx(ctx).Commit(ctx),
 		"Rollback": consumer.Tx(ctx).Rollback(ctx),
 	} {
-		if !errors.Is(end, consumer.ErrMiddlewareCommits) {
-			t.Errorf("%s: %v", name, end)
-		}
+		testkit.ErrorIs(t, name, end, consumer.ErrMiddlewareCommits)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Error(err)

@@ -144,9 +144,7 @@ func TestCreateTable(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := dynamostore.CreateTable(t.Context(), c, other); err == nil || !strings.Contains(err.Error(), "use another table") {
-		t.Errorf("a table with another key: %v", err)
-	}
+	testkit.ErrorContains(t, "a table with another key", dynamostore.CreateTable(t.Context(), c, other), "use another table")
 	if _, err := dynamostore.New(c, table+"none").Acquire(t.Context(), claim("k"), time.Hour); err == nil {
 		t.Error("an event was claimed in a table that does not exist")
 	}

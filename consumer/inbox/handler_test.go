@@ -84,9 +84,7 @@ func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 	p.run()
 	p.record("k")
 	report := p.wantWorked("k", consumer.ResultCommitFailed)
-	if !strings.Contains(report.Err.Error(), "role") {
-		t.Errorf("reported %v", report.Err)
-	}
+	testkit.Contains(t, "reported", report.Err.Error(), "role")
 	p.WantRows("k", 0, 1)
 }
 
@@ -215,9 +213,7 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 			p.wantState("k", inbox.StatePending, 1)
 			p.WantRows("k", 0, 1)
 			p.wantLastError("k", "the handler panicked")
-			if !strings.Contains(p.Logged.String(), "stack=") {
-				t.Errorf("logged %s", p.Logged)
-			}
+			testkit.Contains(t, "logged", p.Logged.String(), "stack=")
 			p.record("after") // the process works on
 			p.wantWorked("after", consumer.ResultFailed)
 		})

@@ -37,9 +37,7 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 	p.Await("SELECT count(*) = 3 FROM inbox_events WHERE processing_state = 'succeeded'")
 	p.wantState("1", inbox.StateSucceeded, 1) // being rescued is no attempt
 	p.wantInOrder()
-	if !strings.Contains(p.Logged.String(), "gave back events whose worker had died") {
-		t.Error("the observer was not called")
-	}
+	testkit.Contains(t, "the observer was not called", p.Logged.String(), "gave back events whose worker had died")
 }
 
 // The dead are looked for also while there is always more to claim.
@@ -259,9 +257,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	go func() { result <- p.inbox.Run(ctx) }()
 	<-entered
 	cancel()
-	if err := <-result; err == nil || !strings.Contains(err.Error(), "1 handlers have not returned") {
-		t.Errorf("Run returned %v", err)
-	}
+	testkit.ErrorContains(t, "Run returned", <-result, "1 handlers have not returned")
 	p.wantState("k", inbox.StateProcessing, 0)
 	close(leave)
 	p.Await("SELECT processing_state <> 'processing' FROM inbox_events")

@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/readertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestPromises(t *testing.T) {
@@ -38,9 +39,7 @@ func TestWhatIsRefusedAtTheStart(t *testing.T) {
 	brokers := []kgo.Opt{kgo.SeedBrokers(e.address)}
 	c, err := kafkaconsumer.New(kafkaconsumer.Config{Group: "g", Topics: []string{"none"}, Client: brokers}, receive)
 	pgtest.Must(t, err)
-	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), `topic "none": UNKNOWN_TOPIC_OR_PARTITION`) {
-		t.Errorf("Run says %v", err)
-	}
+	testkit.ErrorContains(t, "Run", c.Run(t.Context()), `topic "none": UNKNOWN_TOPIC_OR_PARTITION`)
 	for want, cfg := range map[string]kafkaconsumer.Config{
 		"Config.Group is empty":  {Topics: []string{topic}},
 		"Config.Topics is empty": {Group: "g"},

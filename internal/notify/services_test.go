@@ -157,9 +157,7 @@ func TestIncidents(t *testing.T) {
 	}
 	for i, action := range []string{"trigger", "resolve"} {
 		body := w.Messages()["pagerduty.test"][i].Body
-		if !strings.Contains(body, `"event_action":"`+action+`"`) || !strings.Contains(body, `"dedup_key":"outbox-relay/failed/logistics"`) {
-			t.Errorf("%s", body)
-		}
+		testkit.Contains(t, "found", body, `"event_action":"`+action+`"`, `"dedup_key":"outbox-relay/failed/logistics"`)
 	}
 	for _, odd := range []string{"a b", strings.Repeat("x", 256), "Upper"} {
 		if key := incidentKey(odd); !strings.HasPrefix(key, "outbox-relay-") || len(key) > 255 || key != incidentKey(odd) {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // pooled returns transactions over a single connection, as a pooler may lend it to others in between, and a pool of those others.
@@ -65,9 +66,7 @@ func TestTransactionsHaveTheirSettings(t *testing.T) {
 		t.Errorf("%d of 4 statements had their settings, %v", len(all), err)
 	}
 	wantShown(t, others, "4MB 0")
-	if err := through.QueryRow(t.Context(), `SELECT 1 WHERE false`).Scan(nil); !errors.Is(err, pgx.ErrNoRows) {
-		t.Errorf("no row: %v", err)
-	}
+	testkit.ErrorIs(t, "no row", through.QueryRow(t.Context(), `SELECT 1 WHERE false`).Scan(nil), pgx.ErrNoRows)
 	wantShown(t, ReadCommitted(others, nil), "4MB 0")
 }
 

@@ -3,7 +3,9 @@ package testkit
 
 import (
 	"bytes"
+	"errors"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -25,6 +27,32 @@ func Equal[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s: %+v, want %+v", what, got, want)
+	}
+}
+
+// Contains reports a text that lacks one of the parts.
+func Contains(t testing.TB, what, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%s: %q is not in\n%s", what, part, text)
+		}
+	}
+}
+
+// ErrorIs reports an error that is not the wanted one.
+func ErrorIs(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// ErrorContains reports an error that is none, or does not say so.
+func ErrorContains(t testing.TB, what string, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: %v, want an error that says %q", what, err, text)
 	}
 }
 

@@ -160,9 +160,7 @@ func TestRefusedSpansAreDropped(t *testing.T) {
 	e.end(5)
 	e.Close(t.Context())
 	e.expect(t, 3, 2)
-	if !strings.Contains(e.log.String(), "it refused 2 of the spans") {
-		t.Error(e.log.String())
-	}
+	testkit.Contains(t, "found", e.log.String(), "it refused 2 of the spans")
 	for _, answer := range []string{"", "{}", "\x0a", "\x0a\xff", "\x0a\x02\x08", "\x0a\x00", "\x0a\x04\x12\x02no", "\x0a\x0b\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"} {
 		if n := rejectedSpans([]byte(answer)); n != 0 {
 			t.Errorf("%q refuses %d spans, want none", answer, n)
@@ -211,7 +209,5 @@ func TestCloseTriesNothingAgain(t *testing.T) {
 	<-requests
 	e.Close(t.Context())
 	e.expect(t, 0, batchSize)
-	if !strings.Contains(e.log.String(), "it answered 429") {
-		t.Error(e.log.String())
-	}
+	testkit.Contains(t, "found", e.log.String(), "it answered 429")
 }

@@ -36,9 +36,7 @@ func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 		}
 		conn := tx.conn.Conn()
 		tx.handler.calls.RLock() // where every call begins
-		if err := end(tx); !errors.Is(err, ErrRowsOpen) {
-			t.Errorf("%s: %v", name, err)
-		}
+		testkit.ErrorIs(t, name, end(tx), ErrRowsOpen)
 		tx.handler.calls.RUnlock()
 		if !conn.IsClosed() {
 			t.Errorf("%s: the connection goes on", name)

@@ -3,7 +3,6 @@ package verdict_test
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -51,9 +50,7 @@ func TestExamineAsksWhatIsAskedLater(t *testing.T) {
 	verdict.Examine(errors.New("no stock"))
 	defer func() {
 		testkit.Equal(t, "panicked with", recover(), "no")
-		if text := (&verdict.Panic{Cause: "no"}).Error(); !strings.Contains(text, "the handler panicked: no") {
-			t.Errorf("text %q", text)
-		}
+		testkit.Contains(t, "text", (&verdict.Panic{Cause: "no"}).Error(), "the handler panicked: no")
 	}()
 	verdict.Examine(troubled{})
 }

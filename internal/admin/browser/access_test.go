@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A page whose relay does not answer says since when, in text and to screen readers, and says no more of it once it is back.
@@ -29,9 +30,7 @@ func TestRelayGoesAndComesBack(t *testing.T) {
 	emulate := func(offline bool) { s.run(network.EmulateNetworkConditions(offline, 0, -1, -1)) }
 	emulate(true)
 	s.reads("The relay has not answered since")
-	if said := evaluate[string](s, `document.getElementById("said").textContent`); !strings.Contains(said, "has not answered") {
-		t.Errorf("announced is %q", said)
-	}
+	testkit.Contains(t, "announced", evaluate[string](s, `document.getElementById("said").textContent`), "has not answered")
 	emulate(false)
 	relaytest.Eventually(s, "an answer", func() bool { return evaluate[bool](s, `document.getElementById("unreached").hidden`) })
 }

@@ -119,17 +119,11 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	db.Exec(`CREATE TRIGGER wait BEFORE UPDATE OF done ON outbox_audit FOR EACH ROW WHEN (NEW.done > OLD.done) EXECUTE FUNCTION wait()`)
 	c := newControl(db)
 	ann := ops.Actor{Name: "ann", Origin: ops.OriginPage}
-	if err := c.Resume(t.Context(), ann, 1); !errors.Is(err, ErrBusy) {
-		t.Errorf("before Run: %v", err)
-	}
+	testkit.ErrorIs(t, "before Run", c.Resume(t.Context(), ann, 1), ErrBusy)
 	run(t, c)
 	relaytest.Must(t, c.Resume(t.Context(), ann, 1))
-	if err := c.Resume(t.Context(), ann, 1); !errors.Is(err, ops.ErrNotResumable) {
-		t.Errorf("it was resumed a second time: %v", err)
-	}
-	if err := c.Resume(t.Context(), ann, 77); !errors.Is(err, ops.ErrNoAuditEntry) {
-		t.Errorf("an operation that is none: %v", err)
-	}
+	testkit.ErrorIs(t, "it was resumed a second time", c.Resume(t.Context(), ann, 1), ops.ErrNotResumable)
+	testkit.ErrorIs(t, "an operation that is none", c.Resume(t.Context(), ann, 77), ops.ErrNoAuditEntry)
 	relaytest.Becomes(db, true, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4472 AND NOT granted
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`)
 	relaytest.Must(t, c.Interrupt(t.Context(), ann, 1))

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // An element is one of a page, with the text in it.
@@ -237,7 +238,5 @@ func TestSheetHidesNothing(t *testing.T) {
 			t.Errorf("text is paler than its colour: %s", rule)
 		}
 	}
-	if !strings.Contains(string(sheet), ":focus-visible { outline: 2px solid") {
-		t.Error("the focus cannot be seen")
-	}
+	testkit.Contains(t, "the focus cannot be seen", string(sheet), ":focus-visible { outline: 2px solid")
 }

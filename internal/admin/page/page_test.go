@@ -218,9 +218,7 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 		t.Error("what is over at once asks for a rate")
 	}
 	_, body = s.get("/operations/new?action=replay&status=failed&destination=default&rate=1")
-	if !strings.Contains(body, "spread over about 2s, 1 delivery a second") || !strings.Contains(body, `name="status" value="failed"`) || !strings.Contains(body, `id="rate" value="1"`) {
-		t.Error(body)
-	}
+	testkit.Contains(t, "found", body, "spread over about 2s, 1 delivery a second", `name="status" value="failed"`, `id="rate" value="1"`)
 	if status, body := s.get("/operations/new?action=replay&status=failed&destination=default&rate=fast"); status != 422 || !strings.Contains(body, "is not a number of deliveries a second") {
 		t.Errorf("%d %s", status, body)
 	}
@@ -387,9 +385,7 @@ func TestNothingSelected(t *testing.T) {
 	db.Settled("failed", "true")
 	s := serve(t, db.Pool)
 	_, list := s.get("/events?status=failed&destination=default")
-	if !strings.Contains(list, `type="hidden" name="selected"`) {
-		t.Error("the form does not say that it selects")
-	}
+	testkit.Contains(t, "the form does not say that it selects", list, `type="hidden" name="selected"`)
 	status, body := s.get("/operations/new?selected=1&action=discard&status=failed&destination=default")
 	if status != 422 || strings.Contains(body, `name="token"`) {
 		t.Errorf("%d %s", status, body)

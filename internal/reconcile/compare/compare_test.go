@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile/compare"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -451,9 +452,7 @@ func TestMalformedAnswersAreRefused(t *testing.T) {
 				return a, err
 			}
 		}))
-		if err == nil || !strings.Contains(err.Error(), "malformed") {
-			t.Errorf("%s: %v", name, err)
-		}
+		testkit.ErrorContains(t, name, err, "malformed")
 	}
 	failure := fmt.Errorf("no route")
 	if _, err := compare.Run(t.Context(), ops.New(s.outbox).DB(), s.options(func(o *compare.Options) {

@@ -45,7 +45,5 @@ func TestRemedyOfTheArchive(t *testing.T) {
 		t.Error(text)
 	}
 	a.FirstError = "process 7 has had a transaction open for 5m"
-	if text := a.Text(); !strings.Contains(text, "The log of the relays says more (archive)") {
-		t.Error(text)
-	}
+	testkit.Contains(t, "found", a.Text(), "The log of the relays says more (archive)")
 }

@@ -91,9 +91,7 @@ func TestCopies(t *testing.T) {
 			}
 			r := comes(copied, identity.Config{})
 			r.wantQuarantine(test.want)
-			if err := watched(r, copied.DSN, false).Ping(t.Context()); !errors.Is(err, identity.ErrGuarded) {
-				t.Errorf("a statement on a copy: %v", err)
-			}
+			testkit.ErrorIs(t, "a statement on a copy", watched(r, copied.DSN, false).Ping(t.Context()), identity.ErrGuarded)
 			relaytest.Becomes(copied, true, `SELECT detail LIKE '%outbox-relay identity accept%' FROM outbox_alert WHERE rule = 'quarantined' AND resolved_at IS NULL`)
 			beat := relaytest.Row[string](copied, `SELECT heartbeat_at::text FROM outbox_relay WHERE quarantined IS NOT NULL`)
 			relaytest.Becomes(copied, true, `SELECT heartbeat_at > $1::timestamptz FROM outbox_relay WHERE quarantined IS NOT NULL`, beat)
@@ -122,9 +120,7 @@ func TestPromotedStandby(t *testing.T) {
 	first := comes(db, identity.Config{Address: here})
 	first.works()
 	_, standby := relaytest.Serve(t, localpg.Options{CopyOf: pgtest.BaseBackup(t, server, true)})
-	if err := first.Await(t.Context(), standby.Pool); !errors.Is(err, pg.ErrReadOnly) {
-		t.Errorf("a standby that takes no writes: %v", err)
-	}
+	testkit.ErrorIs(t, "a standby that takes no writes", first.Await(t.Context(), standby.Pool), pg.ErrReadOnly)
 	standby.Exec(`SELECT pg_promote()`)
 	standby.Exec(`CHECKPOINT`)
 	elsewhere := comes(standby, identity.Config{Address: "elsewhere:5432/app"})
@@ -147,9 +143,7 @@ func TestPoolThatLeadsToACopy(t *testing.T) {
 	pool, turn := turning(r, db, copied, false)
 	relaytest.Must(t, pool.Ping(t.Context()))
 	turn(false)
-	if err := pool.Ping(t.Context()); err == nil || !strings.Contains(err.Error(), "not on the server that this connection leads to") {
-		t.Errorf("on the copy: %v", err)
-	}
+	testkit.ErrorContains(t, "on the copy", pool.Ping(t.Context()), "not on the server that this connection leads to")
 	if err := pool.Ping(identity.Unguarded(t.Context())); err != nil {
 		t.Errorf("unguarded: %v", err)
 	}
@@ -247,9 +241,7 @@ func TestOriginalSeenFromElsewhere(t *testing.T) {
 		if len(report.Differences) != differences || differences == 1 && report.Differences[0].What != "address" || report.Reason() != "" {
 			t.Errorf("%+v", report)
 		}
-		if err := report.Discardable(); !errors.Is(err, identity.ErrNotQuarantined) {
-			t.Errorf("discarding: %v", err)
-		}
+		testkit.ErrorIs(t, "discarding", report.Discardable(), identity.ErrNotQuarantined)
 	}
 }
 

@@ -149,9 +149,7 @@ func TestEnvironments(t *testing.T) {
 	}
 	report, err := identity.Compare(t.Context(), db.Pool, poolAddress(db.Pool), "")
 	relaytest.Must(t, err)
-	if err := report.Discardable(); !errors.Is(err, identity.ErrInUse) {
-		t.Errorf("discarding while others work: %v", err)
-	}
+	testkit.ErrorIs(t, "discarding while others work", report.Discardable(), identity.ErrInUse)
 	nameless.stop()
 	production.stop()
 	id, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "")
@@ -175,9 +173,7 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	if !errors.Is(err, identity.ErrQuarantined) || !strings.Contains(err.Error(), `environment is "production", recorded is "staging"`) {
 		t.Errorf("after the decision: %v", err)
 	}
-	if err := watched(r, db.DSN, false).Ping(t.Context()); !errors.Is(err, identity.ErrGuarded) {
-		t.Errorf("a statement is run: %v", err)
-	}
+	testkit.ErrorIs(t, "a statement is run", watched(r, db.DSN, false).Ping(t.Context()), identity.ErrGuarded)
 	if err := seldom.Recheck(t.Context(), seldom.conn, db.Pool, true); err != nil {
 		t.Errorf("it looks again before its interval has passed: %v", err)
 	}

@@ -266,9 +266,7 @@ func TestCheckOriginUnknown(t *testing.T) {
 	r.Exec(`UPDATE outbox_intake SET system_identifier = 0, timeline = 0`)
 	relaytest.Must(t, CheckOrigin(t.Context(), r.pool))
 	r.Exec(`DELETE FROM outbox_intake`)
-	if err := CheckOrigin(t.Context(), r.pool); !errors.Is(err, ErrNoIntake) {
-		t.Error(err)
-	}
+	testkit.ErrorIs(t, "error", CheckOrigin(t.Context(), r.pool), ErrNoIntake)
 }
 
 func run(t *testing.T, program string, args ...string) {

@@ -44,9 +44,7 @@ func TestMessageIsAcknowledged(t *testing.T) {
 			t.Errorf("%q is missing in %q", part, got)
 		}
 	}
-	if got := s.said(&s.connects); !strings.Contains(got, `"name":"test audit"`) {
-		t.Errorf("the server was told %s", got)
-	}
+	testkit.Contains(t, "the server was told", s.said(&s.connects), `"name":"test audit"`)
 	again := imitate(t, map[string]string{"outbox.paid": `{"stream":"EVENTS","seq":1,"duplicate":true}`})
 	expect(t, "again", attempt(t, clientOf(t, again.address)), policy.Result{Reason: policy.ReasonOK, Posted: true, Duplicate: true}, "")
 }

@@ -1,7 +1,6 @@
 package ops
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -19,12 +18,8 @@ func TestAlertsAreAcknowledgedAndSilenced(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, due_at) VALUES ('breaker_open', 'shop', NULL), ('failed', 'mail', NULL)`)
 	o := New(db.Pool).As(Actor{Name: "ada"})
 	relaytest.Must(t, o.AcknowledgeAlert(t.Context(), alert.RuleBreakerOpen, "shop"))
-	if err := o.AcknowledgeAlert(t.Context(), alert.RuleBreakerOpen, "mail"); !errors.Is(err, ErrNoAlert) {
-		t.Errorf("an alert that is not open: %v", err)
-	}
-	if err := o.SilenceAlerts(t.Context(), "nothing", "", time.Hour, ""); !errors.Is(err, ErrUnknownRule) {
-		t.Errorf("a rule that does not exist: %v", err)
-	}
+	testkit.ErrorIs(t, "an alert that is not open", o.AcknowledgeAlert(t.Context(), alert.RuleBreakerOpen, "mail"), ErrNoAlert)
+	testkit.ErrorIs(t, "a rule that does not exist", o.SilenceAlerts(t.Context(), "nothing", "", time.Hour, ""), ErrUnknownRule)
 	relaytest.Must(t, o.SilenceAlerts(t.Context(), "", "mail", time.Hour, "moves"))
 	open := func() string {
 		t.Helper()

@@ -64,9 +64,7 @@ func TestReplay(t *testing.T) {
 		t.Errorf("%+v", b)
 	}
 	_, err = outbox.Replay(t.Context(), ops.Selection{Statuses: []string{"pending"}}, 0, nil)
-	if err == nil || !strings.Contains(err.Error(), `status "pending" cannot be chosen; choose failed, delivered, discarded`) {
-		t.Error(err)
-	}
+	testkit.ErrorContains(t, "error", err, `status "pending" cannot be chosen; choose failed, delivered, discarded`)
 }
 
 // Receivers forget: what they may have processed long ago is not sent again by mistake.

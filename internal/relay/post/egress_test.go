@@ -10,6 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // A destination on this host is served in any spelling.
@@ -187,9 +188,7 @@ func TestSecurityAllowPrivate(t *testing.T) {
 			}
 		}
 	}
-	if err := (post.Egress{AllowPrivate: some}).Guard(netip.MustParseAddr("10.21.0.1")); err == nil || !strings.Contains(err.Error(), "10.21.0.1 is private and not within egress.allow_private") {
-		t.Errorf("%v", err)
-	}
+	testkit.ErrorContains(t, "error", (post.Egress{AllowPrivate: some}).Guard(netip.MustParseAddr("10.21.0.1")), "10.21.0.1 is private and not within egress.allow_private")
 	rc := relaytest.NewReceiver(t, nil)
 	if v := exchangeWith(t, destinationOf(rc.URL, post.Wire{}, post.Egress{AllowPrivate: networks("10.0.0.0/8")})); v.Reason != policy.ReasonEgress {
 		t.Errorf("a destination outside: %s %q", v.Reason, v.Message)

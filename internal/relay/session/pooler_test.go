@@ -18,6 +18,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // pooler is the part of PgBouncer that matters here: what it does with settings at the start of a connection. It knows
@@ -193,7 +194,5 @@ func TestCheckOfTheSchema(t *testing.T) {
 		}
 	}
 	db.Exec(`DROP TABLE outbox_schema_version`)
-	if err := r.Check(t.Context()); !errors.Is(err, pg.ErrSchema) {
-		t.Errorf("without a schema: %v", err)
-	}
+	testkit.ErrorIs(t, "without a schema", r.Check(t.Context()), pg.ErrSchema)
 }

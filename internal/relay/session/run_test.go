@@ -416,9 +416,7 @@ func TestSessionEndsWhereItDoesNotBelong(t *testing.T) {
 	if instance, alive := r.Presence.Current(); instance != 0 || alive {
 		t.Errorf("instance %d, alive: %t", instance, alive)
 	}
-	if err := r.Database.Pool.QueryRow(t.Context(), `SELECT 1`).Scan(nil); !errors.Is(err, identity.ErrGuarded) {
-		t.Errorf("a statement: %v", err)
-	}
+	testkit.ErrorIs(t, "a statement", r.Database.Pool.QueryRow(t.Context(), `SELECT 1`).Scan(nil), identity.ErrGuarded)
 	db.Exec(`UPDATE outbox_identity SET environment = 'production'`)
 	r.alive()
 }

@@ -2,7 +2,6 @@ package take
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -59,9 +58,7 @@ func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.RecheckAwaiting(ctx, instance); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	testkit.ErrorIs(t, "got", c.RecheckAwaiting(ctx, instance), context.Canceled)
 	testkit.Equal(t, "ranges wait", len(c.awaiting), 2)
 }
 
