@@ -3,7 +3,6 @@ package natstest
 import (
 	"context"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,13 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-func TestMain(m *testing.M) {
-	if kind := os.Getenv(serveVariable); kind != "" {
-		serve(kind)
-		return
-	}
-	pgtest.RunTests(m)
-}
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
 
 // patience bounds every wait of a test. It measures nothing.
 const patience = 20 * time.Second
