@@ -159,68 +159,50 @@ func TestReconcileOnATerminal(t *testing.T) {
 	}
 }
 
-func TestReplayOnATerminal(t *testing.T) {
+// A bulk command on a terminal shows what it is about to change, and does what the answer says.
+func TestBulkCommandsOnATerminal(t *testing.T) {
 	t.Parallel()
-	for answer, test := range map[string]struct {
-		sqlState, replayed int
-		rest               string
+	for _, test := range []struct {
+		command        string
+		failed         func(t *testing.T, n int) (env []string, dsn string)
+		says, asks, no string
+		meanwhile      string // comes while the person thinks, and is not what they were asked about
+		changed        string // counts
 	}{
-		"yes\n": {0, 3, `"done":3`},
-		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was replayed\n"},
+		{
+			"replay --destination=logistics", failedOutbox, "3 deliveries to replay:\n  1  paid  k1  logistics", "replay 3 deliveries.\nContinue? [y/N] ",
+			"outbox-relay: nothing was replayed\n", "SELECT 1", pending,
+		},
+		{
+			"inbox ignore --type=paid", failedInbox, "3 events to ignore (3 failed):\n  1  shipping  finance  paid  k1  failed", "ignore 3 events.\nContinue? [y/N] ",
+			"outbox-relay: nothing was ignored\n",
+			"INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, inbox_id) VALUES ('shipping', 'finance', 'new', 'paid', 'failed', 4)",
+			"SELECT count(*) FROM inbox_events WHERE processing_state = 'ignored'",
+		},
 	} {
-		t.Run(strings.TrimSpace(answer), func(t *testing.T) {
-			t.Parallel()
-			env, dsn := failedOutbox(t, 3)
-			person, program := terminal(t)
-			stdout, stderr := &buffer{}, &awaited{written: make(chan struct{}, 1)}
-			code := make(chan int, 1)
-			go func() {
-				m := Main{Env: env, Stdin: program, Stdout: stdout, Stderr: stderr}
-				code <- m.Run([]string{"replay", "--destination=logistics"})
-			}()
-			stderr.wait(t, "3 deliveries to replay:\n  1  paid  k1  logistics", code)
-			stderr.wait(t, "replay 3 deliveries.\nContinue? [y/N] ", code)
-			if _, err := person.WriteString(answer); err != nil {
-				t.Fatal(err)
-			}
-			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
-				t.Errorf("exit code %d: %s", got, stderr)
-			}
-			testkit.Equal(t, "replayed", query[int](t, open(t, dsn), pending), test.replayed)
-		})
-	}
-}
-
-func TestInboxIgnoreOnATerminal(t *testing.T) {
-	t.Parallel()
-	for answer, test := range map[string]struct {
-		sqlState, ignored int
-		rest              string
-	}{
-		"yes\n": {0, 3, `"done":3`},
-		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was ignored\n"},
-	} {
-		t.Run(strings.TrimSpace(answer), func(t *testing.T) {
-			t.Parallel()
-			env, dsn := failedInbox(t, 3)
-			person, program := terminal(t)
-			stdout, stderr := &buffer{}, &awaited{written: make(chan struct{}, 1)}
-			code := make(chan int, 1)
-			go func() {
-				m := Main{Env: env, Stdin: program, Stdout: stdout, Stderr: stderr}
-				code <- m.Run([]string{"inbox", "ignore", "--type=paid"})
-			}()
-			stderr.wait(t, "3 events to ignore (3 failed):\n  1  shipping  finance  paid  k1  failed", code)
-			stderr.wait(t, "ignore 3 events.\nContinue? [y/N] ", code)
-			// What comes while the person thinks is not what they were asked about.
-			execute(t, open(t, dsn), "INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, inbox_id) VALUES ('shipping', 'finance', 'new', 'paid', 'failed', 4)")
-			if _, err := person.WriteString(answer); err != nil {
-				t.Fatal(err)
-			}
-			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
-				t.Errorf("exit code %d: %s", got, stderr)
-			}
-			testkit.Equal(t, "ignored", query[int](t, open(t, dsn), "SELECT count(*) FROM inbox_events WHERE processing_state = 'ignored'"), test.ignored)
-		})
+		for answer, want := range map[string]struct {
+			code, changed int
+			rest          string
+		}{"yes\n": {0, 3, `"done":3`}, "n\n": {cli.ExitUsage, 0, test.no}} {
+			t.Run(test.command+" "+strings.TrimSpace(answer), func(t *testing.T) {
+				t.Parallel()
+				env, dsn := test.failed(t, 3)
+				person, program := terminal(t)
+				stdout, stderr := &buffer{}, &awaited{written: make(chan struct{}, 1)}
+				code := make(chan int, 1)
+				go func() {
+					m := Main{Env: env, Stdin: program, Stdout: stdout, Stderr: stderr}
+					code <- m.Run(strings.Fields(test.command))
+				}()
+				stderr.wait(t, test.says, code)
+				stderr.wait(t, test.asks, code)
+				execute(t, open(t, dsn), test.meanwhile)
+				_, err := person.WriteString(answer)
+				pgtest.Must(t, err)
+				testkit.Equal(t, "exit code", <-code, want.code)
+				testkit.Contains(t, "stderr", stderr.String(), want.rest)
+				testkit.Equal(t, "changed", query[int](t, open(t, dsn), test.changed), want.changed)
+			})
+		}
 	}
 }

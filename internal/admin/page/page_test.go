@@ -107,6 +107,26 @@ func (s *site) send(method, path string, form url.Values) (int, string) {
 	return response.StatusCode, string(body)
 }
 
+// gets checks the answer to a GET: its status, and texts on the page.
+func (s *site) gets(want int, path string, texts ...string) {
+	s.Helper()
+	status, body := s.get(path)
+	s.wants(want, path, status, body, texts)
+}
+
+// posts does so for a POST.
+func (s *site) posts(want int, path string, form url.Values, texts ...string) {
+	s.Helper()
+	status, body := s.post(path, form)
+	s.wants(want, path, status, body, texts)
+}
+
+func (s *site) wants(want int, path string, status int, body string, texts []string) {
+	s.Helper()
+	testkit.Equal(s, path, status, want)
+	testkit.Contains(s, path, body, texts...)
+}
+
 // pages are all of them, with the one event and operation that the tests make.
 func pages() []string {
 	return []string{"/", "/destinations/default", "/events", "/events?status=failed", "/events/1", "/operations/1", "/operations/new?action=replay&id=1", "/alerts", "/relays", "/audit"}
@@ -193,9 +213,7 @@ func TestRetryNowFromThePage(t *testing.T) {
 	for _, match := range field.FindAllStringSubmatch(body, -1) {
 		form.Set(match[1], html.UnescapeString(match[2]))
 	}
-	if status, body := s.post("/operations", form); status != 200 || !strings.Contains(body, "Retry</h1>") {
-		t.Fatal(status, body)
-	}
+	s.posts(200, "/operations", form, "Retry</h1>")
 	relaytest.Becomes(db, "retry page done 2", `SELECT concat_ws(' ', action, origin, state, done) FROM outbox_audit`)
 	testkit.Equal(t, "due", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE next_attempt_at <= now() AND attempts = 1 AND NOT replay`), 2)
 }
@@ -219,18 +237,14 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 	}
 	_, body = s.get("/operations/new?action=replay&status=failed&destination=default&rate=1")
 	testkit.Contains(t, "found", body, "spread over about 2s, 1 delivery a second", `name="status" value="failed"`, `id="rate" value="1"`)
-	if status, body := s.get("/operations/new?action=replay&status=failed&destination=default&rate=fast"); status != 422 || !strings.Contains(body, "is not a number of deliveries a second") {
-		t.Errorf("%d %s", status, body)
-	}
+	s.gets(422, "/operations/new?action=replay&status=failed&destination=default&rate=fast", "is not a number of deliveries a second")
 	_, body = s.get("/operations/new?action=replay&status=failed&destination=default&rate=1000")
 	form := url.Values{}
 	for _, match := range field.FindAllStringSubmatch(body, -1) {
 		form.Set(match[1], html.UnescapeString(match[2]))
 	}
 	wider := url.Values{"token": form["token"], "order": {strings.Replace(form.Get("order"), `"statuses":["failed"]`, `"statuses":["delivered"]`, 1)}}
-	if status, body := s.post("/operations", wider); status != 409 || !strings.Contains(body, "preview the same selection") {
-		t.Errorf("an order that was changed: %d", status)
-	}
+	s.posts(409, "/operations", wider, "preview the same selection")
 	status, body := s.post("/operations", form)
 	if status != 200 || !strings.Contains(body, "Replay</h1>") {
 		t.Fatal(status, body)
@@ -238,29 +252,19 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 	relaytest.Becomes(db, "done 2 1000", `SELECT state || ' ' || done || ' ' || (selection->>'rate') FROM outbox_audit`)
 	testkit.Equal(t, "replayed", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE replay AND status = 'pending'`), 2)
 	for range 2 { // two clicks: the second answer is the one that is seen
-		if status, body := s.post("/destinations/default/pause", url.Values{"reason": {"until <Monday>"}}); status != 200 || !strings.Contains(body, "Paused.") || !strings.Contains(body, "until &lt;Monday&gt;") {
-			t.Errorf("%d %s", status, body)
-		}
+		s.posts(200, "/destinations/default/pause", url.Values{"reason": {"until <Monday>"}}, "Paused.", "until &lt;Monday&gt;")
 	}
 	for range 2 {
-		if status, body := s.post("/destinations/default/resume", nil); status != 200 || !strings.Contains(body, "Resumed.") {
-			t.Errorf("%d", status)
-		}
+		s.posts(200, "/destinations/default/resume", nil, "Resumed.")
 	}
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default')`)
 	about := url.Values{"rule": {"lag"}, "subject": {"default"}}
-	if status, body := s.post("/alerts/acknowledge", about); status != 200 || !strings.Contains(body, "Acknowledged.") || !strings.Contains(body, "acknowledged by") {
-		t.Errorf("%d %s", status, body)
-	}
-	if status, body := s.post("/alerts/silence", about); status != 200 || !strings.Contains(body, "silent until") || !strings.Contains(body, "End silence") {
-		t.Errorf("%d %s", status, body)
-	}
+	s.posts(200, "/alerts/acknowledge", about, "Acknowledged.", "acknowledged by")
+	s.posts(200, "/alerts/silence", about, "silent until", "End silence")
 	if status, body := s.post("/alerts/unsilence", about); status != 200 || strings.Contains(body, "silent until") {
 		t.Errorf("%d %s", status, body)
 	}
-	if status, _ := s.post("/destinations/nowhere/pause", nil); status != 404 {
-		t.Errorf("an unknown destination: %d", status)
-	}
+	s.posts(404, "/destinations/nowhere/pause", nil)
 }
 
 // An operation whose process was killed says so, and goes on from the page.
@@ -275,19 +279,13 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	if _, body := s.get("/operations/1"); !strings.Contains(body, "probably killed") || !strings.Contains(body, "Go on") {
 		t.Fatal(body)
 	}
-	if status, body := s.post("/operations/1/resume", nil); status != 200 || !strings.Contains(body, "It goes on.") {
-		t.Fatal(status, body)
-	}
+	s.posts(200, "/operations/1/resume", nil, "It goes on.")
 	relaytest.Becomes(db, "done 8", `SELECT state || ' ' || done FROM outbox_audit WHERE id = 1`)
 	if got := relaytest.Row[string](db, `SELECT split_part(actor, '@', 1) || ' ' || origin || ' ' || detail FROM outbox_audit WHERE action = 'resume_operation'`); got != "ann page operation 1" {
 		t.Error(got)
 	}
-	if status, _ := s.post("/operations/1/resume", nil); status != 409 {
-		t.Errorf("what is done goes on: %d", status)
-	}
-	if status, _ := s.post("/operations/1/interrupt", nil); status != 409 {
-		t.Errorf("what is done is interrupted: %d", status)
-	}
+	s.posts(409, "/operations/1/resume", nil)
+	s.posts(409, "/operations/1/interrupt", nil)
 }
 
 func TestReaderSeesNoButtons(t *testing.T) {
@@ -304,29 +302,28 @@ func TestReaderSeesNoButtons(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"/destinations/default/pause", "/destinations/default/resume", "/destinations/default/reset-breaker", "/operations", "/operations/1/resume", "/operations/1/interrupt", "/events/1/reveal", "/alerts/silence"} {
-		if status, body := s.post(path, nil); status != 403 || !strings.Contains(body, "role") {
-			t.Errorf("%s: %d", path, status)
-		}
+		s.posts(403, path, nil, "role")
 	}
 	testkit.Equal(t, "entries", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 1)
 }
 
+// Who comes from another site, or a foreign name, or has not signed in, is refused. The last two learn nothing of the relay and its database.
 func TestForeignersAreRefused(t *testing.T) {
 	t.Parallel()
-	db := relaytest.Covered(t)
-	s := serve(t, db.Pool)
+	s := serve(t, relaytest.Covered(t).Pool)
 	s.header = http.Header{"Sec-Fetch-Site": {"cross-site"}, "Origin": {"https://evil.example"}}
-	if status, body := s.post("/destinations/default/pause", nil); status != 403 || !strings.Contains(body, "Another site") {
-		t.Errorf("cross-site: %d", status)
+	s.posts(http.StatusForbidden, "/destinations/default/pause", nil, "Another site")
+	refused := func(want int, text string) {
+		t.Helper()
+		status, body := s.get("/")
+		if status != want || !strings.Contains(body, text) || strings.Contains(body, "postgres://") || strings.Contains(body, "1.2.3") {
+			t.Errorf("%d, want %d and %q: %s", status, want, text, body)
+		}
 	}
 	s.header = http.Header{"Host": {"evil.example"}}
-	if status, body := s.get("/"); status != 421 || !strings.Contains(body, "admin.allowed_hosts") {
-		t.Errorf("foreign host: %d", status)
-	}
-	s.header, s.token = http.Header{}, "wrong"
-	if status, body := s.get("/"); status != 401 || !strings.Contains(body, "Sign in") {
-		t.Errorf("no token: %d", status)
-	}
+	refused(http.StatusMisdirectedRequest, "admin.allowed_hosts")
+	s.header, s.token = http.Header{}, "guessed"
+	refused(http.StatusUnauthorized, "Sign in")
 }
 
 // Without its database the page stays, says what is wrong, and names nothing of the connection.
@@ -359,24 +356,6 @@ func TestVendoredFiles(t *testing.T) {
 	}
 }
 
-// Who has not signed in, or comes from a foreign name, learns nothing of the relay and its database.
-func TestStrangersLearnNothing(t *testing.T) {
-	t.Parallel()
-	s := serve(t, relaytest.Covered(t).Pool)
-	ask := func(status int) {
-		t.Helper()
-		got, body := s.get("/")
-		if got != status || strings.Contains(body, "postgres://") || strings.Contains(body, "1.2.3") {
-			t.Errorf("%d: %s", got, body)
-		}
-	}
-	s.token = "guessed"
-	ask(http.StatusUnauthorized)
-	s.token = adminToken
-	s.header.Set("Host", "evil.example")
-	ask(http.StatusMisdirectedRequest)
-}
-
 // Selected are those that were ticked, and never all that the filter leaves.
 func TestNothingSelected(t *testing.T) {
 	t.Parallel()
@@ -390,13 +369,9 @@ func TestNothingSelected(t *testing.T) {
 	if status != 422 || strings.Contains(body, `name="token"`) {
 		t.Errorf("%d %s", status, body)
 	}
-	if status, body := s.get("/operations/new?selected=1&id=2&action=discard&status=failed&destination=default"); status != 200 || !strings.Contains(body, "Discard 1 delivery?") {
-		t.Errorf("%d %s", status, body)
-	}
+	s.gets(200, "/operations/new?selected=1&id=2&action=discard&status=failed&destination=default", "Discard 1 delivery?")
 	s.token = readToken
-	if status, _ := s.get("/operations/new?action=replay&id=1"); status != 403 {
-		t.Errorf("a reader's preview: %d", status)
-	}
+	s.gets(403, "/operations/new?action=replay&id=1")
 }
 
 // An event is found by its id, its key or its reference; of a reference that several events have, the list shows all, page by page.
