@@ -68,9 +68,7 @@ func TestAlertTest(t *testing.T) {
 		"  - {webhook: '"+good.URL+"/hook-s3cret'}\n  - {slack: '"+bad.URL+"/slack-s3cret'}\n  - {service: '"+string(gotify(good.Server))+"'}\n")
 
 	all := command(nil, "alert", "test", "--config", file)
-	if all.code != cli.ExitFailed || !strings.Contains(all.stderr, "1 of 3 channels did not take the alert") {
-		t.Errorf("%+v", all)
-	}
+	all.holds(t, cli.ExitFailed, "", "1 of 3 channels did not take the alert")
 	if strings.Contains(all.stdout+all.stderr, "s3cret") || strings.Contains(all.stdout+all.stderr, gotifyToken) || strings.Contains(all.stdout, "\x1b") {
 		t.Errorf("a secret, or a control character, in %+v", all)
 	}
@@ -86,13 +84,9 @@ func TestAlertTest(t *testing.T) {
 	if err := json.Unmarshal([]byte(asked.stdout), &results); err != nil || asked.code != 0 || len(results) != 1 || !results[0].OK || !strings.HasPrefix(results[0].Channel, "gotify-") {
 		t.Errorf("%v %+v", err, asked)
 	}
-	if r := command(nil, "alert", "test", "--config", file, "--channel", "pager"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, `there is no channel "pager"; there are webhook-`) {
-		t.Errorf("%+v", r)
-	}
+	command(nil, "alert", "test", "--config", file, "--channel", "pager").holds(t, cli.ExitUsage, "", `there is no channel "pager"; there are webhook-`)
 	empty := writeFile(t, filepath.Join(t.TempDir(), usualFile), "log: {level: info}\n")
-	if r := command(nil, "alert", "test", "--config", empty); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "no channel is configured") {
-		t.Errorf("%+v", r)
-	}
+	command(nil, "alert", "test", "--config", empty).holds(t, cli.ExitFailed, "", "no channel is configured")
 }
 
 // The settings of egress bind the channels of alert test. What each service does under them is tested in internal/notify.

@@ -108,9 +108,7 @@ func TestBenchRefused(t *testing.T) {
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }))
 	defer receiver.Close()
 	r := command(benchEnv(dsn), "bench", "--events", "1", "--rate", "0", "--inserts", "0", "--url", receiver.URL)
-	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "1 request failed, the last one with status 400; let it accept the type bench.event") {
-		t.Errorf("exit code %d, stderr:\n%s", r.code, r.stderr)
-	}
+	r.holds(t, cli.ExitFailed, "", "1 request failed, the last one with status 400; let it accept the type bench.event")
 	unchanged()
 }
 

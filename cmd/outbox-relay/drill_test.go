@@ -127,9 +127,7 @@ func TestDrillFindsMistakes(t *testing.T) {
 	r.doubled(t)
 	junit := filepath.Join(t.TempDir(), "drill.xml")
 	got := drillCommand(nil, r.url, countShipments, "--probe-database="+r.dsn, "--only=valid", "--junit="+junit)
-	if got.code != cli.ExitFailed || !strings.Contains(got.stderr, "1 check failed; the receiver is not ready for a relay") {
-		t.Errorf("%+v", got)
-	}
+	got.holds(t, cli.ExitFailed, "", "1 check failed; the receiver is not ready for a relay")
 	for _, part := range []string{"FAILED: valid\n", "found:    it had 2 effects instead of 1\n", "docs/receiving.md#the-handler\n", "0 passed, 1 failed, 0 warned, "} {
 		if !strings.Contains(got.stdout, part) {
 			t.Errorf("%q is not in %s", part, got.stdout)
@@ -180,9 +178,7 @@ func TestDrillDistrustsItsProbe(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", probe, got, want)
 		}
 	}
-	if got := drillCommand([]string{"PROBE_DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}, r.url, countShipments); got.code != cli.ExitDatabase {
-		t.Errorf("%+v", got)
-	}
+	drillCommand([]string{"PROBE_DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}, r.url, countShipments).holds(t, cli.ExitDatabase, "", "")
 	var n int
 	if err := r.pool.QueryRow(t.Context(), "SELECT count(*) FROM shipment").Scan(&n); err != nil || n != 1 {
 		t.Errorf("%d rows (%v)", n, err)

@@ -63,6 +63,14 @@ func (r result) expect(t *testing.T, code int, stdout, stderr string) {
 	}
 }
 
+// holds checks the exit code, and what stdout and stderr hold among other things.
+func (r result) holds(t *testing.T, code int, stdout, stderr string) {
+	t.Helper()
+	testkit.Equal(t, "exit code", r.code, code)
+	testkit.Contains(t, "stdout", r.stdout, stdout)
+	testkit.Contains(t, "stderr", r.stderr, stderr)
+}
+
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

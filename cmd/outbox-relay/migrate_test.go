@@ -172,9 +172,7 @@ func TestMigrateIntoASchema(t *testing.T) {
 	if r := command(env, "status"); r.code != 0 || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
-	if r := command(env[:1], "status"); r.code != cli.ExitSchema {
-		t.Errorf("%+v", r)
-	}
+	command(env[:1], "status").holds(t, cli.ExitSchema, "", "")
 }
 
 // A function that another role creates in the schema could run with the rights of the login that migrates.
@@ -243,9 +241,7 @@ $`).MatchString(r.stderr) {
 		t.Errorf("%+v", r)
 	}
 	for _, flag := range []string{"--lock-timeout=0s", "--retry-for=-1s"} {
-		if r := runMigrate(dsn, "up", flag); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "must be above zero") {
-			t.Errorf("%+v", r)
-		}
+		runMigrate(dsn, "up", flag).holds(t, cli.ExitUsage, "", "must be above zero")
 	}
 }
 
@@ -360,7 +356,5 @@ func TestMigrateRoles(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	execute(t, db, "GRANT outbox_relay TO shop_relay")
-	if r := command([]string{"OUTBOX_DATABASE_URL=" + strings.Replace(server.DSN(""), "postgres@", "shop_relay@", 1)}, "status", "--schema=shop"); r.code != 0 {
-		t.Errorf("%+v", r)
-	}
+	command([]string{"OUTBOX_DATABASE_URL=" + strings.Replace(server.DSN(""), "postgres@", "shop_relay@", 1)}, "status", "--schema=shop").holds(t, 0, "", "")
 }

@@ -91,15 +91,9 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	tail.stdout.wait(t, "  event 1: inserted, invoice.created, key k1\n", tail.code)
 	tail.stdout.wait(t, "  default  event 1: delivered after ", tail.code)
 
-	if r := command(env, "send", "t", "--payload={"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "--payload: is not JSON") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(env, "send", "t", "--payload=@absent"); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "absent") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(env, "send", "t", "--key=k1"); r.code != cli.ExitFailed {
-		t.Errorf("%+v", r)
-	}
+	command(env, "send", "t", "--payload={").holds(t, cli.ExitUsage, "", "--payload: is not JSON")
+	command(env, "send", "t", "--payload=@absent").holds(t, cli.ExitFailed, "", "absent")
+	command(env, "send", "t", "--key=k1").holds(t, cli.ExitFailed, "", "")
 }
 
 // What a stranger sends cannot command the terminal.
@@ -144,9 +138,7 @@ func TestListenRefuses(t *testing.T) {
 			awaitUntil(t, c.want, func() bool { return strings.Contains(command(env, "explain", "k").stdout, c.want) })
 		})
 	}
-	if r := command(nil, "listen", "--fail=200"); r.code != cli.ExitUsage {
-		t.Errorf("%+v", r)
-	}
+	command(nil, "listen", "--fail=200").holds(t, cli.ExitUsage, "", "")
 	if r := command(nil, "listen", "--secret=hunter2"); r.code != cli.ExitUsage || strings.Contains(r.stderr, "hunter2") {
 		t.Errorf("%+v", r)
 	}
@@ -161,9 +153,7 @@ func TestVersionFlag(t *testing.T) {
 func TestHintForMissingTables(t *testing.T) {
 	t.Parallel()
 	r := command([]string{"OUTBOX_DATABASE_URL=" + pgtest.New(t)}, "send", "t")
-	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "run outbox-relay migrate up, or name their schema with --schema") {
-		t.Errorf("%+v", r)
-	}
+	r.holds(t, cli.ExitFailed, "", "run outbox-relay migrate up, or name their schema with --schema")
 }
 
 // The script completes commands, flags and values in a real bash.
@@ -191,9 +181,7 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"zsh", "fish"} {
-		if r := command(nil, "completion", name); r.code != 0 || !strings.Contains(r.stdout, "doctor") {
-			t.Errorf("%+v", r)
-		}
+		command(nil, "completion", name).holds(t, 0, "doctor", "")
 	}
 	page := command(nil, "man").stdout
 	for _, part := range []string{".TH OUTBOX-RELAY 1\n", ".SS outbox-relay pause\n", ".B \\-\\-reset\\-breaker\n"} {
