@@ -31,36 +31,25 @@ func ignoresHangups(t *testing.T, pid int) bool {
 // and reloads.
 func TestHangupsWhileARelayStarts(t *testing.T) {
 	t.Parallel()
-	env := append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+pgtest.New(t, migrations.Outbox), "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in",
-		"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", allowSuperuser)
+	dsn, dir := pgtest.New(t, migrations.Outbox), t.TempDir()
 	const starts = 100
 	for range starts {
-		program := exec.CommandContext(t.Context(), os.Args[0], "run")
-		s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
-		program.Env, program.Stderr = env, s.stderr
-		pgtest.Must(t, program.Start())
-		go func() {
-			_ = program.Wait()
-			s.code <- program.ProcessState.ExitCode()
-		}()
+		s := launch(t, dir, []string{"run"}, "OUTBOX_DATABASE_URL="+dsn, "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
 		ignores := false
 		for !ignores && s.stderr.String() == "" && len(s.code) == 0 {
-			ignores = ignoresHangups(t, program.Process.Pid)
+			ignores = ignoresHangups(t, s.program.Process.Pid)
 		}
 		if !ignores { // this test was too slow to see it
-			_ = program.Process.Kill()
+			_ = s.program.Process.Kill()
 			<-s.code
 			continue
 		}
 		for !strings.Contains(s.stderr.String(), `"msg":"registered"`) && len(s.code) == 0 {
-			_ = program.Process.Signal(syscall.SIGHUP)
+			_ = s.program.Process.Signal(syscall.SIGHUP)
 		}
 		s.stderr.wait(t, `"msg":"registered"`, s.code)
 		s.stderr.wait(t, "configuration read again", s.code)
-		_ = program.Process.Signal(syscall.SIGTERM)
-		if code := <-s.code; code != 0 {
-			t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
-		}
+		s.stop(t)
 		return
 	}
 	t.Errorf("in %d starts the program was never seen to ignore SIGHUP", starts)

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -57,13 +56,8 @@ func BenchmarkIdleOutboxes(b *testing.B) {
 	receiver := relaytest.NewReceiver(b, nil)
 	file := filepath.Join(b.TempDir(), usualFile)
 	pgtest.Must(b, os.WriteFile(file, []byte("destinations: {shop: {url: '"+receiver.URL+"'}}\ndatabases:\n"+text), 0o600))
-	program := exec.CommandContext(b.Context(), os.Args[0], "run", "--config", file)
-	program.Env = []string{asProgram + "=1", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", allowSuperuser}
-	pgtest.Must(b, program.Start())
-	defer func() {
-		_ = program.Process.Kill()
-		_ = program.Wait()
-	}()
+	relay := launch(b, b.TempDir(), []string{"run", "--config", file}, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
+	defer relay.kill(b)
 	const connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
 	relaytest.Eventually(b, "all relays", func() bool { return pgtest.Row[int](b, pool, connections) >= n })
 	settle := time.NewTicker(time.Second)
@@ -87,7 +81,7 @@ func BenchmarkIdleOutboxes(b *testing.B) {
 	rows.Close()
 	b.ReportMetric(pgtest.Row[float64](b, pool, "SELECT sum(calls)::float8 FROM pg_stat_statements")/per, "queries/s/outbox")
 	b.ReportMetric(pgtest.Row[float64](b, pool, connections)/float64(n), "connections/outbox")
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", program.Process.Pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", relay.program.Process.Pid))
 	pgtest.Must(b, err)
 	var kib float64
 	_, err = fmt.Sscan(regexp.MustCompile(`VmRSS:\s+(\d+)`).FindStringSubmatch(string(status))[1], &kib)

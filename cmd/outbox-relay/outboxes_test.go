@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -215,14 +213,12 @@ func TestSeveralOutboxesAfterAKill(t *testing.T) {
 	for _, name := range s.names {
 		keys = append(keys, s.insert(t, name, 60, "")...)
 	}
-	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--config", file)
-	program.Env = []string{asProgram + "=1", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", allowSuperuser}
-	pgtest.Must(t, program.Start())
+	relay := launch(t, t.TempDir(), []string{"run", "--config", file}, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
 	for range 40 {
 		<-started
 	}
-	receiver.Kill(t, program)
-	_ = program.Wait()
+	receiver.Kill(t, relay.program)
+	<-relay.code
 	run := start(t, nil, "--config="+file)
 	relaytest.Eventually(t, "all events", func() bool {
 		got := receiver.Keys()

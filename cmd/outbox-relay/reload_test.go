@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -159,17 +158,7 @@ func TestSecretRotation(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
 	file := writeFile(t, filepath.Join(t.TempDir(), "secret"), old)
-	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--poll-interval=1s")
-	program.Env = []string{
-		asProgram + "=1", "OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_SIGNING_SECRET_FILE=" + file, allowSuperuser,
-	}
-	s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
-	program.Stderr = s.stderr
-	pgtest.Must(t, program.Start())
-	go func() {
-		_ = program.Wait()
-		s.code <- program.ProcessState.ExitCode()
-	}()
+	s := launch(t, t.TempDir(), []string{"run", "--poll-interval=1s"}, "OUTBOX_DATABASE_URL="+dsn, "OUTBOX_DESTINATION_URL="+receiver.URL, "OUTBOX_SIGNING_SECRET_FILE="+file)
 	// arrives inserts until a request carries exactly these signatures.
 	inserted := 0
 	arrives := func(want string) {
@@ -177,7 +166,7 @@ func TestSecretRotation(t *testing.T) {
 		for found := false; !found; {
 			execute(t, db, fmt.Sprintf(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', %d + i FROM generate_series(1, 50) i`, inserted))
 			inserted += 50
-			receive(t, changed, s)
+			receive(t, changed, s.started)
 			mu.Lock()
 			for _, verified := range seen {
 				found = found || verified == want
@@ -189,7 +178,7 @@ func TestSecretRotation(t *testing.T) {
 		t.Helper()
 		before := len(s.stderr.String())
 		replaceFile(t, file, content)
-		pgtest.Must(t, program.Process.Signal(syscall.SIGHUP))
+		s.signal(t, syscall.SIGHUP)
 		s.stderr.waitBehind(t, before, `"changes":["destinations.default changed: signing_secrets"]`, s.code)
 	}
 	arrives("old")
@@ -198,12 +187,9 @@ func TestSecretRotation(t *testing.T) {
 	rotate(next)
 	arrives("next")
 	for query[int](t, db, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'") < inserted {
-		receive(t, time.After(20*time.Millisecond), s)
+		receive(t, time.After(20*time.Millisecond), s.started)
 	}
-	pgtest.Must(t, program.Process.Signal(syscall.SIGTERM))
-	if code := <-s.code; code != 0 {
-		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
-	}
+	s.stop(t)
 	mu.Lock()
 	defer mu.Unlock()
 	for key, verified := range seen {

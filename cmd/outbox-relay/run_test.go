@@ -216,6 +216,14 @@ type relayProcess struct {
 // launchAs starts a relay in a folder, with nothing but these arguments and variables, and waits until it works.
 func launchAs(t testing.TB, dir string, args []string, env ...string) *relayProcess {
 	t.Helper()
+	p := launch(t, dir, args, env...)
+	p.stderr.wait(t, `"registered"`, p.code)
+	return p
+}
+
+// launch is launchAs without the wait.
+func launch(t testing.TB, dir string, args []string, env ...string) *relayProcess {
+	t.Helper()
 	p := &relayProcess{
 		started: started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)},
 		program: exec.CommandContext(t.Context(), os.Args[0], args...),
@@ -226,7 +234,6 @@ func launchAs(t testing.TB, dir string, args []string, env ...string) *relayProc
 		_ = p.program.Wait()
 		p.code <- p.program.ProcessState.ExitCode()
 	}()
-	p.stderr.wait(t, `"registered"`, p.code)
 	return p
 }
 

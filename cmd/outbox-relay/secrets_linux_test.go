@@ -89,19 +89,14 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	env := append(os.Environ(), asProgram+"=1", "OUTBOX_CONFIG="+config, "OUTBOX_DATABASE_URL="+strings.Replace(dsn, "://postgres@", "://postgres:CANARY-database-password@", 1),
 		"OUTBOX_LOG_LEVEL=debug", "OUTBOX_LOG_FORMAT=json", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_PATH_PREFIX=/outbox",
 		"OUTBOX_ADMIN_TOKEN="+pageToken, "OUTBOX_POLL_INTERVAL=1s", "UNRELATED=CANARY-environment")
-	log := &awaited{written: make(chan struct{}, 1)}
-	relay := exec.CommandContext(t.Context(), os.Args[0], "run")
-	relay.Env, relay.Stderr = env, log
-	pgtest.Must(t, relay.Start())
-	ended := make(chan int, 1)
-	go func() { _ = relay.Wait(); ended <- relay.ProcessState.ExitCode() }()
-	s := started{stderr: log, code: ended}
-	c := s.console(t)
+	relay := launch(t, t.TempDir(), []string{"run"}, env...)
+	log := relay.stderr
+	c := relay.console(t)
 	metrics := "http://" + metricsAddress.FindStringSubmatch(log.String())[1]
 	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('invoice.paid', '{"iban": "CANARY-payload"}', 'k1', '{"X-Event-A": "CANARY-event-header"}')`)
 	until(t, db, fmt.Sprintf("SELECT count(*) = %d FROM outbox_delivery WHERE status = 'failed'", len(destinations)))
 	until(t, db, "SELECT count(*) > 0 FROM outbox_alert")
-	log.wait(t, `"alert"`, ended)
+	log.wait(t, `"alert"`, relay.code)
 
 	// The headers of an event are content: nothing shows them that does not reveal the payload.
 	type output struct {
@@ -150,8 +145,8 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 		add(table, query[string](t, db, "SELECT coalesce(string_agg(t::text, E'\\n'), '') FROM "+table+" t"))
 	}
 	// The stacks of all goroutines are what a panic prints.
-	pgtest.Must(t, relay.Process.Signal(syscall.SIGQUIT))
-	<-ended
+	relay.signal(t, syscall.SIGQUIT)
+	<-relay.code
 	testkit.Contains(t, "the log has no stacks", log.String(), "goroutine ")
 	add("log", log.String())
 	if alerts.String() == "" {
