@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -78,18 +80,13 @@ var mutants = []mutant{
 				return rc.known, nil
 			}
 			_ = sleep.For(ctx, pauseIn)
-			tx, err := rc.pool.Begin(ctx)
-			if err != nil {
-				return 0, err
-			}
-			defer tx.Rollback(context.WithoutCancel(ctx))
-			if _, err = tx.Exec(ctx, insertEffect, key); err == nil {
-				_, err = tx.Exec(ctx, "INSERT INTO loose VALUES ($1, $2, $3)", rc.name, key, hash)
-			}
-			if err != nil {
-				return 0, err
-			}
-			return http.StatusNoContent, tx.Commit(ctx)
+			return http.StatusNoContent, pgx.BeginFunc(ctx, rc.pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, insertEffect, key)
+				if err == nil {
+					_, err = tx.Exec(ctx, "INSERT INTO loose VALUES ($1, $2, $3)", rc.name, key, hash)
+				}
+				return err
+			})
 		}
 		rc.reused = rc.known
 	}},
@@ -117,18 +114,13 @@ var mutants = []mutant{
 				return status, nil
 			}
 			_ = sleep.For(ctx, pauseIn)
-			tx, err := rc.pool.Begin(ctx)
-			if err != nil {
-				return 0, err
-			}
-			defer tx.Rollback(context.WithoutCancel(ctx))
-			if _, err = tx.Exec(ctx, "INSERT INTO memory VALUES ($1, $2, $3)", rc.name, key, hash); err == nil {
-				_, err = tx.Exec(ctx, insertEffect, key)
-			}
-			if err != nil {
-				return 0, err
-			}
-			return http.StatusNoContent, tx.Commit(ctx)
+			return http.StatusNoContent, pgx.BeginFunc(ctx, rc.pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "INSERT INTO memory VALUES ($1, $2, $3)", rc.name, key, hash)
+				if err == nil {
+					_, err = tx.Exec(ctx, insertEffect, key)
+				}
+				return err
+			})
 		}
 	}},
 	{name: "a replay goes past the memory", finds: names("replay"), says: "2 effects", mutate: func(_ *testing.T, rc *receiver) {
