@@ -58,7 +58,7 @@ func answerWith(t *testing.T, status int) string {
 }
 
 // What is secret, or content that only an operator who asks for it may see, is planted wherever the program reads it: a payload, the headers
-// of an event, signing secrets and credentials, the query of URLs, the password of the database's, and what receivers answer, in the body, in a header and in
+// of an event, signing secrets and credentials, the query of URLs, the key in the path of a channel, the password of the database's, and what receivers answer, in the body, in a header and in
 // a status line that is none. It appears in nothing that the program writes or serves.
 func TestSecurityCanariesNowhere(t *testing.T) {
 	t.Parallel()
@@ -76,7 +76,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	secret := "CANARY-signing-secret-of-32-bytes"
 	encoded := base64.StdEncoding.EncodeToString([]byte(secret))
 	var file strings.Builder
-	file.WriteString("alerts: {channels: [{webhook: '" + channel.URL + "/CANARY-channel-path?key=CANARY-channel-query'}]}\ndefaults: {retry: {max_attempts: 2, schedule: [10ms]}, breaker: {enabled: false}}\ndestinations:\n")
+	file.WriteString("alerts: {channels: [{webhook: '" + channel.URL + "/CANARY-x7Kq9ZtR2mB4vN8?key=CANARY-channel-query'}]}\ndefaults: {retry: {max_attempts: 2, schedule: [10ms]}, breaker: {enabled: false}}\ndestinations:\n")
 	destinations := map[string]string{
 		"rejects": answerWith(t, http.StatusUnprocessableEntity), "refuses": answerWith(t, http.StatusUnauthorized), "breaks": answerWith(t, http.StatusInternalServerError),
 		"moves": answerWith(t, http.StatusFound), "stutters": malformed(t, "HTTP/1.1 CANARY-status-line\r\n\r\n"), "babbles": malformed(t, "CANARY-no-http\r\n\r\n"),
