@@ -29,7 +29,7 @@ const (
 // leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the POST yielded.
 const leaseMargin = 5 * time.Second
 
-// longestLease is what pg.IsFree takes for the longest.
+// longestLease is less than what pg.IsFree takes for a lease.
 const longestLease = 24 * time.Hour
 
 // Config is what a Relay needs. Only Pool and Destinations have no usable zero value.

@@ -62,6 +62,7 @@ func TestEveryMistakeIsFound(t *testing.T) {
 		"poll negative":          {func(c *Config) { c.PollInterval = -time.Second }, "relay.poll_interval: "},
 		"lease negative":         {func(c *Config) { c.Lease = -time.Second }, "relay.lease: "},
 		"lease below timeout":    {func(c *Config) { c.Lease = 5 * time.Second }, "relay.lease: 5s must be at least 5s longer than destinations.logistics.timeout (10s); write 15s"},
+		"lease too long":         {func(c *Config) { c.Lease = 24*time.Hour + 1 }, "relay.lease: "},
 		"lease within margin":    {func(c *Config) { c.Lease = 15*time.Second - 1 }, "relay.lease: "},
 		"timeout above lease":    {first(func(d *post.Destination) { d.Timeout = time.Minute }), "relay.lease: 1m0s must be"},
 		"drain negative":         {func(c *Config) { c.DrainTimeout = -1 }, "relay.drain_timeout: "},

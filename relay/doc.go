@@ -23,7 +23,7 @@
 //	breaker.go                writing what the breakers decide
 //	state.go                  what the relay knows of itself
 //	error_log.go              errors that repeat are logged once in a while
-//	wake.go                   signals between goroutines
+//	signals.go                signals between goroutines
 //	config.go, hooks.go       settings, observing
 //	store.go                  the statements of this package
 //

@@ -104,7 +104,7 @@ func TestChaos(t *testing.T) {
 	s.drained()
 	figures := s.judge()
 	t.Logf("seed %d, %s, %d relays: %s, the last request %s after the last fault; %s; the server's errors: %s", seed, lasts, *relays, figures, figures.recovery.Round(time.Millisecond), s.faultsMade(), s.serverErrors())
-	if figures.events == 0 || len(s.made) == 0 {
+	if figures.events == 0 || len(s.made) == 0 || figures.batched == 0 && *relays > 1 && !testing.Short() {
 		t.Error("nothing was sent, or nothing went wrong")
 	}
 }

@@ -38,6 +38,9 @@ func TestDatabaseIsDown(t *testing.T) {
 	calls := s.history.Calls()
 	for _, since := range back {
 		first := slices.IndexFunc(calls, func(c history.Call) bool { return c.Kind == history.Post && c.At >= since })
+		if first < 0 {
+			t.Fatalf("no request came after %s", since)
+		}
 		t.Logf("down for %v: the first request came %v after the database accepted connections", *downTime, (calls[first].At - since).Round(time.Millisecond))
 	}
 }

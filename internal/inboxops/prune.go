@@ -1,6 +1,7 @@
 package inboxops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -49,12 +50,9 @@ func (o *Ops) Prune(ctx context.Context, p Prune, progress func(Pruned)) (Pruned
 }
 
 func (o *Ops) prune(ctx context.Context, p Prune, rehearsal bool, progress func(Pruned)) (done Pruned, err error) {
-	if err := o.checkClock(context.WithoutCancel(ctx)); err != nil {
-		return done, fmt.Errorf("prune: %w", err)
-	}
 	failed := 0
 	for page, finished := int64(0), false; !finished; {
-		if err := context.Cause(ctx); err != nil {
+		if err := cmp.Or(context.Cause(ctx), o.checkClock(context.WithoutCancel(ctx))); err != nil {
 			return done, fmt.Errorf("prune: %w", err)
 		}
 		began := time.Now()

@@ -22,9 +22,9 @@ const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v
     SELECT FROM outbox_void v
     WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until))`
 
-// IsFree is true of a pending delivery d that no relay has in flight. No lease is longer than a day (relay.Config): one that ends later was
-// written before the database's clock was put back, and would hold the delivery until that time comes.
-const IsFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR d.lease_expires_at > now() + interval '24 hours' OR ` + isVoid + `)`
+// IsFree is true of a pending delivery d that no relay has in flight. No lease is longer than a day (relay.Config): one that ends in more
+// than two was written before the database's clock was put back, and would hold the delivery until that time comes.
+const IsFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR d.lease_expires_at > now() + interval '2 days' OR ` + isVoid + `)`
 
 // IsHeld is true of a destination s of which the relay $1 may claim nothing now.
 const IsHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_owner <> $1)`

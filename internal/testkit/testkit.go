@@ -33,6 +33,9 @@ func Equal[T any](t testing.TB, what string, got, want T) {
 // Contains reports a text that lacks one of the parts.
 func Contains(t testing.TB, what, text string, parts ...string) {
 	t.Helper()
+	if len(parts) == 0 {
+		t.Errorf("%s: nothing is asked for", what)
+	}
 	for _, part := range parts {
 		if !strings.Contains(text, part) {
 			t.Errorf("%s: %q is not in\n%s", what, part, text)
@@ -51,7 +54,7 @@ func ErrorIs(t testing.TB, what string, err, want error) {
 // ErrorContains reports an error that is none, or does not say so.
 func ErrorContains(t testing.TB, what string, err error, text string) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), text) {
+	if err == nil || text == "" || !strings.Contains(err.Error(), text) {
 		t.Errorf("%s: %v, want an error that says %q", what, err, text)
 	}
 }

@@ -46,11 +46,11 @@ func (c Prune) Run(ctx context.Context, query QueryRow) (done Pruned, err error)
 	if err := c.complete(); err != nil {
 		return Pruned{}, err
 	}
-	if err := checkClock(ctx, query); err != nil {
-		return Pruned{}, fmt.Errorf("prune processed_events: %w", err)
-	}
 	failed := 0
 	for page, finished := int64(0), false; !finished; {
+		if err := checkClock(ctx, query); err != nil {
+			return done, fmt.Errorf("prune processed_events: %w", err)
+		}
 		began, pause := time.Now(), c.Pause
 		batch, err := c.forget(ctx, query, page)
 		switch {

@@ -115,7 +115,7 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 		}
 	}
 	add(found.InFlight, "in flight, which a relay is sending now; repeat the command later.")
-	add(found.NotWaiting, "due already, or never attempted.")
+	add(found.NotWaiting, "due already, or not to be sent before the time that their producer set.")
 	add(found.TooOld, "older than receivers remember (--force).")
 	add(found.EventMissing, "whose event is gone.")
 	for _, status := range []string{"pending", "failed", "delivered", "discarded"} {

@@ -16,7 +16,7 @@ type Retry struct {
 func (Retry) Help() string {
 	return `Makes due what waits for its next attempt, such as after a wrong secret or URL was mended. Deliveries keep their attempts, so
 that one which fails again waits for the next time of its schedule; their place in their ordering key; and the time after which
-they are not sent. What is due, was never attempted, or failed for good is left alone; replay sends the latter again.
+they are not sent. Left alone is what is due, what its producer wants sent later, and what failed for good: replay sends that again.
 
   outbox-relay retry --destination logistics                       # all that waits there
   outbox-relay retry --destination logistics --reason unauthorized

@@ -212,6 +212,9 @@ func (a *Job) paced(ctx context.Context, step func() (more bool, err error)) err
 		if err := a.standDown(ctx); err != nil {
 			return err
 		}
+		if err := checkClock(ctx, a.DB); err != nil { // which may jump meanwhile
+			return err
+		}
 		began := time.Now()
 		more, err := step()
 		took := time.Since(began)

@@ -77,7 +77,7 @@ func TestWhatErrorsMean(t *testing.T) {
 		"refused by a policy":        {mode: "policy", want: policy.ReasonRejected, text: "policy of topic"},
 		"too large for the topic":    {mode: "small", payload: 5000, want: policy.ReasonTooLarge, text: "max.message.bytes", unsent: true},
 		"too few replicas":           {mode: "replicas", want: policy.ReasonUnavailable, text: "too few replicas"},
-		"refused in turns":           {mode: "out of time", want: policy.ReasonUnavailable, text: "5 times"},
+		"refused in turns":           {mode: "out of time", want: policy.ReasonUnavailable, text: "none of 5 tries"},
 		"a broken disk":              {mode: "storage", want: policy.ReasonUnavailable},
 		"no answer":                  {mode: "silent", want: policy.ReasonTimeout, text: "may have stored"},
 		"nothing listens":            {change: func(c *kafkapost.Config) { c.Brokers = []string{"127.0.0.1:1"} }, want: policy.ReasonConnect, unreached: true},

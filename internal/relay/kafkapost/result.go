@@ -29,7 +29,7 @@ func (c *Client) failed(since time.Time, topic string, err error) policy.Result 
 		return v
 	case errors.Is(err, kgo.ErrRecordRetries):
 		return policy.Result{Reason: policy.ReasonUnavailable, Posted: true, Message: fmt.Sprintf(
-			"the brokers refused the record of topic %q for now, %d times (too few replicas, a change of leader, or time that ran out among them); one of the tries may have stored it",
+			"topic %q acknowledged the record in none of %d tries: the brokers refused it for now, or the connection ended; one of the tries may have stored it",
 			topic, brokerRetries+1)}
 	case errors.Is(err, kgo.ErrRecordTimeout), errors.Is(err, context.DeadlineExceeded):
 		return policy.Result{Reason: policy.ReasonTimeout, Posted: true, Message: fmt.Sprintf(

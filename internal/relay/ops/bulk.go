@@ -85,7 +85,7 @@ type Bulk struct {
 	// Rate of a replay that was previewed, and for how many seconds the matched keep it busy.
 	Rate    int64   `json:"rate,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"`
-	// NotWaiting ones cannot be retried: they are due already, or were never attempted.
+	// NotWaiting ones cannot be retried: they are due already, or their producer wants them sent later.
 	NotWaiting int64 `json:"not_waiting,omitempty"`
 	// Obstacles to a retry or a replay: what keeps a destination from being sent to, each with the command that ends it.
 	Obstacles []string `json:"obstacles,omitempty"`

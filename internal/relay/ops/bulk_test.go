@@ -267,7 +267,8 @@ func TestRetryAfterTheClockWasPutBack(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 year'`)
 	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now() + interval '1 year' WHERE event_id = 1`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
-		VALUES ('t', '{}', 'future', now() + interval '1 year', now() + interval '1 year'), ('t', '{}', 'scheduled', now(), now() + interval '1 year')`)
+		VALUES ('t', '{}', 'future', now() + interval '1 year', now() + interval '1 year'), ('t', '{}', 'scheduled', now(), now() + interval '1 year'),
+			('t', '{}', 'scheduled by that clock', now() + interval '1 year', now() + interval '2 years')`)
 	db.Exec(`UPDATE outbox_delivery d SET next_attempt_at = o.available_at FROM outbox o WHERE o.id = d.event_id AND d.event_id > 2`)
 	b, err := ops.New(db.Pool).Retry(t.Context(), ops.Selection{Destination: "default"}, nil)
 	if due := relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE next_attempt_at <= clock_timestamp() ORDER BY 1`); err != nil || !slices.Equal(due, []int64{1, 2, 3}) {

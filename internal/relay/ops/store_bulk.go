@@ -56,7 +56,7 @@ SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at
        coalesce($9::float8 > 0 AND e.created_at < now() - make_interval(secs => $9), false),
        e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''),
        CASE WHEN c.last_attempt_at > now() THEN to_timestamp(0) ELSE c.last_attempt_at END,
-       c.last_attempt_at IS NULL AND coalesce(e.available_at > now() AND e.created_at <= now(), true)
+       c.last_attempt_at IS NULL AND coalesce(e.available_at > greatest(now(), e.created_at), true)
 FROM candidate c
 LEFT JOIN LATERAL (
     SELECT created_at, available_at, event_type, idempotency_key FROM outbox WHERE c.eligible AND id = c.event_id LIMIT 1

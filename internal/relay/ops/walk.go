@@ -141,7 +141,9 @@ func (s Selection) attemptedSince(c candidate) bool {
 }
 
 // waits reports whether a delivery waits for its next attempt, or for its first only because the clock was put back since its row was written.
-func (s Selection) waits(c candidate) bool { return c.NextAttemptAt.Time.After(s.waitingAt) && !c.Scheduled }
+func (s Selection) waits(c candidate) bool {
+	return c.NextAttemptAt.Time.After(s.waitingAt) && !c.Scheduled
+}
 
 // sift returns what the action can change and counts the rest.
 func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) {

@@ -81,7 +81,7 @@ WITH written AS (
 SELECT 'self', instance, '', heartbeat_at NOT BETWEEN now() - make_interval(secs => $2 + 3) AND now() + interval '3 seconds', '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
 UNION ALL
 SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
-WHERE instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
+WHERE instance <> $1 AND pg_postmaster_start_time() NOT BETWEEN now() - interval '3 seconds' AND now()
   AND ($3 AND ` + isSilent + ` OR $5 AND ` + isDisconnected + `)
 UNION ALL
 SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,

@@ -94,7 +94,7 @@ FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::int[], $6::text[], $7::t
 CROSS JOIN LATERAL (SELECT e.idempotency_key AS key FROM outbox e WHERE e.id = s.event_id LIMIT 1) event
 CROSS JOIN LATERAL (` + lookUp + ` FOR NO KEY UPDATE SKIP LOCKED) found
 WHERE s.posted AND d.ctid = found.place AND d.claim < s.claim AND d.attempts = s.attempts AND event.key = s.key
-  AND d.status NOT IN ('delivered', 'failed', 'discarded') AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())`
+  AND d.status NOT IN ('delivered', 'failed', 'discarded') AND (d.lease_expires_at IS NULL OR d.lease_expires_at NOT BETWEEN now() AND now() + interval '2 days')`
 
 // FindUnsettled finds what a settle has missed. It finds each row where its snapshot has it, and misses a row that was changed, and
 // so moved, while it waited for it, and one that it left out because it was locked. Both are still under the same claim and not
