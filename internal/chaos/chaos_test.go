@@ -202,6 +202,7 @@ func (s *stage) keep(tables history.Tables, breaches []history.Breach) {
 		testkit.Must(s.t, err)
 		testkit.Must(s.t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
+	testkit.Must(s.t, os.CopyFS(filepath.Join(dir, "relays"), os.DirFS(s.logs)))
 	testkit.Must(s.t, os.WriteFile(filepath.Join(dir, "postgres.log"), []byte(s.Server.LogTail(2000)), 0o600))
 	s.t.Logf("the history and the tables are kept in %s (seed %d)", dir, s.seed)
 }

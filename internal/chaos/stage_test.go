@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -48,6 +49,7 @@ type stage struct {
 	relays        []*relay
 	receivers     []*receiver
 	limits        string         // what a shell does before it runs a relay
+	logs          string         // a directory with what relays wrote
 	making        string         // the fault that is being made
 	made          map[string]int // faults by their names
 	torn          []string
@@ -88,7 +90,7 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	t.Helper()
 	path, err := binary()
 	testkit.Must(t, err)
-	s := &stage{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
+	s := &stage{t: t, logs: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no promise.
 	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms"} // shorter than the lock_timeout of relays
 	s.Stage, err = process.OpenStage(t.Context(), path, localpg.Options{Settings: settings, Env: env})
@@ -160,7 +162,13 @@ func (s *stage) openRelay(name string, settings ...string) {
 }
 
 func (s *stage) runRelay(life, dsn, receivers string, settings ...string) process.Command {
-	return process.Command{Argv: []string{"/bin/sh", "-c", s.limits + ` exec "$0" run`, s.Relay}, Env: slices.Concat([]string{
+	write := func(line string) { // what is lost is missed only after a failure
+		if log, err := os.OpenFile(filepath.Join(s.logs, life+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err == nil {
+			_, _ = fmt.Fprintln(log, line)
+			_ = log.Close()
+		}
+	}
+	return process.Command{Stderr: write, Argv: []string{"/bin/sh", "-c", s.limits + ` exec "$0" run`, s.Relay}, Env: slices.Concat([]string{
 		"OUTBOX_DATABASE_URL=" + dsn,
 		"OUTBOX_DESTINATION_URL=http://" + receivers + "/?relay=" + life,
 		"OUTBOX_SIGNING_SECRET=" + s.Secret,

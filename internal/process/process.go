@@ -26,6 +26,7 @@ type Command struct {
 	Argv   []string
 	Env    []string          // beyond that of this process
 	Stdout func(line string) // nil: discarded
+	Stderr func(line string) // nil: only the last lines are kept, for [Process.Failure]
 }
 
 // A Process is a running command. It does not outlive this process, however that one ends: a guard, in a session of its
@@ -53,7 +54,12 @@ func Start(c Command) (*Process, error) {
 	p.guard.Env = append(os.Environ(), c.Env...)
 	p.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	p.guard.ExtraFiles = []*os.File{tell}
-	p.guard.Stderr = &lines{each: p.errors.add}
+	p.guard.Stderr = &lines{each: func(line string) {
+		p.errors.add(line)
+		if c.Stderr != nil {
+			c.Stderr(line)
+		}
+	}}
 	if c.Stdout != nil {
 		p.guard.Stdout = &lines{each: c.Stdout}
 	}

@@ -25,6 +25,15 @@ type NewRows struct {
 	// Ranges names each range of which there are deliveries, and each that ends, in ascending order.
 	Ranges     []RangeRef
 	Deliveries []NewRow
+	// Witnesses name one row of each earlier transaction that wrote rows of a range that ends. One that is missing was lost in a crash of the
+	// server, with all of its transaction, and the range does not end.
+	Witnesses []Witness
+}
+
+// A Witness is a row of outbox_delivery that was written before.
+type Witness struct {
+	Seq, EventID int64
+	Destination  string
 }
 
 // A RangeRef names a range that a relay has.
@@ -67,15 +76,21 @@ type Settled struct {
 	Lost []int64
 	// Existing are the indexes of deliveries that had a row already.
 	Existing []int
+	// Missing are the witnesses that have no row.
+	Missing []Witness
 }
 
-// held are the ranges that are still this relay's. They are locked, so that no rescue comes in between. moved are the ordering keys with
+// held are the ranges that are still this relay's. They are locked, so that no rescue comes in between. missing are witnesses without a row,
+// each looked up by itself, whatever the planner believes. moved are the ordering keys with
 // rows that joined them when they became due. What comes from a later range stands behind these.
 const settleRanges = `
 WITH held AS MATERIALIZED (
     SELECT r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[]) AS w (seq, fence) CROSS JOIN LATERAL (
         SELECT o.seq, o.fence FROM outbox_range o
         WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE) r
+), missing AS MATERIALIZED (
+    SELECT w.seq, w.event_id, w.destination FROM unnest($22::bigint[], $23::bigint[], $24::text[]) AS w (seq, event_id, destination)
+    WHERE (SELECT d.event_id FROM outbox_delivery d WHERE d.event_id = w.event_id AND d.destination = w.destination LIMIT 1) IS NULL
 ), moved AS MATERIALIZED (
     SELECT k.destination, k.ordering_key, first.joined
     FROM (SELECT DISTINCT s.destination, s.ordering_key FROM unnest($7::text[], $8::text[], $15::text[], $21::timestamptz[])
@@ -89,7 +104,8 @@ WITH held AS MATERIALIZED (
          WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'failed' AND d.joined > 0
          ORDER BY d.joined, d.event_id LIMIT 1)) first
 ), ended AS (
-    UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT h.seq FROM held h WHERE h.seq = ANY ($4::bigint[])))
+    UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT h.seq FROM held h WHERE h.seq = ANY ($4::bigint[])
+        AND h.seq <> ALL (ARRAY (SELECT m.seq FROM missing m))))
 ), written AS (
     INSERT INTO outbox_delivery (event_id, destination, status, claim, attempts, next_attempt_at, delivered_at, last_attempt_at,
         last_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues, joined)
@@ -108,6 +124,8 @@ WITH held AS MATERIALIZED (
     RETURNING event_id, destination
 )
 SELECT 'lost', w.seq, '' FROM unnest($2) AS w (seq) WHERE NOT EXISTS (SELECT FROM held h WHERE h.seq = w.seq)
+UNION ALL
+SELECT 'missing', event_id, destination FROM missing
 UNION ALL
 (SELECT 'written', event_id, destination FROM written)`
 
@@ -138,11 +156,14 @@ func (s *NewRows) Queue(batch *pgx.Batch, done *Settled) {
 func (s *NewRows) read(rows pgx.Rows) (done Settled, err error) {
 	var what, destination string
 	var number int64
-	lost, written := map[int64]bool{}, map[target]bool{}
+	lost, missing, written := map[int64]bool{}, map[target]bool{}, map[target]bool{}
 	if _, err := pgx.ForEachRow(rows, []any{&what, &number, &destination}, func() error {
-		if what == "lost" {
+		switch what {
+		case "lost":
 			lost[number] = true
-		} else {
+		case "missing":
+			missing[target{number, destination}] = true
+		default:
 			written[target{number, destination}] = true
 		}
 		return nil
@@ -152,6 +173,11 @@ func (s *NewRows) read(rows pgx.Rows) (done Settled, err error) {
 	for _, h := range s.Ranges {
 		if lost[h.Seq] {
 			done.Lost = append(done.Lost, h.Seq)
+		}
+	}
+	for _, w := range s.Witnesses {
+		if missing[target{w.EventID, w.Destination}] {
+			done.Missing = append(done.Missing, w)
 		}
 	}
 	for i := range s.Deliveries {
@@ -200,9 +226,14 @@ func (s *NewRows) arguments() []any {
 		}
 		leases[i], rescues[i] = set(d.Lease.Seconds()), int16(d.Rescues)
 	}
+	m := len(s.Witnesses)
+	witnessed, witnessedEvents, witnessedDestinations := make([]int64, m), make([]int64, m), make([]string, m)
+	for i, w := range s.Witnesses {
+		witnessed[i], witnessedEvents[i], witnessedDestinations[i] = w.Seq, w.EventID, w.Destination
+	}
 	return []any{
 		s.Relay, ranges, fences, ended, seqs, events, destinations, statuses, attempts, waits, since, codes, reasons, errors, keys, sizes,
-		notAfter, blocked, leases, rescues, dueAt,
+		notAfter, blocked, leases, rescues, dueAt, witnessed, witnessedEvents, witnessedDestinations,
 	}
 }
 

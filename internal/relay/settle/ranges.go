@@ -25,6 +25,7 @@ type TakenRange struct {
 	// Run owns these after Track.
 	open   int       // deliveries without a row
 	rowsAt time.Time // when to make rows of what is left
+	parts  []part    // with rows that the server has acknowledged, and may still lose
 }
 
 // An InHand is a delivery of a range.
@@ -135,11 +136,22 @@ func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 	return rows
 }
 
+// A part is what one transaction wrote of a range: all of it is there or, after a crash of the server, nothing.
+type part []*InHand
+
+// witness names a row that is there if the part is.
+func (p part) witness() intake.Witness {
+	return intake.Witness{Seq: p[0].Range.Seq, EventID: p[0].EventID, Destination: p[0].Destination}
+}
+
 // rangesWritten notes what a batch has written of ranges.
 func (w *Settler) rangesWritten(b *batch) {
+	torn := w.forgetParts(b.missing)
+	written := map[*TakenRange]part{}
 	note := func(d *InHand) {
 		d.HasRow = true
 		d.Range.open--
+		written[d.Range] = append(written[d.Range], d)
 	}
 	for i := range b.settlements {
 		if s := &b.settlements[i]; s.rowless {
@@ -149,8 +161,13 @@ func (w *Settler) rangesWritten(b *batch) {
 	for _, d := range b.rows {
 		note(d)
 	}
+	for r, part := range written {
+		r.parts = append(r.parts, part)
+	}
 	for _, r := range b.ended {
-		w.forgetRange(r)
+		if !torn[r] {
+			w.forgetRange(r)
+		}
 	}
 	for _, r := range b.lost { // another relay has taken it over: what this one has in hand is void
 		for i := range r.Deliveries {
@@ -158,6 +175,26 @@ func (w *Settler) rangesWritten(b *batch) {
 		}
 		w.forgetRange(r)
 	}
+}
+
+// forgetParts makes open again what a crash of the server has undone of ranges, and returns these.
+func (w *Settler) forgetParts(missing []intake.Witness) (torn map[*TakenRange]bool) {
+	torn = map[*TakenRange]bool{}
+	for _, r := range w.ranges {
+		r.parts = slices.DeleteFunc(r.parts, func(p part) bool {
+			if !slices.Contains(missing, p.witness()) {
+				return false
+			}
+			for _, d := range p {
+				d.HasRow = false
+			}
+			r.open += len(p)
+			r.rowsAt = time.Now().Add(RowsAfter) // when what was acknowledged is written again
+			torn[r] = true
+			return true
+		})
+	}
+	return torn
 }
 
 func (w *Settler) forgetRange(r *TakenRange) {

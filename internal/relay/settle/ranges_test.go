@@ -91,6 +91,32 @@ func TestEarlierOfAKeyGetRows(t *testing.T) {
 	testkit.Equal(t, "ranges open", r.openRanges(), 1)
 }
 
+// A crash of the server undoes what it has acknowledged of a range, and the last delivery of that is settled before the session knows of the crash:
+// the range does not end without the rows of the others, which are written again.
+func TestCrashUndoesAPartOfARange(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(5, "key")
+	of := r.take()
+	of.keepYoung()
+	r.begin()
+	d := of.Deliveries
+	r.settle(d[0].settlement())
+	r.awaitsWritten(1)
+	r.settle(d[1].settlement(), with(d[2].settlement(), policy.Retry))
+	r.awaitsWritten(3)
+	r.settle(d[3].settlement())
+	r.awaitsWritten(4)
+	r.Exec(`DELETE FROM outbox_delivery WHERE event_id > 1`)
+	r.settle(d[4].settlement())
+	r.awaitsWritten(5)
+	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 pending 1 500 server_error no later", "4 delivered 1 204 dated", "5 delivered 1 204 dated")
+	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []int64{of.Seq}) })
+	r.end()
+	testkit.Equal(t, "ranges open", r.openRanges(), 0)
+	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 pending 1 500 server_error no later", "4 delivered 1 204 dated", "5 delivered 1 204 dated")
+}
+
 // Another relay has taken a range over. What this relay has in hand of it is void.
 func TestLostRangeChangesNothing(t *testing.T) {
 	t.Parallel()

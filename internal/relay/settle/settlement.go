@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
@@ -63,9 +64,10 @@ func (s *Settlement) noteFailure(err error) {
 // A batch holds the settlements that are written together.
 type batch struct {
 	settlements []Settlement
-	rows        []*InHand     // deliveries in hand that get rows with them
-	ended       []*TakenRange // of which each delivery has a row then
-	lost        []*TakenRange // that are not this relay's any more, as it was found when the batch was written
+	rows        []*InHand        // deliveries in hand that get rows with them
+	ended       []*TakenRange    // of which each delivery has a row then
+	lost        []*TakenRange    // that are not this relay's any more, as it was found when the batch was written
+	missing     []intake.Witness // that the server has lost in a crash, as it was found then
 	// apart leaves out rows that another session has locked, instead of waiting for them: the settlements have failed as
 	// part of a larger batch, or were written before.
 	apart bool

@@ -186,6 +186,11 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 		left, stale, err := store{w.DB}.settle(ctx, w.Instance(), b)
 		if err == nil {
 			w.rangesWritten(b)
+			if len(b.missing) > 0 { // the server has crashed, and the session does not know it yet
+				if err := w.WriteAgain(ctx, w.DB, w.Instance()); err != nil {
+					w.Failed("settle", err)
+				}
+			}
 			if w.Ran != nil {
 				w.Ran(len(b.settlements), time.Since(begun))
 			}

@@ -41,7 +41,13 @@ func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 	for _, r := range all {
 		slices.SortFunc(r.ranges, func(a, b *TakenRange) int { return int(a.Seq - b.Seq) })
 		for _, held := range r.ranges {
-			r.Ranges = append(r.Ranges, intake.RangeRef{Seq: held.Seq, Fence: held.Fence, Ended: slices.Contains(b.ended, held)})
+			ended := slices.Contains(b.ended, held)
+			r.Ranges = append(r.Ranges, intake.RangeRef{Seq: held.Seq, Fence: held.Fence, Ended: ended})
+			if ended {
+				for _, part := range held.parts {
+					r.Witnesses = append(r.Witnesses, part.witness())
+				}
+			}
 		}
 	}
 	return all
