@@ -10,8 +10,26 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
+
+// The fence of a range is even, and that of a claim odd: what gives back claims without an answer goes by that.
+func TestFencesOfRangesAndClaims(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Number < 3 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	db.Insert(1, "key")
+	cfg := config(db, to(rc.URL))
+	cfg.Destinations[0].Retry.Schedule = []time.Duration{time.Millisecond}
+	a := start(t, cfg)
+	a.settles(t, policy.Delivered, 1)
+	testkit.Equal(t, "even and odd", relaytest.Row[[]bool](db, `SELECT ARRAY[(SELECT bool_and(fence % 2 = 0) FROM outbox_range), (SELECT claim % 2 = 1 AND attempts = 3 FROM outbox_delivery)]`), []bool{true, true})
+}
 
 // While one relay's POST is in flight, no other relay sends the delivery, however often it looks.
 func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {

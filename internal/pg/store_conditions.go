@@ -20,7 +20,12 @@ const IsAlive = `(r.heartbeat_at > now() - CASE WHEN r.asleep THEN interval '60 
 // statement, when the first leased row is met.
 const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v)) AND EXISTS (
     SELECT FROM outbox_void v
-    WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until))`
+    WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until AND ` + VoidReaches + `))`
+
+// VoidReaches is true of a row v of outbox_void that may end the claim of a delivery d. One of a relay that has died or left ends them all. One
+// of a relay whose claims got no answer ends those, which are odd, and not what this relay has in hand of its ranges and written rows of
+// meanwhile, whose claims are the fences of the ranges, and even.
+const VoidReaches = `(v.after = '-infinity' OR d.claim % 2 = 1)`
 
 // IsFree is true of a pending delivery d that no relay has in flight. No lease is longer than a day (relay.Config): one that ends in more
 // than two was written before the database's clock was put back, and would hold the delivery until that time comes.

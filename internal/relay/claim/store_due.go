@@ -56,7 +56,8 @@ type keyHead struct {
 // first, waits for a claim that its dead relay left running; and it takes nothing once the row is gone. A claim that finds
 // nothing locks nothing, and writes nothing.
 //
-// The fence grows with the clock: after a crash of the database that lost claims, no number is given out twice.
+// The fence grows with the clock: after a crash of the database that lost claims, no number is given out twice. It is odd; that of a range is
+// even (pg.IsFree).
 //
 // The claim writes the promise, before the request that makes it: otherwise a relay that dies between request and settle would
 // leave no trace of it, and the next one would make a later promise. A settle takes it back if no request reached the receiver.
@@ -76,7 +77,7 @@ const (
 	claimLocked = `
 ), claimed AS (
     UPDATE outbox_delivery d
-    SET claim = greatest(d.claim + 1, (SELECT fence FROM claimant)), claimed_by = $1, lease_expires_at = now() + make_interval(secs => $2),
+    SET claim = greatest(d.claim + 1, (SELECT fence FROM claimant)) | 1, claimed_by = $1, lease_expires_at = now() + make_interval(secs => $2),
         rescues = ` + rescuesAfterClaim + `, not_after = coalesce(d.not_after, l.promise), blocked_by = NULL
     FROM locked l WHERE d.ctid = l.place
     RETURNING l.number, l.before, l.was_claimed, d.event_id, d.joined, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
@@ -322,5 +323,5 @@ func (a *dueArguments) columns() []any {
 const rescuesAfterClaim = `
     CASE WHEN d.claimed_by IS NULL OR EXISTS (
              SELECT FROM outbox_void v
-             WHERE v.instance = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until)
+             WHERE v.instance = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until AND ` + pg.VoidReaches + `)
          THEN d.rescues ELSE greatest(d.rescues, least(d.rescues + 1, 6)) END`

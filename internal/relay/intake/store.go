@@ -73,7 +73,8 @@ const openRanges = `open AS MATERIALIZED (
 // A payload that cannot be read must not keep all events from being taken: without a limit of bytes, none is read.
 const payloadBytes = `CASE WHEN $3::bigint > 0 THEN octet_length(payload::text) ELSE 0 END`
 
-const fenceNow = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
+// fenceNow is even; that of a claim is odd (pg.IsFree).
+const fenceNow = `(((extract(epoch FROM clock_timestamp()) * 1000000)::bigint | 1) + 1)`
 
 // What does not fit one range is cut by id, never by xid: a transaction with an older xid may insert an event of a key after one
 // with a younger xid has committed.

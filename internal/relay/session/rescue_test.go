@@ -195,6 +195,21 @@ func TestGiveBackWaitsForARunningClaim(t *testing.T) {
 	wantFree(db)
 }
 
+// A claim without an answer is given back, and nothing that the relay has in hand of a range and has written a row of meanwhile: it sends that.
+// Its death ends both.
+func TestGiveBackLeavesRanges(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(2, "key")
+	instance := dead(db)
+	claimed(db, instance, "true")
+	db.Exec(`UPDATE outbox_delivery SET claim = 2 WHERE event_id = 2`) // an even one
+	relaytest.Must(t, GiveBackUnacknowledged(t.Context(), db.Pool, instance, time.Time{}))
+	wantFree(db, 1)
+	relaytest.Must(t, rescue(db, instance, true))
+	wantFree(db, 1, 2)
+}
+
 // A relay that lives loses acknowledgements for days: what is over does not pile up.
 func TestVoidClaimsAreForgotten(t *testing.T) {
 	t.Parallel()

@@ -84,7 +84,7 @@ WITH claimant AS MATERIALIZED (
     DELETE FROM outbox_void WHERE until < now()
 )
 INSERT INTO outbox_void (instance, after, until, died)
-SELECT instance, coalesce($2::timestamptz, '-infinity'), clock_timestamp() + lease, false FROM claimant`
+SELECT instance, coalesce($2::timestamptz, to_timestamp(0)), clock_timestamp() + lease, false FROM claimant`
 
 // GiveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the database; zero: all.
 func GiveBackUnacknowledged(ctx context.Context, db pg.DB, instance int32, after time.Time) error {
