@@ -111,7 +111,7 @@ func meetsItsFate(t *testing.T, fate, to string, at stageOfMessage) {
 		t.Error("nothing was met")
 	}
 	for step := range steps {
-		if _, made := seen.Load(step); !made && stride == 1 { // a few rounds may not come to all
+		if _, made := seen.Load(step); !made && stride == 1 && to == "database" { // a few rounds may not come to all
 			t.Errorf("no relay came to: %s", step)
 		}
 	}
