@@ -72,7 +72,7 @@ var mutants = []mutant{
 	},
 	{
 		bug: "a rescued range keeps its fence", file: "internal/relay/intake/store_rescue.go",
-		old: "SET relay = $1, fence = greatest(fence + 1, ` + fenceNow + `)", new: "SET relay = $1",
+		old: "SET relay = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1", new: "SET relay = $1",
 		pkg: "internal/relay/intake", test: "^TestRescue$",
 	},
 	{

@@ -22,7 +22,7 @@ free AS MATERIALIZED (
                    ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.instance = o.relay) END
         ORDER BY o.seq LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) r
 )
-UPDATE outbox_range SET relay = $1, fence = greatest(fence + 2, ` + fenceNow + `)
+UPDATE outbox_range SET relay = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1
 WHERE seq = ANY (ARRAY (SELECT f.seq FROM free f))
 RETURNING seq, fence, taken_at, extract(epoch FROM promised)::float8, ` + counts
 

@@ -81,7 +81,7 @@ type Settled struct {
 }
 
 // held are the ranges that are still this relay's. They are locked, so that no rescue comes in between. missing are witnesses without a row,
-// each looked up by itself, whatever the planner believes. moved are the ordering keys with
+// each looked up by itself, whatever the planner believes; a parked one may have been given its destinations since. moved are the ordering keys with
 // rows that joined them when they became due. What comes from a later range stands behind these.
 const settleRanges = `
 WITH held AS MATERIALIZED (
@@ -90,7 +90,7 @@ WITH held AS MATERIALIZED (
         WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE) r
 ), missing AS MATERIALIZED (
     SELECT w.seq, w.event_id, w.destination FROM unnest($22::bigint[], $23::bigint[], $24::text[]) AS w (seq, event_id, destination)
-    WHERE (SELECT d.event_id FROM outbox_delivery d WHERE d.event_id = w.event_id AND d.destination = w.destination LIMIT 1) IS NULL
+    WHERE (SELECT d.event_id FROM outbox_delivery d WHERE d.event_id = w.event_id AND (d.destination = w.destination OR w.destination = '') LIMIT 1) IS NULL
 ), moved AS MATERIALIZED (
     SELECT k.destination, k.ordering_key, first.joined
     FROM (SELECT DISTINCT s.destination, s.ordering_key FROM unnest($7::text[], $8::text[], $15::text[], $21::timestamptz[])

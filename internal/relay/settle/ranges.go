@@ -48,6 +48,7 @@ type InHand struct {
 	Awaits atomic.Bool
 
 	HasRow bool // Run owns it after Track
+	undone bool // it had a row, which a crash of the server has undone: it gets one, whatever it waits for
 }
 
 // Ref names the range as this relay has it.
@@ -186,7 +187,7 @@ func (w *Settler) forgetParts(missing []intake.Witness) (torn map[*TakenRange]bo
 				return false
 			}
 			for _, d := range p {
-				d.HasRow = false
+				d.HasRow, d.undone = false, true
 			}
 			r.open += len(p)
 			r.rowsAt = time.Now().Add(RowsAfter) // when what was acknowledged is written again
@@ -217,7 +218,7 @@ func (w *Settler) endOldRanges(ctx context.Context, now time.Time) {
 			continue
 		}
 		for i := range r.Deliveries {
-			if d := &r.Deliveries[i]; !d.HasRow && !d.Awaits.Load() && d.Scheduled.IsZero() {
+			if d := &r.Deliveries[i]; !d.HasRow && (d.undone || !d.Awaits.Load() && d.Scheduled.IsZero()) {
 				b.rows = append(b.rows, d)
 			}
 		}

@@ -30,24 +30,25 @@ type recent struct {
 type recentBatch struct {
 	written     time.Time
 	settlements []Settlement
+	rows        []*InHand // that were written with them
 }
 
-// add remembers settlements that the server has just acknowledged.
-func (r *recent) add(now time.Time, settlements []Settlement) {
-	if len(settlements) == 0 {
+// add remembers what the server has just acknowledged.
+func (r *recent) add(now time.Time, settlements []Settlement, rows []*InHand) {
+	if len(settlements)+len(rows) == 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.batches = append(r.batches, recentBatch{now, settlements})
-	r.size += len(settlements)
+	r.batches = append(r.batches, recentBatch{now, settlements, rows})
+	r.size += len(settlements) + len(rows)
 	for r.size > recentMost && len(r.batches) > 1 {
 		r.drop()
 	}
 }
 
 func (r *recent) drop() {
-	r.size -= len(r.batches[0].settlements)
+	r.size -= len(r.batches[0].settlements) + len(r.batches[0].rows)
 	r.batches[0] = recentBatch{}
 	r.batches = r.batches[1:]
 }
@@ -74,7 +75,7 @@ func (w *Settler) ForgetDurable(at time.Time) {
 func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) error {
 	restored := 0
 	for _, recent := range w.recent.all() {
-		n, err := w.writeBatchAgain(ctx, store{on}, instance, batch{settlements: recent.settlements, apart: true})
+		n, err := w.writeBatchAgain(ctx, store{on}, instance, batch{settlements: recent.settlements, rows: recent.rows, apart: true})
 		if err != nil {
 			return fmt.Errorf("write the last outcomes again: %w", err)
 		}

@@ -56,7 +56,7 @@ func TestRecentSettlementsAreForgotten(t *testing.T) {
 	r := &w.recent
 	begun := time.Now()
 	for i := range 3 * recentMost / 500 {
-		r.add(begun.Add(time.Duration(i)*time.Second), make([]Settlement, 500))
+		r.add(begun.Add(time.Duration(i)*time.Second), make([]Settlement, 500), nil)
 	}
 	if r.size != recentMost || len(r.all()) != recentMost/500 {
 		t.Errorf("%d settlements in %d batches are kept", r.size, len(r.all()))

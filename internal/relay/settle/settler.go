@@ -187,9 +187,7 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 		if err == nil {
 			w.rangesWritten(b)
 			if len(b.missing) > 0 { // the server has crashed, and the session does not know it yet
-				if err := w.WriteAgain(ctx, w.DB, w.Instance()); err != nil {
-					w.Failed("settle", err)
-				}
+				w.restore(ctx)
 			}
 			if w.Ran != nil {
 				w.Ran(len(b.settlements), time.Since(begun))
@@ -197,7 +195,7 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 			if repeated {
 				stale = 0 // unknown: when only the acknowledgement was lost, this very batch was written before
 			}
-			w.written(ctx, b.without(left), stale)
+			w.written(ctx, b.without(left), b.rows, stale)
 			missed = copies(left)
 			for i := range missed {
 				missed[i].noteFailure(nil)
@@ -221,6 +219,21 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 	}
 }
 
+// restore is [Settler.WriteAgain] until it succeeds, or cannot.
+func (w *Settler) restore(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := w.WriteAgain(ctx, w.DB, w.Instance())
+		if err == nil {
+			return
+		}
+		w.Failed("settle", err)
+		if pg.ClassifyError(err) != pg.ErrorPassing {
+			return // what it has not written gets rows without an outcome, and is sent again
+		}
+		_ = sleep.For(ctx, time.Second)
+	}
+}
+
 func (w *Settler) logAbandoned(deliveries int) {
 	if deliveries == 0 {
 		return
@@ -229,7 +242,7 @@ func (w *Settler) logAbandoned(deliveries int) {
 }
 
 // written reports outcomes that were written, and remembers what a crash of the server could undo.
-func (w *Settler) written(ctx context.Context, settlements []Settlement, stale int) {
+func (w *Settler) written(ctx context.Context, settlements []Settlement, rows []*InHand, stale int) {
 	if stale > 0 {
 		w.Log.Warn().Int("deliveries", stale).Msg("settled too late: another relay had claimed the deliveries meanwhile")
 		if w.Stale != nil {
@@ -247,6 +260,6 @@ func (w *Settler) written(ctx context.Context, settlements []Settlement, stale i
 	}
 	w.Written(settlements)
 	if !durable {
-		w.recent.add(time.Now(), settlements)
+		w.recent.add(time.Now(), settlements, rows)
 	}
 }
