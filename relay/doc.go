@@ -110,7 +110,7 @@
 // learned of the claim.
 //
 // The fence is a number that grows with every take and claim, at least as fast as the database's clock: even for a take, odd for a
-// claim. It stands in the WHERE of every settle, so that a relay that was thought dead cannot overwrite what its successor wrote.
+// claim. Every settle names it in its WHERE, so that a relay that was thought dead cannot overwrite what its successor wrote.
 //
 // What the first request promises the receiver, X-Outbox-Not-After, holds for every later one. A delivery that is still pending
 // when the promise ends is failed instead of sent. Times in the database are the database's; the relay's clock only measures.

@@ -161,7 +161,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// work is what Run has running, and how each part is told to end.
+// work holds the goroutines of Run by the order in which they end, and the functions that end them.
 type work struct {
 	takers, settler, presence sync.WaitGroup
 

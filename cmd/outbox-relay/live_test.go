@@ -42,7 +42,7 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.took = append(l.took, float64(took.Microseconds())/1000)
 }
 
-// commit inserts so many events each hundredth of a second, also those that it is late with, until it is told to end. Then it returns how many
+// commit inserts that many events every 10 ms, and makes up for those it is late with. The returned function ends it, and returns how many
 // were committed.
 func (l *live) commit(b *testing.B, db *relaytest.Database, each int) (end func() (committed int)) {
 	b.Helper()

@@ -106,7 +106,7 @@ func (s *replayStage) measure(way replayWay) {
 	begun = time.Now()
 	during = append(during, s.during(func() {
 		way.goOn()
-		<-s.all // without a question to the database, which would be a load of its own
+		<-s.all // asking the database would add load
 	})...)
 	slices.Sort(during)
 	took += time.Since(begun)

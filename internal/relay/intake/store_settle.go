@@ -81,7 +81,7 @@ type Settled struct {
 }
 
 // held are the ranges that are still this relay's. They are locked, so that no rescue comes in between. missing are witnesses without a row,
-// each looked up by itself, whatever the planner believes; a parked one may have been given its destinations since. moved are the ordering keys with
+// each looked up alone, whatever the planner believes; a parked one may have been given its destinations since. moved are the ordering keys with
 // rows that joined them when they became due. What comes from a later range stands behind these.
 const settleRanges = `
 WITH held AS MATERIALIZED (

@@ -50,7 +50,7 @@ type Delivery struct {
 	PayloadBytes  int
 	Replay        bool
 	LeaseEnds     time.Time // on this process's clock, never later than what the database holds
-	NotAfter      time.Time // the receiver is told that no request for this delivery runs after this time
+	NotAfter      time.Time // no request is made after this time, as the receiver was told
 	PromiseEnds   time.Time // the same on this process's clock, like LeaseEnds
 	Promised      bool      // by this claim: the receiver has not been told yet
 

@@ -118,7 +118,8 @@ func TestCrashUndoesAPartOfARange(t *testing.T) {
 	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 pending 1 500 server_error no later", "4 delivered 1 204 dated", "5 delivered 1 204 dated")
 }
 
-// So it is with rows that were made of what is in hand, and with a delivery that joins its ordering key later, whoever learns of the crash first.
+// The same holds for rows that were made of what is in hand, and for a delivery that joins its ordering key later, whoever learns of the crash
+// first.
 func TestCrashUndoesRowsOfARange(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"settler", "session"} {

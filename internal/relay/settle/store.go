@@ -64,17 +64,7 @@ func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*
 	if err := s.pool.SendBatch(ctx, &queries).Close(); err != nil {
 		return nil, 0, fmt.Errorf("settle: %w", err)
 	}
-	b.lost, b.missing = nil, nil
-	tooLate := 0
-	for _, r := range ranges {
-		tooLate += r.tooLate()
-		b.missing = append(b.missing, r.done.Missing...)
-		for _, of := range r.ranges {
-			if slices.Contains(r.done.Lost, of.Seq) {
-				b.lost = append(b.lost, of)
-			}
-		}
-	}
+	tooLate := b.noteRanges(ranges)
 	if stale > 0 {
 		if missed, err = s.missed(ctx, instance, b); err != nil {
 			return nil, 0, err

@@ -87,6 +87,21 @@ func (r *rangeBatch) tooLate() (n int) {
 	return n
 }
 
+// noteRanges notes what the database said of the ranges of a batch, and returns how many outcomes were not written.
+func (b *batch) noteRanges(ranges []*rangeBatch) (tooLate int) {
+	b.lost, b.missing = nil, nil
+	for _, r := range ranges {
+		tooLate += r.tooLate()
+		b.missing = append(b.missing, r.done.Missing...)
+		for _, of := range r.ranges {
+			if slices.Contains(r.done.Lost, of.Seq) {
+				b.lost = append(b.lost, of)
+			}
+		}
+	}
+	return tooLate
+}
+
 // requestSweep wakes the relays that serve other destinations. If that fails, they find at their next poll what has become pending.
 func (s store) requestSweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
