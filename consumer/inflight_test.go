@@ -197,6 +197,9 @@ func TestFiftyBehindPlainSQL(t *testing.T) {
 		if tally := atOnce(t, 50, one, two); tally["409"] != 50 {
 			t.Errorf("answers %v, want 50 times 409", tally)
 		}
+		got := one.Post("k", "{}")
+		receivertest.WantProblem(t, got, 409, "in-flight")
+		testkit.Contains(t, "the problem", got.Body, "Another transaction is in the way")
 		release() // the key was held until here: no request has waited for it
 		receivertest.WantReplayed(t, one.Post("k", "{}"), 200, "")
 		one.WantRows("k", 0, 1)

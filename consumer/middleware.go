@@ -185,6 +185,9 @@ func (rc *receiver) answerFound(rq *request, found memory.Found, report *Report)
 	case found.Admission == memory.Busy:
 		report.Result = ResultInFlight
 		return inFlight().answer()
+	case found.Admission == memory.Locked:
+		report.Result = ResultInFlight
+		return locked().answer()
 	case found.Admission == memory.Reused:
 		report.Result = ResultKeyReused
 		return keyReused().answer()

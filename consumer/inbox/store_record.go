@@ -33,7 +33,7 @@ const (
 	recordHead = `
 WITH locked AS MATERIALIZED (
     SELECT $17::boolean OR pg_try_advisory_xact_lock(` + memory.KeyLock + `) AS ok,
-           set_config('lock_timeout', '100ms', true),
+           set_config('lock_timeout', '` + memory.LockTimeout + `', true),
            CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
            coalesce($15::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE receiver = $1::text AND source = $2::text), false)
                OR coalesce($16::timestamptz < now(), false) AS old
@@ -141,6 +141,7 @@ func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	case err != nil && sqlstate.Of(err) != sqlstate.LockNotAvailable:
 		return recorded{}, fmt.Errorf("record event: %w", memory.Hinted(err))
 	}
+	waited := err != nil
 	found, err := in.known(ctx, conn, rq)
 	switch {
 	case err != nil || found.Admission != memory.Busy:
@@ -148,6 +149,8 @@ func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 		found.Admission = memory.Forgotten
 	case lock:
 		return in.recordPastStrangers(ctx, conn, rq)
+	case waited:
+		found.Admission = memory.Locked
 	}
 	return found, err
 }

@@ -147,12 +147,12 @@ func (s *stage) serverErrors() string {
 }
 
 type figures struct {
-	events, requests, batched, more, breaches int
-	recovery                                  time.Duration // from the end of the last fault to that of the last request
+	events, requests, batched, more, waited, breaches int
+	recovery                                          time.Duration // from the end of the last fault to that of the last request
 }
 
 func (f figures) String() string {
-	return fmt.Sprintf("%d events, sent %d times, %d of them in batches and %d more than once, %d breaches", f.events, f.requests, f.batched, f.more, f.breaches)
+	return fmt.Sprintf("%d events, sent %d times, %d of them in batches and %d more than once, %d met a lock, %d breaches", f.events, f.requests, f.batched, f.more, f.waited, f.breaches)
 }
 
 // judge fails the test with every breach of a promise, and keeps the history and the tables then.
@@ -168,6 +168,9 @@ func (s *stage) judge() figures {
 			f.requests++
 			keys[c.Key] = true
 			lastPost = max(lastPost, c.To)
+			if c.Note == waited {
+				f.waited++
+			}
 		case history.Fault:
 			lastFault = max(lastFault, c.To)
 		}
@@ -203,6 +206,6 @@ func (s *stage) keep(tables history.Tables, breaches []history.Breach) {
 		testkit.Must(s.t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
 	testkit.Must(s.t, os.CopyFS(filepath.Join(dir, "relays"), os.DirFS(s.logs)))
-	testkit.Must(s.t, os.WriteFile(filepath.Join(dir, "postgres.log"), []byte(s.Server.LogTail(2000)), 0o600))
+	testkit.Must(s.t, os.WriteFile(filepath.Join(dir, "postgres.log"), []byte(s.Server.LogTail(math.MaxInt)), 0o600))
 	s.t.Logf("the history and the tables are kept in %s (seed %d)", dir, s.seed)
 }

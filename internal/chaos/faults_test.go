@@ -93,7 +93,7 @@ func (s *stage) between(least, most time.Duration) time.Duration {
 // fault records that a role is hit from now on, or all relays and receivers are, until the returned function is called.
 func (s *stage) fault(role string) (ended func()) {
 	done := s.history.Invoke(history.Record{Kind: history.Fault, Who: role, Note: s.making})
-	return func() { done(history.OK, 0) }
+	return func() { done(history.OK, 0, "") }
 }
 
 // on does something to the present life of a role.

@@ -82,7 +82,7 @@ func (s *stage) produce(ctx context.Context, producer int, perSecond float64, mo
 // sell runs one transaction and records what its producer knows of it.
 func (s *stage) sell(ctx context.Context, producer int, sale sale) {
 	done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key})
-	done(s.transact(ctx, sale), 0)
+	done(s.transact(ctx, sale), 0, "")
 }
 
 func (s *stage) transact(ctx context.Context, sale sale) history.Outcome {

@@ -92,7 +92,7 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	testkit.Must(t, err)
 	s := &stage{t: t, logs: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no promise.
-	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms"} // shorter than the lock_timeout of relays
+	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms", "log_lock_waits": "on"} // shorter than the lock_timeout of relays
 	s.Stage, err = process.OpenStage(t.Context(), path, localpg.Options{Settings: settings, Env: env})
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {

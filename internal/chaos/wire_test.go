@@ -25,9 +25,13 @@ const (
 	unfit   = "unfit"      // 422, likewise: of events whose key begins so
 	busy    = "busy"       // 429, likewise
 	undone  = "undone"     // the receiver accepted it, and the relay is answered 500
+	waited  = "waited"     // by the receiver itself: see [inTheWay]
 	unheard = "unanswered" // the receiver accepted it, and the connection is closed instead of an answer
 	hung    = "hung"       // the receiver accepted it, and the answer is later than the relay waits
 )
+
+// inTheWay is the title of a receiver's answer after it has waited in vain for a lock that no other request has: the server's log says which.
+const inTheWay = "Another transaction is in the way"
 
 var refusals = map[string]int{refused: http.StatusInternalServerError, unfit: http.StatusUnprocessableEntity, busy: http.StatusTooManyRequests}
 
@@ -129,6 +133,13 @@ func (w *wire) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	_, _ = rw.Write(body) // a relay that has gone is no failure of the wire
 }
 
+func noteOf(status int, body string) string {
+	if status == http.StatusConflict && strings.Contains(body, inTheWay) {
+		return waited
+	}
+	return ""
+}
+
 func outcomeOf(status int) history.Outcome {
 	if status < 300 {
 		return history.OK
@@ -140,12 +151,14 @@ func outcomeOf(status int) history.Outcome {
 // the status says. The answer to a batch has the status of each event.
 func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome, status int, answer []byte), err error) {
 	relay := r.URL.Query().Get("relay")
-	invoke := func(key, delivery string) func(history.Outcome, int) {
+	invoke := func(key, delivery string) history.Return {
 		return w.history.Invoke(history.Record{Kind: history.Post, Who: relay, Key: key, Delivery: delivery, Note: note})
 	}
 	if !webhook.IsBatch(r.Header) {
 		done := invoke(r.Header.Get(webhook.IdempotencyKey), r.Header.Get(webhook.DeliveryID))
-		return func(o history.Outcome, status int, _ []byte) { done(cmp.Or(o, outcomeOf(status)), status) }, nil
+		return func(o history.Outcome, status int, answer []byte) {
+			done(cmp.Or(o, outcomeOf(status)), status, noteOf(status, string(answer)))
+		}, nil
 	}
 	size, err := webhook.BatchSize(r.Header)
 	if err != nil {
@@ -161,7 +174,7 @@ func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome
 		return nil, err
 	}
 	w.batched.Add(int64(len(events)))
-	each := map[string]func(history.Outcome, int){}
+	each := map[string]history.Return{}
 	for _, e := range events {
 		key := e.Header[webhook.IdempotencyKey]
 		if strings.HasPrefix(key, aged) {
@@ -173,14 +186,14 @@ func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome
 		if status == http.StatusOK {
 			for key, result := range webhook.ParseBatchResults(answer) {
 				if done, sent := each[key]; sent {
-					done(cmp.Or(o, outcomeOf(result.Status)), result.Status)
+					done(cmp.Or(o, outcomeOf(result.Status)), result.Status, noteOf(result.Status, result.Body))
 					delete(each, key)
 				}
 			}
 			o, status = history.Unknown, 0 // of events without an answer
 		}
 		for _, done := range each {
-			done(cmp.Or(o, outcomeOf(status)), status)
+			done(cmp.Or(o, outcomeOf(status)), status, noteOf(status, string(answer)))
 		}
 	}, nil
 }

@@ -58,6 +58,7 @@ const (
 	Duplicate                  // known already
 	Reused                     // known with another body
 	Busy                       // another transaction is processing it
+	Locked                     // another transaction holds it without its lock, or a lock that its row needs
 	Forgotten                  // unknown, but so old that it may have been processed and forgotten
 	Diverted                   // known from another destination of the sender
 )

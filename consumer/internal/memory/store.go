@@ -50,13 +50,16 @@ WHERE CASE WHEN inbox_reset() IS NULL THEN false
            WHEN NOT ($13::boolean OR pg_try_advisory_xact_lock(` + KeyLock + `)) THEN false
            WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
            WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
-           ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
+           ELSE set_config('lock_timeout', '` + LockTimeout + `', true) IS NOT NULL END
 ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
 RETURNING pg_current_xact_id()::text, tableoid::bigint,
           coalesce($14::timestamptz < now() - interval '24 hours', false),
           coalesce($15::timestamptz < now(), false),
           CASE WHEN set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true) IS NOT NULL THEN ` + PathLimited + ` END,
           current_user::text`
+
+// LockTimeout bounds how long the INSERT waits for another transaction, in PostgreSQL's notation.
+const LockTimeout = "100ms"
 
 // KeyLock is the number of a key's lock. Receivers in two schemas have two locks for one key. The constant keeps it apart from
 // other advisory locks made of hashes; it reads "outbox".
@@ -173,7 +176,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	case err == nil:
 		return known, nil
 	case sqlstate.Of(err) == sqlstate.LockNotAvailable:
-		return Found{Admission: Busy}, nil
+		return Found{Admission: Locked}, nil
 	case tx != nil && !sqlstate.IsConflict(err):
 		tx.Enter(Surroundings{}) // as no connection is: it is closed. What is wrong may be the connection, such as one to a former primary
 	}

@@ -133,7 +133,7 @@ func TestHistory(t *testing.T) {
 	h := New()
 	done := h.Invoke(Record{Kind: Commit, Who: "producer-1", Key: "A"})
 	_ = h.Invoke(Record{Kind: Commit, Who: "producer-2", Key: "B"})
-	done(OK, 0)
+	done(OK, 0, "")
 	calls := h.Calls()
 	if len(calls) != 2 || calls[0].Outcome != OK || calls[1].Outcome != Unknown || calls[1].Key != "B" || calls[0].To < calls[0].At {
 		t.Errorf("calls %+v", calls)

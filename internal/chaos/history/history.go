@@ -42,7 +42,7 @@ type Record struct {
 	Who      string        `json:"who,omitempty"`
 	Key      string        `json:"key,omitempty"`      // the idempotency key of the event
 	Delivery string        `json:"delivery,omitempty"` // of a request: its delivery id, which names the claim
-	Note     string        `json:"note,omitempty"`     // the name of a fault, or of what was done to a request on purpose
+	Note     string        `json:"note,omitempty"`     // the name of a fault, or why a request could not deliver its event
 	Outcome  Outcome       `json:"outcome,omitempty"`
 	Status   int           `json:"status,omitempty"` // what the receiver answered; 0: nothing
 }
@@ -59,17 +59,20 @@ type History struct {
 // New returns a history that begins now.
 func New() *History { return &History{Began: time.Now()} }
 
-// Invoke appends an invocation. The returned function appends its return, and must be called once at most.
-func (h *History) Invoke(r Record) (done func(o Outcome, status int)) {
+// A Return appends the return of a call, and must be called once at most. The note, if there is one, takes the place of the invocation's.
+type Return func(o Outcome, status int, note string)
+
+// Invoke appends an invocation.
+func (h *History) Invoke(r Record) Return {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls++
 	r.Call = h.calls
 	h.append(r)
-	return func(o Outcome, status int) {
+	return func(o Outcome, status int, note string) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		r.Outcome, r.Status = o, status
+		r.Outcome, r.Status, r.Note = o, status, cmp.Or(note, r.Note)
 		h.append(r)
 	}
 }
@@ -113,7 +116,7 @@ func (h *History) Calls() []Call {
 			c.Outcome = Unknown
 			continue
 		}
-		c.Outcome, c.Status, c.To = r.Outcome, r.Status, r.At
+		c.Outcome, c.Status, c.Note, c.To = r.Outcome, r.Status, r.Note, r.At
 	}
 	slices.SortStableFunc(calls, func(a, b Call) int { return cmp.Compare(a.At, b.At) })
 	return calls
