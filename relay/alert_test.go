@@ -4,11 +4,13 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // direct is the transport of alerts where nothing is configured.
@@ -52,4 +54,23 @@ func TestFailuresAreAlerted(t *testing.T) {
 	db.Exec(`UPDATE outbox_alert SET resolved_at = now()`)
 	db.Insert(1, "again")
 	relaytest.Becomes(db, true, `SELECT count - counted_before = 1 AND first_event_id = (SELECT max(id) FROM outbox) FROM outbox_alert`)
+}
+
+// A relay that is started while its database is away tells so, and that it has come.
+func TestDatabaseAwayAtTheStartIsAlerted(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	l := newLink(t, db.DSN)
+	l.block(true)
+	slack := relaytest.NewReceiver(t, nil)
+	cfg := failing(t, db, alert.Slack(slack.URL, direct))
+	cfg.Pool = settings(t, l.dsn)
+	cfg.Alerts.AfterByRule = map[string]time.Duration{alert.RuleDatabase: 0}
+	r := start(t, cfg)
+	r.await(t, "the alert", func(o *observer) bool { return len(o.notices) == 1 })
+	l.block(false)
+	r.await(t, "the recovery", func(o *observer) bool { return len(o.notices) == 2 })
+	for i, what := range []string{"has trouble with its database", "works with its database again"} {
+		testkit.Contains(t, "the message", string(slack.All()[i].Body), what)
+	}
 }

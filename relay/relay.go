@@ -359,8 +359,15 @@ func (r *Relay) alerter() *alert.Sender {
 	}
 }
 
-// prepare waits for the database and checks that it is fit.
+// prepare waits for the database and checks that it is fit. That it is away is told meanwhile.
 func (r *Relay) prepare(ctx context.Context) error {
+	alerts := r.alerter()
+	alerts.Due = nil
+	telling, told := context.WithCancel(ctx)
+	var teller sync.WaitGroup
+	teller.Go(func() { alerts.Run(telling) })
+	defer teller.Wait()
+	defer told()
 	failing := newBackoff()
 	for {
 		r.markTurn()

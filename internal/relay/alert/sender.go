@@ -22,7 +22,7 @@ const (
 // A Sender sends what is due to every channel, each alert once across all relays of the database.
 type Sender struct {
 	DB     pg.DB           // one statement at a time
-	Due    <-chan struct{} // there may be something to send
+	Due    <-chan struct{} // there may be something to send; nil: of the database's trouble alone is told
 	Config func() Config   // in effect
 	Alive  func() bool     // false: the relay is not sure where it is, and sends only that
 	Always func(context.Context) context.Context
@@ -98,7 +98,6 @@ func (s *Sender) Run(ctx context.Context) {
 
 // runChannel sends to one channel whenever it is signalled, until it is removed.
 func (s *Sender) runChannel(ctx context.Context, name string, wake <-chan struct{}) {
-	var trouble State
 	ticks := time.NewTicker(troubleEvery)
 	defer ticks.Stop()
 	for {
@@ -111,7 +110,7 @@ func (s *Sender) runChannel(ctx context.Context, name string, wake <-chan struct
 				s.Failed("alert", err)
 			}
 		case now := <-ticks.C:
-			s.sendTrouble(ctx, now, name, &trouble)
+			s.sendTrouble(ctx, now, name)
 		case <-ctx.Done():
 			return
 		}

@@ -25,6 +25,7 @@ type Trouble struct {
 	lasting bool // a statement that works does not end it, as others may be refused still
 	stuck   bool // only [Trouble.Unstuck] ends it
 	cause   string
+	told    map[string]State // by channel: what it knows
 }
 
 // lastsAfter is how long a lack of disk, memory or connections lasts after the last statement that was refused for it.
@@ -113,12 +114,30 @@ func (t *Trouble) Lasting(relay string) (Alert, bool) {
 	return a, found && a.ResolvedAt == nil
 }
 
-// sendTrouble sends a channel what is new about the database, of which nothing can be stored while it is away. state is what the
-// channel knows.
-func (s *Sender) sendTrouble(ctx context.Context, now time.Time, name string, state *State) {
+// toldTo returns what a channel knows.
+func (t *Trouble) toldTo(channel string) State {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.told[channel]
+}
+
+// tell notes what a channel knows.
+func (t *Trouble) tell(channel string, state State) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.told == nil {
+		t.told = map[string]State{}
+	}
+	t.told[channel] = state
+}
+
+// sendTrouble sends a channel what is new about the database, of which nothing can be stored while it is away.
+func (s *Sender) sendTrouble(ctx context.Context, now time.Time, name string) {
 	if s.Trouble == nil {
 		return
 	}
+	state := s.Trouble.toldTo(name)
+	defer func() { s.Trouble.tell(name, state) }()
 	a, found := s.Trouble.observe(s.Relay)
 	channel, cfg := s.channel(name), s.Config()
 	if !found || channel == nil {
@@ -136,17 +155,17 @@ func (s *Sender) sendTrouble(ctx context.Context, now time.Time, name string, st
 		state.ResolvedAt = *a.ResolvedAt
 	}
 	a.Returned = state.Returned
-	if !cfg.Policy().Decide(now, *state).Send {
+	if !cfg.Policy().Decide(now, state).Send {
 		return
 	}
-	composed := s.compose(a, *state, cfg)
+	composed := s.compose(a, state, cfg)
 	err := s.notify(ctx, channel, composed)
 	s.notified(channel, composed, err)
 	switch {
 	case err != nil:
 		state.Tried, state.BusyUntil = true, now.Add(Retry)
 	case a.ResolvedAt != nil:
-		*state = State{Rule: a.Rule, OpenedAt: state.OpenedAt, ResolvedAt: state.ResolvedAt, Returned: state.Returned}
+		state = State{Rule: a.Rule, OpenedAt: state.OpenedAt, ResolvedAt: state.ResolvedAt, Returned: state.Returned}
 	default:
 		state.SentAt, state.Tried, state.BusyUntil = now, false, time.Time{}
 	}

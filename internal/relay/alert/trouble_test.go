@@ -50,7 +50,7 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 		"claims that fail for ten seconds": {strings.Repeat("sw", 5) + "u" + strings.Repeat("w", 60), ""},
 		"one that no statement has seen":   {strings.Repeat(".", 100), ""},
 	} {
-		channel, trouble, state := &recorder{}, &Trouble{}, State{}
+		channel, trouble := &recorder{}, &Trouble{}
 		s := &Sender{
 			Config: func() Config { return Config{Channels: []Channel{channel}}.WithDefaults() }, Trouble: trouble, Relay: "r1", Log: zerolog.Nop(),
 		}
@@ -71,7 +71,7 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 				trouble.Worked(at(second))
 			}
 			before := len(channel.sent)
-			s.sendTrouble(t.Context(), at(second), channel.Name(), &state)
+			s.sendTrouble(t.Context(), at(second), channel.Name())
 			for _, sent := range channel.sent[before:] {
 				got = append(got, fmt.Sprint(time.Duration(second)*time.Second, " ", sent))
 			}
@@ -83,11 +83,11 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 // An alert names the database, and of several outboxes the entry, also where nothing can be read of the database.
 func TestTroubleNamesTheDatabase(t *testing.T) {
 	t.Parallel()
-	channel, trouble, state := &recorder{}, &Trouble{Database: "shop-db:5432/shop"}, State{}
+	channel, trouble := &recorder{}, &Trouble{Database: "shop-db:5432/shop"}
 	s := &Sender{Config: func() Config { return Config{Channels: []Channel{channel}}.WithDefaults() }, Trouble: trouble, Entry: "billing", Relay: "r1", Log: zerolog.Nop()}
 	now := time.Now()
 	trouble.Failed(now, errors.New("no route to host"))
-	s.sendTrouble(t.Context(), now.Add(time.Minute), channel.Name(), &state)
+	s.sendTrouble(t.Context(), now.Add(time.Minute), channel.Name())
 	if len(channel.alerts) != 1 {
 		t.Fatalf("%d alerts", len(channel.alerts))
 	}
