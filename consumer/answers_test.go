@@ -107,7 +107,8 @@ func TestNoContentIsWrittenOnce(t *testing.T) {
 		receivertest.WantFirst(t, e.Post("k", "{}"), 204, "")
 		receivertest.WantReplayed(t, e.Post("k", "{}"), 204, "")
 		e.WantRows("k", 1, 1)
-		// What is never written twice has been written by one statement of its transaction; an UPDATE is a later one.
+		// What is never written twice has been written by one statement of its transaction; an
+		// UPDATE is a later one.
 		testkit.Equal(t, "rows were written once", e.Count("SELECT count(*) FROM processed_events WHERE cmin = '0'::cid"), 1)
 	})
 }
@@ -181,8 +182,8 @@ func TestDatabaseDownIs503(t *testing.T) {
 	})
 }
 
-// Connections that a restart broke must not make the receiver give up: it refuses while the database is away, and works
-// as soon as it is back.
+// Connections that a restart broke must not make the receiver give up: it refuses while the
+// database is away, and works as soon as it is back.
 func TestDatabaseStopsAndComesBack(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
@@ -221,7 +222,8 @@ func TestEveryQueryExecMode(t *testing.T) {
 	})
 }
 
-// unreachable is a receiver whose database refuses connections. What it answers other than 503, it answers without one.
+// unreachable is a receiver whose database refuses connections. What it answers other than 503, it
+// answers without one.
 func unreachable(t *testing.T, f receivertest.Flavour, cfg consumer.Config) *receivertest.Env {
 	e := receivertest.NewEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none?sslmode=disable", cfg, func(*receivertest.Env) http.HandlerFunc {
 		return func(http.ResponseWriter, *http.Request) { t.Error("the handler ran without a database") }
@@ -345,7 +347,8 @@ func TestMistakesOfConstructors(t *testing.T) {
 	want("consumer: Middleware needs a pool", err)
 }
 
-// A message may wait in a log for longer than a signature's tolerance: what counts is when the log took it.
+// A message may wait in a log for longer than a signature's tolerance: what counts is when the log
+// took it.
 func TestMessagesOfALog(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t, migrations.Inbox))

@@ -21,10 +21,12 @@ type outcome struct {
 	answer *answer // nil: the handler ended without one
 }
 
-// locksFor is how long the events of a batch may hold the locks of those before them. Others wait for these, and may hold what is needed here.
+// locksFor is how long the events of a batch may hold the locks of those before them. Others wait
+// for these, and may hold what is needed here.
 const locksFor = 250 * time.Millisecond
 
-// serveBatch works the events of a batch in one transaction, a savepoint each, and answers when that has ended.
+// serveBatch works the events of a batch in one transaction, a savepoint each, and answers when
+// that has ended.
 func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 	all, refusal := rc.checkBatch(w, r)
 	if refusal != nil {
@@ -43,8 +45,9 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 	(&answer{status: http.StatusOK, header: http.Header{"Content-Type": {webhook.BatchResultType}}, body: body}).send(w)
 }
 
-// commitTogether works the first events in one transaction, commits it, and returns how many these are: all, unless one met a conflict, or
-// they took longer than locksFor. What is locked so far is released then.
+// commitTogether works the first events in one transaction, commits it, and returns how many these
+// are: all, unless one met a conflict, or they took longer than locksFor. What is locked so far is
+// released then.
 func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, events []*outcome) (n int) {
 	batch := rc.batches.Batch()
 	defer batch.Rollback()
@@ -76,7 +79,8 @@ func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, event
 	return n
 }
 
-// workInBatch takes one event through its steps, in another goroutine: a handler may end its goroutine, and must not end the batch.
+// workInBatch takes one event through its steps, in another goroutine: a handler may end its
+// goroutine, and must not end the batch.
 func (rc *receiver) workInBatch(w http.ResponseWriter, o *outcome) {
 	var handling sync.WaitGroup
 	o.inBatch = o
@@ -87,7 +91,8 @@ func (rc *receiver) workInBatch(w http.ResponseWriter, o *outcome) {
 	handling.Wait()
 }
 
-// checkBatch reads and verifies a batch without using the database. An event that is malformed has its answer already.
+// checkBatch reads and verifies a batch without using the database. An event that is malformed has
+// its answer already.
 func (s *settings) checkBatch(w http.ResponseWriter, r *http.Request) (all []*outcome, refusal *problem) {
 	began := time.Now()
 	events, err := webhook.BatchSize(r.Header)
@@ -125,7 +130,8 @@ func (s *settings) checkBatch(w http.ResponseWriter, r *http.Request) (all []*ou
 	return all, nil
 }
 
-// checkEnvelope returns the request of an event of a batch. Its handler gets the same as if the event had come alone.
+// checkEnvelope returns the request of an event of a batch. Its handler gets the same as if the
+// event had come alone.
 func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time.Time) *outcome {
 	header := r.Header.Clone()
 	maps.DeleteFunc(header, func(name string, _ []string) bool {
@@ -160,7 +166,8 @@ func (a *answer) inBatch(key string) webhook.BatchResult {
 	return result
 }
 
-// maxBatchAnswer bounds what an answer keeps of the refusal of one event, in bytes. Cut, a problem could not be read.
+// maxBatchAnswer bounds what an answer keeps of the refusal of one event, in bytes. Cut, a problem
+// could not be read.
 const maxBatchAnswer = 2 << 10
 
 func batchInvalid(err error) *problem {

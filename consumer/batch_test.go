@@ -114,7 +114,8 @@ func TestBatchPoisonFailsAlone(t *testing.T) {
 	receivertest.WantFirst(t, e.Post("alone", "{}"), 204, "")
 }
 
-// Duplicates are suppressed within a batch, across batches, and across batches and requests of one event.
+// Duplicates are suppressed within a batch, across batches, and across batches and requests of one
+// event.
 func TestBatchSuppressesDuplicates(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
@@ -159,7 +160,8 @@ func TestBatchCommitFailsAll(t *testing.T) {
 	wantBatch(e, batchRequest(e, "a", "b"), map[string]int{"a": 204, "b": 204})
 }
 
-// After a conflict, the events before it are committed, and what they have locked is released, before the next handler runs.
+// After a conflict, the events before it are committed, and what they have locked is released,
+// before the next handler runs.
 func TestBatchReleasesItsLocksAfterAConflict(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{} // effects of events before, as others see them
@@ -182,7 +184,8 @@ func TestBatchReleasesItsLocksAfterAConflict(t *testing.T) {
 	}
 }
 
-// A handler that commits the batch's transaction by itself loses its own event alone; the others are sent again, and take effect once.
+// A handler that commits the batch's transaction by itself loses its own event alone; the others
+// are sent again, and take effect once.
 func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
@@ -201,7 +204,8 @@ func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
 	}
 }
 
-// Strangers and mistakes: nothing is worked, and the answer is a refusal by which a relay falls back.
+// Strangers and mistakes: nothing is worked, and the answer is a refusal by which a relay falls
+// back.
 func TestBatchRefusals(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
@@ -244,7 +248,8 @@ func TestBatchRefusals(t *testing.T) {
 	wantBatch(e, signedBatch(e, 2, mixed), map[string]int{"bad": 400, "k": 201})
 }
 
-// Receivers that do not know batches refuse them before they read the body, and do not say that they take any.
+// Receivers that do not know batches refuse them before they read the body, and do not say that
+// they take any.
 func TestBatchIsRefusedByOtherReceivers(t *testing.T) {
 	t.Parallel()
 	for name, e := range map[string]*receivertest.Env{

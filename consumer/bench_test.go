@@ -26,11 +26,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// BenchmarkOverhead compares a handler behind each middleware with the same handler in a transaction of its own, both in one
-// server and asked by one sender. They take turns within one loop, so that all meet the same machine. times-bare is the
-// ratio of what a sender waits, and quiet-times-bare that of the tenths that wait least, which other load changes less;
-// inside-times-bare leaves HTTP out, the same for both. Where the middleware needs more round trips to the database,
-// trips-times-bare is what the bare transaction takes with as many that ask nothing.
+// BenchmarkOverhead compares a handler behind each middleware with the same handler in a
+// transaction of its own, both in one server and asked by one sender. They take turns within one
+// loop, so that all meet the same machine. times-bare is the ratio of what a sender waits, and
+// quiet-times-bare that of the tenths that wait least, which other load changes less;
+// inside-times-bare leaves HTTP out, the same for both. Where the middleware needs more round trips
+// to the database, trips-times-bare is what the bare transaction takes with as many that ask
+// nothing.
 func BenchmarkOverhead(b *testing.B) {
 	for _, f := range receivertest.Flavours() {
 		b.Run(f.Name, func(b *testing.B) {
@@ -120,8 +122,8 @@ func (s *served) ask(b *testing.B, i int) {
 	}
 }
 
-// bareTransaction is the handler as its author would write it without this package. more, if any, is what database/sql asks
-// before and after its work.
+// bareTransaction is the handler as its author would write it without this package. more, if any,
+// is what database/sql asks before and after its work.
 func bareTransaction(b *testing.B, f receivertest.Flavour, dsn, more string) http.Handler {
 	pool, db := pgtest.Pool(b, dsn), receivertest.OpenSQL(b, dsn)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -158,11 +160,12 @@ func bareTransaction(b *testing.B, f receivertest.Flavour, dsn, more string) htt
 	})
 }
 
-// BenchmarkStalledStrangers measures what a receiver pays for connections of another process that stall within their bodies, and that
-// come again whenever they are closed. MiB-held is the memory that the receiver's process holds for them, buffers of net/http
-// included. MiB-idle is what as many connections without a request hold. ms-p50, ms-p99 and ms-max are how long signed events of
-// 20 KB take meanwhile, and calm-ms-p99 without strangers. Strangers without a signature are refused before their body is read, those
-// with a forged one after it.
+// BenchmarkStalledStrangers measures what a receiver pays for connections of another process that
+// stall within their bodies, and that come again whenever they are closed. MiB-held is the memory
+// that the receiver's process holds for them, buffers of net/http included. MiB-idle is what as
+// many connections without a request hold. ms-p50, ms-p99 and ms-max are how long signed events of
+// 20 KB take meanwhile, and calm-ms-p99 without strangers. Strangers without a signature are
+// refused before their body is read, those with a forged one after it.
 func BenchmarkStalledStrangers(b *testing.B) {
 	for _, attack := range []struct {
 		name                    string
@@ -254,8 +257,8 @@ func stallOnOrder(p *receivertest.Player) {
 	}
 }
 
-// stallOnce opens connections. On a signal it sends a head and part of a body on each. When the server closes one, it opens another,
-// until it is stopped.
+// stallOnce opens connections. On a signal it sends a head and part of a body on each. When the
+// server closes one, it opens another, until it is stopped.
 func stallOnce(p *receivertest.Player, address string, strangers, part int, head string) {
 	head, _ = url.QueryUnescape(head)
 	request := append([]byte(head), bytes.Repeat([]byte("x"), part)...)

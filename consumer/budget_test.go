@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// Many more strangers than the budget holds, each with a body that does not end, and each of which comes again when it has lost its
-// room, let an event of 20 KiB wait for less than a second, whatever the length of their bodies. If theirs are of about the length
-// of the event, its sender must be known. The clock is the bubble's.
+// Many more strangers than the budget holds, each with a body that does not end, and each of which
+// comes again when it has lost its room, let an event of 20 KiB wait for less than a second,
+// whatever the length of their bodies. If theirs are of about the length of the event, its sender
+// must be known. The clock is the bubble's.
 func TestSecurityStrangersOfAnyLengthKeepNoEvent(t *testing.T) {
 	t.Parallel()
 	const event = 20 << 10

@@ -25,8 +25,9 @@ func headersOf(event headers.Event) http.Header {
 	return h
 }
 
-// FuzzCheck lets anything come as the headers of an event. Whatever is accepted fits the table, the log and the next
-// header it is written to, and is the same event when it is written and read again.
+// FuzzCheck lets anything come as the headers of an event. Whatever is accepted fits the table, the
+// log and the next header it is written to, and is the same event when it is written and read
+// again.
 func FuzzCheck(f *testing.F) {
 	settings := map[string]*settings{}
 	for name, cfg := range map[string]Config{

@@ -19,7 +19,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// unseen is put before what Tx would refuse if it stood first: so it is sent, by both drivers, and must show at the end.
+// unseen is put before what Tx would refuse if it stood first: so it is sent, by both drivers, and
+// must show at the end.
 const unseen = "/* */ "
 
 func mustNot(e *receivertest.Env, err error) {
@@ -28,7 +29,8 @@ func mustNot(e *receivertest.Env, err error) {
 	}
 }
 
-// skewWrites commits a transaction that, with the handler's, has no serial order: each reads what the other writes.
+// skewWrites commits a transaction that, with the handler's, has no serial order: each reads what
+// the other writes.
 func skewWrites(e *receivertest.Env, r *http.Request) {
 	ctx := context.WithoutCancel(r.Context())
 	mustNot(e, e.Exec(ctx, "INSERT INTO parent SELECT 100 + count(*) FROM parent"))
@@ -82,7 +84,8 @@ func TestHandlerThatEndsTheTransaction(t *testing.T) {
 	})
 }
 
-// wantNoted asserts that the row of k says that its handler has committed by itself, and the answer to a duplicate and the log, too.
+// wantNoted asserts that the row of k says that its handler has committed by itself, and the answer
+// to a duplicate and the log, too.
 func wantNoted(e *receivertest.Env) {
 	e.T.Helper()
 	if n := e.Count(`SELECT count(*) FROM processed_events WHERE processing_state = 'failed' AND last_error = 'the handler committed or rolled back the transaction itself'`); n != 1 {
@@ -95,7 +98,8 @@ func wantNoted(e *receivertest.Env) {
 	}
 }
 
-// A handler that commits by itself and fails, or panics, would have its event count as succeeded when the event is sent again.
+// A handler that commits by itself and fails, or panics, would have its event count as succeeded
+// when the event is sent again.
 func TestHandlerThatCommitsAndFails(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, answer := range map[string]http.HandlerFunc{
@@ -164,7 +168,8 @@ func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 	})
 }
 
-// A COMMIT that hangs must not hold the request for ever; its outcome is then unknown, and the row decides.
+// A COMMIT that hangs must not hold the request for ever; its outcome is then unknown, and the row
+// decides.
 func TestCommitTimeout(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{Limits: consumer.Limits{CommitTimeout: 5 * time.Second}}, receivertest.Effect)
@@ -185,7 +190,8 @@ func TestCommitTimeout(t *testing.T) {
 	})
 }
 
-// Nor must a ROLLBACK: a handler that has failed is answered for, whatever has become of the database since.
+// Nor must a ROLLBACK: a handler that has failed is answered for, whatever has become of the
+// database since.
 func TestRollbackTimeout(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{Limits: consumer.Limits{CommitTimeout: 100 * time.Millisecond}}, func(e *receivertest.Env) http.HandlerFunc {
@@ -203,8 +209,8 @@ func TestRollbackTimeout(t *testing.T) {
 	})
 }
 
-// The sender forgets what it was answered 2xx for. So the commit waits for the disk where the database is told not to wait,
-// and as long as it is told where it says more.
+// The sender forgets what it was answered 2xx for. So the commit waits for the disk where the
+// database is told not to wait, and as long as it is told where it says more.
 func TestAnswerWaitsForTheDisk(t *testing.T) {
 	t.Parallel()
 	for set, want := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {

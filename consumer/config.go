@@ -126,11 +126,11 @@ type Limits struct {
 	MaxBodyBytes int64
 
 	// MaxUnverifiedBytes bounds the memory of all bodies together that are not verified yet. Beyond
-	// it a request waits. Bodies of each magnitude get the same share of the room, and so do senders
-	// that have been verified on their connection or from their address before. While one waits, a
-	// body that arrives slower than 2 MiB a second loses its place, and is answered with 503; so is
-	// one that waits until the end of BodyTimeout. A body of up to 4 KiB never waits. Default 8 MiB,
-	// or twice MaxBodyBytes if that is more. Less than MaxBodyBytes is refused.
+	// it a request waits. Bodies of each magnitude get the same share of the room, and so do
+	// senders that have been verified on their connection or from their address before. While one
+	// waits, a body that arrives slower than 2 MiB a second loses its place, and is answered with
+	// 503; so is one that waits until the end of BodyTimeout. A body of up to 4 KiB never waits.
+	// Default 8 MiB, or twice MaxBodyBytes if that is more. Less than MaxBodyBytes is refused.
 	MaxUnverifiedBytes int64
 
 	// BodyTimeout bounds how long a request's body may take to arrive. Then the answer is 408 and

@@ -21,8 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A receiver records a shipment for every invoice. The relay delivers the same event twice, as it does whenever it cannot
-// know whether the first attempt arrived; there is one shipment.
+// A receiver records a shipment for every invoice. The relay delivers the same event twice, as it
+// does whenever it cannot know whether the first attempt arrived; there is one shipment.
 func Example() {
 	pool, stop := exampleDatabase("CREATE TABLE shipment (invoice text)") // your *pgxpool.Pool
 	defer stop()
@@ -60,7 +60,8 @@ func Example() {
 	// 422 application/problem+json
 }
 
-// One endpoint, a function for each type. What a function returns decides what happens to the event.
+// One endpoint, a function for each type. What a function returns decides what happens to the
+// event.
 func ExampleRouter() {
 	pool, stop := exampleDatabase("CREATE TABLE shipment (invoice text)")
 	defer stop()
@@ -98,7 +99,8 @@ func ExampleRouter() {
 	// 422 Unprocessable Entity
 }
 
-// Foreign senders put the type into the payload, which their signature covers. A second router takes it from there.
+// Foreign senders put the type into the payload, which their signature covers. A second router
+// takes it from there.
 func ExampleRouter_Fallback() {
 	types := consumer.NewRouter()
 	types.Handle("charge.succeeded", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
@@ -182,8 +184,8 @@ func ExamplePrune() {
 
 const exampleSecret = receivertest.SecretText
 
-// exampleDatabase starts a migrated database with a table of the application's own. An example has no testing.T to report
-// to: it panics.
+// exampleDatabase starts a migrated database with a table of the application's own. An example has
+// no testing.T to report to: it panics.
 func exampleDatabase(table string) (pool *pgxpool.Pool, stop func()) {
 	ctx := context.Background()
 	server, err := localpg.Start(ctx, localpg.Options{})

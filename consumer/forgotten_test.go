@@ -68,7 +68,8 @@ func TestForgottenEventIsRefused(t *testing.T) {
 	})
 }
 
-// What the sender does not say cannot be compared: such an event passes, and is why a memory has to be long enough.
+// What the sender does not say cannot be compared: such an event passes, and is why a memory has to
+// be long enough.
 func TestUndatedEventPasses(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
@@ -133,9 +134,9 @@ func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
 	})
 }
 
-// Fifty senders repeat events of today and of three months ago for as long as it takes until ten of these were
-// processed, grew old, were announced, removed and refused. No effect happens twice, and nothing is refused without an
-// announcement.
+// Fifty senders repeat events of today and of three months ago for as long as it takes until ten of
+// these were processed, grew old, were announced, removed and refused. No effect happens twice, and
+// nothing is refused without an announcement.
 func TestPruneUnderDuplicates(t *testing.T) {
 	underDuplicates := func(t *testing.T, f receivertest.Flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
@@ -232,7 +233,8 @@ func pruneUnderDuplicates(t *testing.T, f receivertest.Flavour, isolation sql.Is
 	refused := 0
 	e.Await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
 	for removed := int64(0); (removed < enough || refused < enough) && !t.Failed(); {
-		// Half of what was processed, and is done, is suddenly old: from here on a request for it may meet its removal.
+		// Half of what was processed, and is done, is suddenly old: from here on a request for it
+		// may meet its removal.
 		e.MustExec(`WITH aged AS (
 				UPDATE processed_events p SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
 				WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5 AND NOT EXISTS (

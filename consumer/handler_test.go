@@ -191,8 +191,8 @@ var changes = map[string][]string{
 	"lock":        {"SELECT pg_advisory_lock(4711)"},
 }
 
-// No setting, role or lock of a handler reaches the next event, whether the handler succeeds or fails.
-// What the pool has given the session does.
+// No setting, role or lock of a handler reaches the next event, whether the handler succeeds or
+// fails. What the pool has given the session does.
 func TestSecuritySettingsReachNoOtherEvent(t *testing.T) {
 	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
 		dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "application_name", "receiver")

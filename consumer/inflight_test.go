@@ -79,8 +79,8 @@ func TestKnownKeysAreAnsweredWhileTheLockIsHeld(t *testing.T) {
 	})
 }
 
-// The key may be committed by another transaction between the statement's snapshot and its INSERT. A trigger holds the
-// statement exactly there.
+// The key may be committed by another transaction between the statement's snapshot and its INSERT.
+// A trigger holds the statement exactly there.
 func TestKeyCommittedAfterTheSnapshot(t *testing.T) {
 	cases := map[string]struct {
 		level sql.IsolationLevel
@@ -185,7 +185,8 @@ func atOnce(t *testing.T, clients int, receivers ...*receivertest.Env) map[strin
 	return tally
 }
 
-// Of fifty requests for a key that plain SQL holds, one meets it at the index, and the others meet that one.
+// Of fifty requests for a key that plain SQL holds, one meets it at the index, and the others meet
+// that one.
 func TestFiftyBehindPlainSQL(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		one := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)

@@ -50,7 +50,8 @@ func receiveAndDie(p *receivertest.Player) {
 	panic(http.Serve(&receivertest.DoomedListener{Listener: listener, Fate: f}, middleware(receivertest.Effect(&receivertest.Env{Flavour: flavour}))))
 }
 
-// receiverMoments are those at which a receiver must have met its fate, for a test of all its operations to be one.
+// receiverMoments are those at which a receiver must have met its fate, for a test of all its
+// operations to be one.
 func receiverMoments() []string {
 	return []string{
 		"before writing the admission", "after the reply to the admission",
@@ -60,8 +61,8 @@ func receiverMoments() []string {
 	}
 }
 
-// eachOperation starts a receiver for every operation that one sees while it processes an event; the receiver is to meet
-// its fate there.
+// eachOperation starts a receiver for every operation that one sees while it processes an event;
+// the receiver is to meet its fate there.
 func eachOperation(t *testing.T, e *receivertest.Env, f receivertest.Flavour, meet func(p *receivertest.Process, url, key string), settings ...string) {
 	start := func(operation string) (p *receivertest.Process, url string) {
 		p = receivertest.LaunchFor(t, "die", e.DSN, append(settings, receivertest.DieFlavour+"="+f.Name, receivertest.DieAt+"="+operation)...)
@@ -77,8 +78,9 @@ func eachOperation(t *testing.T, e *receivertest.Env, f receivertest.Flavour, me
 	}
 }
 
-// A receiver is killed at every single operation on its connections, one after the other. Whatever the client has heard,
-// it comes again as a relay does, and finds the effect made, or makes it: once.
+// A receiver is killed at every single operation on its connections, one after the other. Whatever
+// the client has heard, it comes again as a relay does, and finds the effect made, or makes it:
+// once.
 func TestKilledAtEveryOperation(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{Observe: receivertest.Unheard}, receivertest.Effect) // the receiver that comes after the crash
@@ -125,8 +127,9 @@ func answersOnce(got receivertest.Response, key string) bool {
 	return got.Status == 201 && got.Body == want
 }
 
-// A receiver is stopped at every single operation on its connections, and goes on when the sender has come again to
-// another process. The effect is made once, by either process, and no request waits for the process that does not move.
+// A receiver is stopped at every single operation on its connections, and goes on when the sender
+// has come again to another process. The effect is made once, by either process, and no request
+// waits for the process that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
 	testsize.Long(t)
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {

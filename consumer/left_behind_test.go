@@ -98,8 +98,8 @@ func TestHandlerThatRemovesItsOwnMemory(t *testing.T) {
 	})
 }
 
-// A handler may leave the transaction where processed_events is another table, or none. One that leaves it to a role without the
-// right is told so, and nothing of it stays.
+// A handler may leave the transaction where processed_events is another table, or none. One that
+// leaves it to a role without the right is told so, and nothing of it stays.
 func TestHandlerThatLeavesMemoryOutOfReach(t *testing.T) {
 	const away, back = "SET LOCAL search_path = tenant, public", "SET LOCAL search_path = public"
 	cases := map[string]struct {
@@ -144,7 +144,8 @@ func TestHandlerThatLeavesMemoryOutOfReach(t *testing.T) {
 	})
 }
 
-// Large objects do not ask whether the transaction that they are for is over. They must not find another in its place.
+// Large objects do not ask whether the transaction that they are for is over. They must not find
+// another in its place.
 func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 	t.Parallel()
 	for name, answer := range answers {
@@ -181,7 +182,8 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 	}
 }
 
-// The trigger that keeps an event's row sees neither what runs with triggers off nor a row that a savepoint has written anew.
+// The trigger that keeps an event's row sees neither what runs with triggers off nor a row that a
+// savepoint has written anew.
 func TestRowThatTheTriggerDoesNotKeep(t *testing.T) {
 	cases := map[string][]string{
 		"triggers off":            {"SET LOCAL session_replication_role = replica", "DELETE FROM processed_events"},
@@ -216,8 +218,8 @@ func TestRowThatTheTriggerDoesNotKeep(t *testing.T) {
 	})
 }
 
-// A handler that serves several transports may call Once for each of its events. Here it would be told that another has worked the
-// event, and the effect would be lost.
+// A handler that serves several transports may call Once for each of its events. Here it would be
+// told that another has worked the event, and the effect would be lost.
 func TestOnceForTheHandlersOwnEvent(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
@@ -231,7 +233,8 @@ func TestOnceForTheHandlersOwnEvent(t *testing.T) {
 	e.WantRows("k", 0, 0)
 }
 
-// A handler that turns the wait for the disk off for itself must not turn it off for the event, which its sender never sends again.
+// A handler that turns the wait for the disk off for itself must not turn it off for the event,
+// which its sender never sends again.
 func TestCommitWaitsForTheDiskAfterAnyHandler(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, answer := range answers {
@@ -246,7 +249,8 @@ func TestCommitWaitsForTheDiskAfterAnyHandler(t *testing.T) {
 	})
 }
 
-// A handler that waits for a statement under a context of its own must not keep its event, its connection and its worker for ever.
+// A handler that waits for a statement under a context of its own must not keep its event, its
+// connection and its worker for ever.
 func TestStatementUnderAnotherContextEnds(t *testing.T) {
 	const forever = "SELECT pg_sleep(1e6)"
 	cfg := consumer.Config{Limits: consumer.Limits{HandlerTimeout: 50 * time.Millisecond, CommitTimeout: time.Second}}
@@ -266,7 +270,8 @@ func TestStatementUnderAnotherContextEnds(t *testing.T) {
 	})
 }
 
-// What a handler leaves on the connection must not keep the next events away, or have them remembered where nothing lasts.
+// What a handler leaves on the connection must not keep the next events away, or have them
+// remembered where nothing lasts.
 func TestConnectionsThatCannotBeUsedAreClosed(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, statement := range map[string]string{
@@ -291,8 +296,9 @@ func TestConnectionsThatCannotBeUsedAreClosed(t *testing.T) {
 	})
 }
 
-// A statement that a handler prepares under the name of another would take its place for every event on the connection: without a
-// transaction, the event is remembered although its handler refuses it.
+// A statement that a handler prepares under the name of another would take its place for every
+// event on the connection: without a transaction, the event is remembered although its handler
+// refuses it.
 func TestPreparedStatementsNamedAsTheEndOfATransaction(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"begin", "commit", "rollback", "begin isolation level serializable"} {
@@ -317,7 +323,8 @@ func TestPreparedStatementsNamedAsTheEndOfATransaction(t *testing.T) {
 	}
 }
 
-// A goroutine that a handler has left behind with the connection must not write into another event's transaction.
+// A goroutine that a handler has left behind with the connection must not write into another
+// event's transaction.
 func TestConnectionEndsWithItsTransaction(t *testing.T) {
 	t.Parallel()
 	kept := make(chan *pgx.Conn, 1)
@@ -339,7 +346,8 @@ func TestConnectionEndsWithItsTransaction(t *testing.T) {
 	e.WantRows("second", 0, 1)
 }
 
-// A ResponseWriter that hides the connection, as some middlewares for logs have it, takes BodyTimeout's effect. The log must say so.
+// A ResponseWriter that hides the connection, as some middlewares for logs have it, takes
+// BodyTimeout's effect. The log must say so.
 func TestHiddenDeadlinesAreReported(t *testing.T) {
 	t.Parallel()
 	hides := func(next http.Handler) http.Handler {
@@ -366,8 +374,8 @@ func TestHiddenDeadlinesAreReported(t *testing.T) {
 	}
 }
 
-// Application code may share the pool, and leave a search_path on a connection. In the table that it leads to a duplicate would be
-// unknown.
+// Application code may share the pool, and leave a search_path on a connection. In the table that
+// it leads to a duplicate would be unknown.
 func TestConnectionThatRemembersElsewhere(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Inbox)

@@ -170,7 +170,8 @@ func TestHandlersErrorsThatPanic(t *testing.T) {
 	})
 }
 
-// A handler writes through its parameter, and finds the same in its context. Payloads reach it, and no observer.
+// A handler writes through its parameter, and finds the same in its context. Payloads reach it, and
+// no observer.
 func TestHandlerGetsTransactionAndPayload(t *testing.T) {
 	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {
 		const body = "{ \"a\" : 1e3 }\n\x00\xff"
@@ -206,8 +207,8 @@ func TestHandlerGetsTransactionAndPayload(t *testing.T) {
 	})
 }
 
-// A handler of a framework may return an error that is answered only when the middleware has returned: what it wrote until then
-// must not be committed.
+// A handler of a framework may return an error that is answered only when the middleware has
+// returned: what it wrote until then must not be committed.
 func TestHandlerThatAnswersNothing(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		dsn := pgtest.New(t, migrations.Inbox)
@@ -306,7 +307,8 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 		forged.Header.Set(webhook.Signature, "v1,AAAA")
 		receivertest.WantProblem(t, e.Do(forged), 401, "signature-invalid")
 
-		// Another middleware that depends on the same thing holds too, without touching its database: it has none.
+		// Another middleware that depends on the same thing holds too, without touching its
+		// database: it has none.
 		other := unreachable(t, f, consumer.Config{Breaker: b})
 		wantHeld(t, other.Post("k", "{}"), 3599, 4501)
 		other.WantResult(consumer.ResultBreakerOpen)

@@ -87,7 +87,8 @@ func FuzzPattern(f *testing.F) {
 	})
 }
 
-// FuzzHandleJSON lets any payload come. The handler gets what package json makes of it, and no error repeats a value.
+// FuzzHandleJSON lets any payload come. The handler gets what package json makes of it, and no
+// error repeats a value.
 func FuzzHandleJSON(f *testing.F) {
 	type line struct {
 		Article string

@@ -72,7 +72,8 @@ func inFlight() *problem {
 		"Another request with this key has not ended yet. Send it again later: it will get that request's status, or run.")
 }
 
-// locked is for a request that waited in vain for another transaction, mostly one that has the key without its lock, as [Once] has.
+// locked is for a request that waited in vain for another transaction, mostly one that has the key
+// without its lock, as [Once] has.
 func locked() *problem {
 	return newProblem(http.StatusConflict, "in-flight", "Another transaction is in the way",
 		"In the receiver's database another transaction has held this event, or a lock that its row needs, for "+memory.LockTimeout+". Nothing was changed. Send it again later.")

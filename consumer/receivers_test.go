@@ -19,7 +19,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// Two receivers in one database get the same events from one sender, as two destinations: each event takes effect in both.
+// Two receivers in one database get the same events from one sender, as two destinations: each
+// event takes effect in both.
 func TestTwoReceiversOfOneSource(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		shop := receivertest.NewEnv(t, f, consumer.Config{Receiver: "shop"}, receivertest.Effect)
@@ -35,7 +36,8 @@ func TestTwoReceiversOfOneSource(t *testing.T) {
 	})
 }
 
-// Two receivers that were given one name: the second destination's events are refused, and the log says what to set.
+// Two receivers that were given one name: the second destination's events are refused, and the log
+// says what to set.
 func TestOtherDestinationIsRefused(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)

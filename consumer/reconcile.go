@@ -24,16 +24,16 @@ import (
 type ReconcileConfig struct {
 	// Config is that of the receiver whose events are compared. Receiver, Source, Secrets,
 	// Destinations, Verify.Tolerance, Logger and the Limits of a body count, except
-	// Limits.MaxBodyBytes, which is 1 MiB here. Secrets are required, even where the receiver itself
-	// trusts its network.
+	// Limits.MaxBodyBytes, which is 1 MiB here. Secrets are required, even where the receiver
+	// itself trusts its network.
 	Config Config
 
 	// Effects is a query whose first column has the idempotency key of each effect, a row for each:
 	// "SELECT event_key FROM shipments". Keys with more than one row are reported as effects that
 	// happened twice, and events that were processed and have none as lost effects, so it must have
-	// the effects of every type of event that the receiver processes (UNION ALL). It runs with the rights of the pool, in a transaction that only reads, and
-	// should name a table whose keys have an index. Never build it from what a sender wrote. Empty:
-	// effects are not counted.
+	// the effects of every type of event that the receiver processes (UNION ALL). It runs with the
+	// rights of the pool, in a transaction that only reads, and should name a table whose keys have
+	// an index. Never build it from what a sender wrote. Empty: effects are not counted.
 	Effects string
 }
 
@@ -164,7 +164,8 @@ func (rc *reconciler) question(w http.ResponseWriter, r *http.Request) (q reconc
 	return q, nil
 }
 
-// remember refuses a question that was asked before. Its timestamp may lie ahead by the tolerance, and is accepted for as long again.
+// remember refuses a question that was asked before. Its timestamp may lie ahead by the tolerance,
+// and is accepted for as long again.
 func (rc *reconciler) remember(key string, now time.Time) *problem {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()

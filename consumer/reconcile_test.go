@@ -239,7 +239,8 @@ func TestReconcileWithoutDatabase(t *testing.T) {
 	}
 }
 
-// The effects of ten million events are counted for longer than a handler may take. The statements have bounds of their own.
+// The effects of ten million events are counted for longer than a handler may take. The statements
+// have bounds of their own.
 func TestAnswersMayTakeLongerThanHandlers(t *testing.T) {
 	t.Parallel()
 	a := newAsked(t, consumer.Config{Limits: consumer.Limits{HandlerTimeout: time.Nanosecond}})

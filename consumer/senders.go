@@ -13,8 +13,9 @@ const (
 )
 
 // senders remembers from where requests came that were proven, so that their next bodies need not
-// queue with those of strangers. A proxy in front, or a middleware that changes RemoteAddr, may make
-// a stranger look like one of them: then both are served in turn. It is safe for concurrent use.
+// queue with those of strangers. A proxy in front, or a middleware that changes RemoteAddr, may
+// make a stranger look like one of them: then both are served in turn. It is safe for concurrent
+// use.
 type senders struct {
 	mu    sync.Mutex
 	known map[string]struct{} // addresses, with and without a port

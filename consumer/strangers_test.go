@@ -55,7 +55,8 @@ func TestSecurityUnsignedBodiesAreNotRead(t *testing.T) {
 	}
 }
 
-// stall opens a connection, sends the head of a request that looks signed and size bytes of its body, and no more.
+// stall opens a connection, sends the head of a request that looks signed and size bytes of its
+// body, and no more.
 func stall(e *receivertest.Env, size int) net.Conn {
 	r := e.NewRequest("stalled", strings.Repeat("x", 1<<20))
 	conn, err := net.Dial("tcp", r.URL.Host)
@@ -70,8 +71,8 @@ func stall(e *receivertest.Env, size int) net.Conn {
 	return conn
 }
 
-// Strangers who send all but the end of a body hold a bounded part of the memory, for a bounded time, and keep no small event
-// from being taken.
+// Strangers who send all but the end of a body hold a bounded part of the memory, for a bounded
+// time, and keep no small event from being taken.
 func TestSecurityStalledBodiesAreBounded(t *testing.T) {
 	testsize.Long(t)
 	const budget = 4 << 20
@@ -105,8 +106,9 @@ func TestSecurityStalledBodiesAreBounded(t *testing.T) {
 	receivertest.WantFirst(t, e.Post("large", strings.Repeat(" ", 1<<20-2)+"{}"), 201, `{"done":"large"}`)
 }
 
-// besiege keeps n connections of strangers busy, each with a request that looks signed, of length bytes: it sends part of them, and
-// then what more sends, which returns when the connection is closed. Then the stranger comes again.
+// besiege keeps n connections of strangers busy, each with a request that looks signed, of length
+// bytes: it sends part of them, and then what more sends, which returns when the connection is
+// closed. Then the stranger comes again.
 func besiege(e *receivertest.Env, n, length, part int, more func(net.Conn)) {
 	r := e.NewRequest("forged", "another body")
 	var head strings.Builder
@@ -147,8 +149,8 @@ func drip(conn net.Conn) {
 	}
 }
 
-// Strangers hold the whole budget with bodies that do not end, and come again whenever one of them loses its room. Signed events
-// are answered all the same, although nobody's time runs out.
+// Strangers hold the whole budget with bodies that do not end, and come again whenever one of them
+// loses its room. Signed events are answered all the same, although nobody's time runs out.
 func TestSecurityEndlessBodiesKeepNoEvent(t *testing.T) {
 	t.Parallel()
 	const strangers, length = 150, 256 << 10
@@ -179,8 +181,8 @@ func TestSecurityEndlessBodiesKeepNoEvent(t *testing.T) {
 	}
 }
 
-// Bodies that together are many times the budget are all read: none waits for another that waits. One that lost its room to them, on a
-// slow machine, comes again.
+// Bodies that together are many times the budget are all read: none waits for another that waits.
+// One that lost its room to them, on a slow machine, comes again.
 func TestManyLargeBodiesAreAllRead(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
@@ -207,7 +209,8 @@ func TestManyLargeBodiesAreAllRead(t *testing.T) {
 	all.Wait()
 }
 
-// A request that is refused before its body is read ends, too, when the rest of the body never comes.
+// A request that is refused before its body is read ends, too, when the rest of the body never
+// comes.
 func TestSecurityRefusedRequestsEnd(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{BodyTimeout: 300 * time.Millisecond, MaxBodyBytes: 1 << 16}}, receivertest.Effect)
@@ -230,7 +233,8 @@ func TestSecurityRefusedRequestsEnd(t *testing.T) {
 	}
 }
 
-// What is left of a refused body is not read: the connection is closed instead, once the client can have read the answer.
+// What is left of a refused body is not read: the connection is closed instead, once the client can
+// have read the answer.
 func TestSecurityRefusedBodiesAreNotDrained(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{MaxBodyBytes: 1 << 16}}, receivertest.Effect)
@@ -283,7 +287,8 @@ func TestHungHandlerLosesItsTransaction(t *testing.T) {
 	})
 }
 
-// A duplicate that says that the event may come later than was said before is remembered for so long.
+// A duplicate that says that the event may come later than was said before is remembered for so
+// long.
 func TestLaterNotAfterIsRemembered(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
@@ -368,7 +373,8 @@ func TestSecurityStrangersLockKeepsNoEvent(t *testing.T) {
 	})
 }
 
-// Receivers in two schemas of one database know nothing of each other, also while both work on events of one key.
+// Receivers in two schemas of one database know nothing of each other, also while both work on
+// events of one key.
 func TestReceiversInTwoSchemas(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		dsn := pgtest.New(t, migrations.Inbox)

@@ -30,7 +30,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// A handler has many ways to answer. None of them may reach the client before the commit is known to have worked.
+// A handler has many ways to answer. None of them may reach the client before the commit is known
+// to have worked.
 var handlerStyles = map[string]func(w http.ResponseWriter, r *http.Request){
 	"writes nothing":     func(http.ResponseWriter, *http.Request) {},
 	"status only":        func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
@@ -152,7 +153,8 @@ var failures = map[string]struct {
 	},
 }
 
-// fillDisk lets every COMMIT after an effect write to a table whose file is on a device that is always full.
+// fillDisk lets every COMMIT after an effect write to a table whose file is on a device that is
+// always full.
 func fillDisk(e *receivertest.Env) {
 	e.MustExec(`
 		CREATE TABLE ledger (key text);
@@ -285,7 +287,8 @@ func TestHandlerThatEndsBadly(t *testing.T) {
 	})
 }
 
-// http.TimeoutHandler answers for a handler that goes on: what that one does afterwards must have no effect.
+// http.TimeoutHandler answers for a handler that goes on: what that one does afterwards must have
+// no effect.
 func TestHandlerWorksPastItsTime(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		answered, late := make(chan struct{}), make(chan error, 1)

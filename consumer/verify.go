@@ -76,7 +76,8 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	return rq, p
 }
 
-// accept completes the request of an event that is proven, unless there is a problem, or it is for another receiver.
+// accept completes the request of an event that is proven, unless there is a problem, or it is for
+// another receiver.
 func (s *settings) accept(rq *request, event headers.Event, body []byte, p *problem) *problem {
 	if p == nil && len(s.Destinations) > 0 && !event.Foreign && !slices.Contains(s.Destinations, event.Destination()) {
 		p = newProblem(http.StatusMisdirectedRequest, "wrong-destination", "The request was sent to another destination",

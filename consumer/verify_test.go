@@ -21,7 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// A receiver without a database answers 503 as soon as it needs one, so every other answer was given before.
+// A receiver without a database answers 503 as soon as it needs one, so every other answer was
+// given before.
 func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
 	const key = "invoice-1"
 	replace := func(name string, values ...string) func(*http.Request) {
@@ -116,7 +117,8 @@ func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
 	}
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for name, c := range cases {
-			// Its server ends with the outer test: net/http keeps the connection of a refused request for half a second.
+			// Its server ends with the outer test: net/http keeps the connection of a refused
+			// request for half a second.
 			e := *unreachable(t, f, c.cfg)
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -227,7 +229,8 @@ const schemeSecret = "sk_scheme_canary"
 
 var errScheme = errors.New("no signature matches; Authorization: Bearer " + schemeSecret)
 
-// timedScheme is how some payment providers sign: "t=<seconds>,v1=<hex HMAC of seconds.body>", one v1 for each secret.
+// timedScheme is how some payment providers sign: "t=<seconds>,v1=<hex HMAC of seconds.body>", one
+// v1 for each secret.
 func timedScheme(header http.Header, body []byte, now time.Time) (consumer.Event, error) {
 	var at string
 	var signatures []string

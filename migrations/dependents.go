@@ -9,8 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// selectDependents finds what depends on the tables, functions and types of the schema of the version table, lies in another schema,
-// and belongs to another role. Whoever may use the schema can make such objects, also temporary ones, without a right on a table.
+// selectDependents finds what depends on the tables, functions and types of the schema of the
+// version table, lies in another schema, and belongs to another role. Whoever may use the schema
+// can make such objects, also temporary ones, without a right on a table.
 const selectDependents = `
 WITH home AS (SELECT c.relnamespace AS schema, c.relowner AS owner FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass(pg_catalog.quote_ident($1))::pg_catalog.oid),
 depends AS (
@@ -32,8 +33,8 @@ FROM depends d CROSS JOIN home JOIN (
 WHERE o.schema <> home.schema AND o.owner <> home.owner
 ORDER BY 2, 1 LIMIT 20`
 
-// inTheWay says which objects of others keep a file from altering or dropping what they depend on; empty: this is not why it failed, or
-// they are not found.
+// inTheWay says which objects of others keep a file from altering or dropping what they depend on;
+// empty: this is not why it failed, or they are not found.
 func (m *Migrator) inTheWay(ctx context.Context, cause error) string {
 	refused := new(pgconn.PgError)
 	if !errors.As(cause, &refused) || refused.Code != "2BP01" && refused.Code != "0A000" { // dependent_objects_still_exist, feature_not_supported

@@ -1,7 +1,7 @@
 // Package migrations holds the database schemas, as plain goose SQL files and embedded.
 //
-// Two sets exist: [Outbox] for databases of producers and [Inbox] for databases of receivers. outbox-relay migrate
-// applies them; so does the stock goose CLI in anyone's CI:
+// Two sets exist: [Outbox] for databases of producers and [Inbox] for databases of receivers.
+// outbox-relay migrate applies them; so does the stock goose CLI in anyone's CI:
 //
 //	goose -dir migrations/outbox -table outbox_schema_version postgres "$OUTBOX_DATABASE_URL" up
 //	goose -dir migrations/inbox  -table inbox_schema_version  postgres "$OUTBOX_DATABASE_URL" up

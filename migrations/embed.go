@@ -35,8 +35,8 @@ func (s Set) FS() fs.FS {
 	return sub
 }
 
-// VersionTable returns the table in which goose records the set's applied versions. Each set has its own, so that both
-// can live in one schema, beside an application's own goose migrations.
+// VersionTable returns the table in which goose records the set's applied versions. Each set has
+// its own, so that both can live in one schema, beside an application's own goose migrations.
 func (s Set) VersionTable() string {
 	return string(s) + "_schema_version"
 }

@@ -29,7 +29,8 @@ var (
 	outerComma = regexp.MustCompile(`,\s*(?:[^,()]+\([^()]*\)|[^,()]+)`)
 )
 
-// Grants returns what roles.sql grants. It reads that script, so that what examines the rights of a role cannot fall behind it.
+// Grants returns what roles.sql grants. It reads that script, so that what examines the rights of a
+// role cannot fall behind it.
 func Grants() (all []Grant) {
 	for _, m := range grant.FindAllStringSubmatch(comment.ReplaceAllString(roles, ""), -1) {
 		kind := strings.ToLower(strings.TrimSpace(m[2]))

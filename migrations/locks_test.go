@@ -90,8 +90,8 @@ const (
 	addColumn = "-- +goose Up\nALTER TABLE outbox ADD COLUMN note text;\n-- +goose Down\nALTER TABLE outbox DROP COLUMN note;\n"
 )
 
-// One open transaction of a producer delays the migration, but not the other producers, whose statements PostgreSQL
-// queues behind the migration's lock.
+// One open transaction of a producer delays the migration, but not the other producers, whose
+// statements PostgreSQL queues behind the migration's lock.
 func TestProducersDoNotWaitForMigrations(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -161,7 +161,8 @@ func TestProducersDoNotWaitForMigrations(t *testing.T) {
 	}
 }
 
-// A migrator that gives up names the session, and leaves neither its change nor its settings behind.
+// A migrator that gives up names the session, and leaves neither its change nor its settings
+// behind.
 func TestMigratorGivesUp(t *testing.T) {
 	t.Parallel()
 	db := open(t, pgtest.New(t, migrations.Outbox)+"&application_name=billing&lock_timeout=7777")
@@ -194,8 +195,8 @@ func TestMigratorGivesUp(t *testing.T) {
 	testkit.Equal(t, "the connection's lock_timeout became", scan[string](t, db, "SHOW lock_timeout"), "7777ms")
 }
 
-// A stranger, a login that may do nothing but connect, holds the lock of the migrations. The error names its session and what
-// to do.
+// A stranger, a login that may do nothing but connect, holds the lock of the migrations. The error
+// names its session and what to do.
 func TestSecurityMigratorNamesTheStranger(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t)
@@ -245,7 +246,8 @@ func TestStockGooseWithLockTimeout(t *testing.T) {
 	}
 }
 
-// Autovacuum gives way to those who wait for a second, which a migration must not do. It is made to give way nevertheless.
+// Autovacuum gives way to those who wait for a second, which a migration must not do. It is made to
+// give way nevertheless.
 func TestAutovacuumGivesWay(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -280,8 +282,8 @@ DROP INDEX CONCURRENTLY IF EXISTS outbox_further;
 	indexIsValid = `SELECT indisvalid FROM pg_index WHERE indexrelid = 'outbox_further'::regclass`
 )
 
-// An index that is built concurrently waits for open transactions as long as it takes, in one attempt, since no producer waits
-// for it.
+// An index that is built concurrently waits for open transactions as long as it takes, in one
+// attempt, since no producer waits for it.
 func TestIndexIsBuiltBesideProducers(t *testing.T) {
 	t.Parallel()
 	db := open(t, pgtest.New(t, migrations.Outbox))
@@ -315,7 +317,8 @@ func TestIndexIsBuiltBesideProducers(t *testing.T) {
 	}
 }
 
-// An index that is built concurrently waits for the snapshot of whoever asks for whom it waits. That one is not named.
+// An index that is built concurrently waits for the snapshot of whoever asks for whom it waits.
+// That one is not named.
 func TestWhoAsksIsNoHolder(t *testing.T) {
 	t.Parallel()
 	db := open(t, pgtest.New(t, migrations.Outbox))
@@ -343,7 +346,8 @@ func TestWhoAsksIsNoHolder(t *testing.T) {
 	pgtest.Must(t, rows.Err())
 }
 
-// The invalid index that a failed build leaves behind is dropped by the next run, of this runner and of the stock goose.
+// The invalid index that a failed build leaves behind is dropped by the next run, of this runner
+// and of the stock goose.
 func TestFailedIndexIsBuiltAgain(t *testing.T) {
 	t.Parallel()
 	for _, runner := range []string{"migrator", "goose"} {
@@ -389,8 +393,9 @@ var (
 	noTransaction = regexp.MustCompile(`(?m)^-- \+goose NO TRANSACTION$`)
 )
 
-// lockingMistakes returns what is wrong in a file that builds indexes concurrently. Only with such statements may a file
-// do without a transaction: it waits for locks without the short timeout, and what failed in its middle stays.
+// lockingMistakes returns what is wrong in a file that builds indexes concurrently. Only with such
+// statements may a file do without a transaction: it waits for locks without the short timeout, and
+// what failed in its middle stays.
 func lockingMistakes(text string) (mistakes []string) {
 	if !noTransaction.MatchString(text) {
 		return nil

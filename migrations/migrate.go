@@ -17,17 +17,20 @@ import (
 	"github.com/pressly/goose/v3"
 )
 
-// Options bound how long a migration may delay the statements of others. The zero value suits production.
+// Options bound how long a migration may delay the statements of others. The zero value suits
+// production.
 type Options struct {
-	// LockTimeout is how long a migration waits for one lock. PostgreSQL queues every later statement on the table behind
-	// that wait, so this is also the longest pause of a producer. Zero means 200 ms. A file that uses no transaction
-	// waits up to RetryFor instead: it only builds or drops indexes concurrently, which delays no producer.
+	// LockTimeout is how long a migration waits for one lock. PostgreSQL queues every later
+	// statement on the table behind that wait, so this is also the longest pause of a producer.
+	// Zero means 200 ms. A file that uses no transaction waits up to RetryFor instead: it only
+	// builds or drops indexes concurrently, which delays no producer.
 	LockTimeout time.Duration
-	// RetryFor is how long the migrator tries one file again whose locks others hold. Zero means 5 minutes, less than zero
-	// not at all. After it Up and DownTo return a [LockedError].
+	// RetryFor is how long the migrator tries one file again whose locks others hold. Zero means 5
+	// minutes, less than zero not at all. After it Up and DownTo return a [LockedError].
 	RetryFor time.Duration
-	// OnWait, if it is set, is called after each attempt that did not get its locks, and once in an attempt that waits
-	// longer than a second. It is called on the goroutine that called Up or DownTo.
+	// OnWait, if it is set, is called after each attempt that did not get its locks, and once in an
+	// attempt that waits longer than a second. It is called on the goroutine that called Up or
+	// DownTo.
 	OnWait func(*LockedError)
 }
 
@@ -38,8 +41,9 @@ const (
 	longestPause       = 5 * time.Second
 )
 
-// A Migrator applies and reverts the migrations of one set in one database. It logs nothing. Several Migrators, also of
-// several processes, may work on one database at once; one Migrator is not safe for concurrent use.
+// A Migrator applies and reverts the migrations of one set in one database. It logs nothing.
+// Several Migrators, also of several processes, may work on one database at once; one Migrator is
+// not safe for concurrent use.
 type Migrator struct {
 	set      Set
 	db       *sql.DB
@@ -51,9 +55,10 @@ type Migrator struct {
 
 // New returns a migrator of the set over db.
 //
-// Tables are made in the first schema of the connections' search_path, which should name no second one. Files of one set
-// in one database exclude each other by an advisory lock, which a session holds: db must reach PostgreSQL directly or
-// through a pooler that keeps sessions. A second connection, if db allows one, finds out who holds a lock.
+// Tables are made in the first schema of the connections' search_path, which should name no second
+// one. Files of one set in one database exclude each other by an advisory lock, which a session
+// holds: db must reach PostgreSQL directly or through a pooler that keeps sessions. A second
+// connection, if db allows one, finds out who holds a lock.
 //
 // db stays the caller's to close.
 func New(db *sql.DB, set Set, options Options) (*Migrator, error) {
@@ -102,9 +107,10 @@ func (m *Migrator) Version(ctx context.Context) (int64, error) {
 	return m.provider.GetDBVersion(ctx)
 }
 
-// Up applies every migration that the database lacks and returns what it applied, also beside an error. Each file is
-// applied in a transaction of its own, so that an error leaves the database at the version before the file that failed.
-// A file that does not get a lock within LockTimeout is rolled back and tried again for RetryFor.
+// Up applies every migration that the database lacks and returns what it applied, also beside an
+// error. Each file is applied in a transaction of its own, so that an error leaves the database at
+// the version before the file that failed. A file that does not get a lock within LockTimeout is
+// rolled back and tried again for RetryFor.
 func (m *Migrator) Up(ctx context.Context) (done []*goose.MigrationResult, err error) {
 	if err := m.session.checkVersionTable(ctx, m.db); err != nil {
 		return nil, err
@@ -193,8 +199,8 @@ func (m *Migrator) run(ctx context.Context, source *goose.Source, up bool) (resu
 	return result, err
 }
 
-// pauses are the times between attempts. There is none after autovacuum was interrupted: its next worker might lock the table
-// again before the attempt does.
+// pauses are the times between attempts. There is none after autovacuum was interrupted: its next
+// worker might lock the table again before the attempt does.
 type pauses struct {
 	backoff.BackOff
 	skip bool // the next one
@@ -210,8 +216,8 @@ func (p *pauses) NextBackOff() time.Duration {
 	return next
 }
 
-// attempt runs one file once. Beside it, it looks who holds the locks that the file waits for: afterwards it would be
-// too late to ask.
+// attempt runs one file once. Beside it, it looks who holds the locks that the file waits for:
+// afterwards it would be too late to ask.
 func (m *Migrator) attempt(ctx context.Context, version int64, up bool, timeout time.Duration, locked *LockedError) (result *goose.MigrationResult, err error) {
 	m.session.lockTimeout = timeout
 	m.session.pid.Store(0)
@@ -248,7 +254,8 @@ func (m *Migrator) watch(ctx context.Context, timeout time.Duration, locked *Loc
 	}
 }
 
-// unwrapped removes goose's own words from an error of a file: they name the version, which the file's name says too.
+// unwrapped removes goose's own words from an error of a file: they name the version, which the
+// file's name says too.
 func unwrapped(err error) error {
 	if partial := new(goose.PartialError); errors.As(err, &partial) {
 		return partial.Err

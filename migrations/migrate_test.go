@@ -84,7 +84,8 @@ func TestDownAndUpAgain(t *testing.T) {
 	}
 }
 
-// Down restores what Up has dropped, as the files before have made it: with its body, its settings, its owner's rights and those of others.
+// Down restores what Up has dropped, as the files before have made it: with its body, its settings,
+// its owner's rights and those of others.
 func TestDownRestoresFunctions(t *testing.T) {
 	t.Parallel()
 	const functions = `SELECT string_agg(concat_ws(E'\n', pg_get_functiondef(oid), proacl::text), E'\n' ORDER BY oid::regprocedure::text)

@@ -21,7 +21,8 @@ type Object struct {
 	File string
 	// SQL of an index or trigger: the statement that makes it.
 	SQL string
-	// Body of a function, with {schema}, {name} and {armed} where the migration writes the schema. Empty: later versions may have another.
+	// Body of a function, with {schema}, {name} and {armed} where the migration writes the schema.
+	// Empty: later versions may have another.
 	Body string
 	// Settings of a function as pg_proc has them: "search_path=pg_catalog, pg_temp".
 	Settings []string
@@ -41,8 +42,9 @@ var (
 	primaryKey  = regexp.MustCompile(`(?m)^\s+.*\bPRIMARY KEY\b`)
 )
 
-// Objects returns what [Outbox] leaves in a database, in the order of the files. It reads the files, so that what examines a database
-// against them cannot fall behind. It panics on a file that it cannot read: a test runs it.
+// Objects returns what [Outbox] leaves in a database, in the order of the files. It reads the
+// files, so that what examines a database against them cannot fall behind. It panics on a file that
+// it cannot read: a test runs it.
 func Objects() (all []Object) {
 	files := Outbox.FS()
 	names, err := fs.Glob(files, "*.sql")
@@ -88,7 +90,8 @@ func inSchema(text string) string {
 	return strings.NewReplacer("%1$s", "{schema}", "%s", "{schema}").Replace(text)
 }
 
-// read completes an object with what its statement says, and returns it with what the statement makes beside it.
+// read completes an object with what its statement says, and returns it with what the statement
+// makes beside it.
 func (o Object) read(text string) []Object {
 	end := statementEnd.FindStringIndex(text)
 	switch o.Kind {

@@ -80,8 +80,9 @@ func TestGrantsAreThoseOfTheScript(t *testing.T) {
 	}
 }
 
-// The switch waits for a producer who has inserted an event, but no other producer waits with it. Each event from before it has its
-// deliveries, each one from after it a transaction that relays have yet to take.
+// The switch waits for a producer who has inserted an event, but no other producer waits with it.
+// Each event from before it has its deliveries, each one from after it a transaction that relays
+// have yet to take.
 func TestSwitchBesideProducers(t *testing.T) {
 	t.Parallel()
 	const before = 14

@@ -7,7 +7,8 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// After autovacuum was interrupted, the next attempt comes at once, unless time is up; then pauses go on.
+// After autovacuum was interrupted, the next attempt comes at once, unless time is up; then pauses
+// go on.
 func TestPauses(t *testing.T) {
 	t.Parallel()
 	p := &pauses{BackOff: backoff.NewConstantBackOff(time.Second), skip: true}

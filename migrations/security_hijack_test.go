@@ -12,8 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// createDecoys makes functions, operators and types with the name of each one that the bodies of our functions mention, with
-// every combination of the types that occur there. Each of them says who runs it.
+// createDecoys makes functions, operators and types with the name of each one that the bodies of
+// our functions mention, with every combination of the types that occur there. Each of them says
+// who runs it.
 const createDecoys = `
 SET check_function_bodies = off;
 SET search_path = pg_catalog; -- or the decoys would divert this block
@@ -109,7 +110,8 @@ BEGIN
 END
 $do$`
 
-// A producer who may create objects in the schema makes decoys of everything that the functions use. None of them runs.
+// A producer who may create objects in the schema makes decoys of everything that the functions
+// use. None of them runs.
 func TestSecurityNoFunctionIsHijacked(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -137,7 +139,8 @@ func TestSecurityNoFunctionIsHijacked(t *testing.T) {
 	s.superuser(`GRANT CREATE ON SCHEMA public TO PUBLIC`) // as up to PostgreSQL 14
 	s.as("producer").exec(createDecoys)
 
-	// The sessions of the victims find nothing but pg_catalog by themselves; what their statements mean is up to them.
+	// The sessions of the victims find nothing but pg_catalog by themselves; what their statements
+	// mean is up to them.
 	producer, relay := s.as("other_producer"), s.as("relay")
 	for _, session := range []*session{producer, relay} {
 		session.exec(createTemporaryDecoys)
@@ -181,7 +184,8 @@ func TestSecurityKnownHijackers(t *testing.T) {
 	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
 }
 
-// Where no receiver is, a login that may create objects makes its tables and functions: the relay must not run them as the owner.
+// Where no receiver is, a login that may create objects makes its tables and functions: the relay
+// must not run them as the owner.
 func TestSecurityForgedReceiver(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)
@@ -205,7 +209,8 @@ func TestSecurityForgedReceiver(t *testing.T) {
 	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
 }
 
-// roles.sql is run by a superuser, and grants nothing in a schema in which others may create. What they left there does not run.
+// roles.sql is run by a superuser, and grants nothing in a schema in which others may create. What
+// they left there does not run.
 func TestSecurityRolesRefuseAnOpenSchema(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -236,7 +241,8 @@ func TestSecurityRolesRefuseAnOpenSchema(t *testing.T) {
 	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
 }
 
-// What a login has made before the first migration becomes no part of what the migrations make, and is not called by them.
+// What a login has made before the first migration becomes no part of what the migrations make, and
+// is not called by them.
 func TestSecurityMigrationsAreNotHijacked(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -246,7 +252,8 @@ func TestSecurityMigrationsAreNotHijacked(t *testing.T) {
 	decoys.WantUnused(t, "up")
 }
 
-// A login that may create objects makes the table of versions before the first migration, with a trigger that would run as who migrates.
+// A login that may create objects makes the table of versions before the first migration, with a
+// trigger that would run as who migrates.
 func TestSecurityForgedVersionTable(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Inbox)
@@ -276,7 +283,8 @@ func TestSecurityForgedVersionTable(t *testing.T) {
 	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
 }
 
-// A login that may create schemas makes one named as the login of who migrates, to which "$user" leads.
+// A login that may create schemas makes one named as the login of who migrates, to which "$user"
+// leads.
 func TestSecurityForgedSchemaOfTheMigrator(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)
@@ -301,8 +309,8 @@ func (s *shop) migrate(login string) error {
 	return migrations.Up(s.Context(), db, migrations.Outbox)
 }
 
-// Whoever may use the schema can name a table in a view, and could make a column of its type. The types are refused, and the error of a
-// migration names what is in its way, and whose it is.
+// Whoever may use the schema can name a table in a view, and could make a column of its type. The
+// types are refused, and the error of a migration names what is in its way, and whose it is.
 func TestSecurityObjectsInTheWayOfAMigrationAreNamed(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)

@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A producer who numbers events makes those of others fail or wait; one who dates them makes partitions of the archive; no relay would find
-// an event with another transaction's id.
+// A producer who numbers events makes those of others fail or wait; one who dates them makes
+// partitions of the archive; no relay would find an event with another transaction's id.
 func TestSecurityProducersChooseNeitherIdNorTime(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)
@@ -61,7 +61,8 @@ func TestProducersInsertWithTheirColumns(t *testing.T) {
 	s.as("reader").wants("all copied plain", `SELECT string_agg(idempotency_key, ' ' ORDER BY idempotency_key) FROM outbox`)
 }
 
-// What docs/reference.md says of events that were refused as forgotten needs exactly the roles that it names.
+// What docs/reference.md says of events that were refused as forgotten needs exactly the roles that
+// it names.
 func TestForgottenEventIsSentAgain(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/reference.md")
@@ -86,7 +87,8 @@ func TestForgottenEventIsSentAgain(t *testing.T) {
 	s.as("shop_owner").wants(`"secret" {"a": "b"}`, `SELECT payload || ' ' || headers::text FROM outbox WHERE idempotency_key = 'KEY-again'`)
 }
 
-// The role of a relay settles everything, archives it and drops the archive: no event may be gone, or be archived within a day.
+// The role of a relay settles everything, archives it and drops the archive: no event may be gone,
+// or be archived within a day.
 func TestSecurityRelayCannotDestroyEvents(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox, migrations.Inbox)
@@ -134,7 +136,8 @@ func TestSecurityRelayCannotDestroyEvents(t *testing.T) {
 	relay.wants("false", `SELECT (outbox_drop_archive('30 days', false, '') IS NULL)::text`)
 }
 
-// A snapshot from before a batch does not see what was archived since: a month may not be dropped by it.
+// A snapshot from before a batch does not see what was archived since: a month may not be dropped
+// by it.
 func TestSecurityArchiveIsNotDroppedByAnOldSnapshot(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)
@@ -160,7 +163,8 @@ func TestSecurityStrangerCannotStopRetention(t *testing.T) {
 		` + cover + `;
 		UPDATE outbox_delivery SET status = 'discarded', next_attempt_at = '2025-01-15'`)
 	stranger := s.as("stranger")
-	// What a session could look up or guess: the oid of any relation of the schema, with the small numbers behind it.
+	// What a session could look up or guess: the oid of any relation of the schema, with the small
+	// numbers behind it.
 	stranger.exec(`SELECT count(pg_advisory_lock(c.oid::integer, n)) FROM pg_class c, generate_series(0, 3) n WHERE c.relnamespace = 'public'::regnamespace`)
 	stranger.refused(insufficientPrivilege, `DO $$ BEGIN LOCK TABLE outbox_archive IN ACCESS SHARE MODE; END $$`, `SELECT FROM outbox_archive`, `SELECT FROM outbox_archive FOR UPDATE`)
 	reader := s.as("reader")
@@ -189,7 +193,8 @@ func TestOneSessionArchives(t *testing.T) {
 	second.wants("true", `SELECT mine::text FROM outbox_archive_batch(0, 100, '24 hours', false)`)
 }
 
-// What operators did stays as it was written: the login of a relay carries an operation on, and rewrites neither it nor one that is done.
+// What operators did stays as it was written: the login of a relay carries an operation on, and
+// rewrites neither it nor one that is done.
 func TestSecurityRelayCannotRewriteTheAudit(t *testing.T) {
 	t.Parallel()
 	const integrityViolation = "23000"
@@ -214,8 +219,9 @@ func TestSecurityRelayCannotRewriteTheAudit(t *testing.T) {
 	s.as("shop_owner").refused(integrityViolation, `UPDATE outbox_audit SET actor = 'bob' WHERE id = 2`)
 }
 
-// A reader sees what happened to events, and nothing of what they say. Support sees it, one event at a time, and not before the audit
-// has it: what is undone reveals nothing, nor does the entry of another login, or an old one.
+// A reader sees what happened to events, and nothing of what they say. Support sees it, one event
+// at a time, and not before the audit has it: what is undone reveals nothing, nor does the entry of
+// another login, or an old one.
 func TestSecurityContentIsRevealedWithAnAudit(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)

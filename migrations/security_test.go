@@ -24,8 +24,8 @@ const (
 	invalidParameter      = "22023"
 )
 
-// A shop is a database as an operator sets it up: shop_owner owns the tables, roles.sql was run, and every login has one of its
-// roles. The stranger has nothing but CONNECT, and what PUBLIC has.
+// A shop is a database as an operator sets it up: shop_owner owns the tables, roles.sql was run,
+// and every login has one of its roles. The stranger has nothing but CONNECT, and what PUBLIC has.
 type shop struct {
 	*testing.T
 	server *localpg.Server
@@ -84,7 +84,8 @@ func (s *shop) applyRoles(login string) error {
 	return err
 }
 
-// cover makes the pending deliveries of all events, as when relays have taken the events and set them aside. No relay takes them again.
+// cover makes the pending deliveries of all events, as when relays have taken the events and set
+// them aside. No relay takes them again.
 const cover = `SELECT outbox_cover_events(0, 100, '3:3:')` // no transaction is visible in this snapshot
 
 // A session belongs to one login.
@@ -146,8 +147,8 @@ func hintOf(err error) string {
 	return refusal.Hint
 }
 
-// An owner who may create roles needs no superuser; and where nothing could be granted the script fails, instead of leaving it
-// to warnings.
+// An owner who may create roles needs no superuser; and where nothing could be granted the script
+// fails, instead of leaving it to warnings.
 func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
@@ -182,7 +183,8 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	must(run(superuser, string(script)))
 }
 
-// The owner of the tables may own neither the schema nor roles, and PUBLIC may have no right. Each refusal says what to run.
+// The owner of the tables may own neither the schema nor roles, and PUBLIC may have no right. Each
+// refusal says what to run.
 func TestRolesSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	s := &shop{t, pgtest.StartCopy(t, localpg.Options{})}
@@ -211,7 +213,8 @@ func TestRolesSayWhatIsMissing(t *testing.T) {
 	refused("names no schema that is there and that shop_owner may use", "")
 }
 
-// Archiving makes partitions with the rights of the owner of the tables. Without CREATE it would fail a month later.
+// Archiving makes partitions with the rights of the owner of the tables. Without CREATE it would
+// fail a month later.
 func TestRolesWarnOfAnOwnerWhoCannotArchive(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

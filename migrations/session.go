@@ -96,9 +96,9 @@ type session struct {
 // lockPoll is how long a migrator waits before it asks again for the advisory lock of its set.
 const lockPoll = time.Second
 
-// SessionLock takes the advisory lock of the set and sets lock_timeout. It asks again and again instead of waiting in the
-// server: a statement that waits holds a snapshot, and the index that the other migrator builds concurrently would wait
-// for that.
+// SessionLock takes the advisory lock of the set and sets lock_timeout. It asks again and again
+// instead of waiting in the server: a statement that waits holds a snapshot, and the index that the
+// other migrator builds concurrently would wait for that.
 func (s *session) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	for start := time.Now(); ; {
 		locked, err := s.tryLock(ctx, conn)
@@ -153,13 +153,13 @@ func (s *session) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 	return nil
 }
 
-// ErrForeignVersionTable means that the table of versions belongs to a login that migrations must not trust: its triggers and rules
-// would run with the rights of who migrates.
+// ErrForeignVersionTable means that the table of versions belongs to a login that migrations must
+// not trust: its triggers and rules would run with the rights of who migrates.
 var ErrForeignVersionTable = errors.New("its owner could run code with the rights of who migrates")
 
-// What goose would find by the name of its table. Trusted are who reads it, the roles whose rights that one has, superusers, the
-// owner of the database, and who may create in the schema for another reason than that everybody may. A superuser has the rights of
-// all, which says nothing.
+// What goose would find by the name of its table. Trusted are who reads it, the roles whose rights
+// that one has, superusers, the owner of the database, and who may create in the schema for another
+// reason than that everybody may. A superuser has the rights of all, which says nothing.
 const selectForeignVersionTable = `
 SELECT c.oid::pg_catalog.regclass::pg_catalog.text, pg_catalog.quote_ident(o.rolname)
 FROM pg_catalog.pg_class c
@@ -186,8 +186,8 @@ WHERE n.nspname OPERATOR(pg_catalog.=) pg_catalog.current_schema() AND n.nspname
     AND NOT o.rolsuper AND o.oid OPERATOR(pg_catalog.<>) me.oid AND o.oid OPERATOR(pg_catalog.<>) d.datdba
     AND (me.rolsuper OR NOT pg_catalog.pg_has_role(me.oid, o.oid, 'USAGE'::pg_catalog.text))`
 
-// checkVersionTable refuses a table of versions that another login has made before the first migration, and a schema that it has made
-// for this purpose.
+// checkVersionTable refuses a table of versions that another login has made before the first
+// migration, and a schema that it has made for this purpose.
 func (s *session) checkVersionTable(ctx context.Context, db interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 },
@@ -215,7 +215,8 @@ SELECT a.pid, a.application_name, coalesce(a.usename, ''), coalesce(a.backend_ty
 FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database() JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND (l.classid::bigint << 32) | l.objid::bigint = $1::bigint`
 
-// migrating describes the session that has the advisory lock, and how to end it: any login may hold the lock.
+// migrating describes the session that has the advisory lock, and how to end it: any login may hold
+// the lock.
 func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
 	rows, err := conn.QueryContext(ctx, selectMigrating, s.lockID)
 	if err != nil {
@@ -232,15 +233,16 @@ func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
 	return text
 }
 
-// pg_blocking_pids lists a prepared transaction as 0, and parallel workers as their leader. An index that is built concurrently
-// also waits for the snapshot of this statement.
+// pg_blocking_pids lists a prepared transaction as 0, and parallel workers as their leader. An
+// index that is built concurrently also waits for the snapshot of this statement.
 const selectHolders = `
 SELECT b.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.backend_type, ''), a.xact_start
 FROM (SELECT DISTINCT pg_catalog.unnest(pg_blocking_pids($1::integer)) AS pid) b LEFT JOIN pg_stat_activity a USING (pid)
 WHERE b.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
 ORDER BY a.xact_start, b.pid`
 
-// holders returns the sessions that the connection waits for, those with the oldest transaction first.
+// holders returns the sessions that the connection waits for, those with the oldest transaction
+// first.
 func (s *session) holders(ctx context.Context, db *sql.DB) ([]Session, error) {
 	pid := s.pid.Load()
 	if pid == 0 {
@@ -263,9 +265,10 @@ WHERE pid = $1::integer AND granted AND locktype = 'relation' AND mode = 'ShareU
 
 const lockAgainstVacuum = `SET LOCAL lock_timeout = '5s'; LOCK TABLE %s IN SHARE UPDATE EXCLUSIVE MODE`
 
-// interrupt makes an autovacuum worker give way, as it does for everybody who waits for deadlock_timeout (1 s): longer
-// than a migration may wait. The lock asked for here is one that no producer conflicts with, so none queues behind it.
-// A vacuum against wraparound does not give way; the error is its lock_timeout.
+// interrupt makes an autovacuum worker give way, as it does for everybody who waits for
+// deadlock_timeout (1 s): longer than a migration may wait. The lock asked for here is one that no
+// producer conflicts with, so none queues behind it. A vacuum against wraparound does not give way;
+// the error is its lock_timeout.
 func (s *session) interrupt(ctx context.Context, db *sql.DB, worker Session) error {
 	var table string
 	if err := db.QueryRowContext(ctx, selectVacuumed, worker.PID).Scan(&table); err != nil {

@@ -17,7 +17,8 @@ type batch struct {
 	duplicate []bool   // of all the caller's events: nothing was written for it
 }
 
-// newBatch refuses invalid events, those with headers that are not among the given ones too, and a key that the call itself gives to two different events.
+// newBatch refuses invalid events, those with headers that are not among the given ones too, and a
+// key that the call itself gives to two different events.
 func newBatch(events []Event, headers []string) (*batch, error) {
 	b := &batch{duplicate: make([]bool, len(events))}
 	first := make(map[string]*Event, len(events))
@@ -64,7 +65,8 @@ func withoutTrace(headers map[string]string) map[string]string {
 	return content
 }
 
-// addTrace adds a trace context to the events without one. What cannot be a header or would not fit is left out.
+// addTrace adds a trace context to the events without one. What cannot be a header or would not fit
+// is left out.
 func (b *batch) addTrace(trace map[string]string) {
 	folded := make(map[string]string, len(trace))
 	for name, value := range trace {
@@ -91,8 +93,8 @@ func (b *batch) addTrace(trace map[string]string) {
 	}
 }
 
-// arguments returns one PostgreSQL array literal for each column. Text is what every driver of database/sql passes on
-// unaltered, in every mode of its protocol.
+// arguments returns one PostgreSQL array literal for each column. Text is what every driver of
+// database/sql passes on unaltered, in every mode of its protocol.
 func (b *batch) arguments() []any {
 	var columns [8][]byte
 	separator := byte('{')
@@ -160,7 +162,8 @@ func (b *batch) judge(inserted int, rows []stored) error {
 		}
 	}
 	if len(lost) > 0 {
-		// ON CONFLICT DO NOTHING also swallows a collision of ids, which must not pass for a duplicate.
+		// ON CONFLICT DO NOTHING also swallows a collision of ids, which must not pass for a
+		// duplicate.
 		return fmt.Errorf("outbox: insert events: %d were neither inserted nor found, the first with key %s; roll back and try "+
 			"again, and if it stays so, see whether the sequence of outbox.id is behind its table, or a trigger or a "+
 			"row-level policy hides rows", len(lost), lost[0])

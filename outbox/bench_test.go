@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
-// BenchmarkEnqueue measures whole transactions of events with 500-byte payloads, one route and one connection.
+// BenchmarkEnqueue measures whole transactions of events with 500-byte payloads, one route and one
+// connection.
 func BenchmarkEnqueue(b *testing.B) {
 	for _, size := range []int{1, 100} {
 		b.Run(fmt.Sprintf("events=%d/pgx", size), func(b *testing.B) {

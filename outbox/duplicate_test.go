@@ -186,7 +186,8 @@ func TestSecondTransactionWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-// ON CONFLICT DO NOTHING without a target also swallows a collision of ids, as after a restore without sequences.
+// ON CONFLICT DO NOTHING without a target also swallows a collision of ids, as after a restore
+// without sequences.
 func TestCollisionOfIDsIsNoDuplicate(t *testing.T) {
 	t.Parallel()
 	withBothAPIs(t, func(t *testing.T, db *database) {

@@ -12,12 +12,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// ErrKeyReused reports that an idempotency key already names another event. Roll the transaction back: the other
-// events of the call may have been inserted. [KeyReusedError] tells which key and what differs.
+// ErrKeyReused reports that an idempotency key already names another event. Roll the transaction
+// back: the other events of the call may have been inserted. [KeyReusedError] tells which key and
+// what differs.
 var ErrKeyReused = errors.New("outbox: idempotency key holds another event")
 
-// A KeyReusedError is one event whose key is taken by an event of other content. [Enqueue] joins one for each; all of
-// them match [ErrKeyReused].
+// A KeyReusedError is one event whose key is taken by an event of other content. [Enqueue] joins
+// one for each; all of them match [ErrKeyReused].
 type KeyReusedError struct {
 	Index  int      // the event's position among the arguments, from 0
 	Key    string   // the key that is taken
@@ -37,22 +38,25 @@ func (e *KeyReusedError) Unwrap() error { return ErrKeyReused }
 type Result struct {
 	// Inserted is the number of new events.
 	Inserted int
-	// Duplicates are the keys of the events that were there already with the same content, in the order given. Nothing
-	// was written for them. An event given twice in one call is its own duplicate.
+	// Duplicates are the keys of the events that were there already with the same content, in the
+	// order given. Nothing was written for them. An event given twice in one call is its own
+	// duplicate.
 	Duplicates []string
 }
 
-// A Producer is [Enqueue] and [EnqueueSQL] with options. The zero value is what those functions use. It is safe for
-// concurrent use if its hook is.
+// A Producer is [Enqueue] and [EnqueueSQL] with options. The zero value is what those functions
+// use. It is safe for concurrent use if its hook is.
 type Producer struct {
-	// EventHeaders are headers that events may have beside the usual ones (content-*, traceparent, tracestate, baggage, ce-*,
-	// x-event-*): names, and prefixes that end with a star, as event_headers of the destinations has them. Others are refused.
+	// EventHeaders are headers that events may have beside the usual ones (content-*, traceparent,
+	// tracestate, baggage, ce-*, x-event-*): names, and prefixes that end with a star, as
+	// event_headers of the destinations has them. Others are refused.
 	EventHeaders []string
 
-	// TraceHeaders returns the trace context of ctx: traceparent, tracestate and baggage, the headers of the W3C. They
-	// are added to every event of the call, unless the event brings any of the three itself, and do not count as
-	// content when a repeated event is compared. Tracing never fails a business operation: other names, values that are
-	// not printable ASCII and what would exceed the limit of Headers are left out. Nil: no trace context.
+	// TraceHeaders returns the trace context of ctx: traceparent, tracestate and baggage, the
+	// headers of the W3C. They are added to every event of the call, unless the event brings any of
+	// the three itself, and do not count as content when a repeated event is compared. Tracing
+	// never fails a business operation: other names, values that are not printable ASCII and what
+	// would exceed the limit of Headers are left out. Nil: no trace context.
 	//
 	// With OpenTelemetry:
 	//
@@ -62,19 +66,21 @@ type Producer struct {
 	TraceHeaders func(ctx context.Context) map[string]string
 }
 
-// Enqueue inserts events into the table outbox within tx: they are committed with the business change or not at all.
-// They are numbered in the order given, in one statement however many they are.
+// Enqueue inserts events into the table outbox within tx: they are committed with the business
+// change or not at all. They are numbered in the order given, in one statement however many they
+// are.
 //
-// An event whose key exists already with the same content (all fields but AvailableAt and the trace headers) is a
-// duplicate: nothing is written and no error reported. With other content the error is [ErrKeyReused]. If another
-// transaction is just inserting the key, Enqueue waits for its end.
+// An event whose key exists already with the same content (all fields but AvailableAt and the trace
+// headers) is a duplicate: nothing is written and no error reported. With other content the error
+// is [ErrKeyReused]. If another transaction is just inserting the key, Enqueue waits for its end.
 //
-// The error is one or more [*ValidationError] before the database is touched. After any other error roll back:
-// PostgreSQL will refuse to go on, or, after [ErrKeyReused], some events may have been inserted. Errors of the driver
-// are wrapped; in a transaction above READ COMMITTED a key that was committed meanwhile is SQLSTATE 40001, and the
-// whole transaction can be tried again.
+// The error is one or more [*ValidationError] before the database is touched. After any other error
+// roll back: PostgreSQL will refuse to go on, or, after [ErrKeyReused], some events may have been
+// inserted. Errors of the driver are wrapped; in a transaction above READ COMMITTED a key that was
+// committed meanwhile is SQLSTATE 40001, and the whole transaction can be tried again.
 //
-// The role outbox_producer is enough: INSERT on outbox, and the function outbox_compare_events for duplicates.
+// The role outbox_producer is enough: INSERT on outbox, and the function outbox_compare_events for
+// duplicates.
 func Enqueue(ctx context.Context, tx pgx.Tx, events ...Event) (Result, error) {
 	return Producer{}.Enqueue(ctx, tx, events...)
 }
@@ -119,10 +125,11 @@ func (p Producer) enqueue(ctx context.Context, tx transaction, events []Event) (
 	return Result{Inserted: inserted, Duplicates: b.duplicates()}, nil
 }
 
-// Arrays make it one statement for any number of events. There is no ORDER BY, which would sort the payloads: a
-// function scan returns the rows, and so assigns the ids, in the order of the arrays.
+// Arrays make it one statement for any number of events. There is no ORDER BY, which would sort the
+// payloads: a function scan returns the rows, and so assigns the ids, in the order of the arrays.
 //
-// ON CONFLICT names no target and nothing is returned, because either would need the right to SELECT.
+// ON CONFLICT names no target and nothing is returned, because either would need the right to
+// SELECT.
 const insertEventsSQL = `
 INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)
 SELECT e.event_type, e.event_version, e.payload, e.idempotency_key, e.ordering_key, e.related_reference, e.headers,
@@ -140,13 +147,14 @@ func insertEvents(ctx context.Context, tx transaction, arguments []any) (int, er
 	return int(inserted), nil
 }
 
-// The function reads the events that hold the keys, which a producer may not. It is that of the schema that holds the table.
+// The function reads the events that hold the keys, which a producer may not. It is that of the
+// schema that holds the table.
 const compareEventsSQL = `
 SELECT number, found, written_by, differs
 FROM outbox_compare_events($1::text[], $2::integer[], $3::json[], $4::text[], $5::text[], $6::text[], $7::jsonb[])`
 
-// compareEvents returns what is stored under the keys of the events. In READ COMMITTED it sees a row that was committed
-// after insertEvents had begun.
+// compareEvents returns what is stored under the keys of the events. In READ COMMITTED it sees a
+// row that was committed after insertEvents had begun.
 func compareEvents(ctx context.Context, tx transaction, arguments []any) ([]stored, error) {
 	var rows []stored
 	err := tx.query(ctx, compareEventsSQL, arguments[:7], func(scan func(...any) error) error {

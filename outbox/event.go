@@ -15,64 +15,77 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// Limits of an event. For rows that arrive by plain SQL, the table refuses a type and a key beyond them, and relays check the others.
+// Limits of an event. For rows that arrive by plain SQL, the table refuses a type and a key beyond
+// them, and relays check the others.
 const (
 	maxTextBytes    = 255     // Type, IdempotencyKey, OrderingKey, RelatedReference
 	maxPayloadBytes = 1 << 20 // Payload
 	maxHeadersBytes = 8192    // Headers, as PostgreSQL prints them
 
-	// maxDelay bounds AvailableAt by this process's clock. Relays allow a day more after created_at, by the database's clock, so
-	// that what Enqueue accepts does not fail there because the clocks differ.
+	// maxDelay bounds AvailableAt by this process's clock. Relays allow a day more after
+	// created_at, by the database's clock, so that what Enqueue accepts does not fail there because
+	// the clocks differ.
 	maxDelay = 365 * 24 * time.Hour
 )
 
-// An Event is what a producer tells the world: written once, inside the business transaction, and never changed.
+// An Event is what a producer tells the world: written once, inside the business transaction, and
+// never changed.
 //
-// Type, Payload and IdempotencyKey are required; the zero value of every other field is a working default. Type,
-// IdempotencyKey, OrderingKey and RelatedReference travel as HTTP headers: at most 255 bytes of printable ASCII,
-// neither starting nor ending with a blank, and Type without any blank.
+// Type, Payload and IdempotencyKey are required; the zero value of every other field is a working
+// default. Type, IdempotencyKey, OrderingKey and RelatedReference travel as HTTP headers: at most
+// 255 bytes of printable ASCII, neither starting nor ending with a blank, and Type without any
+// blank.
 type Event struct {
-	// Type says what happened, as "invoice.issued" does. Routes match it, with '*' as the wildcard, and so decide the
-	// destinations. A type that no route matches is no error: the event is parked until an operator routes it.
+	// Type says what happened, as "invoice.issued" does. Routes match it, with '*' as the wildcard,
+	// and so decide the destinations. A type that no route matches is no error: the event is parked
+	// until an operator routes it.
 	Type string
 
-	// Version is the version of the payload's schema, so that a receiver can tell old from new. Zero means 1.
+	// Version is the version of the payload's schema, so that a receiver can tell old from new.
+	// Zero means 1.
 	Version int
 
-	// Payload is the body of the POST, byte for byte: whitespace, key order, duplicate keys and 1e3 arrive as they are.
-	// One JSON value of at most 1 MiB, in UTF-8, nested at most 10,000 deep. Empty is refused; JSON null is not.
+	// Payload is the body of the POST, byte for byte: whitespace, key order, duplicate keys and 1e3
+	// arrive as they are. One JSON value of at most 1 MiB, in UTF-8, nested at most 10,000 deep.
+	// Empty is refused; JSON null is not.
 	Payload json.RawMessage
 
-	// IdempotencyKey names the event for ever; receivers use it to ignore a second delivery. Derive it from the business
-	// fact ("invoice-4711-issued"), so that a repeated business operation repeats the key, never from a clock or a
-	// random number. The key is unique among all events of the database.
+	// IdempotencyKey names the event for ever; receivers use it to ignore a second delivery. Derive
+	// it from the business fact ("invoice-4711-issued"), so that a repeated business operation
+	// repeats the key, never from a clock or a random number. The key is unique among all events of
+	// the database.
 	IdempotencyKey string
 
-	// OrderingKey keeps events in order: at each destination, those that share it are delivered in the order in which
-	// they were inserted, and one that fails or waits holds up the ones behind it. Empty: no order, full parallelism.
+	// OrderingKey keeps events in order: at each destination, those that share it are delivered in
+	// the order in which they were inserted, and one that fails or waits holds up the ones behind
+	// it. Empty: no order, full parallelism.
 	OrderingKey string
 
-	// RelatedReference names the business object for the people who search for it ("INV-4711"). Empty: none.
+	// RelatedReference names the business object for the people who search for it ("INV-4711").
+	// Empty: none.
 	RelatedReference string
 
-	// Headers are further HTTP headers of the POST: content-*, traceparent, tracestate, baggage, ce-*, x-event-*, and what
-	// [Producer.EventHeaders] adds. Values are printable ASCII; all together take at most 8192 bytes as
-	// the JSON object that the table stores. Names that belong to HTTP (Content-Type), to the relay (X-Outbox-…,
-	// Webhook-…), to a destination's credentials (Authorization, Cookie) or to proxies (X-Forwarded-…) are refused in every
-	// spelling (x_real_ip), since the relay would not send them.
+	// Headers are further HTTP headers of the POST: content-*, traceparent, tracestate, baggage,
+	// ce-*, x-event-*, and what [Producer.EventHeaders] adds. Values are printable ASCII; all
+	// together take at most 8192 bytes as the JSON object that the table stores. Names that belong
+	// to HTTP (Content-Type), to the relay (X-Outbox-…, Webhook-…), to a destination's credentials
+	// (Authorization, Cookie) or to proxies (X-Forwarded-…) are refused in every spelling
+	// (x_real_ip), since the relay would not send them.
 	Headers map[string]string
 
-	// AvailableAt is the earliest moment of delivery by the database's clock, to the microsecond: at most 365 days from
-	// now. The zero value, like any moment in the past, means at once. With an OrderingKey, the event joins its key when it is
-	// due: until then it holds no other event of the key.
+	// AvailableAt is the earliest moment of delivery by the database's clock, to the microsecond:
+	// at most 365 days from now. The zero value, like any moment in the past, means at once. With
+	// an OrderingKey, the event joins its key when it is due: until then it holds no other event of
+	// the key.
 	AvailableAt time.Time
 }
 
-// NewEvent returns an event whose payload is v as [json.Marshal] encodes it, but with <, > and & left as they are. A
-// [json.RawMessage] becomes the payload untouched.
+// NewEvent returns an event whose payload is v as [json.Marshal] encodes it, but with <, > and &
+// left as they are. A [json.RawMessage] becomes the payload untouched.
 //
-// Encode what the repetition of a business operation would encode again: a payload that holds the current time makes
-// the second attempt another content under the same key, which [Enqueue] refuses with [ErrKeyReused].
+// Encode what the repetition of a business operation would encode again: a payload that holds the
+// current time makes the second attempt another content under the same key, which [Enqueue] refuses
+// with [ErrKeyReused].
 func NewEvent(eventType, idempotencyKey string, v any) (Event, error) {
 	event := Event{Type: eventType, IdempotencyKey: idempotencyKey}
 	if raw, ok := v.(json.RawMessage); ok {
@@ -89,8 +102,8 @@ func NewEvent(eventType, idempotencyKey string, v any) (Event, error) {
 	return event, nil
 }
 
-// A ValidationError says which field of which event breaks which rule. [Enqueue] reports all of them joined, before it
-// touches the database: the transaction is still usable.
+// A ValidationError says which field of which event breaks which rule. [Enqueue] reports all of
+// them joined, before it touches the database: the transaction is still usable.
 type ValidationError struct {
 	Index   int    // the event's position among the arguments, from 0
 	Key     string // its IdempotencyKey, as given
@@ -220,7 +233,8 @@ func headersText(headers map[string]string) string {
 	return string(append(text, '}'))
 }
 
-// appendQuoted quotes a string as PostgreSQL's array literals want it and, as long as it is printable, JSON does.
+// appendQuoted quotes a string as PostgreSQL's array literals want it and, as long as it is
+// printable, JSON does.
 func appendQuoted[S string | json.RawMessage](text []byte, s S) []byte {
 	text = append(text, '"')
 	for i := range len(s) {
@@ -232,8 +246,9 @@ func appendQuoted[S string | json.RawMessage](text []byte, s S) []byte {
 	return append(text, '"')
 }
 
-// contentDiffers returns the fields in which two events of one key differ. AvailableAt is no content: when to deliver
-// may be decided anew. Neither is the trace context, since a repeated operation has another trace.
+// contentDiffers returns the fields in which two events of one key differ. AvailableAt is no
+// content: when to deliver may be decided anew. Neither is the trace context, since a repeated
+// operation has another trace.
 func (e *Event) contentDiffers(other *Event) []string {
 	var fields []string
 	differs := func(field string, different bool) {

@@ -22,7 +22,8 @@ type Invoice struct {
 	Cents    int64  `json:"cents"`
 }
 
-// Issue is a business operation that may be repeated: its second run changes nothing and sends nothing.
+// Issue is a business operation that may be repeated: its second run changes nothing and sends
+// nothing.
 func Issue(ctx context.Context, pool *pgxpool.Pool, invoice Invoice) (outbox.Result, error) {
 	tx, err := pool.Begin(ctx)
 	if err != nil {
@@ -47,7 +48,8 @@ func Issue(ctx context.Context, pool *pgxpool.Pool, invoice Invoice) (outbox.Res
 	return result, tx.Commit(ctx)
 }
 
-// The event is committed with the invoice. Repeating the operation is safe; claiming its key for other content is not.
+// The event is committed with the invoice. Repeating the operation is safe; claiming its key for
+// other content is not.
 func ExampleEnqueue() {
 	ctx := context.Background()
 	pool := exampleDatabase("example_enqueue")
@@ -109,8 +111,8 @@ func ExampleEnqueueSQL() {
 	// inserted 3
 }
 
-// The trace that the business operation runs in travels with its events. The hook belongs to the application, so that
-// this package depends on no tracing library.
+// The trace that the business operation runs in travels with its events. The hook belongs to the
+// application, so that this package depends on no tracing library.
 func ExampleProducer() {
 	ctx := context.Background()
 	pool := exampleDatabase("example_producer")

@@ -147,7 +147,8 @@ func (db *database) strings(query string, arguments ...any) []string {
 	return values
 }
 
-// cover makes the pending deliveries of all events, as when relays have taken the events and set them aside. No relay takes them again.
+// cover makes the pending deliveries of all events, as when relays have taken the events and set
+// them aside. No relay takes them again.
 func (db *database) cover() {
 	db.t.Helper()
 	db.exec(`SELECT outbox_cover_events(0, 1000, '3:3:')`) // no transaction is visible in this snapshot
@@ -168,7 +169,8 @@ func (db *database) waitUntilBlocked() {
 	})
 }
 
-// rolesLock: roles belong to the whole server, and roles.sql is not made for several who create them at once.
+// rolesLock: roles belong to the whole server, and roles.sql is not made for several who create
+// them at once.
 var rolesLock sync.Mutex
 
 func (db *database) applyRoles() {
@@ -184,7 +186,8 @@ func event(key string) outbox.Event {
 	return outbox.Event{Type: "invoice.issued", IdempotencyKey: key, Payload: json.RawMessage(`{"invoice":4711}`)}
 }
 
-// refusal returns by which constraint or, if none, with which SQLSTATE PostgreSQL refused; "" for no error.
+// refusal returns by which constraint or, if none, with which SQLSTATE PostgreSQL refused; "" for
+// no error.
 func refusal(t testing.TB, err error) string {
 	t.Helper()
 	if err == nil {

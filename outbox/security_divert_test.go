@@ -15,8 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// logins are what an attacker may have taken over, each with the role of migrations/roles.sql that it was granted. The
-// stranger may connect to the database, and that is all.
+// logins are what an attacker may have taken over, each with the role of migrations/roles.sql that
+// it was granted. The stranger may connect to the database, and that is all.
 var logins = map[string]string{
 	"producer": "outbox_producer", "neighbour": "outbox_producer", "relay": "outbox_relay", "reader": "outbox_reader", "support": "outbox_support",
 	"receiver": "inbox_receiver", "stranger": "",
@@ -42,7 +42,8 @@ func newTarget(t *testing.T) *database {
 	return db
 }
 
-// A session belongs to one login. SET ROLE in a superuser's session would not do: an attacker could undo it.
+// A session belongs to one login. SET ROLE in a superuser's session would not do: an attacker could
+// undo it.
 type session struct {
 	t    *testing.T
 	name string
@@ -83,7 +84,8 @@ func (s *session) runs(statement string) {
 	}
 }
 
-// decoys are temporary tables of the names and columns of all real ones, without the domains, which others may not use. Their triggers record the role that they run as.
+// decoys are temporary tables of the names and columns of all real ones, without the domains, which
+// others may not use. Their triggers record the role that they run as.
 func (db *database) decoys() string {
 	db.t.Helper()
 	decoys := db.strings(`
@@ -99,8 +101,9 @@ func (db *database) decoys() string {
 		SET search_path = pg_temp, public`
 }
 
-// No temporary table of the caller's stands in for a real one, neither in a default nor in a function that runs with its
-// owner's rights: a trigger on such a table would run with them, too. Every function has something to do here.
+// No temporary table of the caller's stands in for a real one, neither in a default nor in a
+// function that runs with its owner's rights: a trigger on such a table would run with them, too.
+// Every function has something to do here.
 func TestSecurityTemporaryTables(t *testing.T) {
 	t.Parallel()
 	db := newTarget(t)
@@ -145,7 +148,8 @@ func TestSecurityTemporaryTables(t *testing.T) {
 	testkit.Equal(t, "partitions", db.strings(`SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`), []string{})
 }
 
-// What each login may try to become more than it is, or to see more than roles.sql shows it: all of it is refused.
+// What each login may try to become more than it is, or to see more than roles.sql shows it: all of
+// it is refused.
 func TestSecurityNoLoginRises(t *testing.T) {
 	t.Parallel()
 	db := newTarget(t)
@@ -209,8 +213,9 @@ func TestSecurityNoLoginRises(t *testing.T) {
 	}
 }
 
-// A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of notifications. Producers
-// insert all the same: an event that wakes no relay is found by polling. PostgreSQL 17 lets the queue be small enough to try.
+// A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of
+// notifications. Producers insert all the same: an event that wakes no relay is found by polling.
+// PostgreSQL 17 lets the queue be small enough to try.
 func TestSecurityFullNotificationQueue(t *testing.T) {
 	t.Parallel()
 	if newDatabase(t).strings(`SELECT CASE WHEN current_setting('server_version_num')::int < 170000 THEN 'old' ELSE 'new' END`)[0] == "old" {

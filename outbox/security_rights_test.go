@@ -15,8 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
-// The rights that migrations/roles.sql gives, by relation or function and by login: "producer: insert; reader: select".
-// Whatever is not listed is refused. "all" is select, insert, update and delete.
+// The rights that migrations/roles.sql gives, by relation or function and by login: "producer:
+// insert; reader: select". Whatever is not listed is refused. "all" is select, insert, update and
+// delete.
 var promised = map[string]string{
 	"outbox":                   "producers: insert; relay: select; reader: select",
 	"outbox_archive":           "relay: select; reader: select",
@@ -75,7 +76,8 @@ var promised = map[string]string{
 	"outbox_refuse_delivery()":                                                    "",
 	"processed_events_keep()":                                                     "",
 	"inbox_has_payload(bigint)":                                                   "receiver: execute",
-	// The default of a column calls it for the producer. It tells relays no more than NOTIFY, which each session may use.
+	// The default of a column calls it for the producer. It tells relays no more than NOTIFY, which
+	// each session may use.
 	"outbox_wake()": everyone,
 	// These run with the rights of the caller, on nothing but what the caller gives them.
 	"inbox_reset()":                                     everyone,
@@ -89,7 +91,8 @@ var promised = map[string]string{
 
 const everyone = "producers: execute; relay: execute; reader: execute; support: execute; receiver: execute; stranger: execute"
 
-// The columns of a right, by login, right and table, in the order of the table. Whatever is not listed covers all columns.
+// The columns of a right, by login, right and table, in the order of the table. Whatever is not
+// listed covers all columns.
 var promisedColumns = map[string]string{
 	"producer insert outbox":       columnsOfProducers,
 	"neighbour insert outbox":      columnsOfProducers,
@@ -107,8 +110,8 @@ var promisedColumns = map[string]string{
 
 const columnsOfProducers = "event_type event_version payload idempotency_key ordering_key related_reference headers available_at"
 
-// What each right lets a login do. %[1]s is the relation or the call of the function, %[2]s a column,
-// one that the login may update if there is any.
+// What each right lets a login do. %[1]s is the relation or the call of the function, %[2]s a
+// column, one that the login may update if there is any.
 var attempts = map[string][]string{
 	"table": {
 		`select: SELECT FROM %[1]s`,
@@ -140,7 +143,8 @@ var attempts = map[string][]string{
 	},
 }
 
-// Every login tries everything with every table, sequence and function, and may do what is promised, nothing else.
+// Every login tries everything with every table, sequence and function, and may do what is
+// promised, nothing else.
 func TestSecurityRights(t *testing.T) {
 	t.Parallel()
 	db := newTarget(t)
@@ -295,8 +299,8 @@ func TestEnqueueNeedsOnlyTheRoleOfProducers(t *testing.T) {
 	})
 }
 
-// The default of xid runs with the producer's rights, and the function that it calls with those of the owner. Nothing that a
-// producer makes may take the place of what they use.
+// The default of xid runs with the producer's rights, and the function that it calls with those of
+// the owner. Nothing that a producer makes may take the place of what they use.
 func TestSecurityProducerCannotDivertTheDefault(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

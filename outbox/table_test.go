@@ -22,7 +22,8 @@ const (
 	createdRule = "outbox_created_at_is_in_years_2000_to_9998"
 )
 
-// An insert writes the event with the id of its transaction, by which relays find it, and makes no delivery.
+// An insert writes the event with the id of its transaction, by which relays find it, and makes no
+// delivery.
 func TestInsertWritesTheEventAlone(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -37,7 +38,8 @@ func TestInsertWritesTheEventAlone(t *testing.T) {
 	testkit.Equal(t, "deliveries", db.strings(`SELECT destination FROM outbox_delivery`), []string{})
 }
 
-// What has no type, no key, or a value that its column cannot hold is refused at the insert. All other rules are for when the event is routed.
+// What has no type, no key, or a value that its column cannot hold is refused at the insert. All
+// other rules are for when the event is routed.
 func TestTableRefusesWhatIsNoEvent(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -73,8 +75,9 @@ func TestTableRefusesWhatIsNoEvent(t *testing.T) {
 	testkit.Equal(t, "events", db.keys(), []string{})
 }
 
-// A program may use one parameter for several columns, and give text as bytes: event_type and idempotency_key are domains, so that it has
-// to say that the parameter is text. It may give headers as a map.
+// A program may use one parameter for several columns, and give text as bytes: event_type and
+// idempotency_key are domains, so that it has to say that the parameter is text. It may give
+// headers as a map.
 func TestParametersMayServeSeveralColumns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -92,7 +95,8 @@ func TestParametersMayServeSeveralColumns(t *testing.T) {
 	}
 }
 
-// Without a cast, a parameter has the type of its column. Text is understood, also where it is NULL or of a type of the program.
+// Without a cast, a parameter has the type of its column. Text is understood, also where it is NULL
+// or of a type of the program.
 func TestParametersOfOneColumn(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -135,7 +139,8 @@ func TestEventsAreImmutable(t *testing.T) {
 	testkit.Equal(t, "event", db.strings(`SELECT event_type || payload FROM outbox`), []string{"t1"})
 }
 
-// No statement leaves a delivery in a state that relays do not know. Those columns that claims write are not guarded.
+// No statement leaves a delivery in a state that relays do not know. Those columns that claims
+// write are not guarded.
 func TestUpdatesKeepDeliveriesSane(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -170,7 +175,8 @@ func TestSchemasDoNotMix(t *testing.T) {
 		pgtest.Must(t, tx.Commit(t.Context()))
 		testkit.Equal(t, schema, result, outbox.Result{Inserted: 1})
 
-		// From elsewhere, by the table's full name: the deliveries that a function makes stand where the table does.
+		// From elsewhere, by the table's full name: the deliveries that a function makes stand
+		// where the table does.
 		admin.exec(`INSERT INTO ` + pgx.Identifier{schema, "outbox"}.Sanitize() + ` (event_type, payload, idempotency_key) VALUES ('t', '1', 'qualified')`)
 		admin.exec(`SELECT ` + pgx.Identifier{schema, "outbox_cover_events"}.Sanitize() + `(0, 100, '3:3:')`)
 	}

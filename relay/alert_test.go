@@ -16,7 +16,8 @@ import (
 // direct is the transport of alerts where nothing is configured.
 var direct = alert.NewTransport(post.Egress{})
 
-// failing returns a relay's configuration whose destination refuses everything, told to the given channels.
+// failing returns a relay's configuration whose destination refuses everything, told to the given
+// channels.
 func failing(t testing.TB, db *relaytest.Database, channels ...alert.Channel) Config {
 	t.Helper()
 	refusing := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
@@ -29,8 +30,8 @@ func failing(t testing.TB, db *relaytest.Database, channels ...alert.Channel) Co
 	return cfg
 }
 
-// Deliveries that fail for good are alerted with the first of them and their number, and a channel that hangs meanwhile delays no
-// delivery.
+// Deliveries that fail for good are alerted with the first of them and their number, and a channel
+// that hangs meanwhile delays no delivery.
 func TestFailuresAreAlerted(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

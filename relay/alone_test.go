@@ -35,8 +35,8 @@ func guarded(t testing.TB) (rc *relaytest.Receiver, url string) {
 const refusedRelays = `SELECT coalesce(string_agg(r.name || ': ' || d.refused_error, ', ' ORDER BY r.name), '')
 	FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance WHERE d.refused_at IS NOT NULL`
 
-// Of two relays, one is refused: it leaves the destination to the other one, spends the attempts that it needs to be sure, and is
-// accepted as soon as its configuration is corrected.
+// Of two relays, one is refused: it leaves the destination to the other one, spends the attempts
+// that it needs to be sure, and is accepted as soon as its configuration is corrected.
 func TestOneRelayIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, wrong := range map[string]struct {
@@ -73,7 +73,8 @@ func TestOneRelayIsRefused(t *testing.T) {
 				events += n
 				relaytest.Becomes(db, events, delivered)
 			}
-			// Twenty at once: a lone event may be at fault itself. The other relay may take some twenties whole.
+			// Twenty at once: a lone event may be at fault itself. The other relay may take some
+			// twenties whole.
 			for known := false; !known; known = relaytest.Row[bool](db, `SELECT count(*) = 1 FROM (`+refusedRelays+`) r (who) WHERE who LIKE $1`, "b: %"+wrong.says+"%") {
 				insert(20)
 			}
@@ -105,8 +106,9 @@ func TestOneRelayIsRefused(t *testing.T) {
 	}
 }
 
-// A destination that refuses each of two relays is down: both hold it, and neither is named alone. The one that recovers closes the
-// breaker, and the other one, which knows that it is refused, spends no attempt to learn it again.
+// A destination that refuses each of two relays is down: both hold it, and neither is named alone.
+// The one that recovers closes the breaker, and the other one, which knows that it is refused,
+// spends no attempt to learn it again.
 func TestAllRelaysAreRefused(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -126,7 +128,8 @@ func TestAllRelaysAreRefused(t *testing.T) {
 	relaytest.Becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination WHERE destination = 'default'), '')`)
 	relaytest.Becomes(db, "", refusedRelays)
 	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_alert WHERE rule = $1 AND resolved_at IS NULL`, alert.RuleBreakerOpen)
-	// One relay may have opened the breaker before the other was refused. Both probe, and learn that they are.
+	// One relay may have opened the breaker before the other was refused. Both probe, and learn
+	// that they are.
 	relaytest.Becomes(db, 2, `SELECT count(*) FROM (SELECT relay FROM outbox_attempt GROUP BY relay HAVING count(*) >= $1 AND count(DISTINCT event_id) >= $2) learnt`,
 		policy.DefaultBreakerFailures, policy.BreakerEvents)
 	spent := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt WHERE outcome <> 'hold'`)
@@ -144,7 +147,8 @@ func TestAllRelaysAreRefused(t *testing.T) {
 	}
 }
 
-// When the relay that was accepted has gone, the one that is refused holds the destination for all, and it is alerted.
+// When the relay that was accepted has gone, the one that is refused holds the destination for all,
+// and it is alerted.
 func TestRefusedRelayIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)

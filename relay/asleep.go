@@ -2,8 +2,9 @@ package relay
 
 import "errors"
 
-// Asleep is what [Relay.Run] ends with when there has been nothing to do for Config.SleepAfter. The relay is still registered, without a
-// session: who ran it writes its heartbeat and listens, until another relay resumes the registration. See package internal/outboxes.
+// Asleep is what [Relay.Run] ends with when there has been nothing to do for Config.SleepAfter. The
+// relay is still registered, without a session: who ran it writes its heartbeat and listens, until
+// another relay resumes the registration. See package internal/outboxes.
 type Asleep struct {
 	Instance int32  // for Config.Resume
 	Schema   string // where its tables are

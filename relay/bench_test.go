@@ -20,7 +20,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// benchEvents is how many events a benchmark drains. With -short it shows that it works, and measures nothing.
+// benchEvents is how many events a benchmark drains. With -short it shows that it works, and
+// measures nothing.
 func benchEvents() int {
 	if testing.Short() {
 		return 10_000
@@ -55,9 +56,9 @@ func drain(tb testing.TB, dsn, url string, concurrency, events int) {
 	running.Wait()
 }
 
-// BenchmarkOrdered measures, against one receiver, how fast the relay drains pre-inserted events of 300 bytes when
-// each has one of 10,000 ordering keys, and when none has any; ratio is the first over the second. deep is the same for
-// 200 keys. One iteration is one round of all three.
+// BenchmarkOrdered measures, against one receiver, how fast the relay drains pre-inserted events of
+// 300 bytes when each has one of 10,000 ordering keys, and when none has any; ratio is the first
+// over the second. deep is the same for 200 keys. One iteration is one round of all three.
 func BenchmarkOrdered(b *testing.B) {
 	const concurrency, many, few = 64, 10_000, 200
 	events := benchEvents()

@@ -10,10 +10,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 )
 
-// lockedAgain is how long a breaker's statement waits that met another session's lock on the destination.
+// lockedAgain is how long a breaker's statement waits that met another session's lock on the
+// destination.
 const lockedAgain = 2 * time.Second
 
-// A breakerKeeper writes what the breakers of all lanes decide, until the database takes it. It is the claimer's.
+// A breakerKeeper writes what the breakers of all lanes decide, until the database takes it. It is
+// the claimer's.
 type breakerKeeper struct {
 	breaker.Keeper
 	lanes         *lane.Lanes
@@ -23,7 +25,8 @@ type breakerKeeper struct {
 	databaseError func(operation string, err error)
 }
 
-// writeDecisions writes what the breakers of all lanes have decided, and begins trials that are due. It registers when to do so again.
+// writeDecisions writes what the breakers of all lanes have decided, and begins trials that are
+// due. It registers when to do so again.
 func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
 	for _, l := range k.lanes.Visited() {
 		k.recordSlowdown(l, now, instance)
@@ -50,7 +53,8 @@ func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
 	return nil
 }
 
-// recordSlowdown writes what the lane's receiver asks for, if that is news. What cannot be written is only not shown.
+// recordSlowdown writes what the lane's receiver asks for, if that is news. What cannot be written
+// is only not shown.
 func (k *breakerKeeper) recordSlowdown(l *lane.Lane, now time.Time, instance int32) {
 	asked, news := l.SlowdownNews(now, instance)
 	if !news {

@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// Everything that a relay does beside delivering meets a database that is slow there. Deliveries keep their connections.
+// Everything that a relay does beside delivering meets a database that is slow there. Deliveries
+// keep their connections.
 func TestHousekeepingHoldsOneConnection(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

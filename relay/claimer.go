@@ -16,11 +16,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/shortsleep"
 )
 
-// rescuedWindow is how long ago a delivery became due that is looked for at once when its relay has died. It covers what was live
-// when the relay claimed it, and the request.
+// rescuedWindow is how long ago a delivery became due that is looked for at once when its relay has
+// died. It covers what was live when the relay claimed it, and the request.
 const rescuedWindow = 2 * lane.LiveWindow
 
-// A claimer takes new events and claims rows that are due, when its agenda says so. It is one goroutine and owns all its fields.
+// A claimer takes new events and claims rows that are due, when its agenda says so. It is one
+// goroutine and owns all its fields.
 type claimer struct {
 	*progress
 	presence     *session.Presence
@@ -89,11 +90,12 @@ func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 	now := time.Now()
 	instance, alive := c.presence.Current()
 	if c.presence.WasLost() || !alive || ctx.Err() != nil {
-		// Without its session this relay's claims would look like a dead relay's. What it knows may be of another server: the
-		// database may have failed over since.
+		// Without its session this relay's claims would look like a dead relay's. What it knows may
+		// be of another server: the database may have failed over since.
 		c.rows.Forget()
 		c.taker.Forget()
-		// What is due stays due, but not at once: an urgent cause would have one turn follow the other until the database is back.
+		// What is due stays due, but not at once: an urgent cause would have one turn follow the
+		// other until the database is back.
 		c.agenda.At(c.agenda.Take(now)|agenda.CauseEntry, now.Add(agenda.TurnGap))
 		return 0, nil
 	}
@@ -112,7 +114,8 @@ func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 	return due, err
 }
 
-// prepare writes whether producers notify and what the breakers have decided, and learns the database's time.
+// prepare writes whether producers notify and what the breakers have decided, and learns the
+// database's time.
 func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) error {
 	if err := c.arm(ctx, now); err != nil {
 		return err
@@ -130,7 +133,8 @@ func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) er
 	return err
 }
 
-// act does what is due. What this relay takes over, and what waits for other relays, precedes what it takes.
+// act does what is due. What this relay takes over, and what waits for other relays, precedes what
+// it takes.
 func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due agenda.Cause) error {
 	if due.Has(agenda.CauseEntry | agenda.CauseTick) {
 		c.agenda.At(agenda.CauseTick, now.Add(c.pollInterval))
@@ -140,8 +144,9 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due ag
 			return err
 		}
 	}
-	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would wait until its lease ends. When not even outcomes
-	// are written any more, the database does not answer.
+	// The end of ctx cancels nothing from here on: what is cancelled may have committed, and would
+	// wait until its lease ends. When not even outcomes are written any more, the database does not
+	// answer.
 	ctx = c.breakers.settling
 	if due.Has(agenda.CauseEntry | agenda.CauseRescue) {
 		if err := c.taker.RescueRanges(ctx, now, instance); err != nil {
@@ -222,7 +227,8 @@ func (c *claimer) arm(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// becomeIdle makes the relay idle if nothing has come for a while, and reports whether it did so now.
+// becomeIdle makes the relay idle if nothing has come for a while, and reports whether it did so
+// now.
 func (c *claimer) becomeIdle(now time.Time) bool {
 	became := c.pace.BecomeIdle(now)
 	c.mailbox.idle.Store(c.pace.Idle)

@@ -14,7 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// While live events, a backlog and replays wait, each gets its share of the lane, whichever came first.
+// While live events, a backlog and replays wait, each gets its share of the lane, whichever came
+// first.
 func TestClassesShareALane(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -58,7 +59,8 @@ func TestClassesShareALane(t *testing.T) {
 		count[class]++
 	}
 	for class, weight := range map[string]int{"live": 8, "backlog": 3, "replay": 1} {
-		// A class that is out of deliveries for a moment, between two sendings, begins to count anew.
+		// A class that is out of deliveries for a moment, between two sendings, begins to count
+		// anew.
 		if want := each * weight / 12; count[class] < want-want/10 || count[class] > want+want/10 {
 			t.Errorf("of the first %d, %d are %s, want %d", each, count[class], class, want)
 		}

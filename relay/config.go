@@ -26,7 +26,8 @@ const (
 	DefaultMaxInFlight  = 256
 )
 
-// leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the POST yielded.
+// leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the
+// POST yielded.
 const leaseMargin = 5 * time.Second
 
 // longestLease is less than what pg.IsFree takes for a lease.
@@ -34,15 +35,18 @@ const longestLease = 24 * time.Hour
 
 // Config is what a Relay needs. Only Pool and Destinations have no usable zero value.
 type Config struct {
-	// Pool says how to reach the producer's database. The relay opens at most MaxConns connections of it (when that is
-	// 0 or above 3: three), and one more for its session. It overrides the planner settings on which its plans rest.
+	// Pool says how to reach the producer's database. The relay opens at most MaxConns connections
+	// of it (when that is 0 or above 3: three), and one more for its session. It overrides the
+	// planner settings on which its plans rest.
 	Pool *pgxpool.Config
 	// Pooler says whether Pool leads through a connection pooler. The zero value finds out.
 	Pooler Pooler
-	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and database.
+	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and
+	// database.
 	Schema string
-	// RefuseSuperuser makes Run end with [ErrSuperuser] if its login is a superuser's and other logins may connect to the
-	// database. The program sets it unless database.allow_superuser is true.
+	// RefuseSuperuser makes Run end with [ErrSuperuser] if its login is a superuser's and other
+	// logins may connect to the database. The program sets it unless database.allow_superuser is
+	// true.
 	RefuseSuperuser bool
 
 	// Name under which operators see this relay. Empty: the host's name.
@@ -50,35 +54,40 @@ type Config struct {
 	// Version of the program, shown beside the name. May be empty.
 	Version string
 
-	// Environment is the name of where this relay belongs, such as "production". The first one that a relay names is
-	// remembered in the database; a relay of another name does nothing there (see Hooks.Quarantined). Empty: not compared.
-	// Printable ASCII, at most 63 characters.
+	// Environment is the name of where this relay belongs, such as "production". The first one that
+	// a relay names is remembered in the database; a relay of another name does nothing there (see
+	// Hooks.Quarantined). Empty: not compared. Printable ASCII, at most 63 characters.
 	Environment string
 
-	// Entry is the name of this outbox among those that one process serves, for alerts. Empty: it is the only one.
+	// Entry is the name of this outbox among those that one process serves, for alerts. Empty: it
+	// is the only one.
 	Entry string
 
-	// PollInterval is how long an idle relay waits before it looks by itself; notifications, its own activity and retries
-	// that it has put off by less than ten minutes wake it sooner. 0: 5 s. At least 1 s.
+	// PollInterval is how long an idle relay waits before it looks by itself; notifications, its
+	// own activity and retries that it has put off by less than ten minutes wake it sooner. 0: 5 s.
+	// At least 1 s.
 	PollInterval time.Duration
-	// Lease bounds how long a claim holds when its relay can neither settle nor be seen dead. 0: 60 s. At most 24 hours, and at
-	// least 5 s longer than every destination's timeout, or two relays could POST one delivery at the same time.
+	// Lease bounds how long a claim holds when its relay can neither settle nor be seen dead. 0: 60
+	// s. At most 24 hours, and at least 5 s longer than every destination's timeout, or two relays
+	// could POST one delivery at the same time.
 	Lease time.Duration
 	// DrainTimeout bounds how long Run, once told to stop, waits for POSTs in flight. 0: 20 s.
 	DrainTimeout time.Duration
-	// MaxInFlight bounds concurrent POSTs over all destinations; lanes with work share it evenly, and each always may
-	// have one. A lane that is held takes only its probe. 0: 256.
+	// MaxInFlight bounds concurrent POSTs over all destinations; lanes with work share it evenly,
+	// and each always may have one. A lane that is held takes only its probe. 0: 256.
 	MaxInFlight int
 
-	// SleepAfter is how long there must have been nothing to do for Run to end with [Asleep]. 0: it never does.
+	// SleepAfter is how long there must have been nothing to do for Run to end with [Asleep]. 0: it
+	// never does.
 	SleepAfter time.Duration
-	// Resume is the registration of a relay that fell asleep, with which this one begins. 0: it gets a registration of its own.
+	// Resume is the registration of a relay that fell asleep, with which this one begins. 0: it
+	// gets a registration of its own.
 	Resume int32
 
 	// Destinations, at least one. Names are unique.
 	Destinations []Destination
-	// Routes decide which event types go where, together with those of the other relays that live. Empty: every type goes
-	// to every destination.
+	// Routes decide which event types go where, together with those of the other relays that live.
+	// Empty: every type goes to every destination.
 	Routes []Route
 
 	// Egress says where requests may go, and through what.
@@ -86,25 +95,28 @@ type Config struct {
 
 	// Alerts says whom to tell when something needs a person. The zero value only logs.
 	Alerts Alerts
-	// Watching says how this relay looks after the database it is a guest of. The zero value is fine.
+	// Watching says how this relay looks after the database it is a guest of. The zero value is
+	// fine.
 	Watching Watching
-	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
-	// It costs one more inserted row per delivery.
+	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those
+	// that did not deliver. It costs one more inserted row per delivery.
 	LogDelivered bool
 
-	// History counts what this relay does, and Run adds it to the database each minute. Others may read it too. Nil: there is none.
+	// History counts what this relay does, and Run adds it to the database each minute. Others may
+	// read it too. Nil: there is none.
 	History *History
 
 	// Retention says for how long what is done with is kept. The zero value keeps everything.
 	Retention Retention
 
-	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold text that others wrote;
-	// zerolog escapes its control characters below U+0020 only, see [plain.Line]. The zero value discards.
+	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold
+	// text that others wrote; zerolog escapes its control characters below U+0020 only, see
+	// [plain.Line]. The zero value discards.
 	Log zerolog.Logger
 	// Hooks observe the relay. The zero value observes nothing.
 	Hooks Hooks
-	// Spans makes a span of every attempt, whose trace context the request carries. nil: there are none, and requests carry
-	// the producer's trace context.
+	// Spans makes a span of every attempt, whose trace context the request carries. nil: there are
+	// none, and requests carry the producer's trace context.
 	Spans *Spans
 }
 
@@ -137,7 +149,8 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// Validate returns every mistake in the configuration, none if it can run. It does not look at Pool.
+// Validate returns every mistake in the configuration, none if it can run. It does not look at
+// Pool.
 func (c Config) Validate() []Problem {
 	c = c.withDefaults()
 	var v validator
@@ -204,7 +217,8 @@ var destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
 type validator struct{ check.Problems }
 
-// storable reports whether PostgreSQL takes s as a text. A relay with another name would wait for ever to be registered.
+// storable reports whether PostgreSQL takes s as a text. A relay with another name would wait for
+// ever to be registered.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 // promise reports a promise that is shorter than what the destination's own schedule may take.

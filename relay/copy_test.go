@@ -13,8 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// knows makes an address one that relays have been accepted under, for tests in which the next relay finds no living relay
-// to vouch for it. Some relay must have recorded the database before.
+// knows makes an address one that relays have been accepted under, for tests in which the next
+// relay finds no living relay to vouch for it. Some relay must have recorded the database before.
 func knows(db *relaytest.Database, dsn string) {
 	db.Helper()
 	if db.Exec(`UPDATE outbox_identity SET addresses = addresses || $1::text`, identity.Address(settings(db, dsn).ConnConfig)) != 1 {
@@ -34,9 +34,10 @@ SELECT md5(string_agg(line, '|' ORDER BY line)) FROM (
     UNION ALL SELECT 'relay ' || r::text FROM outbox_relay r WHERE quarantined IS NULL
     UNION ALL SELECT 'event ' || e.id::text FROM outbox e) everything`
 
-// A copy of a database in which a relay ran, with deliveries claimed by a relay that is dead in the copy, parked ones that have a route,
-// and an alert that was not sent: the relay on the copy, which has the configuration of the original, sends nothing and changes nothing.
-// Once the copy is accepted the relay works.
+// A copy of a database in which a relay ran, with deliveries claimed by a relay that is dead in the
+// copy, parked ones that have a route, and an alert that was not sent: the relay on the copy, which
+// has the configuration of the original, sends nothing and changes nothing. Once the copy is
+// accepted the relay works.
 func TestCopyIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	const events = 20

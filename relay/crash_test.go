@@ -34,7 +34,8 @@ func (c *crashing) freeze() (writer *os.Process) {
 	relaytest.Must(c, err)
 	for {
 		relaytest.Must(c, writer.Signal(syscall.SIGSTOP))
-		// It may stand still with a lock that every commit needs. Then it goes on, and stops elsewhere.
+		// It may stand still with a lock that every commit needs. Then it goes on, and stops
+		// elsewhere.
 		ctx, cancel := context.WithTimeout(c.Context(), time.Second)
 		_, err := c.Pool.Exec(ctx, `SELECT pg_logical_emit_message(true, 'flushed', '')`)
 		cancel()
@@ -46,8 +47,9 @@ func (c *crashing) freeze() (writer *os.Process) {
 	}
 }
 
-// The server crashes after it has acknowledged an outcome, and loses it. The ordering key goes on at once, and its receiver
-// sees nothing twice: also when the claim was lost as well, and when the server's processes crash but not the server.
+// The server crashes after it has acknowledged an outcome, and loses it. The ordering key goes on
+// at once, and its receiver sees nothing twice: also when the claim was lost as well, and when the
+// server's processes crash but not the server.
 func TestCrashLeavesNoKeyStanding(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

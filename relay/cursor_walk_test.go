@@ -8,8 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// TestScanPassesBlockedDeliveries has more blocked deliveries than one scan reads, and a delivery between them that the
-// lane's position has passed.
+// TestScanPassesBlockedDeliveries has more blocked deliveries than one scan reads, and a delivery
+// between them that the lane's position has passed.
 func TestScanPassesBlockedDeliveries(t *testing.T) {
 	t.Parallel()
 	const blocked = 6000

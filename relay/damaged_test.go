@@ -16,8 +16,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A disk spoils a page of the deliveries' table, or of its index, while their requests are under way. Whatever stands on
-// other pages goes on, and what cannot be written is written once the page is mended.
+// A disk spoils a page of the deliveries' table, or of its index, while their requests are under
+// way. Whatever stands on other pages goes on, and what cannot be written is written once the page
+// is mended.
 func TestDamagedPageKeepsNoOther(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

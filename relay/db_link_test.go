@@ -15,7 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A link stands between a relay and its database, and can be cut, lead elsewhere, or swallow what the database answers.
+// A link stands between a relay and its database, and can be cut, lead elsewhere, or swallow what
+// the database answers.
 type link struct {
 	dsn string
 
@@ -142,16 +143,18 @@ var passing = func() chan struct{} {
 	return c
 }()
 
-// holdFrom keeps every answer of the database, from the next execution of a statement on, until pass. The statement,
-// and what follows it, arrives there; then the returned channel closes.
+// holdFrom keeps every answer of the database, from the next execution of a statement on, until
+// pass. The statement, and what follows it, arrives there; then the returned channel closes.
 func (l *link) holdFrom(statement string) <-chan struct{} { return l.holdAfter(func() {}, statement) }
 
-// holdAfter is holdFrom for a statement that shall find what before does: one that is on its way already does not count.
+// holdAfter is holdFrom for a statement that shall find what before does: one that is on its way
+// already does not count.
 func (l *link) holdAfter(before func(), statement string) <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.before = before
-	// The name under which pgx prepares the statement, as a Bind message has it: behind the empty name of the portal.
+	// The name under which pgx prepares the statement, as a Bind message has it: behind the empty
+	// name of the portal.
 	digest := sha256.Sum256([]byte(pg.NewNames("public", "").In(statement)))
 	l.trigger = []byte("\x00stmtcache_" + hex.EncodeToString(digest[:24]) + "\x00")
 	l.held = make(chan struct{})

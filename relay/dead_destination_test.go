@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A slowStart counts the requests to a recovering receiver that a slow start would not have sent yet.
+// A slowStart counts the requests to a recovering receiver that a slow start would not have sent
+// yet.
 type slowStart struct {
 	mu                         sync.Mutex
 	inFlight, answered, excess int
@@ -42,7 +43,8 @@ func (s *slowStart) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// A destination that is down spends no attempt of what waits for it, does not hold up the others, is alerted once, and recovers slowly.
+// A destination that is down spends no attempt of what waits for it, does not hold up the others,
+// is alerted once, and recovers slowly.
 func TestDeadDestination(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// payload holds what jsonb would have changed: order, duplicates, number spelling, blanks, and \u0000, which it refuses.
+// payload holds what jsonb would have changed: order, duplicates, number spelling, blanks, and
+// \u0000, which it refuses.
 const payload = "{\"b\": 1e3, \"a\" : 1,\n \"a\":2.50, \"nul\":\"\\u0000\", \"big\": 123456789012345678901234567890, \"lone\":\"\\ud800\", \"ü\":\"日本\"}"
 
 const testSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -154,7 +155,8 @@ func TestLargePayloadsArriveByteForByte(t *testing.T) {
 	}
 }
 
-// A future available_at is a delivery that is not due yet; a later one of another event is not held up by it.
+// A future available_at is a delivery that is not due yet; a later one of another event is not held
+// up by it.
 func TestEventsOfTheFutureWait(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -39,15 +39,15 @@ func (c *Config) stay(start *Config) {
 	c.Log, c.Hooks, c.Spans, c.History = start.Log, start.Hooks, start.Spans, start.History
 }
 
-// fixed returns what of a configuration a reload does not change. The rest is empty, so that no code reads what was true
-// at the start.
+// fixed returns what of a configuration a reload does not change. The rest is empty, so that no
+// code reads what was true at the start.
 func (c Config) fixed() (f Config) {
 	f.stay(&c)
 	return f
 }
 
-// differences describes what changes from one configuration to the next, but for what needs a restart. It holds no
-// secret.
+// differences describes what changes from one configuration to the next, but for what needs a
+// restart. It holds no secret.
 func (c *Config) differences(next *Config) (all []string) {
 	all = append(post.Differences(c.Destinations, next.Destinations), routes.Differences(c.Routes, next.Routes)...)
 	var v check.Differences

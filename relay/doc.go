@@ -1,5 +1,6 @@
-// Package relay moves committed events to their destinations. It takes new events from the outbox, sends each delivery, and
-// settles what became of it. Deliveries that wait are rows of outbox_delivery, which it claims when they are due.
+// Package relay moves committed events to their destinations. It takes new events from the outbox,
+// sends each delivery, and settles what became of it. Deliveries that wait are rows of
+// outbox_delivery, which it claims when they are due.
 //
 //	         take, route                                       settle
 //	outbox ──────────────▶ in hand ──┬──────────▶ POST ──▶ outcome ──▶ delivered | failed ──▶ alert
@@ -8,9 +9,9 @@
 //	                                 ▼             │           ▼
 //	                              pending ──claim──┘◀──────────┘
 //
-// A delivery in hand has no row. It gets one with its outcome, or after about a second, or when it must wait: its destination is
-// paused or down, another delivery of its ordering key comes first, or its lane is full. From then on it is claimed as any
-// pending delivery.
+// A delivery in hand has no row. It gets one with its outcome, or after about a second, or when it
+// must wait: its destination is paused or down, another delivery of its ordering key comes first,
+// or its lane is full. From then on it is claimed as any pending delivery.
 //
 // The files, from the top down:
 //
@@ -27,27 +28,32 @@
 //	config.go, hooks.go       settings, observing
 //	store.go                  the statements of this package
 //
-// The rooms in internal/relay never import this package. On an event's way: intake (new events by the difference of two snapshots), take
-// (takes a range, routes it, hands it out), lane (what each destination has in this relay and may send), send (attempts), post (one
-// request; batchpost, natspost and kafkapost beside it), settle (writing outcomes), claim (rows that are due), join (events that join
-// their ordering key when they are due), waiting (what waits behind the head of its key). Rules without a database: policy (the outcome
-// of an attempt, when to try again, when a receiver is down), capacity (how much a receiver bears), ordering (what of an ordering key may
-// be sent), agenda (when the claimer acts). Around them: session (connection, heartbeats, and the claims of dead relays), identity
-// (keeping away from copies of the database), breaker (what relays share about destinations that are down), routes (the stored routes,
-// and what was parked before its route came), archive, alert, history, spans, and watch (the state of the database). Package ops (what
-// operators ask and do) uses the same rooms; it and relay never import each other.
+// The rooms in internal/relay never import this package. On an event's way: intake (new events by
+// the difference of two snapshots), take (takes a range, routes it, hands it out), lane (what each
+// destination has in this relay and may send), send (attempts), post (one request; batchpost,
+// natspost and kafkapost beside it), settle (writing outcomes), claim (rows that are due), join
+// (events that join their ordering key when they are due), waiting (what waits behind the head of
+// its key). Rules without a database: policy (the outcome of an attempt, when to try again, when a
+// receiver is down), capacity (how much a receiver bears), ordering (what of an ordering key may be
+// sent), agenda (when the claimer acts). Around them: session (connection, heartbeats, and the
+// claims of dead relays), identity (keeping away from copies of the database), breaker (what relays
+// share about destinations that are down), routes (the stored routes, and what was parked before
+// its route came), archive, alert, history, spans, and watch (the state of the database). Package
+// ops (what operators ask and do) uses the same rooms; it and relay never import each other.
 //
 // # Who may import what
 //
-// This package is what a program imports to run a relay within itself; names.go has the names of all that a [Config] and its
-// [Hooks] hold. The rooms in internal/relay are for this repository alone: for the engine, and some of them (ops, alert, watch,
-// history, identity, archive) for the command line, the page and the metrics too.
+// This package is what a program imports to run a relay within itself; names.go has the names of
+// all that a [Config] and its [Hooks] hold. The rooms in internal/relay are for this repository
+// alone: for the engine, and some of them (ops, alert, watch, history, identity, archive) for the
+// command line, the page and the metrics too.
 //
 // # When the claimer acts
 //
-// The claimer does what its [agenda.Agenda] says is due, one turn after the other. All that wants a turn registers a cause there: the
-// pace of takes, retries, breakers, what a take or a claim has left, and other goroutines through the mailbox. docs/architecture.md
-// lists the causes. At debug level each turn logs its own, and the next one.
+// The claimer does what its [agenda.Agenda] says is due, one turn after the other. All that wants a
+// turn registers a cause there: the pace of takes, retries, breakers, what a take or a claim has
+// left, and other goroutines through the mailbox. docs/architecture.md lists the causes. At debug
+// level each turn logs its own, and the next one.
 //
 // # Goroutines
 //
@@ -66,8 +72,8 @@
 //
 // # Outcomes
 //
-// A delivery in hand or claimed ends in one of these, which policy.Decide chooses. Each is written by a statement of its own in
-// package settle, or as a new row by package intake.
+// A delivery in hand or claimed ends in one of these, which policy.Decide chooses. Each is written
+// by a statement of its own in package settle, or as a new row by package intake.
 //
 //	delivered  2xx
 //	retry      pending again, later, by the schedule; an attempt is spent
@@ -76,17 +82,20 @@
 //
 // # Ordering keys
 //
-// The deliveries of a key are sent one after the other. What is in hand goes first, in the order of its events; what comes
-// later waits behind it in the lane. When one is not delivered, all that follow become pending in or after the transaction that
-// writes it, and before they can be claimed everything of the key in hand has a row. Before a range with keys is handed out, the
-// relay asks which keys have rows or are in another relay's hand ([intake.FindBlockedKeys]). A delivery that waits for another relay's
-// event of its key gets no row meanwhile, so that no relay claims it first if this one dies.
+// The deliveries of a key are sent one after the other. What is in hand goes first, in the order of
+// its events; what comes later waits behind it in the lane. When one is not delivered, all that
+// follow become pending in or after the transaction that writes it, and before they can be claimed
+// everything of the key in hand has a row. Before a range with keys is handed out, the relay asks
+// which keys have rows or are in another relay's hand ([intake.FindBlockedKeys]). A delivery that
+// waits for another relay's event of its key gets no row meanwhile, so that no relay claims it
+// first if this one dies.
 //
 // # Stopping
 //
-// What ends Run also ends taking and claiming. What a lane has queued is held. Each POST in flight may end until DrainTimeout,
-// and is settled as usual; then it is cut off, which is a retry even after the last attempt. The session leaves last: what could
-// not be written by then is given back by a row of outbox_void, and ranges that are still open are taken over.
+// What ends Run also ends taking and claiming. What a lane has queued is held. Each POST in flight
+// may end until DrainTimeout, and is settled as usual; then it is cut off, which is a retry even
+// after the last attempt. The session leaves last: what could not be written by then is given back
+// by a row of outbox_void, and ranges that are still open are taken over.
 //
 // # Tables and their writers
 //
@@ -101,17 +110,20 @@
 //	outbox_void           rescues, leaving, lost acknowledgements
 //	outbox_alert          settles, breaker, routes, identity, watch; alert marks what is sent
 //
-// All of that is done as the role outbox_relay, see migrations/roles.sql. outbox/security_rights_test.go lists the rights.
+// All of that is done as the role outbox_relay, see migrations/roles.sql.
+// outbox/security_rights_test.go lists the rights.
 //
 // # Guarantees
 //
-// A delivery is POSTed at least once after its event commits. A range belongs to one relay until it ends or that relay is dead. A
-// claimed row is leased. The lease ends early when a row of outbox_void says so: then the relay has died or left, or never
-// learned of the claim.
+// A delivery is POSTed at least once after its event commits. A range belongs to one relay until it
+// ends or that relay is dead. A claimed row is leased. The lease ends early when a row of
+// outbox_void says so: then the relay has died or left, or never learned of the claim.
 //
-// The fence is a number that grows with every take and claim, at least as fast as the database's clock: even for a take, odd for a
-// claim. Every settle names it in its WHERE, so that a relay that was thought dead cannot overwrite what its successor wrote.
+// The fence is a number that grows with every take and claim, at least as fast as the database's
+// clock: even for a take, odd for a claim. Every settle names it in its WHERE, so that a relay that
+// was thought dead cannot overwrite what its successor wrote.
 //
-// What the first request promises the receiver, X-Outbox-Not-After, holds for every later one. A delivery that is still pending
-// when the promise ends is failed instead of sent. Times in the database are the database's; the relay's clock only measures.
+// What the first request promises the receiver, X-Outbox-Not-After, holds for every later one. A
+// delivery that is still pending when the promise ends is failed instead of sent. Times in the
+// database are the database's; the relay's clock only measures.
 package relay

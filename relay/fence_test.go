@@ -14,7 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// The fence of a range is even, and that of a claim odd: what gives back claims without an answer goes by that.
+// The fence of a range is even, and that of a claim odd: what gives back claims without an answer
+// goes by that.
 func TestFencesOfRangesAndClaims(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -51,8 +52,9 @@ func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	a.settles(t, policy.Delivered, 1)
 }
 
-// The first relay's POST outlasts its lease; a second relay claims the delivery and is sending it when
-// the first one's answer comes. Whatever that answer says, it is not about the claim that counts now.
+// The first relay's POST outlasts its lease; a second relay claims the delivery and is sending it
+// when the first one's answer comes. Whatever that answer says, it is not about the claim that
+// counts now.
 func TestLateSettleChangesNothing(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]int{"delivered": 204, "retry": 500, "failed": 422, "gone": 410} {
@@ -101,8 +103,8 @@ func TestLateSettleChangesNothing(t *testing.T) {
 	}
 }
 
-// Its lease over, a delivery that waits in the queue of a slow lane is claimed again, even by the same relay, and sent
-// once.
+// Its lease over, a delivery that waits in the queue of a slow lane is claimed again, even by the
+// same relay, and sent once.
 func TestHeldDeliveriesSpendNothing(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -130,8 +132,8 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 	}
 }
 
-// A crash of the server loses a claim that it has acknowledged. The next one gets a greater fence, so that the first holder, which
-// knows nothing of that, cannot settle for it.
+// A crash of the server loses a claim that it has acknowledged. The next one gets a greater fence,
+// so that the first holder, which knows nothing of that, cannot settle for it.
 func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

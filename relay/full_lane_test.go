@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A claimer whose lanes are all full has nothing to do: it must wait for room, not ask again and again.
+// A claimer whose lanes are all full has nothing to do: it must wait for room, not ask again and
+// again.
 func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -35,7 +36,8 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	}
 }
 
-// There is a little room beside POSTs that may hang for long, right after a claim, and nothing else wakes the relay.
+// There is a little room beside POSTs that may hang for long, right after a claim, and nothing else
+// wakes the relay.
 func TestLittleRoomIsFilledSoon(t *testing.T) {
 	t.Parallel()
 	for _, c := range []lane.Class{lane.Live, lane.Backlog} {
@@ -60,7 +62,8 @@ func TestLittleRoomIsFilledSoon(t *testing.T) {
 	}
 }
 
-// The lane is full of POSTs that hang; when they end, the rest follows without anything else waking the claimer.
+// The lane is full of POSTs that hang; when they end, the rest follows without anything else waking
+// the claimer.
 func TestFullLaneGoesOnWhenThereIsRoom(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

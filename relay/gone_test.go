@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A 410 ends the sending at once, not when the queue is empty. One delivery fails, to tell; nothing else is lost, and all
-// of it follows once the destination is resumed.
+// A 410 ends the sending at once, not when the queue is empty. One delivery fails, to tell; nothing
+// else is lost, and all of it follows once the destination is resumed.
 func TestGoneFailsOne(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

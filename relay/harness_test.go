@@ -16,8 +16,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// The tests of this package need the engine: most of them a whole relay with its database and receivers, the others its claimer. Each states what only the parts together can show, such as that nothing is lost or sent out of order when
-// something fails between two of them. What one room can show alone is tested in that room, and not again here.
+// The tests of this package need the engine: most of them a whole relay with its database and
+// receivers, the others its claimer. Each states what only the parts together can show, such as
+// that nothing is lost or sent out of order when something fails between two of them. What one room
+// can show alone is tested in that room, and not again here.
 
 const days = 24 * time.Hour
 
@@ -54,8 +56,9 @@ func rarely(cfg Config) Config {
 	return cfg
 }
 
-// to returns a destination that retries at once, so that only the test of the schedule has to care about it. A receiver may wait
-// for half of a lease, or a slow test would see the request that it holds given up and sent again.
+// to returns a destination that retries at once, so that only the test of the schedule has to care
+// about it. A receiver may wait for half of a lease, or a slow test would see the request that it
+// holds given up and sent again.
 func to(url string) post.Destination {
 	return post.Destination{
 		Name: "default", URL: url, Timeout: DefaultLease / 2,

@@ -20,8 +20,8 @@ import (
 // armed is true while relays want to be notified.
 const armed = `SELECT last_value > extract(epoch FROM now()) * 1000 FROM outbox_armed`
 
-// The relay is armed when it is idle or has little to do: a notification is all it needs to go on. It is disarmed while much
-// comes in, and armed again when that has ended.
+// The relay is armed when it is idle or has little to do: a notification is all it needs to go on.
+// It is disarmed while much comes in, and armed again when that has ended.
 func TestRelayIsArmedAtALowLoad(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -45,8 +45,8 @@ func TestRelayIsArmedAtALowLoad(t *testing.T) {
 	relaytest.Becomes(db, true, armed)
 }
 
-// A relay that waits for notifications, and has long found nothing by polling, still polls after each poll interval: a notification may be
-// lost, as when the server's queue of them is full.
+// A relay that waits for notifications, and has long found nothing by polling, still polls after
+// each poll interval: a notification may be lost, as when the server's queue of them is full.
 func TestLostNotificationIsMadeUpFor(t *testing.T) {
 	t.Parallel()
 	r := sessionOf(t, config(relaytest.Covered(t), to("http://receiver.test/")))
@@ -60,8 +60,8 @@ func TestLostNotificationIsMadeUpFor(t *testing.T) {
 	}
 }
 
-// A relay whose connections last for a transaction alone, as behind a pooler, asks producers for no notification, which it would not
-// hear, and finds events by polling.
+// A relay whose connections last for a transaction alone, as behind a pooler, asks producers for no
+// notification, which it would not hear, and finds events by polling.
 func TestRelayWithoutASessionIsNotArmed(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -76,13 +76,15 @@ func TestRelayWithoutASessionIsNotArmed(t *testing.T) {
 	r.settles(t, policy.Delivered, 10)
 }
 
-// sessionOf runs nothing of a relay but its session: what wakes up stays in the channel, and claimers of the test may take turns.
+// sessionOf runs nothing of a relay but its session: what wakes up stays in the channel, and
+// claimers of the test may take turns.
 func sessionOf(t testing.TB, cfg Config) *Relay {
 	t.Helper()
 	return sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool { return pool })
 }
 
-// sessionThrough is sessionOf with something between the store and the pool, which the session sees from the beginning.
+// sessionThrough is sessionOf with something between the store and the pool, which the session sees
+// from the beginning.
 func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Relay {
 	t.Helper()
 	r, err := New(cfg)
@@ -111,7 +113,8 @@ func awaitPost(t testing.TB, r *Relay, cause agenda.Cause) {
 	})
 }
 
-// turnOf takes a turn, and returns how long the claimer waits then; negative: until something is posted.
+// turnOf takes a turn, and returns how long the claimer waits then; negative: until something is
+// posted.
 func turnOf(t testing.TB, c *claimer) time.Duration {
 	t.Helper()
 	_, err := c.turn(t.Context())
@@ -127,7 +130,8 @@ func nextOf(c *claimer) time.Duration {
 	return wait
 }
 
-// Without its session a relay does nothing, and what is due meanwhile does not keep a processor busy.
+// Without its session a relay does nothing, and what is due meanwhile does not keep a processor
+// busy.
 func TestClaimerWithoutASessionRests(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})

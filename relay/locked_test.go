@@ -17,8 +17,9 @@ import (
 // keepsLocked is what the log says of rows that a settle met locked more than once.
 const keepsLocked = "another session keeps deliveries locked"
 
-// Another relay's claim began before this one's, and finds deliveries that this one has claimed meanwhile. It leaves them, but keeps
-// their rows locked until it commits, which a slow machine may put off. That is no failure of the database, and nothing is sent twice.
+// Another relay's claim began before this one's, and finds deliveries that this one has claimed
+// meanwhile. It leaves them, but keeps their rows locked until it commits, which a slow machine may
+// put off. That is no failure of the database, and nothing is sent twice.
 func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

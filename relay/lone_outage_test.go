@@ -21,8 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// newBlackhole returns the URL of an address from which no answer to a connection comes: a listener that accepts nothing,
-// and whose queue is full.
+// newBlackhole returns the URL of an address from which no answer to a connection comes: a listener
+// that accepts nothing, and whose queue is full.
 func newBlackhole(tb testing.TB) string {
 	tb.Helper()
 	v := newVacant(tb)
@@ -55,8 +55,8 @@ func unreachable(tb testing.TB) map[policy.Reason]string {
 	}
 }
 
-// A destination that cannot be reached spends no attempt of the only event that waits for it, in 63 hours, whichever of
-// several relays tries, and though they are restarted between two attempts.
+// A destination that cannot be reached spends no attempt of the only event that waits for it, in 63
+// hours, whichever of several relays tries, and though they are restarted between two attempts.
 func TestOutageOfALoneEvent(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -100,9 +100,9 @@ func TestOutageOfALoneEvent(t *testing.T) {
 	}
 }
 
-// A lone event that its destination answers may be at fault itself, and so may one that it leaves without an answer: it
-// fails after its eighth attempt, on schedule, also when two relays share the attempts, and when the destination could
-// not be reached before.
+// A lone event that its destination answers may be at fault itself, and so may one that it leaves
+// without an answer: it fails after its eighth attempt, on schedule, also when two relays share the
+// attempts, and when the destination could not be reached before.
 func TestOutageOrALoneEventAtFault(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]http.HandlerFunc{

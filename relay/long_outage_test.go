@@ -23,8 +23,8 @@ func letPass(db *relaytest.Database, d time.Duration) {
 		breaker_until = breaker_until - $1::interval WHERE breaker = 'open'`, d)
 }
 
-// A destination is down for 63 hours, in which everything is probed again and again and nothing fails. Then what is new
-// goes before what has waited.
+// A destination is down for 63 hours, in which everything is probed again and again and nothing
+// fails. Then what is new goes before what has waited.
 func TestOutageOfDays(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -41,7 +41,8 @@ func TestOutageOfDays(t *testing.T) {
 			var up atomic.Pointer[lane.Lane]
 			front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if l := up.Load(); l != nil {
-					// What is live is waited for, as far as the lane has room: else what counts is how fast it is claimed.
+					// What is live is waited for, as far as the lane has room: else what counts is
+					// how fast it is claimed.
 					relaytest.Eventually(t, "live deliveries", func() bool {
 						db.Exec(keepLive)
 						return fullOfLive(l) || relaytest.Row[bool](db, `SELECT coalesce(bool_and(claimed_by IS NOT NULL), true) FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
@@ -85,7 +86,8 @@ func TestOutageOfDays(t *testing.T) {
 					last = i
 				}
 			}
-			// Eight of eleven are live while both wait, and what the first probes took stands before them.
+			// Eight of eleven are live while both wait, and what the first probes took stands
+			// before them.
 			if last > 3*fresh {
 				t.Errorf("the last fresh event came as number %d of %d", last+1, rc.Total())
 			}
@@ -94,7 +96,8 @@ func TestOutageOfDays(t *testing.T) {
 	}
 }
 
-// keepLive keeps fresh deliveries live until they are claimed, however long this machine takes for those before them.
+// keepLive keeps fresh deliveries live until they are claimed, however long this machine takes for
+// those before them.
 const keepLive = `
 UPDATE outbox_delivery d SET next_attempt_at = now()
 FROM (SELECT event_id FROM outbox_delivery

@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 )
 
-// parkedEvery is how often everything parked is looked through for a route, although none was added.
+// parkedEvery is how often everything parked is looked through for a route, although none was
+// added.
 const parkedEvery = time.Hour
 
 // maintain runs what has to be done now and then, until ctx is done.
@@ -107,11 +108,12 @@ func (r *Relay) archive(ctx context.Context) {
 		Int64("processed_events", done.ProcessedEvents).Dur("took", time.Since(began)).Bool("complete", err == nil).Msg("archive")
 }
 
-// newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that panics or outlasts its
-// interval hurts no other.
+// newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that
+// panics or outlasts its interval hurts no other.
 func newJobs(to zerolog.Logger) *cron.Cron {
 	log := cronLog{to}
-	// Recover within: SkipIfStillRunning would take a job that panicked through it for one that still runs, for ever.
+	// Recover within: SkipIfStillRunning would take a job that panicked through it for one that
+	// still runs, for ever.
 	return cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log),
 		cron.WithChain(cron.SkipIfStillRunning(log), cron.Recover(log)))
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// many is a relay of so many destinations that most of them rest. Each gets the events of the type that is its name.
+// many is a relay of so many destinations that most of them rest. Each gets the events of the type
+// that is its name.
 type many struct {
 	*relaytest.Database
 	*running
@@ -58,8 +59,9 @@ func (m *many) rests() {
 
 func (m *many) Helper() { m.t.Helper() }
 
-// A lane that rests costs a turn nothing, and is found whenever something of its destination is due: an event, a retry, what other relays
-// or operators made pending, what a paused destination held, what was there before the relay.
+// A lane that rests costs a turn nothing, and is found whenever something of its destination is
+// due: an event, a retry, what other relays or operators made pending, what a paused destination
+// held, what was there before the relay.
 func TestLanesAtRestAreFound(t *testing.T) {
 	t.Parallel()
 	m := newMany(t)
@@ -98,7 +100,8 @@ func TestLanesAtRestAreFound(t *testing.T) {
 	m.rests()
 }
 
-// Lanes that were many may become few, and the other way round, with something in flight, and none is forgotten.
+// Lanes that were many may become few, and the other way round, with something in flight, and none
+// is forgotten.
 func TestLanesBecomeFewAndManyAgain(t *testing.T) {
 	t.Parallel()
 	m := newMany(t)

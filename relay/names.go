@@ -40,7 +40,8 @@ type (
 	Retry = policy.RetryPolicy
 	// Breaker says when a destination is held, so that it costs no attempts while it is down.
 	Breaker = policy.BreakerPolicy
-	// OnFailure says what a failed delivery does to the later ones of its ordering key: [Block] or [Skip].
+	// OnFailure says what a failed delivery does to the later ones of its ordering key: [Block] or
+	// [Skip].
 	OnFailure = policy.FailurePolicy
 	// Responses moves status codes to another outcome than the standard table gives them.
 	Responses = policy.Responses
@@ -72,12 +73,14 @@ const (
 	KafkaScramSHA512    = kafkapost.ScramSHA512
 )
 
-// ParseSecret reads a secret as the configuration has it: whsec_ and base64. Errors never hold the secret.
+// ParseSecret reads a secret as the configuration has it: whsec_ and base64. Errors never hold the
+// secret.
 func ParseSecret(text string) (Secret, error) { return webhook.ParseSecret(text) }
 
 // What else a Config holds.
 type (
-	// Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.
+	// Pooler says whether a connection pooler stands between the relay and its database. The zero
+	// value finds out.
 	Pooler = session.Pooler
 	// PoolerMode says what a database URL leads to.
 	PoolerMode = session.PoolerMode
@@ -106,7 +109,8 @@ const (
 	PoolerTransaction = session.PoolerTransaction
 )
 
-// Slack returns a channel that POSTs to an incoming webhook of Slack, or of what understands the same.
+// Slack returns a channel that POSTs to an incoming webhook of Slack, or of what understands the
+// same.
 func Slack(url string, egress Egress) Channel { return alert.Slack(url, alert.NewTransport(egress)) }
 
 // Webhook returns a channel that POSTs alerts as JSON.
@@ -117,8 +121,8 @@ func Webhook(url string, egress Egress) Channel {
 // NewHistory returns a History that has counted nothing.
 func NewHistory() *History { return history.New() }
 
-// NewSpans returns Spans that the provider records. The provider must take its ids from [SpanIDs], or the links of retries
-// lead nowhere. version is that of the program.
+// NewSpans returns Spans that the provider records. The provider must take its ids from [SpanIDs],
+// or the links of retries lead nowhere. version is that of the program.
 func NewSpans(provider trace.TracerProvider, version string) *Spans {
 	return spans.New(provider, version)
 }

@@ -28,8 +28,9 @@ func promises(rc *relaytest.Receiver) (all []string) {
 // stored is a promise as it stands in the database, spelled like the header; empty: there is none.
 const stored = `SELECT coalesce(to_char(not_after AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '') FROM outbox_delivery`
 
-// The first request states when the last one comes, and all others say the same, whichever relay sends them. An attempt
-// that reaches no receiver, and spends nothing, does not make the receiver forget what it was told before.
+// The first request states when the last one comes, and all others say the same, whichever relay
+// sends them. An attempt that reaches no receiver, and spends nothing, does not make the receiver
+// forget what it was told before.
 func TestPromiseIsKept(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -76,7 +77,8 @@ func TestPromiseIsKept(t *testing.T) {
 	}
 }
 
-// A relay that is killed between a request and its settle leaves the promise behind: the next one gives no other.
+// A relay that is killed between a request and its settle leaves the promise behind: the next one
+// gives no other.
 func TestPromiseOutlivesItsRelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -93,8 +95,8 @@ func TestPromiseOutlivesItsRelay(t *testing.T) {
 	}
 }
 
-// What is pending when its promise ends, or so shortly before that a request could outlast it, is never sent. It fails
-// with an alert that says what to do, and a replay makes a promise of its own.
+// What is pending when its promise ends, or so shortly before that a request could outlast it, is
+// never sent. It fails with an alert that says what to do, and a replay makes a promise of its own.
 func TestNothingIsSentPastItsPromise(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -141,9 +143,9 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 	}
 }
 
-// An outage of 63 days, twice as long as what is promised. What never had a connection is promised nothing, and all of it
-// is delivered, as is what was not tried until late; what its receiver may have seen is not sent when that can have
-// forgotten it.
+// An outage of 63 days, twice as long as what is promised. What never had a connection is promised
+// nothing, and all of it is delivered, as is what was not tried until late; what its receiver may
+// have seen is not sent when that can have forgotten it.
 func TestOutageBeyondThePromise(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -182,7 +184,8 @@ func TestOutageBeyondThePromise(t *testing.T) {
 	}
 }
 
-// A stop gives back what was not sent, and what no connection was found for, as if it had never been claimed.
+// A stop gives back what was not sent, and what no connection was found for, as if it had never
+// been claimed.
 func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "default", "vacant")
@@ -207,7 +210,8 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	}
 }
 
-// A switch stands before a receiver that is away at first: connections are refused there or, if answering, every answer is a 500.
+// A switch stands before a receiver that is away at first: connections are refused there or, if
+// answering, every answer is a 500.
 type frontSwitch struct {
 	url string
 	up  func()

@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A settle whose commit was not acknowledged is sent again. By then an operator may have replayed what it settled.
+// A settle whose commit was not acknowledged is sent again. By then an operator may have replayed
+// what it settled.
 func TestLateSettleMissesTheReplay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -32,8 +33,8 @@ func TestLateSettleMissesTheReplay(t *testing.T) {
 	}
 }
 
-// The whole history of a destination is replayed while a relay sends it: every delivery goes out exactly once more, for
-// what a relay has delivered again is not found again behind the cursor.
+// The whole history of a destination is replayed while a relay sends it: every delivery goes out
+// exactly once more, for what a relay has delivered again is not found again behind the cursor.
 func TestReplayOfManyWhileARelayRuns(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -58,7 +59,8 @@ func TestReplayOfManyWhileARelayRuns(t *testing.T) {
 	}
 }
 
-// What waits for its next attempt is sent at once when an operator says so, an ordering key in its order, and keeps its attempts.
+// What waits for its next attempt is sent at once when an operator says so, an ordering key in its
+// order, and keeps its attempts.
 func TestRetryNow(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -86,7 +88,8 @@ func TestRetryNow(t *testing.T) {
 	relaytest.Becomes(db, "1:2 2:1 3:1 4:2 5:2", `SELECT string_agg(event_id || ':' || attempts, ' ' ORDER BY event_id) FROM outbox_delivery WHERE NOT replay`)
 }
 
-// A delivery that fails again after a replay is one that failed, as before: the open alert counts it once.
+// A delivery that fails again after a replay is one that failed, as before: the open alert counts
+// it once.
 func TestReplaysDoNotRaiseTheAlert(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -97,7 +100,8 @@ func TestReplaysDoNotRaiseTheAlert(t *testing.T) {
 	const count = `SELECT count - counted_before FROM outbox_alert WHERE rule = 'failed' AND resolved_at IS NULL`
 	relaytest.Becomes(db, 3, count)
 	for range 2 {
-		// Event 3 stays failed. If none were, the watcher could resolve the alert before they fail again.
+		// Event 3 stays failed. If none were, the watcher could resolve the alert before they fail
+		// again.
 		_, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{1, 2}}, 0, nil)
 		relaytest.Must(t, err)
 		relaytest.Becomes(db, 2, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'failed' AND replay AND attempts = 1`)

@@ -36,8 +36,8 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	wantSent(t, rc, "k", numbers(2, 10))
 }
 
-// A key whose deliveries take long takes no room from others: what stands in its run waits for the one before it, and
-// for no sender.
+// A key whose deliveries take long takes no room from others: what stands in its run waits for the
+// one before it, and for no sender.
 func TestRunsTakeNoRoomFromOthers(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -61,8 +61,8 @@ func TestRetryInTheMiddleOfARun(t *testing.T) {
 	}
 }
 
-// With on_failure: skip a delivery that failed for good is passed over, in the middle of a run, at its end and as its
-// head.
+// With on_failure: skip a delivery that failed for good is passed over, in the middle of a run, at
+// its end and as its head.
 func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -82,8 +82,9 @@ func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
 	testkit.Equal(t, "held behind a failure that is to be skipped", sees(r.observer, func(o *observer) int { return o.outcomes[policy.Hold] }), 0)
 }
 
-// What failed in the middle of a run blocks the rest of its key, which spends no attempt, and nothing else, until an operator gives it
-// up. Then the key goes on at once: the next sweep is an hour away.
+// What failed in the middle of a run blocks the rest of its key, which spends no attempt, and
+// nothing else, until an operator gives it up. Then the key goes on at once: the next sweep is an
+// hour away.
 func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -105,8 +106,9 @@ func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	wantSent(t, rc, "k", numbers(1, 20))
 }
 
-// A replay of a failed head brings its followers along; one of an earlier delivered event goes before what is still
-// pending. Either way the replayed head and the live followers are of two classes, and of one run.
+// A replay of a failed head brings its followers along; one of an earlier delivered event goes
+// before what is still pending. Either way the replayed head and the live followers are of two
+// classes, and of one run.
 func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -183,8 +185,8 @@ func TestLaterAvailableEventHoldsItsKey(t *testing.T) {
 	wantSent(t, rc, "k", numbers(1, 10))
 }
 
-// Another session has locked a delivery in the middle of a run. It, and what follows it, waits for the lock; what comes before
-// does not.
+// Another session has locked a delivery in the middle of a run. It, and what follows it, waits for
+// the lock; what comes before does not.
 func TestLockedDeliveryBreaksItsRun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -203,7 +205,8 @@ func TestLockedDeliveryBreaksItsRun(t *testing.T) {
 	wantSent(t, rc, "k", numbers(1, 10))
 }
 
-// The lease of a run ends while it is sent. What is left of it is not sent under that lease, and goes on in order.
+// The lease of a run ends while it is sent. What is left of it is not sent under that lease, and
+// goes on in order.
 func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -212,7 +215,8 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	r := start(t, rarely(config(db, to(rc.URL))))
 	<-g.Arrived
 	relaytest.Becomes(db, 10, `SELECT count(*) FROM outbox_delivery WHERE claim > 0 AND event_id <= 10`)
-	// The sender's view of the lease is of this process alone; shorten what every later attempt wants to be left.
+	// The sender's view of the lease is of this process alone; shorten what every later attempt
+	// wants to be left.
 	before := r.config().Destinations
 	r.patient(2 * DefaultLease)
 	g.Open()
@@ -228,7 +232,8 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	}
 }
 
-// The destination goes down in the middle of runs, and comes back: the breaker holds what is left of them.
+// The destination goes down in the middle of runs, and comes back: the breaker holds what is left
+// of them.
 func TestBreakerOpensInTheMiddleOfARun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -258,7 +263,8 @@ func TestBreakerOpensInTheMiddleOfARun(t *testing.T) {
 	}
 }
 
-// wantFirstInOrder checks that no event of a key was sent before all earlier ones had been, and that all were.
+// wantFirstInOrder checks that no event of a key was sent before all earlier ones had been, and
+// that all were.
 func wantFirstInOrder(t testing.TB, rc *relaytest.Receiver, ordering string, n int) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -295,8 +301,8 @@ func TestPauseInTheMiddleOfARun(t *testing.T) {
 	wantSent(t, rc, "k", numbers(1, 40))
 }
 
-// A stop in the middle of a run ends with the POST in flight. What follows is given back, unspent, and is the next
-// relay's.
+// A stop in the middle of a run ends with the POST in flight. What follows is given back, unspent,
+// and is the next relay's.
 func TestStopInTheMiddleOfARun(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -334,8 +340,9 @@ func TestKillInTheMiddleOfARun(t *testing.T) {
 	wantSent(t, rc, "k", numbers(1, 5)+" "+numbers(5, 40))
 }
 
-// A relay stands still for longer than its lease, in the middle of a run, while another sends all of it. When it goes on
-// it still believes in its lease. It may send again what was sent, and changes nothing by that.
+// A relay stands still for longer than its lease, in the middle of a run, while another sends all
+// of it. When it goes on it still believes in its lease. It may send again what was sent, and
+// changes nothing by that.
 func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

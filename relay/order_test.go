@@ -15,8 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// The events of one ordering key arrive in order, however many relays send and however often the receiver fails: a
-// later one is never sent before the earlier one was taken.
+// The events of one ordering key arrive in order, however many relays send and however often the
+// receiver fails: a later one is never sent before the earlier one was taken.
 func TestOrderWithinAKey(t *testing.T) {
 	t.Parallel()
 	const keys, each = 12, 15
@@ -67,8 +67,8 @@ func TestOrderWithinAKey(t *testing.T) {
 	testkit.Equal(t, "taken", len(taken), keys*each)
 }
 
-// While a key waits for its head, the lane goes on, and its position moves past what follows in the key. That must not
-// wait, event by event, for the next routine sweep, which here is an hour away.
+// While a key waits for its head, the lane goes on, and its position moves past what follows in the
+// key. That must not wait, event by event, for the next routine sweep, which here is an hour away.
 func TestOrderedKeysGoOnBehindThePosition(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -80,7 +80,8 @@ func TestOrderedKeysGoOnBehindThePosition(t *testing.T) {
 	r.settles(t, policy.Delivered, 40)
 }
 
-// The same key of another destination, and a head whose retry is hours away: only the one lane waits.
+// The same key of another destination, and a head whose retry is hours away: only the one lane
+// waits.
 func TestOrderIsPerDestination(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "slow", "fast")

@@ -10,8 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// The answers to claims are lost, again and again, and the session resumes. What those claims took is sent at once
-// instead of when its lease ends, and what was claimed before keeps its claim.
+// The answers to claims are lost, again and again, and the session resumes. What those claims took
+// is sent at once instead of when its lease ends, and what was claimed before keeps its claim.
 func TestClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// The database has committed the outcomes, and the acknowledgement is lost. They are written again, and
-// must count once.
+// The database has committed the outcomes, and the acknowledgement is lost. They are written again,
+// and must count once.
 func TestLostAcknowledgementCountsOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// Without faults, two relays make one request an event. The quicker relay may deliver all of them before
-// the other one has looked, so there are more events until both have had some.
+// Without faults, two relays make one request an event. The quicker relay may deliver all of them
+// before the other one has looked, so there are more events until both have had some.
 func TestTwoRelaysShareTheWork(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -14,7 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// unruled lifts the rules of an event, which a disabled trigger or another program may have got past.
+// unruled lifts the rules of an event, which a disabled trigger or another program may have got
+// past.
 func unruled(db *relaytest.Database) {
 	db.Helper()
 	db.Exec(`CREATE OR REPLACE FUNCTION outbox_refuse(rule text, idempotency_key text) RETURNS integer LANGUAGE sql AS 'SELECT 0'`)
@@ -164,7 +165,8 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 	}
 }
 
-// damage makes the server unable to write the outcome of the given events to a destination, as if a page were damaged.
+// damage makes the server unable to write the outcome of the given events to a destination, as if a
+// page were damaged.
 func damage(db *relaytest.Database, destination string, upTo int) {
 	db.Helper()
 	db.Exec(fmt.Sprintf(`CREATE FUNCTION damaged() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

@@ -15,9 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A receiver refuses 6 % of all requests with 429, asks to come back in two seconds, and fails 4 % with 503, for as long as events
-// come. Each key's events arrive once and in order, each key waits for its own refusals alone, and the lane is neither closed nor
-// slowed: no backlog is left.
+// A receiver refuses 6 % of all requests with 429, asks to come back in two seconds, and fails 4 %
+// with 503, for as long as events come. Each key's events arrive once and in order, each key waits
+// for its own refusals alone, and the lane is neither closed nor slowed: no backlog is left.
 func TestOrderHoldsUnderSustainedRefusals(t *testing.T) {
 	t.Parallel()
 	const keys = 40

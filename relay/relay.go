@@ -65,14 +65,16 @@ type Relay struct {
 	fail    context.CancelCauseFunc // ends Run for what waiting cannot mend
 }
 
-// settleGrace is how long the last outcomes may take to be written once everything else has ended. Leaving takes less than a second after it,
-// so that a stop takes five seconds longer than DrainTimeout at most. Statements that are not part of delivering are cut off then, too.
+// settleGrace is how long the last outcomes may take to be written once everything else has ended.
+// Leaving takes less than a second after it, so that a stop takes five seconds longer than
+// DrainTimeout at most. Statements that are not part of delivering are cut off then, too.
 const (
 	settleGrace = 4 * time.Second
 	cutAfter    = 500 * time.Millisecond
 )
 
-// New returns a Relay, or every mistake in its configuration as joined [Problem]s. It does not touch the network.
+// New returns a Relay, or every mistake in its configuration as joined [Problem]s. It does not
+// touch the network.
 func New(cfg Config) (*Relay, error) {
 	cfg, err := complete(cfg)
 	if err != nil {
@@ -132,9 +134,10 @@ var (
 	ErrSuperuser = pg.ErrSuperuser // the login is a superuser's beside others, and Config.RefuseSuperuser is set
 )
 
-// Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
-// DrainTimeout, settles them, deregisters, and returns nil, also from a database that does not answer, at most five seconds after
-// DrainTimeout. While the database is away it waits for it, for ever. It returns an error only for what waiting cannot mend, one
+// Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs
+// in flight end within DrainTimeout, settles them, deregisters, and returns nil, also from a
+// database that does not answer, at most five seconds after DrainTimeout. While the database is
+// away it waits for it, for ever. It returns an error only for what waiting cannot mend, one
 // wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser], and [Asleep].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
@@ -170,7 +173,8 @@ type work struct {
 	leave  context.CancelCauseFunc // ends the session, by which other relays see that this one lives
 }
 
-// begin starts everything, which takes and sends until ctx is done, and then is ended by [Relay.end].
+// begin starts everything, which takes and sends until ctx is done, and then is ended by
+// [Relay.end].
 func (r *Relay) begin(ctx context.Context) *work {
 	w := &work{}
 	lasting := context.WithoutCancel(ctx)
@@ -194,7 +198,8 @@ func (r *Relay) begin(ctx context.Context) *work {
 	return w
 }
 
-// end ends what has begun: first what takes, then what sends, then what settles, and last the session. Each has its time, and is cut off after it.
+// end ends what has begun: first what takes, then what sends, then what settles, and last the
+// session. Each has its time, and is cut off after it.
 func (r *Relay) end(w *work, asleep bool) {
 	drainTimeout := r.config().DrainTimeout
 	r.cfg.Log.Info().Dur("drain_timeout", drainTimeout).Bool("asleep", asleep).Msg("stopping")
@@ -232,8 +237,8 @@ func (r *Relay) end(w *work, asleep bool) {
 	}
 }
 
-// Abort ends the drain of a Run that is told to stop, at once or when that happens: POSTs in flight are cut off, and
-// attempted again later. It may be called at any time, from any goroutine.
+// Abort ends the drain of a Run that is told to stop, at once or when that happens: POSTs in flight
+// are cut off, and attempted again later. It may be called at any time, from any goroutine.
 func (r *Relay) Abort() { r.abort() }
 
 // config returns the configuration in effect, which is never changed, only replaced.
@@ -265,7 +270,8 @@ func (r *Relay) databaseError(operation string, err error) {
 		signal(r.signals.schema)
 	}
 	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
-		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
+		// After a failover these connections may lead to what was the primary, for ever; new ones
+		// need not.
 		r.store.direct.Reset()
 	}
 	if hook := r.cfg.Hooks.DatabaseError; hook != nil {

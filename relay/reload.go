@@ -20,34 +20,38 @@ type reloads struct {
 	mu sync.Mutex
 	// running is done when this relay is told to stop; nil until it runs.
 	running context.Context
-	// recorded is the instance under which the routes of the configuration in effect are recorded; 0: none.
+	// recorded is the instance under which the routes of the configuration in effect are recorded;
+	// 0: none.
 	recorded int32
 	keeper   routes.Keeper
 	// salt of digests, and the digests that are recorded. Empty: none are.
 	salt    string
 	digests digests
-	// refused says why the latest configuration is not in effect; empty: it is. reported is what of it is recorded.
+	// refused says why the latest configuration is not in effect; empty: it is. reported is what of
+	// it is recorded.
 	refused, reported string
 }
 
-// Reload puts another configuration into effect while the relay runs, or before, and returns what changed, one text a
-// setting or destination; none: nothing did. It applies everything that can change or, with an error, nothing: the
-// configuration's mistakes as joined [Problem]s, or why the database did not take the routes. While the database is away
-// the routes follow when it is back.
+// Reload puts another configuration into effect while the relay runs, or before, and returns what
+// changed, one text a setting or destination; none: nothing did. It applies everything that can
+// change or, with an error, nothing: the configuration's mistakes as joined [Problem]s, or why the
+// database did not take the routes. While the database is away the routes follow when it is back.
 //
-// Requests in flight end as they began, with their URL, secrets and timeout; those after them use the new ones. Stored
-// routes of the configuration that were removed by hand are restored, also when the configuration is unchanged.
+// Requests in flight end as they began, with their URL, secrets and timeout; those after them use
+// the new ones. Stored routes of the configuration that were removed by hand are restored, also
+// when the configuration is unchanged.
 //
-// Pool, Pooler, Schema, Name, Environment, PollInterval, Lease and Watching need a restart: they are compared, named in
-// the log and among the changes, and stay what they are. Version, Log, Hooks and Spans stay, too. It is safe for concurrent use.
+// Pool, Pooler, Schema, Name, Environment, PollInterval, Lease and Watching need a restart: they
+// are compared, named in the log and among the changes, and stay what they are. Version, Log, Hooks
+// and Spans stay, too. It is safe for concurrent use.
 func (r *Relay) Reload(cfg Config) (changes []string, err error) {
 	changes, err = r.reload(cfg)
 	r.reloaded(changes, err)
 	return changes, err
 }
 
-// RefuseReload notes that a configuration was to be put into effect and has mistakes, until a [Relay.Reload] succeeds: status shows
-// it, and an alert tells it. It is safe for concurrent use.
+// RefuseReload notes that a configuration was to be put into effect and has mistakes, until a
+// [Relay.Reload] succeeds: status shows it, and an alert tells it. It is safe for concurrent use.
 func (r *Relay) RefuseReload(err error) { r.reloaded(nil, err) }
 
 func (r *Relay) reloaded(changes []string, err error) {
@@ -62,7 +66,8 @@ func (r *Relay) reloaded(changes []string, err error) {
 	}
 }
 
-// report records in the relay's row what others must know of its configuration. The caller holds r.reloads.mu.
+// report records in the relay's row what others must know of its configuration. The caller holds
+// r.reloads.mu.
 func (r *Relay) report(ctx context.Context, instance int32) error {
 	s := &r.reloads
 	if s.salt == "" {
@@ -132,7 +137,8 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	return changes, nil
 }
 
-// merge returns what a configuration comes to in this relay, and which of its settings need a restart.
+// merge returns what a configuration comes to in this relay, and which of its settings need a
+// restart.
 func (r *Relay) merge(cfg Config) (next *Config, later []string, err error) {
 	cfg, err = complete(cfg)
 	if err != nil {
@@ -150,7 +156,8 @@ func (r *Relay) merge(cfg Config) (next *Config, later []string, err error) {
 	return &cfg, later, nil
 }
 
-// reroute applies the routes of a configuration, and returns how many of an unchanged one were missing.
+// reroute applies the routes of a configuration, and returns how many of an unchanged one were
+// missing.
 func (r *Relay) reroute(ctx context.Context, next *Config) (restored int, err error) {
 	// Not while this relay is away: the session applies what is in effect when it is back.
 	instance, alive := r.current()
@@ -176,8 +183,8 @@ func (s *reloads) begin(ctx context.Context) {
 	s.running = ctx
 }
 
-// meetRoutes applies the routes of the configuration in effect before this relay counts as alive, unless they are
-// recorded already, as after a lost connection.
+// meetRoutes applies the routes of the configuration in effect before this relay counts as alive,
+// unless they are recorded already, as after a lost connection.
 func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
@@ -207,8 +214,9 @@ func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (r
 	return r.reloads.keeper.Apply(ctx, instance, destinations, cfg.Routes)
 }
 
-// withdrawRoutes takes this relay's routes back as soon as it stops. Until its last requests have ended, events would
-// otherwise go to destinations that it no longer claims for, and perhaps no other relay does.
+// withdrawRoutes takes this relay's routes back as soon as it stops. Until its last requests have
+// ended, events would otherwise go to destinations that it no longer claims for, and perhaps no
+// other relay does.
 func (r *Relay) withdrawRoutes() {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
@@ -223,7 +231,8 @@ func (r *Relay) withdrawRoutes() {
 	}
 }
 
-// followRoutes notices what others have changed about the routes, and removes those that only dead relays had.
+// followRoutes notices what others have changed about the routes, and removes those that only dead
+// relays had.
 func (r *Relay) followRoutes(ctx context.Context) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
@@ -237,8 +246,8 @@ func (r *Relay) followRoutes(ctx context.Context) error {
 	return r.reloads.keeper.Follow(ctx, instance)
 }
 
-// giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have
-// ended.
+// giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when
+// their POSTs have ended.
 func (r *Relay) giveBackRemoved() {
 	for _, l := range r.lanes.All() {
 		if l.IsRemoved() {

@@ -100,7 +100,8 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	<-g.Arrived
 	r.settles(t, policy.Delivered, 7)
 
-	// One delivery is on its way to slow, and ends; the two that are queued behind it are given back, and wait.
+	// One delivery is on its way to slow, and ends; the two that are queued behind it are given
+	// back, and wait.
 	r.reload(with(alone))
 	r.await(t, "what was queued", func(o *observer) bool { return o.reasons[policy.ReasonRemoved] == 1 })
 	relaytest.Becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND destination = 'slow'")
@@ -135,8 +136,8 @@ func TestReloadReleasesWhatIsParked(t *testing.T) {
 	r.settles(t, policy.Delivered, 1)
 }
 
-// Reloads race with each other, with deliveries and with everything else that reads the configuration. Each event still
-// arrives once, at one of the places.
+// Reloads race with each other, with deliveries and with everything else that reads the
+// configuration. Each event still arrives once, at one of the places.
 func TestReloadUnderLoad(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t)
@@ -193,7 +194,8 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
-// What needs a restart is named and stays, the rest is in effect; together they still have to make sense.
+// What needs a restart is named and stays, the rest is in effect; together they still have to make
+// sense.
 func TestReloadOfWhatNeedsARestart(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -238,8 +240,8 @@ func TestReloadOfWhatNeedsARestart(t *testing.T) {
 	}
 }
 
-// Before the database has answered, and while it is away, a configuration takes effect; its routes follow when it is
-// back.
+// Before the database has answered, and while it is away, a configuration takes effect; its routes
+// follow when it is back.
 func TestReloadWithoutADatabase(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -271,7 +273,8 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	r.settles(t, policy.Delivered, 2)
 }
 
-// A reload undoes what was done to the stored routes by hand, also when the configuration is the same.
+// A reload undoes what was done to the stored routes by hand, also when the configuration is the
+// same.
 func TestReloadRestoresRoutes(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -311,7 +314,8 @@ func TestReloadOfAlertChannels(t *testing.T) {
 	}
 }
 
-// A configuration that was refused stands in the relay's row until one is used, and so do digests of what it has.
+// A configuration that was refused stands in the relay's row until one is used, and so do digests
+// of what it has.
 func TestRefusedReloadIsRecorded(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -370,7 +374,8 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 	relaytest.Becomes(db, 0, "SELECT count(*)::int FROM outbox_destination WHERE breaker <> 'closed'")
 }
 
-// Each setting of a configuration either makes a difference, or stays, or is part of what is compared otherwise.
+// Each setting of a configuration either makes a difference, or stays, or is part of what is
+// compared otherwise.
 func TestEverySettingMakesADifference(t *testing.T) {
 	t.Parallel()
 	d := post.Destination{Name: "a", URL: "http://a"}
@@ -414,7 +419,8 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	relaytest.CheckFields(t, post.Egress{}, "AllowPrivate", "Proxy")
 }
 
-// What follows files is compared by what it returns now, and made anew whatever that is: the files may be others.
+// What follows files is compared by what it returns now, and made anew whatever that is: the files
+// may be others.
 func TestWhatFollowsFilesIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	token := func(text string) post.Destination {

@@ -21,7 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A relay in a process of its own, for tests that kill it: this test binary, told so by its environment.
+// A relay in a process of its own, for tests that kill it: this test binary, told so by its
+// environment.
 func TestRelayProcess(t *testing.T) {
 	dsn, url := os.Getenv("RELAY_TEST_DSN"), os.Getenv("RELAY_TEST_URL")
 	if dsn == "" {
@@ -82,8 +83,8 @@ func startProcessWithLease(t testing.TB, dsn, url string, lease time.Duration) (
 	}
 }
 
-// A relay is killed with POSTs in flight and claims in its queue, all leased for an hour. The survivor takes over at
-// once: the session of the dead one is gone.
+// A relay is killed with POSTs in flight and claims in its queue, all leased for an hour. The
+// survivor takes over at once: the session of the dead one is gone.
 func TestKilledRelayIsRescued(t *testing.T) {
 	t.Parallel()
 	const events = 200
@@ -123,7 +124,8 @@ func counted(keys []string) map[string]int {
 	return counts
 }
 
-// Another session keeps a row of a dead relay locked: the others are sent at once, and this one when the lock is gone.
+// Another session keeps a row of a dead relay locked: the others are sent at once, and this one
+// when the lock is gone.
 func TestLockedRowOfADeadRelayIsSentLater(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -137,8 +139,9 @@ func TestLockedRowOfADeadRelayIsSentLater(t *testing.T) {
 	r.settles(t, policy.Delivered, 10)
 }
 
-// A relay that is frozen keeps its connection, its session. When it was not heard of for 15 s, another one takes
-// over, and nothing that it does when it goes on overwrites what the other one wrote.
+// A relay that is frozen keeps its connection, its session. When it was not heard of for 15 s,
+// another one takes over, and nothing that it does when it goes on overwrites what the other one
+// wrote.
 func TestFrozenRelayIsRescued(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -169,8 +172,8 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	}
 }
 
-// A relay freezes while the server sends it a large claim. The claim is still open then: it keeps its deliveries locked, and its
-// relay's row, which a rescue needs.
+// A relay freezes while the server sends it a large claim. The claim is still open then: it keeps
+// its deliveries locked, and its relay's row, which a rescue needs.
 func TestRelayFrozenInItsClaimIsRescued(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -200,8 +203,8 @@ func dead(db *relaytest.Database) int32 {
 	return relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 hour', 0) RETURNING instance`)
 }
 
-// What a dead relay had in flight is sent at once, although a scan of a large backlog of blocked ordering keys is under way: it is not
-// behind that backlog, as it was not before.
+// What a dead relay had in flight is sent at once, although a scan of a large backlog of blocked
+// ordering keys is under way: it is not behind that backlog, as it was not before.
 func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	t.Parallel()
 	const dead = 1000

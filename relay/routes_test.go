@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// storedRoutes returns the routes that producers' events take, sorted, such as "* default, t other".
+// storedRoutes returns the routes that producers' events take, sorted, such as "* default, t
+// other".
 func storedRoutes(db *relaytest.Database) string {
 	db.Helper()
 	return relaytest.Row[string](db, "SELECT coalesce(string_agg(pattern || ' ' || destination, ', ' ORDER BY pattern, destination), '') FROM outbox_route")
@@ -28,9 +29,10 @@ func routesOfConfig(cfg Config) string {
 	return strings.Join(texts, ", ")
 }
 
-// A relay applies its routes when it starts and when its session comes back, withdraws them when it stops, and follows what others
-// change. In a deploy, the session of an old relay is cut while one with a newer configuration runs beside it: events for the new
-// destination must not be lost to the old one's routes.
+// A relay applies its routes when it starts and when its session comes back, withdraws them when it
+// stops, and follows what others change. In a deploy, the session of an old relay is cut while one
+// with a newer configuration runs beside it: events for the new destination must not be lost to the
+// old one's routes.
 func TestRoutesFollowTheRelays(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -32,8 +32,8 @@ func in(t testing.TB, dsn, schema string) *relaytest.Database {
 	return relaytest.At(t, u.String())
 }
 
-// Two outboxes in one database, in schemas with names that need care: each relay serves its own, and each is woken by
-// its own producers only.
+// Two outboxes in one database, in schemas with names that need care: each relay serves its own,
+// and each is woken by its own producers only.
 func TestSchemasDoNotMix(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

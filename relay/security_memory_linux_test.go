@@ -23,7 +23,8 @@ func peak(t *testing.T, pid int) (bytes int) {
 	return bytes << 10
 }
 
-// A stranger sends notifications of 8 kB in one transaction, 160 MB in all. The relay keeps none of them.
+// A stranger sends notifications of 8 kB in one transaction, 160 MB in all. The relay keeps none of
+// them.
 func TestSecurityNotificationsTakeNoMemory(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -14,8 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A stranger holds the locks of the next 600 relays, of the watcher and of the archive. A relay registers all the same,
-// delivers and looks around.
+// A stranger holds the locks of the next 600 relays, of the watcher and of the archive. A relay
+// registers all the same, delivers and looks around.
 func TestSecurityStrangersLocksStopNoRelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -35,8 +35,9 @@ func TestSecurityStrangersLocksStopNoRelay(t *testing.T) {
 	relaytest.Becomes(db, true, `SELECT watched_at > $1 FROM outbox_watch`, began)
 }
 
-// A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of notifications. Relays start
-// with a route of their own, deliver, close breakers, obey operators and leave all the same.
+// A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of
+// notifications. Relays start with a route of their own, deliver, close breakers, obey operators
+// and leave all the same.
 func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	t.Parallel()
 	if relaytest.Row[int](relaytest.Covered(t), `SELECT current_setting('server_version_num')::int`) < 170000 {

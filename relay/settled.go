@@ -29,7 +29,8 @@ func (r *Relay) newSettler() *settle.Settler {
 	return s
 }
 
-// applyWritten makes room in the lanes for outcomes that the database has taken, and wakes what waits for them.
+// applyWritten makes room in the lanes for outcomes that the database has taken, and wakes what
+// waits for them.
 func (r *Relay) applyWritten(settlements []settle.Settlement) {
 	type label struct {
 		destination string
@@ -74,15 +75,17 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 	}
 }
 
-// needsScan reports whether the claimer must scan at once for what was given back. It need not for a delivery that an open breaker
-// holds, since the probes lead to it; for one behind another of its ordering key, or the next one of a free key, since the key leads to
-// it; and must not for one that cannot be read, or that is suspect, since it would be claimed again and again.
+// needsScan reports whether the claimer must scan at once for what was given back. It need not for
+// a delivery that an open breaker holds, since the probes lead to it; for one behind another of its
+// ordering key, or the next one of a free key, since the key leads to it; and must not for one that
+// cannot be read, or that is suspect, since it would be claimed again and again.
 func needsScan(s *settle.Settlement) bool {
 	return s.Outcome == policy.Hold && !s.Posted && !s.FreesKey &&
 		s.Reason != policy.ReasonBreaker && s.Reason != policy.ReasonOrder && s.Reason != policy.ReasonDatabase && s.Reason != policy.ReasonSuspect
 }
 
-// noteWritten records when a row that was made is due, and that a delivery of an ordering key is settled.
+// noteWritten records when a row that was made is due, and that a delivery of an ordering key is
+// settled.
 func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	l := r.lanes.Get(s.Destination)
 	if s.Outcome == policy.Hold && s.InHand != nil {
@@ -98,7 +101,8 @@ func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	}
 }
 
-// applyDropped gives the room and the ordering key of an outcome back that the database refused until its lease ended.
+// applyDropped gives the room and the ordering key of an outcome back that the database refused
+// until its lease ended.
 func (r *Relay) applyDropped(s *settle.Settlement) {
 	l := r.lanes.Get(s.Destination)
 	if l == nil {

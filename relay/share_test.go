@@ -10,8 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// When many lanes find work at once, they share max_in_flight from the first claim on. If each counted itself as the only busy
-// one, 50 lanes would start 50 times as many requests, connections and goroutines.
+// When many lanes find work at once, they share max_in_flight from the first claim on. If each
+// counted itself as the only busy one, 50 lanes would start 50 times as many requests, connections
+// and goroutines.
 func TestLanesShareTheRelaysCapacityFromTheFirstClaim(t *testing.T) {
 	t.Parallel()
 	const count, capacity, each = 20, 40, 30

@@ -16,8 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// The turns of a slow rate come further apart than a lease lasts beside a POST. What waits for its turn must not lose it
-// to a lease that ended meanwhile, over and over.
+// The turns of a slow rate come further apart than a lease lasts beside a POST. What waits for its
+// turn must not lose it to a lease that ended meanwhile, over and over.
 func TestRateSlowerThanTheLease(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -40,7 +40,8 @@ func TestRateSlowerThanTheLease(t *testing.T) {
 	}
 }
 
-// An operator's forgotten transaction has locked what the breaker of one destination has to write. All others go on.
+// An operator's forgotten transaction has locked what the breaker of one destination has to write.
+// All others go on.
 func TestLockedDestinationKeepsNoOther(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -62,7 +63,8 @@ func TestLockedDestinationKeepsNoOther(t *testing.T) {
 	relaytest.Becomes(db, "open", `SELECT breaker FROM outbox_destination WHERE destination = 'a'`)
 }
 
-// A payload that cannot be read, as on a damaged page, is tried again now and then, not all the time.
+// A payload that cannot be read, as on a damaged page, is tried again now and then, not all the
+// time.
 func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -83,7 +85,8 @@ func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A scan through much that cannot be claimed continues by itself, also when the relay has nothing else to do.
+// A scan through much that cannot be claimed continues by itself, also when the relay has nothing
+// else to do.
 func TestScanContinuesInAnIdleRelay(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
@@ -100,7 +103,8 @@ func TestScanContinuesInAnIdleRelay(t *testing.T) {
 	}
 }
 
-// What another relay has claimed takes a scan to its bound: whatever lies behind is gone on to, in a relay that nothing else wakes.
+// What another relay has claimed takes a scan to its bound: whatever lies behind is gone on to, in
+// a relay that nothing else wakes.
 func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -141,7 +145,8 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 	}
 }
 
-// The database's clock was put back by an hour while a breaker was open: it is tried without waiting for an hour.
+// The database's clock was put back by an hour while a breaker was open: it is tried without
+// waiting for an hour.
 func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 	t.Parallel()
 	for name, state := range map[string]string{"open": `'open', now() + interval '1 hour', NULL`, "half-open": `'half_open', now() + interval '1 hour', 77`} {
@@ -158,7 +163,8 @@ func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 	}
 }
 
-// A probe of a destination that is down is no sign that there is work: a relay that is idle otherwise stays idle.
+// A probe of a destination that is down is no sign that there is work: a relay that is idle
+// otherwise stays idle.
 func TestProbeEndsNoIdleness(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -168,7 +174,8 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	c.pace = agenda.Pace{Poll: time.Hour}
 	c.clock.Set(time.Now())
 	instance, _ := r.current()
-	// In the database too: a beat that comes meanwhile would close a breaker of which it finds no row.
+	// In the database too: a beat that comes meanwhile would close a breaker of which it finds no
+	// row.
 	db.Exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
 		VALUES ('default', now(), 'half_open', now() + interval '1 minute', $1)`, instance)
 	r.lane("default").Change(func(b *policy.Breaker) { b.Try(time.Now(), time.Minute) })

@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// The database refuses the outcome of a key's head until the lease ends. Once it does not any more, the key goes on.
+// The database refuses the outcome of a key's head until the lease ends. Once it does not any more,
+// the key goes on.
 func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
 	testsize.Long(t) // it waits for the end of a lease
 	t.Parallel()
@@ -32,8 +33,8 @@ func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
 	wantFirstInOrder(t, rc, "k", 3)
 }
 
-// More ordering keys are ready than a narrow lane has room for, each with a long backlog. What has none of these keys is not
-// left waiting until they are through.
+// More ordering keys are ready than a narrow lane has room for, each with a long backlog. What has
+// none of these keys is not left waiting until they are through.
 func TestReadyKeysLeaveTurnsToOthers(t *testing.T) {
 	t.Parallel()
 	const keys = 100

@@ -12,8 +12,8 @@ var ErrNotRegistered = errors.New("the relay is not registered in its database")
 
 // State is what a relay knows of itself at one moment.
 type State struct {
-	// Turned is when the claimer last began a turn or, before the relay has started, when it last tried to reach the
-	// database. Zero: Run was not called.
+	// Turned is when the claimer last began a turn or, before the relay has started, when it last
+	// tried to reach the database. Zero: Run was not called.
 	Turned time.Time
 	// Beat is when the database last took a heartbeat. Zero: it has taken none.
 	Beat time.Time
@@ -23,9 +23,11 @@ type State struct {
 	Asleep bool
 	// StuckSince is since when every claim has failed; zero: the last one has not.
 	StuckSince time.Time
-	// Trouble that this relay has with its database now, such as a lack of disk; nil: none. Nothing of it is stored.
+	// Trouble that this relay has with its database now, such as a lack of disk; nil: none. Nothing
+	// of it is stored.
 	Trouble *Alert
-	// Lanes of the configured destinations. Of more than a hundred only those that had something to do lately.
+	// Lanes of the configured destinations. Of more than a hundred only those that had something to
+	// do lately.
 	Lanes []LaneView
 }
 
@@ -34,7 +36,8 @@ type LaneView struct {
 	LaneState
 	// InFlight are the deliveries that this relay has claimed and not settled.
 	InFlight int
-	// WaitUntil is when the relay tries the destination again that has asked it to wait (Retry-After); zero: it has not.
+	// WaitUntil is when the relay tries the destination again that has asked it to wait
+	// (Retry-After); zero: it has not.
 	WaitUntil time.Time
 }
 
@@ -43,7 +46,8 @@ type progress struct{ turned, beat, stuck atomic.Int64 }
 
 func (p *progress) markTurn() { p.turned.Store(time.Now().UnixNano()) }
 
-// markClaims notes whether claims work. since is when one worked last; err is nil if the latest has.
+// markClaims notes whether claims work. since is when one worked last; err is nil if the latest
+// has.
 func (r *Relay) markClaims(since time.Time, err error) {
 	if err == nil {
 		r.stuck.Store(0)
@@ -79,8 +83,9 @@ func (r *Relay) State() State {
 	return s
 }
 
-// CountBacklog counts what waits for the destinations of this relay, each kind up to limit, in one statement whose cost is
-// bounded. It fails while the relay is not registered: the database may be the wrong one. It is safe for concurrent use.
+// CountBacklog counts what waits for the destinations of this relay, each kind up to limit, in one
+// statement whose cost is bounded. It fails while the relay is not registered: the database may be
+// the wrong one. It is safe for concurrent use.
 func (r *Relay) CountBacklog(ctx context.Context, limit int) (Backlog, error) {
 	if !r.alive() {
 		return Backlog{}, ErrNotRegistered

@@ -18,8 +18,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A stop in the middle of the work: what is in flight ends and is settled, what waits is given back unspent, and the
-// relay leaves the registry.
+// A stop in the middle of the work: what is in flight ends and is settled, what waits is given back
+// unspent, and the relay leaves the registry.
 func TestGracefulStop(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -49,8 +49,8 @@ func TestGracefulStop(t *testing.T) {
 	testkit.Equal(t, "requests", rc.Total(), 500)
 }
 
-// What a stopping relay gives back lies behind the others' positions; its goodbye makes them look there, instead of at
-// their next sweep, which here is an hour away.
+// What a stopping relay gives back lies behind the others' positions; its goodbye makes them look
+// there, instead of at their next sweep, which here is an hour away.
 func TestGoodbyeWakesTheOthers(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -107,7 +107,8 @@ func TestAbortCutsOffTheDrain(t *testing.T) {
 	}
 }
 
-// A delivery is not given up because its relay was told to stop while its last attempt was under way.
+// A delivery is not given up because its relay was told to stop while its last attempt was under
+// way.
 func TestCutOffLastAttemptIsNotAFailure(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -137,7 +138,8 @@ func TestDrainTimeout(t *testing.T) {
 	testkit.Equal(t, "found", relaytest.Row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`), "pending 1 shutdown")
 }
 
-// Without a database nothing can be settled: the stop ends all the same, and the deliveries are left to their lease.
+// Without a database nothing can be settled: the stop ends all the same, and the deliveries are
+// left to their lease.
 func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -178,7 +180,8 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 	r.stop()
 }
 
-// A claim that the database does not answer is given up with the outcomes, and does not wait for the end of its statement.
+// A claim that the database does not answer is given up with the outcomes, and does not wait for
+// the end of its statement.
 func TestStopWhileAClaimHangs(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

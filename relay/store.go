@@ -24,8 +24,8 @@ func (s *store) salt(ctx context.Context) (salt string, err error) {
 	return pg.Value[string](ctx, s.pool, "read salt", selectSalt)
 }
 
-// A destination that refused the relay refused what the relay sent with its former settings. Without traffic, nothing but their change
-// says that this may be over.
+// A destination that refused the relay refused what the relay sent with its former settings.
+// Without traffic, nothing but their change says that this may be over.
 const recordDigests = `
 UPDATE outbox_relay_destination d SET settings = x.settings, secrets = x.secrets, refused_at = NULL, refused_error = NULL
 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (destination, settings, secrets)
@@ -51,7 +51,8 @@ const recordReload = `
 UPDATE outbox_relay SET reload_error = nullif($2, ''), reload_failed_at = CASE WHEN $2 <> '' THEN now() END
 WHERE instance = $1 AND coalesce(reload_error, '') <> $2`
 
-// recordReload records why this relay refused its new configuration; empty: it uses what is configured.
+// recordReload records why this relay refused its new configuration; empty: it uses what is
+// configured.
 func (s *store) recordReload(ctx context.Context, instance int32, refused string) error {
 	return pg.Exec(ctx, s.pool, "record reload", recordReload, instance, plain.Clip(refused))
 }
@@ -60,7 +61,8 @@ const recordSlowdown = `
 UPDATE outbox_relay_destination SET wait_until = CASE WHEN $3 > 0 THEN now() + make_interval(secs => $3::float8) END, slowed_to = nullif($4::float8, 0)
 WHERE destination = $1 AND instance = $2`
 
-// recordSlowdown records for how long a destination asks a relay to wait, and to how many requests a second it has slowed it; 0: it has not.
+// recordSlowdown records for how long a destination asks a relay to wait, and to how many requests
+// a second it has slowed it; 0: it has not.
 func (s *store) recordSlowdown(ctx context.Context, destination string, instance int32, wait time.Duration, perSecond float64) error {
 	return pg.Exec(ctx, s.pool, "record slowdown", recordSlowdown, destination, instance, wait.Seconds(), perSecond)
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A stranger who holds the lock of the front keeps no relay from delivering what lies behind what another one has in flight.
+// A stranger who holds the lock of the front keeps no relay from delivering what lies behind what
+// another one has in flight.
 func TestStrangerHoldsTheFront(t *testing.T) {
 	t.Parallel()
 	const events, inFlight = 3000, 100

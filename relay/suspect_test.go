@@ -15,7 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// Relays die one after the other, of something else, while they hold the same deliveries. None of these is failed.
+// Relays die one after the other, of something else, while they hold the same deliveries. None of
+// these is failed.
 func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// inHandElsewhere inserts the event k-1 and returns its range, which a relay has in hand that lives and does nothing.
+// inHandElsewhere inserts the event k-1 and returns its range, which a relay has in hand that lives
+// and does nothing.
 func inHandElsewhere(t *testing.T, db *relaytest.Database) (relay int32, r intake.Range) {
 	t.Helper()
 	relay, err := session.Register(t.Context(), db.Pool, false, "other", "test", time.Hour)
@@ -23,7 +24,8 @@ func inHandElsewhere(t *testing.T, db *relaytest.Database) (relay int32, r intak
 	return relay, r
 }
 
-// A relay that waits for another one's event of an ordering key, and dies, leaves nothing that could be claimed before that event.
+// A relay that waits for another one's event of an ordering key, and dies, leaves nothing that
+// could be claimed before that event.
 func TestWaiterThatDiesKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -47,7 +49,8 @@ func TestWaiterThatDiesKeepsTheOrder(t *testing.T) {
 	r.settles(t, policy.Delivered, 2)
 }
 
-// A crash of the server may undo takes. What waited for an event that another relay had taken does not overtake it then.
+// A crash of the server may undo takes. What waited for an event that another relay had taken does
+// not overtake it then.
 func TestLostRangesKeepTheOrder(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)

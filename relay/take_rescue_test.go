@@ -24,8 +24,8 @@ func takeAs(db *relaytest.Database, on pg.DB, instance int32) {
 
 const deadRelay = 9999
 
-// A range of a dead relay waits until a living one has no earlier event of its keys in hand. Until then nothing that follows in any of its
-// keys is sent.
+// A range of a dead relay waits until a living one has no earlier event of its keys in hand. Until
+// then nothing that follows in any of its keys is sent.
 func TestRescuedRangeThatWaitsKeepsItsKeys(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -56,8 +56,8 @@ func TestRescuedRangeThatWaitsKeepsItsKeys(t *testing.T) {
 	}
 }
 
-// An event that joins its key later waits with its rescued range for the range's other keys. It is due meanwhile, so that nothing of its key
-// may be sent before it.
+// An event that joins its key later waits with its rescued range for the range's other keys. It is
+// due meanwhile, so that nothing of its key may be sent before it.
 func TestRescuedRangeThatWaitsKeepsTheKeysOfWhatJoinsLater(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -81,8 +81,8 @@ func TestRescuedRangeThatWaitsKeepsTheKeysOfWhatJoinsLater(t *testing.T) {
 	testkit.Equal(t, "sent", slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' }), []string{"late", "k-1"})
 }
 
-// A relay that takes over a range while it has earlier events of its keys in hand makes rows of these with it. Otherwise a third relay would
-// claim what follows.
+// A relay that takes over a range while it has earlier events of its keys in hand makes rows of
+// these with it. Otherwise a third relay would claim what follows.
 func TestRescueMakesRowsOfEarlierEventsToo(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -139,7 +139,8 @@ func TestRescuedEventsFollowWhatWasDueBeforeThem(t *testing.T) {
 	}
 }
 
-// What is left of a range of a dead relay follows what became due before it, and that follows the events of the range that have rows.
+// What is left of a range of a dead relay follows what became due before it, and that follows the
+// events of the range that have rows.
 func TestRestOfARescuedRangeFollowsItsRows(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)

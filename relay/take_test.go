@@ -27,7 +27,8 @@ func rangesEnd(db *relaytest.Database) {
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox o WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id)`)
 }
 
-// A delivery is written once, with its outcome: no row is inserted as pending and updated, unless its answer took a second.
+// A delivery is written once, with its outcome: no row is inserted as pending and updated, unless
+// its answer took a second.
 func TestEventsAreTakenAndWrittenOnce(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -51,8 +52,8 @@ func TestEventsAreTakenAndWrittenOnce(t *testing.T) {
 	}
 }
 
-// A transaction that commits long after later ones delays nothing, and its event comes when it has committed, also to a relay that does not
-// poll.
+// A transaction that commits long after later ones delays nothing, and its event comes when it has
+// committed, also to a relay that does not poll.
 func TestLateCommitArrives(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -71,7 +72,8 @@ func TestLateCommitArrives(t *testing.T) {
 	}
 }
 
-// An event that commits while a later one of its ordering key is being sent does not wait for that one's retry.
+// An event that commits while a later one of its ordering key is being sent does not wait for that
+// one's retry.
 func TestLateCommitWhileItsKeyIsInHand(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -118,7 +120,8 @@ func TestRangeEndsWhileItsDeliveriesAreInFlight(t *testing.T) {
 	testkit.Equal(t, "requests", rc.Total(), 5)
 }
 
-// Whatever fails, the events of an ordering key are accepted in their order and once each, by several relays.
+// Whatever fails, the events of an ordering key are accepted in their order and once each, by
+// several relays.
 func TestKeysKeepTheirOrderInRanges(t *testing.T) {
 	t.Parallel()
 	for name, relays := range map[string]int{"one relay": 1, "three relays": 3} {
@@ -250,7 +253,8 @@ func TestEventOfTheFutureBecomesPending(t *testing.T) {
 	}
 }
 
-// A backlog that no relay has taken is delivered in whole, with keys and without, beside a destination that bears little.
+// A backlog that no relay has taken is delivered in whole, with keys and without, beside a
+// destination that bears little.
 func TestBacklogIsTaken(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t, "fast", "slow")

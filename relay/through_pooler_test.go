@@ -10,8 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// What a relay does for its users it does through a pooler as well: the tests of the direct relay, with a PgBouncer between
-// it and the server. Not among them is what rests on a session: wake-up by notification, and rescue within a second.
+// What a relay does for its users it does through a pooler as well: the tests of the direct relay,
+// with a PgBouncer between it and the server. Not among them is what rests on a session: wake-up by
+// notification, and rescue within a second.
 func TestThroughPooler(t *testing.T) {
 	t.Parallel()
 	for name, scenario := range map[string]func(*testing.T){
@@ -56,8 +57,8 @@ func TestThroughPooler(t *testing.T) {
 	}
 }
 
-// A relay through a pooler that is killed has no session that could be gone: the survivor has its work when the leases end,
-// though claims go on being made in between.
+// A relay through a pooler that is killed has no session that could be gone: the survivor has its
+// work when the leases end, though claims go on being made in between.
 func TestRecoveryWithinTheLease(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -22,7 +22,8 @@ func later(db *relaytest.Database, prefix, ordering string, n int, after string)
 		SELECT 't', '{}', $1 || '-' || i, $2, now() + $4::interval FROM generate_series(1, $3::int) i`, prefix, ordering, n, after)
 }
 
-// A producer that may insert cannot stop the events of another one by a shared ordering key and a far time.
+// A producer that may insert cannot stop the events of another one by a shared ordering key and a
+// far time.
 func TestEventsThatAreNotDueHoldNobody(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -39,7 +40,8 @@ func TestEventsThatAreNotDueHoldNobody(t *testing.T) {
 	wantSent(t, rc, "k", numbers(1, 6))
 }
 
-// Events of a key with a time are sent in the order in which they become due, each behind what was due before it, also if no relay ran then.
+// Events of a key with a time are sent in the order in which they become due, each behind what was
+// due before it, also if no relay ran then.
 func TestEventsJoinTheirKeyInTheOrderOfTheirTimes(t *testing.T) {
 	t.Parallel()
 	for name, runs := range map[string]bool{"a relay runs": true, "no relay runs": false} {
@@ -71,8 +73,8 @@ func TestEventsJoinTheirKeyInTheOrderOfTheirTimes(t *testing.T) {
 	}
 }
 
-// An event whose time comes while an earlier one of its key has failed, or is retried, waits behind it, and what is inserted later waits
-// behind both.
+// An event whose time comes while an earlier one of its key has failed, or is retried, waits behind
+// it, and what is inserted later waits behind both.
 func TestEventsThatBecomeDueWaitBehindTheirHead(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -123,8 +125,8 @@ func TestExplainNamesNoEventThatIsNotDue(t *testing.T) {
 	}
 }
 
-// What was committed before an event became due precedes it in its key, also if it has not been taken yet, and what was committed after that
-// follows it, also if one range has both.
+// What was committed before an event became due precedes it in its key, also if it has not been
+// taken yet, and what was committed after that follows it, also if one range has both.
 func TestEventsThatBecomeDueFollowWhatIsNotTakenYet(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -149,8 +151,8 @@ func TestEventsThatBecomeDueFollowWhatIsNotTakenYet(t *testing.T) {
 	}
 }
 
-// While relays die, and the receiver fails requests, events with and without a time reach it in the order in which they became due, then of
-// their commits.
+// While relays die, and the receiver fails requests, events with and without a time reach it in the
+// order in which they became due, then of their commits.
 func TestOrderOfTimesUnderKills(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A schema that is reverted under a running relay ends it, with the reason; a table that is away for a moment does not.
+// A schema that is reverted under a running relay ends it, with the reason; a table that is away
+// for a moment does not.
 func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -20,7 +21,8 @@ func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	other := start(t, cfg)
 	other.instance()
 	db.Exec(`ALTER TABLE outbox_relay RENAME TO away`)
-	// A new connection is compared with the one before, by what is away; that says nothing about the schema either.
+	// A new connection is compared with the one before, by what is away; that says nothing about
+	// the schema either.
 	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 	other.await(t, "a failed beat", func(o *observer) bool { return o.failures["session"] > 0 })
 	db.Exec(`ALTER TABLE away RENAME TO outbox_relay`)
@@ -35,8 +37,8 @@ func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	endedBySchema(t, ended)
 }
 
-// A relay that finds the schema reverted when its session comes back ends, too: then nothing but the session's own
-// statements fails.
+// A relay that finds the schema reverted when its session comes back ends, too: then nothing but
+// the session's own statements fails.
 func TestSchemaRevertedWhileAwayEndsTheRelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

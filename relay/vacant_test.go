@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A vacant address is one at which nothing listens and connections are refused. It stays this test's: a port that is only
-// closed again soon belongs to another process.
+// A vacant address is one at which nothing listens and connections are refused. It stays this
+// test's: a port that is only closed again soon belongs to another process.
 type vacant struct {
 	url  string
 	file *os.File // a socket that is bound and does not listen

@@ -12,8 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// What waits behind a failed head costs the other deliveries of its destination nothing: it leaves the index of what is due, and comes
-// back, in order, when the head has ended.
+// What waits behind a failed head costs the other deliveries of its destination nothing: it leaves
+// the index of what is due, and comes back, in order, when the head has ended.
 func TestManyBehindAFailedHead(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -50,7 +50,8 @@ func TestManyBehindAFailedHead(t *testing.T) {
 	}
 }
 
-// Another relay died between the end of a head and the release of what waits behind it, or an operator changed rows by hand.
+// Another relay died between the end of a head and the release of what waits behind it, or an
+// operator changed rows by hand.
 func TestStrandedDeliveriesAreReleased(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -63,8 +64,8 @@ func TestStrandedDeliveriesAreReleased(t *testing.T) {
 	wantSent(t, rc, "k", numbers(2, 40))
 }
 
-// A claim that finds ordering keys has found work, although the next one brings their deliveries: looks that follow notifications would
-// become rare otherwise, up to 100 ms apart.
+// A claim that finds ordering keys has found work, although the next one brings their deliveries:
+// looks that follow notifications would become rare otherwise, up to 100 ms apart.
 func TestFoundKeysAreWork(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

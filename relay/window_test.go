@@ -13,8 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A receiver that answers 429 and says when to come back gets nothing more until then: what waits spends no
-// attempt, and neither does what was claimed already.
+// A receiver that answers 429 and says when to come back gets nothing more until then: what waits
+// spends no attempt, and neither does what was claimed already.
 func TestRetryAfterClosesTheLane(t *testing.T) {
 	t.Parallel()
 	const waiting, most = 100, 2 // so few failures hold no destination
@@ -55,8 +55,8 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 	relaytest.Becomes(db, 2*waiting-refused, `SELECT count(*)::int FROM outbox_delivery WHERE destination = 'default' AND status = 'delivered' AND attempts = 1`)
 }
 
-// A receiver refuses every 16th request, and asks to come back after an hour. Each refused event waits that long, and no other waits with
-// it: all others are delivered at the first attempt.
+// A receiver refuses every 16th request, and asks to come back after an hour. Each refused event
+// waits that long, and no other waits with it: all others are delivered at the first attempt.
 func TestShareOfRefusalsClosesNoLane(t *testing.T) {
 	t.Parallel()
 	const events, every = 400, 16

@@ -19,7 +19,8 @@ type reader interface {
 	Run(ctx context.Context) error
 }
 
-// consume is one of the consumers: what a user of natsconsumer or kafkaconsumer writes, and a death.
+// consume is one of the consumers: what a user of natsconsumer or kafkaconsumer writes, and a
+// death.
 func (o *options) consume(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, o.Database)
 	if err != nil {

@@ -26,7 +26,8 @@ const (
 	leaderMoves = 700 * time.Millisecond
 )
 
-// overKafka is a topic of kfake, an imitation of three brokers in one process: all of them die together, and their leaders move.
+// overKafka is a topic of kfake, an imitation of three brokers in one process: all of them die
+// together, and their leaders move.
 type overKafka struct {
 	options *options
 	server  *localserver.Server
@@ -60,7 +61,8 @@ func (l *overKafka) url() string {
 // settings implements [eventLog].
 func (l *overKafka) settings() string { return "topic: " + topic }
 
-// disturb implements [eventLog]: it kills the brokers, and starts them again with what they had written.
+// disturb implements [eventLog]: it kills the brokers, and starts them again with what they had
+// written.
 func (l *overKafka) disturb(ctx context.Context) error {
 	l.server.Kill()
 	l.kills.Add(1)
@@ -157,8 +159,9 @@ func (o *options) imitate(ctx context.Context) error {
 		select {
 		case <-move.C:
 			cluster.ShufflePartitionLeaders()
-			// One batch is stored and not answered, another one is refused for now. Faults that met nothing are not kept: they would add up while
-			// the relay tries rarely, and in the end refuse it for ever.
+			// One batch is stored and not answered, another one is refused for now. Faults that met
+			// nothing are not kept: they would add up while the relay tries rarely, and in the end
+			// refuse it for ever.
 			faults.Remove()
 			faults = cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: topic, Err: kerr.RequestTimedOut},
 				kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: topic, Err: kerr.NotEnoughReplicas})

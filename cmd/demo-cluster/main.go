@@ -1,9 +1,11 @@
-// Command demo-cluster shows the promises of outbox-relay over a distributed log: a producer, a relay, a JetStream cluster of three servers
-// and three consumers, each a process of its own, while the stream's leader, the relay and the consumers are killed.
+// Command demo-cluster shows the promises of outbox-relay over a distributed log: a producer, a
+// relay, a JetStream cluster of three servers and three consumers, each a process of its own, while
+// the stream's leader, the relay and the consumers are killed.
 //
 //	producer ──tx──▶ [outbox] ◀── outbox-relay ──publish──▶ NATS n1 n2 n3 ──pull──▶ consumer ×3 ──tx──▶ [shipments, processed_events]
 //
-// In the end both databases are compared with each other and with the stream. With --log kafka the log is kfake, an imitation of Kafka's brokers.
+// In the end both databases are compared with each other and with the stream. With --log kafka the
+// log is kfake, an imitation of Kafka's brokers.
 package main
 
 import (

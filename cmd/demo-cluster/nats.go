@@ -79,7 +79,8 @@ func (l *overNATS) settings() string {
 	return fmt.Sprintf("subject: 'outbox.{partition}.{type}', partitions: %d, stream: %s", l.options.Partitions, stream)
 }
 
-// disturb implements [eventLog]: it kills the server that leads the stream, and starts it again when another one has taken over.
+// disturb implements [eventLog]: it kills the server that leads the stream, and starts it again
+// when another one has taken over.
 func (l *overNATS) disturb(ctx context.Context) error {
 	found, err := l.js.Stream(ctx, stream)
 	if err != nil || found.CachedInfo().Cluster == nil {

@@ -119,8 +119,9 @@ func (s *stage) run(ctx context.Context) error {
 	return s.check(ctx, took)
 }
 
-// configure writes the relay's configuration, which the caller removes. Attempts come often: the brokers go on refusing in the calm, when one key
-// alone may be left to get all their faults, and with the standard schedule it would wait for minutes after the third.
+// configure writes the relay's configuration, which the caller removes. Attempts come often: the
+// brokers go on refusing in the calm, when one key alone may be left to get all their faults, and
+// with the standard schedule it would wait for minutes after the third.
 func (s *stage) configure() error {
 	file, err := os.CreateTemp("", "demo-cluster-*.yaml")
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 
 var readerEvents = flag.Int("reader-events", 6_000, "events that each number of readers works in BenchmarkReaders")
 
-// BenchmarkReaders measures how many effects a second 1, 2, 3 and 6 reader processes have together, over 16 partitions of a stream of three
-// servers and of a topic of kfake, with a handler that writes one row. PostgreSQL writes to the disk at each commit. Run it with -benchtime 1x.
+// BenchmarkReaders measures how many effects a second 1, 2, 3 and 6 reader processes have together,
+// over 16 partitions of a stream of three servers and of a topic of kfake, with a handler that
+// writes one row. PostgreSQL writes to the disk at each commit. Run it with -benchtime 1x.
 func BenchmarkReaders(b *testing.B) {
 	for _, log := range []string{"nats", "kafka"} {
 		b.Run(log, func(b *testing.B) {
@@ -63,8 +64,9 @@ func (s *stage) fill(ctx context.Context) error {
 	})
 }
 
-// read has a number of readers work all events, and returns the effects per second from the first to the last one, and of the 80 % in the middle, in
-// which all readers have begun and none has ended.
+// read has a number of readers work all events, and returns the effects per second from the first
+// to the last one, and of the 80 % in the middle, in which all readers have begun and none has
+// ended.
 func (s *stage) read(ctx context.Context, readers int) (whole, middle float64, err error) {
 	if _, err := s.ship.Exec(ctx, `TRUNCATE shipments`); err != nil {
 		return 0, 0, err

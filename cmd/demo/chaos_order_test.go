@@ -14,8 +14,8 @@ import (
 var chaosOrder = flag.Bool("chaos-order", false, "TestChaosOrder issues 200 events of each of 200 ordering keys, instead of a few, and TestSurvivorTakesOver judges the time")
 
 // While any of three relays is killed at any time, and the receiver fails one request in twenty,
-// the events of each ordering key arrive in the order in which they become due, each with one effect.
-// A fifth of them become due some time after their commit. See decision 72.
+// the events of each ordering key arrive in the order in which they become due, each with one
+// effect. A fifth of them become due some time after their commit. See decision 72.
 func TestChaosOrder(t *testing.T) {
 	testsize.Long(t)
 	keys, each := 40, 50

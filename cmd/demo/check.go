@@ -67,7 +67,8 @@ func (s *stage) gather() error {
 	return nil
 }
 
-// addLostRanges says of each request for an event of a range that was taken over that its claim was lost: no row says so.
+// addLostRanges says of each request for an event of a range that was taken over that its claim was
+// lost: no row says so.
 const addLostRanges = `
 INSERT INTO facts.lost_claim
 SELECT DISTINCT r.delivery, coalesce(d.life, 'instance ' || l.instance)
@@ -100,9 +101,10 @@ FROM facts.invoice i LEFT JOIN facts.event e USING (key) WHERE e.key IS NULL OR 
 SELECT key || CASE WHEN s.key IS NULL THEN ' is processed and not shipped' ELSE ' is shipped and not processed' END
 FROM facts.processed p FULL JOIN (SELECT DISTINCT key FROM facts.shipment) s USING (key) WHERE p.key IS NULL OR s.key IS NULL`},
 		// A recorded cause for every request that is not the one that delivered its event: a fault
-		// that the relay's attempt log agrees with, or the death of the relay whose claim it was. An
-		// answer in the last second of the relay's patience may not have got there. A dead relay's
-		// last settle may have been on its way when its claim was another's: it logs, and counts no more.
+		// that the relay's attempt log agrees with, or the death of the relay whose claim it was.
+		// An answer in the last second of the relay's patience may not have got there. A dead
+		// relay's last settle may have been on its way when its claim was another's: it logs, and
+		// counts no more.
 		{promise: "every request on the wire is explained, and every attempt counted", query: `
 WITH wire AS (
     SELECT r.*, e.status = 'delivered' AND r.delivery = e.delivery AS delivered, f.reason, l.life, n.name IS NOT NULL AS killed,
@@ -127,11 +129,12 @@ UNION ALL SELECT format('%s: %s was answered %s before its effect was committed'
 UNION ALL SELECT format('%s: delivered by %s, which was never on the wire', key, delivery) FROM facts.event e
     WHERE status = 'delivered' AND NOT EXISTS (SELECT FROM facts.request r WHERE r.key = e.key AND r.delivery = e.delivery)
 UNION ALL SELECT format('%s: %s attempts are counted, %s were made', key, attempts, made) FROM attempt WHERE attempts NOT BETWEEN made - uncounted AND made`},
-		// Within each key: ids in the order of the commits, no request for an event before its time or
-		// before those in front of it were taken, and the effects in the same order. What comes first is
-		// exact among events that were due at once, and among those that were due later. Of one of each a
-		// quarter of a second may be between them: an event is due later if it is due a tenth of a second after its
-		// insert at least (decision 72), and it is seen some time after the time of its commit.
+		// Within each key: ids in the order of the commits, no request for an event before its time
+		// or before those in front of it were taken, and the effects in the same order. What comes
+		// first is exact among events that were due at once, and among those that were due later.
+		// Of one of each a quarter of a second may be between them: an event is due later if it is
+		// due a tenth of a second after its insert at least (decision 72), and it is seen some time
+		// after the time of its commit.
 		{promise: "events of one ordering key arrive in the order in which they became due, and then were committed", query: `
 WITH wire AS (
     SELECT key, min(at) AS posted, min(answered_at) FILTER (WHERE succeeded) AS taken FROM facts.request GROUP BY key

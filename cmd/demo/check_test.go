@@ -127,7 +127,8 @@ func TestCheckAllowsAnAnswerThatIsTooLate(t *testing.T) {
 // dueBefore lets A become due after its commit, and D overtake it.
 const dueBefore = `UPDATE facts.event SET due = clock(0) WHERE key = 'A'; UPDATE facts.request SET at = clock(19.999) WHERE delivery = '4-default-1'`
 
-// What becomes due while a relay takes events of its key follows them, and what became due at about the same time has no certain order.
+// What becomes due while a relay takes events of its key follows them, and what became due at about
+// the same time has no certain order.
 func TestCheckAllowsWhatBecomesDueMeanwhile(t *testing.T) {
 	t.Parallel()
 	db := facts(t)

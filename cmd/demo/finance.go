@@ -58,7 +58,8 @@ func (o *order) Run(ctx context.Context) error {
 	for worker := range financeWorkers {
 		workers.Go(func() {
 			for n := range o.Invoices {
-				// What has an ordering key is always its worker's: only successive transactions have an order.
+				// What has an ordering key is always its worker's: only successive transactions
+				// have an order.
 				if (o.Keys > 0 && n%o.Keys%financeWorkers != worker) || (o.Keys == 0 && n%financeWorkers != worker) {
 					continue
 				}
@@ -87,7 +88,8 @@ const insertEvent = `
 INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
 VALUES ($1, $2, $3, nullif($4, ''), coalesce($5, now()))`
 
-// An event that is due later is due after minWait to maxWait. It joins its ordering key by its time after 100 ms or more.
+// An event that is due later is due after minWait to maxWait. It joins its ordering key by its time
+// after 100 ms or more.
 const (
 	minWait = 300 * time.Millisecond
 	maxWait = 3 * time.Second

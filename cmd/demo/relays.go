@@ -48,7 +48,8 @@ SELECT coalesce(sum((SELECT count(*) FROM outbox_delivery WHERE status = 'pendin
      + (SELECT coalesce(sum(demo_unsettled(g)), 0) FROM outbox_range g WHERE ended_at IS NULL AND relay = r.instance)), 0)::bigint
 FROM demo_relay r WHERE life = $1` // no row: it has not registered yet
 
-// holding counts the deliveries that a life has claimed and not settled, and the events of its open ranges.
+// holding counts the deliveries that a life has claimed and not settled, and the events of its open
+// ranges.
 func (s *stage) holding(ctx context.Context, life string) (int, error) {
 	return process.One[int](ctx, s.finance, selectHolding, life)
 }

@@ -89,7 +89,8 @@ func TestAlertTest(t *testing.T) {
 	command(nil, "alert", "test", "--config", empty).holds(t, cli.ExitFailed, "", "no channel is configured")
 }
 
-// The settings of egress bind the channels of alert test. What each service does under them is tested in internal/notify.
+// The settings of egress bind the channels of alert test. What each service does under them is
+// tested in internal/notify.
 func TestSecurityAlertTestObeysEgress(t *testing.T) {
 	t.Parallel()
 	reached := newChat(t, respond(200, `{"id": 1}`))

@@ -23,9 +23,10 @@ var (
 	archiveCalm = flag.Duration("archive-calm", time.Second, "for how long it delivers before, and again after that")
 )
 
-// BenchmarkArchiveUnderLoad commits 1,000 events a second on a durable server, where a relay delivers them, and measures
-// how long they take: first in calm, then while a process archives a backlog of settled events, is killed twice and started
-// again, and then in calm again. It fails if an event is lost, or is anywhere twice.
+// BenchmarkArchiveUnderLoad commits 1,000 events a second on a durable server, where a relay
+// delivers them, and measures how long they take: first in calm, then while a process archives a
+// backlog of settled events, is killed twice and started again, and then in calm again. It fails if
+// an event is lost, or is anywhere twice.
 func BenchmarkArchiveUnderLoad(b *testing.B) {
 	for b.Loop() {
 		archiveUnderLoad(b)
@@ -80,7 +81,8 @@ func archiveUnderLoad(b *testing.B) {
 	reportLive(b, before, during, after)
 }
 
-// archiveThroughKills runs the command until everything is archived; two runs are killed on their way.
+// archiveThroughKills runs the command until everything is archived; two runs are killed on their
+// way.
 func archiveThroughKills(b *testing.B, dsn string, db *sql.DB) {
 	b.Helper()
 	batch := fmt.Sprint("--batch=", *archiveSize)

@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// settled adds events that were delivered 35 days ago, with the xid of events that have their deliveries.
+// settled adds events that were delivered 35 days ago, with the xid of events that have their
+// deliveries.
 func settled(t testing.TB, db *sql.DB, from, to int) {
 	t.Helper()
 	if _, err := db.ExecContext(t.Context(), `
@@ -32,8 +33,8 @@ func settled(t testing.TB, db *sql.DB, from, to int) {
 	}
 }
 
-// moved returns how many of the settled events stand in the archive, after having checked that each stands in exactly
-// one place, with its delivery.
+// moved returns how many of the settled events stand in the archive, after having checked that each
+// stands in exactly one place, with its delivery.
 func moved(t testing.TB, db *sql.DB, all int) (n int) {
 	t.Helper()
 	var lost, wrong int

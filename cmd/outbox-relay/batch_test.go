@@ -29,8 +29,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A relay and a receiver with batches, while answers are lost after their commit, handlers fail and panic, and the relay is stopped hard:
-// everything takes effect once, each ordering key in its order, and the poison fails alone.
+// A relay and a receiver with batches, while answers are lost after their commit, handlers fail and
+// panic, and the relay is stopped hard: everything takes effect once, each ordering key in its
+// order, and the poison fails alone.
 func TestBatchesEndToEnd(t *testing.T) {
 	t.Parallel()
 	sender, receiver := relaytest.At(t, pgtest.New(t, migrations.Outbox)), relaytest.At(t, pgtest.New(t, migrations.Inbox))
@@ -144,7 +145,8 @@ func takesBatches(b *testing.B, arrived func(payload []byte)) http.Handler {
 	})
 }
 
-// BenchmarkBatches drains a backlog with and without batches, to a receiver that only answers and to the middleware.
+// BenchmarkBatches drains a backlog with and without batches, to a receiver that only answers and
+// to the middleware.
 func BenchmarkBatches(b *testing.B) {
 	const events = 20_000
 	plain := takesBatches(b, func([]byte) {})
@@ -188,7 +190,8 @@ func BenchmarkBatches(b *testing.B) {
 	}
 }
 
-// BenchmarkBatchLatency commits 1,000 events a second, and measures from before each insert to the arrival at a receiver that takes batches.
+// BenchmarkBatchLatency commits 1,000 events a second, and measures from before each insert to the
+// arrival at a receiver that takes batches.
 func BenchmarkBatchLatency(b *testing.B) {
 	const rate, seconds = 1000, 10
 	for _, c := range []struct {

@@ -101,7 +101,8 @@ func TestBenchAgainstAReceiver(t *testing.T) {
 	unchanged()
 }
 
-// A receiver that refuses the events for good, or that is not there, ends the run with what to do about it.
+// A receiver that refuses the events for good, or that is not there, ends the run with what to do
+// about it.
 func TestBenchRefused(t *testing.T) {
 	t.Parallel()
 	dsn, unchanged := outboxWithEvent(t)
@@ -112,7 +113,8 @@ func TestBenchRefused(t *testing.T) {
 	unchanged()
 }
 
-// A rate that the database cannot bear ends with the duration, and what is left of a killed run is named.
+// A rate that the database cannot bear ends with the duration, and what is left of a killed run is
+// named.
 func TestBenchOverload(t *testing.T) {
 	t.Parallel()
 	dsn, unchanged := outboxWithEvent(t)

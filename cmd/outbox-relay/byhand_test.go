@@ -22,8 +22,8 @@ import (
 
 var byHand = regexp.MustCompile(`(?s)<pre id="curl-[^"]*"[^>]*>(.*?)</pre>`)
 
-// What the page prints to send an event by hand can be run as it stands: once by the relay, signed, and once by curl. Both requests
-// say the same, down to the bytes of the payload.
+// What the page prints to send an event by hand can be run as it stands: once by the relay, signed,
+// and once by curl. Both requests say the same, down to the bytes of the payload.
 func TestSendByHand(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"jq", "curl"} {

@@ -28,13 +28,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// canary is what a receiver, a producer or another login writes to be obeyed where it is read: by terminals, by readers'
-// eyes, and by chats. Whatever shows it as text shows its first word.
+// canary is what a receiver, a producer or another login writes to be obeyed where it is read: by
+// terminals, by readers' eyes, and by chats. Whatever shows it as text shows its first word.
 const canary = "CANARY\x1b]0;owned\x07\x1b[2J\u009b31m\r\nFORGED line\u202e\u2066\u2028\u2029\u200f\u061c\u200b\U000e0041\u00ad\ufeff" +
 	" <!channel> <@U012> @everyone @here <users/all> [x](https://evil.example/a) http://evil.example evil.example a@evil.example"
 
-// plant writes the canary into every column of the outbox that holds text, in a row of every table, after removing the
-// constraints that refuse it: what is shown must not depend on them.
+// plant writes the canary into every column of the outbox that holds text, in a row of every table,
+// after removing the constraints that refuse it: what is shown must not depend on them.
 func plant(t *testing.T, db *sql.DB) {
 	t.Helper()
 	execute(t, db, `
@@ -100,10 +100,12 @@ func onTerminal(t *testing.T, env []string, args ...string) string {
 	return string(<-shown)
 }
 
-// colours are the only sequences that the program itself sends to a terminal, beside those that clear a line.
+// colours are the only sequences that the program itself sends to a terminal, beside those that
+// clear a line.
 var colours = regexp.MustCompile(`\x1b\[[0-9;]*m|\r\x1b\[K`)
 
-// wantText checks that a terminal or a log was sent printable lines only, and that no stored text began a line of its own.
+// wantText checks that a terminal or a log was sent printable lines only, and that no stored text
+// began a line of its own.
 func wantText(t *testing.T, where, shown string) {
 	t.Helper()
 	for line := range strings.Lines(colours.ReplaceAllString(strings.ReplaceAll(shown, "\r\n", "\n"), "")) {
@@ -187,7 +189,8 @@ func stringsIn(t *testing.T, text []byte) (all []string) {
 	}
 }
 
-// What a receiver answers, and what stands in an alert, is text in the log, in the database and in every channel.
+// What a receiver answers, and what stands in an alert, is text in the log, in the database and in
+// every channel.
 func TestSecurityCanariesInAlertsAndLogs(t *testing.T) {
 	t.Parallel()
 	authority := notifytest.NewAuthority()
@@ -199,7 +202,8 @@ func TestSecurityCanariesInAlertsAndLogs(t *testing.T) {
 	})
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
-	// The proxy of egress is that of the services; the channels and destinations of this host would be refused by none.
+	// The proxy of egress is that of the services; the channels and destinations of this host would
+	// be refused by none.
 	config := fmt.Appendf(nil, "egress: {proxy: %q}\nalerts:\n  after: 0s\n  channels:\n  - {service: %q}\n", w.Proxy.URL, w.Mail.URL())
 	for _, url := range slices.Sorted(maps.Values(notifytest.ServiceURLs())) {
 		config = fmt.Appendf(config, "  - {service: %q}\n", url)
@@ -254,7 +258,8 @@ func TestSecurityCanariesInAlertsAndLogs(t *testing.T) {
 	testkit.Equal(t, "hosts were told", len(messages), len(notifytest.ServiceURLs())+2)
 }
 
-// relayOnTerminal runs a relay whose log is shown on a terminal, until what is awaited has happened.
+// relayOnTerminal runs a relay whose log is shown on a terminal, until what is awaited has
+// happened.
 func relayOnTerminal(t *testing.T, env []string, file string, await func()) string {
 	t.Helper()
 	person, program := terminal(t)
@@ -275,7 +280,8 @@ func relayOnTerminal(t *testing.T, env []string, file string, await func()) stri
 	return string(all)
 }
 
-// textsOf returns the strings of a message's JSON, the values of its forms, and the lines of what is neither.
+// textsOf returns the strings of a message's JSON, the values of its forms, and the lines of what
+// is neither.
 func textsOf(m notifytest.Message) (texts []string) {
 	for _, part := range []string{m.Query, m.Body, m.Headers} {
 		values, err := url.ParseQuery(part)
@@ -298,7 +304,8 @@ func textsOf(m notifytest.Message) (texts []string) {
 	return texts
 }
 
-// runbookOf finds the relay's own link in an alert, and codeOf what Slack is sent as code, where it obeys nothing.
+// runbookOf finds the relay's own link in an alert, and codeOf what Slack is sent as code, where it
+// obeys nothing.
 var runbookOf, codeOf = regexp.MustCompile(`Runbook: https://github\.com/\S+#alert-\w+`), regexp.MustCompile("`[^`]*`")
 
 // wantHarmless checks that nothing in a text that a chat was sent works there.

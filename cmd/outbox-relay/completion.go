@@ -40,7 +40,8 @@ func (cmd completionCmd) Run(inv *cli.Invocation, kctx *kong.Context) error {
 	return err
 }
 
-// completeBash writes a function for bash. It goes through the words before the cursor to find which command they name.
+// completeBash writes a function for bash. It goes through the words before the cursor to find
+// which command they name.
 func completeBash(b *strings.Builder, root *kong.Node) {
 	var paths, words, values strings.Builder
 	walkCommands(root, "", func(path string, node *kong.Node) {
@@ -108,7 +109,8 @@ type completeCmd struct {
 	What string `arg:"" enum:"destination,reason,type"`
 }
 
-// Run prints what completes a flag. No destination, reason or type is named ?, so that all that are known are offered.
+// Run prints what completes a flag. No destination, reason or type is named ?, so that all that are
+// known are offered.
 func (cmd completeCmd) Run(inv *cli.Invocation) error {
 	return config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		unknown, err := outbox.UnknownNames(ctx, "?", "?", "?")
@@ -121,7 +123,8 @@ func (cmd completeCmd) Run(inv *cli.Invocation) error {
 	})
 }
 
-// walkCommands calls f for a command and for all below it, with the words that lead there, each behind a blank.
+// walkCommands calls f for a command and for all below it, with the words that lead there, each
+// behind a blank.
 func walkCommands(node *kong.Node, path string, f func(path string, node *kong.Node)) {
 	f(path, node)
 	for _, child := range node.Children {

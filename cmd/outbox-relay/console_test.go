@@ -120,8 +120,9 @@ func confirmation(body string) url.Values {
 	return form
 }
 
-// An address may try ten wrong tokens, and then one a second. The log has one line a minute. Who has signed in before is not slowed by
-// others at the same address. A site that points its name at the relay reads neither metrics nor the page.
+// An address may try ten wrong tokens, and then one a second. The log has one line a minute. Who
+// has signed in before is not slowed by others at the same address. A site that points its name at
+// the relay reads neither metrics nor the page.
 func TestSecurityTokensAndHosts(t *testing.T) {
 	t.Parallel()
 	s := start(t, []string{
@@ -198,7 +199,8 @@ func TestSecurityTokensAndHosts(t *testing.T) {
 	}
 }
 
-// Strangers who hold as many connections as they like keep neither a probe, nor a scraper, nor the page from being answered.
+// Strangers who hold as many connections as they like keep neither a probe, nor a scraper, nor the
+// page from being answered.
 func TestSecurityStrangersKeepNoProbe(t *testing.T) {
 	t.Parallel()
 	s := start(t, []string{
@@ -228,7 +230,8 @@ func TestSecurityStrangersKeepNoProbe(t *testing.T) {
 	s.end(t, 0)
 }
 
-// Each command that reads a configuration file warns if the file has a secret and other accounts of the machine may read it.
+// Each command that reads a configuration file warns if the file has a secret and other accounts of
+// the machine may read it.
 func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)

@@ -70,7 +70,8 @@ func startDrilled(t *testing.T, wrap func(http.Handler) http.Handler) drilled {
 
 func unchanged(h http.Handler) http.Handler { return h }
 
-// doubled sends every request to the receiver a second time, under another name for it: its effect comes twice.
+// doubled sends every request to the receiver a second time, under another name for it: its effect
+// comes twice.
 func (r *drilled) doubled(t *testing.T) {
 	t.Helper()
 	pgtest.Exec(t, r.pool, `CREATE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -137,7 +138,8 @@ func TestDrillFindsMistakes(t *testing.T) {
 		t.Errorf("%v %s", err, text)
 	}
 
-	// Without a probe the answers are right. Checks that nobody asked for are counted, and not listed.
+	// Without a probe the answers are right. Checks that nobody asked for are counted, and not
+	// listed.
 	notAsked := fmt.Sprintf("2 passed, 0 failed, 0 warned, 1 skipped, %d not asked for; ", len(drill.Checks())-3)
 	if got := drillCommand(nil, r.url, "--only=duplicate,same-content"); got.code != 0 || !strings.Contains(got.stdout, "Effects were not counted") ||
 		got.stderr != "passed   valid\npassed   duplicate\nskipped  same-content\n" || !strings.Contains(got.stdout, notAsked) {
@@ -212,7 +214,8 @@ func TestDrillIsRefused(t *testing.T) {
 			t.Errorf("%q: %+v, want %q", test.args, got, test.want)
 		}
 	}
-	// The environment's secret and a file of secrets are enough, however many destinations are configured.
+	// The environment's secret and a file of secrets are enough, however many destinations are
+	// configured.
 	good, both := writeFile(t, filepath.Join(t.TempDir(), "good"), goodSecret), "destinations:\n  default: {url: 'https://a.example.com'}\n  b: {url: 'https://b.example.com'}\n"
 	one := "destinations:\n  b: {url: 'https://b.example.com'}\n"
 	for _, test := range []struct {

@@ -140,7 +140,8 @@ func words(t *testing.T, line string) []string {
 	return strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
 }
 
-// The commands that explain and status advise work when they are pasted, whatever the ordering key is.
+// The commands that explain and status advise work when they are pasted, whatever the ordering key
+// is.
 func TestAdvisedCommandsTakeOddKeys(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"--destination", "-", "-y", `it's "a" $(id) \ key`, "# key", "*", "--", strings.Repeat("k", 255)} {
@@ -247,8 +248,8 @@ func TestAuditCommand(t *testing.T) {
 	command(env, "audit", "--before=-1").expect(t, cli.ExitUsage, "", "outbox-relay: --before: -1 is no number of an entry; write 1 or more\n")
 }
 
-// A producer may write any time that PostgreSQL knows. What becomes of the event is told all the same, before and after a relay has
-// refused it, by commands, page and API.
+// A producer may write any time that PostgreSQL knows. What becomes of the event is told all the
+// same, before and after a relay has refused it, by commands, page and API.
 func TestSecurityAnyTimeOfAProducerIsTold(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)

@@ -27,8 +27,8 @@ func ignoresHangups(t *testing.T, pid int) bool {
 	return bits>>(syscall.SIGHUP-1)&1 == 1
 }
 
-// From its first moments on, before it has initialised its packages and read its configuration, a relay does not end at SIGHUP. It comes up,
-// and reloads.
+// From its first moments on, before it has initialised its packages and read its configuration, a
+// relay does not end at SIGHUP. It comes up, and reloads.
 func TestHangupsWhileARelayStarts(t *testing.T) {
 	t.Parallel()
 	dsn, dir := pgtest.New(t, migrations.Outbox), t.TempDir()

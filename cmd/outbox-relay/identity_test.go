@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// renamed makes an outbox one that relays were accepted on as another environment, with n pending events.
+// renamed makes an outbox one that relays were accepted on as another environment, with n pending
+// events.
 func renamed(t *testing.T, n int) (dsn string, address string) {
 	t.Helper()
 	dsn = coveredOutbox(t)

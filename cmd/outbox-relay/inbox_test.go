@@ -22,7 +22,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// fillInbox makes n failed events of an inbox, with ids from 1 on, and one that a middleware processed.
+// fillInbox makes n failed events of an inbox, with ids from 1 on, and one that a middleware
+// processed.
 const fillInbox = `
 INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, inbox_id, attempts, last_error, payload, request_headers, ordering_key, sequence)
 SELECT 'shipping', 'finance', 'k' || i, 'paid', 'failed', i, 8, 'no such customer', 'the payload', '{"X-Secret": ["header"]}', CASE WHEN i % 2 = 0 THEN 'o' || i END, i
@@ -175,7 +176,8 @@ var (
 	blanks = regexp.MustCompile(` +`)
 )
 
-// roughly makes one text of all times that an hour is shown as, however long the test took, and one blank of several.
+// roughly makes one text of all times that an hour is shown as, however long the test took, and one
+// blank of several.
 func roughly(text string) string {
 	return blanks.ReplaceAllString(hours.ReplaceAllString(text, "AN HOUR"), " ")
 }
@@ -259,7 +261,8 @@ func TestInboxCommandsPrintNoControlCharacters(t *testing.T) {
 	}
 }
 
-// A login with the role of support looks, replays and ignores. It sees no payload, prunes nothing, and changes nothing else.
+// A login with the role of support looks, replays and ignores. It sees no payload, prunes nothing,
+// and changes nothing else.
 func TestSecurityInboxSupport(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -83,7 +83,8 @@ func allowWriting(t *testing.T, c *kgo.Client, name string) {
 	pgtest.Must(t, kerr.ErrorForCode(answer.Results[0].ErrorCode))
 }
 
-// Each row of the second table in docs/kafka.md: a relay reports it when it starts, continues with other destinations, and loses nothing.
+// Each row of the second table in docs/kafka.md: a relay reports it when it starts, continues with
+// other destinations, and loses nothing.
 func TestKafkaUnreadyDestinations(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -12,8 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// live is a receiver of events that are committed at a constant rate, beside what a benchmark measures. It notes how long each took from its
-// transaction to the receiver's answer.
+// live is a receiver of events that are committed at a constant rate, beside what a benchmark
+// measures. It notes how long each took from its transaction to the receiver's answer.
 type live struct {
 	http.HandlerFunc // answers
 
@@ -42,8 +42,8 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.took = append(l.took, float64(took.Microseconds())/1000)
 }
 
-// commit inserts that many events every 10 ms, and makes up for those it is late with. The returned function ends it, and returns how many
-// were committed.
+// commit inserts that many events every 10 ms, and makes up for those it is late with. The returned
+// function ends it, and returns how many were committed.
 func (l *live) commit(b *testing.B, db *relaytest.Database, each int) (end func() (committed int)) {
 	b.Helper()
 	ended := make(chan struct{})
@@ -91,7 +91,8 @@ func (l *live) flush() (took []float64) {
 
 func p99(sorted []float64) float64 { return measure.Quantile(sorted, 0.99) }
 
-// reportLive reports the p99 of live events before, during and after what is measured, and during it as a multiple of the mean of both others.
+// reportLive reports the p99 of live events before, during and after what is measured, and during
+// it as a multiple of the mean of both others.
 func reportLive(b *testing.B, before, during, after []float64) {
 	b.Helper()
 	b.ReportMetric(p99(before), "ms-p99-before")

@@ -1,5 +1,5 @@
-// Command outbox-relay delivers the events that a service commits to its outbox table. Run it without arguments for
-// help.
+// Command outbox-relay delivers the events that a service commits to its outbox table. Run it
+// without arguments for help.
 package main
 
 import (
@@ -31,8 +31,9 @@ func main() {
 	os.Exit(m.Run(os.Args[1:]))
 }
 
-// setUpLibraries sets what libraries keep for the whole process: the zone of times, and zerolog's field names and times. A log that cannot
-// be written, its disk full or its reader gone, stops nothing; stderr has no room for a message about itself.
+// setUpLibraries sets what libraries keep for the whole process: the zone of times, and zerolog's
+// field names and times. A log that cannot be written, its disk full or its reader gone, stops
+// nothing; stderr has no room for a message about itself.
 func setUpLibraries() {
 	time.Local = time.UTC // in which pgx returns times: they are printed as they are
 	zerolog.MessageFieldName = "msg"
@@ -41,8 +42,8 @@ func setUpLibraries() {
 	zerolog.ErrorHandler = func(error) {}
 }
 
-// hangups returns the signals that ask run to reload, from the very start: package hangup has ignored those that came earlier.
-// To any other command a closed terminal is the end.
+// hangups returns the signals that ask run to reload, from the very start: package hangup has
+// ignored those that came earlier. To any other command a closed terminal is the end.
 func hangups(args []string) <-chan os.Signal {
 	defer hangup.Handle() // not before Notify
 	if len(args) == 0 || args[0] != "run" {

@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 	pgtest.RunTests(m)
 }
 
-// coveredOutbox returns an outbox where each insert of events makes their pending deliveries too, as when a relay has set them aside. Tests
-// of commands for such deliveries need no relay then.
+// coveredOutbox returns an outbox where each insert of events makes their pending deliveries too,
+// as when a relay has set them aside. Tests of commands for such deliveries need no relay then.
 func coveredOutbox(t testing.TB) (dsn string) {
 	t.Helper()
 	dsn = pgtest.New(t, migrations.Outbox)

@@ -21,8 +21,9 @@ var (
 	idleSeconds = flag.Int("idle-seconds", 60, "for how long BenchmarkIdleOutboxes measures")
 )
 
-// BenchmarkIdleOutboxes measures what a process costs that serves many idle outboxes of one server: memory, connections, queries a second
-// by statement, and the delay of the first event. Run it with -benchtime=1x.
+// BenchmarkIdleOutboxes measures what a process costs that serves many idle outboxes of one server:
+// memory, connections, queries a second by statement, and the delay of the first event. Run it with
+// -benchtime=1x.
 func BenchmarkIdleOutboxes(b *testing.B) {
 	n, window, calm := *outboxesOf, *idleSeconds, 5 // connections of outboxes that are all asleep, and one that wakes
 	if testing.Short() {                            // to see that it works

@@ -72,7 +72,8 @@ func get(t *testing.T, address, path string) string {
 	return string(text)
 }
 
-// One process serves five outboxes. A sixth whose database is away and a seventh without a schema delay none, and are served later.
+// One process serves five outboxes. A sixth whose database is away and a seventh without a schema
+// delay none, and are served later.
 func TestSeveralOutboxes(t *testing.T) {
 	t.Parallel()
 	s := newTenants(t)
@@ -152,7 +153,8 @@ func TestSeveralOutboxes(t *testing.T) {
 	}
 }
 
-// The page and the API of each outbox lie below its name, and the first page lists them. A reload adds and removes them.
+// The page and the API of each outbox lie below its name, and the first page lists them. A reload
+// adds and removes them.
 func TestPagesOfSeveralOutboxes(t *testing.T) {
 	t.Parallel()
 	s := newTenants(t)

@@ -38,8 +38,9 @@ SELECT 'shop', 'billing', md5(i::text), 'default', 'paid', i, sha256('{"n": 1}')
 	effectsPart = `INSERT INTO effect SELECT md5(i::text) FROM generate_series($1::int, $2::int) i`
 )
 
-// BenchmarkReconcileUnderLoad compares delivered events with what the receiver has, on a durable server beside 100 live events a second. Five
-// losses, five strangers and five doubled effects are planted: each must be named, and nothing else.
+// BenchmarkReconcileUnderLoad compares delivered events with what the receiver has, on a durable
+// server beside 100 live events a second. Five losses, five strangers and five doubled effects are
+// planted: each must be named, and nothing else.
 func BenchmarkReconcileUnderLoad(b *testing.B) {
 	for b.Loop() {
 		reconcileUnderLoad(b)
@@ -122,7 +123,8 @@ func reconcileUnderLoad(b *testing.B) {
 	reportLive(b, before, during, after)
 }
 
-// watchMemory reads the peak of a process's memory until stop is called. What the kernel says of an ended one includes its parent's.
+// watchMemory reads the peak of a process's memory until stop is called. What the kernel says of an
+// ended one includes its parent's.
 func watchMemory(pid int, peak *string) (stop func()) {
 	ended := make(chan struct{})
 	var watching sync.WaitGroup

@@ -64,8 +64,8 @@ func newComparedAt(t testing.TB, sender, receiver string, wrap func(http.Handler
 	return c
 }
 
-// Through a relay and a receiver, over HTTP and over both databases: nothing is found, then what was planted, then what never arrived is replayed, and
-// takes effect.
+// Through a relay and a receiver, over HTTP and over both databases: nothing is found, then what
+// was planted, then what never arrived is replayed, and takes effect.
 func TestReconcile(t *testing.T) {
 	t.Parallel()
 	c := newCompared(t)
@@ -162,8 +162,9 @@ func TestReconcileAlerts(t *testing.T) {
 	}
 }
 
-// The events of a drill have no event at the sender, and whatever they do is in the drill's own report. They are left out, also where there are more of
-// them than a list may name, but not an event of the sender that has such a key.
+// The events of a drill have no event at the sender, and whatever they do is in the drill's own
+// report. They are left out, also where there are more of them than a list may name, but not an
+// event of the sender that has such a key.
 func TestReconcileLeavesDrillsOut(t *testing.T) {
 	t.Parallel()
 	c := newCompared(t)

@@ -122,8 +122,9 @@ func TestReloadAtTheEdges(t *testing.T) {
 	}
 }
 
-// A process of its own changes its signing secret from one to both to the other while deliveries flow: every request
-// verifies at a receiver that knows both, none is lost, none is unsigned, and the first secret ends.
+// A process of its own changes its signing secret from one to both to the other while deliveries
+// flow: every request verifies at a receiver that knows both, none is lost, none is unsigned, and
+// the first secret ends.
 func TestSecretRotation(t *testing.T) {
 	t.Parallel()
 	old, next := rotationSecret(t, 1), rotationSecret(t, 2)

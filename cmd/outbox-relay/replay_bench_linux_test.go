@@ -88,10 +88,12 @@ func (s *replayStage) program(args ...string) *exec.Cmd {
 // rest lets live events come alone.
 func (s *replayStage) rest() { <-time.After(s.calm) }
 
-// A replayWay is how an operator replays: the preview, the order, the SIGKILL of the process that works on it, and what makes it go on.
+// A replayWay is how an operator replays: the preview, the order, the SIGKILL of the process that
+// works on it, and what makes it go on.
 type replayWay struct{ preview, order, kill, prepare, goOn func() }
 
-// measure replays all failed events, is interrupted by SIGKILL, goes on, and compares the p99 of live events with that before and after.
+// measure replays all failed events, is interrupted by SIGKILL, goes on, and compares the p99 of
+// live events with that before and after.
 func (s *replayStage) measure(way replayWay) {
 	way.preview()
 	before := s.during(s.rest)
@@ -127,8 +129,8 @@ func (s *replayStage) measure(way replayWay) {
 	reportLive(s.B, before, during, after)
 }
 
-// BenchmarkReplayUnderLoad replays 100,000 failed events beside 100 live events a second, by the command and on the page. The process that
-// replays is killed on its way, and the replay goes on.
+// BenchmarkReplayUnderLoad replays 100,000 failed events beside 100 live events a second, by the
+// command and on the page. The process that replays is killed on its way, and the replay goes on.
 func BenchmarkReplayUnderLoad(b *testing.B) {
 	b.Run("command", func(b *testing.B) {
 		for b.Loop() {
@@ -142,7 +144,8 @@ func BenchmarkReplayUnderLoad(b *testing.B) {
 	})
 }
 
-// replayByCommand kills the command and gives it again. The relay lives, so that each event must be sent once.
+// replayByCommand kills the command and gives it again. The relay lives, so that each event must be
+// sent once.
 func replayByCommand(b *testing.B) {
 	b.Helper()
 	s := newReplayStage(b)
@@ -176,8 +179,9 @@ func replayByCommand(b *testing.B) {
 	}
 }
 
-// replayOnThePage kills one of two relays, which serves the page and sends, and goes on at another one once the operation counts as killed.
-// What the killed relay had sent and not settled is sent again.
+// replayOnThePage kills one of two relays, which serves the page and sends, and goes on at another
+// one once the operation counts as killed. What the killed relay had sent and not settled is sent
+// again.
 func replayOnThePage(b *testing.B) {
 	b.Helper()
 	s := newReplayStage(b)

@@ -177,8 +177,9 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// The log's reader is gone, which kills most programs at their next line: deliveries go on, and a signal still ends
-// the process well. The relay is a process of its own here, because only its own stdout and stderr raise SIGPIPE.
+// The log's reader is gone, which kills most programs at their next line: deliveries go on, and a
+// signal still ends the process well. The relay is a process of its own here, because only its own
+// stdout and stderr raise SIGPIPE.
 func TestRunWithBrokenLog(t *testing.T) {
 	t.Parallel()
 	posted := make(chan struct{}, 1)
@@ -213,7 +214,8 @@ type relayProcess struct {
 	program *exec.Cmd
 }
 
-// launchAs starts a relay in a folder, with nothing but these arguments and variables, and waits until it works.
+// launchAs starts a relay in a folder, with nothing but these arguments and variables, and waits
+// until it works.
 func launchAs(t testing.TB, dir string, args []string, env ...string) *relayProcess {
 	t.Helper()
 	p := launch(t, dir, args, env...)

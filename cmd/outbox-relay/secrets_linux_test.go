@@ -57,9 +57,11 @@ func answerWith(t *testing.T, status int) string {
 	return server.URL
 }
 
-// What is secret, or content that only an operator who asks for it may see, is planted wherever the program reads it: a payload, the headers
-// of an event, signing secrets and credentials, the query of URLs, the key in the path of a channel, the password of the database's, and
-// what receivers answer, in the body, in a header and in a status line that is none. It appears in nothing that the program writes or serves.
+// What is secret, or content that only an operator who asks for it may see, is planted wherever the
+// program reads it: a payload, the headers of an event, signing secrets and credentials, the query
+// of URLs, the key in the path of a channel, the password of the database's, and what receivers
+// answer, in the body, in a header and in a status line that is none. It appears in nothing that
+// the program writes or serves.
 func TestSecurityCanariesNowhere(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t)

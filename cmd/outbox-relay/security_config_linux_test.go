@@ -22,7 +22,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// process runs the program as a process of its own, which is killed when it does not end, and returns its peak of memory.
+// process runs the program as a process of its own, which is killed when it does not end, and
+// returns its peak of memory.
 func process(t *testing.T, env []string, args ...string) (r result, peakBytes int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -50,8 +51,8 @@ func peakOf(t *testing.T, pid string) int64 {
 	return kilobytes << 10
 }
 
-// A connection string that is malformed is refused, wherever it stands, and no part of its password is printed, in whatever
-// encoding: where the password of such a string ends cannot be known.
+// A connection string that is malformed is refused, wherever it stands, and no part of its password
+// is printed, in whatever encoding: where the password of such a string ends cannot be known.
 func TestSecurityMalformedConnectionStrings(t *testing.T) {
 	t.Parallel()
 	const head, tail = "Can4ry", "Tw33t" // of the password

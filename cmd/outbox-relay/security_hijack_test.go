@@ -15,8 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A login that may create objects in the schema, as every one up to PostgreSQL 14, makes operators and functions for all types that
-// relay, commands and page use. None is called, whatever they do.
+// A login that may create objects in the schema, as every one up to PostgreSQL 14, makes operators
+// and functions for all types that relay, commands and page use. None is called, whatever they do.
 func TestSecurityNoStatementIsHijacked(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -72,7 +72,8 @@ func TestSecurityNoStatementIsHijacked(t *testing.T) {
 	}
 }
 
-// A superuser's login runs whatever others leave for it with all rights of the server. run refuses it where there are others.
+// A superuser's login runs whatever others leave for it with all rights of the server. run refuses
+// it where there are others.
 func TestSecurityRunRefusesASuperuser(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to the whole server

@@ -108,7 +108,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The JSON of thousands of destinations is as bounded as the text: those in trouble first, and flags lead to the others.
+// The JSON of thousands of destinations is as bounded as the text: those in trouble first, and
+// flags lead to the others.
 func TestStatusOfManyDestinations(t *testing.T) {
 	t.Parallel()
 	dsn := coveredOutbox(t)
@@ -156,7 +157,8 @@ func TestStatusOfManyDestinations(t *testing.T) {
 	command(env, "status", "--json", "--after=x").expect(t, cli.ExitUsage, "", `outbox-relay: --after: no destination "x" is in this list; leave it out to begin with the first`+"\n")
 }
 
-// A file that cannot be read keeps no one from looking, as long as the environment names the database. It does keep from changing.
+// A file that cannot be read keeps no one from looking, as long as the environment names the
+// database. It does keep from changing.
 func TestLookingNeedsNoFile(t *testing.T) {
 	t.Parallel()
 	dsn := coveredOutbox(t)
@@ -192,7 +194,8 @@ func TestHealthcheck(t *testing.T) {
 	execute(t, open(t, dsn), `INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES
 		('lives', '', now() + interval '1 hour'), ('dead', '', now() - interval '1 hour'), ('both', '', now() - interval '1 hour'), ('both', '', now() + interval '1 hour')`)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
-	// The heartbeat stands in the future so that it is young however slow this test is; clocks may also disagree.
+	// The heartbeat stands in the future so that it is young however slow this test is; clocks may
+	// also disagree.
 	command(append(env, "OUTBOX_NAME=lives"), "status", "--healthcheck").expect(t, 0, "ok: relay \"lives\" was last seen 0s ago\n", "")
 	command(env, "status", "--healthcheck", "--name=both").expect(t, 0, "ok: relay \"both\" was last seen 0s ago\n", "")
 	r := command(env, "status", "--healthcheck", "--name=dead")
@@ -229,7 +232,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// A database may write times, intervals and numbers in its own way. A relay delivers all the same, and every command reads them.
+// A database may write times, intervals and numbers in its own way. A relay delivers all the same,
+// and every command reads them.
 func TestForeignSettingsOfDatabase(t *testing.T) {
 	t.Parallel()
 	for _, pooler := range []string{"auto", "transaction"} {
@@ -297,8 +301,8 @@ func asRole(t *testing.T, dsn, role string) string {
 	return u.String()
 }
 
-// doctor reports nothing about an outbox that is well, and what is wrong with the configuration. It examines the database with it. The
-// tests of package ops have each finding about the database.
+// doctor reports nothing about an outbox that is well, and what is wrong with the configuration. It
+// examines the database with it. The tests of package ops have each finding about the database.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}})

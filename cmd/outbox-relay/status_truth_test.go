@@ -32,7 +32,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A situation is what an operator may meet. stage brings it about with the program, a real database and a real receiver.
+// A situation is what an operator may meet. stage brings it about with the program, a real database
+// and a real receiver.
 type situation struct {
 	stage    func(t *testing.T, s *stage)
 	says     []string // parts of what status says
@@ -319,7 +320,8 @@ var situations = map[string]situation{
 	},
 }
 
-// What status says, in every situation: the truth, and the command that comes next. explain says why event 1 waits.
+// What status says, in every situation: the truth, and the command that comes next. explain says
+// why event 1 waits.
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, c := range situations {

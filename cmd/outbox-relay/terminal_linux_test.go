@@ -18,7 +18,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// terminal returns the two ends of a pseudo terminal: where a person types, and what the program sees.
+// terminal returns the two ends of a pseudo terminal: where a person types, and what the program
+// sees.
 func terminal(t *testing.T) (person, program *os.File) {
 	t.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)

@@ -102,7 +102,8 @@ func producerSpan(t *testing.T, c *collector) (headers string, parent trace.Span
 	return fmt.Sprintf(`{"traceparent": %q, "tracestate": "vendor=1", "X-Event-Own": "CANARY-own"}`, carrier["traceparent"]), span.SpanContext()
 }
 
-// The trace goes from the producer through two attempts, made by two relays one after the other, to the receiver.
+// The trace goes from the producer through two attempts, made by two relays one after the other, to
+// the receiver.
 func TestTracesContinue(t *testing.T) {
 	t.Parallel()
 	dsn, c := pgtest.New(t, migrations.Outbox), newCollector(t)
@@ -199,7 +200,8 @@ func checkAttributes(t *testing.T, attempts []*tracepb.Span) {
 	}
 }
 
-// What is not sampled is exported by no one, and what has no parent begins a trace, which the attempts of one event share.
+// What is not sampled is exported by no one, and what has no parent begins a trace, which the
+// attempts of one event share.
 func TestTracesAreSampled(t *testing.T) {
 	t.Parallel()
 	const unsampled = `{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`

@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// version and commit are set by the linker (-X main.version=v1.2.3 -X main.commit=…) and never written to.
+// version and commit are set by the linker (-X main.version=v1.2.3 -X main.commit=…) and never
+// written to.
 var version, commit string
 
 type versionCmd struct {

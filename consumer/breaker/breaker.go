@@ -1,7 +1,7 @@
 // Package breaker keeps work away from what is down.
 //
-// Package consumer asks the [Breaker] of consumer.Config.Breaker before it touches the database, and reports every outcome to it.
-// Other callers of the same dependency can share it:
+// Package consumer asks the [Breaker] of consumer.Config.Breaker before it touches the database,
+// and reports every outcome to it. Other callers of the same dependency can share it:
 //
 //	pass, wait, ok := b.Enter(time.Now())
 //	if !ok {
@@ -22,22 +22,25 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/redact"
 )
 
-// A Breaker notices that a dependency is down (the database, another service) and lets no work begin until a probe
-// succeeds. It is safe for concurrent use, by any number of middlewares, inboxes and other callers. A nil Breaker lets
-// everything pass.
+// A Breaker notices that a dependency is down (the database, another service) and lets no work
+// begin until a probe succeeds. It is safe for concurrent use, by any number of middlewares,
+// inboxes and other callers. A nil Breaker lets everything pass.
 //
 //	closed ──Failures in a row──▶ open ──after its wait──▶ half-open ──Successes──▶ closed
 //	                               ▲                          │ one probe at a time
 //	                               └──────────failed──────────┘ and the wait doubles
 //
-// In package consumer a middleware answers 503 at once while the breaker is open, and an inbox claims nothing. A relay then
-// holds its events and spends no attempts. These count as failures there: the database does not let a transaction begin or
-// breaks off its COMMIT; the handler answers 502, 503 or 504, or fails with an error of consumer.DependencyDown or
-// consumer.RetryAfter, or at the deadline of its context. A commit is a success, and so is any other answer below 500, because
-// the handler had what it needed in order to refuse. Anything else proves nothing, such as a 500, a panic, a duplicate, a
-// conflict of transactions, or a client that hung up.
+// In package consumer a middleware answers 503 at once while the breaker is open, and an inbox
+// claims nothing. A relay then holds its events and spends no attempts. These count as failures
+// there: the database does not let a transaction begin or breaks off its COMMIT; the handler
+// answers 502, 503 or 504, or fails with an error of consumer.DependencyDown or
+// consumer.RetryAfter, or at the deadline of its context. A commit is a success, and so is any
+// other answer below 500, because the handler had what it needed in order to refuse. Anything else
+// proves nothing, such as a 500, a panic, a duplicate, a conflict of transactions, or a client that
+// hung up.
 //
-// An open breaker refuses duplicates too: only the database knows them, and the database may be what is down.
+// An open breaker refuses duplicates too: only the database knows them, and the database may be
+// what is down.
 type Breaker struct {
 	onChange func(State, error)
 	logger   *slog.Logger
@@ -60,24 +63,26 @@ type Config struct {
 	// Failures is how many failures in a row open the breaker. Default 5, as in a relay.
 	Failures int
 
-	// OpenFor is how long the breaker stays open before it lets one probe pass; it doubles with each probe that fails.
-	// Default 5 seconds.
+	// OpenFor is how long the breaker stays open before it lets one probe pass; it doubles with
+	// each probe that fails. Default 5 seconds.
 	OpenFor time.Duration
 
 	// OpenMax bounds the doubling. Default 1 minute, or OpenFor if that is longer.
 	OpenMax time.Duration
 
-	// Successes is how many probes in a row must succeed to close the breaker, one at a time. Default 1: a relay sends the
-	// events that it held slowly at first.
+	// Successes is how many probes in a row must succeed to close the breaker, one at a time.
+	// Default 1: a relay sends the events that it held slowly at first.
 	Successes int
 
-	// OnChange is called with every change of state, one after another, and with the error that opened the breaker; the
-	// error is nil for the other changes. It runs on the goroutine that called Enter or Leave, without a lock, and must not
-	// block: later changes wait for it, and the same goroutine reports them. It may call State. A panic in it is logged and
-	// stops nothing. Nil: nothing is called.
+	// OnChange is called with every change of state, one after another, and with the error that
+	// opened the breaker; the error is nil for the other changes. It runs on the goroutine that
+	// called Enter or Leave, without a lock, and must not block: later changes wait for it, and the
+	// same goroutine reports them. It may call State. A panic in it is logged and stops nothing.
+	// Nil: nothing is called.
 	OnChange func(to State, cause error)
 
-	// Logger receives a warning when the breaker opens and a message when it closes. Nil is slog.Default() at the time.
+	// Logger receives a warning when the breaker opens and a message when it closes. Nil is
+	// slog.Default() at the time.
 	Logger *slog.Logger
 }
 
@@ -117,7 +122,8 @@ func New(cfg Config) (*Breaker, error) {
 	return &Breaker{onChange: cfg.OnChange, logger: cfg.Logger, circuit: circuit{cfg: cfg, state: Closed}}, nil
 }
 
-// State returns the present state. It stays Open when the wait is over, until the next piece of work enters as a probe.
+// State returns the present state. It stays Open when the wait is over, until the next piece of
+// work enters as a probe.
 func (b *Breaker) State() State {
 	if b == nil {
 		return Closed
@@ -127,8 +133,8 @@ func (b *Breaker) State() State {
 	return b.circuit.state
 }
 
-// Enter reports whether work may begin now. If ok, the caller gives p to Leave when the work has ended. If not, wait is the
-// shortest time after which it makes sense to ask again.
+// Enter reports whether work may begin now. If ok, the caller gives p to Leave when the work has
+// ended. If not, wait is the shortest time after which it makes sense to ask again.
 func (b *Breaker) Enter(now time.Time) (p Pass, wait time.Duration, ok bool) {
 	if b == nil {
 		return Pass{}, 0, true
@@ -140,7 +146,8 @@ func (b *Breaker) Enter(now time.Time) (p Pass, wait time.Duration, ok bool) {
 	return p, wait, ok
 }
 
-// Leave reports what the work that Enter let in has proven. cause is why h is Down, and nil otherwise; its text is logged.
+// Leave reports what the work that Enter let in has proven. cause is why h is Down, and nil
+// otherwise; its text is logged.
 func (b *Breaker) Leave(p Pass, now time.Time, h Health, cause error) {
 	if b == nil {
 		return
@@ -151,8 +158,8 @@ func (b *Breaker) Leave(p Pass, now time.Time, h Health, cause error) {
 	b.unlock(before, cause)
 }
 
-// unlock releases mu and reports a change since before. One goroutine reports at a time, and without mu: OnChange may call
-// State, and a slow OnChange must not keep other work from entering.
+// unlock releases mu and reports a change since before. One goroutine reports at a time, and
+// without mu: OnChange may call State, and a slow OnChange must not keep other work from entering.
 func (b *Breaker) unlock(before State, cause error) {
 	if now := b.circuit.state; now != before {
 		if now != Open {
@@ -176,7 +183,8 @@ func (b *Breaker) unlock(before State, cause error) {
 	}
 }
 
-// reportUnlocked logs a change and calls OnChange. It releases mu, which its caller holds, for that time.
+// reportUnlocked logs a change and calls OnChange. It releases mu, which its caller holds, for that
+// time.
 func (b *Breaker) reportUnlocked(c change) {
 	b.mu.Unlock()
 	defer b.mu.Lock()
@@ -201,18 +209,20 @@ func (b *Breaker) reportUnlocked(c change) {
 	b.onChange(c.to, c.cause)
 }
 
-// A Pass is what [Breaker.Enter] gives to work that may begin. That of a probe is for one piece of work; any other can serve
-// for several, each of which calls Leave.
+// A Pass is what [Breaker.Enter] gives to work that may begin. That of a probe is for one piece of
+// work; any other can serve for several, each of which calls Leave.
 type Pass struct {
 	serial int
 	probe  bool
 	nth    int // of a probe
 }
 
-// Probe reports whether the work is a probe: the caller should let no more than this one piece begin.
+// Probe reports whether the work is a probe: the caller should let no more than this one piece
+// begin.
 func (p Pass) Probe() bool { return p.probe }
 
-// circuit is the state of a Breaker and its rules. Its methods take the time and are not safe for concurrent use.
+// circuit is the state of a Breaker and its rules. Its methods take the time and are not safe for
+// concurrent use.
 type circuit struct {
 	cfg      Config // completed
 	state    State
@@ -237,8 +247,9 @@ func (c *circuit) enter(now time.Time) (p Pass, wait time.Duration, ok bool) {
 	case c.state == HalfOpen && c.probing && wait > 0:
 		return Pass{}, min(wait, probeSoon), false
 	}
-	// A probe that is out for longer than the wait does not keep others from trying: its handler may hang for ever. Its
-	// outcome still counts, because where handlers take longer than the wait no probe would count otherwise.
+	// A probe that is out for longer than the wait does not keep others from trying: its handler
+	// may hang for ever. Its outcome still counts, because where handlers take longer than the wait
+	// no probe would count otherwise.
 	c.probes++
 	c.state, c.probing, c.tryAt = HalfOpen, true, now.Add(c.wait)
 	return Pass{serial: c.serial, probe: true, nth: c.probes}, 0, true

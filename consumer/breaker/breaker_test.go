@@ -83,7 +83,8 @@ func TestCircuit(t *testing.T) {
 	}
 }
 
-// Where every handler takes longer than the wait, each probe is followed by another before it is back.
+// Where every handler takes longer than the wait, each probe is followed by another before it is
+// back.
 func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
@@ -116,7 +117,8 @@ func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 	}
 }
 
-// While a probe runs, Enter returns a short wait for what it refuses, even when the wait has doubled ten times before.
+// While a probe runs, Enter returns a short wait for what it refuses, even when the wait has
+// doubled ten times before.
 func TestCircuitWaits(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
@@ -176,7 +178,8 @@ func TestBreakerTellsOfChanges(t *testing.T) {
 	}
 }
 
-// Another change may come while OnChange is being called: neither of the two requests may wait for the other.
+// Another change may come while OnChange is being called: neither of the two requests may wait for
+// the other.
 func TestBreakerChangesWhileItTells(t *testing.T) {
 	t.Parallel()
 	var told []State
@@ -205,7 +208,8 @@ func TestBreakerChangesWhileItTells(t *testing.T) {
 	}
 }
 
-// A panic of OnChange would end a process on the goroutines of an inbox. It keeps neither work nor later changes from it.
+// A panic of OnChange would end a process on the goroutines of an inbox. It keeps neither work nor
+// later changes from it.
 func TestBreakerSurvivesWhoeverItTells(t *testing.T) {
 	t.Parallel()
 	told := 0

@@ -23,8 +23,8 @@ import (
 // zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a
 // handler or to an http.Client, once, and within [consumer.Verify].Tolerance.
 //
-// It fails where no relay would send the event, such as for a key that is not 1 to 255 printable ASCII characters, and for
-// Foreign, whose requests are not a relay's.
+// It fails where no relay would send the event, such as for a key that is not 1 to 255 printable
+// ASCII characters, and for Foreign, whose requests are not a relay's.
 func NewRequest(ctx context.Context, url string, event consumer.Event, secrets ...string) (*http.Request, error) {
 	if event.Foreign {
 		return nil, errors.New("make request: the event is Foreign: sign a request as its sender does")
@@ -65,8 +65,8 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, secrets .
 	return r, nil
 }
 
-// checkHeaders asks a receiver whether it understands the headers of an event. Its store knows every event, so that it
-// answers 200 if it does.
+// checkHeaders asks a receiver whether it understands the headers of an event. Its store knows
+// every event, so that it answers 200 if it does.
 func checkHeaders(ctx context.Context, header http.Header) error {
 	receive, err := store.Middleware(omniscient{}, store.Config{
 		Config: consumer.Config{Receiver: "consumertest", Verify: consumer.Verify{AllowUnsigned: true}, Logger: slog.New(slog.DiscardHandler)},

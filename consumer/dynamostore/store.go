@@ -26,7 +26,8 @@ const (
 	attrSentTo  = "destination"
 )
 
-// Store is a [store.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts nothing.
+// Store is a [store.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts
+// nothing.
 type Store struct {
 	client *dynamodb.Client
 	table  string
@@ -34,7 +35,8 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store that uses a table as [CreateTable] makes it. It panics when client is nil or table is empty.
+// New returns a store that uses a table as [CreateTable] makes it. It panics when client is nil or
+// table is empty.
 func New(client *dynamodb.Client, table string) *Store {
 	if client == nil || table == "" {
 		panic("dynamostore: New needs a client and the name of a table")
@@ -47,8 +49,9 @@ func eventName(c store.Claim) types.AttributeValue {
 	return text(url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key)
 }
 
-// acquireCondition: no claim holds the event, or this claim does already, or the one that did or had processed it has had its
-// time. The token alone is not enough: this claim may have completed the event meanwhile.
+// acquireCondition: no claim holds the event, or this claim does already, or the one that did or
+// had processed it has had its time. The token alone is not enough: this claim may have completed
+// the event meanwhile.
 const acquireCondition = "attribute_not_exists(#event) OR #until <= :now OR (#token = :token AND attribute_not_exists(#status))"
 
 // Acquire implements [store.Store].
@@ -149,8 +152,8 @@ func (s *Store) Release(ctx context.Context, c store.Claim) error {
 	return nil
 }
 
-// newItem is an event that is held or known until a time. DynamoDB counts in seconds, rounded up here: it must not
-// remove what is still known.
+// newItem is an event that is held or known until a time. DynamoDB counts in seconds, rounded up
+// here: it must not remove what is still known.
 func newItem(c store.Claim, until time.Time) map[string]types.AttributeValue {
 	return map[string]types.AttributeValue{
 		attrEvent:   eventName(c),

@@ -11,9 +11,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 )
 
-// CreateTable makes the table, billed per request, unless there is one of that name, and returns when it can be used:
-// usually within a minute, and at the latest when ctx ends. Let time to live be enabled on expires_at as well, see the package's
-// documentation: it is a setting of the account's operator, and nothing here depends on it but the table's size.
+// CreateTable makes the table, billed per request, unless there is one of that name, and returns
+// when it can be used: usually within a minute, and at the latest when ctx ends. Let time to live
+// be enabled on expires_at as well, see the package's documentation: it is a setting of the
+// account's operator, and nothing here depends on it but the table's size.
 func CreateTable(ctx context.Context, client *dynamodb.Client, table string) error {
 	_, err := client.CreateTable(ctx, &dynamodb.CreateTableInput{
 		TableName:            &table,

@@ -106,7 +106,8 @@ func firstAndDuplicate(t *testing.T, r *receiver) {
 	wantFirst(t, r.send(t, "k1 new", body, signing{}))
 }
 
-// wantOne asserts that one of many requests ran the handler, and that the others were answered by its status or refused.
+// wantOne asserts that one of many requests ran the handler, and that the others were answered by
+// its status or refused.
 func wantOne(t *testing.T, answers []<-chan answer) {
 	t.Helper()
 	first := 0
@@ -172,8 +173,8 @@ func headers(t *testing.T, r *receiver) {
 	r.wantRows(t, "k4", "INV-4", 1, 1)
 }
 
-// raw sends text, and then the rest a byte at a time. It returns the status and the headers of the answer, or nothing if the
-// connection was closed without one.
+// raw sends text, and then the rest a byte at a time. It returns the status and the headers of the
+// answer, or nothing if the connection was closed without one.
 func (r *receiver) raw(t *testing.T, text, rest string) (head string) {
 	t.Helper()
 	to, err := url.Parse(r.url)

@@ -8,11 +8,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// carelessHandlers runs the cases that each language has for types of events that begin with "test.".
+// carelessHandlers runs the cases that each language has for types of events that begin with
+// "test.".
 func carelessHandlers(t *testing.T, r *receiver) {
 	typed := func(name string) signing { return signing{change: set(webhook.EventType, "test."+name)} }
 
-	// After an error that the handler does not pass on, PostgreSQL turns COMMIT into ROLLBACK, and many drivers do not say so.
+	// After an error that the handler does not pass on, PostgreSQL turns COMMIT into ROLLBACK, and
+	// many drivers do not say so.
 	wantProblem(t, r.send(t, "k9 swallows", invoice("INV-9"), typed("swallows")), 500, "commit-failed")
 	r.wantRows(t, "k9 swallows", "INV-9", 0, 0)
 

@@ -35,7 +35,8 @@ func TestMain(m *testing.M) { pgtest.RunTests(m) }
 // patience ends a test that would hang. No assertion depends on it.
 const patience = time.Minute
 
-// A language is one of the receivers. Its handler gets cases for three types of events, by which a test makes it misbehave.
+// A language is one of the receivers. Its handler gets cases for three types of events, by which a
+// test makes it misbehave.
 type language struct {
 	name, file, fence string   // file has its handler; fence: the language of its blocks in the document
 	others            []string // files and folders of its package
@@ -43,7 +44,8 @@ type language struct {
 	own               []string // what the interpreter runs for the package's own tests
 	handler           string   // the line of file after which the cases go
 	cases             string
-	// prepare returns the command that runs the receiver in dir, which holds its file; an error says what to install.
+	// prepare returns the command that runs the receiver in dir, which holds its file; an error
+	// says what to install.
 	prepare func(ctx context.Context, dir string) (command []string, err error)
 	jdbc    bool // takes the database's URL as JDBC spells it
 }
@@ -150,8 +152,9 @@ type receiver struct {
 	log     strings.Builder // of the processes that have ended
 }
 
-// schema is what the document tells to create, and faults: an effect whose invoice begins with HOLD waits for the lock that a
-// test holds, one with COMMIT-HOLD does so while it commits. FAIL and COMMIT-FAIL fail until the table mended has a row.
+// schema is what the document tells to create, and faults: an effect whose invoice begins with HOLD
+// waits for the lock that a test holds, one with COMMIT-HOLD does so while it commits. FAIL and
+// COMMIT-FAIL fail until the table mended has a row.
 const schema = `
 CREATE TABLE shipments (invoice text NOT NULL, total numeric NOT NULL);
 CREATE TABLE mended (yes boolean);
@@ -320,7 +323,8 @@ func (r *receiver) gone(t *testing.T, pid int) {
 	}
 }
 
-// wantRows asserts how often an invoice took effect, and whether the event with this key is remembered.
+// wantRows asserts how often an invoice took effect, and whether the event with this key is
+// remembered.
 func (r *receiver) wantRows(t *testing.T, key, invoice string, effects, remembered int) {
 	t.Helper()
 	var shipments, rows int

@@ -38,8 +38,8 @@ var questions = []testCase{
 	{"question without database", questionWithoutDatabase},
 }
 
-// effects is the query of receivers for the keys of effects: in these tests an invoice has the key of its event. It has a %, which psycopg
-// reads as a placeholder.
+// effects is the query of receivers for the keys of effects: in these tests an invoice has the key
+// of its event. It has a %, which psycopg reads as a placeholder.
 const effects = `SELECT key FROM effect_keys() AS key WHERE key LIKE '%'`
 
 // effectsSchema makes what effects reads. It waits for the lock of hold, as long as that takes.
@@ -197,7 +197,8 @@ func answersAsInGo(t *testing.T, r *receiver) {
 	}
 }
 
-// normal returns the answer with its times in UTC, a digest's rows and ranges in order, and no rows as an empty list.
+// normal returns the answer with its times in UTC, a digest's rows and ranges in order, and no rows
+// as an empty list.
 func normal(a reconcile.Answer) reconcile.Answer {
 	a.RemembersSince, a.Held = a.RemembersSince.UTC(), append([]reconcile.Held{}, a.Held...)
 	for i := range a.Held {
@@ -308,7 +309,8 @@ func hostileQuestions(t *testing.T, r *receiver) {
 	pgtest.Must(t, err)
 	wantProblem(t, refused, 405, "method-not-allowed")
 
-	// An answered question was a question, and so was one that was refused for its content. Neither an event nor a question is the other.
+	// An answered question was a question, and so was one that was refused for its content. Neither
+	// an event nor a question is the other.
 	for key, body := range map[string]string{"once": describe, "hostile: something else": `{"ask":"payloads"}`} {
 		captured := r.question(t, key, body, signing{})
 		if key == "once" {

@@ -1,5 +1,5 @@
-// Package examples holds receivers to copy from, each a program of one file that its test runs as a process against a
-// real PostgreSQL, with requests or messages signed as a relay signs them:
+// Package examples holds receivers to copy from, each a program of one file that its test runs as a
+// process against a real PostgreSQL, with requests or messages signed as a relay signs them:
 //
 //	nethttp   net/http and pgx, nothing else
 //	routers   behind the router chi and the frameworks echo and gin

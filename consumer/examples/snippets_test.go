@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// What the guide shows is part of a program that works: each of its blocks of Go stands in an example or its test, line by line.
+// What the guide shows is part of a program that works: each of its blocks of Go stands in an
+// example or its test, line by line.
 func TestGuideShowsTheExamples(t *testing.T) {
 	t.Parallel()
 	programs, err := filepath.Glob("*/main*.go")

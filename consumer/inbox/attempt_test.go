@@ -346,7 +346,8 @@ func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
 	}
 }
 
-// After its time is up a handler's transaction ends on the server, too, even if its process is gone.
+// After its time is up a handler's transaction ends on the server, too, even if its process is
+// gone.
 func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	t.Parallel()
 	settings := make(chan [2]string, 2)

@@ -29,16 +29,17 @@ import (
 // latencyRate is how many events BenchmarkInboxLatency records a second.
 const latencyRate = 500
 
-// latencySchema remembers in which transaction an event was recorded: finishing it writes its row anew.
+// latencySchema remembers in which transaction an event was recorded: finishing it writes its row
+// anew.
 const latencySchema = chaosSchema + `;
 CREATE TABLE recorded (key text NOT NULL);
 CREATE FUNCTION note_recorded() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO recorded VALUES (NEW.idempotency_key); RETURN NULL; END';
 CREATE TRIGGER note_recorded AFTER INSERT ON inbox_events FOR EACH ROW EXECUTE FUNCTION note_recorded()`
 
-// BenchmarkInboxLatency records events over HTTP at a fixed rate, without waiting for answers, and measures from the commit
-// that recorded an event to the commit of its effect; both times are the server's. planned is from the moment at which
-// the event was to be sent, so that a stall which delays the sender itself shows too. An iteration is one event:
-// -benchtime 5000x takes 10 seconds.
+// BenchmarkInboxLatency records events over HTTP at a fixed rate, without waiting for answers, and
+// measures from the commit that recorded an event to the commit of its effect; both times are the
+// server's. planned is from the moment at which the event was to be sent, so that a stall which
+// delays the sender itself shows too. An iteration is one event: -benchtime 5000x takes 10 seconds.
 func BenchmarkInboxLatency(b *testing.B) {
 	for name, elsewhere := range map[string]bool{"same-process": false, "another-process": true} {
 		b.Run(name, func(b *testing.B) {
@@ -146,8 +147,8 @@ func reportLatency(b *testing.B, pool *pgxpool.Pool, planned map[string]time.Tim
 	b.ReportMetric(0, "ns/op") // an event's time is the rate's
 }
 
-// BenchmarkInboxDrain measures how fast one process works what has piled up, with a handler that makes one effect. An
-// iteration is one event.
+// BenchmarkInboxDrain measures how fast one process works what has piled up, with a handler that
+// makes one effect. An iteration is one event.
 func BenchmarkInboxDrain(b *testing.B) {
 	server := pgtest.Start(b, localpg.Options{Durable: true})
 	dsn := server.DSN("postgres")
@@ -184,9 +185,10 @@ func BenchmarkInboxDrain(b *testing.B) {
 	}
 }
 
-// BenchmarkInboxWhileRecording measures how fast a process works events while as many as the pool allows come in, as a part of
-// how fast it does when they no longer do. An iteration is ten times half a second of either, as long as there are events: they
-// take turns, so that both meet the same machine, and what has piled up before keeps the workers busy.
+// BenchmarkInboxWhileRecording measures how fast a process works events while as many as the pool
+// allows come in, as a part of how fast it does when they no longer do. An iteration is ten times
+// half a second of either, as long as there are events: they take turns, so that both meet the same
+// machine, and what has piled up before keeps the workers busy.
 func BenchmarkInboxWhileRecording(b *testing.B) {
 	const phase, turns, piled = time.Second / 2, 10, 10_000
 	server := pgtest.Start(b, localpg.Options{Durable: true})

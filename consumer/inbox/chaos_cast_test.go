@@ -26,7 +26,8 @@ const (
 	inboxCalm = "OUTBOX_TEST_CALM" // its handler fails only when it is bidden to
 )
 
-// entry is one line of a role's journal, written before what it tells can be undone by the death of the process.
+// entry is one line of a role's journal, written before what it tells can be undone by the death of
+// the process.
 type entry struct {
 	Op      string    `json:"op"` // one of the following
 	At      time.Time `json:"at"`
@@ -63,8 +64,9 @@ CREATE TABLE effect (
 	life         text NOT NULL
 )`
 
-// insertEffect looks, besides, whether it is the event's turn: nothing else of its ordering key is let go or running, and
-// nothing before it waits, or has failed and blocks it. Each question is one that an index answers.
+// insertEffect looks, besides, whether it is the event's turn: nothing else of its ordering key is
+// let go or running, and nothing before it waits, or has failed and blocks it. Each question is one
+// that an index answers.
 const insertEffect = `
 INSERT INTO public.effect (key, ordering_key, sequence, in_turn, life)
 SELECT $1, $2, $3, $2 = '' OR NOT (
@@ -131,7 +133,8 @@ func playInbox(p *receivertest.Player, works bool) {
 	os.Exit(0)
 }
 
-// workAsBidden does to an event what its payload says, and fails one in fifty of the rest unless calm.
+// workAsBidden does to an event what its payload says, and fails one in fifty of the rest unless
+// calm.
 func workAsBidden(life string, calm bool) consumer.Handler[pgx.Tx] {
 	return func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		var b brought
@@ -174,9 +177,10 @@ func workAsBidden(life string, calm bool) consumer.Handler[pgx.Tx] {
 	}
 }
 
-// In the chaos an inbox has neighbours that get the same events from the same sender, each in every process of the cast: a
-// receiver of another name beside it, and one of its own name in another schema. And the inbox serves several tenants, so
-// that some of its handlers leave a search_path behind in which there are tables of the same names.
+// In the chaos an inbox has neighbours that get the same events from the same sender, each in every
+// process of the cast: a receiver of another name beside it, and one of its own name in another
+// schema. And the inbox serves several tenants, so that some of its handlers leave a search_path
+// behind in which there are tables of the same names.
 const neighboursSchema = `
 CREATE TABLE effect_beside (key text NOT NULL);
 CREATE SCHEMA apart;
@@ -227,7 +231,8 @@ func leaveTenantBehind(ctx context.Context) error {
 	return nil
 }
 
-// wantNeighbours wants one effect for each event that a neighbour acknowledged, and nothing in the tenant's tables.
+// wantNeighbours wants one effect for each event that a neighbour acknowledged, and nothing in the
+// tenant's tables.
 func (s *chaosStage) wantNeighbours(l *chaosLoad) {
 	s.t.Helper()
 	for path, table := range neighbours {

@@ -84,8 +84,8 @@ func (p *promise) breach(format string, args ...any) {
 	p.broken = append(p.broken, fmt.Sprintf(format, args...))
 }
 
-// check holds the facts against what the inbox promises. It decides by the database, the answers and the handler's own
-// journal, not by what the inbox says of itself.
+// check holds the facts against what the inbox promises. It decides by the database, the answers
+// and the handler's own journal, not by what the inbox says of itself.
 func (f *chaosFacts) check() []promise {
 	promises := []promise{f.checkRecorded(), f.checkStates(), f.checkEffects(), f.checkOrder(), f.checkAttempts()}
 	for i := range promises {
@@ -163,8 +163,8 @@ func (f *chaosFacts) checkOrder() promise {
 	return p
 }
 
-// checkAttempts wants every run of the handler counted as an attempt. One that a kill cut off may be counted or not: its
-// outcome may have been committed before anybody could tell.
+// checkAttempts wants every run of the handler counted as an attempt. One that a kill cut off may
+// be counted or not: its outcome may have been committed before anybody could tell.
 func (f *chaosFacts) checkAttempts() promise {
 	p := promise{text: "every run of the handler is an attempt, and no attempt is made up"}
 	for key, runs := range f.runs {

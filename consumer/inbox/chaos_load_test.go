@@ -17,8 +17,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// chaosLoad brings events to the members of the cast that listen, as a relay does: what is not acknowledged is brought again, and
-// an event of an ordering key waits until the one before it is acknowledged.
+// chaosLoad brings events to the members of the cast that listen, as a relay does: what is not
+// acknowledged is brought again, and an event of an ordering key waits until the one before it is
+// acknowledged.
 type chaosLoad struct {
 	stage  *chaosStage
 	client *http.Client
@@ -71,7 +72,8 @@ func newChaosLoad(s *chaosStage, events, keys int) *chaosLoad {
 	return l
 }
 
-// bring brings all events, at most perSecond, over so many lanes at once. All events of an ordering key share a lane.
+// bring brings all events, at most perSecond, over so many lanes at once. All events of an ordering
+// key share a lane.
 func (l *chaosLoad) bring(ctx context.Context, lanes, perSecond int) {
 	l.begun = time.Now()
 	queues := make([][]int, lanes)
@@ -132,7 +134,8 @@ func (l *chaosLoad) deliver(ctx context.Context, e *brought) {
 	}
 }
 
-// deliverBeside brings one event to each neighbour until it is acknowledged, and then once more, as a duplicate.
+// deliverBeside brings one event to each neighbour until it is acknowledged, and then once more, as
+// a duplicate.
 func (l *chaosLoad) deliverBeside(ctx context.Context, e *brought) {
 	body := e.body()
 	e.beside = map[string]bool{}
@@ -156,7 +159,8 @@ func (l *chaosLoad) deliverBeside(ctx context.Context, e *brought) {
 	}
 }
 
-// repeat brings acknowledged events again and again until ctx ends, and now and then other content under their keys.
+// repeat brings acknowledged events again and again until ctx ends, and now and then other content
+// under their keys.
 func (l *chaosLoad) repeat(ctx context.Context, pause time.Duration) {
 	for {
 		select {
@@ -211,7 +215,8 @@ func (e *brought) body() string {
 	return string(body)
 }
 
-// post sends an event to some member of the cast. The status is 0 when there is no answer, or no member to ask.
+// post sends an event to some member of the cast. The status is 0 when there is no answer, or no
+// member to ask.
 func (l *chaosLoad) post(ctx context.Context, e *brought, body string, attempt int) (status int, text string) {
 	return l.postTo(ctx, "", e, body, attempt)
 }

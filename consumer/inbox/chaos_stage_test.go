@@ -40,7 +40,8 @@ type chaosStage struct {
 	changed chan struct{}        // closed at the next entry; nil: no goroutine waits
 }
 
-// member is a part of the cast that is always filled: when its process is gone, its next life begins.
+// member is a part of the cast that is always filled: when its process is gone, its next life
+// begins.
 type member struct {
 	name, role string
 

@@ -29,8 +29,9 @@ type chaosPlan struct {
 	patience         time.Duration // for everything to be done once the faults have ended
 }
 
-// While workers are killed, frozen and told to stop, while handlers fail and events are brought again, every event takes
-// effect once, those of one ordering key in order, and nothing is left behind.
+// While workers are killed, frozen and told to stop, while handlers fail and events are brought
+// again, every event takes effect once, those of one ordering key in order, and nothing is left
+// behind.
 func TestInboxChaos(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -70,7 +71,8 @@ func TestInboxChaos(t *testing.T) {
 			t.Fatal(context.Cause(s.ctx))
 		}
 		target := workers[n%len(workers)]
-		// On a slow machine a tick may come before the next life has begun to work: a kill is to cut a run off.
+		// On a slow machine a tick may come before the next life has begun to work: a kill is to
+		// cut a run off.
 		s.await(target.name+" to run a handler", func() bool { return over() || s.inRun(target) })
 		s.kill(target)
 		switch n % 8 {

@@ -58,7 +58,8 @@ func TestInboxCommitWaitsForTheDisk(t *testing.T) {
 	p.WantCommit("on")
 }
 
-// A handler that waits for a statement under its own context does not keep its event, connection and worker for ever.
+// A handler that waits for a statement under its own context does not keep its event, connection
+// and worker for ever.
 func TestInboxStatementUnderAnotherContextEnds(t *testing.T) {
 	t.Parallel()
 	cfg := inbox.Config{Config: consumer.Config{Limits: consumer.Limits{HandlerTimeout: 50 * time.Millisecond, CommitTimeout: 5 * time.Second}}, MaxAttempts: 1}
@@ -72,7 +73,8 @@ func TestInboxStatementUnderAnotherContextEnds(t *testing.T) {
 	p.wantWorked("k", consumer.ResultFailed)
 }
 
-// A handler that leaves the transaction to a role without rights on the inbox gets an error, and nothing of it is kept.
+// A handler that leaves the transaction to a role without rights on the inbox gets an error, and
+// nothing of it is kept.
 func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{MaxAttempts: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
@@ -138,7 +140,8 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 	}
 }
 
-// What has no payload any more is not worked: neither by a replay, nor when it is made pending by hand.
+// What has no payload any more is not worked: neither by a replay, nor when it is made pending by
+// hand.
 func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

@@ -36,8 +36,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// runMoreAtOnce doubles -parallel, unless it is 1. Nearly all tests of this package wait: for locks that time out, and for the
-// looks at workers that have died.
+// runMoreAtOnce doubles -parallel, unless it is 1. Nearly all tests of this package wait: for locks
+// that time out, and for the looks at workers that have died.
 func runMoreAtOnce() {
 	parallel := flag.Lookup("test.parallel").Value
 	if n, err := strconv.Atoi(parallel.String()); err == nil && n > 1 {
@@ -53,13 +53,15 @@ type inboxProcess struct {
 	stop  func() error // ends Run and returns what it returned
 }
 
-// inboxSchema is what the handlers of inboxes write: effects in the order in which they are committed.
+// inboxSchema is what the handlers of inboxes write: effects in the order in which they are
+// committed.
 const inboxSchema = `
 CREATE TABLE effect (key text NOT NULL, number bigint GENERATED ALWAYS AS IDENTITY, at timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE TABLE parent (id int PRIMARY KEY);
 CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);`
 
-// newInbox is an inbox with a database of its own that records over HTTP. Nothing works its events before run.
+// newInbox is an inbox with a database of its own that records over HTTP. Nothing works its events
+// before run.
 func newInbox(t testing.TB, cfg inbox.Config) *inboxProcess {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Inbox)
@@ -143,7 +145,8 @@ func (p *inboxProcess) run() {
 	})
 }
 
-// replay replays as an operator does who has the rights of this process, and returns how many events.
+// replay replays as an operator does who has the rights of this process, and returns how many
+// events.
 func (p *inboxProcess) replay(s inboxops.Selection) (int64, error) {
 	p.T.Helper()
 	b, err := inboxops.New(p.own).Replay(p.T.Context(), s, nil)

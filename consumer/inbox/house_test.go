@@ -61,7 +61,8 @@ func (s *statements) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.Tr
 
 func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// An idle inbox asks one statement a second. What it does once, at its start and every half minute, is not much either.
+// An idle inbox asks one statement a second. What it does once, at its start and every half minute,
+// is not much either.
 func TestIdleInboxAsksLittle(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -74,7 +75,8 @@ func TestIdleInboxAsksLittle(t *testing.T) {
 	for n := 0; n < looks; n, _ = seen.count("claimed_at < now()") {
 		p.Await("SELECT true")
 	}
-	// One claim at the start and one after LISTEN, one sweep of two transactions, each of BEGIN, settings, statement, COMMIT.
+	// One claim at the start and one after LISTEN, one sweep of two transactions, each of BEGIN,
+	// settings, statement, COMMIT.
 	if _, all := seen.count(""); all > looks+1+4*4+1 {
 		t.Errorf("%d statements within %d looks:\n%s", all, looks, strings.Join(seen.all, "\n"))
 	}
@@ -107,8 +109,8 @@ func TestInboxWithTheRightsOfAReceiver(t *testing.T) {
 	}
 }
 
-// A login with CONNECT alone notifies in the name of an inbox as often as it can. The inbox claims a bounded number of times,
-// and goes on working.
+// A login with CONNECT alone notifies in the name of an inbox as often as it can. The inbox claims
+// a bounded number of times, and goes on working.
 func TestSecurityInboxNotificationsAreBounded(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

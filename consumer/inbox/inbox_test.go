@@ -22,8 +22,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// A commit waits for the disk even where synchronous_commit is off, and as long as a stricter setting asks: the sender
-// forgets what it was answered 202 for.
+// A commit waits for the disk even where synchronous_commit is off, and as long as a stricter
+// setting asks: the sender forgets what it was answered 202 for.
 func TestInboxAnswerWaitsForTheDisk(t *testing.T) {
 	t.Parallel()
 	for set, want := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {
@@ -59,7 +59,8 @@ func TestInboxRecordsThenWorks(t *testing.T) {
 	p.WantRows("k", 1, 1)
 }
 
-// Whatever becomes of an event, its duplicate is answered 200, changes nothing, and says what has become of it.
+// Whatever becomes of an event, its duplicate is answered 200, changes nothing, and says what has
+// become of it.
 func TestInboxAnswersDuplicatesInEveryState(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
@@ -176,7 +177,8 @@ func TestInboxOfTwoDestinations(t *testing.T) {
 	testkit.Equal(t, "effects", p.Count("SELECT count(*) FROM effect"), 2)
 }
 
-// A replay of more than a batch, of many keys, while workers run: each takes effect once more, in order.
+// A replay of more than a batch, of many keys, while workers run: each takes effect once more, in
+// order.
 func TestInboxReplaysManyInOrder(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -193,8 +195,8 @@ func TestInboxReplaysManyInOrder(t *testing.T) {
 	testkit.Equal(t, "effects", p.Count("SELECT count(*) FROM effect"), 1500)
 }
 
-// An operator's command wakes the workers, which do not poll here: for what it replays, and for what waited behind an event
-// that it ignores.
+// An operator's command wakes the workers, which do not poll here: for what it replays, and for
+// what waited behind an event that it ignores.
 func TestInboxOperatorsWakeWorkers(t *testing.T) {
 	t.Parallel()
 	var refused sync.Map
@@ -285,7 +287,8 @@ func TestInboxRefusesWhatItMayHaveForgotten(t *testing.T) {
 	}
 }
 
-// In an inbox, an event that is newer than the receiver waits for the deploy, and holds up no other.
+// In an inbox, an event that is newer than the receiver waits for the deploy, and holds up no
+// other.
 func TestRouterInAnInbox(t *testing.T) {
 	t.Parallel()
 	effects := func(ctx context.Context, _ pgx.Tx, event consumer.Event, _ struct{ Key string }) error {

@@ -24,8 +24,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// doomedInbox is the inbox of the process that dies with number n, and of the one that comes after it. It has a
-// sender of its own, so that no other worker works its event.
+// doomedInbox is the inbox of the process that dies with number n, and of the one that comes after
+// it. It has a sender of its own, so that no other worker works its event.
 func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *inbox.Inbox {
 	return receivertest.Must(inbox.New(pool, inbox.Config{
 		Config: consumer.Config{
@@ -72,7 +72,8 @@ func workAndDie(p *receivertest.Player) {
 	panic(http.Serve(&receivertest.DoomedListener{Listener: listener, Fate: f}, in.Handler()))
 }
 
-// inboxMoments are those at which an inbox must have met its fate, for a test of all its operations to be one.
+// inboxMoments are those at which an inbox must have met its fate, for a test of all its operations
+// to be one.
 func inboxMoments() []string {
 	return []string{
 		"before writing the admission", "after writing the admission", "after the reply to the admission",
@@ -87,8 +88,8 @@ func inboxMoments() []string {
 // hangmen are how many processes meet their fate at once: most of the time they wait to be rescued.
 const hangmen = 12
 
-// eachWorking starts a process for every operation that one sees while it records and works an event; it is to meet its
-// fate there. meet returns what it said.
+// eachWorking starts a process for every operation that one sees while it records and works an
+// event; it is to meet its fate there. meet returns what it said.
 func eachWorking(t *testing.T, e *receivertest.Env, meet func(p *workingProcess, number int) (moment string), settings ...string) receivertest.Fates {
 	t.Helper()
 	unharmed, err := launchWorking(e, 0, "")
@@ -130,9 +131,9 @@ func eachWorking(t *testing.T, e *receivertest.Env, meet func(p *workingProcess,
 	return seen
 }
 
-// An inbox is killed at every single operation on its connections, while it records and works one event. The sender comes
-// again, as a relay does, and the worker that then takes it makes the effect, or finds it made: once, and at no attempt's
-// cost.
+// An inbox is killed at every single operation on its connections, while it records and works one
+// event. The sender comes again, as a relay does, and the worker that then takes it makes the
+// effect, or finds it made: once, and at no attempt's cost.
 func TestInboxKilledAtEveryOperation(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -156,8 +157,9 @@ func TestInboxKilledAtEveryOperation(t *testing.T) {
 	t.Logf("%d processes died, each at another operation", seen.Met("dying"))
 }
 
-// An inbox is stopped at every single operation, for as long as it takes another process to see that its work is not being
-// done, and to do it. When it goes on it must do nothing that has been done; and it works what comes next.
+// An inbox is stopped at every single operation, for as long as it takes another process to see
+// that its work is not being done, and to do it. When it goes on it must do nothing that has been
+// done; and it works what comes next.
 func TestInboxFrozenAtEveryOperation(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -213,7 +215,8 @@ func keyOf(n int) string { return "k" + strconv.Itoa(n) }
 // What to ask the database about an event.
 const (
 	succeeded = "SELECT EXISTS (SELECT FROM inbox_events WHERE idempotency_key = $1 AND processing_state = 'succeeded')"
-	// holding counts the transactions in which the process that is named for the event stands still.
+	// holding counts the transactions in which the process that is named for the event stands
+	// still.
 	holding = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state LIKE 'idle in transaction%'"
 )
 
@@ -267,7 +270,8 @@ func survive(e *receivertest.Env, n int) *survivor {
 	return s
 }
 
-// bring sends the event until it is answered for good, or a process that stands still is found to hold it.
+// bring sends the event until it is answered for good, or a process that stands still is found to
+// hold it.
 func (s *survivor) bring(key string) {
 	for status := http.StatusConflict; status == http.StatusConflict && s.env.Count(holding, key) == 0; {
 		w := httptest.NewRecorder()
@@ -278,8 +282,8 @@ func (s *survivor) bring(key string) {
 	}
 }
 
-// awaitFor polls the database until query is true of key. Unlike [env.await] it leaves it alone in between, and fails in
-// any goroutine.
+// awaitFor polls the database until query is true of key. Unlike [env.await] it leaves it alone in
+// between, and fails in any goroutine.
 func awaitFor(e *receivertest.Env, what, query, key string) {
 	ctx, cancel := context.WithTimeout(e.T.Context(), receivertest.Patience)
 	defer cancel()

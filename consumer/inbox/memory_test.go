@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// wantRemembered asserts that the memory knows an event as recorded, and says nothing else of what has become of it.
+// wantRemembered asserts that the memory knows an event as recorded, and says nothing else of what
+// has become of it.
 func (p *inboxProcess) wantRemembered(key string) {
 	p.T.Helper()
 	const query = `SELECT count(*) FROM processed_events WHERE idempotency_key = $1 AND processing_state = 'recorded' AND attempts = 0
@@ -27,7 +28,8 @@ func (p *inboxProcess) wantRemembered(key string) {
 	}
 }
 
-// The memory of an event says from the beginning what it says for ever, whatever becomes of the event.
+// The memory of an event says from the beginning what it says for ever, whatever becomes of the
+// event.
 func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{
@@ -103,8 +105,8 @@ func TestEventByMiddlewareAndInbox(t *testing.T) {
 	})
 }
 
-// Where the memory of events was removed by hand, and they come again, those that are still in the inbox are
-// remembered again, and stay as they are.
+// Where the memory of events was removed by hand, and they come again, those that are still in the
+// inbox are remembered again, and stay as they are.
 func TestMemoryRemovedByHand(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
@@ -141,7 +143,8 @@ func TestMemoryRemovedByHand(t *testing.T) {
 	p.wantInOrder()
 }
 
-// What was removed from the inbox by hand is still known. It is not worked, and what became of it is not known.
+// What was removed from the inbox by hand is still known. It is not worked, and what became of it
+// is not known.
 func TestEventRemovedFromTheInboxByHand(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

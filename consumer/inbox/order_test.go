@@ -20,7 +20,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// repeatableRead gives later connections to the test's database another level than the one most databases have.
+// repeatableRead gives later connections to the test's database another level than the one most
+// databases have.
 const repeatableRead = `DO $$ BEGIN
 	EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), 'repeatable read');
 END $$`
@@ -53,8 +54,8 @@ func (g *gate) wantEntered(t *testing.T, key string) {
 	}
 }
 
-// An event that has waited for its turn is as old as it is: those of its key do not queue behind the whole backlog one after
-// the other.
+// An event that has waited for its turn is as old as it is: those of its key do not queue behind
+// the whole backlog one after the other.
 func TestInboxKeysKeepTheirPlaceInTheQueue(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
@@ -72,8 +73,8 @@ func TestInboxKeysKeepTheirPlaceInTheQueue(t *testing.T) {
 	}
 }
 
-// Many events of few keys, with failures at random, through two processes that record and work at once: at no level of
-// isolation does one of a key overtake another, and nothing is left waiting.
+// Many events of few keys, with failures at random, through two processes that record and work at
+// once: at no level of isolation does one of a key overtake another, and nothing is left waiting.
 func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]string{"read committed": "SELECT 1", "repeatable read": repeatableRead} {
@@ -119,8 +120,8 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 	}
 }
 
-// Two of a key that are recorded at once must not both be due, and the one behind must not be forgotten when the one
-// before it ends at that moment.
+// Two of a key that are recorded at once must not both be due, and the one behind must not be
+// forgotten when the one before it ends at that moment.
 func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]string{"read committed": "SELECT 1", "repeatable read": repeatableRead} {
@@ -283,7 +284,8 @@ func TestInboxReplayGoesFirst(t *testing.T) {
 	}
 }
 
-// An event that comes late goes before those that come behind it, unless they are being worked: they may be waiting for it.
+// An event that comes late goes before those that come behind it, unless they are being worked:
+// they may be waiting for it.
 func TestInboxLateEventsGoFirst(t *testing.T) {
 	t.Parallel()
 	g := newGate()
@@ -320,8 +322,8 @@ func TestInboxLateEventsDoNotWaitForWhatFailedBehindThem(t *testing.T) {
 	p.wantState("6", inbox.StatePending, 0)
 }
 
-// The lock of an ordering key that does not come costs a handler no attempt; and the bound of waiting for it does not
-// reach what runs at the handler's COMMIT.
+// The lock of an ordering key that does not come costs a handler no attempt; and the bound of
+// waiting for it does not reach what runs at the handler's COMMIT.
 func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
 	t.Parallel()
 	g := newGate()

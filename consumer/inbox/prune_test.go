@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// oldRecorded are n events of 91 days ago, which an inbox recorded and has worked, and their effects.
+// oldRecorded are n events of 91 days ago, which an inbox recorded and has worked, and their
+// effects.
 func oldRecorded(e *receivertest.Env, source, key string, n int) {
 	e.T.Helper()
 	e.MustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, received_at, processed_at, payload)
@@ -96,7 +97,8 @@ func TestPruneAsksTheInbox(t *testing.T) {
 	})
 }
 
-// What another session has locked, of the inbox or of the memory, is left for the next run, which does not wait.
+// What another session has locked, of the inbox or of the memory, is left for the next run, which
+// does not wait.
 func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
@@ -133,7 +135,8 @@ func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	p.WantRows("old6", 1, 0)
 }
 
-// A duplicate that meets a removal which is not committed yet is answered from what is there; a request that comes later is refused.
+// A duplicate that meets a removal which is not committed yet is answered from what is there; a
+// request that comes later is refused.
 func TestDuplicateMeetsRemovalFromAnInbox(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
@@ -154,8 +157,8 @@ func TestDuplicateMeetsRemovalFromAnInbox(t *testing.T) {
 	wantTables(p.Env, 0, 0)
 }
 
-// However large the inbox is: its events are found by their keys. Statistics from when it was empty, and none at all, must
-// not change that.
+// However large the inbox is: its events are found by their keys. Statistics from when it was
+// empty, and none at all, must not change that.
 func TestPruneFindsEventsByTheirKeys(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -184,7 +187,8 @@ func TestPruneFindsEventsByTheirKeys(t *testing.T) {
 		if statistics == "fresh" {
 			e.MustExec(`VACUUM ANALYZE`)
 		}
-		// The server counts the reads of the last transactions too, until it has passed them on: at most once a second.
+		// The server counts the reads of the last transactions too, until it has passed them on: at
+		// most once a second.
 		pgtest.Exec(t, conn, `BEGIN; CREATE TEMP TABLE noted ON COMMIT DROP AS SELECT * FROM pg_stat_xact_user_tables`)
 		removed := run()
 		if removed == 0 {

@@ -21,7 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// recipes returns the statements for support that docs/receiving.md shows, by the first sentence of their comment.
+// recipes returns the statements for support that docs/receiving.md shows, by the first sentence of
+// their comment.
 func recipes(t *testing.T) map[string]string {
 	t.Helper()
 	document, err := os.ReadFile("../../docs/receiving.md")
@@ -42,8 +43,9 @@ func recipes(t *testing.T) map[string]string {
 	return found
 }
 
-// sample fills the inbox of an env with an event in every state, by hand, so that a recipe is judged by what is in the
-// table and not by the code that usually writes it. Those of ordering key c-1 wait behind one that failed.
+// sample fills the inbox of an env with an event in every state, by hand, so that a recipe is
+// judged by what is in the table and not by the code that usually writes it. Those of ordering key
+// c-1 wait behind one that failed.
 const sample = `
 CREATE TABLE sample AS SELECT * FROM (VALUES
     ('by-middleware', 'invoice.paid', 'INV-1', 'succeeded', 1, NULL::interval, interval '-1 h', NULL, NULL, 0, NULL::bigint, NULL, timestamptz '2026-01-03'),
@@ -82,7 +84,8 @@ func filled(recipe string, values map[string]string) string {
 	return strings.NewReplacer(pairs...).Replace(recipe)
 }
 
-// rows runs a statement and returns what it answers, a line for each row, its columns divided by bars.
+// rows runs a statement and returns what it answers, a line for each row, its columns divided by
+// bars.
 func tableRows(e *receivertest.Env, query string) (lines []string) {
 	e.T.Helper()
 	// A person's psql sends it as a text, too.
@@ -114,8 +117,8 @@ func newSample(t *testing.T) *receivertest.Env {
 	return e
 }
 
-// A recipe is a statement of the document, tried with values on the sample. check gets what it answered; changes is what
-// has become different of the states.
+// A recipe is a statement of the document, tried with values on the sample. check gets what it
+// answered; changes is what has become different of the states.
 type recipeCase struct {
 	title   string
 	values  map[string]string

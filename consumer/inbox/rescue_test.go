@@ -100,7 +100,8 @@ func TestInboxDoesNotRescueTheLiving(t *testing.T) {
 	p.WantRows("slow", 1, 1)
 }
 
-// A handler that has been cut off keeps its worker until it returns, also when the same process works its event again.
+// A handler that has been cut off keeps its worker until it returns, also when the same process
+// works its event again.
 func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
 	t.Parallel()
 	g := newGate()
@@ -116,7 +117,8 @@ func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
 	p.MustExec("UPDATE inbox_events SET processing_state = 'pending'") // as another process rescues it
 	g.wantEntered(t, "k")
 	p.record("third")
-	// When it tells others that it has more to do than workers, it has not taken more than it has workers.
+	// When it tells others that it has more to do than workers, it has not taken more than it has
+	// workers.
 	if _, err := conn.Conn().WaitForNotification(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +132,8 @@ func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
 	p.WantRows("k", 1, 1)
 }
 
-// A worker that begins after its event was given to another, or was finished, does nothing: the fence is in the way.
+// A worker that begins after its event was given to another, or was finished, does nothing: the
+// fence is in the way.
 func TestInboxFencesOffLateWorkers(t *testing.T) {
 	t.Parallel()
 	g := newGate()
@@ -139,7 +142,8 @@ func TestInboxFencesOffLateWorkers(t *testing.T) {
 	p.record("first")
 	g.wantEntered(t, "first")
 	p.record("second")
-	// Between claim and begin another worker works the second: the trigger stands for a claimer that was slow.
+	// Between claim and begin another worker works the second: the trigger stands for a claimer
+	// that was slow.
 	p.MustExec(`CREATE FUNCTION taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		UPDATE inbox_events SET claim = claim + 1 WHERE idempotency_key = NEW.idempotency_key; RETURN NULL; END $$`)
 	p.MustExec(`CREATE TRIGGER taken AFTER UPDATE OF processing_state ON inbox_events FOR EACH ROW
@@ -236,7 +240,8 @@ func TestInboxStopIsBounded(t *testing.T) {
 	next.wantState("k", inbox.StateSucceeded, 1)
 }
 
-// A handler that does not even heed its context does not keep Run from returning, and its work is not committed.
+// A handler that does not even heed its context does not keep Run from returning, and its work is
+// not committed.
 func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	t.Parallel()
 	entered, leave := make(chan struct{}), make(chan struct{})

@@ -16,8 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// inboxStatements are those that run all the time: with their parameters' types and examples, how their plans come about,
-// and how they must reach their rows.
+// inboxStatements are those that run all the time: with their parameters' types and examples, how
+// their plans come about, and how they must reach their rows.
 var inboxStatements = map[string]struct {
 	types, sql, args string
 	planned          planned
@@ -74,7 +74,8 @@ const (
 	eachTime                // whenever it runs
 )
 
-// fillInbox adds n events: most succeeded, some due, waiting behind another of their key, being worked, failed.
+// fillInbox adds n events: most succeeded, some due, waiting behind another of their key, being
+// worked, failed.
 const fillInbox = `
 WITH event AS (
 INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, inbox_id, next_attempt_at, ordering_key, sequence, claimed_at, payload)
@@ -84,8 +85,9 @@ FROM generate_series(1, $1::int) i
 RETURNING source, idempotency_key)
 INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) SELECT 'test', source, idempotency_key, 'recorded' FROM event`
 
-// A plan is made once and kept: on an empty table, where anything looks cheap, or when nothing was due. It must still be
-// right when there are 20,000 events, whether or not the table was analysed since.
+// A plan is made once and kept: on an empty table, where anything looks cheap, or when nothing was
+// due. It must still be right when there are 20,000 events, whether or not the table was analysed
+// since.
 func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -151,8 +153,8 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 
 var wholeScan = regexp.MustCompile(`(Seq|Bitmap Heap) Scan on (inbox|processed)_events`)
 
-// wantInboxPlan checks that no table is read as a whole: neither in a sequential scan, nor through an index of which
-// nothing but the source narrows the part.
+// wantInboxPlan checks that no table is read as a whole: neither in a sequential scan, nor through
+// an index of which nothing but the source narrows the part.
 func wantInboxPlan(t *testing.T, what string, lines, want []string) {
 	t.Helper()
 	plan := strings.Join(lines, "\n")
@@ -175,7 +177,8 @@ func wantInboxPlan(t *testing.T, what string, lines, want []string) {
 	}
 }
 
-// The package inboxops repeats the lock of an ordering key and the notification of workers. Both must be those of this package.
+// The package inboxops repeats the lock of an ordering key and the notification of workers. Both
+// must be those of this package.
 func TestInboxOperatorsUseTheSameLockAndNotification(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Inbox)

@@ -216,7 +216,8 @@ func TestInboxRunsTwiceInOneProcess(t *testing.T) {
 	g.through <- nil
 }
 
-// While the breaker is open events are recorded and none is claimed; a probe closes it, and costs no more than itself.
+// While the breaker is open events are recorded and none is claimed; a probe closes it, and costs
+// no more than itself.
 func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	t.Parallel()
 	var down atomic.Bool
@@ -253,7 +254,8 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	testkit.Equal(t, "the breaker", b.State(), breaker.Closed)
 }
 
-// The same key at once through two processes: one is recorded, the others are refused, and none waits for a lock.
+// The same key at once through two processes: one is recorded, the others are refused, and none
+// waits for a lock.
 func TestInboxRecordsAKeyOnce(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
@@ -302,8 +304,9 @@ func (n notifications) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pg
 
 func (n notifications) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A request ends with the notification that it sends, and does not go on with those of the requests after it: under load
-// it would never end, and neither would the claims of a process that passes on what it cannot work.
+// A request ends with the notification that it sends, and does not go on with those of the requests
+// after it: under load it would never end, and neither would the claims of a process that passes on
+// what it cannot work.
 func TestInboxNotifiesOnceForARequest(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

@@ -21,21 +21,23 @@ import (
 
 // Config says what to read and how. Group, Topics and brokers are required.
 type Config struct {
-	// Group is the consumer group, whose offsets say what was read. All processes of one receiver use the same one, and those of another
-	// receiver another one. A new group begins with the oldest records.
+	// Group is the consumer group, whose offsets say what was read. All processes of one receiver
+	// use the same one, and those of another receiver another one. A new group begins with the
+	// oldest records.
 	Group string
 
 	// Topics are those that the relay writes to. They must exist.
 	Topics []string
 
-	// Client says how to reach the brokers: kgo.SeedBrokers, and for instance kgo.DialTLSConfig and kgo.SASL. Options about groups,
-	// offsets and commits are set by this package.
+	// Client says how to reach the brokers: kgo.SeedBrokers, and for instance kgo.DialTLSConfig and
+	// kgo.SASL. Options about groups, offsets and commits are set by this package.
 	Client []kgo.Opt
 
 	// Ahead bounds how many records of each partition wait in memory. 0: 500.
 	Ahead int
 
-	// Backoff holds the delays after the first, second, … failure of a record; the last repeats. Empty: 1s, 5s, 30s, 1m.
+	// Backoff holds the delays after the first, second, … failure of a record; the last repeats.
+	// Empty: 1s, 5s, 30s, 1m.
 	Backoff []time.Duration
 
 	// DrainTimeout is how long a handler may continue after the context of Run has ended, or after
@@ -44,12 +46,14 @@ type Config struct {
 	// process that died while partitions change hands, too: 20 seconds longer than this.
 	DrainTimeout time.Duration
 
-	// Refused is called with a record that no repetition will change, before it is passed, to keep it elsewhere. An error, or a
-	// panic, makes the record be tried again. It is called concurrently. Nil: the record stays in its topic for as long as that keeps records, and
-	// the log names its offset.
+	// Refused is called with a record that no repetition will change, before it is passed, to keep
+	// it elsewhere. An error, or a panic, makes the record be tried again. It is called
+	// concurrently. Nil: the record stays in its topic for as long as that keeps records, and the
+	// log names its offset.
 	Refused func(ctx context.Context, refusal Refusal) error
 
-	// Logger receives what an operator must act on. It gets offsets, statuses and reasons, never payloads or headers. Nil: slog.Default().
+	// Logger receives what an operator must act on. It gets offsets, statuses and reasons, never
+	// payloads or headers. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -78,11 +82,13 @@ type partition struct {
 
 const (
 	maxDrain = 40 * time.Second
-	// giveBack is how long after its drain a process may take to give its partitions back before its group gives up on it.
+	// giveBack is how long after its drain a process may take to give its partitions back before
+	// its group gives up on it.
 	giveBack = 20 * time.Second
 )
 
-// New returns a consumer of the topics, which [Consumer.Run] starts. It fails when cfg cannot work, and asks no broker.
+// New returns a consumer of the topics, which [Consumer.Run] starts. It fails when cfg cannot work,
+// and asks no broker.
 func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 	switch {
 	case receiver == nil:
@@ -108,9 +114,10 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 	return &Consumer{cfg: cfg, receive: receiver, partitions: map[partition]*worker{}}, nil
 }
 
-// Run works records until ctx ends: then it takes no more, lets the handlers that are running end, for DrainTimeout at most, commits offsets,
-// leaves the group and returns nil. It may run in any number of processes, once in each Consumer. An outage of the brokers, of any length, does not
-// end it. It returns an error at the start only: when no broker answers, or a topic does not exist.
+// Run works records until ctx ends: then it takes no more, lets the handlers that are running end,
+// for DrainTimeout at most, commits offsets, leaves the group and returns nil. It may run in any
+// number of processes, once in each Consumer. An outage of the brokers, of any length, does not end
+// it. It returns an error at the start only: when no broker answers, or a topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
 	// A partition that has had enough takes part in the next fetch again: no fetch may be long.
 	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.cfg.Client...),
@@ -136,7 +143,8 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return nil
 }
 
-// errorPause is between two requests that failed: an error that lasts would otherwise come thousands of times a second.
+// errorPause is between two requests that failed: an error that lasts would otherwise come
+// thousands of times a second.
 const errorPause = 500 * time.Millisecond
 
 // handleErrors logs the errors of a fetch, each once until the partition has records again, and has
@@ -212,7 +220,8 @@ func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[str
 	}
 }
 
-// revoked ends the workers of partitions that go to another process, and commits what they have done, so that it does not come again there.
+// revoked ends the workers of partitions that go to another process, and commits what they have
+// done, so that it does not come again there.
 func (c *Consumer) revoked(ctx context.Context, client *kgo.Client, gone map[string][]int32) {
 	c.stop(gone)
 	if err := client.CommitMarkedOffsets(ctx); err != nil {
@@ -264,7 +273,8 @@ type Lag struct {
 	Failing    int   // partitions whose next record has failed
 }
 
-// Lag returns what waited when the brokers were last asked for records. It makes no request, so a scrape may call it.
+// Lag returns what waited when the brokers were last asked for records. It makes no request, so a
+// scrape may call it.
 func (c *Consumer) Lag() Lag {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,6 +1,7 @@
-// Package kafkaconsumer gives the records of Kafka topics to a receiver of package consumer, so that an event which comes by a topic has
-// the same signature, memory, handlers and reports as one that comes by HTTP, and counts once if it comes by both
-// (consumer.Config.Destinations names the two).
+// Package kafkaconsumer gives the records of Kafka topics to a receiver of package consumer, so
+// that an event which comes by a topic has the same signature, memory, handlers and reports as one
+// that comes by HTTP, and counts once if it comes by both (consumer.Config.Destinations names the
+// two).
 //
 //	receive, err := consumer.New(pool, consumer.Config{Receiver: "search", Secrets: secrets}, router.Dispatch)
 //	events, err := kafkaconsumer.New(kafkaconsumer.Config{
@@ -10,15 +11,16 @@
 //
 // consumer/examples/kafka is a complete program.
 //
-// The receiver is any [http.Handler] of packages consumer, sqlconsumer, store or inbox. Each record becomes the request that a relay
-// would have sent; what the receiver answers decides about the record:
+// The receiver is any [http.Handler] of packages consumer, sqlconsumer, store or inbox. Each record
+// becomes the request that a relay would have sent; what the receiver answers decides about the
+// record:
 //
 //	2xx                                                committed, or a duplicate: its offset may be committed
 //	400, 406, 410, 411, 413, 414, 415, 422, 431, 501   refused for good: Config.Refused, then as above
 //	any other, or no answer                            tried again after Config.Backoff, or after a longer Retry-After
 //
-// Offsets are committed after the database's COMMIT, once a second and when a partition is given back. What a process that dies has not
-// committed comes again, and is answered from memory.
+// Offsets are committed after the database's COMMIT, once a second and when a partition is given
+// back. What a process that dies has not committed comes again, and is answered from memory.
 //
 // # Order
 //

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sleep"
 )
 
-// worker works the records of one partition, one after the other. Others push and stop it; mu guards what they share.
+// worker works the records of one partition, one after the other. Others push and stop it; mu
+// guards what they share.
 type worker struct {
 	*Consumer
 	client    *kgo.Client
@@ -142,7 +143,8 @@ func (w *worker) done(next int64, failing bool) {
 	w.next, w.failing = next, failing
 }
 
-// work tries a record until that has a result, and then lets its offset be committed. It returns false when the worker was stopped before.
+// work tries a record until that has a result, and then lets its offset be committed. It returns
+// false when the worker was stopped before.
 func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 	header := make(http.Header, len(r.Headers))
 	for _, h := range r.Headers {
@@ -169,7 +171,8 @@ func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 	}
 }
 
-// refuse hands a record that is refused for good to Config.Refused, and reports whether it may be passed.
+// refuse hands a record that is refused for good to Config.Refused, and reports whether it may be
+// passed.
 func (w *worker) refuse(ctx context.Context, r *kgo.Record, out message.Outcome) (kept bool) {
 	log := w.logger().With("topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "status", out.Status, "problem", out.Problem)
 	if w.cfg.Refused == nil {

@@ -21,41 +21,50 @@ import (
 
 // Config says what to read and how. Stream and Durable are required.
 type Config struct {
-	// Stream names the stream. It must exist: what it keeps, and for how long, is its owner's to decide.
+	// Stream names the stream. It must exist: what it keeps, and for how long, is its owner's to
+	// decide.
 	Stream string
 
-	// Durable names the durable consumer that remembers what was acknowledged, such as "search"; with Partitions "search-0", "search-1"
-	// and so on. All processes of one receiver use the same name, and those of another receiver another one. It is created when
-	// it does not exist, and begins with the stream's first message. A JetStream name: no blanks, dots, '*', '>', '/' or '\'.
+	// Durable names the durable consumer that remembers what was acknowledged, such as "search";
+	// with Partitions "search-0", "search-1" and so on. All processes of one receiver use the same
+	// name, and those of another receiver another one. It is created when it does not exist, and
+	// begins with the stream's first message. A JetStream name: no blanks, dots, '*', '>', '/' or
+	// '\'.
 	Durable string
 
-	// Subject chooses messages of the stream, with the wildcards of NATS. With Partitions it contains {partition} once, such as
-	// "outbox.{partition}.>". Empty: all of them.
+	// Subject chooses messages of the stream, with the wildcards of NATS. With Partitions it
+	// contains {partition} once, such as "outbox.{partition}.>". Empty: all of them.
 	Subject string
 
-	// Partitions is the number over which the relay spreads the ordering keys. Never lower it while messages of the higher ones are unread:
-	// nothing reads them, which Run logs as an error when it starts. 0: no order.
+	// Partitions is the number over which the relay spreads the ordering keys. Never lower it while
+	// messages of the higher ones are unread: nothing reads them, which Run logs as an error when
+	// it starts. 0: no order.
 	Partitions int
 
-	// Workers is how many messages this process works at once without Partitions; with them there is one worker for each. 0: 8.
+	// Workers is how many messages this process works at once without Partitions; with them there
+	// is one worker for each. 0: 8.
 	Workers int
 
-	// AckWait is after which time without a sign of life a message goes to another process. A handler that runs longer gives
-	// signs of life; so this bounds how long a crash delays the message. 0: 10 seconds.
+	// AckWait is after which time without a sign of life a message goes to another process. A
+	// handler that runs longer gives signs of life; so this bounds how long a crash delays the
+	// message. 0: 10 seconds.
 	AckWait time.Duration
 
-	// Backoff holds the delays after the first, second, … failure of a message; the last repeats. Empty: 1s, 5s, 30s, 1m.
+	// Backoff holds the delays after the first, second, … failure of a message; the last repeats.
+	// Empty: 1s, 5s, 30s, 1m.
 	Backoff []time.Duration
 
 	// DrainTimeout is how long Run lets handlers continue after its context has ended. Then their
 	// contexts end too. 0: 20 seconds.
 	DrainTimeout time.Duration
 
-	// Refused is called with a message that no repetition will change, before it is terminated, to keep it elsewhere. An error, or a
-	// panic, makes the message come again. It is called concurrently. Nil: the message stays in the stream, and the log says so.
+	// Refused is called with a message that no repetition will change, before it is terminated, to
+	// keep it elsewhere. An error, or a panic, makes the message come again. It is called
+	// concurrently. Nil: the message stays in the stream, and the log says so.
 	Refused func(ctx context.Context, refusal Refusal) error
 
-	// Logger receives what an operator must act on. It gets sequences, statuses and reasons, never payloads or headers. Nil: slog.Default().
+	// Logger receives what an operator must act on. It gets sequences, statuses and reasons, never
+	// payloads or headers. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -74,8 +83,9 @@ type Consumer struct {
 	receive http.Handler
 }
 
-// New returns a consumer of the stream, which [Consumer.Run] starts. js is used for everything and not closed; its connection should
-// reconnect for ever (nats.MaxReconnects(-1)). New fails when cfg cannot work, and asks no server.
+// New returns a consumer of the stream, which [Consumer.Run] starts. js is used for everything and
+// not closed; its connection should reconnect for ever (nats.MaxReconnects(-1)). New fails when cfg
+// cannot work, and asks no server.
 func New(js jetstream.JetStream, cfg Config, receiver http.Handler) (*Consumer, error) {
 	switch {
 	case js == nil:
@@ -131,9 +141,11 @@ func (c *Consumer) lanes() []lane {
 	return lanes
 }
 
-// Run works messages until ctx ends: then it takes no more, lets the handlers that are running end, for DrainTimeout at most, and returns
-// nil. It may run in any number of processes. An outage of the servers, of any length, does not end it. It returns an error at the
-// start only: when the stream does not exist, its durable consumer cannot be created, or the stream would remove what the receiver refuses.
+// Run works messages until ctx ends: then it takes no more, lets the handlers that are running end,
+// for DrainTimeout at most, and returns nil. It may run in any number of processes. An outage of
+// the servers, of any length, does not end it. It returns an error at the start only: when the
+// stream does not exist, its durable consumer cannot be created, or the stream would remove what
+// the receiver refuses.
 func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.checkStream(ctx); err != nil {
 		return err
@@ -180,8 +192,8 @@ func (c *Consumer) checkStream(ctx context.Context) error {
 	return nil
 }
 
-// reportUnread says that the relay writes to more partitions than this receiver reads: what is in the others would wait for ever, and no
-// lag would show it.
+// reportUnread says that the relay writes to more partitions than this receiver reads: what is in
+// the others would wait for ever, and no lag would show it.
 func (c *Consumer) reportUnread(ctx context.Context, stream jetstream.Stream) {
 	next := strings.Replace(c.cfg.Subject, partition, strconv.Itoa(c.cfg.Partitions), 1)
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(next))
@@ -203,8 +215,8 @@ func (c *Consumer) open(ctx context.Context, l lane) (jetstream.Consumer, error)
 }
 
 const (
-	// pullWait is how long a request for a message waits at the server. A stop waits for its end: a message that arrived behind it would be
-	// missing for AckWait.
+	// pullWait is how long a request for a message waits at the server. A stop waits for its end: a
+	// message that arrived behind it would be missing for AckWait.
 	pullWait = 2 * time.Second
 	// outagePause is between two requests while the servers do not answer.
 	outagePause = 500 * time.Millisecond
@@ -289,7 +301,8 @@ func (c *Consumer) settle(ctx context.Context, msg jetstream.Msg) {
 	}
 }
 
-// refuse hands a message that is refused for good to Config.Refused, and reports whether it may be terminated.
+// refuse hands a message that is refused for good to Config.Refused, and reports whether it may be
+// terminated.
 func (c *Consumer) refuse(ctx context.Context, msg jetstream.Msg, about *jetstream.MsgMetadata, out message.Outcome) (kept bool) {
 	log := c.logger().With("stream", about.Stream, "durable", about.Consumer, "sequence", about.Sequence.Stream, "status", out.Status, "problem", out.Problem)
 	if c.cfg.Refused == nil {

@@ -1,5 +1,6 @@
-// Package natsconsumer gives the events of a NATS JetStream stream to a receiver of package consumer, so that an event which comes by a
-// stream has the same signature, memory, handlers and reports as one that comes by HTTP, and counts once if it comes by both
+// Package natsconsumer gives the events of a NATS JetStream stream to a receiver of package
+// consumer, so that an event which comes by a stream has the same signature, memory, handlers and
+// reports as one that comes by HTTP, and counts once if it comes by both
 // (consumer.Config.Destinations names the two).
 //
 //	receive, err := consumer.New(pool, consumer.Config{Receiver: "search", Secrets: secrets}, router.Dispatch)
@@ -8,15 +9,16 @@
 //
 // consumer/examples/nats is a complete program.
 //
-// The receiver is any [http.Handler] of packages consumer, sqlconsumer, store or inbox. Each message becomes the request that a relay
-// would have sent; what the receiver answers decides about the message:
+// The receiver is any [http.Handler] of packages consumer, sqlconsumer, store or inbox. Each
+// message becomes the request that a relay would have sent; what the receiver answers decides about
+// the message:
 //
 //	2xx                                                committed, or a duplicate: acknowledged
 //	400, 406, 410, 411, 413, 414, 415, 422, 431, 501   refused for good: Config.Refused, then terminated
 //	any other, or no answer                            comes again after Config.Backoff, or after a longer Retry-After
 //
-// A message is acknowledged after COMMIT. When a process dies in between, the server delivers the message again once Config.AckWait is
-// over, and it is answered from memory.
+// A message is acknowledged after COMMIT. When a process dies in between, the server delivers the
+// message again once Config.AckWait is over, and it is answered from memory.
 //
 // # Order
 //

@@ -118,7 +118,8 @@ func (e *env) run(cfg natsconsumer.Config, receiver http.Handler) readertest.Rea
 	return r
 }
 
-// dieAfterCommit is a process that receives one event and dies when it is committed, before it is acknowledged.
+// dieAfterCommit is a process that receives one event and dies when it is committed, before it is
+// acknowledged.
 func dieAfterCommit() {
 	url, dsn, _ := strings.Cut(os.Getenv(roleVar), " ")
 	ctx := context.Background()

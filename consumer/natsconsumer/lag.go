@@ -12,8 +12,9 @@ type Lag struct {
 	Failing  int    // of UnderWay: delivered more than once
 }
 
-// Lag asks the servers how far all processes of the receiver are behind the stream. It makes one request for each partition: ask for it twice a
-// minute from one process, and not in each scrape of each replica.
+// Lag asks the servers how far all processes of the receiver are behind the stream. It makes one
+// request for each partition: ask for it twice a minute from one process, and not in each scrape of
+// each replica.
 func (c *Consumer) Lag(ctx context.Context) (sum Lag, err error) {
 	for _, l := range c.lanes() {
 		source, err := c.js.Consumer(ctx, c.cfg.Stream, l.durable)

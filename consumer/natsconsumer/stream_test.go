@@ -47,7 +47,8 @@ func (e *env) runLogged() (readertest.Reader, warnings) {
 	return e.run(natsconsumer.Config{Logger: log}, e.Receiver(readertest.Effect)), logged
 }
 
-// A reader that went on asking a durable consumer that is gone would stand still for ever, without a word.
+// A reader that went on asking a durable consumer that is gone would stand still for ever, without
+// a word.
 func TestAStreamThatIsDeletedAndMadeAgain(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 0)
@@ -64,7 +65,8 @@ func TestAStreamThatIsDeletedAndMadeAgain(t *testing.T) {
 	e.Idle(r)
 }
 
-// Without an error in the log, the keys of a partition that the receiver does not read would wait for ever.
+// Without an error in the log, the keys of a partition that the receiver does not read would wait
+// for ever.
 func TestAPartitionThatIsNotRead(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 2)
@@ -75,7 +77,8 @@ func TestAPartitionThatIsNotRead(t *testing.T) {
 	e.Effects(1)
 }
 
-// Without signs of life a second process would get the message of a handler that takes longer than AckWait.
+// Without signs of life a second process would get the message of a handler that takes longer than
+// AckWait.
 func TestAHandlerThatTakesLongGivesSignsOfLife(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 0)

@@ -10,9 +10,10 @@ import (
 //
 //	prometheus.MustRegister(promobserver.Breaker("warehouse", b))
 //
-// It has one metric, inbox_breaker_state, with the labels breaker, which is name, and state, which is closed, open or
-// half_open: 1 for the state that the breaker is in, 0 for the others. Two breakers with one name cannot be registered
-// with the same registerer. It panics when name is empty or b is nil.
+// It has one metric, inbox_breaker_state, with the labels breaker, which is name, and state, which
+// is closed, open or half_open: 1 for the state that the breaker is in, 0 for the others. Two
+// breakers with one name cannot be registered with the same registerer. It panics when name is
+// empty or b is nil.
 func Breaker(name string, b *breaker.Breaker) prometheus.Collector {
 	if name == "" || b == nil {
 		panic("promobserver: Breaker needs a name, for the label, and a breaker")

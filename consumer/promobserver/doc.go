@@ -25,11 +25,13 @@
 //	inbox_handler_duration_seconds   source, mode         the handler's part of it, or of a worker's attempt
 //	inbox_breaker_state              breaker, state       1 for the state that it is in; see [Breaker]
 //
-// No label holds a key, an id or a text of a request: how many series there are depends on the configuration alone.
-// event_type is empty unless [Options].EventTypes names types; the types that it does not name are then "other".
+// No label holds a key, an id or a text of a request: how many series there are depends on the
+// configuration alone. event_type is empty unless [Options].EventTypes names types; the types that
+// it does not name are then "other".
 //
-// What waits in an inbox is not among them: a number that must be asked of the database belongs into a job that asks it
-// twice a minute, and not into each scrape of each replica. docs/receiving.md has the statement.
+// What waits in an inbox is not among them: a number that must be asked of the database belongs
+// into a job that asks it twice a minute, and not into each scrape of each replica.
+// docs/receiving.md has the statement.
 //
 // # Alerts worth having
 //
@@ -38,14 +40,15 @@
 //
 //	sum by (source) (increase(inbox_failed_total[15m])) > 0
 //
-// The receiver cannot do its work: its database is away, what it depends on is down, or commits fail. Relays hold back
-// and repeat, so nothing is lost, but everything waits.
+// The receiver cannot do its work: its database is away, what it depends on is down, or commits
+// fail. Relays hold back and repeat, so nothing is lost, but everything waits.
 //
 //	sum by (source) (rate(inbox_requests_total{result=~"unavailable|breaker_open|commit_failed"}[5m]))
 //	  > 0.05 * sum by (source) (rate(inbox_requests_total[5m]))
 //
-// Requests that do not prove themselves, from a sender that used to: a secret was rotated on one side only, or a clock
-// is wrong. Attempts of others show here, too, but have no other requests beside them.
+// Requests that do not prove themselves, from a sender that used to: a secret was rotated on one
+// side only, or a clock is wrong. Attempts of others show here, too, but have no other requests
+// beside them.
 //
 //	sum by (source) (increase(inbox_requests_total{result="rejected"}[15m])) > 10
 //	  and sum by (source) (increase(inbox_requests_total{result!="rejected"}[1d])) > 0

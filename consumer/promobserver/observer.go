@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 )
 
-// maxEventTypes bounds Options.EventTypes. Each type has up to eight series per source in every process.
+// maxEventTypes bounds Options.EventTypes. Each type has up to eight series per source in every
+// process.
 const maxEventTypes = 100
 
 // otherType stands for all event types that Options.EventTypes does not name.
@@ -20,9 +21,9 @@ const otherType = "other"
 
 // Options say what is measured beyond the default. The zero value is fine.
 type Options struct {
-	// Sources are the sources whose counters exist from the start, at zero. Prometheus does not see a counter that
-	// begins at 1 grow, so without it an alert on the first failure of a process stays silent. A source that is not
-	// named is counted from its first request on. Default none.
+	// Sources are the sources whose counters exist from the start, at zero. Prometheus does not see
+	// a counter that begins at 1 grow, so without it an alert on the first failure of a process
+	// stays silent. A source that is not named is counted from its first request on. Default none.
 	Sources []string
 
 	// EventTypes are the event types that inbox_events_total distinguishes, at most 100; all others
@@ -30,14 +31,14 @@ type Options struct {
 	// series for as long as the process lives. Default none: the label is empty.
 	EventTypes []string
 
-	// Buckets are the upper bounds of both histograms, in seconds, ascending. Default 0.005 to 30, the latter being beyond
-	// any timeout that a relay should have.
+	// Buckets are the upper bounds of both histograms, in seconds, ascending. Default 0.005 to 30,
+	// the latter being beyond any timeout that a relay should have.
 	Buckets []float64
 }
 
-// Observer keeps Prometheus metrics of what becomes of events, and is the prometheus.Collector of these. Its method Observe
-// is for [consumer.Config].Observe. It is safe for concurrent use, by any number of middlewares and inboxes. Its zero value
-// is of no use: see [New].
+// Observer keeps Prometheus metrics of what becomes of events, and is the prometheus.Collector of
+// these. Its method Observe is for [consumer.Config].Observe. It is safe for concurrent use, by any
+// number of middlewares and inboxes. Its zero value is of no use: see [New].
 type Observer struct {
 	options Options
 	types   map[string]bool
@@ -52,9 +53,9 @@ type Observer struct {
 
 var _ prometheus.Collector = (*Observer)(nil)
 
-// New returns the Observer that is registered with registerer. Called again with the same registerer and options it
-// returns the same one; with other options, or where one of the names is registered already, it fails and
-// registers nothing.
+// New returns the Observer that is registered with registerer. Called again with the same
+// registerer and options it returns the same one; with other options, or where one of the names is
+// registered already, it fails and registers nothing.
 func New(registerer prometheus.Registerer, options Options) (*Observer, error) {
 	if registerer == nil {
 		return nil, errors.New("promobserver: New needs a registerer, such as prometheus.DefaultRegisterer")
@@ -146,7 +147,8 @@ const (
 	modeInbox   = "inbox"
 )
 
-// begin makes the counters of a source exist. Histograms are left out: no alert waits for their first value.
+// begin makes the counters of a source exist. Histograms are left out: no alert waits for their
+// first value.
 func (o *Observer) begin(source string) {
 	for _, result := range []consumer.Result{
 		consumer.ResultProcessed, consumer.ResultIgnored, consumer.ResultRecorded, consumer.ResultDuplicate,

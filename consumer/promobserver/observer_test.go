@@ -31,7 +31,8 @@ func TestMain(m *testing.M) { pgtest.RunTests(m) }
 
 const secretText = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE="
 
-// post sends what a relay would send for an event of a type, to a handler that answers as the key says.
+// post sends what a relay would send for an event of a type, to a handler that answers as the key
+// says.
 func post(t *testing.T, url, key, eventType, secret string) int {
 	t.Helper()
 	event := consumer.Event{Key: key, Type: eventType, Payload: []byte(`{"total":"19.90"}`)}
@@ -44,8 +45,9 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 	return answer.StatusCode
 }
 
-// receiver is a real receiver over a real database. Its handler fails for keys that begin with "bad", and violates a
-// deferred constraint, so that its COMMIT fails, for those that begin with "late".
+// receiver is a real receiver over a real database. Its handler fails for keys that begin with
+// "bad", and violates a deferred constraint, so that its COMMIT fails, for those that begin with
+// "late".
 func receiver(t *testing.T, dsn, source string, observe func(context.Context, consumer.Report)) (url string) {
 	t.Helper()
 	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler)}
@@ -195,7 +197,8 @@ inbox_failed_total{mode="inbox",source="finance"} 1
 	}
 }
 
-// Prometheus sees no growth in a counter that begins at 1: what an alert waits for has to be there before.
+// Prometheus sees no growth in a counter that begins at 1: what an alert waits for has to be there
+// before.
 func TestNamedSourcesBeginAtZero(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
@@ -222,7 +225,8 @@ func TestMetricsAreNamedAsPrometheusAdvises(t *testing.T) {
 	}
 }
 
-// However many keys, types and sources' events pass, there are as many series as the configuration makes room for.
+// However many keys, types and sources' events pass, there are as many series as the configuration
+// makes room for.
 func TestSeriesDoNotGrowWithEvents(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()

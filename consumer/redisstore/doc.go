@@ -1,5 +1,5 @@
-// Package redisstore remembers in Redis which events a receiver has processed, for handlers whose effect is not in
-// PostgreSQL:
+// Package redisstore remembers in Redis which events a receiver has processed, for handlers whose
+// effect is not in PostgreSQL:
 //
 //	events := redisstore.New(client, redisstore.Options{}) // a *redis.Client, *redis.ClusterClient or failover client
 //	if err := events.Check(ctx); err != nil {
@@ -8,14 +8,16 @@
 //	receive, err := store.Middleware(events, store.Config{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
 //	mux.Handle("POST /webhooks/finance", receive(handler))
 //
-// An event is one key, prefix + source + ":" + idempotency key, with a time to live: the lease while a handler runs, the TTL
-// afterwards. Each step is one script on that key, so it works on a cluster. Redis' clock decides alone.
+// An event is one key, prefix + source + ":" + idempotency key, with a time to live: the lease
+// while a handler runs, the TTL afterwards. Each step is one script on that key, so it works on a
+// cluster. Redis' clock decides alone.
 //
 // # What is promised
 //
-// While Redis keeps what it has acknowledged: an event has one handler at a time, as long as the handler obeys its context
-// and its process does not stall beyond the lease; a processed event is a duplicate for the TTL, whichever process asks;
-// a handler that has lost its lease overwrites nothing. When Redis does not answer, no handler runs.
+// While Redis keeps what it has acknowledged: an event has one handler at a time, as long as the
+// handler obeys its context and its process does not stall beyond the lease; a processed event is a
+// duplicate for the TTL, whichever process asks; a handler that has lost its lease overwrites
+// nothing. When Redis does not answer, no handler runs.
 //
 // # What is not promised
 //
@@ -34,7 +36,8 @@
 //   - There is no order between events, no inbox mode, no record of failures, and no SQL to inspect
 //     what happened.
 //
-// Where any of this would cost money, let the effect be a row in PostgreSQL and use consumer.Middleware.
+// Where any of this would cost money, let the effect be a row in PostgreSQL and use
+// consumer.Middleware.
 //
 // # Setting up the client
 //

@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// servers are Redis servers that keep every acknowledged write, unless their settings say otherwise.
+// servers are Redis servers that keep every acknowledged write, unless their settings say
+// otherwise.
 var servers = testkit.Servers{
 	Need: func(t testing.TB) {
 		if _, err := exec.LookPath("redis-server"); err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
-// Store is a [store.Store] in Redis, made by [New]. It is safe for concurrent use and starts nothing.
+// Store is a [store.Store] in Redis, made by [New]. It is safe for concurrent use and starts
+// nothing.
 type Store struct {
 	client                     redis.UniversalClient
 	prefix                     string
@@ -29,8 +30,8 @@ type Options struct {
 	Prefix string
 }
 
-// New returns a store that uses client, which remains the caller's to close. Redis 4.0 or later is needed. It panics when
-// client is nil.
+// New returns a store that uses client, which remains the caller's to close. Redis 4.0 or later is
+// needed. It panics when client is nil.
 func New(client redis.UniversalClient, o Options) *Store {
 	if client == nil {
 		panic("redisstore: New needs a client")
@@ -105,7 +106,8 @@ func readKnown(reply []any) (*store.Known, error) {
 	return known, nil
 }
 
-// completeScript returns 0 when the event is another claim's. The token stays, so that the command can be repeated.
+// completeScript returns 0 when the event is another claim's. The token stays, so that the command
+// can be repeated.
 const completeScript = `
 local token = redis.call('HGET', KEYS[1], 'token')
 if token and token ~= ARGV[1] then
@@ -147,8 +149,8 @@ func (s *Store) Release(ctx context.Context, c store.Claim) error {
 // milliseconds is how Redis counts. A time to live of 0 would remove the key at once.
 func milliseconds(d time.Duration) int64 { return max(1, d.Milliseconds()) }
 
-// Check reports whether Redis may evict what is remembered: call it at start, and do not start on an error. It reads INFO
-// of every master and needs no right to change anything.
+// Check reports whether Redis may evict what is remembered: call it at start, and do not start on
+// an error. It reads INFO of every master and needs no right to change anything.
 func (s *Store) Check(ctx context.Context) error {
 	check := func(ctx context.Context, node redis.Cmdable) error {
 		text, err := node.Info(ctx, "memory").Result()

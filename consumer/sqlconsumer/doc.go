@@ -1,5 +1,5 @@
-// Package sqlconsumer is package consumer for database/sql: for a *sql.DB of any PostgreSQL driver, and for what is built upon one,
-// such as sqlx and GORM.
+// Package sqlconsumer is package consumer for database/sql: for a *sql.DB of any PostgreSQL driver,
+// and for what is built upon one, such as sqlx and GORM.
 //
 //	receive, err := sqlconsumer.New(db, consumer.Config{Receiver: "logistics", Secrets: secrets}, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
 //		_, err := tx.ExecContext(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference)
@@ -7,11 +7,12 @@
 //	})
 //	mux.Handle("POST /webhooks/finance", receive)
 //
-// sqlx: pass db.DB, and use &sqlx.Tx{Tx: tx, Mapper: db.Mapper} in the handler, but bind names by db.BindNamed: a transaction that
-// sqlx did not begin does not know PostgreSQL's placeholders. GORM: set Statement.ConnPool of a Session to tx. docs/receiving.md shows
-// both.
+// sqlx: pass db.DB, and use &sqlx.Tx{Tx: tx, Mapper: db.Mapper} in the handler, but bind names by
+// db.BindNamed: a transaction that sqlx did not begin does not know PostgreSQL's placeholders.
+// GORM: set Statement.ConnPool of a Session to tx. docs/receiving.md shows both.
 //
-// Each name is the twin of the one in package consumer, whose documentation says what both do. Config, Event, Report and the
-// errors that a handler returns are those of package consumer. Two things differ, because database/sql has no other way: a request
-// costs two round trips more, and a *sql.Tx cannot refuse Commit and Rollback, see [Tx].
+// Each name is the twin of the one in package consumer, whose documentation says what both do.
+// Config, Event, Report and the errors that a handler returns are those of package consumer. Two
+// things differ, because database/sql has no other way: a request costs two round trips more, and a
+// *sql.Tx cannot refuse Commit and Rollback, see [Tx].
 package sqlconsumer

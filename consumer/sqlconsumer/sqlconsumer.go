@@ -44,8 +44,9 @@ func receiver(constructor string, db *sql.DB, cfg consumer.Config) (memory.Recei
 	})
 }
 
-// Tx is [consumer.Tx] for handlers behind [Middleware]. A *sql.Tx cannot refuse Commit and Rollback: a handler that calls one
-// of them is found out afterwards, and answered with 500 however well it did. What it committed stays, once.
+// Tx is [consumer.Tx] for handlers behind [Middleware]. A *sql.Tx cannot refuse Commit and
+// Rollback: a handler that calls one of them is found out afterwards, and answered with 500 however
+// well it did. What it committed stays, once.
 func Tx(ctx context.Context) *sql.Tx {
 	switch scope := handlerctx.From(ctx); {
 	case scope.SQLTx != nil:

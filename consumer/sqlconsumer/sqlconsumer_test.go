@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
 
-// Everything that a handler writes through this package commits with its event, and is gone when the handler fails.
+// Everything that a handler writes through this package commits with its event, and is gone when
+// the handler fails.
 func TestHandlersWritesAreOneWithTheirEvent(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Inbox)

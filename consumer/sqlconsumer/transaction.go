@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 )
 
-// database cannot send two statements at once, and so spends four round trips a request beside the handler's own.
+// database cannot send two statements at once, and so spends four round trips a request beside the
+// handler's own.
 type database struct {
 	db        *sql.DB
 	isolation sql.IsolationLevel
@@ -25,8 +26,8 @@ func (db *database) Begin(ctx context.Context, scan func(pgx.Row) error, query s
 	if err != nil {
 		return nil, err
 	}
-	// database/sql rolls back when the context of BeginTx ends, and for net/http that is when the client goes. So ctx
-	// ends the transaction only until the handler has it.
+	// database/sql rolls back when the context of BeginTx ends, and for net/http that is when the
+	// client goes. So ctx ends the transaction only until the handler has it.
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	release := context.AfterFunc(ctx, cancel)
 	tx, err := conn.BeginTx(lasting, &sql.TxOptions{Isolation: db.isolation})

@@ -28,7 +28,8 @@ type storeMemory struct {
 // Admit claims the event of a request.
 func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Found, error) {
 	m.warnOfTTL(ctx, rq)
-	// The lease is counted from before the store counts it, so that it never lasts longer here than there.
+	// The lease is counted from before the store counts it, so that it never lasts longer here than
+	// there.
 	l := &held{storeMemory: m, event: rq.Event, ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
 	l.claim = Claim{Receiver: m.Receiver, Source: m.Source, Key: rq.Event.Key, Hash: rq.Hash, Destination: rq.Event.Destination(), Token: rand.Text()}
 	acquired, err := m.store.Acquire(ctx, l.claim, m.lease)
@@ -42,7 +43,8 @@ func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Fou
 		l.Rollback()
 		return memory.Found{Admission: memory.Forgotten}, nil
 	case known == nil && !time.Now().Before(l.handlerUntil):
-		// The store's answer was so long on its way that the event may be another's by now, and its handler running.
+		// The store's answer was so long on its way that the event may be another's by now, and its
+		// handler running.
 		_ = l.release(time.Second)
 		return memory.Found{}, fmt.Errorf("claim event: the store took longer to answer than the handler may take, by a lease of %v", m.lease)
 	case known == nil:
@@ -56,9 +58,10 @@ func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Fou
 	}
 }
 
-// forgetful reports whether an event that the store does not know may have been known once. It would have been processed
-// after it was created and be known for ttl from then, so one that was created later than that ago is certainly new.
-// Another is not, and neither is one that its sender no longer retries: another party sends it.
+// forgetful reports whether an event that the store does not know may have been known once. It
+// would have been processed after it was created and be known for ttl from then, so one that was
+// created later than that ago is certainly new. Another is not, and neither is one that its sender
+// no longer retries: another party sends it.
 func (m *storeMemory) forgetful(event *headers.Event, now time.Time) bool {
 	return !event.CreatedAt.IsZero() && now.Sub(event.CreatedAt) > m.ttl-m.Tolerance ||
 		!event.NotAfter.IsZero() && now.Sub(event.NotAfter) > m.Tolerance
@@ -73,9 +76,10 @@ func (m *storeMemory) knownFor(event *headers.Event, now time.Time) time.Duratio
 	return max(m.ttl, event.NotAfter.Add(m.Tolerance).Sub(now))
 }
 
-// warnOfTTL logs, once, that the sender may send an event for longer than this receiver knows it. Such a late event is
-// refused, so nothing happens twice, but one of the two is not configured as its owner believes. An event without the time of
-// its creation is known for as long as it needs, see knownFor.
+// warnOfTTL logs, once, that the sender may send an event for longer than this receiver knows it.
+// Such a late event is refused, so nothing happens twice, but one of the two is not configured as
+// its owner believes. An event without the time of its creation is known for as long as it needs,
+// see knownFor.
 func (m *storeMemory) warnOfTTL(ctx context.Context, rq *memory.Request) {
 	if rq.Event.CreatedAt.IsZero() || rq.Event.NotAfter.Sub(rq.Began) <= m.ttl || m.warned.Swap(true) {
 		return
@@ -98,7 +102,8 @@ func (l *held) Lend(ctx context.Context, event headers.Event) (context.Context, 
 	return context.WithDeadline(handlerctx.With(ctx, &handlerctx.Scope{Event: event, Store: true}), l.handlerUntil)
 }
 
-// Remember may come after the lease: the store takes it unless another claim has taken the event over.
+// Remember may come after the lease: the store takes it unless another claim has taken the event
+// over.
 func (l *held) Remember(ctx context.Context, status int, _ string) error {
 	err := l.complete(ctx, status, l.knownFor(&l.event, time.Now()))
 	switch {
@@ -110,8 +115,8 @@ func (l *held) Remember(ctx context.Context, status int, _ string) error {
 	return fmt.Errorf("remember event: %w: %w", memory.ErrNotRemembered, err)
 }
 
-// complete tries until ctx ends. The effect has happened, and a store that restarts is back within seconds: to give up
-// at the first error would be to repeat the effect for it.
+// complete tries until ctx ends. The effect has happened, and a store that restarts is back within
+// seconds: to give up at the first error would be to repeat the effect for it.
 func (l *held) complete(ctx context.Context, status int, ttl time.Duration) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := l.store.Complete(ctx, l.claim, status, ttl)

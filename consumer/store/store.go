@@ -24,23 +24,26 @@ import (
 // context and their client's timeouts allow. Package consumer/storetest tests whether an
 // implementation keeps these promises.
 type Store interface {
-	// Acquire claims an event for lease, unless it is known or held by another claim. It reports both. A claim that holds
-	// the event already holds it for lease from now. Of all who ask at once one gets the event.
+	// Acquire claims an event for lease, unless it is known or held by another claim. It reports
+	// both. A claim that holds the event already holds it for lease from now. Of all who ask at
+	// once one gets the event.
 	Acquire(ctx context.Context, claim Claim, lease time.Duration) (Acquired, error)
 
-	// Complete makes the event known for ttl, with the status that duplicates are answered. It fails with [ErrLeaseLost], and
-	// changes nothing, when another claim holds the event or has completed it. When no other claim has taken the event over, it
-	// succeeds even after the lease: the effect has happened.
+	// Complete makes the event known for ttl, with the status that duplicates are answered. It
+	// fails with [ErrLeaseLost], and changes nothing, when another claim holds the event or has
+	// completed it. When no other claim has taken the event over, it succeeds even after the lease:
+	// the effect has happened.
 	Complete(ctx context.Context, claim Claim, status int, ttl time.Duration) error
 
-	// Release gives up the event, so that it can be claimed at once. When it is not this claim's, or known, nothing
-	// happens, and that is no error.
+	// Release gives up the event, so that it can be claimed at once. When it is not this claim's,
+	// or known, nothing happens, and that is no error.
 	Release(ctx context.Context, claim Claim) error
 }
 
 // A Claim is one request's claim to run the handler for an event.
 type Claim struct {
-	// Receiver and Source, those of [consumer.Config], and the idempotency key name the event. Each is 1 to 255 printable ASCII characters.
+	// Receiver and Source, those of [consumer.Config], and the idempotency key name the event. Each
+	// is 1 to 255 printable ASCII characters.
 	Receiver, Source, Key string
 
 	Hash        [sha256.Size]byte // of the request's body: distinguishes a duplicate from a reused key
@@ -61,8 +64,8 @@ type Known struct {
 	Destination string            // of the claim that was completed
 }
 
-// Config is a [consumer.Config] with what only a store needs. Isolation must be left alone: a store has no
-// transactions.
+// Config is a [consumer.Config] with what only a store needs. Isolation must be left alone: a store
+// has no transactions.
 type Config struct {
 	consumer.Config
 
@@ -88,9 +91,9 @@ type Config struct {
 	TTL time.Duration
 }
 
-// Middleware is [consumer.Middleware] for handlers whose effect is not in PostgreSQL: it claims the event in store, runs the
-// handler, has its status remembered and only then answers. It checks requests and answers them as consumer.Middleware does, but
-// nothing rolls back what a handler did:
+// Middleware is [consumer.Middleware] for handlers whose effect is not in PostgreSQL: it claims the
+// event in store, runs the handler, has its status remembered and only then answers. It checks
+// requests and answers them as consumer.Middleware does, but nothing rolls back what a handler did:
 //
 //   - When the handler answers anything but 2xx, or panics, the claim is released and the next request runs it again from
 //     its beginning. What it did before it failed stays done.
@@ -98,7 +101,8 @@ type Config struct {
 //     next request, after the lease. The status is offered to the store for CommitTimeout, as often as that takes;
 //     then the sender is answered 500, and the log says what happened.
 //
-// So the handler should be safe to repeat: pass the event's key on to whatever it calls. [consumer.Tx] panics behind it.
+// So the handler should be safe to repeat: pass the event's key on to whatever it calls.
+// [consumer.Tx] panics behind it.
 //
 // It fails when store is nil or cfg cannot work.
 func Middleware(store Store, cfg Config) (func(http.Handler) http.Handler, error) {
@@ -139,5 +143,6 @@ func (m *storeMemory) complete() error {
 	return nil
 }
 
-// ErrLeaseLost is what [Store].Complete returns when another claim holds the event by now, or has completed it.
+// ErrLeaseLost is what [Store].Complete returns when another claim holds the event by now, or has
+// completed it.
 var ErrLeaseLost = memory.ErrLeaseLost

@@ -93,7 +93,8 @@ func TestNoTransactionBehindAStore(t *testing.T) {
 	}
 }
 
-// flakyStore fails as connections do: some commands work, and their answers are lost; others never arrive.
+// flakyStore fails as connections do: some commands work, and their answers are lost; others never
+// arrive.
 type flakyStore struct {
 	*mapStore
 	lost      atomic.Int64 // so many claims will be made, and reported as errors
@@ -127,8 +128,8 @@ func TestALostClaimIsReleased(t *testing.T) {
 	receivertest.WantFirst(t, e.Post("k", "{}"), 201, "")
 }
 
-// A claim that is older than its lease when the store answers may be another's: a handler that does not ask its context
-// would run beside that one's.
+// A claim that is older than its lease when the store answers may be another's: a handler that does
+// not ask its context would run beside that one's.
 func TestAClaimThatComesTooLateIsNotWorked(t *testing.T) {
 	t.Parallel()
 	over := store.Config{Lease: 1} // at once
@@ -170,7 +171,8 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 	}
 }
 
-// The effect has happened: a response that did not arrive is offered again, unless the event is another's.
+// The effect has happened: a response that did not arrive is offered again, unless the event is
+// another's.
 func TestAStatusIsOfferedUntilItArrives(t *testing.T) {
 	t.Parallel()
 	kept := &flakyStore{mapStore: newMapStore()}

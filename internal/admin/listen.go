@@ -21,7 +21,8 @@ const (
 	readTimeout    = 15 * time.Second
 	idleTimeout    = 90 * time.Second // longer than most scrape intervals, so that a scraper keeps its connection
 	maxHeaderBytes = 16 << 10
-	// maxConnections bounds what strangers who only connect can take of the memory and the files of the relay.
+	// maxConnections bounds what strangers who only connect can take of the memory and the files of
+	// the relay.
 	maxConnections = 256
 	newFor         = time.Second
 	// stopGrace is how long requests may take to end once the server stops.
@@ -34,8 +35,8 @@ type Listener struct {
 	Setting string
 	// Address is host and port. Empty: the server is off.
 	Address string
-	// Configured reports whether a person chose Address. A default address that another process has is a warning, because two
-	// relays on one host are normal. A chosen one is an error.
+	// Configured reports whether a person chose Address. A default address that another process has
+	// is a warning, because two relays on one host are normal. A chosen one is an error.
 	Configured bool
 	// TLS makes the server speak HTTPS alone. Nil: HTTP.
 	TLS *tls.Config
@@ -51,8 +52,8 @@ type Server struct {
 	listener *boundedListener
 }
 
-// Listen opens the address, so that a mistake is found before the relay starts. It returns a nil Server when the address is
-// empty, or when the default address cannot be opened, which it logs.
+// Listen opens the address, so that a mistake is found before the relay starts. It returns a nil
+// Server when the address is empty, or when the default address cannot be opened, which it logs.
 func Listen(ctx context.Context, cfg Listener) (*Server, error) {
 	if cfg.Address == "" {
 		return nil, nil
@@ -71,7 +72,8 @@ func Listen(ctx context.Context, cfg Listener) (*Server, error) {
 	return nil, nil
 }
 
-// reason returns the cause of an error of package net without the address, which the message has already.
+// reason returns the cause of an error of package net without the address, which the message has
+// already.
 func reason(err error) error {
 	if op := new(net.OpError); errors.As(err, &op) {
 		return op.Err
@@ -79,7 +81,8 @@ func reason(err error) error {
 	return err
 }
 
-// Address returns where the server listens, with the port that the system chose for port 0; empty when it is off.
+// Address returns where the server listens, with the port that the system chose for port 0; empty
+// when it is off.
 func (s *Server) Address() string {
 	if s == nil {
 		return ""
@@ -94,8 +97,8 @@ func (s *Server) Close() {
 	}
 }
 
-// Run serves handler until ctx is done, then ends the requests in flight and returns. The context of a request is done with
-// ctx too, so that streams end.
+// Run serves handler until ctx is done, then ends the requests in flight and returns. The context
+// of a request is done with ctx too, so that streams end.
 func (s *Server) Run(ctx context.Context, handler http.Handler) {
 	if s == nil {
 		return
@@ -126,9 +129,9 @@ func (s *Server) Run(ctx context.Context, handler http.Handler) {
 	serving.Wait()
 }
 
-// A boundedListener has at most maxConnections open. Beyond them it closes one that no request comes
-// on, or else the one whose request has taken longest, so that whoever holds connections keeps
-// neither a probe nor a scraper from being served.
+// A boundedListener has at most maxConnections open. Beyond them it closes one that no request
+// comes on, or else the one whose request has taken longest, so that whoever holds connections
+// keeps neither a probe nor a scraper from being served.
 type boundedListener struct {
 	net.Listener
 
@@ -200,8 +203,8 @@ func (c *boundedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// IsLoopback reports whether only processes of the same host reach an address: its host is localhost or a loopback IP. A name
-// that must be looked up is none.
+// IsLoopback reports whether only processes of the same host reach an address: its host is
+// localhost or a loopback IP. A name that must be looked up is none.
 func IsLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

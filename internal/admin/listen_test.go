@@ -103,8 +103,8 @@ func TestIsLoopback(t *testing.T) {
 	}
 }
 
-// Whoever connects, with or without a request, and whether it ends or not, takes a bounded share of the server and keeps nobody else
-// from being served.
+// Whoever connects, with or without a request, and whether it ends or not, takes a bounded share of
+// the server and keeps nobody else from being served.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	for name, held := range map[string]string{
@@ -156,7 +156,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// A connection on which no request comes is closed first, and one with a request is kept while there are others, also under TLS.
+// A connection on which no request comes is closed first, and one with a request is kept while
+// there are others, also under TLS.
 func TestAnswersAreKept(t *testing.T) {
 	t.Parallel()
 	l := &boundedListener{open: map[*boundedConn]struct{}{}}

@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// decisions are the files, and the directories, whose functions decide from what they are given: the same input, the same
-// outcome. They take now as a parameter, so that a table can test every moment.
+// decisions are the files, and the directories, whose functions decide from what they are given:
+// the same input, the same outcome. They take now as a parameter, so that a table can test every
+// moment.
 var decisions = []string{
 	"internal/relay/policy/", "internal/relay/agenda/", "internal/relay/capacity/", "internal/relay/ordering/", "internal/relay/alert/decide.go", "internal/relay/intake/routes.go", "internal/relay/intake/rules.go",
 	"consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
@@ -50,8 +51,8 @@ func TestDecisionsTakeNow(t *testing.T) {
 // statementMethods are those that take a statement's arguments.
 var statementMethods = []string{"Exec", "ExecContext", "Query", "QueryContext", "QueryRow", "QueryRowContext", "Queue", "Structs", "Values", "Value", "exec", "query", "queryRow"}
 
-// The database's clock decides: now() in SQL. A time of this process in a statement would compare two clocks. A duration
-// is fine, because it is a measurement of one.
+// The database's clock decides: now() in SQL. A time of this process in a statement would compare
+// two clocks. A duration is fine, because it is a measurement of one.
 func clockInStatements(files []*source) (violations []string) {
 	for _, s := range files {
 		if !s.isLibrary() {
@@ -88,7 +89,8 @@ func clockInStatements(files []*source) (violations []string) {
 	return violations
 }
 
-// isLocalTime reports whether an expression is time.Now(), a variable that holds it, or a time made from either.
+// isLocalTime reports whether an expression is time.Now(), a variable that holds it, or a time made
+// from either.
 func (s *source) isLocalTime(n ast.Expr, local map[string]bool) bool {
 	switch n := n.(type) {
 	case *ast.Ident:

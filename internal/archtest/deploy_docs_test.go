@@ -41,7 +41,8 @@ func testSystemdUnit(t *testing.T, relay string) {
 	if err := understood(t, relay, args...); err != nil {
 		t.Error(err)
 	}
-	// What systemd would put into the directory of credentials, and a configuration that refers to it.
+	// What systemd would put into the directory of credentials, and a configuration that refers to
+	// it.
 	credentials := t.TempDir()
 	for _, load := range u["LoadCredential"] {
 		name, _, _ := strings.Cut(load, ":")
@@ -74,7 +75,8 @@ func testSystemdUnit(t *testing.T, relay string) {
 	}
 }
 
-// testUnitInSystemd has systemd read the unit: it refuses what is impossible, and ignores with a warning what it does not know.
+// testUnitInSystemd has systemd read the unit: it refuses what is impossible, and ignores with a
+// warning what it does not know.
 func testUnitInSystemd(t *testing.T, relay string) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {

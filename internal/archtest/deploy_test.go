@@ -41,7 +41,8 @@ func program(t *testing.T, name string) string {
 	return binary
 }
 
-// understood reports whether a program knows a command with all its flags: with --help it looks at no more.
+// understood reports whether a program knows a command with all its flags: with --help it looks at
+// no more.
 func understood(t *testing.T, binary string, args ...string) error {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), binary, append(slices.Clone(args), "--help")...)
@@ -99,7 +100,8 @@ type service struct {
 	Ports           []string `yaml:"ports"`
 }
 
-// checkCompose returns what would not start. What a program understands is asked of run and settings.
+// checkCompose returns what would not start. What a program understands is asked of run and
+// settings.
 func checkCompose(text string, stages []string, run func(target string, args []string) error, settings func(env map[string]string) error) (violations []string) {
 	var file compose
 	decoder := yaml.NewDecoder(strings.NewReader(text))
@@ -256,8 +258,8 @@ func (s dockerStage) get(name string) (found []string) {
 	return found
 }
 
-// checkImage returns what is wrong with a final stage: it must be empty but for its program, run as nobody, and start that
-// program without a shell, whose signals would not reach it.
+// checkImage returns what is wrong with a final stage: it must be empty but for its program, run as
+// nobody, and start that program without a shell, whose signals would not reach it.
 func checkImage(s dockerStage, run func(binary string, args []string) error) (violations []string) {
 	report := func(format string, args ...any) {
 		violations = append(violations, fmt.Sprintf("Dockerfile: %s: %s", s.name, fmt.Sprintf(format, args...)))
@@ -348,7 +350,8 @@ var (
 	goosePin     = regexp.MustCompile(`(?m)^GOOSE_VERSION\s*:= (\S+)$`)
 )
 
-// The stock CLI proves something only if it is of the version that the relay applies its migrations with.
+// The stock CLI proves something only if it is of the version that the relay applies its migrations
+// with.
 func TestGooseVersionsAgree(t *testing.T) {
 	t.Parallel()
 	library, cli := gooseVersion.FindStringSubmatch(read(t, "go.mod")), goosePin.FindStringSubmatch(read(t, "Makefile"))

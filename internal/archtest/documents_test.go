@@ -159,7 +159,8 @@ func testDocumentedCalls(t *testing.T, relay string) {
 	}
 }
 
-// blocks returns the fenced blocks of one language, without the indentation of the list that they stand in.
+// blocks returns the fenced blocks of one language, without the indentation of the list that they
+// stand in.
 func blocks(text, language string) (found []string) {
 	var block strings.Builder
 	indent, inside := "", false

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// In the libraries sync.WaitGroup.Go starts every goroutine: unlike the statement it leaves something to wait on, and a
-// test for leaks that fails tells who forgot to. Commands own their process and may use the statement.
+// In the libraries sync.WaitGroup.Go starts every goroutine: unlike the statement it leaves
+// something to wait on, and a test for leaks that fails tells who forgot to. Commands own their
+// process and may use the statement.
 func unawaited(files []*source) (violations []string) {
 	for dir, sources := range packages(files) {
 		waited := map[string]bool{}

@@ -32,7 +32,8 @@ type goPackage struct {
 	Deps       []string
 }
 
-// goCommand returns a call of go at the top of the repository, without the workspace: with the versions that are released.
+// goCommand returns a call of go at the top of the repository, without the workspace: with the
+// versions that are released.
 func goCommand(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)
@@ -72,7 +73,8 @@ func within(imported, parent string) bool {
 	return imported == parent || strings.HasPrefix(imported, parent+"/")
 }
 
-// The three meet in the database and on the wire, so that a producer does not carry the relay, nor the relay a receiver.
+// The three meet in the database and on the wire, so that a producer does not carry the relay, nor
+// the relay a receiver.
 func acquainted(all []goPackage) (violations []string) {
 	three := []string{outboxPath, relayPath, consumerPath}
 	for _, p := range all {
@@ -112,9 +114,9 @@ func TestLibrariesDoNotKnowEachOther(t *testing.T) {
 	}
 }
 
-// upward returns the imports of relay's rooms that do not lead downward. A room never needs package relay, which is made of
-// rooms. Nothing of relay needs ops, which is for commands. Among the other rooms the compiler refuses cycles; policy stands
-// on no other room.
+// upward returns the imports of relay's rooms that do not lead downward. A room never needs package
+// relay, which is made of rooms. Nothing of relay needs ops, which is for commands. Among the other
+// rooms the compiler refuses cycles; policy stands on no other room.
 func upward(all []goPackage) (violations []string) {
 	const ops = roomsPath + "/ops"
 	for _, p := range all {
@@ -151,11 +153,12 @@ func TestRoomsImportDownward(t *testing.T) {
 	}
 }
 
-// shared are the packages that the rooms of the commands stand on, from the bottom up. Each imports only those before it.
+// shared are the packages that the rooms of the commands stand on, from the bottom up. Each imports
+// only those before it.
 var shared = []string{cliPath + "/output", cliPath, cliPath + "/config", cliPath + "/bulk"}
 
-// crossed returns the imports between rooms of the commands, or into them from elsewhere than the program: a command that is
-// changed in its room changes no other one.
+// crossed returns the imports between rooms of the commands, or into them from elsewhere than the
+// program: a command that is changed in its room changes no other one.
 func crossed(all []goPackage) (violations []string) {
 	floor := func(path string) int {
 		if i := slices.Index(shared, path); i >= 0 {
@@ -202,8 +205,8 @@ func TestRoomsOfCommandsStandAlone(t *testing.T) {
 	}
 }
 
-// heavy returns what a light package needs beyond the standard library, pgx with all that pgx itself needs, and the two
-// contracts with relays.
+// heavy returns what a light package needs beyond the standard library, pgx with all that pgx
+// itself needs, and the two contracts with relays.
 func heavy(needed []goPackage, pgx map[string]bool) (violations []string) {
 	for _, p := range needed {
 		roomOfConsumer := strings.HasPrefix(p.ImportPath, consumerPath+"/")

@@ -58,8 +58,9 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// forgottenModules returns the modules, other than the one at the top, that the Makefile does not test or that go.work does
-// not use. ./... does not enter them, so that nothing else would test them, and an editor would not know them.
+// forgottenModules returns the modules, other than the one at the top, that the Makefile does not
+// test or that go.work does not use. ./... does not enter them, so that nothing else would test
+// them, and an editor would not know them.
 func forgottenModules(names []string, makefile, workspace string) (violations []string) {
 	for _, name := range names {
 		dir := path.Dir(name)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// relayHolders finds the struct types with a field that is a *Relay, through which a part could write into any other one. A
-// part gets the few things that it needs.
+// relayHolders finds the struct types with a field that is a *Relay, through which a part could
+// write into any other one. A part gets the few things that it needs.
 func relayHolders(files []*source) (violations []string) {
 	for _, s := range files {
 		if s.isTest() {
@@ -59,8 +59,9 @@ func TestNothingHoldsTheRelay(t *testing.T) {
 	})
 }
 
-// sharedWholes finds the struct types of the engine that several others embed and that hold other structs of their package. Through
-// such a type, whatever its name, each part reaches into every other one. A part gets the few things that it needs.
+// sharedWholes finds the struct types of the engine that several others embed and that hold other
+// structs of their package. Through such a type, whatever its name, each part reaches into every
+// other one. A part gets the few things that it needs.
 func sharedWholes(files []*source) (violations []string) {
 	for _, sources := range packages(files) {
 		structs, embedders := map[string]*ast.StructType{}, map[string]int{}
@@ -99,7 +100,8 @@ func sharedWholes(files []*source) (violations []string) {
 	return violations
 }
 
-// localType returns the name of a field's type, or of what it points to, in its own package; empty: it is another kind of type.
+// localType returns the name of a field's type, or of what it points to, in its own package; empty:
+// it is another kind of type.
 func localType(field *ast.Field) string {
 	of := field.Type
 	if pointer, ok := of.(*ast.StarExpr); ok {

@@ -131,8 +131,8 @@ var repository = func() func(t *testing.T) []*source {
 	}
 }()
 
-// tree lists the files of this repository that are not ignored, whether or not they have been added to it. Outside a
-// repository, such as in an unpacked archive, it lists all files but those of bin.
+// tree lists the files of this repository that are not ignored, whether or not they have been added
+// to it. Outside a repository, such as in an unpacked archive, it lists all files but those of bin.
 func tree(t *testing.T) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
@@ -140,8 +140,9 @@ func tree(t *testing.T) []string {
 	if out, err := cmd.Output(); err == nil {
 		names := slices.Compact(slices.Sorted(strings.SplitSeq(strings.Trim(string(out), "\x00"), "\x00")))
 		for _, name := range names {
-			// go test cannot see what git reads. A directory that this process has read makes it run the tests again when
-			// a file is added there, instead of repeating a result from its cache.
+			// go test cannot see what git reads. A directory that this process has read makes it
+			// run the tests again when a file is added there, instead of repeating a result from
+			// its cache.
 			_, _ = os.ReadDir(filepath.Join(root, path.Dir(name)))
 		}
 		return slices.DeleteFunc(names, func(name string) bool {
@@ -178,7 +179,8 @@ func (s *source) dir() string  { return path.Dir(s.path) }
 func (s *source) base() string { return path.Base(s.path) }
 func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
 
-// isEngine reports whether a file belongs to package relay or to one of its rooms, the packages of internal/relay.
+// isEngine reports whether a file belongs to package relay or to one of its rooms, the packages of
+// internal/relay.
 func (s *source) isEngine() bool {
 	return s.dir() == "relay" || strings.HasPrefix(s.path, "internal/relay/")
 }
@@ -205,7 +207,8 @@ func (s *source) each(visit func(n ast.Node)) {
 	})
 }
 
-// qualified returns the import path and the name of an expression such as os.Getenv; otherwise empty texts.
+// qualified returns the import path and the name of an expression such as os.Getenv; otherwise
+// empty texts.
 func (s *source) qualified(n ast.Node) (imported, name string) {
 	selector, ok := n.(*ast.SelectorExpr)
 	if !ok {
@@ -218,7 +221,8 @@ func (s *source) qualified(n ast.Node) (imported, name string) {
 	return s.imports[x.Name], selector.Sel.Name
 }
 
-// A ban names what an import path must not be used for. A name ending in * stands for all that begin with it.
+// A ban names what an import path must not be used for. A name ending in * stands for all that
+// begin with it.
 type ban map[string][]string
 
 func (b ban) has(imported, name string) bool {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// sqlPattern finds SQL in a text. Keywords count in capitals, as this repository writes them, and in small letters where
-// prose would not put them side by side.
+// sqlPattern finds SQL in a text. Keywords count in capitals, as this repository writes them, and
+// in small letters where prose would not put them side by side.
 var sqlPattern = regexp.MustCompile(`(?m)^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|LISTEN|UNLISTEN|NOTIFY|LOCK|SET|TRUNCATE|CREATE|ALTER|DROP|CALL|COPY|GRANT)\s` +
 	`|\b(SELECT\s.*\sFROM|INSERT INTO|DELETE FROM|UPDATE\s+\w+\s+SET)\b` +
 	`|\b(insert into|delete from|select\s+\S+\s+from|update\s+\w+\s+set)\s`)
@@ -25,8 +25,8 @@ func isSQLFile(s *source) bool {
 	return false
 }
 
-// SQL stands in one place per package, each statement as a constant, so that a reviewer of the schema finds all that
-// runs against it.
+// SQL stands in one place per package, each statement as a constant, so that a reviewer of the
+// schema finds all that runs against it.
 func strayedSQL(files []*source) (violations []string) {
 	for _, s := range files {
 		if !s.isLibrary() {

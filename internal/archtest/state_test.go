@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// globals are the variables of packages that the rule below cannot tell from mutable state, and why each may stay.
+// globals are the variables of packages that the rule below cannot tell from mutable state, and why
+// each may stay.
 var globals = map[string]string{
 	"internal/relay/post.guardian":         "the list of networks that are never dialled; immutable once made",
 	"cmd/outbox-relay.version":             "set by the linker, which can set nothing but a variable",
@@ -19,8 +20,9 @@ var globals = map[string]string{
 	"internal/localpg/pgtest.shared":       "one server for all tests of a process; testing offers no other place that outlives a test",
 }
 
-// State of a package is state of everybody who imports it: tests cannot run side by side, and two relays in one process
-// share what neither configured. Sentinel errors, patterns and tables that nothing writes are constants in all but name.
+// State of a package is state of everybody who imports it: tests cannot run side by side, and two
+// relays in one process share what neither configured. Sentinel errors, patterns and tables that
+// nothing writes are constants in all but name.
 func packageState(files []*source) (violations []string) {
 	seen := map[string]bool{}
 	for dir, sources := range packages(files) {
@@ -61,7 +63,8 @@ func packageState(files []*source) (violations []string) {
 	return violations
 }
 
-// isConstant reports whether a variable is a constant in all but name, provided that nothing writes to it.
+// isConstant reports whether a variable is a constant in all but name, provided that nothing writes
+// to it.
 func (s *source) isConstant(group *ast.GenDecl, spec *ast.ValueSpec, i int) bool {
 	name := spec.Names[i]
 	if name.Name == "_" {
@@ -113,8 +116,9 @@ func isPlain(literal *ast.CompositeLit) bool {
 	return plain
 }
 
-// writtenNames returns the names that a package assigns to, takes the address of, or hands to a function that writes.
-// Local variables of the same name count too: shadowing such a table would mislead readers anyway.
+// writtenNames returns the names that a package assigns to, takes the address of, or hands to a
+// function that writes. Local variables of the same name count too: shadowing such a table would
+// mislead readers anyway.
 func writtenNames(sources []*source) map[string]bool {
 	written := map[string]bool{}
 	write := func(n ast.Expr) {

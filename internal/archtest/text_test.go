@@ -10,7 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// foreign are texts that hold for one machine only. Each pattern is spelled so that it does not match itself.
+// foreign are texts that hold for one machine only. Each pattern is spelled so that it does not
+// match itself.
 var foreign = map[string]*regexp.Regexp{
 	"a home directory":            regexp.MustCompile(`/(roo[t]|home/[a-km-z][a-z0-9_-]*|Users/[A-Za-z][a-z]*)/`), // Homebrew on Linux lives in linuxbrew's
 	"a directory of this machine": regexp.MustCompile(`/(wor[k]|workspac[e]|mn[t]|build[s])/`),

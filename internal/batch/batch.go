@@ -1,4 +1,5 @@
-// Package batch is what commands share that change many rows, a batch at a time: deliveries of an outbox, or events of an inbox.
+// Package batch is what commands share that change many rows, a batch at a time: deliveries of an
+// outbox, or events of an inbox.
 package batch
 
 import (
@@ -52,7 +53,8 @@ func Count(counts *map[string]int64, kind string) {
 	(*counts)[kind]++
 }
 
-// CheckChosen returns an error if one of the chosen statuses or states is not among the allowed ones. what says which of both they are.
+// CheckChosen returns an error if one of the chosen statuses or states is not among the allowed
+// ones. what says which of both they are.
 func CheckChosen(what string, chosen, allowed []string) error {
 	for _, name := range chosen {
 		if !slices.Contains(allowed, name) {
@@ -67,8 +69,8 @@ func LikePattern(pattern string) string {
 	return strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`).Replace(pattern)
 }
 
-// Chunks yields what next returns, chunk by chunk, until there is no more. An error is the last thing that it yields: that of next, or why ctx
-// ended.
+// Chunks yields what next returns, chunk by chunk, until there is no more. An error is the last
+// thing that it yields: that of next, or why ctx ended.
 func Chunks[T any](ctx context.Context, next func() (chunk []T, more bool, err error)) iter.Seq2[[]T, error] {
 	return func(yield func([]T, error) bool) {
 		for more := true; more; {

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// bareTable is no system: a table with the columns of outbox, its types and its unique key, and nothing else. It shows what
-// an insert costs at least.
+// bareTable is no system: a table with the columns of outbox, its types and its unique key, and
+// nothing else. It shows what an insert costs at least.
 type bareTable struct{}
 
 const (

@@ -309,7 +309,8 @@ func TestPlots(t *testing.T) {
 	}
 }
 
-// The simulation agrees with the mean wait of a queue with random arrivals and a constant service, which is known: load / (1 - load) / 2.
+// The simulation agrees with the mean wait of a queue with random arrivals and a constant service,
+// which is known: load / (1 - load) / 2.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	for _, load := range []float64{0.3, 0.6, 0.9} {
@@ -348,8 +349,9 @@ func wellFormed(t *testing.T, svg []byte) {
 	}
 }
 
-// What an event costs in WAL hardly depends on how busy the machine is. The limit of the insert is a fifth above what was measured, that of
-// the drain is higher: a delivery that waits for longer than a second is written as pending first.
+// What an event costs in WAL hardly depends on how busy the machine is. The limit of the insert is
+// a fifth above what was measured, that of the drain is higher: a delivery that waits for longer
+// than a second is written as pending first.
 func TestWALOfAnEvent(t *testing.T) {
 	t.Parallel()
 	r, err := newRig(t.Context(), options{relay: buildRelay(t)})

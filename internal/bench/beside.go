@@ -8,8 +8,9 @@ import (
 	"slices"
 )
 
-// besideOther keeps of each workload outbox-relay alone and adds another build of it: the two take turns, so that a difference
-// between them is no difference between two moments of the machine. Each metric gets a column with the ratio of the two.
+// besideOther keeps of each workload outbox-relay alone and adds another build of it: the two take
+// turns, so that a difference between them is no difference between two moments of the machine.
+// Each metric gets a column with the ratio of the two.
 func besideOther(chosen []workload, other string) ([]workload, error) {
 	other, err := filepath.Abs(other)
 	if err != nil {

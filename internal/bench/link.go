@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A link forwards TCP connections and delays what passes by half a round trip each way. It keeps the order and limits no
-// bandwidth, as a distant network does.
+// A link forwards TCP connections and delays what passes by half a round trip each way. It keeps
+// the order and limits no bandwidth, as a distant network does.
 type link struct {
 	listener net.Listener
 	target   string
@@ -70,7 +70,8 @@ func (l *link) forward(ctx context.Context, near net.Conn) {
 	both.Wait()
 }
 
-// pass copies one direction up to its end, which it passes on. Where writing fails it ends reading too.
+// pass copies one direction up to its end, which it passes on. Where writing fails it ends reading
+// too.
 func (l *link) pass(from, to net.Conn) {
 	chunks := make(chan chunk, 4096)
 	var writing sync.WaitGroup

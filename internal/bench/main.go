@@ -1,6 +1,7 @@
-// Command bench measures outbox-relay beside its peers on this machine: a bare HTTP client, River, and the textbook outbox.
-// Every system delivers the same requests to the same receiver, each in a process of its own, from a throwaway PostgreSQL
-// with fsync on. The systems take turns in each round, so that a busy moment of the machine hits all of them.
+// Command bench measures outbox-relay beside its peers on this machine: a bare HTTP client, River,
+// and the textbook outbox. Every system delivers the same requests to the same receiver, each in a
+// process of its own, from a throwaway PostgreSQL with fsync on. The systems take turns in each
+// round, so that a busy moment of the machine hits all of them.
 //
 //	make bench                              everything, which takes hours
 //	make bench RUN=drain,latency ROUNDS=3   some workloads; make bench RUN=list names them
@@ -134,7 +135,8 @@ func choose(all []workload, names string) ([]workload, error) {
 	return chosen, nil
 }
 
-// measureAll runs the workloads one after the other. Each is reported when it ends, so that an interrupt keeps what is done.
+// measureAll runs the workloads one after the other. Each is reported when it ends, so that an
+// interrupt keeps what is done.
 func measureAll(ctx context.Context, o options, chosen []workload) error {
 	for _, w := range chosen {
 		if o.docs == "" {

@@ -105,8 +105,8 @@ func (r *rig) filled(ctx context.Context, s system, l load) (db *database, done 
 	return db, done, nil
 }
 
-// withProducer returns a database with the tables of a system and no events, a function that commits one event over one of so many
-// connections, and what to do with both afterwards.
+// withProducer returns a database with the tables of a system and no events, a function that
+// commits one event over one of so many connections, and what to do with both afterwards.
 func (r *rig) withProducer(ctx context.Context, s system, l load, conns int) (db *database, produce func(context.Context, int) error, done func() error, err error) {
 	if db, err = r.fresh(ctx); err != nil {
 		return nil, nil, nil, err
@@ -148,8 +148,9 @@ const producers = 8
 // leastEvents is how many a latency is measured on at least, also at one event a second.
 const leastEvents = 20
 
-// latency measures the time from the commit of an event to its arrival, when events come at a steady rate. Each has its time,
-// and is inserted then however late those before it are. burst are further events, in one go and halfway.
+// latency measures the time from the commit of an event to its arrival, when events come at a
+// steady rate. Each has its time, and is inserted then however late those before it are. burst are
+// further events, in one go and halfway.
 func (r *rig) latency(ctx context.Context, s system, l load, perSecond, burst int) (found sample, err error) {
 	l = l.withDefaults()
 	steady := max(perSecond*r.options.seconds, leastEvents)
@@ -191,7 +192,8 @@ func (r *rig) latency(ctx context.Context, s system, l load, perSecond, burst in
 	return found, nil
 }
 
-// startWarm starts a system and returns when its first event, number 0, has arrived and it is idle again.
+// startWarm starts a system and returns when its first event, number 0, has arrived and it is idle
+// again.
 func (r *rig) startWarm(ctx context.Context, s system, db *database, l load, produce func(context.Context, int) error) ([]*process, error) {
 	if err := r.receiver.Call("reset", l.events, nil); err != nil {
 		return nil, err
@@ -264,7 +266,8 @@ func (o *openLoad) run(ctx context.Context) (err error) {
 	return errors.Join(err, failed)
 }
 
-// quantiles compares when the events behind the first warm ones arrived with when they were committed, and were meant to be.
+// quantiles compares when the events behind the first warm ones arrived with when they were
+// committed, and were meant to be.
 func (o *openLoad) quantiles(at []int64, warm int) sample {
 	var fromCommit, fromIntended []float64
 	for n := warm; n < o.count; n++ {
@@ -280,7 +283,8 @@ func (o *openLoad) quantiles(at []int64, warm int) sample {
 	}
 }
 
-// inserts measures how many events so many clients commit in a second, each in a transaction of its own.
+// inserts measures how many events so many clients commit in a second, each in a transaction of its
+// own.
 func (r *rig) inserts(ctx context.Context, s system, clients int, running bool) (found sample, err error) {
 	l := load{}.withDefaults()
 	db, produce, done, err := r.withProducer(ctx, s, l, clients)

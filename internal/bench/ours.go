@@ -31,8 +31,8 @@ FROM generate_series($1::int, $2::int) i`
 	unsettledOutbox = `
 SELECT EXISTS (SELECT FROM outbox_delivery WHERE status = 'pending') OR EXISTS (SELECT FROM outbox_range WHERE ended_at IS NULL)`
 
-	// Settled events as relays leave them, with the xid of those that no relay takes. Loading them past the triggers takes a tenth of the
-	// time of delivering them.
+	// Settled events as relays leave them, with the xid of those that no relay takes. Loading them
+	// past the triggers takes a tenth of the time of delivering them.
 	settledOutbox = `
 WITH event AS (
     INSERT INTO outbox (event_type, payload, idempotency_key, xid)

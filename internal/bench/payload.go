@@ -24,7 +24,8 @@ func padding(bytes int) string { return strings.Repeat("x", max(0, bytes-20)) }
 
 const numberField = `"n":`
 
-// eventNumber finds the number of an event in its payload, whatever order a database gave its fields; -1: it has none.
+// eventNumber finds the number of an event in its payload, whatever order a database gave its
+// fields; -1: it has none.
 func eventNumber(body []byte) int {
 	at := bytes.Index(body, []byte(numberField))
 	if at < 0 {

@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// pipelined measures what one insert takes the server when no round trip and no commit of its own come between two.
+// pipelined measures what one insert takes the server when no round trip and no commit of its own
+// come between two.
 func (r *rig) pipelined(ctx context.Context, s system, sql string) (found sample, err error) {
 	const batches, size = 20, 1000
 	db, err := r.fresh(ctx)

@@ -20,7 +20,8 @@ type costs struct {
 // The servers of the plan, with processors like those of the measurement.
 const (
 	planProcessors = 8
-	// The most of its processors that a producer's database should give to its outbox: it has other work.
+	// The most of its processors that a producer's database should give to its outbox: it has other
+	// work.
 	planShare = 0.25
 	// relayProcessors is how much of the processors one relay uses at most: its claimer is one.
 	relayProcessors = 2
@@ -72,8 +73,9 @@ func (c costs) forecast(perSecond float64, l layout) (f forecast) {
 	return f
 }
 
-// simulate returns the sorted waits, in seconds, of so many events that arrive at random times, so many a second on average.
-// Each needs a processor for service seconds, and one queue stands before all processors.
+// simulate returns the sorted waits, in seconds, of so many events that arrive at random times, so
+// many a second on average. Each needs a processor for service seconds, and one queue stands before
+// all processors.
 func simulate(perSecond, service, processors float64, events int) []float64 {
 	random := rand.New(rand.NewPCG(1, 2)) // the same numbers in each run
 	free := make([]float64, max(1, int(processors)))

@@ -60,8 +60,8 @@ func stopAll(processes []*process) error {
 	return errors.Join(failures...)
 }
 
-// playRole runs one of the processes that a measurement starts. It ends when its standard input does,
-// so that nothing outlives the run, however that ends.
+// playRole runs one of the processes that a measurement starts. It ends when its standard input
+// does, so that nothing outlives the run, however that ends.
 func playRole(ctx context.Context, role string, args []string) error {
 	switch role {
 	case "guard":

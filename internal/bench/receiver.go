@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// A tally is what the receiver has seen since it was reset. Requests come from many connections at once.
+// A tally is what the receiver has seen since it was reset. Requests come from many connections at
+// once.
 type tally struct {
 	arrived  []atomic.Int64 // by the number of the event, in nanoseconds since 1970; 0: not yet
 	distinct atomic.Int64
@@ -94,8 +95,8 @@ func (t *tally) wait(ctx context.Context, count int64, timeout time.Duration) er
 	return nil
 }
 
-// A receiver answers 200 to every POST and counts events. It reads HTTP/1.1 by hand, so that its cost hides little of the
-// difference between the systems.
+// A receiver answers 200 to every POST and counts events. It reads HTTP/1.1 by hand, so that its
+// cost hides little of the difference between the systems.
 type receiver struct {
 	tally    atomic.Pointer[tally]
 	ctx      context.Context // ends the answers that are delayed
@@ -226,7 +227,8 @@ func (r *receiver) pause(delay time.Duration) bool {
 
 const contentLength = "content-length:"
 
-// readHead reads a request up to its body: how long to wait before the answer, as its path says, and how long the body is.
+// readHead reads a request up to its body: how long to wait before the answer, as its path says,
+// and how long the body is.
 func readHead(in *bufio.Reader) (delay time.Duration, length int, err error) {
 	line, err := in.ReadSlice('\n')
 	if err != nil {

@@ -110,7 +110,8 @@ func page(docs string, w workload, text string) (changed string, err error) {
 	return changed, nil
 }
 
-// publish puts a table between the markers of its workload in performance.md, and writes the plot beside that page.
+// publish puts a table between the markers of its workload in performance.md, and writes the plot
+// beside that page.
 func publish(docs string, w workload, all results, machine, table string) error {
 	text := machine + " " + table
 	if w.plot != nil {

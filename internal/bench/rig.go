@@ -22,7 +22,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/procstat"
 )
 
-// A rig is what all measurements of a run share: the server, the receiver, and a directory for files.
+// A rig is what all measurements of a run share: the server, the receiver, and a directory for
+// files.
 type rig struct {
 	addresses
 
@@ -214,8 +215,8 @@ type usage struct {
 
 const walPosition = `SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint`
 
-// during returns what is used while something is done. The processes may be started meanwhile. db may
-// be nil: then nothing is read of PostgreSQL.
+// during returns what is used while something is done. The processes may be started meanwhile. db
+// may be nil: then nothing is read of PostgreSQL.
 func (r *rig) during(ctx context.Context, db *database, processes *[]*process, do func() error) (used usage, err error) {
 	read := func() (u usage, err error) {
 		for _, p := range *processes {

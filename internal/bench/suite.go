@@ -51,8 +51,9 @@ type place struct{ testCase, system string }
 // results are the samples of a workload, one a round.
 type results map[place][]sample
 
-// run measures a workload. The systems of a case take turns, each round begins with another one, and the cases follow each
-// other within a round: so what the machine does besides falls on all of them.
+// run measures a workload. The systems of a case take turns, each round begins with another one,
+// and the cases follow each other within a round: so what the machine does besides falls on all of
+// them.
 func (r *rig) run(ctx context.Context, w workload) (results, error) {
 	all := results{}
 	for round := range r.options.rounds {

@@ -26,7 +26,8 @@ type load struct {
 	direct       bool          // the receiver's process sends to itself, unsigned
 }
 
-// inFlight is how many requests every system may have under way: what River is given as workers when it is tuned.
+// inFlight is how many requests every system may have under way: what River is given as workers
+// when it is tuned.
 const inFlight = 256
 
 // riverCooldown is the least pause between two fetches that River is tuned to; its least is 1 ms.

@@ -11,7 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// textbook is the outbox as articles show it: one table, and a loop that locks a batch, sends it, marks it and commits.
+// textbook is the outbox as articles show it: one table, and a loop that locks a batch, sends it,
+// marks it and commits.
 type textbook struct{}
 
 const (

@@ -7,11 +7,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// aged begins the idempotency keys of events that were there before a run. The wire accepts them, or a receiver does in a batch, and the judge
-// leaves them out.
+// aged begins the idempotency keys of events that were there before a run. The wire accepts them,
+// or a receiver does in a batch, and the judge leaves them out.
 const aged = "aged-"
 
-// ageOutbox writes what a database holds after a long time, as command_test.go's settled does for a few events. By event:
+// ageOutbox writes what a database holds after a long time, as command_test.go's settled does for a
+// few events. By event:
 //
 //	     1 to 300000  delivered
 //	300001 to 320000  failed; the second half are heads of ordering keys
@@ -38,7 +39,8 @@ UPDATE chaos_aged SET upto = 430000;
 DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE relname LIKE 'outbox%');
 UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE relname LIKE 'outbox%' AND relkind IN ('r', 'i')`
 
-// age leaves much behind in the outbox, no statistics of it, and a snapshot that no version of a row can be removed under, until the test ends.
+// age leaves much behind in the outbox, no statistics of it, and a snapshot that no version of a
+// row can be removed under, until the test ends.
 func (s *stage) age() {
 	_, err := s.outbox.Exec(s.Ctx, ageOutbox)
 	s.must(err)

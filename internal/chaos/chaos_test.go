@@ -53,7 +53,8 @@ func TestCalm(t *testing.T) {
 	}
 }
 
-// A relay that may open fewer files than it wants connections, and has little memory, is slow, and no event loses an attempt to that.
+// A relay that may open fewer files than it wants connections, and has little memory, is slow, and
+// no event loses an attempt to that.
 func TestCrampedRelay(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.limits = "ulimit -n 40; export GOMEMLIMIT=16MiB;"
@@ -70,8 +71,9 @@ func TestCrampedRelay(t *testing.T) {
 	}
 }
 
-// While relays, receivers, the database and what connects them fail at random: no event is lost, no effect doubled, each key keeps its
-// order, and each request that is more than one has a recorded cause.
+// While relays, receivers, the database and what connects them fail at random: no event is lost, no
+// effect doubled, each key keeps its order, and each request that is more than one has a recorded
+// cause.
 func TestChaos(t *testing.T) {
 	lasts := testsize.Of(*chaosTime, min(*chaosTime, 15*time.Second))
 	seed := *chaosSeed
@@ -109,7 +111,8 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// produceMeanwhile lets producers commit until the returned function is called, or each has made its share of most.
+// produceMeanwhile lets producers commit until the returned function is called, or each has made
+// its share of most.
 func (s *stage) produceMeanwhile(perSecond float64, most int) (end func()) {
 	ctx, cancel := context.WithCancel(s.Ctx)
 	var producing, watching sync.WaitGroup

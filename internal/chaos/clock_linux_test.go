@@ -51,8 +51,8 @@ time_t time(time_t *t) {
 	return now.tv_sec;
 }`
 
-// The clock of the database's machine goes forward by an hour, back, behind by an hour, and back: what was put off by the fast clock waits
-// until that time comes, and nothing else happens to it.
+// The clock of the database's machine goes forward by an hour, back, behind by an hour, and back:
+// what was put off by the fast clock waits until that time comes, and nothing else happens to it.
 func TestClockOfTheDatabaseJumps(t *testing.T) {
 	testsize.Long(t)
 	s, move := newClockStage(t)
@@ -67,8 +67,9 @@ func TestClockOfTheDatabaseJumps(t *testing.T) {
 	t.Log(s.judge())
 }
 
-// The same by a year. What the fast clock put off waits for a year, and what was promised to the receiver by another clock fails, with an
-// alert. An operator sends both. While the clock is a year ahead, nothing is removed by its age.
+// The same by a year. What the fast clock put off waits for a year, and what was promised to the
+// receiver by another clock fails, with an alert. An operator sends both. While the clock is a year
+// ahead, nothing is removed by its age.
 func TestClockOfTheDatabaseJumpsByAYear(t *testing.T) {
 	testsize.Long(t)
 	s, move := newClockStage(t)
@@ -93,7 +94,8 @@ FROM (SELECT CASE WHEN status = 'failed' THEN 'failed: ' || last_reason WHEN blo
 		t.Error("no alert of what failed is open")
 	}
 	over := s.fault("")
-	// Again and again: what waits behind the head of its ordering key is made due once that is delivered, and fails then if it was promised before.
+	// Again and again: what waits behind the head of its ordering key is made due once that is
+	// delivered, and fails then if it was promised before.
 	s.must(s.Poll(drainPatience, "the backlog to drain", func(ctx context.Context) (bool, error) {
 		err := errors.Join(s.operate(outboxName, "replay", "--destination", "default", "--force", "--yes"), s.operate(outboxName, "retry", "--destination", "default", "--yes"))
 		if err != nil {

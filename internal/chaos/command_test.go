@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// settled adds events that are ripe for the archive: 30 of them, so that it takes more than one batch of 10.
+// settled adds events that are ripe for the archive: 30 of them, so that it takes more than one
+// batch of 10.
 const settled = `
 WITH event AS (
     INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at, xid)
@@ -30,8 +31,8 @@ SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM outbox_delivery) + 
 // broken is a finding of doctor about what migrations make.
 var broken = regexp.MustCompile(`^\w+ +(schema|indexes|constraints|triggers|functions): `)
 
-// Whatever message of a migration or of the archive is lost with the process or with the connection, or its answer: the command does the rest
-// when it runs again.
+// Whatever message of a migration or of the archive is lost with the process or with the
+// connection, or its answer: the command does the rest when it runs again.
 func TestCommandsMeetTheirFateAtEveryMessage(t *testing.T) {
 	for _, command := range []string{"migrate up", "archive run --batch 10"} {
 		for _, fate := range []string{killed, cutOff} {
@@ -54,7 +55,8 @@ func TestCommandsMeetTheirFateAtEveryMessage(t *testing.T) {
 	}
 }
 
-// interrupts lets a command meet its fate at a message, runs it again, and reports whether there was that message.
+// interrupts lets a command meet its fate at a message, runs it again, and reports whether there
+// was that message.
 func (s *stage) interrupts(command []string, fate string, n int64, at stageOfMessage) (reached bool) {
 	s.t.Helper()
 	name := fmt.Sprintf("database_%d", n)

@@ -14,11 +14,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// smallDisk is in the environment of the process that may change the size of /dev/shm, where the server's data is.
+// smallDisk is in the environment of the process that may change the size of /dev/shm, where the
+// server's data is.
 const smallDisk = "CHAOS_SMALL_DISK"
 
-// While the disk of both databases is full, data and log, producers and relays fail, or the server crashes. When there is room again,
-// everything that was committed is delivered.
+// While the disk of both databases is full, data and log, producers and relays fail, or the server
+// crashes. When there is room again, everything that was committed is delivered.
 func TestDiskIsFull(t *testing.T) {
 	if os.Getenv(smallDisk) != "" {
 		fillDisk(t)

@@ -1,5 +1,6 @@
-// Package chaos proves the promises under faults: producers, relays and receivers work on a real PostgreSQL over real TCP, while faults
-// that a seed chooses hit each of them. Afterwards package history judges what was recorded. It holds tests alone.
+// Package chaos proves the promises under faults: producers, relays and receivers work on a real
+// PostgreSQL over real TCP, while faults that a seed chooses hit each of them. Afterwards package
+// history judges what was recorded. It holds tests alone.
 //
 //	chaos_test.go     the tests: without faults, and with faults at random
 //	stage_test.go     who takes part: the databases, relays and receivers as processes, links between them

@@ -16,7 +16,8 @@ import (
 // endOthers ends every connection but its own and those of useUpConnections.
 const endOthers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name <> 'chaos' AND pid <> pg_backend_pid() AND backend_type = 'client backend'`
 
-// faults are what may be made. Each draws its choices first, so that a seed always gives the same faults in the same order.
+// faults are what may be made. Each draws its choices first, so that a seed always gives the same
+// faults in the same order.
 var faults = []struct {
 	name string
 	make func(s *stage)
@@ -90,7 +91,8 @@ func (s *stage) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(s.random.Int64N(int64(most-least)))
 }
 
-// fault records that a role is hit from now on, or all relays and receivers are, until the returned function is called.
+// fault records that a role is hit from now on, or all relays and receivers are, until the returned
+// function is called.
 func (s *stage) fault(role string) (ended func()) {
 	done := s.history.Invoke(history.Record{Kind: history.Fault, Who: role, Note: s.making})
 	return func() { done(history.OK, 0, "") }
@@ -141,7 +143,8 @@ func (s *stage) databaseIsBack() {
 	})
 }
 
-// useUpConnections holds every connection that the server has for others than who has one, and ends those of the others.
+// useUpConnections holds every connection that the server has for others than who has one, and ends
+// those of the others.
 func (s *stage) useUpConnections(lasts time.Duration) {
 	defer s.fault("")()
 	var held []*pgx.Conn
@@ -169,8 +172,8 @@ const lockClaimed = `
 SELECT pg_sleep(0.002) FROM (
     SELECT FROM outbox_delivery WHERE status = 'pending' AND lease_expires_at > now() ORDER BY event_id DESC LIMIT 50 FOR UPDATE) d`
 
-// deadlock locks rows in another order than relays, which write the outcomes of what was sent first. They wait for each other, and the
-// server ends one of both.
+// deadlock locks rows in another order than relays, which write the outcomes of what was sent
+// first. They wait for each other, and the server ends one of both.
 func (s *stage) deadlock(lasts time.Duration) {
 	defer s.fault("")()
 	s.wire.share.Store(50) // only what was attempted before has a row
@@ -185,7 +188,8 @@ func (s *stage) deadlock(lasts time.Duration) {
 	}
 }
 
-// byDefault gives both databases a setting, which new connections have, and ends those that there are. Then it takes it back.
+// byDefault gives both databases a setting, which new connections have, and ends those that there
+// are. Then it takes it back.
 func (s *stage) byDefault(setting string, lasts time.Duration) {
 	defer s.fault("")()
 	conn, err := pgx.Connect(s.Ctx, s.Server.DSN("postgres"))
@@ -237,7 +241,8 @@ func (s *stage) disturb(role string, l *link) {
 	}
 }
 
-// loseAnswers lets messages that hold a word reach the server, and loses what it answers, with the connection.
+// loseAnswers lets messages that hold a word reach the server, and loses what it answers, with the
+// connection.
 func (s *stage) loseAnswers(role string, l *link, word string) {
 	lasts := s.between(100*time.Millisecond, time.Second)
 	defer s.fault(role)()

@@ -26,11 +26,13 @@ const (
 	lease  = 8 * time.Second // the shortest for the timeout of these tests
 )
 
-// steps are what a relay does to its database, by the words of its statements. Each one is met unsent, which is before it, and sent: the
-// database has done it, and the relay does not know. The rest are stages of a request: before dial is undialled; half written, half-sent;
-// written, sent; status read, answered; before settle and after settle are the settle unsent, and sent. What is between the answer to one message
-// and the next message changes nothing that lasts. Commands have TestCommandsMeetTheirFateAtEveryMessage, receivers
-// TestKilledAtEveryOperation and TestFrozenAtEveryOperation in package consumer.
+// steps are what a relay does to its database, by the words of its statements. Each one is met
+// unsent, which is before it, and sent: the database has done it, and the relay does not know. The
+// rest are stages of a request: before dial is undialled; half written, half-sent; written, sent;
+// status read, answered; before settle and after settle are the settle unsent, and sent. What is
+// between the answer to one message and the next message changes nothing that lasts. Commands have
+// TestCommandsMeetTheirFateAtEveryMessage, receivers TestKilledAtEveryOperation and
+// TestFrozenAtEveryOperation in package consumer.
 var steps = map[string]string{
 	"register":                     "outbox_relay (name, version",
 	"bury a dead relay":            "outbox_rescue (instance)",
@@ -58,9 +60,10 @@ type round struct {
 	stopped            bool // the relay was told to stop
 }
 
-// A relay takes over from a dead one, delivers, is refused, retries, fails an event, sends an alert and stops, and meets each fate at each
-// message of that to its database, and at each stage of each request to the receiver or to whom it alerts. Then another relay takes over, or it
-// goes on: nothing is lost, effects are made once, keys keep their order, the alert is sent.
+// A relay takes over from a dead one, delivers, is refused, retries, fails an event, sends an alert
+// and stops, and meets each fate at each message of that to its database, and at each stage of each
+// request to the receiver or to whom it alerts. Then another relay takes over, or it goes on:
+// nothing is lost, effects are made once, keys keep their order, the alert is sent.
 func TestRelayMeetsItsFateAtEveryMessage(t *testing.T) {
 	for _, fate := range []string{killed, frozen, cutOff} {
 		for to, stages := range map[string][]stageOfMessage{
@@ -163,7 +166,8 @@ func (r *round) play(to string, at stageOfMessage) (message []byte, reached bool
 	return message, reached
 }
 
-// meetFate returns when the relay is gone, and everything is delivered, or another relay has delivered everything.
+// meetFate returns when the relay is gone, and everything is delivered, or another relay has
+// delivered everything.
 func (r *round) meetFate() {
 	over := r.fault("doomed")
 	switch r.fate {

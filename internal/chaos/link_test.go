@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A link is a TCP proxy between one process and what it connects to. Without faults it passes bytes on.
+// A link is a TCP proxy between one process and what it connects to. Without faults it passes bytes
+// on.
 type link struct {
 	listener net.Listener
 	dial     func() (net.Conn, error)

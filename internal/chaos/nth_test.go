@@ -15,8 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// Whichever message of a receiver to its database is lost with the connection, or whose answer: the sender comes again, to another
-// receiver, and the effect is made once. A success that the sender has heard of is a duplicate then. The relay's half of this is
+// Whichever message of a receiver to its database is lost with the connection, or whose answer: the
+// sender comes again, to another receiver, and the effect is made once. A success that the sender
+// has heard of is a duplicate then. The relay's half of this is
 // TestRelayMeetsItsFateAtEveryMessage.
 func TestAnyMessageOfAReceiverMayFail(t *testing.T) {
 	receivertest.EachFlavourAlways(t, func(t *testing.T, f receivertest.Flavour) {

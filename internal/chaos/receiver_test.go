@@ -28,7 +28,8 @@ const (
 	receiverSecret   = "CHAOS_RECEIVER_SECRET"
 )
 
-// receive is a receiving service as a user writes it. It prints where it listens, and serves until it is killed.
+// receive is a receiving service as a user writes it. It prints where it listens, and serves until
+// it is killed.
 func receive() error {
 	pool, err := pgxpool.New(context.Background(), os.Getenv(receiverDatabase))
 	if err != nil {

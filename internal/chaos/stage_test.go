@@ -34,8 +34,8 @@ const (
 	inboxName  = "receiver"
 )
 
-// A stage is a producers' database with relays, and a receivers' database with receivers. Every connection of a relay or a receiver
-// passes its own link.
+// A stage is a producers' database with relays, and a receivers' database with receivers. Every
+// connection of a relay or a receiver passes its own link.
 //
 //	producers ── outbox ──link── relays ──link── wire ── receivers ──link── inbox
 type stage struct {
@@ -85,13 +85,15 @@ var binary = sync.OnceValues(func() (path string, err error) {
 	return path, nil
 })
 
-// newStage opens a stage with some relays, which ends with t. The server may have more in its environment.
+// newStage opens a stage with some relays, which ends with t. The server may have more in its
+// environment.
 func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	t.Helper()
 	path, err := binary()
 	testkit.Must(t, err)
 	s := &stage{t: t, logs: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
-	// Commit times show an answer that came before its commit. A commit that a crash may undo is no promise.
+	// Commit times show an answer that came before its commit. A commit that a crash may undo is no
+	// promise.
 	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms", "log_lock_waits": "on"} // shorter than the lock_timeout of relays
 	s.Stage, err = process.OpenStage(t.Context(), path, localpg.Options{Settings: settings, Env: env})
 	t.Cleanup(func() {
@@ -118,7 +120,8 @@ func (s *stage) openRelays(n int) {
 	}
 }
 
-// must fails the test on the error of a step. If the play has ended for a reason, that is the error.
+// must fails the test on the error of a step. If the play has ended for a reason, that is the
+// error.
 func (s *stage) must(err error) {
 	s.t.Helper()
 	testkit.Must(s.t, s.Reason(err))

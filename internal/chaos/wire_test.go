@@ -30,12 +30,14 @@ const (
 	hung    = "hung"       // the receiver accepted it, and the answer is later than the relay waits
 )
 
-// inTheWay is the title of a receiver's answer after it has waited in vain for a lock that no other request has: the server's log says which.
+// inTheWay is the title of a receiver's answer after it has waited in vain for a lock that no other
+// request has: the server's log says which.
 const inTheWay = "Another transaction is in the way"
 
 var refusals = map[string]int{refused: http.StatusInternalServerError, unfit: http.StatusUnprocessableEntity, busy: http.StatusTooManyRequests}
 
-// A wire stands between the relays' links and the receivers. It records each request, and hands it to one of the receivers in turn.
+// A wire stands between the relays' links and the receivers. It records each request, and hands it
+// to one of the receivers in turn.
 type wire struct {
 	history   *history.History
 	seed      uint64
@@ -147,8 +149,9 @@ func outcomeOf(status int) history.Outcome {
 	return history.Fail
 }
 
-// invoke records a request, or one for each event of a batch. The returned function records what came back; if the outcome is empty, it is what
-// the status says. The answer to a batch has the status of each event.
+// invoke records a request, or one for each event of a batch. The returned function records what
+// came back; if the outcome is empty, it is what the status says. The answer to a batch has the
+// status of each event.
 func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome, status int, answer []byte), err error) {
 	relay := r.URL.Query().Get("relay")
 	invoke := func(key, delivery string) history.Return {
@@ -198,7 +201,8 @@ func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome
 	}, nil
 }
 
-// forward hands a request to a receiver. A whole answer or none: the receiver may die in the middle of one.
+// forward hands a request to a receiver. A whole answer or none: the receiver may die in the middle
+// of one.
 func (w *wire) forward(r *http.Request) (status int, header http.Header, body []byte, err error) {
 	out := r.Clone(r.Context())
 	out.URL.Scheme, out.URL.Host = "http", *w.receivers[w.turn.Add(1)%receivers].Load()

@@ -33,7 +33,8 @@ func (all *Problems) Refuse(path, text string) {
 // Add adds the problems of a part.
 func (all *Problems) Add(part []Problem) { *all = append(*all, part...) }
 
-// Differences are the names of the settings in which two configurations differ. The zero value is empty.
+// Differences are the names of the settings in which two configurations differ. The zero value is
+// empty.
 type Differences []string
 
 // Compare adds a setting unless it is the same in both.

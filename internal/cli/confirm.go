@@ -10,8 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 )
 
-// Confirm asks whether to do what cannot be taken back lightly; what is a sentence without its full stop. Without a
-// terminal nothing is done; no text suggests the flag that skips the question. refused is the error's text after a no.
+// Confirm asks whether to do what cannot be taken back lightly; what is a sentence without its full
+// stop. Without a terminal nothing is done; no text suggests the flag that skips the question.
+// refused is the error's text after a no.
 func (inv *Invocation) Confirm(what, refused string) error {
 	if !output.IsTerminal(inv.Stdin) {
 		return ExitError{Code: ExitUsage, Err: errors.New(what + "; nothing was done: run the command on a terminal, where it asks first")}

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// EverySecond runs f at once and then every second, until ctx is done, which is no error, or f fails.
+// EverySecond runs f at once and then every second, until ctx is done, which is no error, or f
+// fails.
 func EverySecond(ctx context.Context, f func() error) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()

@@ -66,7 +66,8 @@ func report(stderr io.Writer, err error) int {
 	return exit.Code
 }
 
-// refused says what the server has against a login, which another attempt does not change; empty: nothing.
+// refused says what the server has against a login, which another attempt does not change; empty:
+// nothing.
 func refused(err error) string {
 	var connect *pgconn.ConnectError
 	var server *pgconn.PgError
@@ -88,7 +89,8 @@ func refused(err error) string {
 	return ""
 }
 
-// withLackingRight adds which right the login of a command lacks, where the error does not say so itself.
+// withLackingRight adds which right the login of a command lacks, where the error does not say so
+// itself.
 func withLackingRight(err error) error {
 	var server *pgconn.PgError
 	switch {
@@ -116,7 +118,8 @@ func unreachable(err error) bool {
 	return false
 }
 
-// OneLine joins the lines of a text and drops repeated ones: pgx tells of every address and TLS mode that it tried.
+// OneLine joins the lines of a text and drops repeated ones: pgx tells of every address and TLS
+// mode that it tried.
 func OneLine(text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {

@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// ReleaseProgram gives back the pages of the program's file that the start has read, most of which no command that lasts reads again. What
-// is needed later comes back from the system's cache. Whatever fails here costs memory alone.
+// ReleaseProgram gives back the pages of the program's file that the start has read, most of which
+// no command that lasts reads again. What is needed later comes back from the system's cache.
+// Whatever fails here costs memory alone.
 func ReleaseProgram() {
 	program, err := os.Executable()
 	if err != nil {

@@ -28,9 +28,11 @@ type Config struct {
 	Secrets []webhook.Secret
 	// Retired secrets must be refused. Empty: the check is skipped.
 	Retired []webhook.Secret
-	// Probe counts effects. nil: checks are judged by the answers alone, and those that only effects can decide are skipped.
+	// Probe counts effects. nil: checks are judged by the answers alone, and those that only
+	// effects can decide are skipped.
 	Probe Probe
-	// StagingWord in the host's name marks a receiver for tests, beside the usual ones. Empty: the usual ones alone.
+	// StagingWord in the host's name marks a receiver for tests, beside the usual ones. Empty: the
+	// usual ones alone.
 	StagingWord string
 	Destination string // the relay's name for the receiver, in X-Outbox-Delivery-Id
 	Type        string // of the events
@@ -161,8 +163,8 @@ func (d *drill) try(ctx context.Context, r *Result, skip string) {
 	r.run(t)
 }
 
-// Run makes the checks and reports what they found. An error means that there is no report: the receiver did not agree, the probe
-// cannot be used, or ctx has ended.
+// Run makes the checks and reports what they found. An error means that there is no report: the
+// receiver did not agree, the probe cannot be used, or ctx has ended.
 func Run(ctx context.Context, cfg Config) (Report, error) {
 	d := &drill{Config: cfg, prefix: "drill-" + strings.ToLower(rand.Text()[:10])}
 	d.ids.Store(time.Now().UnixMicro())
@@ -192,7 +194,8 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 	return Report{shown.String(), d.prefix, cfg.Probe != nil, d.requests.Load(), time.Since(began).Seconds(), results}, nil
 }
 
-// checkAll makes the checks in the order of the table. Those that wait most of the time are made beside the others.
+// checkAll makes the checks in the order of the table. Those that wait most of the time are made
+// beside the others.
 func (d *drill) checkAll(ctx context.Context) []Result {
 	results := make([]Result, len(table))
 	var waiting sync.WaitGroup
@@ -241,13 +244,15 @@ var ErrProduction = errors.New("nothing says that this is a receiver for tests, 
 // ErrUnknownCheck says that Only or Skip names a check that is not in the table.
 var ErrUnknownCheck = errors.New("there is no check")
 
-// Consent is the header with which a receiver answers that drills are allowed, whatever its host is called.
+// Consent is the header with which a receiver answers that drills are allowed, whatever its host is
+// called.
 const (
 	Consent        = "X-Outbox-Drill"
 	ConsentAllowed = "allowed"
 )
 
-// askConsent fails unless the receiver is one for tests, by its host's name or by its answer to a request that asks for nothing.
+// askConsent fails unless the receiver is one for tests, by its host's name or by its answer to a
+// request that asks for nothing.
 func (d *drill) askConsent(ctx context.Context) error {
 	if isStaging(d.URL.Hostname(), d.StagingWord) {
 		return nil
@@ -265,8 +270,9 @@ func (d *drill) askConsent(ctx context.Context) error {
 // stagingWords are parts of a host's name that no receiver in production has.
 var stagingWords = [...]string{"staging", "stage", "stg", "test", "testing", "localhost", "sandbox", "dev", "qa", "uat", "preview"}
 
-// isStaging reports whether a host is one for tests: it is this machine, or its name says so, or has the given word. A registered domain
-// and its top level say nothing by themselves: test.de and example.dev are in production.
+// isStaging reports whether a host is one for tests: it is this machine, or its name says so, or
+// has the given word. A registered domain and its top level say nothing by themselves: test.de and
+// example.dev are in production.
 func isStaging(host, word string) bool {
 	if address := net.ParseIP(host); address != nil {
 		return address.IsLoopback()

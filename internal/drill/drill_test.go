@@ -191,7 +191,8 @@ func TestStagingHosts(t *testing.T) {
 	}
 }
 
-// A host that is not marked is sent one request, which asks for nothing, and events only if the answer allows it.
+// A host that is not marked is sent one request, which asks for nothing, and events only if the
+// answer allows it.
 func TestConsent(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]error{"": ErrProduction, "yes": ErrProduction, ConsentAllowed: nil} {
@@ -284,8 +285,8 @@ func TestDocumentHasTheTable(t *testing.T) {
 	}
 }
 
-// try runs a drill against a mutant and asserts that it is named rightly. With all, every check is made, and those that have nothing
-// to do with its mistake must find nothing.
+// try runs a drill against a mutant and asserts that it is named rightly. With all, every check is
+// made, and those that have nothing to do with its mistake must find nothing.
 func (m mutant) try(t *testing.T, pool *pgxpool.Pool, all bool) {
 	rc := newReceiver(t, m.name, pool, secret(t, "new1"), secret(t, "new2"))
 	m.mutate(t, rc)

@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// firstPatience is how much longer than a relay the drill waits for its first answer, to say how late it is.
+// firstPatience is how much longer than a relay the drill waits for its first answer, to say how
+// late it is.
 const firstPatience = 30 * time.Second
 
 func valid(t *trial) {
@@ -28,7 +29,8 @@ func valid(t *trial) {
 	t.audits = nil // late-duplicate looks at it again
 }
 
-// hurried is how many events are sent one by one to see whether effects are there when the answer is.
+// hurried is how many events are sent one by one to see whether effects are there when the answer
+// is.
 const hurried = 20
 
 func afterCommit(t *trial) {
@@ -68,7 +70,8 @@ func (t *trial) repeat(e event) {
 
 func lateDuplicate(t *trial) { t.repeat(t.first.again()) }
 
-// Equal requests at once, and how often: the first crowd still opens its connections, so that the later ones are closer together.
+// Equal requests at once, and how often: the first crowd still opens its connections, so that the
+// later ones are closer together.
 const (
 	crowd  = 20
 	crowds = 5
@@ -114,7 +117,8 @@ func cutBody(t *trial) {
 	t.cut(e, firstGap, append(head, body[:len(body)/2]...)) // after a while, so that it has begun to read
 }
 
-// cut sends some of an event's request, cuts the connection, and then sends the event until it is accepted.
+// cut sends some of an event's request, cuts the connection, and then sends the event until it is
+// accepted.
 func (t *trial) cut(e event, after time.Duration, begun []byte) {
 	w := t.dial()
 	_ = w.write(0, begun)

@@ -9,17 +9,20 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// A Probe returns how many effects an idempotency key has had. It is called from several goroutines.
+// A Probe returns how many effects an idempotency key has had. It is called from several
+// goroutines.
 type Probe func(ctx context.Context, key string) (int, error)
 
-// An audit is what a check has seen, and what must still hold at the end: a receiver that works later may do more than it should.
+// An audit is what a check has seen, and what must still hold at the end: a receiver that works
+// later may do more than it should.
 type audit struct {
 	check string
 	keys  []string
 	most  int
 }
 
-// effects checks that keys have had from least to most effects together, within [Config.Settle]. Without a probe all is well.
+// effects checks that keys have had from least to most effects together, within [Config.Settle].
+// Without a probe all is well.
 func (t *trial) effects(least, most int, keys ...string) {
 	t.effectsUntil(time.Now().Add(t.Settle), least, most, keys...)
 }

@@ -31,7 +31,8 @@ type event struct {
 	which    string            // of several events of a check, for people
 }
 
-// event returns a new event of the check. Its key tells a reader of the receiver's tables which one that is.
+// event returns a new event of the check. Its key tells a reader of the receiver's tables which one
+// that is.
 func (t *trial) event() event { return t.newEvent(t.check) }
 
 func (d *drill) newEvent(name string) event {
@@ -64,7 +65,8 @@ func (e event) tampered(which string, set func(http.Header)) event {
 	return e
 }
 
-// padded returns the event with blanks behind its payload, which JSON allows, up to a number of bytes.
+// padded returns the event with blanks behind its payload, which JSON allows, up to a number of
+// bytes.
 func (e event) padded(size int) event {
 	return e.with(append(bytes.Clone(e.body), bytes.Repeat([]byte(" "), max(size-len(e.body), 0))...))
 }
@@ -90,7 +92,8 @@ const (
 	timeFormat = "2006-01-02T15:04:05.000000Z"
 )
 
-// request returns headers and body of one more request of an event: as a relay sends it, but for what the event changes.
+// request returns headers and body of one more request of an event: as a relay sends it, but for
+// what the event changes.
 func (d *drill) request(e event) (http.Header, []byte) {
 	h := http.Header{"Content-Type": {"application/json"}}
 	for name, values := range d.Header {

@@ -24,7 +24,8 @@ import (
 // A mutant is a receiver with one mistake.
 type mutant struct {
 	name string
-	// finds are the checks that must name it, says is part of what the first of them says. may are others that its mistake can fail.
+	// finds are the checks that must name it, says is part of what the first of them says. may are
+	// others that its mistake can fail.
 	finds, may []string
 	says       string
 	mutate     func(t *testing.T, rc *receiver)

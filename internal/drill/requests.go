@@ -74,7 +74,8 @@ func chunked(t *trial) {
 	t.effects(1, 1, e.key)
 }
 
-// stalls reports whether the receiver lets a connection stall for as long as [Config.Patience]. more is written once a second.
+// stalls reports whether the receiver lets a connection stall for as long as [Config.Patience].
+// more is written once a second.
 func (t *trial) stalls(w *wire, more []byte) bool {
 	for end := time.Now().Add(t.Patience); time.Now().Before(end) && t.ctx.Err() == nil; {
 		_ = w.SetDeadline(time.Now().Add(min(time.Second, t.Patience)))

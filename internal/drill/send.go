@@ -63,7 +63,8 @@ func answerOf(response *http.Response) answer {
 // send sends an event once more.
 func (t *trial) send(e event) answer { return t.sendWithin(e, t.Timeout) }
 
-// accepts sends a valid event, again while the receiver is busy, and returns the status by which it was accepted.
+// accepts sends a valid event, again while the receiver is busy, and returns the status by which it
+// was accepted.
 func (t *trial) accepts(e event) int {
 	a := t.send(e)
 	if a.passing() {
@@ -106,7 +107,8 @@ const (
 	maxGap   = time.Second
 )
 
-// deliver sends an event as relays do, only sooner: until it is accepted, or refused for good. It returns the last answer.
+// deliver sends an event as relays do, only sooner: until it is accepted, or refused for good. It
+// returns the last answer.
 func (t *trial) deliver(e event) (a answer) {
 	gap := firstGap
 	for range tries {
@@ -141,7 +143,8 @@ func (t *trial) dial() *wire {
 	return &wire{conn, bufio.NewReader(conn), t.ctx}
 }
 
-// raw returns a request as it goes over a connection of HTTP/1.1: what comes before the body, and the body.
+// raw returns a request as it goes over a connection of HTTP/1.1: what comes before the body, and
+// the body.
 func (t *trial) raw(e event) (head, body []byte) {
 	header, body := t.request(e)
 	b := bytes.NewBufferString("POST " + t.URL.RequestURI() + " HTTP/1.1\r\nHost: " + t.URL.Host + "\r\n")

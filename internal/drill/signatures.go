@@ -84,7 +84,8 @@ func changedKey(t *trial) {
 		e, other := t.event(), t.event().key
 		t.accepts(e)
 		a := t.send(e.tampered("", func(h http.Header) { h[webhook.IdempotencyKey] = keys(e.key, other) }))
-		// A receiver that knows events by webhook-id, which every signature covers, sees a duplicate.
+		// A receiver that knows events by webhook-id, which every signature covers, sees a
+		// duplicate.
 		t.effects(1, 1, e.key, other)
 		if !a.refused() && (t.Probe == nil || !a.accepted()) {
 			t.fault("it %s", a)

@@ -5,7 +5,8 @@ import (
 	"unsafe"
 )
 
-// A sigaction is the kernel's struct sigaction of 64-bit systems, which is also that of sigaction(2) without a C library.
+// A sigaction is the kernel's struct sigaction of 64-bit systems, which is also that of
+// sigaction(2) without a C library.
 type sigaction struct {
 	handler  uintptr
 	flags    uint64
@@ -15,8 +16,8 @@ type sigaction struct {
 
 const ignore = 1 // SIG_IGN
 
-// before is what was done at SIGHUP before this package ignored it: what the runtime had installed, or nothing if the process was started
-// with the signal ignored.
+// before is what was done at SIGHUP before this package ignored it: what the runtime had installed,
+// or nothing if the process was started with the signal ignored.
 var before = ignoreHangups()
 
 func ignoreHangups() (before sigaction) {
@@ -29,15 +30,17 @@ func ignoreHangups() (before sigaction) {
 	return before
 }
 
-// Handle gives SIGHUP back to the runtime: from then on it does what [os/signal.Notify] was told, or ends the process. A signal that
-// came before is lost. It does nothing if the process was started with the signal ignored.
+// Handle gives SIGHUP back to the runtime: from then on it does what [os/signal.Notify] was told,
+// or ends the process. A signal that came before is lost. It does nothing if the process was
+// started with the signal ignored.
 func Handle() {
 	if before.handler != ignore {
 		exchange(&before, nil)
 	}
 }
 
-// exchange sets the action unless it is nil, stores the one before it unless that is nil, and reports success.
+// exchange sets the action unless it is nil, stores the one before it unless that is nil, and
+// reports success.
 func exchange(action, old *sigaction) bool {
 	//nolint:gosec // the kernel reads and writes these structs during the call alone, and their layout is checked above
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGHUP), uintptr(unsafe.Pointer(action)), uintptr(unsafe.Pointer(old)),

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// A process that imports the package survives SIGHUP, and receives the signals that come after Handle.
+// A process that imports the package survives SIGHUP, and receives the signals that come after
+// Handle.
 func TestSignalBeforeHandleIsIgnored(t *testing.T) {
 	hangUp(t)
 	received := make(chan os.Signal, 1)
@@ -18,7 +19,8 @@ func TestSignalBeforeHandleIsIgnored(t *testing.T) {
 		signal.Stop(received)
 		before = ignoreHangups() // as it was when the process started, for the next run of this test
 	})
-	// Notify asked the kernel for the signal. What Handle gives back is this, and it must not be lost to what came before.
+	// Notify asked the kernel for the signal. What Handle gives back is this, and it must not be
+	// lost to what came before.
 	Handle()
 	hangUp(t)
 	select {

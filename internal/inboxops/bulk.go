@@ -20,17 +20,20 @@ type Bulk struct {
 	States map[string]int64 `json:"states,omitempty"`
 	// NoPayload cannot be replayed: their payload was removed.
 	NoPayload int64 `json:"no_payload"`
-	// OtherState counts, by state, the events that the selection names by id or key and leaves out for their state.
+	// OtherState counts, by state, the events that the selection names by id or key and leaves out
+	// for their state.
 	OtherState map[string]int64 `json:"other_state,omitempty"`
 	// Unknown of the named ids are not in the inbox.
 	Unknown int64 `json:"unknown_ids"`
 	// UnknownIDs are the first of them.
 	UnknownIDs []int64 `json:"unknown_inbox_ids,omitempty"`
-	// KeysLeft ordering keys could not be released, since others held their lock. Workers release them within half a minute.
+	// KeysLeft ordering keys could not be released, since others held their lock. Workers release
+	// them within half a minute.
 	KeysLeft int64 `json:"keys_left,omitempty"`
 	// Sample holds the first few of the matched.
 	Sample []Sample `json:"sample,omitempty"`
-	// LatestID is the largest inbox id that was looked at. What was recorded since is not among the matched.
+	// LatestID is the largest inbox id that was looked at. What was recorded since is not among the
+	// matched.
 	LatestID int64 `json:"-"`
 }
 
@@ -71,19 +74,21 @@ func (o *Ops) PreviewIgnore(ctx context.Context, s Selection) (Bulk, error) {
 	return o.preview(ctx, ignoreAction(), s)
 }
 
-// Replay makes the chosen events pending and due at once, as if they had never been tried: failed and ignored ones, or those in
-// the states that the selection names. Naming succeeded runs their handlers once more, on top of the effect that is there
-// already. An event of an ordering key takes its place in its order: before younger ones, unless one of them is being worked. An event
-// whose payload was removed cannot be replayed, and is left alone.
+// Replay makes the chosen events pending and due at once, as if they had never been tried: failed
+// and ignored ones, or those in the states that the selection names. Naming succeeded runs their
+// handlers once more, on top of the effect that is there already. An event of an ordering key takes
+// its place in its order: before younger ones, unless one of them is being worked. An event whose
+// payload was removed cannot be replayed, and is left alone.
 //
-// Each batch is a transaction of its own. progress, which may be nil, follows each. When ctx ends, the batch at hand is finished,
-// and the error says why it ended; Bulk is what was done, with any error. It can be called again.
+// Each batch is a transaction of its own. progress, which may be nil, follows each. When ctx ends,
+// the batch at hand is finished, and the error says why it ended; Bulk is what was done, with any
+// error. It can be called again.
 func (o *Ops) Replay(ctx context.Context, s Selection, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, replayAction(), s, progress)
 }
 
-// Ignore marks the chosen events, failed or pending ones, as of no concern. What waits behind them in their ordering keys goes on.
-// It works in batches as Replay does.
+// Ignore marks the chosen events, failed or pending ones, as of no concern. What waits behind them
+// in their ordering keys goes on. It works in batches as Replay does.
 func (o *Ops) Ignore(ctx context.Context, s Selection, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, ignoreAction(), s, progress)
 }
@@ -134,7 +139,8 @@ func (o *Ops) act(ctx context.Context, a action, s Selection, progress func(Bulk
 	return b, nil
 }
 
-// visit shows act what the selection names and the action can change, at most a batch at a time, and counts in b what it leaves out.
+// visit shows act what the selection names and the action can change, at most a batch at a time,
+// and counts in b what it leaves out.
 func (o *Ops) visit(ctx context.Context, a action, s Selection, b *Bulk, act func([]candidate) (bool, error)) error {
 	if len(s.States) == 0 {
 		s.States = a.standard

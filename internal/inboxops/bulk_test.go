@@ -199,7 +199,8 @@ func TestMissed(t *testing.T) {
 	testkit.Equal(t, "events left alone", d.ids("processing_state <> 'pending'"), "716001601")
 }
 
-// What was found is changed before the rest is looked at: a few among many cost no long transaction.
+// What was found is changed before the rest is looked at: a few among many cost no long
+// transaction.
 func TestChangesBeforeItLooksFurther(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)

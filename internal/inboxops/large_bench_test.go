@@ -10,8 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// fillLarge adds $1 events of 20 receivers and sources: 94 of 100 succeeded, 2 failed, 1 was ignored, 3 are pending. $2 is how many ordering
-// keys the two of five have that are in order.
+// fillLarge adds $1 events of 20 receivers and sources: 94 of 100 succeeded, 2 failed, 1 was
+// ignored, 3 are pending. $2 is how many ordering keys the two of five have that are in order.
 const fillLarge = `
 WITH event AS (
     SELECT i, 'receiver ' || i % 4 AS receiver, 'source ' || i % 5 AS source, CASE WHEN i % 5 < 2 THEN 'o' || i % $2::int END AS ordering_key,
@@ -26,11 +26,13 @@ SELECT receiver, source, 'invoice-' || i, 't' || i % 50, state, nextval('inbox_i
        convert_to(repeat('x', 200), 'UTF8'), CASE WHEN state = 'failed' THEN 'no such customer' END
 FROM event`
 
-// buffers is how many pages the database has read so far, in memory or from disk. What it flushes shows when it is asked again.
+// buffers is how many pages the database has read so far, in memory or from disk. What it flushes
+// shows when it is asked again.
 const buffers = `
 SELECT pg_stat_force_next_flush(), pg_sleep(0.05), blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()`
 
-// BenchmarkLargeInbox measures the commands on an inbox of a million events, in milliseconds and pages; with -short on one of 20,000.
+// BenchmarkLargeInbox measures the commands on an inbox of a million events, in milliseconds and
+// pages; with -short on one of 20,000.
 func BenchmarkLargeInbox(b *testing.B) {
 	rows := 1_000_000
 	if testing.Short() {

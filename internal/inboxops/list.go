@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// An Event is an event of an inbox without its payload and the headers of its request, which this package never reads.
+// An Event is an event of an inbox without its payload and the headers of its request, which this
+// package never reads.
 type Event struct {
 	// What names the event, and what its sender said of it.
 	InboxID          int64      `json:"inbox_id,string"`
@@ -40,7 +41,8 @@ type Page struct {
 	Next int64 `json:"next,string"`
 }
 
-// List returns the events that the selection names, in any state unless it names some, the latest first: at most s.Limit.
+// List returns the events that the selection names, in any state unless it names some, the latest
+// first: at most s.Limit.
 func (o *Ops) List(ctx context.Context, s Selection) (page Page, err error) {
 	if err := s.check([]string{Pending, Processing, Succeeded, Ignored, Failed}); err != nil {
 		return Page{}, err

@@ -46,8 +46,8 @@ func (d *desk) count(query string, args ...any) (n int) {
 	return n
 }
 
-// event puts an event into the inbox of the receiver shipping and the source finance, and remembers it. columns are more of them, with their
-// values as SQL.
+// event puts an event into the inbox of the receiver shipping and the source finance, and remembers
+// it. columns are more of them, with their values as SQL.
 func (d *desk) event(id int, state string, columns ...string) {
 	d.Helper()
 	d.eventOf("shipping", "finance", id, state, columns...)

@@ -14,7 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// The states of an event in an inbox, and Recorded: that of an event in the memory whose state is in the inbox.
+// The states of an event in an inbox, and Recorded: that of an event in the memory whose state is
+// in the inbox.
 const (
 	Pending    = "pending"
 	Processing = "processing"
@@ -24,14 +25,15 @@ const (
 	Recorded   = "recorded"
 )
 
-// Ops answers what operators ask of a receiver, and does what they order. It is safe for concurrent use.
+// Ops answers what operators ask of a receiver, and does what they order. It is safe for concurrent
+// use.
 type Ops struct {
 	pool  *pgxpool.Pool
 	names *pg.Names
 }
 
-// New returns an Ops over pool, whose search_path must lead to the receiver's tables. Its statements search pg_catalog alone. The caller
-// keeps the pool.
+// New returns an Ops over pool, whose search_path must lead to the receiver's tables. Its
+// statements search pg_catalog alone. The caller keeps the pool.
 func New(pool *pgxpool.Pool) *Ops {
 	return &Ops{pool: pool, names: pg.NewNames("", "processed_events")}
 }
@@ -42,11 +44,12 @@ type Sender struct {
 	Source   string `json:"source"`
 }
 
-// ErrSchema says that the database has no receiver's tables, or not those that this build works with.
+// ErrSchema says that the database has no receiver's tables, or not those that this build works
+// with.
 var ErrSchema = errors.New("schema mismatch")
 
-// CheckSchema returns an error that wraps [ErrSchema] and says what to do unless the database has the schema of the inbox that
-// this build knows.
+// CheckSchema returns an error that wraps [ErrSchema] and says what to do unless the database has
+// the schema of the inbox that this build knows.
 func (o *Ops) CheckSchema(ctx context.Context) error {
 	version, err := o.schemaVersion(ctx)
 	want := migrations.Inbox.Latest()
@@ -85,8 +88,8 @@ func (o *Ops) write(ctx context.Context, f func(pgx.Tx) error) error {
 	return o.within(ctx, pgx.ReadWrite, f)
 }
 
-// Reconciled returns what answers the questions of a reconciliation about one sender's events. effects is as in
-// [reconcile.Receiver], and runs with the search_path of the login.
+// Reconciled returns what answers the questions of a reconciliation about one sender's events.
+// effects is as in [reconcile.Receiver], and runs with the search_path of the login.
 func (o *Ops) Reconciled(of Sender, effects string) *reconcile.Receiver {
 	return &reconcile.Receiver{
 		Receiver: of.Receiver, Source: of.Source, Effects: effects, Read: o.read,
@@ -105,7 +108,8 @@ func (o *Ops) Senders(ctx context.Context) (all []Sender, err error) {
 	return all, err
 }
 
-// READ COMMITTED whatever the database says: the lock of an ordering key means nothing to an older snapshot.
+// READ COMMITTED whatever the database says: the lock of an ordering key means nothing to an older
+// snapshot.
 func (o *Ops) within(ctx context.Context, access pgx.TxAccessMode, f func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: access}, func(tx pgx.Tx) error {
 		if _, err := o.names.Find(ctx, tx); err != nil {

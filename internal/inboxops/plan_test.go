@@ -15,8 +15,8 @@ const readSoFar = `
 SELECT pg_stat_force_next_flush(), (SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE relname IN ('inbox_events', 'processed_events')),
        (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname IN ('inbox_events', 'processed_events'))`
 
-// No command reads an inbox as a whole, whether or not the tables were ever analysed: most of its 20,000 events succeeded, and are
-// no concern of it.
+// No command reads an inbox as a whole, whether or not the tables were ever analysed: most of its
+// 20,000 events succeeded, and are no concern of it.
 func TestNothingReadsTheWholeInbox(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// prunePages is how many pages of processed_events one transaction reads: the default of consumer.PruneConfig.
+	// prunePages is how many pages of processed_events one transaction reads: the default of
+	// consumer.PruneConfig.
 	prunePages = 16
 	// pruneRest is how many times as long as a batch took the pause behind it lasts.
 	pruneRest = 4
@@ -25,8 +26,8 @@ const (
 type Prune struct {
 	// Receiver by name. Empty: all.
 	Receiver string
-	// OlderThan is how long an event is remembered after it was received and processed, whichever was later. The database refuses less than
-	// 24 hours.
+	// OlderThan is how long an event is remembered after it was received and processed, whichever
+	// was later. The database refuses less than 24 hours.
 	OlderThan time.Duration
 }
 
@@ -34,7 +35,8 @@ type Prune struct {
 type Pruned struct {
 	// Removed events are forgotten.
 	Removed int64 `json:"removed"`
-	// Announced ones are old enough, but were announced only now: the next prune removes them, from a minute later on.
+	// Announced ones are old enough, but were announced only now: the next prune removes them, from
+	// a minute later on.
 	Announced int64 `json:"announced"`
 }
 
@@ -43,8 +45,8 @@ func (o *Ops) PreviewPrune(ctx context.Context, p Prune) (Pruned, error) {
 	return o.prune(ctx, p, true, nil)
 }
 
-// Prune forgets events as consumer.Prune does, of all receivers that p names in one pass. progress, which may be nil, follows each batch.
-// It can be ended at any moment, and be called again.
+// Prune forgets events as consumer.Prune does, of all receivers that p names in one pass. progress,
+// which may be nil, follows each batch. It can be ended at any moment, and be called again.
 func (o *Ops) Prune(ctx context.Context, p Prune, progress func(Pruned)) (Pruned, error) {
 	return o.prune(ctx, p, false, progress)
 }

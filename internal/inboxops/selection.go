@@ -8,8 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
-// A Selection names events of inboxes. Its conditions narrow each other. The zero value names every event, which is why callers
-// should refuse it: see Empty.
+// A Selection names events of inboxes. Its conditions narrow each other. The zero value names every
+// event, which is why callers should refuse it: see Empty.
 type Selection struct {
 	// Receiver and Source by name. Empty: any.
 	Receiver, Source string
@@ -27,7 +27,8 @@ type Selection struct {
 	OrderingKey string
 	// RelatedReference is one related reference. Empty: any, and none.
 	RelatedReference string
-	// Since and Until bound when an event was received: Since <= received_at < Until. Zero: no bound.
+	// Since and Until bound when an event was received: Since <= received_at < Until. Zero: no
+	// bound.
 	Since, Until time.Time
 	// Limit of how many events, those with the lowest ids. 0: no limit.
 	Limit int64
@@ -39,7 +40,8 @@ func (s Selection) Empty() bool {
 		s.Type+s.Key+s.OrderingKey+s.RelatedReference == ""
 }
 
-// check returns an error if the selection contradicts itself or names states that are not among allowed.
+// check returns an error if the selection contradicts itself or names states that are not among
+// allowed.
 func (s Selection) check(allowed []string) error {
 	switch {
 	case s.FromID < 0 || s.ToID < 0:

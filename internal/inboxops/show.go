@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A Memory is what a receiver remembers of an event in processed_events. State is recorded where an inbox has the event, and that knows
-// more.
+// A Memory is what a receiver remembers of an event in processed_events. State is recorded where an
+// inbox has the event, and that knows more.
 type Memory struct {
 	Receiver         string     `json:"receiver"`
 	Source           string     `json:"source"`
@@ -38,8 +38,9 @@ type MemoryPage struct {
 // A MemoryKey is the key of an event in the memory.
 type MemoryKey struct{ Receiver, Source, IdempotencyKey string }
 
-// Remembered returns what the memory has of the selection, in the order of receiver, source and key, behind the given event: at most s.Limit.
-// The memory knows neither inbox ids nor ordering keys.
+// Remembered returns what the memory has of the selection, in the order of receiver, source and
+// key, behind the given event: at most s.Limit. The memory knows neither inbox ids nor ordering
+// keys.
 func (o *Ops) Remembered(ctx context.Context, s Selection, after MemoryKey) (page MemoryPage, err error) {
 	if err := s.check([]string{Succeeded, Ignored, Recorded}); err != nil {
 		return MemoryPage{}, err
@@ -113,16 +114,19 @@ type Shown struct {
 	Waits      []Wait   `json:"waits"`
 }
 
-// A Wait says why a pending event was not worked yet, or what else a person should know of an event.
+// A Wait says why a pending event was not worked yet, or what else a person should know of an
+// event.
 type Wait struct {
 	InboxID int64 `json:"inbox_id,string"`
-	// Why: due, not_due, behind, unreleased, processing, failed or blocks. Names are added, never renamed.
+	// Why: due, not_due, behind, unreleased, processing, failed or blocks. Names are added, never
+	// renamed.
 	Why string `json:"why"`
 	// Text says it for people.
 	Text string `json:"text"`
 }
 
-// Show returns an event by its inbox id, or the events of a key; with what the memory has of them, and why they wait.
+// Show returns an event by its inbox id, or the events of a key; with what the memory has of them,
+// and why they wait.
 func (o *Ops) Show(ctx context.Context, id int64, s Selection) (shown Shown, err error) {
 	err = o.read(ctx, func(tx pgx.Tx) error {
 		shown, err = show(ctx, tx, id, s)

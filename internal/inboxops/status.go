@@ -14,13 +14,14 @@ const statusLimit = 100_000
 // Status is what stands in a receiver's database at one moment.
 type Status struct {
 	Senders []SenderStatus `json:"senders"`
-	// InboxRows and MemoryRows estimate how many rows inbox_events and processed_events have, from the statistics of the
-	// database. -1: there are no statistics yet.
+	// InboxRows and MemoryRows estimate how many rows inbox_events and processed_events have, from
+	// the statistics of the database. -1: there are no statistics yet.
 	InboxRows  int64 `json:"inbox_rows_estimate"`
 	MemoryRows int64 `json:"memory_rows_estimate"`
 }
 
-// SenderStatus counts the events of one sender of one receiver. Succeeded events are not counted: no index has them.
+// SenderStatus counts the events of one sender of one receiver. Succeeded events are not counted:
+// no index has them.
 type SenderStatus struct {
 	Sender
 	// Pending is the backlog: Due, Scheduled and Waiting together.
@@ -37,18 +38,20 @@ type SenderStatus struct {
 	Ignored    int64 `json:"ignored"`
 	// AtLeast: there are more than were counted, so that the counts are lower bounds.
 	AtLeast bool `json:"at_least,omitempty"`
-	// BlockedKeys counts the ordering keys whose later events wait behind a failed one. It looks at 10,000 failed ones.
+	// BlockedKeys counts the ordering keys whose later events wait behind a failed one. It looks at
+	// 10,000 failed ones.
 	BlockedKeys int64 `json:"blocked_keys"`
 	// LagSeconds is for how long the oldest due event has been due; 0 without one.
 	LagSeconds float64 `json:"lag_seconds"`
 	// ProcessingSeconds is for how long the oldest event with a worker has had it; 0 without one.
 	ProcessingSeconds float64 `json:"processing_seconds"`
-	// RemembersSince is the moment since which everything that was received is known; nil: nothing was ever forgotten.
+	// RemembersSince is the moment since which everything that was received is known; nil: nothing
+	// was ever forgotten.
 	RemembersSince *time.Time `json:"remembers_since"`
 }
 
-// Status counts what is pending, being worked, failed or ignored, by index entries and at most 100,000 of a kind. It costs nothing for
-// what succeeded.
+// Status counts what is pending, being worked, failed or ignored, by index entries and at most
+// 100,000 of a kind. It costs nothing for what succeeded.
 func (o *Ops) Status(ctx context.Context, receiver, source string) (s Status, err error) {
 	var all []Sender
 	err = o.read(ctx, func(tx pgx.Tx) error {

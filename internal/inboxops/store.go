@@ -12,9 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// The planner must walk indexes also where statistics are from a time when the tables were small. A statement that runs for
-// longer than half a minute is ended: none of this package needs as long, and vacuum waits for it. What others have put into the
-// schema is not called.
+// The planner must walk indexes also where statistics are from a time when the tables were small. A
+// statement that runs for longer than half a minute is ended: none of this package needs as long,
+// and vacuum waits for it. What others have put into the schema is not called.
 const pinSQL = `
 SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true),
        pg_catalog.set_config('enable_hashjoin', 'off', true), pg_catalog.set_config('enable_mergejoin', 'off', true),
@@ -54,7 +54,8 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND NOT starts_with(n.nspname, 'pg_')
 ORDER BY n.nspname, c.relname LIMIT 10000`
 
-// Tables returns the tables and views of the database by name: each as SQL writes it, with its schema.
+// Tables returns the tables and views of the database by name: each as SQL writes it, with its
+// schema.
 func (o *Ops) Tables(ctx context.Context) (tables map[string]string, err error) {
 	tables = map[string]string{}
 	err = o.read(ctx, func(tx pgx.Tx) error {
@@ -78,8 +79,9 @@ func databaseTime(ctx context.Context, tx pgx.Tx, now *time.Time) error {
 	return nil
 }
 
-// sendersOf finds the pairs of receiver and source, one after the other by an index, without reading the rows between them. %[1]s is
-// the table and %[2]s the condition of the index; $1 and $2 narrow the pairs unless they are empty.
+// sendersOf finds the pairs of receiver and source, one after the other by an index, without
+// reading the rows between them. %[1]s is the table and %[2]s the condition of the index; $1 and $2
+// narrow the pairs unless they are empty.
 const sendersOf = `
 SELECT receiver, source FROM (
     WITH RECURSIVE pair AS (
@@ -94,8 +96,8 @@ SELECT receiver, source FROM (
 ) p
 WHERE ($1::text = '' OR receiver = $1::text) AND ($2::text = '' OR source = $2::text)`
 
-// openEvents are the conditions of the indexes of inbox_events that begin with receiver and source. What succeeded is in none: its
-// senders stand in processed_events.
+// openEvents are the conditions of the indexes of inbox_events that begin with receiver and source.
+// What succeeded is in none: its senders stand in processed_events.
 var openEvents = [...]string{
 	`processing_state = 'pending' AND next_attempt_at IS NOT NULL`,
 	`processing_state = 'pending' AND next_attempt_at IS NULL`,
@@ -103,13 +105,14 @@ var openEvents = [...]string{
 	`processing_state IN ('failed', 'ignored')`,
 }
 
-// remembered returns the pairs of receiver and source in processed_events, in their order, at most 10,000.
+// remembered returns the pairs of receiver and source in processed_events, in their order, at most
+// 10,000.
 func remembered(ctx context.Context, tx pgx.Tx, receiver, source string) ([]Sender, error) {
 	return senders(ctx, tx, receiver, source, "processed_events", "true")
 }
 
-// withOpenEvents returns the pairs of receiver and source that have events in inbox_events which did not succeed, in their order, at
-// most 10,000 for each state.
+// withOpenEvents returns the pairs of receiver and source that have events in inbox_events which
+// did not succeed, in their order, at most 10,000 for each state.
 func withOpenEvents(ctx context.Context, tx pgx.Tx, receiver, source string) (all []Sender, err error) {
 	for _, condition := range openEvents {
 		list, err := senders(ctx, tx, receiver, source, "inbox_events", condition)

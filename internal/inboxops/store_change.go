@@ -12,8 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// Events are changed only as they were found: with the same claim, still in the same state. One that others hold locked is being
-// changed, and is left alone. Rows are named by inbox_id, not by ctid, which support may not read.
+// Events are changed only as they were found: with the same claim, still in the same state. One
+// that others hold locked is being changed, and is left alone. Rows are named by inbox_id, not by
+// ctid, which support may not read.
 const lockFound = `
 WITH found AS MATERIALIZED (
     SELECT o.inbox_id
@@ -26,7 +27,8 @@ WITH found AS MATERIALIZED (
     ) o
 )`
 
-// replayEvents makes events pending. Those of an ordering key wait: release decides which of them is next.
+// replayEvents makes events pending. Those of an ordering key wait: release decides which of them
+// is next.
 const replayEvents = lockFound + `, changed AS (
     UPDATE inbox_events e
     SET processing_state = 'pending', attempts = 0, interruptions = 0, processed_at = NULL,
@@ -65,14 +67,15 @@ func (o *Ops) change(ctx context.Context, statement string, found []candidate) (
 	return changed, err
 }
 
-// lockOrder, giveWay and promote are the statements of the package consumer by those names (lockOrderSQL, giveWaySQL, promoteSQL):
-// recording, finishing and replaying events of one ordering key wait for each other. A test replays beside workers and
-// recorders, and fails when the lock is another one.
+// lockOrder, giveWay and promote are the statements of the package consumer by those names
+// (lockOrderSQL, giveWaySQL, promoteSQL): recording, finishing and replaying events of one ordering
+// key wait for each other. A test replays beside workers and recorders, and fails when the lock is
+// another one.
 const lockOrder = `
 SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 478660552050 # 'inbox_events'::regclass::oid::bigint))`
 
-// giveWay makes the event of a key that is due, but not being worked, wait again when an earlier one waits: a replay, which
-// is to go first.
+// giveWay makes the event of a key that is due, but not being worked, wait again when an earlier
+// one waits: a replay, which is to go first.
 const giveWay = `
 UPDATE inbox_events e
 SET next_attempt_at = NULL
@@ -83,8 +86,9 @@ WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $3::tex
         AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
         AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
 
-// promote makes the first waiting event of a key due, unless another one of the key is due or being worked, or one that failed
-// stands before it. Where receivers let failed events be skipped, their workers promote it within half a minute.
+// promote makes the first waiting event of a key due, unless another one of the key is due or being
+// worked, or one that failed stands before it. Where receivers let failed events be skipped, their
+// workers promote it within half a minute.
 const promote = `
 UPDATE inbox_events e
 SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
@@ -102,11 +106,12 @@ WHERE e.inbox_id = (
   AND NOT EXISTS (SELECT FROM inbox_events f WHERE f.receiver = $1::text AND f.source = $2::text AND f.ordering_key = $3::text
       AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id))`
 
-// releaseBatch is how many ordering keys one transaction releases: their recorders wait until it ends.
+// releaseBatch is how many ordering keys one transaction releases: their recorders wait until it
+// ends.
 const releaseBatch = 20
 
-// release makes the next event of each changed ordering key due. It returns how many keys it had to leave to the workers,
-// because others held their lock for too long.
+// release makes the next event of each changed ordering key due. It returns how many keys it had to
+// leave to the workers, because others held their lock for too long.
 func (o *Ops) release(ctx context.Context, changed []changedKey) (left int64, err error) {
 	keys := slices.DeleteFunc(slices.Clone(changed), func(c changedKey) bool { return c.OrderingKey == "" })
 	// In one order, so that two operators do not wait for each other in a circle.
@@ -131,8 +136,9 @@ func (o *Ops) release(ctx context.Context, changed []changedKey) (left int64, er
 	return left, nil
 }
 
-// releaseKeys releases ordering keys in one transaction. The statements of a key are three, so that each has a snapshot from after the
-// lock: after giveWay no event of the key can begin to be worked, and promote sees whether one began before.
+// releaseKeys releases ordering keys in one transaction. The statements of a key are three, so that
+// each has a snapshot from after the lock: after giveWay no event of the key can begin to be
+// worked, and promote sees whether one began before.
 func (o *Ops) releaseKeys(ctx context.Context, keys []changedKey) error {
 	err := o.write(ctx, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
@@ -149,11 +155,12 @@ func (o *Ops) releaseKeys(ctx context.Context, keys []changedKey) error {
 	return nil
 }
 
-// notifyWorkers is notifySQL of the package consumer: a test has a worker that does not poll, and fails when its payload is another.
+// notifyWorkers is notifySQL of the package consumer: a test has a worker that does not poll, and
+// fails when its payload is another.
 const notifyWorkers = `SELECT pg_notify('inbox_wake', 'inbox_events'::regclass::oid::text || ' ' || $1::text || ' ' || $2::text)`
 
-// notify wakes the workers of the receivers whose events were changed. It runs in a transaction of its own, because sessions that notify
-// commit one after the other.
+// notify wakes the workers of the receivers whose events were changed. It runs in a transaction of
+// its own, because sessions that notify commit one after the other.
 func (o *Ops) notify(ctx context.Context, changed []changedKey) error {
 	told := map[Sender]bool{}
 	for _, c := range changed {

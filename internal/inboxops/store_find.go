@@ -27,8 +27,9 @@ func idsOfKey(ctx context.Context, tx pgx.Tx, s Selection) ([]int64, error) {
 	return rows.Values[int64](ctx, tx, "find events of a key", selectIDsOfKey, s.Key, s.Receiver, s.Source)
 }
 
-// Each branch has an index of its own. ORDER BY names its columns: without it the planner may read the primary key where
-// statistics are old. $4 and $5 switch branches off, $3 is the most that is read of each.
+// Each branch has an index of its own. ORDER BY names its columns: without it the planner may read
+// the primary key where statistics are old. $4 and $5 switch branches off, $3 is the most that is
+// read of each.
 const (
 	selectOpenIDs = openIDsHead + `
     (SELECT e.inbox_id FROM inbox_events e
@@ -65,8 +66,9 @@ FROM unnest($1::text[], $2::text[]) AS p (receiver, source) CROSS JOIN LATERAL (
 LIMIT $3::bigint`
 )
 
-// openIDs returns the inbox ids of pending events and of those that are being worked, as the selection has it; with an ordering
-// key, only its own, and the failed ones as well. It returns at most limit ids.
+// openIDs returns the inbox ids of pending events and of those that are being worked, as the
+// selection has it; with an ordering key, only its own, and the failed ones as well. It returns at
+// most limit ids.
 func openIDs(ctx context.Context, tx pgx.Tx, list []Sender, s Selection, limit int64) ([]int64, error) {
 	receivers, sources := columns(list)
 	query, args := selectOpenIDs, []any{receivers, sources, limit, s.has(Pending), s.has(Processing)}
@@ -150,8 +152,8 @@ func collectCandidates(ctx context.Context, tx pgx.Tx, query string, args []any)
 	return rows.Structs[candidate](ctx, tx, "find events", query, args...)
 }
 
-// conditions returns those of the selection that are given, but for its states and ids. Expressions keep them from leading
-// the planner to another index than that of the way.
+// conditions returns those of the selection that are given, but for its states and ids. Expressions
+// keep them from leading the planner to another index than that of the way.
 func (s Selection) conditions(args []any) (string, []any) {
 	where := ""
 	for _, c := range []struct {

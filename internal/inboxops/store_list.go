@@ -53,7 +53,8 @@ WHERE receiver = $1::text AND source = $2::text AND idempotency_key > $3::text
 ORDER BY idempotency_key OFFSET 9999 LIMIT 1`
 )
 
-// memoryReach returns the key up to which the next statement may read behind the given one; nil: to the end.
+// memoryReach returns the key up to which the next statement may read behind the given one; nil: to
+// the end.
 func memoryReach(ctx context.Context, tx pgx.Tx, sender Sender, after string) (until *string, err error) {
 	err = tx.QueryRow(ctx, selectMemoryReach, sender.Receiver, sender.Source, after).Scan(&until)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
@@ -100,8 +101,8 @@ func memoryOf(ctx context.Context, tx pgx.Tx, places []MemoryKey) (all []Memory,
 	return all, nil
 }
 
-// What keeps an event of an ordering key waiting: the first failed one before it, the one that is due or being worked, the first
-// waiting one before it; each by an index of its own.
+// What keeps an event of an ordering key waiting: the first failed one before it, the one that is
+// due or being worked, the first waiting one before it; each by an index of its own.
 const selectBefore = `
 SELECT inbox_id, processing_state FROM (
     (SELECT e.inbox_id, e.processing_state FROM inbox_events e

@@ -23,8 +23,8 @@ func estimateRows(ctx context.Context, tx pgx.Tx, s *Status) error {
 	return nil
 }
 
-// Every part reads one index, at most $3 entries of it. The lag is the exact one also where not all is counted: it is found by
-// the first entry of each type.
+// Every part reads one index, at most $3 entries of it. The lag is the exact one also where not all
+// is counted: it is found by the first entry of each type.
 const selectSenderStatus = `
 WITH RECURSIVE kind AS (
     (SELECT event_type FROM inbox_events

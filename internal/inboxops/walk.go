@@ -14,9 +14,11 @@ import (
 const (
 	// lookBatch is how many rows one statement reads at most.
 	lookBatch = 10_000
-	// firstLook is how many rows the first statement of a way reads, so that a short list costs little.
+	// firstLook is how many rows the first statement of a way reads, so that a short list costs
+	// little.
 	firstLook = 500
-	// maxReviews is up to how many senders the index of failed and ignored events is read, one sender after the other.
+	// maxReviews is up to how many senders the index of failed and ignored events is read, one
+	// sender after the other.
 	maxReviews = 100
 )
 
@@ -32,7 +34,8 @@ type candidate struct {
 	HasPayload bool // always true where the command needs no payload
 }
 
-// A way leads through events in the order of their inbox ids, a chunk at a time. It visits each at most once.
+// A way leads through events in the order of their inbox ids, a chunk at a time. It visits each at
+// most once.
 type way struct {
 	ids    []int64 // by id: those still to come. nil: by number
 	sender *Sender // only the failed and ignored events of this sender, by their own index
@@ -42,11 +45,12 @@ type way struct {
 	look     int64 // how many rows the next statement reads
 }
 
-// byNumber reports whether the way leads through a range of ids: of all events, or of those for review.
+// byNumber reports whether the way leads through a range of ids: of all events, or of those for
+// review.
 func (w *way) byNumber() bool { return w.ids == nil }
 
-// next returns at most limit events that match, and whether there may be more. An event that is named by its id is returned
-// in any state.
+// next returns at most limit events that match, and whether there may be more. An event that is
+// named by its id is returned in any state.
 func (w *way) next(ctx context.Context, tx pgx.Tx, s Selection, needPayload bool, limit int64) (list []candidate, more bool, err error) {
 	if !w.byNumber() {
 		asked := w.ids[:min(batch.Size, int64(len(w.ids)), limit)]
@@ -74,8 +78,9 @@ func (w *way) next(ctx context.Context, tx pgx.Tx, s Selection, needPayload bool
 	return list, more && w.from <= w.to, nil
 }
 
-// ways returns how to reach the events of a selection without reading the others, as far as there is an index: for a key, for
-// what is open, for what failed or was ignored. Otherwise all events are read by number.
+// ways returns how to reach the events of a selection without reading the others, as far as there
+// is an index: for a key, for what is open, for what failed or was ignored. Otherwise all events
+// are read by number.
 func (o *Ops) ways(ctx context.Context, s Selection, desc bool) (all []*way, err error) {
 	err = o.read(ctx, func(tx pgx.Tx) error {
 		all, err = s.ways(ctx, tx, desc)
@@ -149,8 +154,9 @@ func orEmpty(ids []int64) []int64 {
 	return ids
 }
 
-// walk shows visit the events that the selection names, in chunks. No event is shown twice, whatever becomes of it meanwhile:
-// otherwise one that is replayed and fails again before the walk ends would be replayed for ever.
+// walk shows visit the events that the selection names, in chunks. No event is shown twice,
+// whatever becomes of it meanwhile: otherwise one that is replayed and fails again before the walk
+// ends would be replayed for ever.
 func (o *Ops) walk(ctx context.Context, s Selection, needPayload bool, visit func([]candidate) (goOn bool, err error)) error {
 	ways, err := o.ways(ctx, s, false)
 	if err != nil {
@@ -191,7 +197,8 @@ func (o *Ops) next(ctx context.Context, w *way, s Selection, needPayload bool, l
 	return list, more, err
 }
 
-// gather returns at most limit events of the selection in one of its states, those with the lowest ids, or with the highest.
+// gather returns at most limit events of the selection in one of its states, those with the lowest
+// ids, or with the highest.
 func (o *Ops) gather(ctx context.Context, s Selection, desc, needPayload bool, limit int64) (found []candidate, err error) {
 	ways, err := o.ways(ctx, s, desc)
 	if err != nil {

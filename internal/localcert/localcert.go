@@ -29,7 +29,8 @@ func NewAuthority(change func(*x509.Certificate)) Authority {
 	})}
 }
 
-// Issue makes a certificate for localhost and 127.0.0.1, for servers and clients, unless change makes another of it. It is valid for some days.
+// Issue makes a certificate for localhost and 127.0.0.1, for servers and clients, unless change
+// makes another of it. It is valid for some days.
 func (a Authority) Issue(change func(*x509.Certificate)) tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package localkafka runs brokers for tests: an imitation that speaks Kafka's protocol, each in a process of its own on the loopback address,
-// which can be killed and started again with what it had written.
+// Package localkafka runs brokers for tests: an imitation that speaks Kafka's protocol, each in a
+// process of its own on the loopback address, which can be killed and started again with what it
+// had written.
 package localkafka
 
 import (
@@ -26,7 +27,8 @@ const (
 	Partitions = 4
 )
 
-// Serve makes this process a broker if [Start] has started it, and then returns true once the broker has ended. TestMain calls it first.
+// Serve makes this process a broker if [Start] has started it, and then returns true once the
+// broker has ended. TestMain calls it first.
 func Serve() (served bool) {
 	if len(os.Args) != 5 || os.Args[1] != "broker" {
 		return false
@@ -102,7 +104,8 @@ func serve(port, dir, mode string) {
 	<-end
 }
 
-// Start runs a broker until the test ends, and returns its address. mode is one of those of faults; empty: a broker without any.
+// Start runs a broker until the test ends, and returns its address. mode is one of those of faults;
+// empty: a broker without any.
 func Start(t testing.TB, mode string) (address string, broker *localserver.Server) {
 	t.Helper()
 	address = FreeAddress(t)

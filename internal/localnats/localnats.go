@@ -1,5 +1,6 @@
-// Package localnats runs NATS servers with JetStream for tests and demonstrations: real processes on the loopback address, alone or as a
-// cluster, that can be killed and started again with what they had written.
+// Package localnats runs NATS servers with JetStream for tests and demonstrations: real processes
+// on the loopback address, alone or as a cluster, that can be killed and started again with what
+// they had written.
 package localnats
 
 import (
@@ -23,8 +24,9 @@ type Cluster struct {
 	clients []string // ports
 }
 
-// Start runs a number of servers, 1 or 3 as a rule, and returns when all accept connections; a cluster needs a moment more to elect a leader.
-// config is appended to the configuration of each server. ctx bounds starting only.
+// Start runs a number of servers, 1 or 3 as a rule, and returns when all accept connections; a
+// cluster needs a moment more to elect a leader. config is appended to the configuration of each
+// server. ctx bounds starting only.
 func Start(ctx context.Context, program string, servers int, config string) (*Cluster, error) {
 	ports, err := localserver.FreePorts(2 * servers)
 	if err != nil {

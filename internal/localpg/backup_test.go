@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A copy is the same cluster at another address; a standby of it becomes another timeline when it is promoted.
+// A copy is the same cluster at another address; a standby of it becomes another timeline when it
+// is promoted.
 func TestCopies(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -16,8 +16,9 @@ func (s *Server) CreateDatabase(ctx context.Context, name, template string) erro
 	}
 	create := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE " + pgx.Identifier{template}.Sanitize()
 	err := s.administer(ctx, func(conn *pgx.Conn) string {
-		// PostgreSQL 14 copies the files anyway. The default since 15 writes every page to the log too, and the first session
-		// has to rebuild the cache file of the catalogue that a copy of the files includes.
+		// PostgreSQL 14 copies the files anyway. The default since 15 writes every page to the log
+		// too, and the first session has to rebuild the cache file of the catalogue that a copy of
+		// the files includes.
 		if strings.HasPrefix(conn.PgConn().ParameterStatus("server_version"), "14") {
 			return create
 		}
@@ -39,8 +40,9 @@ func (s *Server) DropDatabase(ctx context.Context, name string) error {
 	return nil
 }
 
-// administer runs one statement on the maintenance database. It keeps the connection: a new one for every statement took a
-// third of the time of a small test. A connection that failed, as after a restart, is replaced once.
+// administer runs one statement on the maintenance database. It keeps the connection: a new one for
+// every statement took a third of the time of a small test. A connection that failed, as after a
+// restart, is replaced once.
 func (s *Server) administer(ctx context.Context, statement func(*pgx.Conn) string) error {
 	s.administration.Lock()
 	defer s.administration.Unlock()

@@ -26,12 +26,14 @@ var binDirs = []string{
 	"/Applications/Postgres.app/Contents/Versions/[0-9]*/bin", // Postgres.app
 }
 
-// BinDirVariable is the environment variable that names the directory of initdb and postgres. With it the tests of one
-// machine run on any version of PostgreSQL. A relative path counts from the directory of the process.
+// BinDirVariable is the environment variable that names the directory of initdb and postgres. With
+// it the tests of one machine run on any version of PostgreSQL. A relative path counts from the
+// directory of the process.
 const BinDirVariable = "LOCALPG_BINDIR"
 
-// DataVariable is the environment variable that names the data of a cluster with the migrated templates of package pgtest. The
-// servers that the packages share among their tests are copies of it, which takes a tenth of initdb's time.
+// DataVariable is the environment variable that names the data of a cluster with the migrated
+// templates of package pgtest. The servers that the packages share among their tests are copies of
+// it, which takes a tenth of initdb's time.
 const DataVariable = "LOCALPG_DATA"
 
 // findBinDir returns the directory that holds initdb and postgres: dir or

@@ -104,7 +104,8 @@ func own(stage string) error {
 		fmt.Println(s.Dir())
 		switch stage {
 		case "run":
-			// Started in the background of a script, a process ignores interrupts unless it asks for them.
+			// Started in the background of a script, a process ignores interrupts unless it asks
+			// for them.
 			interrupts := make(chan os.Signal, 1)
 			signal.Notify(interrupts, os.Interrupt)
 			go func() {

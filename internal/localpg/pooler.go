@@ -24,17 +24,17 @@ const (
 var ErrNoPooler = errors.New("find PgBouncer: it is neither on PATH nor in /usr/sbin; " +
 	"install it with `apt-get install pgbouncer` or `brew install pgbouncer`")
 
-// Pooler is a PgBouncer, in transaction mode unless its settings say otherwise, made by [StartPooler]. Like a [Server] it
-// listens on a unix socket, runs as an unprivileged account, and does not outlive the process that started it. Its methods
-// may be called concurrently.
+// Pooler is a PgBouncer, in transaction mode unless its settings say otherwise, made by
+// [StartPooler]. Like a [Server] it listens on a unix socket, runs as an unprivileged account, and
+// does not outlive the process that started it. Its methods may be called concurrently.
 type Pooler struct {
 	dir     string
 	janitor *janitor
 }
 
-// StartPooler starts a PgBouncer that leads to every database of the server whose socket dsn names, as [Server.DSN]
-// returns it. settings are further lines of its section [pgbouncer], such as "pool_mode = session". The error is
-// [ErrNoPooler] when it is not installed.
+// StartPooler starts a PgBouncer that leads to every database of the server whose socket dsn names,
+// as [Server.DSN] returns it. settings are further lines of its section [pgbouncer], such as
+// "pool_mode = session". The error is [ErrNoPooler] when it is not installed.
 func StartPooler(dsn string, settings ...string) (*Pooler, error) {
 	program, err := findPooler()
 	if err != nil {
@@ -52,7 +52,8 @@ func StartPooler(dsn string, settings ...string) (*Pooler, error) {
 		"listen_port = " + poolerPort, "unix_socket_dir = " + p.dir,
 		"auth_type = trust", "auth_file = " + p.dir + "/users", "admin_users = postgres",
 		"pool_mode = transaction", "max_client_conn = 1000", "default_pool_size = 4",
-		// By default it waits 15 seconds after an attempt to connect that failed, which only makes tests of outages slow.
+		// By default it waits 15 seconds after an attempt to connect that failed, which only makes
+		// tests of outages slow.
 		"server_login_retry = 1",
 	}, settings...)); err != nil {
 		return nil, fmt.Errorf("start PgBouncer: %w", err)

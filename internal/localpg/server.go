@@ -36,8 +36,8 @@ const memoryNeeded = 4 << 30
 // Options says how to run a [Server]. The zero value is right for tests: found
 // binaries, a unix socket only, and no care for durability.
 type Options struct {
-	// BinDir is the directory of initdb and postgres. Empty: that of [BinDirVariable], or they are looked
-	// for on PATH, then where pg_config, Debian, Fedora, Homebrew and others put them.
+	// BinDir is the directory of initdb and postgres. Empty: that of [BinDirVariable], or they are
+	// looked for on PATH, then where pg_config, Debian, Fedora, Homebrew and others put them.
 	BinDir string
 
 	// ListenTCP also listens on a free port of 127.0.0.1. Every local user may
@@ -53,8 +53,8 @@ type Options struct {
 	// machine (not of PostgreSQL) loses data.
 	Durable bool
 
-	// CopyOf is the directory of a cluster to start a copy of, in place of a new one: the data of a server that is
-	// down, or what [Server.BaseBackup] made.
+	// CopyOf is the directory of a cluster to start a copy of, in place of a new one: the data of a
+	// server that is down, or what [Server.BaseBackup] made.
 	CopyOf string
 
 	// Settings are further server settings, by their names in postgresql.conf.

@@ -9,9 +9,9 @@ import (
 	"strconv"
 )
 
-// Ports below those that Linux gives to connections (32768 and up). One from there may be taken by any
-// connection before the server listens on it, or by the very dial that waits for the server: a TCP
-// connection to a free port can connect to itself.
+// Ports below those that Linux gives to connections (32768 and up). One from there may be taken by
+// any connection before the server listens on it, or by the very dial that waits for the server: a
+// TCP connection to a free port can connect to itself.
 const firstPort, ports, portTries = 20_000, 12_000, 1000
 
 // FreePorts returns ports of the loopback address that nothing listens on now.

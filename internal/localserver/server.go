@@ -1,6 +1,7 @@
-// Package localserver runs the server of another project for tests, in a directory and a process of its own that end with this process,
-// however this one ends: on a unix socket there, so that no port is taken and no other account gets in, or on a port of the loopback
-// address where a server knows nothing else.
+// Package localserver runs the server of another project for tests, in a directory and a process of
+// its own that end with this process, however this one ends: on a unix socket there, so that no
+// port is taken and no other account gets in, or on a port of the loopback address where a server
+// knows nothing else.
 package localserver
 
 import (
@@ -34,8 +35,9 @@ type Server struct {
 	waiter *sync.WaitGroup
 }
 
-// Start runs what command returns for the server's directory, and returns when the socket in it, which is called socket,
-// accepts connections. ctx bounds starting only. The error quotes what the server printed; nothing is left behind then.
+// Start runs what command returns for the server's directory, and returns when the socket in it,
+// which is called socket, accepts connections. ctx bounds starting only. The error quotes what the
+// server printed; nothing is left behind then.
 func Start(ctx context.Context, command func(dir string) []string) (*Server, error) {
 	return StartAt(ctx, "", command)
 }
@@ -71,7 +73,8 @@ func (s *Server) Restart(ctx context.Context) error {
 	s.guard.Dir = s.dir
 	s.guard.Stdout, s.guard.Stderr = log, log
 	s.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C reaches it as the end of its input only
-	// Not StdinPipe, whose end comes with the server's: the guard would remove the log before anybody has read it.
+	// Not StdinPipe, whose end comes with the server's: the guard would remove the log before
+	// anybody has read it.
 	out, in, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("open pipe to %s: %w", s.command[0], err)
@@ -115,8 +118,8 @@ func (s *Server) accepts(ctx context.Context) error {
 	}
 }
 
-// Kill ends the server as a crash would, and leaves its files. It returns when the process is gone. A server that does not
-// run stays as it is.
+// Kill ends the server as a crash would, and leaves its files. It returns when the process is gone.
+// A server that does not run stays as it is.
 func (s *Server) Kill() { s.end("keep\n") }
 
 // Stop ends the server and removes its directory.

@@ -1,4 +1,5 @@
-// Package mask hides secrets in texts that others wrote: what a receiver, a proxy or the transport said of a request.
+// Package mask hides secrets in texts that others wrote: what a receiver, a proxy or the transport
+// said of a request.
 package mask
 
 import (
@@ -16,21 +17,24 @@ const MaxExcerpt = 1 << 10
 
 const (
 	masked = "[masked]"
-	// minSecret is how long a value must be to be masked, in the characters that bare keeps: a shorter one stands in
-	// every other word.
+	// minSecret is how long a value must be to be masked, in the characters that bare keeps: a
+	// shorter one stands in every other word.
 	minSecret = 4
-	// maskedPrefix is how much of a secret's beginning gives it away. Receivers shorten what they repeat.
+	// maskedPrefix is how much of a secret's beginning gives it away. Receivers shorten what they
+	// repeat.
 	maskedPrefix = 8
 	// minPart is how long one word of a longer value must be to be masked without the others.
 	minPart = 8
 	// maxPiece is how much of a secret is compared at once.
 	maxPiece = 256
-	// maxLayers is how many encodings may lie on one another, such as a JSON document within an HTML page.
+	// maxLayers is how many encodings may lie on one another, such as a JSON document within an
+	// HTML page.
 	maxLayers = 4
 )
 
-// A Mask hides the secrets of one exchange in texts that a receiver, a proxy or the transport wrote. It finds a secret in
-// upper and lower case, wrapped, cut off, and escaped as JSON, HTML and URLs do it.
+// A Mask hides the secrets of one exchange in texts that a receiver, a proxy or the transport
+// wrote. It finds a secret in upper and lower case, wrapped, cut off, and escaped as JSON, HTML and
+// URLs do it.
 type Mask struct {
 	byFirst [256][]string // the secrets, bare, by their first byte
 }
@@ -53,7 +57,8 @@ func (m *Mask) AddHeader(value string) {
 	}
 }
 
-// AddURL adds the query and the user info of a URL. Its path stays readable: operators know a destination by it.
+// AddURL adds the query and the user info of a URL. Its path stays readable: operators know a
+// destination by it.
 func (m *Mask) AddURL(u *url.URL) {
 	m.Add(u.RawQuery)
 	for name, values := range u.Query() {
@@ -85,7 +90,8 @@ func OfURL(u *url.URL, more ...string) *Mask {
 	return m
 }
 
-// Add adds secrets, each as it is and decoded: one that contains an escape of its own may come back either way.
+// Add adds secrets, each as it is and decoded: one that contains an escape of its own may come back
+// either way.
 func (m *Mask) Add(secrets ...string) {
 	for _, secret := range secrets {
 		layer := newLayer(secret)
@@ -100,7 +106,8 @@ func (m *Mask) Add(secrets ...string) {
 	}
 }
 
-// addBare adds a secret in pieces that cover it: comparing long ones at every byte of a text would take too long.
+// addBare adds a secret in pieces that cover it: comparing long ones at every byte of a text would
+// take too long.
 func (m *Mask) addBare(secret string) {
 	for len(secret) >= minSecret {
 		piece := secret[:min(len(secret), maxPiece)]
@@ -114,8 +121,8 @@ func (m *Mask) addBare(secret string) {
 	}
 }
 
-// Hide replaces every secret in a text. cut says that the text ends too early, so that its end may be the beginning of a
-// secret.
+// Hide replaces every secret in a text. cut says that the text ends too early, so that its end may
+// be the beginning of a secret.
 func (m *Mask) Hide(text string, cut bool) string {
 	hidden := make([]bool, len(text))
 	for layer, depth := newLayer(text), 0; ; depth++ {
@@ -138,7 +145,8 @@ func (m *Mask) Hide(text string, cut bool) string {
 	return b.String()
 }
 
-// mark marks the bytes of the original text in which a layer holds a secret, or enough of its beginning.
+// mark marks the bytes of the original text in which a layer holds a secret, or enough of its
+// beginning.
 func (m *Mask) mark(hidden []bool, l layer, cut bool) {
 	for i := range l.text {
 		longest := 0
@@ -163,7 +171,8 @@ func commonPrefix(text []byte, secret string) (n int) {
 	return n
 }
 
-// A layer is a text after some decoding. Byte i stands for the bytes from[i] to to[i] of the original.
+// A layer is a text after some decoding. Byte i stands for the bytes from[i] to to[i] of the
+// original.
 type layer struct {
 	text     []byte
 	from, to []int
@@ -181,8 +190,9 @@ func (l *layer) push(b byte, from, to int) {
 	l.text, l.from, l.to = append(l.text, b), append(l.from, from), append(l.to, to)
 }
 
-// bare returns the layer in lower case, without what encodings add, drop or replace: blanks and line ends, quotes and
-// backslashes, the signs in which alphabets of base64 differ, its padding, and the plus that stands for a blank.
+// bare returns the layer in lower case, without what encodings add, drop or replace: blanks and
+// line ends, quotes and backslashes, the signs in which alphabets of base64 differ, its padding,
+// and the plus that stands for a blank.
 func (l layer) bare() (b layer) {
 	for i, c := range l.text {
 		if c > ' ' && c != 0x7f && !strings.ContainsRune(`\"'+-_/=`, rune(c)) {
@@ -219,7 +229,8 @@ const (
 	maxTag    = 64
 )
 
-// unescape returns what the escape sequence at the beginning of s stands for, and its length; 0: there is none.
+// unescape returns what the escape sequence at the beginning of s stands for, and its length; 0:
+// there is none.
 func unescape(s []byte) (plain string, length int) {
 	switch s[0] {
 	case '%':

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A secret that the receiver repeats within any text is found, whatever it consists of and however it is escaped.
+// A secret that the receiver repeats within any text is found, whatever it consists of and however
+// it is escaped.
 func FuzzMask(f *testing.F) {
 	for _, seed := range []string{"Bearer abc+def/ghi==", `pass"word\n`, "%41%2541", "a<b>c&amp;d", "\xff\x00secret", "----", "\\u0041\\"} {
 		f.Add(seed, "at ", " here")

@@ -20,18 +20,21 @@ const (
 	other = "other"
 	// chooseEvery is the least time between two choices.
 	chooseEvery = 10 * time.Second
-	// troubleScore is what a delivery that failed, or a sign of trouble at a scrape, counts beside a delivery without one.
+	// troubleScore is what a delivery that failed, or a sign of trouble at a scrape, counts beside
+	// a delivery without one.
 	troubleScore = 100
-	// A destination takes the series of another one only if its score is so many times as high, and at least replaceScore: where
-	// all are about equally busy, chance would otherwise begin new series at every scrape.
+	// A destination takes the series of another one only if its score is so many times as high, and
+	// at least replaceScore: where all are about equally busy, chance would otherwise begin new
+	// series at every scrape.
 	replaceTimes = 4
 	replaceScore = troubleScore
 )
 
-// destinations knows which destinations have series of their own. While there are few, all have. Among many they are those with
-// the most deliveries and troubles of late: each scrape chooses the first most of them. One that has series keeps them, until
-// twice as many have: then one that is chosen takes the place of the one with the lowest score, whose series end. What was
-// counted for a destination while it had none remains with the destination "other". So no counter ever goes back.
+// destinations knows which destinations have series of their own. While there are few, all have.
+// Among many they are those with the most deliveries and troubles of late: each scrape chooses the
+// first most of them. One that has series keeps them, until twice as many have: then one that is
+// chosen takes the place of the one with the lowest score, whose series end. What was counted for a
+// destination while it had none remains with the destination "other". So no counter ever goes back.
 type destinations struct {
 	most int
 
@@ -78,8 +81,8 @@ func (m *Metrics) begin(names []string) {
 	}
 }
 
-// lock returns what counts a destination, and holds mu for reading: the caller must unlock it. It makes that when the destination is
-// new: the caller has the name from the configuration.
+// lock returns what counts a destination, and holds mu for reading: the caller must unlock it. It
+// makes that when the destination is new: the caller has the name from the configuration.
 func (m *Metrics) lock(name string) *destination {
 	d := &m.destinations
 	for {
@@ -96,7 +99,8 @@ func (m *Metrics) lock(name string) *destination {
 	}
 }
 
-// add makes a destination known, with series of its own if it may have them. The caller holds mu, or is the only one.
+// add makes a destination known, with series of its own if it may have them. The caller holds mu,
+// or is the only one.
 func (m *Metrics) add(name string) {
 	d := &m.destinations
 	if name != other && d.own < d.most {
@@ -110,8 +114,8 @@ func (m *Metrics) add(name string) {
 	d.known[name] = &destination{series: d.rest}
 }
 
-// choose gives series to the destinations that had the most deliveries and troubles of late. troubled are those at which a
-// scrape sees trouble.
+// choose gives series to the destinations that had the most deliveries and troubles of late.
+// troubled are those at which a scrape sees trouble.
 func (m *Metrics) choose(now time.Time, troubled []string) {
 	d := &m.destinations
 	d.mu.Lock()
@@ -180,14 +184,16 @@ func (d *destinations) chosen(name string) bool {
 	return k != nil && k.series != d.rest
 }
 
-// crowded reports whether some destinations, among so many, have no series of their own. These are counted as the destination "other".
+// crowded reports whether some destinations, among so many, have no series of their own. These are
+// counted as the destination "other".
 func (d *destinations) crowded(destinations int) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.rest != nil || destinations > d.most
 }
 
-// newSeries makes the series of a destination: all of them or, of one that was chosen among many, those that most deliveries need.
+// newSeries makes the series of a destination: all of them or, of one that was chosen among many,
+// those that most deliveries need.
 func (m *Metrics) newSeries(name string, all bool) *series {
 	s := &series{
 		name:    name,

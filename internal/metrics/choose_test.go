@@ -24,8 +24,8 @@ func destinationsOf(family *dto.MetricFamily) map[string]bool {
 	return names
 }
 
-// Of many destinations the busiest and those in trouble get series, a bounded number has them, and nothing is counted twice or
-// less than once.
+// Of many destinations the busiest and those in trouble get series, a bounded number has them, and
+// nothing is counted twice or less than once.
 func TestManyDestinationsHaveBoundedSeries(t *testing.T) {
 	t.Parallel()
 	const many, most = 1000, 5

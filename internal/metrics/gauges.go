@@ -17,7 +17,8 @@ type followed struct {
 	count func(ctx context.Context, limit int) (watch.Backlog, error)
 }
 
-// Follow says where the gauges come from: [relay.Relay.State] and [relay.Relay.CountBacklog]. Without it there are none.
+// Follow says where the gauges come from: [relay.Relay.State] and [relay.Relay.CountBacklog].
+// Without it there are none.
 func (m *Metrics) Follow(state func() relay.State, count func(ctx context.Context, limit int) (watch.Backlog, error)) {
 	m.follows.Store(&followed{state, count})
 }
@@ -34,7 +35,8 @@ func (m *Metrics) state() relay.State {
 type gauge[T any] struct {
 	desc  *prometheus.Desc
 	value func(T) float64
-	// join makes the figure of several destinations of theirs. nil: there is none for the destination "other".
+	// join makes the figure of several destinations of theirs. nil: there is none for the
+	// destination "other".
 	join func(a, b float64) float64
 }
 

@@ -103,8 +103,8 @@ func (m *monitored) scrape() map[string]*dto.MetricFamily {
 	return families
 }
 
-// value returns the sum of a metric's series with the given labels ("destination=shop"); of a histogram, its count. have is false
-// when there is no such series.
+// value returns the sum of a metric's series with the given labels ("destination=shop"); of a
+// histogram, its count. have is false when there is no such series.
 func value(families map[string]*dto.MetricFamily, name string, labels ...string) (sum float64, have bool) {
 	for _, series := range families[name].GetMetric() {
 		var own []string

@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// turnMargin is how much longer than its poll interval the claimer may be without a turn: a statement may take as long as
-	// its timeout, and a claim may need several after damaged data was met.
+	// turnMargin is how much longer than its poll interval the claimer may be without a turn: a
+	// statement may take as long as its timeout, and a claim may need several after damaged data
+	// was met.
 	turnMargin = 3 * pg.StatementTimeout
 	// beatMargin is how old a heartbeat may become: a relay sends one every 1 to 4.5 seconds.
 	beatMargin = 10 * time.Second
@@ -38,7 +39,8 @@ type health struct {
 	hint     string    // what to do about it
 }
 
-// failed remembers the hint for an error, and nothing else of it: an error may name hosts and users.
+// failed remembers the hint for an error, and nothing else of it: an error may name hosts and
+// users.
 func (h *health) failed(now time.Time, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -74,8 +76,8 @@ func newHealth(reasons []string) Health {
 	return Health{"ok", []string{}}
 }
 
-// live returns what is wrong with the process, so that a restart helps: the claimer does not turn. A database that is away is no
-// reason, since the relay waits for it.
+// live returns what is wrong with the process, so that a restart helps: the claimer does not turn.
+// A database that is away is no reason, since the relay waits for it.
 func (m *Metrics) live(now time.Time, s relay.State) (reasons []string) {
 	if m.health.isStopping() || s.Turned.IsZero() {
 		return nil
@@ -122,7 +124,8 @@ func (m *Metrics) Handler() http.Handler {
 		func(now time.Time) []string { return m.live(now, m.state()) }, func(now time.Time) []string { return m.ready(now, m.state()) })
 }
 
-// handler serves a registry, and what live and ready say is wrong. scraped is called before the registry is read.
+// handler serves a registry, and what live and ready say is wrong. scraped is called before the
+// registry is read.
 func handler(registry prometheus.Gatherer, allows func(string) bool, scraped func(context.Context), live, ready func(time.Time) []string) http.Handler {
 	mux := http.NewServeMux()
 	scrape := newScrapes().bounded(promhttp.HandlerFor(registry, promhttp.HandlerOpts{

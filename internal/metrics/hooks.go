@@ -37,7 +37,8 @@ func (m *Metrics) Hooks() relay.Hooks {
 	}
 }
 
-// CountSpans counts spans of attempts that were exported, or dropped. It is safe for concurrent use.
+// CountSpans counts spans of attempts that were exported, or dropped. It is safe for concurrent
+// use.
 func (m *Metrics) CountSpans(exported bool, spans int) { m.spans[exported].Add(float64(spans)) }
 
 func outcomeOf(err error) string {

@@ -17,16 +17,17 @@ import (
 type Config struct {
 	// Version of the program.
 	Version string
-	// Destinations of the configuration. Unless there are more than Most, they get their series at once. Those of a later
-	// configuration get theirs when they are first seen.
+	// Destinations of the configuration. Unless there are more than Most, they get their series at
+	// once. Those of a later configuration get theirs when they are first seen.
 	Destinations []string
-	// Most bounds how many destinations have series of their own. All others are counted together, as the destination "other".
-	// 0: 100. See choose.go.
+	// Most bounds how many destinations have series of their own. All others are counted together,
+	// as the destination "other". 0: 100. See choose.go.
 	Most int
-	// PollInterval of the relay. /healthz expects a turn of the claimer at least so often, and some time more.
+	// PollInterval of the relay. /healthz expects a turn of the claimer at least so often, and some
+	// time more.
 	PollInterval time.Duration
-	// SampleInterval is the time between two samples. 0: 15 s. A sample that takes long makes the next one later: all of
-	// them together take at most a hundredth of the time.
+	// SampleInterval is the time between two samples. 0: 15 s. A sample that takes long makes the
+	// next one later: all of them together take at most a hundredth of the time.
 	SampleInterval time.Duration
 	// Allows reports whether a request for /metrics may name a host. nil: any.
 	Allows func(host string) bool
@@ -34,7 +35,8 @@ type Config struct {
 	Log zerolog.Logger
 }
 
-// Bounds of the histograms, in seconds and in deliveries. Each bound costs a series per destination, outcome or class.
+// Bounds of the histograms, in seconds and in deliveries. Each bound costs a series per
+// destination, outcome or class.
 var (
 	latencyBounds  = []float64{0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5, 10, 60, 600, 3600, 86400}
 	durationBounds = []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30}
@@ -80,7 +82,8 @@ const (
 	failed    = "failed"
 )
 
-// New returns metrics. Every series of the configured destinations is at zero, unless there are more than may have their own.
+// New returns metrics. Every series of the configured destinations is at zero, unless there are
+// more than may have their own.
 func New(cfg Config) *Metrics {
 	registry := prometheus.NewRegistry()
 	defineProcess(registry, cfg.Version)

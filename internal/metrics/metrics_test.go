@@ -35,7 +35,8 @@ func idle(m *Metrics) {
 	m.sampler.keep(sample{watch.Backlog{Lanes: []watch.LaneBacklog{{Destination: "shop"}}}, time.Now(), time.Millisecond})
 }
 
-// Dashboards, rules and runbooks of others stand on names and labels: a change of this list is a change of the interface.
+// Dashboards, rules and runbooks of others stand on names and labels: a change of this list is a
+// change of the interface.
 func TestNamesAndLabelsAreStable(t *testing.T) {
 	t.Parallel()
 	m := serve(t, New(Config{Version: "v1", Destinations: []string{"shop"}}))

@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A database that hung during one sample is sampled again long before its gauges are left out, and a slow one as rarely as ever.
+// A database that hung during one sample is sampled again long before its gauges are left out, and
+// a slow one as rarely as ever.
 func TestOneFailedSampleLosesNoGauge(t *testing.T) {
 	t.Parallel()
 	const hung = restFactor * sampleTimeout
@@ -20,7 +21,8 @@ func TestOneFailedSampleLosesNoGauge(t *testing.T) {
 	testkit.Equal(t, "a quick failure is followed by", sampleRest(sampleInterval, time.Millisecond, context.DeadlineExceeded), sampleInterval)
 }
 
-// Nothing waits in an outbox that is asleep, whatever the last sample saw; what has failed is as it was.
+// Nothing waits in an outbox that is asleep, whatever the last sample saw; what has failed is as it
+// was.
 func TestSampleOfASleeper(t *testing.T) {
 	t.Parallel()
 	s, now := newSampler(), time.Now()

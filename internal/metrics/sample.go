@@ -12,16 +12,20 @@ import (
 const (
 	// sampleInterval is the time between two samples.
 	sampleInterval = 15 * time.Second
-	// scrapedWithin is how long after a scrape samples go on: an idle relay that is not scraped asks nothing.
+	// scrapedWithin is how long after a scrape samples go on: an idle relay that is not scraped
+	// asks nothing.
 	scrapedWithin = 5 * time.Minute
 	// staleSample is how old a sample may be before its gauges are left out.
 	staleSample = 5 * time.Minute
-	// freshWithin bounds how long the first scrape after a rest waits for a sample. Prometheus itself waits for ten seconds.
+	// freshWithin bounds how long the first scrape after a rest waits for a sample. Prometheus
+	// itself waits for ten seconds.
 	freshWithin = time.Second
-	// restFactor is how many times its own duration a sample is followed by a rest: samples take a hundredth of the time.
+	// restFactor is how many times its own duration a sample is followed by a rest: samples take a
+	// hundredth of the time.
 	restFactor = 100
-	// failedRest bounds the rest after a sample that failed: a database that hung for seconds would leave no gauge for a quarter of an
-	// hour. It is well below staleSample, so that one failure loses no gauge.
+	// failedRest bounds the rest after a sample that failed: a database that hung for seconds would
+	// leave no gauge for a quarter of an hour. It is well below staleSample, so that one failure
+	// loses no gauge.
 	failedRest = 2 * time.Minute
 	// sampleTimeout bounds a sample, for whose end a stop waits.
 	sampleTimeout = 10 * time.Second
@@ -57,7 +61,8 @@ func (s *sampler) keep(taken sample) {
 	s.last = taken
 }
 
-// renew makes the last sample, if there is one, that of now: nothing waits in an outbox that is asleep, and what has failed is as it was.
+// renew makes the last sample, if there is one, that of now: nothing waits in an outbox that is
+// asleep, and what has failed is as it was.
 func (s *sampler) renew(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,8 +105,8 @@ func (s *sampler) endRest() {
 	}
 }
 
-// scraped notes that the gauges are read. After a rest it waits for the sample that this begins, so that the first scrape is not
-// shown what was true long ago; not for a database that takes long.
+// scraped notes that the gauges are read. After a rest it waits for the sample that this begins, so
+// that the first scrape is not shown what was true long ago; not for a database that takes long.
 func (s *sampler) scraped(ctx context.Context) {
 	s.mu.Lock()
 	rests := s.rests
@@ -121,7 +126,8 @@ func (s *sampler) scraped(ctx context.Context) {
 	}
 }
 
-// Sample samples the database until ctx is done: once at the start and then for some minutes after each scrape.
+// Sample samples the database until ctx is done: once at the start and then for some minutes after
+// each scrape.
 func (m *Metrics) Sample(ctx context.Context) {
 	interval := m.cfg.SampleInterval
 	if interval <= 0 {
@@ -197,7 +203,8 @@ func sampleRest(interval, rest time.Duration, err error) time.Duration {
 	return max(interval, rest)
 }
 
-// sampleLimit returns where counts stop, so that a sample costs the same with many destinations as with few.
+// sampleLimit returns where counts stop, so that a sample costs the same with many destinations as
+// with few.
 func sampleLimit(destinations int) int {
 	return min(sampleMost, max(sampleLeast, sampleEntries/max(1, destinations)))
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// fillLarge is one statement for each table, without triggers: $1 deliveries are settled, every 250th of them failed, and $2 are due.
+// fillLarge is one statement for each table, without triggers: $1 deliveries are settled, every
+// 250th of them failed, and $2 are due.
 const (
 	fillEvents = `
 INSERT INTO outbox (id, event_type, payload, idempotency_key, ordering_key) OVERRIDING SYSTEM VALUE
@@ -24,8 +25,8 @@ FROM generate_series(1, $1::int + $2::int) i
 CROSS JOIN LATERAL (SELECT CASE WHEN i > $1 THEN 'pending' WHEN i % 250 = 2 THEN 'failed' ELSE 'delivered' END AS status) s`
 )
 
-// BenchmarkLargeTables measures what an operator and a scrape ask beside five million settled and 300,000 due deliveries: just inserted,
-// analysed, and vacuumed.
+// BenchmarkLargeTables measures what an operator and a scrape ask beside five million settled and
+// 300,000 due deliveries: just inserted, analysed, and vacuumed.
 func BenchmarkLargeTables(b *testing.B) {
 	settled, due := 5_000_000, 300_000
 	if testing.Short() {

@@ -15,8 +15,9 @@ const (
 	scrapeWait = time.Second
 )
 
-// scrapes bounds how many requests are answered at once. Others wait. For each that has waited long enough the oldest answer ends, so
-// that whoever takes no answers keeps no scraper from one. It is safe for concurrent use.
+// scrapes bounds how many requests are answered at once. Others wait. For each that has waited long
+// enough the oldest answer ends, so that whoever takes no answers keeps no scraper from one. It is
+// safe for concurrent use.
 type scrapes struct {
 	slots chan struct{} // full: mostScrapes are answered
 
@@ -69,7 +70,8 @@ func (s *scrapes) enter(ctx context.Context) bool {
 	}
 }
 
-// endOldest makes the oldest answer's Write fail. The lock keeps it from being the connection's next answer.
+// endOldest makes the oldest answer's Write fail. The lock keeps it from being the connection's
+// next answer.
 func (s *scrapes) endOldest() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

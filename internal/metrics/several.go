@@ -12,11 +12,12 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// samplesAtOnce bounds how many outboxes are sampled at once: a scrape would otherwise ask for hundreds of samples of one server.
+// samplesAtOnce bounds how many outboxes are sampled at once: a scrape would otherwise ask for
+// hundreds of samples of one server.
 const samplesAtOnce = 8
 
-// Several observes the relays of several outboxes in one process. Every series of a relay has the label database. It is safe for
-// concurrent use.
+// Several observes the relays of several outboxes in one process. Every series of a relay has the
+// label database. It is safe for concurrent use.
 type Several struct {
 	cfg      Config
 	registry *prometheus.Registry // of what the process has once
@@ -44,7 +45,8 @@ func NewSeveral(cfg Config) *Several {
 	return s
 }
 
-// Add returns metrics of one more outbox. If there are metrics of this name already, they are shown no more.
+// Add returns metrics of one more outbox. If there are metrics of this name already, they are shown
+// no more.
 func (s *Several) Add(name string) *Metrics {
 	cfg := s.cfg
 	cfg.Log = cfg.Log.With().Str("database", name).Logger()
@@ -83,7 +85,8 @@ func (s *Several) all() []*outbox {
 	return slices.Clone(s.outboxes)
 }
 
-// Sample samples all outboxes, see [Metrics.Sample], until ctx is done; then /readyz says that the relay stops.
+// Sample samples all outboxes, see [Metrics.Sample], until ctx is done; then /readyz says that the
+// relay stops.
 func (s *Several) Sample(ctx context.Context) {
 	s.mu.Lock()
 	s.sampling = ctx
@@ -119,7 +122,8 @@ func (s *Several) Gather() ([]*dto.MetricFamily, error) {
 	return all.Gather()
 }
 
-// Handler returns what serves /metrics, /healthz and /readyz: they are well when every outbox is, and their reasons name those that are not.
+// Handler returns what serves /metrics, /healthz and /readyz: they are well when every outbox is,
+// and their reasons name those that are not.
 func (s *Several) Handler() http.Handler {
 	return handler(s, s.cfg.Allows, s.scraped,
 		func(now time.Time) []string {
@@ -152,5 +156,6 @@ func (s *Several) reasons(of func(*Metrics) []string) (all []string) {
 	return all
 }
 
-// CountSpans counts spans of attempts that were exported, or dropped. It is safe for concurrent use.
+// CountSpans counts spans of attempts that were exported, or dropped. It is safe for concurrent
+// use.
 func (s *Several) CountSpans(exported bool, spans int) { s.spans[exported].Add(float64(spans)) }

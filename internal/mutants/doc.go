@@ -1,10 +1,12 @@
-// Package mutants plants bugs in the product, one at a time, and checks that an existing test catches each. A go test -overlay
-// puts a changed copy in the place of one source file, so that the tree stays as it is.
+// Package mutants plants bugs in the product, one at a time, and checks that an existing test
+// catches each. A go test -overlay puts a changed copy in the place of one source file, so that the
+// tree stays as it is.
 //
 //	make mutants                                                        all, some minutes
 //	go test ./internal/mutants -run TestMutants/late -v -args -mutants  some
 //
-// Without -mutants the test only checks that the texts to be replaced still stand in the source, once each.
+// Without -mutants the test only checks that the texts to be replaced still stand in the source,
+// once each.
 //
 //	planted bug                                  caught by
 //	delivered is written before the POST         relay: TestRetryThenSuccess

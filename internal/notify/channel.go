@@ -35,7 +35,8 @@ func New(raw settings.Secret, transport *alert.Transport) alert.Channel {
 // Name implements [alert.Channel].
 func (c channel) Name() string { return alert.ChannelName(Kind(string(c.url)), string(c.url)) }
 
-// Notify implements [alert.Channel]. It returns when the service has accepted or refused the message, or when ctx ends.
+// Notify implements [alert.Channel]. It returns when the service has accepted or refused the
+// message, or when ctx ends.
 func (c channel) Notify(ctx context.Context, a alert.Alert) error {
 	problem, err := send(ctx, string(c.url), a, c.transport)
 	if problem != "" && err == nil {

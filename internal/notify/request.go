@@ -20,8 +20,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// A request carries one alert to one service. The service's function reads the parts of the URL and posts messages; nothing is
-// posted after a problem or an error. Without a transport, nothing is posted at all: that is how a URL is checked.
+// A request carries one alert to one service. The service's function reads the parts of the URL and
+// posts messages; nothing is posted after a problem or an error. Without a transport, nothing is
+// posted at all: that is how a URL is checked.
 type request struct {
 	*url.URL
 	form        string
@@ -194,8 +195,9 @@ func (r *request) setBasicAuth(name, password string) {
 	}
 }
 
-// post sends a form ([url.Values]), a text (string) or JSON (fields), and returns the fields of the answer. Some services refuse
-// a message with status 200: confirm is a field of their answer, and the value by which they accept.
+// post sends a form ([url.Values]), a text (string) or JSON (fields), and returns the fields of the
+// answer. Some services refuse a message with status 200: confirm is a field of their answer, and
+// the value by which they accept.
 func (r *request) post(address string, body any, confirm ...any) (answered fields) {
 	kind, content := "application/json", ""
 	switch body := body.(type) {

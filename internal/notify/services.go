@@ -94,7 +94,8 @@ var services = map[string]service{
 		r.need(r.Host, r.segment(0))
 		r.post("https://"+r.Host+"/open-apis/bot/v2/hook/"+r.segment(0), message, "code", 0)
 	}},
-	// A password without a user is an access token. Without rooms, the message is for all that were joined.
+	// A password without a user is an access token. Without rooms, the message is for all that were
+	// joined.
 	"matrix": {"matrix://USER:PASSWORD@HOST/?rooms=ROOM,ROOM", func(r *request) {
 		api, token := r.server("_matrix/client/r0/"), any(r.password())
 		if name := r.User.Username(); name != "" {
@@ -265,7 +266,8 @@ var services = map[string]service{
 			"title": r.title, "summary": r.title, "themeColor": r.option("color"), "sections": []fields{{"text": r.text}},
 		})
 	}},
-	// The text is plain: Telegram refuses Markdown that does not close, such as a name with one underscore.
+	// The text is plain: Telegram refuses Markdown that does not close, such as a name with one
+	// underscore.
 	"telegram": {"telegram://TOKEN@telegram/?chats=CHAT,CHAT", func(r *request) {
 		r.option("parsemode", "preview")
 		silent, chats := !r.isSet(true, "notification"), r.option("chats", "channels")
@@ -336,7 +338,8 @@ func (r *request) entities(option string) (entities []fields) {
 	return entities
 }
 
-// contexts returns the links and images of an incident of PagerDuty: JSON, or a list of link:URL and image:URL.
+// contexts returns the links and images of an incident of PagerDuty: JSON, or a list of link:URL
+// and image:URL.
 func (r *request) contexts() (contexts []fields) {
 	text := r.option("contexts")
 	if json.Unmarshal([]byte(text), &contexts) == nil {
@@ -351,7 +354,8 @@ func (r *request) contexts() (contexts []fields) {
 	return contexts
 }
 
-// incidentKey returns a key that PagerDuty takes and shows: as it is, or a hash of what holds anything but names.
+// incidentKey returns a key that PagerDuty takes and shows: as it is, or a hash of what holds
+// anything but names.
 func incidentKey(key string) string {
 	if len(key) <= 255 && strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789_-/") == "" {
 		return key

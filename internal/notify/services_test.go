@@ -33,7 +33,8 @@ var strays atomic.Int64
 // authority has certified all services.
 var authority = notifytest.NewAuthority()
 
-// TestMain runs the tests in an environment whose proxy variables lead astray, and whose authority is that of the services.
+// TestMain runs the tests in an environment whose proxy variables lead astray, and whose authority
+// is that of the services.
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
 func runTests(m *testing.M) int {
@@ -63,7 +64,8 @@ func runTests(m *testing.M) int {
 // testedAt is when the alert was opened that is sent: its text names the second.
 var testedAt = time.Now()
 
-// notifyAll sends an alert to every service in a world whose services answer so. Each must return an error with a text; empty: none.
+// notifyAll sends an alert to every service in a world whose services answer so. Each must return
+// an error with a text; empty: none.
 func notifyAll(t *testing.T, answers http.HandlerFunc, egress func(proxy string) relay.Egress, want string) *notifytest.World {
 	t.Helper()
 	t.Parallel()
@@ -89,7 +91,8 @@ func notifyAll(t *testing.T, answers http.HandlerFunc, egress func(proxy string)
 
 func proxied(proxy string) relay.Egress { return relay.Egress{Proxy: proxy} }
 
-// Every service is sent what the golden messages hold, through the proxy of egress and never the environment's.
+// Every service is sent what the golden messages hold, through the proxy of egress and never the
+// environment's.
 func TestMessages(t *testing.T) {
 	w := notifyAll(t, nil, proxied, "")
 	var all strings.Builder
@@ -134,7 +137,8 @@ func TestRefusals(t *testing.T) {
 	}, proxied, "the channel answered 403 Forbidden: <html>")
 }
 
-// The name of this host, and so of the proxy before every service, leads to an address that may not be dialled.
+// The name of this host, and so of the proxy before every service, leads to an address that may not
+// be dialled.
 func TestSecurityNamesOfForbiddenAddresses(t *testing.T) {
 	w := notifyAll(t, nil, func(proxy string) relay.Egress {
 		return relay.Egress{Proxy: strings.Replace(proxy, "127.0.0.1", "localhost", 1), AllowPrivate: []netip.Prefix{}}

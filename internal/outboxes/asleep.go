@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// sleepsFor is how long an outbox sleeps at most, give or take a quarter: awake, its relay looks after the database.
+	// sleepsFor is how long an outbox sleeps at most, give or take a quarter: awake, its relay
+	// looks after the database.
 	sleepsFor = time.Hour
 	// wakesBefore the time of the archive an outbox wakes, which has to run on time.
 	wakesBefore = 5 * time.Second
 )
 
-// sleep returns when the outbox shall be served again, or ctx is done. The relay that fell asleep is garbage meanwhile, with its
-// connections, buffers and statements.
+// sleep returns when the outbox shall be served again, or ctx is done. The relay that fell asleep
+// is garbage meanwhile, with its connections, buffers and statements.
 func (m *member) sleep(ctx context.Context, asleep *relay.Asleep) (what session.Sleep) {
 	wake := make(chan struct{})
 	what = session.Sleep{Pool: m.Pool, Instance: asleep.Instance, Schema: asleep.Schema, Wake: wake}
@@ -69,7 +70,8 @@ func (m *member) replaceByState(what *session.Sleep, wake func()) {
 
 var errAsleep = errors.New("the relay is asleep")
 
-// wakeUp makes a relay in place of one that is asleep. The caller holds the mutex. The configuration is one of which a relay was made before.
+// wakeUp makes a relay in place of one that is asleep. The caller holds the mutex. The
+// configuration is one of which a relay was made before.
 func (m *member) wakeUp() {
 	m.wake()
 	if err := m.make(); err != nil {

@@ -61,8 +61,9 @@ func serve(t *testing.T, cfg relay.Config, all []schema, observe func(string) (O
 	return g, entries, stop
 }
 
-// Outboxes in which nothing happens sleep: one connection is left of all of them. An event wakes its own, and a reload wakes all; one
-// that has anything to do stays awake. A stop deregisters those that are asleep.
+// Outboxes in which nothing happens sleep: one connection is left of all of them. An event wakes
+// its own, and a reload wakes all; one that has anything to do stays awake. A stop deregisters
+// those that are asleep.
 func TestOutboxesSleep(t *testing.T) {
 	t.Parallel()
 	all := schemas(t, 4)
@@ -116,7 +117,8 @@ func TestOutboxesSleep(t *testing.T) {
 	}
 }
 
-// What no notification tells of is found by a beat: an event that was committed while nobody listened, a row that an operator releases.
+// What no notification tells of is found by a beat: an event that was committed while nobody
+// listened, a row that an operator releases.
 func TestBeatsFindWhatNobodyToldOf(t *testing.T) {
 	t.Parallel()
 	all := schemas(t, 2)
@@ -134,7 +136,8 @@ func TestBeatsFindWhatNobodyToldOf(t *testing.T) {
 	testkit.Equal(t, "the other was woken by the end of a connection", relaytest.Row[int](all[1].Database, sleeping), 1)
 }
 
-// A relay that wakes is as it was when it slept, until it has registered or has had a minute for that.
+// A relay that wakes is as it was when it slept, until it has registered or has had a minute for
+// that.
 func TestWakingRelayIsReady(t *testing.T) {
 	t.Parallel()
 	var now, slept relay.State

@@ -21,16 +21,18 @@ import (
 )
 
 const (
-	// startEvery is the time between the starts of two engines, so that hundreds on one server do not connect, and later poll, at once.
+	// startEvery is the time between the starts of two engines, so that hundreds on one server do
+	// not connect, and later poll, at once.
 	startEvery = 5 * time.Millisecond
-	// A relay that ended because waiting does not help is started again after firstRetry, later after lastRetry: the operator may have
-	// migrated the schema meanwhile.
+	// A relay that ended because waiting does not help is started again after firstRetry, later
+	// after lastRetry: the operator may have migrated the schema meanwhile.
 	firstRetry = time.Second
 	lastRetry  = 30 * time.Second
 	// reloadsAtOnce bounds how many engines reload at once. Each writes its routes.
 	reloadsAtOnce = 16
-	// connectionsIdle is how long a connection of a pool must be unused to be closed at the pool's check, each minute. More frequent checks
-	// would keep all in use: after each, a pool uses its connections in turn. pgxpool's default is half an hour.
+	// connectionsIdle is how long a connection of a pool must be unused to be closed at the pool's
+	// check, each minute. More frequent checks would keep all in use: after each, a pool uses its
+	// connections in turn. pgxpool's default is half an hour.
 	connectionsIdle = 15 * time.Second
 	poolDefaultIdle = 30 * time.Minute
 )
@@ -52,7 +54,8 @@ func (o Outbox) isAs(other Outbox) bool {
 // An Observer sees how one outbox is served. Functions may be nil.
 type Observer struct {
 	Hooks relay.Hooks
-	// Follow is called with what each relay that serves the outbox knows of itself, before it runs, and of one that falls asleep. On any goroutine.
+	// Follow is called with what each relay that serves the outbox knows of itself, before it runs,
+	// and of one that falls asleep. On any goroutine.
 	Follow func(state func() relay.State, count Count)
 	// History of the outbox, if the configuration has one, for who else reads it; nil: it is made.
 	History *relay.History
@@ -63,7 +66,8 @@ type Observer struct {
 // Count counts what waits, as [relay.Relay.CountBacklog] does.
 type Count func(ctx context.Context, limit int) (watch.Backlog, error)
 
-// A Group runs the engines of several outboxes. Its methods are safe for concurrent use; Run is called once.
+// A Group runs the engines of several outboxes. Its methods are safe for concurrent use; Run is
+// called once.
 type Group struct {
 	observe   func(name string) (Observer, error)
 	log       zerolog.Logger // these two stay, whatever a reload brings
@@ -107,8 +111,9 @@ type engine interface {
 	State() relay.State
 }
 
-// New returns a Group, or every mistake in the configuration, which all outboxes share but for what Outbox holds. The log of each has
-// the field database. It touches no network. observe is called once for each outbox, also for those that a reload adds.
+// New returns a Group, or every mistake in the configuration, which all outboxes share but for what
+// Outbox holds. The log of each has the field database. It touches no network. observe is called
+// once for each outbox, also for those that a reload adds.
 func New(shared relay.Config, all []Outbox, observe func(name string) (Observer, error)) (*Group, error) {
 	g := &Group{observe: observe, log: shared.Log, spans: shared.Spans, sleepers: session.NewSleepers(shared.Log)}
 	for _, o := range all {
@@ -158,8 +163,8 @@ func (m *member) own(cfg relay.Config) relay.Config {
 	return cfg
 }
 
-// Run serves all outboxes until ctx is done, and stops them all at once. An outbox that a relay cannot work with, such as one with another
-// schema, is logged and tried again.
+// Run serves all outboxes until ctx is done, and stops them all at once. An outbox that a relay
+// cannot work with, such as one with another schema, is logged and tried again.
 func (g *Group) Run(ctx context.Context) error {
 	g.mu.Lock()
 	g.ctx = ctx
@@ -175,7 +180,8 @@ func (g *Group) Run(ctx context.Context) error {
 	return nil
 }
 
-// start runs a member after a while, until it is stopped, and forgets it then. It does nothing before Run, which starts all, and when the group stops.
+// start runs a member after a while, until it is stopped, and forgets it then. It does nothing
+// before Run, which starts all, and when the group stops.
 func (g *Group) start(m *member, after time.Duration) {
 	if g.ctx == nil || g.ctx.Err() != nil {
 		return
@@ -235,7 +241,8 @@ func (m *member) run(ctx context.Context) {
 	}
 }
 
-// renew makes a relay, also in place of one that has ended. It fails only for a configuration with mistakes, which reloads keep out.
+// renew makes a relay, also in place of one that has ended. It fails only for a configuration with
+// mistakes, which reloads keep out.
 func (m *member) renew() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -263,7 +270,8 @@ func (m *member) make() error {
 	return nil
 }
 
-// wakingAs returns what says how a relay is: until it has registered, it is as it was when it slept.
+// wakingAs returns what says how a relay is: until it has registered, it is as it was when it
+// slept.
 func wakingAs(state, asleep func() relay.State) func() relay.State {
 	if asleep == nil {
 		return state
@@ -287,9 +295,11 @@ func (m *member) current() engine {
 	return m.engine
 }
 
-// Reload puts a configuration into effect for every outbox, as [relay.Relay.Reload] does, and returns what changed in any of them. An
-// outbox that refuses it, or whose database does, keeps what it had; the error names it. An outbox that is new in all is
-// started, and one that all lacks is drained and stopped. One with other credentials, or another URL or schema, is stopped and started.
+// Reload puts a configuration into effect for every outbox, as [relay.Relay.Reload] does, and
+// returns what changed in any of them. An outbox that refuses it, or whose database does, keeps
+// what it had; the error names it. An outbox that is new in all is started, and one that all lacks
+// is drained and stopped. One with other credentials, or another URL or schema, is stopped and
+// started.
 func (g *Group) Reload(cfg relay.Config, all []Outbox) (changes []string, err error) {
 	g.reloading.Lock()
 	defer g.reloading.Unlock()

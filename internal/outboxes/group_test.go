@@ -33,7 +33,8 @@ func to(url string) relay.Config {
 	}
 }
 
-// All outboxes are served, whatever ails one of them; that one is served when it is well. A reload reaches all.
+// All outboxes are served, whatever ails one of them; that one is served when it is well. A reload
+// reaches all.
 func TestGroupServesAll(t *testing.T) {
 	t.Parallel()
 	a, b := relaytest.New(t), relaytest.New(t)

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Chores runs statements one at a time, so that housekeeping never holds more than one of the pool's connections, however
-// long its statements take: claims and settles always have one each.
+// Chores runs statements one at a time, so that housekeeping never holds more than one of the
+// pool's connections, however long its statements take: claims and settles always have one each.
 type Chores struct {
 	Pool
 	turn chan struct{} // of one: the goroutine that has put something into it has the turn
@@ -18,7 +18,8 @@ type Chores struct {
 // NewChores returns chores that run their statements on a pool.
 func NewChores(on Pool) *Chores { return &Chores{Pool: on, turn: make(chan struct{}, 1)} }
 
-// await returns when no other statement is running. The caller calls end, once or more, when its own has ended.
+// await returns when no other statement is running. The caller calls end, once or more, when its
+// own has ended.
 func (c *Chores) await(ctx context.Context) (end func(), err error) {
 	select {
 	case c.turn <- struct{}{}:

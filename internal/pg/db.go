@@ -18,18 +18,20 @@ type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// A Pool also runs batches and transactions of several round trips: a pool of connections, one connection, or
-// [Transactions], where sessions do not last.
+// A Pool also runs batches and transactions of several round trips: a pool of connections, one
+// connection, or [Transactions], where sessions do not last.
 type Pool interface {
 	DB
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
-// StatementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
+// StatementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine
+// for ever.
 const StatementTimeout = 30 * time.Second
 
-// Exec runs a statement without rows, for [StatementTimeout] at most. what says in the error what failed.
+// Exec runs a statement without rows, for [StatementTimeout] at most. what says in the error what
+// failed.
 func Exec(ctx context.Context, db DB, what, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()

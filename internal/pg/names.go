@@ -12,12 +12,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Names lets statements run with search_path = pg_catalog: it writes the schema of the tables into each statement. Otherwise a
-// login that may create objects in that schema makes an operator or a function that suits the types of an expression better
-// than the one of pg_catalog, and the server calls it with the rights of the relay.
+// Names lets statements run with search_path = pg_catalog: it writes the schema of the tables into
+// each statement. Otherwise a login that may create objects in that schema makes an operator or a
+// function that suits the types of an expression better than the one of pg_catalog, and the server
+// calls it with the rights of the relay.
 //
-// Unless it is configured, the schema is that of a table to which the search_path of role and database leads, found once. Until
-// then statements stay as they are. It is safe for concurrent use.
+// Unless it is configured, the schema is that of a table to which the search_path of role and
+// database leads, found once. Until then statements stay as they are. It is safe for concurrent
+// use.
 type Names struct {
 	table string
 
@@ -38,7 +40,8 @@ func NewNames(schema, table string) *Names {
 // SafePath is the search_path of a session whose statements name their schema.
 const SafePath = "pg_catalog"
 
-// Find finds the schema, if it is not known yet and there is one. It reports whether it has found it just now.
+// Find finds the schema, if it is not known yet and there is one. It reports whether it has found
+// it just now.
 func (n *Names) Find(ctx context.Context, db DB) (found bool, err error) {
 	if n.known() != "" {
 		return false, nil
@@ -80,8 +83,8 @@ func (n *Names) Pin(cfg *pgxpool.Config) {
 	}
 }
 
-// token finds what must stay as it is (comments, strings, other names) and what is written anew: names of ours, also as a
-// regclass, and current_schema().
+// token finds what must stay as it is (comments, strings, other names) and what is written anew:
+// names of ours, also as a regclass, and current_schema().
 var token = regexp.MustCompile(`--[^\n]*|'(?:outbox|inbox|processed)\w*'::regclass\b|\bto_regclass\('\w+'\)|'(?:[^']|'')*'` +
 	`|\bcurrent_schema\(\)|(?:"(?:[^"]|"")*"|[A-Za-z_]\w*)(?:\.(?:"(?:[^"]|"")*"|[A-Za-z_]\w*|\*))*`)
 

@@ -37,8 +37,9 @@ func CheckSchema(ctx context.Context, q DB) (newer int64, err error) {
 	return version, nil
 }
 
-// CheckHistory checks that the schema has come to its version by the migrations of this build: the numbers of another history, such as
-// of builds before the first release, do not mean the same. An error that wraps [ErrSchema] says what is missing.
+// CheckHistory checks that the schema has come to its version by the migrations of this build: the
+// numbers of another history, such as of builds before the first release, do not mean the same. An
+// error that wraps [ErrSchema] says what is missing.
 func CheckHistory(ctx context.Context, q DB) error {
 	versions, columns, err := findMissing(ctx, q, migrations.Outbox.Versions())
 	if err != nil || len(versions)+len(columns) == 0 {
@@ -52,23 +53,27 @@ func CheckHistory(ctx context.Context, q DB) error {
 		"(outbox-relay migrate up --schema NAME, database.schema)", ErrSchema, missing)
 }
 
-// ErrSuperuser says that a relay would work with all rights of the server, beside logins that have few.
+// ErrSuperuser says that a relay would work with all rights of the server, beside logins that have
+// few.
 var ErrSuperuser = errors.New("the login of the relay is a superuser, and other logins may connect to this database")
 
-// SchemaCreators are the roles that may create objects in the schema of the outbox, beside its owners and superusers. A function
-// or an operator that one of them creates there can take the place of what statements of relays, producers and operators mean,
-// and then runs with their rights.
+// SchemaCreators are the roles that may create objects in the schema of the outbox, beside its
+// owners and superusers. A function or an operator that one of them creates there can take the
+// place of what statements of relays, producers and operators mean, and then runs with their
+// rights.
 type SchemaCreators struct {
 	// Schema as SQL writes it.
 	Schema string `json:"schema"`
 	// Roles as SQL writes them, PUBLIC among them; empty: there are none, as it should be.
 	Roles []string `json:"roles"`
-	// Owner of the tables, as SQL writes it. It needs the right itself, for the partitions of the archive.
+	// Owner of the tables, as SQL writes it. It needs the right itself, for the partitions of the
+	// archive.
 	Owner string `json:"owner"`
 }
 
-// Revoke returns the statements that take the right from the roles and leave it to the owner of the tables, for a superuser or
-// the owner of the schema to run. It returns an empty text if there are no such roles.
+// Revoke returns the statements that take the right from the roles and leave it to the owner of the
+// tables, for a superuser or the owner of the schema to run. It returns an empty text if there are
+// no such roles.
 func (c SchemaCreators) Revoke() string {
 	if len(c.Roles) == 0 {
 		return ""

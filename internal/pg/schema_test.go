@@ -30,8 +30,8 @@ func pool(t *testing.T, dsn string, change func(*pgxpool.Config)) *pgxpool.Pool 
 	return pool
 }
 
-// A schema that only adds to the one that this build knows is worked with, as in a deploy. Any other one is an error that stays, and
-// says what to do.
+// A schema that only adds to the one that this build knows is worked with, as in a deploy. Any
+// other one is an error that stays, and says what to do.
 func TestCheckSchema(t *testing.T) {
 	t.Parallel()
 	const newer = `INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true);`
@@ -93,7 +93,8 @@ func TestCheckHistory(t *testing.T) {
 	}
 }
 
-// A connection that cannot be lent, because a table it is checked by is away, says nothing about the schema.
+// A connection that cannot be lent, because a table it is checked by is away, says nothing about
+// the schema.
 func TestMissingTableIsNotAMissingSchema(t *testing.T) {
 	t.Parallel()
 	lent := pool(t, relaytest.Covered(t).DSN, func(cfg *pgxpool.Config) {
@@ -107,7 +108,8 @@ func TestMissingTableIsNotAMissingSchema(t *testing.T) {
 	}
 }
 
-// Who may create objects in the schema can run code with the rights of the relay. Revoking that right is enough.
+// Who may create objects in the schema can run code with the rights of the relay. Revoking that
+// right is enough.
 func TestSecuritySchemaCreators(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -134,7 +136,8 @@ func TestSecuritySchemaCreators(t *testing.T) {
 	}
 }
 
-// A login that may create schemas makes one that is named as the relay's login, with tables of the outbox's names.
+// A login that may create schemas makes one that is named as the relay's login, with tables of the
+// outbox's names.
 func TestSecurityForgedSchemaOfTheRelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -194,7 +197,8 @@ func TestCheckSession(t *testing.T) {
 	}
 }
 
-// Through a pooler a connection has no setting that does not outlive a transaction; each transaction sets them.
+// Through a pooler a connection has no setting that does not outlive a transaction; each
+// transaction sets them.
 func TestPooledSettings(t *testing.T) {
 	t.Parallel()
 	cfg, err := pgxpool.ParseConfig("postgres://db/x?application_name=theirs&TimeZone=Asia/Tokyo&work_mem=7MB&client_encoding=LATIN1")

@@ -17,7 +17,8 @@ var passed = map[string]bool{
 // SessionSettings returns a copy of the settings that [SetDirect] sets.
 func SessionSettings() map[string]string { return maps.Clone(sessionSettings) }
 
-// SetDirect gives a pool the settings that the engine's statements rest on, for as long as its connections last.
+// SetDirect gives a pool the settings that the engine's statements rest on, for as long as its
+// connections last.
 func SetDirect(cfg *pgxpool.Config, schema string) {
 	for name := range cfg.ConnConfig.RuntimeParams { // the server knows TimeZone as timezone
 		if _, set := sessionSettings[strings.ToLower(name)]; set {
@@ -30,8 +31,8 @@ func SetDirect(cfg *pgxpool.Config, schema string) {
 	}
 }
 
-// SetPooled takes from a pool all that does not outlive a transaction, and returns the settings that each
-// transaction needs instead.
+// SetPooled takes from a pool all that does not outlive a transaction, and returns the settings
+// that each transaction needs instead.
 func SetPooled(cfg *pgxpool.Config, schema string) (settings map[string]string) {
 	SetDirect(cfg, schema)
 	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // nothing is prepared
@@ -41,7 +42,8 @@ func SetPooled(cfg *pgxpool.Config, schema string) (settings map[string]string) 
 			continue
 		}
 		delete(cfg.ConnConfig.RuntimeParams, name)
-		// Of the connection between pooler and server, which is the pooler's to watch; and of BEGIN itself.
+		// Of the connection between pooler and server, which is the pooler's to watch; and of BEGIN
+		// itself.
 		if !strings.HasPrefix(name, "tcp_") && name != "default_transaction_isolation" {
 			settings[name] = value
 		}

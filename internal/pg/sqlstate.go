@@ -40,7 +40,8 @@ func HasCode(err error, code string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
-// IsConflict reports whether a statement failed for something that may be over soon: another session's lock or transaction.
+// IsConflict reports whether a statement failed for something that may be over soon: another
+// session's lock or transaction.
 func IsConflict(err error) bool {
 	return HasCode(err, LockNotAvailable) || HasCode(err, serializationFailure) || HasCode(err, deadlockDetected)
 }
@@ -49,16 +50,19 @@ func IsConflict(err error) bool {
 type ErrorClass int
 
 const (
-	// ErrorPassing: waiting helps. The database is away or busy, or an operator has to change a setting or a right.
+	// ErrorPassing: waiting helps. The database is away or busy, or an operator has to change a
+	// setting or a right.
 	ErrorPassing ErrorClass = iota
-	// ErrorDamaged: a page or a file cannot be read, or a limit of the server is met (SQLSTATE classes XX, 58 and 54).
-	// Another try may help, waiting does not.
+	// ErrorDamaged: a page or a file cannot be read, or a limit of the server is met (SQLSTATE
+	// classes XX, 58 and 54). Another try may help, waiting does not.
 	ErrorDamaged
-	// ErrorRefused: a constraint or a trigger is against a row (22, 23, 38, 39, 44, P0), or another session keeps a lock.
+	// ErrorRefused: a constraint or a trigger is against a row (22, 23, 38, 39, 44, P0), or another
+	// session keeps a lock.
 	ErrorRefused
 )
 
-// ClassifyError returns the class of a failed statement; nil and errors of the connection are ErrorPassing.
+// ClassifyError returns the class of a failed statement; nil and errors of the connection are
+// ErrorPassing.
 func ClassifyError(err error) ErrorClass {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {
@@ -76,8 +80,8 @@ func ClassifyError(err error) ErrorClass {
 	return ErrorPassing
 }
 
-// OutcomeUnknown reports whether a statement that failed may have been executed. An error that the server reports and
-// survives has undone it; so has one that kept it from being sent.
+// OutcomeUnknown reports whether a statement that failed may have been executed. An error that the
+// server reports and survives has undone it; so has one that kept it from being sent.
 func OutcomeUnknown(err error) bool {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {
@@ -86,26 +90,29 @@ func OutcomeUnknown(err error) bool {
 	return !pgconn.SafeToRetry(err)
 }
 
-// refusedByPooler reports whether an error is a pooler's, about what it does not keep. PgBouncer gives most of its own
-// errors one SQLSTATE, also those that pass.
+// refusedByPooler reports whether an error is a pooler's, about what it does not keep. PgBouncer
+// gives most of its own errors one SQLSTATE, also those that pass.
 func refusedByPooler(err *pgconn.PgError) bool {
 	return err.Code == protocolViolation &&
 		(strings.Contains(err.Message, "startup parameter") || strings.Contains(err.Message, "statement pooling mode"))
 }
 
-// SchemaMayDiffer reports whether an error may come from a schema that is not the one this build knows.
+// SchemaMayDiffer reports whether an error may come from a schema that is not the one this build
+// knows.
 func SchemaMayDiffer(err error) bool {
 	return HasCode(err, UndefinedTable) || HasCode(err, undefinedColumn) || HasCode(err, undefinedFunction) || HasCode(err, noSuchSchema)
 }
 
-// ErrTakenForDead says that a relay is not registered any more: others have taken it for dead, and its claims have ended.
+// ErrTakenForDead says that a relay is not registered any more: others have taken it for dead, and
+// its claims have ended.
 var ErrTakenForDead = errors.New("this relay was taken for dead; registering anew")
 
 // ErrTwoDatabases says that a relay's session and its pool lead to different databases.
 var ErrTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
 
-// WithRoleHint adds which right an operator forgot to grant. The functions run with the rights of the owner of the tables: a
-// refusal for the schema means that owner, who makes the partitions of the archive.
+// WithRoleHint adds which right an operator forgot to grant. The functions run with the rights of
+// the owner of the tables: a refusal for the schema means that owner, who makes the partitions of
+// the archive.
 func WithRoleHint(err error) error {
 	var refused *pgconn.PgError
 	switch {

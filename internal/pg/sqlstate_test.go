@@ -102,7 +102,8 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// A refused statement names the right that was not granted: for a schema it is the owner of the tables that lacks it.
+// A refused statement names the right that was not granted: for a schema it is the owner of the
+// tables that lacks it.
 func TestRoleHint(t *testing.T) {
 	t.Parallel()
 	for message, want := range map[string]string{

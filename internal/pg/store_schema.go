@@ -20,8 +20,9 @@ func schemaVersion(ctx context.Context, q DB) (version int64, err error) {
 	return version, err
 }
 
-// A login that may create schemas can make one that is named as another login, to which "$user" of the search_path leads that one. It
-// counts only if its owner is trusted: the login itself, a role whose rights it has, the owner of the database, or a superuser.
+// A login that may create schemas can make one that is named as another login, to which "$user" of
+// the search_path leads that one. It counts only if its owner is trusted: the login itself, a role
+// whose rights it has, the owner of the database, or a superuser.
 const selectSchema = `
 SELECT n.nspname, n.nspname OPERATOR(pg_catalog.<>) CURRENT_USER OR o.rolsuper OR o.oid OPERATOR(pg_catalog.=) d.datdba
         OR o.oid OPERATOR(pg_catalog.=) me.oid OR NOT me.rolsuper AND pg_catalog.pg_has_role(me.oid, o.oid, 'USAGE'::pg_catalog.text) AS trusted,
@@ -49,16 +50,16 @@ func findSchema(ctx context.Context, q DB, table string) (schema string, err err
 
 const selectLacksSchema = `SELECT to_regclass('outbox_schema_version') IS NULL`
 
-// lacksSchema reports whether it is known that there is no schema. That a table is missing does not say so by itself: it
-// may be another one, which a connection asks for before it is lent.
+// lacksSchema reports whether it is known that there is no schema. That a table is missing does not
+// say so by itself: it may be another one, which a connection asks for before it is lent.
 func lacksSchema(ctx context.Context, q DB) (lacks bool) {
 	return q.QueryRow(ctx, selectLacksSchema).Scan(&lacks) == nil && lacks
 }
 
 const selectCompatibleSince = `SELECT outbox_compatible_since()`
 
-// compatibleSince returns the oldest schema version whose builds work with the schema. One without an answer works with
-// no other than its own.
+// compatibleSince returns the oldest schema version whose builds work with the schema. One without
+// an answer works with no other than its own.
 func compatibleSince(ctx context.Context, q DB) (version int64, err error) {
 	err = q.QueryRow(ctx, selectCompatibleSince).Scan(&version)
 	if HasCode(err, undefinedFunction) {
@@ -67,8 +68,9 @@ func compatibleSince(ctx context.Context, q DB) (version int64, err error) {
 	return version, err
 }
 
-// $1 are the versions that are known. Of the columns, some that claims, settles and sessions need stand for all. A table that is
-// absent as a whole is not counted: an operator may be about to bring it back.
+// $1 are the versions that are known. Of the columns, some that claims, settles and sessions need
+// stand for all. A table that is absent as a whole is not counted: an operator may be about to
+// bring it back.
 const selectMissing = `
 SELECT ARRAY(
     SELECT v::text FROM unnest($1::bigint[]) v
@@ -92,7 +94,8 @@ func findMissing(ctx context.Context, q DB, known []int64) (versions, columns []
 	return versions, columns, nil
 }
 
-// The owner of the schema, the owner of the tables and superusers may create objects; migrations/roles.sql asks the same.
+// The owner of the schema, the owner of the tables and superusers may create objects;
+// migrations/roles.sql asks the same.
 const selectSchemaCreators = `
 SELECT pg_catalog.quote_ident(n.nspname), coalesce(pg_catalog.array_agg(DISTINCT coalesce(pg_catalog.quote_ident(r.rolname), 'PUBLIC')) FILTER (
     WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE AND a.grantee <> t.relowner), '{}'),
@@ -123,8 +126,8 @@ WHERE r.rolname = session_user AND r.rolsuper AND EXISTS (
     SELECT FROM pg_catalog.pg_roles o CROSS JOIN pg_catalog.pg_database d
     WHERE o.rolcanlogin AND NOT o.rolsuper AND d.datname = pg_catalog.current_database() AND pg_catalog.has_database_privilege(o.oid, d.oid, 'CONNECT'))`
 
-// CheckLogin returns an error that wraps [ErrSuperuser] if this is a superuser's login in a database to which other logins may
-// connect.
+// CheckLogin returns an error that wraps [ErrSuperuser] if this is a superuser's login in a
+// database to which other logins may connect.
 func CheckLogin(ctx context.Context, q DB) error {
 	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()

@@ -14,18 +14,21 @@ var sessionSettings = map[string]string{
 	"application_name": "outbox-relay",
 	// What leaves is UTF-8, also from a database in another encoding.
 	"client_encoding": "UTF8",
-	// pgx reads a time that comes as text in this style alone; role, database or server may have another.
+	// pgx reads a time that comes as text in this style alone; role, database or server may have
+	// another.
 	"datestyle": "ISO, MDY", // as most servers have it: no change that they would report
 	// And it returns such a time with the offset of this zone.
 	"timezone": "UTC",
 	// A backslash in a string of the engine's statements stands for itself.
 	"standard_conforming_strings": "on",
-	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
+	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter
+	// levels.
 	"default_transaction_isolation": "read committed",
-	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost
-	// switches it on again.
+	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what
+	// must not be lost switches it on again.
 	"synchronous_commit": "off",
-	// Plans are prepared once, often on an empty table, where a sequential scan looks cheap; it would stay for ever.
+	// Plans are prepared once, often on an empty table, where a sequential scan looks cheap; it
+	// would stay for ever.
 	"plan_cache_mode":   "force_generic_plan",
 	"enable_seqscan":    "off",
 	"enable_hashjoin":   "off",
@@ -34,7 +37,8 @@ var sessionSettings = map[string]string{
 	"enable_memoize":    "off",
 	"jit":               "off",
 	"statement_timeout": "30000",
-	// A relay that stands still in a transaction, its host suspended, keeps the locks it has from the others no longer.
+	// A relay that stands still in a transaction, its host suspended, keeps the locks it has from
+	// the others no longer.
 	"idle_in_transaction_session_timeout": "10000",
 	// The session of an idle relay is silent between two beats. Without it the relay looks dead.
 	"idle_session_timeout": "0",
@@ -44,8 +48,9 @@ var sessionSettings = map[string]string{
 	"tcp_keepalives_idle":     "2",
 	"tcp_keepalives_interval": "1",
 	"tcp_keepalives_count":    "3",
-	// It also ends the connection of a relay that stands still and does not read an answer. Its kernel acknowledges keepalives, and
-	// no other timeout ends a statement that is sending: the claim's rows would stay locked for as long.
+	// It also ends the connection of a relay that stands still and does not read an answer. Its
+	// kernel acknowledges keepalives, and no other timeout ends a statement that is sending: the
+	// claim's rows would stay locked for as long.
 	"tcp_user_timeout": "5000",
 }
 
@@ -54,14 +59,15 @@ const (
 	beginTransaction    = `BEGIN ISOLATION LEVEL READ COMMITTED`
 	commitTransaction   = `COMMIT`
 	rollbackTransaction = `ROLLBACK`
-	// count calls set_config for each, and sends back a single number. Names are qualified: search_path is the role's own still. An
-	// unnest of two arrays is always pg_catalog's.
+	// count calls set_config for each, and sends back a single number. Names are qualified:
+	// search_path is the role's own still. An unnest of two arrays is always pg_catalog's.
 	SetForTransaction = `SELECT pg_catalog.count(pg_catalog.set_config(s.name, s.value, true)) FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS s (name, value)`
 )
 
-// ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
-// transaction mode hands every transaction to another server connection: none is the relay's session,
-// LISTEN never fires, and the settings on which the plans rest do not arrive.
+// ErrPooler says that a connection pooler stands before the server and cannot be worked with, or
+// not as configured. One in transaction mode hands every transaction to another server connection:
+// none is the relay's session, LISTEN never fires, and the settings on which the plans rest do not
+// arrive.
 var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
 
 // ErrReadOnly says that the server is a standby, or was told to be read-only.
@@ -71,8 +77,9 @@ const selectSettingsKept = `
 SELECT pg_catalog.bool_and(pg_catalog.current_setting(wanted.name) = wanted.value), pg_catalog.pg_is_in_recovery() OR pg_catalog.current_setting('transaction_read_only') = 'on'
 FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
 
-// CheckSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
-// connection or, told to ignore them, drops them. It returns [ErrReadOnly] if nothing can be written.
+// CheckSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown
+// settings at the start of a connection or, told to ignore them, drops them. It returns
+// [ErrReadOnly] if nothing can be written.
 func CheckSession(ctx context.Context, db DB) error {
 	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()

@@ -14,23 +14,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A Prologue returns the statement with which each transaction begins, and its arguments. The statement sets the settings that it
-// is given.
+// A Prologue returns the statement with which each transaction begins, and its arguments. The
+// statement sets the settings that it is given.
 type Prologue func(ctx context.Context, names, values []string) (statement string, args []any)
 
-// Transactions runs every statement in a transaction of its own that begins with the settings of a session, all of it in
-// one round trip where statements are not described before. It leaves nothing behind on a connection that another user gets next.
+// Transactions runs every statement in a transaction of its own that begins with the settings of a
+// session, all of it in one round trip where statements are not described before. It leaves nothing
+// behind on a connection that another user gets next.
 type Transactions struct {
 	pool          *pgxpool.Pool
 	names, values []string // of the settings
 	begin         Prologue
 	explain       func(error) error
 	objects       *Names // nil: statements find them by the search_path of the connection
-	// described: the server is asked for the types of a statement before it runs, and must find the same names then.
+	// described: the server is asked for the types of a statement before it runs, and must find the
+	// same names then.
 	described bool
 }
 
-// NewTransactions returns transactions over pool. explain turns an error of the prologue into what it means.
+// NewTransactions returns transactions over pool. explain turns an error of the prologue into what
+// it means.
 func NewTransactions(pool *pgxpool.Pool, settings map[string]string, begin Prologue, explain func(error) error) *Transactions {
 	t := &Transactions{pool: pool, begin: begin, explain: explain}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
@@ -39,8 +42,8 @@ func NewTransactions(pool *pgxpool.Pool, settings map[string]string, begin Prolo
 	return t
 }
 
-// ReadCommitted returns transactions that set nothing but their isolation and search_path, for statements that must see what was
-// committed since they began, whatever role and database say.
+// ReadCommitted returns transactions that set nothing but their isolation and search_path, for
+// statements that must see what was committed since they began, whatever role and database say.
 func ReadCommitted(pool *pgxpool.Pool, objects *Names) *Transactions {
 	begin := func(_ context.Context, names, values []string) (string, []any) {
 		return SetForTransaction, []any{names, values}
@@ -65,7 +68,8 @@ func (t *Transactions) With(name, value string) *Transactions {
 	return &changed
 }
 
-// settings returns the statement that a transaction begins with, once it is known where its objects are.
+// settings returns the statement that a transaction begins with, once it is known where its objects
+// are.
 func (t *Transactions) settings(ctx context.Context) (statement string, args []any, err error) {
 	names, values := t.names, t.values
 	if t.objects != nil {
@@ -243,7 +247,8 @@ func (t *Transactions) Exec(ctx context.Context, sql string, args ...any) (pgcon
 	return tag, err
 }
 
-// SendBatch runs statements in one transaction. A BEGIN and a COMMIT among them say no more than that.
+// SendBatch runs statements in one transaction. A BEGIN and a COMMIT among them say no more than
+// that.
 func (t *Transactions) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	queries := slices.DeleteFunc(slices.Clone(batch.QueuedQueries), func(q *pgx.QueuedQuery) bool {
 		return strings.EqualFold(q.SQL, "BEGIN") || strings.EqualFold(q.SQL, "COMMIT")

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// pooled returns transactions over a single connection, as a pooler may lend it to others in between, and a pool of those others.
+// pooled returns transactions over a single connection, as a pooler may lend it to others in
+// between, and a pool of those others.
 func pooled(t *testing.T, begin Prologue) (through *Transactions, others *pgxpool.Pool) {
 	t.Helper()
 	others = pool(t, relaytest.Covered(t).DSN, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
@@ -39,7 +40,8 @@ func wantShown(t *testing.T, on DB, want string) {
 	}
 }
 
-// Every kind of statement has the settings, commits, and leaves nothing behind for who gets the connection next.
+// Every kind of statement has the settings, commits, and leaves nothing behind for who gets the
+// connection next.
 func TestTransactionsHaveTheirSettings(t *testing.T) {
 	t.Parallel()
 	through, others := pooled(t, usual)
@@ -70,8 +72,8 @@ func TestTransactionsHaveTheirSettings(t *testing.T) {
 	wantShown(t, ReadCommitted(others, nil), "4MB 0")
 }
 
-// A statement that fails undoes what came with it, and leaves the connection to the next one. What fails only when the transaction ends
-// is no success.
+// A statement that fails undoes what came with it, and leaves the connection to the next one. What
+// fails only when the transaction ends is no success.
 func TestFailedTransactionsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	through, others := pooled(t, usual)
@@ -110,7 +112,8 @@ func TestFailedTransactionsLeaveNothing(t *testing.T) {
 	}
 }
 
-// After a prologue that fails, which tells another database, nothing is run; the error is explained.
+// After a prologue that fails, which tells another database, nothing is run; the error is
+// explained.
 func TestPrologueKeepsStatementsFromRunning(t *testing.T) {
 	t.Parallel()
 	through, others := pooled(t, func(context.Context, []string, []string) (string, []any) { return `SELECT 1/0`, nil })
@@ -137,7 +140,8 @@ func TestPrologueKeepsStatementsFromRunning(t *testing.T) {
 	}
 }
 
-// While one statement of housekeeping is running, no other one holds a connection, whatever its kind; then the next one has its turn.
+// While one statement of housekeeping is running, no other one holds a connection, whatever its
+// kind; then the next one has its turn.
 func TestChoresRunOneAtATime(t *testing.T) {
 	t.Parallel()
 	chores := NewChores(relaytest.Covered(t).Pool)

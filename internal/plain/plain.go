@@ -1,4 +1,5 @@
-// Package plain makes text for people: one line, bounded, in which nothing is obeyed by a terminal, a log or a chat.
+// Package plain makes text for people: one line, bounded, in which nothing is obeyed by a terminal,
+// a log or a chat.
 package plain
 
 import (
@@ -9,13 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns a text of unknown origin as one line that terminals, logs and chats show and none of them obeys.
-// White space of every kind becomes a blank. Every other character without a glyph becomes U+FFFD, and so does what is
-// not UTF-8: control and format characters, such as escape sequences, changes of the text's direction, zero-width and
-// tag characters; separators of lines and paragraphs; private and unassigned characters.
+// Line returns a text of unknown origin as one line that terminals, logs and chats show and none of
+// them obeys. White space of every kind becomes a blank. Every other character without a glyph
+// becomes U+FFFD, and so does what is not UTF-8: control and format characters, such as escape
+// sequences, changes of the text's direction, zero-width and tag characters; separators of lines
+// and paragraphs; private and unassigned characters.
 //
-// They are replaced and not removed. Removal would join the characters on both sides, which may deceive an earlier filter, and
-// the reader would not see that the text had hidden characters.
+// They are replaced and not removed. Removal would join the characters on both sides, which may
+// deceive an earlier filter, and the reader would not see that the text had hidden characters.
 func Line(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -37,7 +39,8 @@ const MaxBytes = 4 << 10
 // Capital returns the text with its first letter, which is of ASCII, in upper case.
 func Capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
-// Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most [MaxBytes].
+// Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most
+// [MaxBytes].
 func Clip(text string) string { return Shorten(Line(text), MaxBytes) }
 
 // Shorten cuts a text to at most limit bytes of valid UTF-8, the sign of the cut included.
@@ -88,8 +91,8 @@ func UpTo[N int | int64](n, bound N) string {
 	return fmt.Sprint(n)
 }
 
-// ShellFlag writes a flag with its value for a shell, such as --key value. A value that begins with a hyphen is bound to its flag by an
-// equals sign: otherwise it would be read as a flag itself.
+// ShellFlag writes a flag with its value for a shell, such as --key value. A value that begins with
+// a hyphen is bound to its flag by an equals sign: otherwise it would be read as a flag itself.
 func ShellFlag(name, value string) string {
 	if strings.HasPrefix(value, "-") {
 		return name + "=" + ShellWord(value)

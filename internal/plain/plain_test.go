@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// hostile are texts that a terminal, a log or a reader would obey or not see, each beside what may be shown of it.
+// hostile are texts that a terminal, a log or a reader would obey or not see, each beside what may
+// be shown of it.
 var hostile = []struct{ give, want string }{
 	{"", ""},
 	{"plain, ünïcödé, 日本, 🚀", "plain, ünïcödé, 日本, 🚀"},
@@ -66,7 +67,8 @@ func TestClippedTextIsStorableAndPrintable(t *testing.T) {
 	})
 }
 
-// FuzzPrintable: whatever a text holds, what is stored and shown of it is one line that nothing obeys.
+// FuzzPrintable: whatever a text holds, what is stored and shown of it is one line that nothing
+// obeys.
 func FuzzPrintable(f *testing.F) {
 	for _, c := range hostile {
 		f.Add(c.give)

@@ -20,8 +20,8 @@ import (
 //go:embed guard.sh
 var guardScript string
 
-// A Command is what to run. Its standard input is empty, and its directory the root, so that no file that happens to lie
-// in the current one changes what it does.
+// A Command is what to run. Its standard input is empty, and its directory the root, so that no
+// file that happens to lie in the current one changes what it does.
 type Command struct {
 	Argv   []string
 	Env    []string          // beyond that of this process
@@ -29,8 +29,8 @@ type Command struct {
 	Stderr func(line string) // nil: only the last lines are kept, for [Process.Failure]
 }
 
-// A Process is a running command. It does not outlive this process, however that one ends: a guard, in a session of its
-// own that Ctrl-C does not reach, kills it when the pipe to the guard closes.
+// A Process is a running command. It does not outlive this process, however that one ends: a guard,
+// in a session of its own that Ctrl-C does not reach, kills it when the pipe to the guard closes.
 type Process struct {
 	PID    int // of the command, not of the guard
 	guard  *exec.Cmd
@@ -122,8 +122,8 @@ func Run(ctx context.Context, c Command) error {
 	return p.Failure()
 }
 
-// Failure returns what the process wrote last to stderr, if it ended other than with code 0 or by a signal that the demo
-// sent.
+// Failure returns what the process wrote last to stderr, if it ended other than with code 0 or by a
+// signal that the demo sent.
 func (p *Process) Failure() error {
 	const signalled = 128 // and the signal, as shells count
 	code := p.guard.ProcessState.ExitCode()

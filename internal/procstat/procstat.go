@@ -1,5 +1,5 @@
-// Package procstat reads from Linux's /proc how much processor time processes have used. Elsewhere, and for a process that does not
-// exist, everything is zero.
+// Package procstat reads from Linux's /proc how much processor time processes have used. Elsewhere,
+// and for a process that does not exist, everything is zero.
 package procstat
 
 import (
@@ -28,7 +28,8 @@ func Process(pid int) time.Duration {
 	return 0
 }
 
-// Family returns the processor time that a process and its children have used so far, those that have ended included.
+// Family returns the processor time that a process and its children have used so far, those that
+// have ended included.
 func Family(pid int) (used time.Duration) {
 	parent := strconv.Itoa(pid)
 	entries, _ := os.ReadDir("/proc") // absent on other systems
@@ -44,8 +45,8 @@ func Family(pid int) (used time.Duration) {
 	return used
 }
 
-// Parent returns the process that started pid; 0: there is none. The program of pid must be called name: in another
-// namespace the number may be that of another process.
+// Parent returns the process that started pid; 0: there is none. The program of pid must be called
+// name: in another namespace the number may be that of another process.
 func Parent(pid int, name string) int {
 	comm, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
 	f := fields(strconv.Itoa(pid))
@@ -56,7 +57,8 @@ func Parent(pid int, name string) int {
 	return parent
 }
 
-// Machine returns how long the processors of the machine have worked so far, and how long they could have.
+// Machine returns how long the processors of the machine have worked so far, and how long they
+// could have.
 func Machine() (busy, capacity time.Duration) {
 	text, _ := os.ReadFile("/proc/stat") // absent on other systems
 	line, _, _ := strings.Cut(string(text), "\n")
@@ -74,7 +76,8 @@ func Machine() (busy, capacity time.Duration) {
 	return busy, capacity
 }
 
-// fields returns what stands in a process's stat behind its name, which may contain blanks and brackets.
+// fields returns what stands in a process's stat behind its name, which may contain blanks and
+// brackets.
 func fields(pid string) []string {
 	text, err := os.ReadFile("/proc/" + pid + "/stat") //nolint:gosec // the name is a number, or one that the directory has
 	end := strings.LastIndexByte(string(text), ')')

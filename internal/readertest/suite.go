@@ -19,7 +19,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// Run tests the promises, each with an empty log that open returns. Those about order are [Env.Order].
+// Run tests the promises, each with an empty log that open returns. Those about order are
+// [Env.Order].
 func Run(t *testing.T, open func(t *testing.T) Log) {
 	for name, promise := range map[string]func(e *Env){
 		"an event takes effect once, whatever carried it": (*Env).Once,
@@ -121,8 +122,9 @@ func (e *Env) wrongSecret() {
 	e.Idle(r)
 }
 
-// Order has readers come and go and handlers fail while the events of a key in each partition are worked, and disturb disturbs the
-// servers: the order of each key stays, and nothing is lost or done twice.
+// Order has readers come and go and handlers fail while the events of a key in each partition are
+// worked, and disturb disturbs the servers: the order of each key stays, and nothing is lost or
+// done twice.
 func (e *Env) Order(disturb func()) {
 	const events = 50
 	for i := range events {

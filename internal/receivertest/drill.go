@@ -17,8 +17,8 @@ import (
 // drillPatience ends what would hang. No assertion depends on it.
 const drillPatience = time.Minute
 
-// Drill tries the receiver at an address with every check of the command drill. Its handler takes invoice.created, and inserts the invoice
-// into shipments. retired is a secret that it must refuse.
+// Drill tries the receiver at an address with every check of the command drill. Its handler takes
+// invoice.created, and inserts the invoice into shipments. retired is a secret that it must refuse.
 func Drill(t testing.TB, address string, pool *pgxpool.Pool, retired string, secrets ...string) {
 	t.Helper()
 	to, err := url.Parse(address)

@@ -257,7 +257,8 @@ func (f Fates) Met(fate string) (n int) {
 // Fates are the moments at which processes died or froze, by what they wrote then.
 type Fates map[string]int
 
-// Want asserts that a process met its fate at each of the moments. A test that has failed was given up half-way.
+// Want asserts that a process met its fate at each of the moments. A test that has failed was given
+// up half-way.
 func (f Fates) Want(t *testing.T, fate string, moments ...string) {
 	t.Helper()
 	if t.Failed() {
@@ -270,7 +271,8 @@ func (f Fates) Want(t *testing.T, fate string, moments ...string) {
 	}
 }
 
-// Unheard lets no report pile up: a sender that comes again until a key is free makes any number of them.
+// Unheard lets no report pile up: a sender that comes again until a key is free makes any number of
+// them.
 func Unheard(context.Context, consumer.Report) {}
 
 // OperationsOf returns the operations that a process has seen which met no fate.

@@ -26,8 +26,8 @@ const (
 	roleDSN  = "OUTBOX_TEST_DSN" // of the database that the process works on
 )
 
-// RunTests is the body of a TestMain whose test binary can play the given roles: processes that a test starts, and may kill. Each
-// writes lines to its standard output for its test to read.
+// RunTests is the body of a TestMain whose test binary can play the given roles: processes that a
+// test starts, and may kill. Each writes lines to its standard output for its test to read.
 func RunTests(m *testing.M, roles map[string]func(p *Player)) {
 	if name := os.Getenv(roleName); name != "" {
 		play(name, roles[name])
@@ -92,7 +92,8 @@ type Process struct {
 	Lines chan string
 }
 
-// Launch starts a process of this role; each gets its lines. settings are further entries of its environment.
+// Launch starts a process of this role; each gets its lines. settings are further entries of its
+// environment.
 func Launch(ctx context.Context, role, dsn string, each func(line string), settings ...string) (*Process, error) {
 	binary, err := os.Executable()
 	if err != nil {

@@ -47,7 +47,8 @@ func NewEnv(t testing.TB, f Flavour, cfg consumer.Config, handler func(e *Env) h
 	return e
 }
 
-// NewEnvAt returns one more receiver at an existing database. A handler that writes nothing answers 200.
+// NewEnvAt returns one more receiver at an existing database. A handler that writes nothing answers
+// 200.
 func NewEnvAt(t testing.TB, f Flavour, dsn string, cfg consumer.Config, handler func(e *Env) http.HandlerFunc) *Env {
 	t.Helper()
 	return StartEnv(t, f, dsn, cfg, func(e *Env, cfg consumer.Config) http.Handler {
@@ -154,7 +155,8 @@ func (e *Env) WantResult(want consumer.Result) consumer.Report {
 const AdvisoryLocks = `SELECT FROM pg_locks
 	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// Await asks the database until query is true. The tests use it for what PostgreSQL cannot signal: that a session waits.
+// Await asks the database until query is true. The tests use it for what PostgreSQL cannot signal:
+// that a session waits.
 func (e *Env) Await(query string, args ...any) {
 	e.T.Helper()
 	pause := time.NewTicker(2 * time.Millisecond)

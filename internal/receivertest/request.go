@@ -45,7 +45,8 @@ func mustSecret(text string) webhook.Secret {
 	return s
 }
 
-// NewRequest is what a relay sends, except for what change does to its headers before they are signed.
+// NewRequest is what a relay sends, except for what change does to its headers before they are
+// signed.
 func (e *Env) NewRequest(key, body string, change ...func(http.Header)) *http.Request {
 	r, err := http.NewRequestWithContext(e.T.Context(), http.MethodPost, e.URL, strings.NewReader(body))
 	pgtest.Must(e.T, err)

@@ -6,9 +6,10 @@ import (
 	"encoding/binary"
 )
 
-// A Digest adds keys to the counts and sums of their ranges. The order of the keys does not matter, and digests of two parts of a table add
-// up to that of the whole. The hash of a key is the first 8 bytes of SHA-256 over salt and key, big-endian: the salt is drawn for each
-// run, so who chooses keys cannot choose keys whose sums are equal. It is not safe for concurrent use.
+// A Digest adds keys to the counts and sums of their ranges. The order of the keys does not matter,
+// and digests of two parts of a table add up to that of the whole. The hash of a key is the first 8
+// bytes of SHA-256 over salt and key, big-endian: the salt is drawn for each run, so who chooses
+// keys cannot choose keys whose sums are equal. It is not safe for concurrent use.
 type Digest struct {
 	bounds []string
 	Counts []int64
@@ -23,7 +24,8 @@ func NewSalt() []byte {
 	return salt
 }
 
-// NewDigest returns an empty digest. bounds are the last keys of all ranges but the last, ascending, and are kept.
+// NewDigest returns an empty digest. bounds are the last keys of all ranges but the last,
+// ascending, and are kept.
 func NewDigest(salt []byte, bounds []string) *Digest {
 	n := len(bounds) + 1
 	return &Digest{bounds: bounds, Counts: make([]int64, n), Sums: make([]uint64, n), buffer: append(make([]byte, 0, 512), salt...)}

@@ -8,11 +8,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A Receiver answers for what one receiver has of one sender, and for nothing else. It is safe for concurrent use.
+// A Receiver answers for what one receiver has of one sender, and for nothing else. It is safe for
+// concurrent use.
 type Receiver struct {
 	Receiver, Source string
-	// Effects is a query whose first column has the idempotency key of each effect, in one row for each. Empty: effects are not
-	// counted. It is part of a statement, so it is the application's or the operator's own, and never a sender's.
+	// Effects is a query whose first column has the idempotency key of each effect, in one row for
+	// each. Empty: effects are not counted. It is part of a statement, so it is the application's
+	// or the operator's own, and never a sender's.
 	Effects string
 	// Read runs f in a transaction that only reads, and in which the receiver's tables are found.
 	Read func(ctx context.Context, f func(pgx.Tx) error) error
@@ -22,11 +24,14 @@ type Receiver struct {
 
 // Bounds of one answer.
 const (
-	// sliceTime is how long a digest reads before it answers with what it has. The question is asked again for the rest.
+	// sliceTime is how long a digest reads before it answers with what it has. The question is
+	// asked again for the rest.
 	sliceTime = 5 * time.Second
-	// slicePages is how many pages of 8 KiB one statement reads: its snapshot must not hold back vacuum.
+	// slicePages is how many pages of 8 KiB one statement reads: its snapshot must not hold back
+	// vacuum.
 	slicePages = 2048
-	// effectsTimeout ends the count of effects, in milliseconds; statementTimeout every other statement.
+	// effectsTimeout ends the count of effects, in milliseconds; statementTimeout every other
+	// statement.
 	effectsTimeout   = "300000"
 	statementTimeout = "30000"
 )
@@ -75,8 +80,9 @@ func (r *Receiver) Answer(ctx context.Context, q Request) (a Answer, err error) 
 	})
 }
 
-// digest reads the table from q.Page on, in the order in which its rows lie, for [sliceTime]. Each statement has a snapshot of its own: a row
-// that moves meanwhile may count twice or not at all, which makes its range differ, and its keys are compared one by one.
+// digest reads the table from q.Page on, in the order in which its rows lie, for [sliceTime]. Each
+// statement has a snapshot of its own: a row that moves meanwhile may count twice or not at all,
+// which makes its range differ, and its keys are compared one by one.
 func (r *Receiver) digest(ctx context.Context, q Request, a *Answer) error {
 	d := NewDigest(q.Salt, q.Bounds)
 	until := time.Now().Add(sliceTime)

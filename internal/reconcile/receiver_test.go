@@ -52,8 +52,8 @@ func heldKeys(held []reconcile.Held) (keys []string) {
 	return keys
 }
 
-// A digest has each key of this receiver and source once, in its range, and no other's: whatever the order of the rows, and however many requests
-// it takes.
+// A digest has each key of this receiver and source once, in its range, and no other's: whatever
+// the order of the rows, and however many requests it takes.
 func TestDigestHasEachKeyOnce(t *testing.T) {
 	t.Parallel()
 	r, pool := newReceiver(t, "")

@@ -141,7 +141,8 @@ func (r *Receiver) doubled(ctx context.Context, tx pgx.Tx, q Request) ([]Held, e
 
 const schemaSQL = `SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'processed_events'::regclass::oid`
 
-// schema returns the quoted schema of the receiver's tables: the search_path of Effects may not lead to them.
+// schema returns the quoted schema of the receiver's tables: the search_path of Effects may not
+// lead to them.
 func (r *Receiver) schema(ctx context.Context) (quoted string, err error) {
 	return quoted, r.Read(ctx, func(tx pgx.Tx) error {
 		var name string
@@ -153,12 +154,12 @@ func (r *Receiver) schema(ctx context.Context) (quoted string, err error) {
 	})
 }
 
-// Both tables are read once, in one snapshot, so that an event and its effect are seen together. Without nested loops, which read all effects for
-// each event where no index has their keys.
+// Both tables are read once, in one snapshot, so that an event and its effect are seen together.
+// Without nested loops, which read all effects for each event where no index has their keys.
 const (
 	hashSQL = `SELECT pg_catalog.set_config('enable_nestloop', 'off', true)`
-	// %[1]s is the schema, %[2]s is [Receiver.Effects]. Of an inbox only what is still there is known to have succeeded: what was removed
-	// may have been ignored.
+	// %[1]s is the schema, %[2]s is [Receiver.Effects]. Of an inbox only what is still there is
+	// known to have succeeded: what was removed may have been ignored.
 	missingSQL = `
 SELECT p.idempotency_key, p.received_at, 'succeeded'::pg_catalog.text, 0::pg_catalog.int8, 0::pg_catalog.int8
 FROM %[1]s.processed_events p

@@ -20,7 +20,8 @@ const (
 	AskMissing    = "missing"    // what was processed and has no effect, of all events or of these keys
 )
 
-// Limits of a [Request]. As JSON the largest one has less than 1 MiB, even if every character of its keys is a quote.
+// Limits of a [Request]. As JSON the largest one has less than 1 MiB, even if every character of
+// its keys is a quote.
 const (
 	MaxBounds     = 8191
 	MaxBoundBytes = 480 << 10
@@ -32,7 +33,8 @@ const (
 // A Request is one question to a receiver. It travels as JSON.
 type Request struct {
 	Ask string `json:"ask"`
-	// Since and Until bound when an event was received, by the receiver's clock: of digests, what is unfinished and what is missing. Zero: no bound.
+	// Since and Until bound when an event was received, by the receiver's clock: of digests, what
+	// is unfinished and what is missing. Zero: no bound.
 	Since time.Time `json:"since,omitzero"`
 	Until time.Time `json:"until,omitzero"`
 	// Salt begins every hash of a digest: 16 bytes, drawn for each run.
@@ -93,11 +95,13 @@ type Answer struct {
 	CountsEffects bool `json:"counts_effects,omitempty"`
 	// Now is the time of the receiver's database. Asked by describe.
 	Now time.Time `json:"now,omitzero"`
-	// RemembersSince is the time since which everything that was received is known. Zero: nothing was ever forgotten.
+	// RemembersSince is the time since which everything that was received is known. Zero: nothing
+	// was ever forgotten.
 	RemembersSince time.Time `json:"remembers_since,omitzero"`
 	// Ranges are the digests of a part of the table; ranges without a row are left out.
 	Ranges []Range `json:"ranges,omitempty"`
-	// Next is the page with which the rest begins. Pages is how many there are: at the end, Next is not below it.
+	// Next is the page with which the rest begins. Pages is how many there are: at the end, Next is
+	// not below it.
 	Next  int64 `json:"next,omitempty"`
 	Pages int64 `json:"pages,omitempty"`
 
@@ -118,7 +122,8 @@ type Held struct {
 	ReceivedAt time.Time `json:"received_at,omitzero"`
 	// EventID in the sender's outbox, as its relay said; 0: unknown. Only what was found has it.
 	EventID int64 `json:"event_id,omitempty,string"`
-	// State is succeeded, ignored, pending, processing or failed; in a list also recorded, for an event of an inbox in any state.
+	// State is succeeded, ignored, pending, processing or failed; in a list also recorded, for an
+	// event of an inbox in any state.
 	State string `json:"state,omitempty"`
 	// Effects is how many there are, where that was asked.
 	Effects int64 `json:"effects,omitempty"`

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// CheckFields fails the test for a field of a struct that a comparison of configurations may not know: a setting that is forgotten there
-// would need a restart in silence.
+// CheckFields fails the test for a field of a struct that a comparison of configurations may not
+// know: a setting that is forgotten there would need a restart in silence.
 func CheckFields(t testing.TB, of any, known ...string) {
 	t.Helper()
 	typ := reflect.TypeOf(of)

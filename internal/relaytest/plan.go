@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Fill adds n deliveries, of which the given share of a hundred is delivered; the rest is pending, some of it in order,
-// some of it claimed.
+// Fill adds n deliveries, of which the given share of a hundred is delivered; the rest is pending,
+// some of it in order, some of it claimed.
 func (db *Database) Fill(n, delivered int) {
 	db.Helper()
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', gen_random_uuid() FROM generate_series(1, $1)`, n)
@@ -23,8 +23,8 @@ func (db *Database) Fill(n, delivered int) {
 
 var big = regexp.MustCompile(`(Scan|using \w+) on (outbox|outbox_delivery|outbox_attempt)( \w+)?$`)
 
-// WantPlan checks that a plan has the given parts, and reads no big table as a whole: neither in a sequential scan, nor
-// through an index without a condition.
+// WantPlan checks that a plan has the given parts, and reads no big table as a whole: neither in a
+// sequential scan, nor through an index without a condition.
 func WantPlan(t testing.TB, what, plan string, want []string) {
 	t.Helper()
 	lines := strings.Split(plan, "\n")

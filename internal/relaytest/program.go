@@ -15,7 +15,8 @@ import (
 	"testing"
 )
 
-// A Program is the outbox-relay that make builds, with a configuration file. Its commands are real processes.
+// A Program is the outbox-relay that make builds, with a configuration file. Its commands are real
+// processes.
 type Program struct {
 	testing.TB
 	path, config string
@@ -112,7 +113,8 @@ func (p *Program) Run() *Running {
 // Reload makes the relay read its configuration again.
 func (r *Running) Reload() { Must(r, r.cmd.Process.Signal(syscall.SIGHUP)) }
 
-// Logs waits for a line about a destination with a message, and with an error or a warning that contains a text.
+// Logs waits for a line about a destination with a message, and with an error or a warning that
+// contains a text.
 func (r *Running) Logs(destination, message, text string) {
 	r.Helper()
 	seen, found := "", false

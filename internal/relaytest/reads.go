@@ -1,14 +1,16 @@
 package relaytest
 
-// The server counts the reads of a session's last transactions in pg_stat_xact_user_tables too, until it has passed them on: at
-// most once a second. So a transaction notes what it finds, and counts from there.
+// The server counts the reads of a session's last transactions in pg_stat_xact_user_tables too,
+// until it has passed them on: at most once a second. So a transaction notes what it finds, and
+// counts from there.
 const (
 	NoteReads  = `CREATE TEMP TABLE noted ON COMMIT DROP AS SELECT relid, seq_scan, idx_tup_fetch FROM pg_stat_xact_user_tables`
 	SinceNoted = `(SELECT x.relname, x.seq_scan - n.seq_scan AS seq_scan, x.idx_tup_fetch - n.idx_tup_fetch AS idx_tup_fetch
 		FROM pg_stat_xact_user_tables x JOIN pg_temp.noted n USING (relid)) reads`
 )
 
-// InsertOld adds events with the keys prefix-1 … prefix-n: created 40 days ago and delivered, to every route, 35 days ago.
+// InsertOld adds events with the keys prefix-1 … prefix-n: created 40 days ago and delivered, to
+// every route, 35 days ago.
 func (db *Database) InsertOld(n int, prefix string) {
 	db.Helper()
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)

@@ -15,7 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// A Receiver is an HTTP server that remembers every request, with its whole body, before it answers.
+// A Receiver is an HTTP server that remembers every request, with its whole body, before it
+// answers.
 type Receiver struct {
 	*httptest.Server
 
@@ -104,7 +105,8 @@ func (rc *Receiver) Keys() (keys []string) {
 	return keys
 }
 
-// Numbers returns the numbers behind a prefix in the keys of the requests, such as "1 2 2" of "k-1", "k-2" and "k-2".
+// Numbers returns the numbers behind a prefix in the keys of the requests, such as "1 2 2" of
+// "k-1", "k-2" and "k-2".
 func (rc *Receiver) Numbers(prefix string) string {
 	var numbers []string
 	for _, key := range rc.Keys() {
@@ -144,7 +146,8 @@ func (g *Gate) Pass(r Request) {
 	}
 }
 
-// NewGated returns a receiver at which the first request of each of the keys waits, or of every event if none is given.
+// NewGated returns a receiver at which the first request of each of the keys waits, or of every
+// event if none is given.
 func NewGated(t testing.TB, keys ...string) (*Gate, *Receiver) {
 	t.Helper()
 	g := NewGate(t)

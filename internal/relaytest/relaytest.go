@@ -16,10 +16,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// Patience bounds every wait: a test that reaches it has waited for something that does not come. It measures nothing.
+// Patience bounds every wait: a test that reaches it has waited for something that does not come.
+// It measures nothing.
 const Patience = time.Minute
 
-// Eventually waits until done is true. It is for what no hook reports, such as what stands in the database.
+// Eventually waits until done is true. It is for what no hook reports, such as what stands in the
+// database.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	testkit.Eventually(t, what, done)
@@ -40,8 +42,8 @@ type Database struct {
 	Pool *pgxpool.Pool
 }
 
-// New returns an outbox that routes everything to the given destinations, "default" if none is given. Relays of TestThroughPooler reach
-// it through a PgBouncer.
+// New returns an outbox that routes everything to the given destinations, "default" if none is
+// given. Relays of TestThroughPooler reach it through a PgBouncer.
 func New(t testing.TB, destinations ...string) *Database {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Outbox)
@@ -61,8 +63,8 @@ func Covered(t testing.TB, destinations ...string) *Database {
 	return db
 }
 
-// Cover makes each insert of events make their pending deliveries too, as when a relay has taken the events and set them aside. No relay
-// takes them.
+// Cover makes each insert of events make their pending deliveries too, as when a relay has taken
+// the events and set them aside. No relay takes them.
 func (db *Database) Cover() {
 	db.Helper()
 	db.Exec(coverTrigger)
@@ -102,7 +104,8 @@ func (db *Database) Route(destinations ...string) {
 	db.Exec(`DELETE FROM outbox_destination WHERE destination = ANY ($1) AND NOT paused AND breaker = 'closed'`, destinations) // nothing is parked
 }
 
-// Exec runs a statement, or several without arguments, and returns how many rows the last one touched.
+// Exec runs a statement, or several without arguments, and returns how many rows the last one
+// touched.
 func (db *Database) Exec(statement string, args ...any) int64 {
 	db.Helper()
 	tag, err := db.Pool.Exec(db.Context(), statement, args...)
@@ -175,8 +178,8 @@ func (db *Database) Settled(status, where string) {
 		WHERE `+where, status)
 }
 
-// RewriteAudit changes entries of the audit, whose trigger would refuse it, such as to those of an operation that was killed. set is what
-// follows SET.
+// RewriteAudit changes entries of the audit, whose trigger would refuse it, such as to those of an
+// operation that was killed. set is what follows SET.
 func (db *Database) RewriteAudit(set string) {
 	db.Helper()
 	db.Exec(`ALTER TABLE outbox_audit DISABLE TRIGGER outbox_audit_is_kept; UPDATE outbox_audit SET ` + set + `; ALTER TABLE outbox_audit ENABLE TRIGGER outbox_audit_is_kept`)

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// ResolverTo returns a resolver to which every name has the one IPv4 address that is answered at that moment.
+// ResolverTo returns a resolver to which every name has the one IPv4 address that is answered at
+// that moment.
 func ResolverTo(t testing.TB, address func() netip.Addr) *net.Resolver {
 	t.Helper()
 	server, err := net.ListenPacket("udp", "127.0.0.1:0")

@@ -6,16 +6,21 @@ import (
 	"testing"
 )
 
-// An Unready is a destination of a log that cannot store events, or not all of them, until a person mends something.
+// An Unready is a destination of a log that cannot store events, or not all of them, until a person
+// mends something.
 type Unready struct {
 	Settings string // the destination's, as YAML in a line; from Mend on with what that returns
-	// Problem is what run logs at the start, and config check --connect reports, with exit code 1. Empty: they find none.
+	// Problem is what run logs at the start, and config check --connect reports, with exit code 1.
+	// Empty: they find none.
 	Problem string
-	// Warning is what run logs at the start of a destination that works, and config check --connect reports.
+	// Warning is what run logs at the start of a destination that works, and config check --connect
+	// reports.
 	Warning string
-	// Attempt is the error of the attempts until Mend; empty: that of Problem, or none after a Warning.
+	// Attempt is the error of the attempts until Mend; empty: that of Problem, or none after a
+	// Warning.
 	Attempt string
-	// Refused is the error of the one event that fails, since it is larger than LargeEvent; empty: it is delivered.
+	// Refused is the error of the one event that fails, since it is larger than LargeEvent; empty:
+	// it is delivered.
 	Refused string
 	// Mend mends it, and returns the settings from then on; empty: those of before.
 	Mend func() (settings string)
@@ -29,11 +34,13 @@ const (
 	halfReady = "destination is ready, but it will not store all events as they should be"
 )
 
-// LargeEvent is the size of the payload of the largest event that destinations are tried with, in bytes.
+// LargeEvent is the size of the payload of the largest event that destinations are tried with, in
+// bytes.
 const LargeEvent = 6000
 
-// CheckUnready runs one relay with all destinations, and a good one beside them. It shows that each is reported at the start, that the good one gets
-// its events, that the others' events wait, and that they arrive once each is mended.
+// CheckUnready runs one relay with all destinations, and a good one beside them. It shows that each
+// is reported at the start, that the good one gets its events, that the others' events wait, and
+// that they arrive once each is mended.
 func CheckUnready(t *testing.T, program, good string, all map[string]Unready) {
 	t.Helper()
 	names := []string{"good"}
@@ -105,7 +112,8 @@ func checkStored(t *testing.T, name string, u Unready) {
 	}
 }
 
-// checkConnect checks that config check accepts the settings, and with --connect reports each problem.
+// checkConnect checks that config check accepts the settings, and with --connect reports each
+// problem.
 func checkConnect(p *Program, all map[string]Unready) {
 	p.Helper()
 	if code, _, stderr := p.Command("config", "check"); code != 0 {

@@ -13,8 +13,8 @@ type Querier interface {
 	Query(ctx context.Context, statement string, args ...any) (pgx.Rows, error)
 }
 
-// Structs runs a statement whose columns are the fields of T in their order, and returns its rows; never nil without an error. what says in the
-// error what failed.
+// Structs runs a statement whose columns are the fields of T in their order, and returns its rows;
+// never nil without an error. what says in the error what failed.
 func Structs[T any](ctx context.Context, q Querier, what, statement string, args ...any) ([]T, error) {
 	return collect(ctx, q, pgx.RowToStructByPos[T], what, statement, args)
 }

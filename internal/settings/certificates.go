@@ -24,7 +24,8 @@ func WatchAuthorities(log *zerolog.Logger, name string) (*Watched[*x509.CertPool
 	}, name)
 }
 
-// parseAuthorities reads a bundle of certificates. x509.CertPool itself skips certificates that it cannot read.
+// parseAuthorities reads a bundle of certificates. x509.CertPool itself skips certificates that it
+// cannot read.
 func parseAuthorities(name string, content []byte) (*x509.CertPool, error) {
 	pool, found := x509.NewCertPool(), false
 	for {
@@ -71,7 +72,8 @@ func WatchKeyPair(log *zerolog.Logger, certName, keyName string) (*KeyPair, erro
 	return &KeyPair{pair: pair, name: certName, log: log, next: time.Now().Add(24 * time.Hour)}, err
 }
 
-// Get returns the certificate that the files hold now. Once a day it logs that the certificate ends soon.
+// Get returns the certificate that the files hold now. Once a day it logs that the certificate ends
+// soon.
 func (k *KeyPair) Get() *tls.Certificate {
 	certificate := k.pair.Get()
 	if notice := k.Notice(); notice != "" {

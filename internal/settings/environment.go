@@ -13,7 +13,8 @@ import (
 	"syscall"
 )
 
-// An environment holds the variables that are set. The value from a …_FILE stands under the name without the suffix.
+// An environment holds the variables that are set. The value from a …_FILE stands under the name
+// without the suffix.
 type environment map[string]*variable
 
 type variable struct {
@@ -23,8 +24,8 @@ type variable struct {
 	referred bool // the file refers to it as ${NAME}
 }
 
-// acts reports whether the variable sets a setting. One that the file refers to acts only there: a file that gives
-// OUTBOX_DESTINATION_URL a name of its own would otherwise deliver to it twice.
+// acts reports whether the variable sets a setting. One that the file refers to acts only there: a
+// file that gives OUTBOX_DESTINATION_URL a name of its own would otherwise deliver to it twice.
 func (v *variable) acts() bool { return v != nil && !v.broken && !v.referred }
 
 func (v *variable) origin() Origin { return Origin{source: fromEnv, name: v.name} }
@@ -65,7 +66,8 @@ func (s *Set) readEnvironment(list []string) environment {
 	return env
 }
 
-// readSecret returns what a file holds, without the newline that editors put at its end, or what is wrong with it.
+// readSecret returns what a file holds, without the newline that editors put at its end, or what is
+// wrong with it.
 func (s *Set) readSecret(file string, at Origin) (text, problem string) {
 	if file == "" {
 		return "", "is set but empty; unset it or name a file"
@@ -86,15 +88,16 @@ func (s *Set) readSecret(file string, at Origin) (text, problem string) {
 
 const openToAll = "%s is readable by everyone on this machine; run: chmod o-r %s"
 
-// WarnReadable warns of a secret file that everyone on the machine can read. path is the setting that names it.
+// WarnReadable warns of a secret file that everyone on the machine can read. path is the setting
+// that names it.
 func (s *Set) WarnReadable(path, file string) {
 	if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o004 != 0 {
 		s.WarnAt(path, openToAll, file, file)
 	}
 }
 
-// readRegular reads a file of at most limit bytes. It opens without blocking and refuses what is not a regular file: a
-// FIFO would wait for a writer for ever, /dev/zero never ends.
+// readRegular reads a file of at most limit bytes. It opens without blocking and refuses what is
+// not a regular file: a FIFO would wait for a writer for ever, /dev/zero never ends.
 func readRegular(name string, limit int64) ([]byte, fs.FileMode, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // G304: the operator names the file
 	if err != nil {
@@ -133,8 +136,8 @@ var reference = regexp.MustCompile(`\$\$|\$\{([^}]*)(\}?)`)
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// lookUp returns the variable that a file refers to as ${NAME}: NAME, or what the file holds that NAME_FILE names; nil: neither
-// is set. It says what is wrong with that file.
+// lookUp returns the variable that a file refers to as ${NAME}: NAME, or what the file holds that
+// NAME_FILE names; nil: neither is set. It says what is wrong with that file.
 func (s *Set) lookUp(e environment, name string) (v *variable, problem string) {
 	file := e[name+fileSuffix]
 	if e[name] == nil && file != nil {
@@ -152,7 +155,8 @@ func (s *Set) lookUp(e environment, name string) (v *variable, problem string) {
 	return v, ""
 }
 
-// expand replaces ${NAME} and ${NAME:-default}, and $$ by $, or says what is wrong with a reference.
+// expand replaces ${NAME} and ${NAME:-default}, and $$ by $, or says what is wrong with a
+// reference.
 func (s *Set) expand(e environment, text string) (expanded, problem string) {
 	expanded = reference.ReplaceAllStringFunc(text, func(match string) string {
 		if match == "$$" {
@@ -185,7 +189,8 @@ func (s *Set) expand(e environment, text string) (expanded, problem string) {
 	return expanded, problem
 }
 
-// kubernetesLink matches what Kubernetes sets for a service called outbox-…, such as OUTBOX_RELAY_PORT_80_TCP_ADDR.
+// kubernetesLink matches what Kubernetes sets for a service called outbox-…, such as
+// OUTBOX_RELAY_PORT_80_TCP_ADDR.
 var kubernetesLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$`)
 
 // warnUnknown warns of variables that look like settings and are none.

@@ -18,7 +18,8 @@ import (
 // MaxFile bounds the file, in bytes.
 const MaxFile = 16 << 20
 
-// A file is refused before its tree is built when that could have more than maxParsed nodes, of some 200 bytes each.
+// A file is refused before its tree is built when that could have more than maxParsed nodes, of
+// some 200 bytes each.
 const (
 	maxParsed   = 3_000_000
 	maxNodes    = 1_000_000 // values in the file
@@ -26,8 +27,8 @@ const (
 	maxProblems = 100       // after which the rest of the file is not read
 )
 
-// readFile reads the file that the flag or the variable names, or the table's file if it exists. It reports whether it could
-// read all of it.
+// readFile reads the file that the flag or the variable names, or the table's file if it exists. It
+// reports whether it could read all of it.
 func (s *Set) readFile(from Sources, env environment) bool {
 	at, name := Origin{source: fromFile, name: s.table.File}, s.table.File
 	if v := env[s.table.configEnv()]; v != nil {
@@ -100,8 +101,8 @@ func parseYAML(content []byte) (root *yaml.Node, line int, problem string) {
 	return nil, line, "is not YAML: " + yamlLine.ReplaceAllString(err.Error(), "")
 }
 
-// mayHaveNodes returns how many nodes the tree of a file may have at most. Each node follows an indicator of YAML, but for the first:
-// a key and its value follow a comma, a brace or a colon.
+// mayHaveNodes returns how many nodes the tree of a file may have at most. Each node follows an
+// indicator of YAML, but for the first: a key and its value follow a comma, a brace or a colon.
 func mayHaveNodes(content []byte) (n int) {
 	n = 2
 	for i, b := range content {

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// problemsOf returns the problems of a set as its error prints them, without the directory of its files.
+// problemsOf returns the problems of a set as its error prints them, without the directory of its
+// files.
 func problemsOf(s *Set, dir string) []string {
 	var lines []string
 	for _, p := range s.Problems {

@@ -17,7 +17,8 @@ func count(n *yaml.Node) int {
 	return total
 }
 
-// A file is refused before its tree is built if that would be too large: no text may have more nodes than are expected of it.
+// A file is refused before its tree is built if that would be too large: no text may have more
+// nodes than are expected of it.
 func TestNoFileHasMoreNodesThanExpected(t *testing.T) {
 	t.Parallel()
 	parts := []string{"a", `"b"`, "'", ":", ": ", ",", ", ", "{", "}", "[", "]", "- ", "-\n", "\n", " ", "  ", "? ", "&x ", "*x ", "!t ", "|\n", "#", "{a,b}", "[,", "\"\":/", "---\n", "\t"}

@@ -132,7 +132,8 @@ func ParseChoice[T ~string](options ...T) Parser[T] {
 	}
 }
 
-// Quote returns a wrong value for a message: escaped, and cut so that a file pasted into a variable does not fill the screen.
+// Quote returns a wrong value for a message: escaped, and cut so that a file pasted into a variable
+// does not fill the screen.
 func Quote(text string) string {
 	const limit = 60
 	if len(text) > limit {
@@ -145,7 +146,8 @@ func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(r rune) bool { return r < 0x20 || r >= 0x7f && r < 0xa0 })
 }
 
-// Nearest returns the candidate spelled most like word, or that begins like it; empty if none is close.
+// Nearest returns the candidate spelled most like word, or that begins like it; empty if none is
+// close.
 func Nearest(word string, candidates []string) string {
 	best, bestDistance := "", max(2, len(word)/3)+1
 	if len(word) > 64 {

@@ -44,7 +44,8 @@ func (o Origin) String() string {
 // Flag is the origin of what a flag of a command says.
 func Flag(name string) Origin { return Origin{source: fromFlag, name: name} }
 
-// A Problem is one mistake: where it was made, what is wrong, what to write instead. It repeats no secret.
+// A Problem is one mistake: where it was made, what is wrong, what to write instead. It repeats no
+// secret.
 type Problem struct {
 	origin Origin
 	path   string // of the setting; empty: the file or the environment as a whole
@@ -52,8 +53,8 @@ type Problem struct {
 	bare   bool // the text names the place itself
 }
 
-// String returns the problem as one printable line. A variable or flag is the setting's name already; elsewhere the path says
-// which setting of a line has the problem.
+// String returns the problem as one printable line. A variable or flag is the setting's name
+// already; elsewhere the path says which setting of a line has the problem.
 func (p Problem) String() string {
 	var parts []string
 	if p.origin.source != fromDefault {
@@ -65,7 +66,8 @@ func (p Problem) String() string {
 	return plain.Line(strings.Join(append(parts, p.text), ": "))
 }
 
-// Problem reports a mistake that was made at an origin. Without a text, as a [Parser] returns it, there is none.
+// Problem reports a mistake that was made at an origin. Without a text, as a [Parser] returns it,
+// there is none.
 func (s *Set) Problem(at Origin, path, format string, args ...any) {
 	if format != "" {
 		s.Problems = append(s.Problems, Problem{origin: at, path: path, text: sprintf(format, args)})
@@ -90,8 +92,8 @@ func sprintf(format string, args []any) string {
 	return fmt.Sprintf(format, args...)
 }
 
-// Failed reports whether a mistake at path, or in a section around it, was reported already. A later check would only repeat
-// it, with the default in place of the intended value.
+// Failed reports whether a mistake at path, or in a section around it, was reported already. A
+// later check would only repeat it, with the default in place of the intended value.
 func (s *Set) Failed(path string) bool {
 	return slices.ContainsFunc(s.Problems, func(p Problem) bool {
 		return p.path != "" && !p.bare && (p.path == path || strings.HasPrefix(path, p.path+".") || strings.HasPrefix(path, p.path+"["))
@@ -103,7 +105,8 @@ func (s *Set) FailedBelow(path string) bool {
 	return slices.ContainsFunc(s.Problems, func(p Problem) bool { return strings.HasPrefix(p.path, path+".") || p.bare && p.path == path })
 }
 
-// ProblemAt reports a mistake at a path, with the origin of its value or of the nearest section around it.
+// ProblemAt reports a mistake at a path, with the origin of its value or of the nearest section
+// around it.
 func (s *Set) ProblemAt(path, text string) {
 	for at := path; at != ""; at = parent(at) {
 		if e, ok := s.entry(at); ok {
@@ -114,8 +117,9 @@ func (s *Set) ProblemAt(path, text string) {
 	s.Problem(Origin{}, path, text)
 }
 
-// Keep drops the problems and warnings of other sections than these; without sections it drops none. It sorts the rest in the order
-// in which a person corrects them, the file from top to bottom first, and drops repetitions that a shared default causes.
+// Keep drops the problems and warnings of other sections than these; without sections it drops
+// none. It sorts the rest in the order in which a person corrects them, the file from top to bottom
+// first, and drops repetitions that a shared default causes.
 func (s *Set) Keep(sections ...string) {
 	s.Problems, s.Warnings = ofSections(s.Problems, sections), ofSections(s.Warnings, sections)
 }

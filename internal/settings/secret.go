@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// A Secret is a text that must not be shown. Formatting it, and encoding it as JSON, YAML or text, yields [Mask]. Code
-// that needs the text itself converts it visibly: string(s).
+// A Secret is a text that must not be shown. Formatting it, and encoding it as JSON, YAML or text,
+// yields [Mask]. Code that needs the text itself converts it visibly: string(s).
 type Secret string
 
 // Mask stands for a secret wherever one would be printed.

@@ -39,8 +39,9 @@ type entry struct {
 	path   string // where it was written: below defaults for what a destination inherits from there
 }
 
-// Load reads every source along the table. It reports what is wrong with single values, and leaves what concerns several of them
-// to the caller, who completes the set ([Set.Inherit], [Set.Default]) and then binds it.
+// Load reads every source along the table. It reports what is wrong with single values, and leaves
+// what concerns several of them to the caller, who completes the set ([Set.Inherit], [Set.Default])
+// and then binds it.
 func Load(table Table, from Sources) *Set {
 	s := &Set{table: table, shape: newShape(table.Rows), entries: map[string]entry{}, children: map[string][]string{}}
 	for _, r := range table.Rows {
@@ -119,8 +120,8 @@ func (s *Set) Add(section, child string, at Origin) {
 	s.set(child, nil, at)
 }
 
-// Children returns the names in a section that the file gives names to, or the paths of a list's entries, in the order of the
-// sources.
+// Children returns the names in a section that the file gives names to, or the paths of a list's
+// entries, in the order of the sources.
 func (s *Set) Children(section string) []string { return s.children[section] }
 
 // Has reports whether a source or a default sets the path, be it a setting or a section.
@@ -141,11 +142,13 @@ func (s *Set) Own(path string) bool {
 	return e.path == path
 }
 
-// An inheritance is where the children of a section have the values from that they do not set themselves.
+// An inheritance is where the children of a section have the values from that they do not set
+// themselves.
 type inheritance struct{ section, from string }
 
-// Inherit gives every child of a section the values that it does not set itself, from another section. They are looked up there: with
-// thousands of destinations, copies would be most of what a configuration holds.
+// Inherit gives every child of a section the values that it does not set itself, from another
+// section. They are looked up there: with thousands of destinations, copies would be most of what a
+// configuration holds.
 func (s *Set) Inherit(section, from string) {
 	s.inherits = append(s.inherits, inheritance{section, from})
 }
@@ -174,11 +177,12 @@ func (s *Set) entry(path string) (e entry, ok bool) {
 	return entry{}, false
 }
 
-// Release forgets all values, which a relay that runs does not need again. Problems and warnings stay.
+// Release forgets all values, which a relay that runs does not need again. Problems and warnings
+// stay.
 func (s *Set) Release() { s.entries, s.children = nil, nil }
 
-// Bind writes the values below path into the fields of the rows, whose own paths continue it. A row that ends in "*" gets
-// every value there as a map. Fields without a value stay as they are.
+// Bind writes the values below path into the fields of the rows, whose own paths continue it. A row
+// that ends in "*" gets every value there as a map. Fields without a value stay as they are.
 func (s *Set) Bind(path string, rows []Row) {
 	for _, r := range rows {
 		at := below(path, r.Path)

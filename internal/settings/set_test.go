@@ -83,7 +83,8 @@ func (p *program) load(file string, from Sources) *Set {
 	return s
 }
 
-// Flags win over the environment, that over the file, that over defaults. A child takes what it does not set from the shared section.
+// Flags win over the environment, that over the file, that over defaults. A child takes what it
+// does not set from the shared section.
 func TestSourcesAndInheritance(t *testing.T) {
 	t.Parallel()
 	p, s := load(t, "name: file\ndefaults: {timeout: 7s}\nservers: {a: {tags: [x]}, b: {timeout: 9s}}\n",

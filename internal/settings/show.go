@@ -96,8 +96,8 @@ func textNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: plain.Line(text)}
 }
 
-// scalarNode writes a value as the file would spell it. Numbers and booleans need no quotes. A text gets them where YAML would
-// read something else.
+// scalarNode writes a value as the file would spell it. Numbers and booleans need no quotes. A text
+// gets them where YAML would read something else.
 func scalarNode(value any) *yaml.Node {
 	switch v := value.(type) {
 	case time.Duration:

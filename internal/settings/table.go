@@ -7,7 +7,8 @@ import (
 
 // A Table describes every setting of a program.
 type Table struct {
-	// Prefix of the environment variables, such as "OUTBOX_". The variable Prefix+"CONFIG" names the file.
+	// Prefix of the environment variables, such as "OUTBOX_". The variable Prefix+"CONFIG" names
+	// the file.
 	Prefix string
 	// File is read if it exists and neither the flag "config" nor the variable names one.
 	File string
@@ -19,22 +20,25 @@ type Table struct {
 
 // A Row is one setting.
 type Row struct {
-	// Path as the file spells it. "*" stands for a name that the file chooses, "[]" for a position in a list.
+	// Path as the file spells it. "*" stands for a name that the file chooses, "[]" for a position
+	// in a list.
 	Path string
-	// Env is the variable without the table's prefix. Empty: none. With "[]" in the path, the variable replaces the
-	// entries of the list that have this key.
+	// Env is the variable without the table's prefix. Empty: none. With "[]" in the path, the
+	// variable replaces the entries of the list that have this key.
 	Env string
-	// Or is a variable that users know from other programs, by its whole name. It sets the row where neither a flag, Env nor
-	// the file does, and counts as not set when it is empty. Empty: none.
+	// Or is a variable that users know from other programs, by its whole name. It sets the row
+	// where neither a flag, Env nor the file does, and counts as not set when it is empty. Empty:
+	// none.
 	Or string
 	// Flag without "--". Empty: none.
 	Flag string
-	// FromFile: the variable may be given as …_FILE instead, the name of a file that holds the value.
+	// FromFile: the variable may be given as …_FILE instead, the name of a file that holds the
+	// value.
 	FromFile bool
 	// Value says how the setting is parsed, what its default is, and where it is written.
 	Value Value
-	// Make runs before a variable or flag sets a row with "*" in its path, to add the section around it. Nil: the value
-	// makes no section.
+	// Make runs before a variable or flag sets a row with "*" in its path, to add the section
+	// around it. Nil: the value makes no section.
 	Make func(s *Set, at Origin)
 }
 
@@ -50,13 +54,15 @@ type Value struct {
 	show  func(value any) string // nil: [Set.Show] prints the value as it is
 }
 
-// A Parser returns the value that a text stands for, or what is wrong with the text (empty: nothing).
+// A Parser returns the value that a text stands for, or what is wrong with the text (empty:
+// nothing).
 type Parser[T any] func(text string) (value T, problem string)
 
 // To returns a function that writes to a field.
 func To[T any](field *T) func(T) { return func(value T) { *field = value } }
 
-// One describes a setting with one value. Problems show example. The default, if there is one, is the last argument.
+// One describes a setting with one value. Problems show example. The default, if there is one, is
+// the last argument.
 func One[T any](example string, parse Parser[T], bind func(T), standard ...T) Value {
 	return newValue(Value{example: example, bind: bound(bind), parse: func(texts []string) (any, []string) {
 		value, problem := parse(texts[0])
@@ -120,7 +126,8 @@ func Under(path string, rows []Row) []Row {
 	return rows
 }
 
-// Inherited returns the rows without variables, flags and defaults: the file sets them, or [Set.Inherit].
+// Inherited returns the rows without variables, flags and defaults: the file sets them, or
+// [Set.Inherit].
 func Inherited(rows []Row) []Row {
 	rows = slices.Clone(rows)
 	for i := range rows {
@@ -140,8 +147,8 @@ func (t Table) variable(r Row) string {
 // configEnv is the variable that names the file.
 func (t Table) configEnv() string { return t.Prefix + "CONFIG" }
 
-// A shape is the tree that the rows make. Its nodes are named by patterns, in which the position in a list is a step
-// of its own: "routes.[].event".
+// A shape is the tree that the rows make. Its nodes are named by patterns, in which the position in
+// a list is a step of its own: "routes.[].event".
 type shape struct {
 	paths    []string // of the rows
 	rows     map[string]Row
@@ -177,8 +184,8 @@ func (s shape) step(pattern, key string) (string, bool) {
 
 func (s shape) isList(pattern string) bool { return slices.Contains(s.children[pattern], "[]") }
 
-// guess returns the key that an unknown one probably stands for: the same key in another section, which a wrong
-// indentation makes of it, or a neighbour with a similar spelling. Empty: none.
+// guess returns the key that an unknown one probably stands for: the same key in another section,
+// which a wrong indentation makes of it, or a neighbour with a similar spelling. Empty: none.
 func (s shape) guess(pattern, key string) string {
 	for _, path := range s.paths {
 		for ; path != "" && !strings.ContainsAny(path, "*["); path = parent(path) {

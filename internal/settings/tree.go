@@ -58,8 +58,8 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 	}
 }
 
-// spend counts a value and reports whether it may be read: aliases can make a small file endless, and a MiB of unknown keys would
-// print 6 MiB and take seconds of searches for what was meant.
+// spend counts a value and reports whether it may be read: aliases can make a small file endless,
+// and a MiB of unknown keys would print 6 MiB and take seconds of searches for what was meant.
 func (r *fileReader) spend(at Origin) bool {
 	if r.budget < 0 {
 		return false
@@ -121,7 +121,8 @@ func (r *fileReader) unknown(at Origin, pattern, path, key string) {
 	r.Problems = append(r.Problems, Problem{origin: at, path: path, text: text, bare: true})
 }
 
-// secretName finds the names, among those that the file chooses, whose values are secrets. None of such values is shown.
+// secretName finds the names, among those that the file chooses, whose values are secrets. None of
+// such values is shown.
 var secretName = regexp.MustCompile(`(?i)[^.]*(auth|token|secret|password|cookie|key)[^.]*$`)
 
 // setting reads one value. named reports whether the file has chosen the last part of its path.

@@ -12,9 +12,10 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// A Watched value comes from one or several files, and is read again when one of them changes: certificates are renewed and
-// tokens rotated under a running process. [Watched.Get] looks at the files, so that no goroutine and no signal is needed.
-// A file that cannot be used leaves the value as it was.
+// A Watched value comes from one or several files, and is read again when one of them changes:
+// certificates are renewed and tokens rotated under a running process. [Watched.Get] looks at the
+// files, so that no goroutine and no signal is needed. A file that cannot be used leaves the value
+// as it was.
 type Watched[T any] struct {
 	names []string
 	limit int64 // bytes, of each file
@@ -28,7 +29,8 @@ type Watched[T any] struct {
 	mistake  string        // with the files as they are; it is logged once
 }
 
-// WatchFiles returns the value that the files hold now, or what is wrong with them. Changes are logged.
+// WatchFiles returns the value that the files hold now, or what is wrong with them. Changes are
+// logged.
 func WatchFiles[T any](log *zerolog.Logger, limit int64, parse func([][]byte) (T, error), names ...string) (*Watched[T], error) {
 	w := &Watched[T]{names: names, limit: limit, parse: parse, log: log}
 	return w, w.read(time.Now())
@@ -66,14 +68,14 @@ func (w *Watched[T]) unchanged() bool {
 	return true
 }
 
-// sameState reports whether a file is still the one that was read. A file that is swapped in by a rename or a symbolic
-// link may have the old one's size and time.
+// sameState reports whether a file is still the one that was read. A file that is swapped in by a
+// rename or a symbolic link may have the old one's size and time.
 func sameState(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// fresh is how long after a change a file is read again at every look: it may be half written, and the second half may
-// carry the time of the first.
+// fresh is how long after a change a file is read again at every look: it may be half written, and
+// the second half may carry the time of the first.
 const fresh = 2 * time.Second
 
 func (w *Watched[T]) read(now time.Time) error {

@@ -79,7 +79,8 @@ func TestWatchedFiles(t *testing.T) {
 	is(t, "six")
 	logged(t, "no such file")
 
-	// As Kubernetes swaps a secret: the link changes, and the new file may be as long and as old as the former.
+	// As Kubernetes swaps a secret: the link changes, and the new file may be as long and as old as
+	// the former.
 	for _, version := range []string{"v1", "v2"} {
 		write(filepath.Join(dir, version), version)
 		age(filepath.Join(dir, version))

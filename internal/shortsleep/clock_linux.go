@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A clock is a timer of the kernel (timerfd_create(2)), whose end wakes Go's poller like data on a connection.
+// A clock is a timer of the kernel (timerfd_create(2)), whose end wakes Go's poller like data on a
+// connection.
 type clock struct {
 	fd          int // of file, which would no longer be waited for by the poller after File.Fd
 	file        *os.File

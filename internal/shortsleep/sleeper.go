@@ -2,13 +2,15 @@ package shortsleep
 
 import "time"
 
-// Longest is the longest sleep for which a [Sleeper] is of use: longer ones are as exact by a timer of Go.
+// Longest is the longest sleep for which a [Sleeper] is of use: longer ones are as exact by a timer
+// of Go.
 const Longest = time.Millisecond
 
 // A Sleeper is for one goroutine. It holds a file descriptor until Close.
 type Sleeper struct{ clock }
 
-// New returns a Sleeper. On systems without such a clock, and where the kernel refuses one, it sleeps by a timer of Go.
+// New returns a Sleeper. On systems without such a clock, and where the kernel refuses one, it
+// sleeps by a timer of Go.
 func New() *Sleeper { return &Sleeper{newClock()} }
 
 // Sleep sleeps for at least d, which must be positive. Nothing ends it sooner.

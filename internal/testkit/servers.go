@@ -10,8 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
 )
 
-// Servers starts servers of one kind for the tests of a package: one that most tests share, and others for a test alone. Its methods are
-// safe for concurrent use.
+// Servers starts servers of one kind for the tests of a package: one that most tests share, and
+// others for a test alone. Its methods are safe for concurrent use.
 type Servers struct {
 	Need    func(t testing.TB)                            // ends t when a program is missing, and says how to install it
 	Command func(dir string, settings ...string) []string // starts one that listens on the socket in dir

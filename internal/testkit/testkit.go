@@ -1,4 +1,5 @@
-// Package testkit has what tests of every module share. It needs no database, and no package outside of the standard library.
+// Package testkit has what tests of every module share. It needs no database, and no package
+// outside of the standard library.
 package testkit
 
 import (
@@ -11,7 +12,8 @@ import (
 	"time"
 )
 
-// Patience bounds every wait: a test that reaches it has waited for something that does not come. It measures nothing.
+// Patience bounds every wait: a test that reaches it has waited for something that does not come.
+// It measures nothing.
 const Patience = 2 * time.Minute
 
 // Must ends the test when err is not nil. Call it on the test's own goroutine.
@@ -22,7 +24,8 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Equal reports what is not as it has to be. Unlike [Must] it may be called on any goroutine, and lets the test continue.
+// Equal reports what is not as it has to be. Unlike [Must] it may be called on any goroutine, and
+// lets the test continue.
 func Equal[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
@@ -56,7 +59,8 @@ func ErrorContains(t testing.TB, what string, err error, text string) {
 	}
 }
 
-// Eventually waits until done is true. It is for what no hook reports, such as what stands in the database.
+// Eventually waits until done is true. It is for what no hook reports, such as what stands in the
+// database.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(10 * time.Millisecond)

@@ -1,5 +1,6 @@
-// Package testsize keeps make test short. With -short, as make test has it, the longest tests are skipped and others take
-// smaller amounts. Without it, as in make test-all, everything runs in full.
+// Package testsize keeps make test short. With -short, as make test has it, the longest tests are
+// skipped and others take smaller amounts. Without it, as in make test-all, everything runs in
+// full.
 package testsize
 
 import (
@@ -9,7 +10,8 @@ import (
 	"testing"
 )
 
-// Long skips t in make test. Quick tests of a core promise (nothing lost, nothing twice, order, rescue) must not call it.
+// Long skips t in make test. Quick tests of a core promise (nothing lost, nothing twice, order,
+// rescue) must not call it.
 func Long(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -17,9 +19,9 @@ func Long(t testing.TB) {
 	}
 }
 
-// OneIn skips t, a row of a matrix, in make test, but for about one row in n and those that end in one of the names always. The
-// name of the row chooses, so that every run has the same rows. A row that alone tests a core promise must be in always, as go test
-// prints it.
+// OneIn skips t, a row of a matrix, in make test, but for about one row in n and those that end in
+// one of the names always. The name of the row chooses, so that every run has the same rows. A row
+// that alone tests a core promise must be in always, as go test prints it.
 func OneIn(t testing.TB, n uint32, always ...string) {
 	t.Helper()
 	hash := fnv.New32a()

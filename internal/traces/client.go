@@ -26,8 +26,9 @@ const maxAnswer = 64 << 10
 
 // client sends batches by OTLP over HTTP, in protobuf. It implements the SDK's otlptrace.Client.
 //
-// Neither the guard of egress nor its proxy applies: no event and no receiver has a say in where the collector is, and its
-// usual place is this host, which egress.allow_private may exclude. Redirects are not followed.
+// Neither the guard of egress nor its proxy applies: no event and no receiver has a say in where
+// the collector is, and its usual place is this host, which egress.allow_private may exclude.
+// Redirects are not followed.
 type client struct {
 	cfg    *Config
 	http   *http.Client
@@ -69,7 +70,8 @@ func (c *client) Stop(context.Context) error {
 	return nil
 }
 
-// UploadTraces sends a batch. What may pass is tried again until ctx is done, or the client is closing.
+// UploadTraces sends a batch. What may pass is tried again until ctx is done, or the client is
+// closing.
 func (c *client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans) error {
 	// The message of the service, ExportTraceServiceRequest, is the same on the wire.
 	body, err := proto.Marshal(&tracepb.TracesData{ResourceSpans: spans})
@@ -151,8 +153,8 @@ func (c *client) send(ctx context.Context, body []byte) error {
 	return nil
 }
 
-// rejectedSpans returns how many spans an ExportTraceServiceResponse says were refused: the first field of its first field.
-// What is not such a message refuses none.
+// rejectedSpans returns how many spans an ExportTraceServiceResponse says were refused: the first
+// field of its first field. What is not such a message refuses none.
 func rejectedSpans(answer []byte) int {
 	number, kind, n := protowire.ConsumeTag(answer)
 	if n < 0 || number != 1 || kind != protowire.BytesType {

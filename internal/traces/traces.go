@@ -21,15 +21,18 @@ type Config struct {
 	Endpoint *url.URL
 	// Headers of every request, such as a credential. They appear in no log.
 	Headers map[string]string
-	// ServiceName is the resource's service.name, Version its service.version, and Instance its service.instance.id.
+	// ServiceName is the resource's service.name, Version its service.version, and Instance its
+	// service.instance.id.
 	ServiceName, Version, Instance string
-	// SampleRatio is the share of the traces without a parent that are recorded, 0 to 1. With a parent, its flag decides.
+	// SampleRatio is the share of the traces without a parent that are recorded, 0 to 1. With a
+	// parent, its flag decides.
 	SampleRatio float64
 	// IDs gives spans their ids.
 	IDs sdk.IDGenerator
 	// Log for a collector that does not answer.
 	Log zerolog.Logger
-	// Counted follows spans that were exported, or dropped. It must be safe for concurrent use, and return at once. May be nil.
+	// Counted follows spans that were exported, or dropped. It must be safe for concurrent use, and
+	// return at once. May be nil.
 	Counted func(exported bool, spans int)
 }
 
@@ -87,7 +90,8 @@ func (t *Traces) Close(ctx context.Context) {
 	t.client.abort()
 }
 
-// queue passes spans on to the SDK's queue while that has room. The SDK would drop the others without a word.
+// queue passes spans on to the SDK's queue while that has room. The SDK would drop the others
+// without a word.
 type queue struct {
 	sdk.SpanProcessor
 	exporter *exporter
@@ -106,7 +110,8 @@ func (q *queue) OnEnd(s sdk.ReadOnlySpan) {
 	q.SpanProcessor.OnEnd(s)
 }
 
-// exporter counts what becomes of spans. It keeps errors from the SDK, which would write each of them to the standard error.
+// exporter counts what becomes of spans. It keeps errors from the SDK, which would write each of
+// them to the standard error.
 type exporter struct {
 	to      sdk.SpanExporter
 	cfg     *Config

@@ -13,13 +13,14 @@ import (
 	"time"
 )
 
-// A batch is one request with many events; docs/wire.md, "Batches", has its contract. It has no X-Idempotency-Key: a receiver that
-// does not know batches refuses it before it reads the body.
+// A batch is one request with many events; docs/wire.md, "Batches", has its contract. It has no
+// X-Idempotency-Key: a receiver that does not know batches refuses it before it reads the body.
 const (
-	// Batch is on a batch: the number of its events. x1 covers it, so no batch passes for an event, and no event for a batch.
+	// Batch is on a batch: the number of its events. x1 covers it, so no batch passes for an event,
+	// and no event for a batch.
 	Batch = OutboxPrefix + "Batch"
-	// BatchType is the Content-Type of a batch: one JSON object a line. A receiver that takes batches names it in the header
-	// AcceptPost of its answers of 2xx.
+	// BatchType is the Content-Type of a batch: one JSON object a line. A receiver that takes
+	// batches names it in the header AcceptPost of its answers of 2xx.
 	BatchType = "application/vnd.outbox-relay.batch+ndjson"
 	// BatchResultType is the Content-Type of the answer to a batch: one JSON object a line.
 	BatchResultType = "application/vnd.outbox-relay.batch-result+ndjson"
@@ -31,7 +32,8 @@ const (
 	MaxBatchBytes  = 256 << 10
 )
 
-// An Envelope is one event of a batch: a line of its body. Header is what its own request would have, without what the batch has.
+// An Envelope is one event of a batch: a line of its body. Header is what its own request would
+// have, without what the batch has.
 type Envelope struct {
 	Header map[string]string `json:"headers"`
 	Body   []byte            `json:"body"` // base64: byte for byte, whatever it is
@@ -55,7 +57,8 @@ func (s *Signer) SignBatch(events int, body []byte, now time.Time) Signed {
 	return s.sign("bat_"+rand.Text(), AppendCovered(nil, Batch, strconv.Itoa(events)), body, now)
 }
 
-// IsBatch reports whether the headers are those of a batch. A request that is one by one header and none by another is refused later.
+// IsBatch reports whether the headers are those of a batch. A request that is one by one header and
+// none by another is refused later.
 func IsBatch(header http.Header) bool {
 	_, counted := header[Batch]
 	return counted && header.Get(IdempotencyKey) == ""
@@ -72,7 +75,8 @@ func VerifyBatch(header http.Header, body []byte, now time.Time, tolerance time.
 	return ErrSignature // v1 alone does not cover the headers
 }
 
-// BatchSize returns how many events the headers of a batch announce, or an error for what is no batch that a receiver takes.
+// BatchSize returns how many events the headers of a batch announce, or an error for what is no
+// batch that a receiver takes.
 func BatchSize(header http.Header) (int, error) {
 	count, ok := single(header, Batch)
 	events, err := strconv.Atoi(count)
@@ -110,8 +114,8 @@ func ParseBatch(body []byte, events int) ([]Envelope, error) {
 	return all, nil
 }
 
-// ParseBatchResults returns the answers in the answer to a batch, by their keys. What is no answer is left out, and so is a key that
-// was answered twice: its event counts as not answered.
+// ParseBatchResults returns the answers in the answer to a batch, by their keys. What is no answer
+// is left out, and so is a key that was answered twice: its event counts as not answered.
 func ParseBatchResults(body []byte) map[string]BatchResult {
 	all := map[string]BatchResult{}
 	twice := map[string]bool{}

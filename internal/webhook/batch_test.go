@@ -70,7 +70,8 @@ garbage
 	}
 }
 
-// Whatever a body is, the parser returns as many events as were announced, or an error; what it returns, it reads again.
+// Whatever a body is, the parser returns as many events as were announced, or an error; what it
+// returns, it reads again.
 func FuzzParseBatch(f *testing.F) {
 	f.Add([]byte(`{"headers":{"X-Idempotency-Key":"k"},"body":"e30="}`+"\n"), 1)
 	f.Add([]byte(`{"headers":{"a":"1","A":"2"},"body":""}`), 1)

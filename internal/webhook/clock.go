@@ -5,11 +5,13 @@ import (
 	"time"
 )
 
-// maxSkew is by how much the clocks of a database and of a host may differ where something is removed by its age. What is beyond it is no drift.
+// maxSkew is by how much the clocks of a database and of a host may differ where something is
+// removed by its age. What is beyond it is no drift.
 const maxSkew = time.Hour
 
-// CheckClock returns an error if a database's clock, which said now between two moments of this host, is more than an hour away. A clock that
-// is a year ahead would remove a year's events, and what receivers need to know duplicates by.
+// CheckClock returns an error if a database's clock, which said now between two moments of this
+// host, is more than an hour away. A clock that is a year ahead would remove a year's events, and
+// what receivers need to know duplicates by.
 func CheckClock(before, now, after time.Time) error {
 	if max(before.Sub(now), now.Sub(after)) <= maxSkew {
 		return nil

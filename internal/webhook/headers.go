@@ -10,7 +10,8 @@ const (
 	// IdempotencyKey carries the event's key: the same on every attempt, relay and replay.
 	IdempotencyKey = "X-Idempotency-Key"
 
-	// OutboxPrefix is what every header about the event itself starts with; all of them are signed by x1.
+	// OutboxPrefix is what every header about the event itself starts with; all of them are signed
+	// by x1.
 	OutboxPrefix     = "X-Outbox-"
 	EventType        = OutboxPrefix + "Event-Type"
 	EventVersion     = OutboxPrefix + "Event-Version"
@@ -24,7 +25,8 @@ const (
 	NotAfter         = OutboxPrefix + "Not-After"   // latest possible redelivery, RFC 3339, UTC
 	Replay           = OutboxPrefix + "Replay"      // "true" on a replay, otherwise absent
 
-	// Reconcile is on a question of a reconciliation, never on a delivery: the destination whose receiver is asked.
+	// Reconcile is on a question of a reconciliation, never on a delivery: the destination whose
+	// receiver is asked.
 	Reconcile = OutboxPrefix + "Reconcile"
 
 	// The three headers of Standard Webhooks 1.0.0.
@@ -35,13 +37,14 @@ const (
 	TraceParent = "Traceparent"
 	TraceState  = "Tracestate"
 
-	// Replayed is "true" on the answer to a duplicate, which has the status of the first answer and no body.
+	// Replayed is "true" on the answer to a duplicate, which has the status of the first answer and
+	// no body.
 	Replayed = "Idempotency-Replayed"
 )
 
-// The reserved names, as fold writes them. An event may bring none of these headers. A destination's configuration may
-// set those of the second pair, which are its owner's to decide. Migrations hold the same names as a
-// pattern: a change here needs one.
+// The reserved names, as fold writes them. An event may bring none of these headers. A
+// destination's configuration may set those of the second pair, which are its owner's to decide.
+// Migrations hold the same names as a pattern: a change here needs one.
 var (
 	reservedNames = [...]string{
 		"connection", "content-encoding", "content-length", "content-type", "expect", "host", "http2-settings", "keep-alive", "te",
@@ -49,7 +52,8 @@ var (
 	}
 	reservedPrefixes = [...]string{"proxy-", "webhook-", "x-outbox-"}
 
-	// They speak for the relay, or for a proxy between it and the receiver. "proxy" becomes HTTP_PROXY under CGI.
+	// They speak for the relay, or for a proxy between it and the receiver. "proxy" becomes
+	// HTTP_PROXY under CGI.
 	reservedNamesForEvents = [...]string{
 		"accept-encoding", "authorization", "cf-connecting-ip", "cookie", "fastly-client-ip", "forwarded", "forwarded-for", "proxy",
 		"remote-user", "true-client-ip", "user-agent", "via", "x-client-ip", "x-cluster-client-ip", "x-forwarded", "x-http-method",
@@ -58,14 +62,16 @@ var (
 	reservedPrefixesForEvents = [...]string{"x-envoy-", "x-forwarded-", "x-original-", "x-originating-", "x-remote-"}
 )
 
-// Reserved reports whether a header belongs to this contract or to HTTP itself, so that neither the configuration of a
-// destination nor an event may set it. Spellings make no difference: see [SameName].
+// Reserved reports whether a header belongs to this contract or to HTTP itself, so that neither the
+// configuration of a destination nor an event may set it. Spellings make no difference: see
+// [SameName].
 func Reserved(name string) bool {
 	return isAmong(fold(name), reservedNames[:], reservedPrefixes[:])
 }
 
-// ReservedForEvents reports whether an event may not bring a header: it is [Reserved], or would speak for the relay or
-// for a proxy between it and the receiver. The constraint on the column outbox.headers has the same list.
+// ReservedForEvents reports whether an event may not bring a header: it is [Reserved], or would
+// speak for the relay or for a proxy between it and the receiver. The constraint on the column
+// outbox.headers has the same list.
 func ReservedForEvents(name string) bool {
 	folded := fold(name)
 	return isAmong(folded, reservedNames[:], reservedPrefixes[:]) ||
@@ -74,12 +80,13 @@ func ReservedForEvents(name string) bool {
 
 var defaultEventHeaders = [...]string{"content-*", "traceparent", "tracestate", "baggage", "ce-*", "x-event-*"}
 
-// DefaultEventHeaders returns the headers that an event may set at a destination that names no others: names, and prefixes that end
-// with a star. What a proxy or an identity provider sets before the receiver is none of them.
+// DefaultEventHeaders returns the headers that an event may set at a destination that names no
+// others: names, and prefixes that end with a star. What a proxy or an identity provider sets
+// before the receiver is none of them.
 func DefaultEventHeaders() []string { return slices.Clone(defaultEventHeaders[:]) }
 
-// EventMaySet reports whether an event may set a header at a destination that lets the given headers through; nil: the default ones. A
-// reserved header it may never set.
+// EventMaySet reports whether an event may set a header at a destination that lets the given
+// headers through; nil: the default ones. A reserved header it may never set.
 func EventMaySet(allowed []string, name string) bool {
 	folded := fold(name)
 	if allowed == nil {
@@ -91,11 +98,13 @@ func EventMaySet(allowed []string, name string) bool {
 	})
 }
 
-// SameName reports whether a receiver may take two header names for one. Upper and lower case make no difference. Nor does
-// any sign that is neither letter nor digit: CGI, WSGI, PHP and others make '_' of '-', and some of '.' or of every such sign.
+// SameName reports whether a receiver may take two header names for one. Upper and lower case make
+// no difference. Nor does any sign that is neither letter nor digit: CGI, WSGI, PHP and others make
+// '_' of '-', and some of '.' or of every such sign.
 func SameName(a, b string) bool { return len(a) == len(b) && fold(a) == fold(b) }
 
-// fold returns a header name in lower case, with '-' for every byte that is neither letter nor digit.
+// fold returns a header name in lower case, with '-' for every byte that is neither letter nor
+// digit.
 func fold(name string) string {
 	folded := []byte(name)
 	for i, c := range folded {

@@ -20,7 +20,8 @@ func TestSameName(t *testing.T) {
 	}
 }
 
-// An event may bring no header that speaks for the relay, for a proxy or for who sends, however its name is spelled.
+// An event may bring no header that speaks for the relay, for a proxy or for who sends, however its
+// name is spelled.
 func TestReservedForEvents(t *testing.T) {
 	t.Parallel()
 	reserved := []string{

@@ -50,7 +50,8 @@ func TestReferenceVector(t *testing.T) {
 	}
 }
 
-// Every case is judged by the reference library as well. Where a receiver must be stricter, strict says why it is.
+// Every case is judged by the reference library as well. Where a receiver must be stricter, strict
+// says why it is.
 func TestTheirSignerOurVerifier(t *testing.T) {
 	t.Parallel()
 	const tolerance = 5 * time.Minute
@@ -129,7 +130,8 @@ func TestTheirSignerOurVerifier(t *testing.T) {
 			if err != c.want || (err == nil) != (got == VerifiedV1) {
 				t.Errorf("got %v, %v; want %v", got, err, c.want)
 			}
-			// The reference takes the time of the day, so its judgement of age is asked for in the table below.
+			// The reference takes the time of the day, so its judgement of age is asked for in the
+			// table below.
 			theirs := false
 			for secret := range strings.SplitSeq(secrets, ",") {
 				theirs = theirs || reference(t, secret).VerifyIgnoringTimestamp([]byte(payload), h) == nil
@@ -142,8 +144,8 @@ func TestTheirSignerOurVerifier(t *testing.T) {
 	}
 }
 
-// The clocks: both judge a request of now, and of so long ago or ahead. A minute beside the edge, because the reference
-// reads the clock itself.
+// The clocks: both judge a request of now, and of so long ago or ahead. A minute beside the edge,
+// because the reference reads the clock itself.
 func TestBothToleratesFiveMinutes(t *testing.T) {
 	t.Parallel()
 	for age, want := range map[time.Duration]bool{
@@ -203,8 +205,9 @@ func TestOurSignerTheirVerifier(t *testing.T) {
 	}
 }
 
-// A header of ten thousand signatures costs no more memory than one of one: so its cost is what it takes to read it once.
-// Not in parallel with anything, because allocations are counted for the whole process.
+// A header of ten thousand signatures costs no more memory than one of one: so its cost is what it
+// takes to read it once. Not in parallel with anything, because allocations are counted for the
+// whole process.
 func TestManySignaturesCostNothingEach(t *testing.T) {
 	now := time.Unix(vectorTime, 0)
 	allocations := func(n int) float64 {
@@ -240,8 +243,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// FuzzReference lets both libraries judge the same request by v1. Whatever the one takes, the other takes, except where
-// the standard leaves a choice and this package is stricter.
+// FuzzReference lets both libraries judge the same request by v1. Whatever the one takes, the other
+// takes, except where the standard leaves a choice and this package is stricter.
 func FuzzReference(f *testing.F) {
 	now := time.Unix(vectorTime, 0)
 	f.Add(vectorID, strconv.Itoa(vectorTime), vectorSignature, []byte(vectorPayload))

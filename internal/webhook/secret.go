@@ -16,16 +16,16 @@ const (
 	maxSecretBytes = 64
 )
 
-// A Secret is one symmetric signing key. The zero value is no secret: [Sign] and [Verify] pass over it. It never prints
-// itself: every formatting verb, JSON, text and log encoding yields a mask.
+// A Secret is one symmetric signing key. The zero value is no secret: [Sign] and [Verify] pass over
+// it. It never prints itself: every formatting verb, JSON, text and log encoding yields a mask.
 type Secret struct {
-	// A pointer, because fmt calls no methods on unexported fields: printed as part of another struct, a Secret shows an
-	// address instead of its key.
+	// A pointer, because fmt calls no methods on unexported fields: printed as part of another
+	// struct, a Secret shows an address instead of its key.
 	key *string
 }
 
-// ParseSecret reads a secret as Standard Webhooks writes it: "whsec_" and 24 to 64 bytes in standard base64. The error
-// says what is wrong without repeating the secret.
+// ParseSecret reads a secret as Standard Webhooks writes it: "whsec_" and 24 to 64 bytes in
+// standard base64. The error says what is wrong without repeating the secret.
 func ParseSecret(s string) (Secret, error) {
 	encoded, ok := strings.CutPrefix(s, secretPrefix)
 	if !ok {
@@ -42,8 +42,8 @@ func ParseSecret(s string) (Secret, error) {
 	return Secret{key: &held}, nil
 }
 
-// ParseSecrets reads a comma-separated list of secrets, as used while rotating. Blanks around each are ignored; an
-// empty string is no secrets. Errors name the position, counted from 1.
+// ParseSecrets reads a comma-separated list of secrets, as used while rotating. Blanks around each
+// are ignored; an empty string is no secrets. Errors name the position, counted from 1.
 func ParseSecrets(list string) ([]Secret, error) {
 	if strings.TrimSpace(list) == "" {
 		return nil, nil
@@ -62,8 +62,9 @@ func ParseSecrets(list string) ([]Secret, error) {
 // ReconcilePurpose is the purpose of the secrets that questions to a receiver are signed with.
 const ReconcilePurpose = "outbox-relay reconcile"
 
-// For returns the secret that is derived for a purpose: HMAC-SHA256 of it under s. What one of them signs, the other does not verify,
-// so a captured delivery is no question, and a question that reaches the wrong URL is no event. That of the zero Secret is zero.
+// For returns the secret that is derived for a purpose: HMAC-SHA256 of it under s. What one of them
+// signs, the other does not verify, so a captured delivery is no question, and a question that
+// reaches the wrong URL is no event. That of the zero Secret is zero.
 func (s Secret) For(purpose string) Secret {
 	if s.key == nil {
 		return Secret{}
@@ -87,7 +88,8 @@ func (s Secret) Equal(other Secret) bool {
 	return *s.key == *other.key
 }
 
-// Key returns the key itself, to look for it where it must not stand. Never print it. Empty: the secret is unset.
+// Key returns the key itself, to look for it where it must not stand. Never print it. Empty: the
+// secret is unset.
 func (s Secret) Key() string {
 	if s.key == nil {
 		return ""

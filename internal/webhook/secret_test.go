@@ -39,12 +39,14 @@ func TestParseSecret(t *testing.T) {
 	}
 }
 
-// A secret for a purpose is another one than the secret itself and those for other purposes, always the same, and as masked.
+// A secret for a purpose is another one than the secret itself and those for other purposes, always
+// the same, and as masked.
 func TestSecretForAPurpose(t *testing.T) {
 	t.Parallel()
 	s, err := ParseSecret("whsec_" + encode(bytes.Repeat([]byte("k"), 32)))
 	testkit.Must(t, err)
-	// echo -n 'outbox-relay reconcile' | openssl dgst -sha256 -hmac kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk
+	// echo -n 'outbox-relay reconcile' | openssl dgst -sha256 -hmac
+	// kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk
 	const want = "b5f96771058a8c827417b80af99c41c20895c2f646934e7b7ab1e85958e41fad"
 	derived := s.For(ReconcilePurpose)
 	testkit.Equal(t, "got", fmt.Sprintf("%x", derived.Key()), want)
@@ -71,7 +73,8 @@ func TestParseSecrets(t *testing.T) {
 	}
 }
 
-// A secret gets into a log by accident, never by intention: through %+v of a struct, JSON of a config, an slog attribute.
+// A secret gets into a log by accident, never by intention: through %+v of a struct, JSON of a
+// config, an slog attribute.
 func TestSecretNeverPrintsItself(t *testing.T) {
 	t.Parallel()
 	const canary = "canary-canary-canary-canary"

@@ -15,16 +15,18 @@ import (
 	"time"
 )
 
-// DeriveID returns the webhook-id of an idempotency key: "evt_" and the first 32 hexadecimal digits of its SHA-256. It
-// is the same on every attempt and free of dots, which the key need not be and Standard Webhooks forbids in an id.
+// DeriveID returns the webhook-id of an idempotency key: "evt_" and the first 32 hexadecimal digits
+// of its SHA-256. It is the same on every attempt and free of dots, which the key need not be and
+// Standard Webhooks forbids in an id.
 func DeriveID(idempotencyKey string) string {
 	sum := sha256.Sum256([]byte(idempotencyKey))
 	return "evt_" + hex.EncodeToString(sum[:16])
 }
 
 // Sign sets webhook-id, webhook-timestamp and webhook-signature on header, which must already hold
-// X-Idempotency-Key and every X-Outbox-* header that will be sent. For each secret the signature header holds a v1 and
-// an x1. Without secrets it sets id and timestamp only, and removes a signature left from an earlier attempt.
+// X-Idempotency-Key and every X-Outbox-* header that will be sent. For each secret the signature
+// header holds a v1 and an x1. Without secrets it sets id and timestamp only, and removes a
+// signature left from an earlier attempt.
 func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
 	id := DeriveID(header.Get(IdempotencyKey))
 	timestamp := strconv.FormatInt(now.Unix(), 10)
@@ -53,8 +55,8 @@ func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
 	}
 }
 
-// A Signer signs requests with the same secrets. Unlike [Sign] it keeps the state that each key begins with, and takes the
-// covered headers as a text. It is safe for concurrent use.
+// A Signer signs requests with the same secrets. Unlike [Sign] it keeps the state that each key
+// begins with, and takes the covered headers as a text. It is safe for concurrent use.
 type Signer struct {
 	macs    []*sync.Pool // of hash.Hash, one for each secret
 	scratch sync.Pool    // of *signing
@@ -77,8 +79,9 @@ func NewSigner(secrets ...Secret) *Signer {
 // Signed are the three headers of Standard Webhooks. Without secrets there is no signature.
 type Signed struct{ ID, Timestamp, Signature string }
 
-// Sign returns the headers by which a request is signed: what [Sign] sets. covered holds X-Idempotency-Key and every X-Outbox-*
-// header in the order of their names, as [AppendCovered] writes them.
+// Sign returns the headers by which a request is signed: what [Sign] sets. covered holds
+// X-Idempotency-Key and every X-Outbox-* header in the order of their names, as [AppendCovered]
+// writes them.
 func (s *Signer) Sign(idempotencyKey string, covered, body []byte, now time.Time) Signed {
 	return s.sign(DeriveID(idempotencyKey), covered, body, now)
 }
@@ -120,8 +123,8 @@ func (s *Signer) sign(id string, covered, body []byte, now time.Time) Signed {
 	return signed
 }
 
-// AppendCovered appends a header as x1 covers it: name:value, the name in lower case, and a line feed. The value has no
-// surrounding blanks.
+// AppendCovered appends a header as x1 covers it: name:value, the name in lower case, and a line
+// feed. The value has no surrounding blanks.
 func AppendCovered(text []byte, name, value string) []byte {
 	for i := range len(name) {
 		c := name[i]
@@ -150,7 +153,8 @@ func signV1(secret Secret, id, timestamp string, body []byte) []byte {
 //	(empty line)
 //	body
 //
-// each ended by one "\n". No id, timestamp, name or value can contain a line feed, so no two requests share a text.
+// each ended by one "\n". No id, timestamp, name or value can contain a line feed, so no two
+// requests share a text.
 func signX1(secret Secret, id, timestamp, covered string, body []byte) []byte {
 	mac := newMAC(secret, "x1\n", id, "\n", timestamp, "\n", covered, "\n")
 	mac.Write(body)
@@ -165,8 +169,9 @@ func newMAC(secret Secret, parts ...string) hash.Hash {
 	return mac
 }
 
-// canonicalHeaders returns the lines that x1 covers. Values lose the surrounding blanks that net/http and every proxy
-// strip in transit, and no others: a trailing no-break space makes another event type.
+// canonicalHeaders returns the lines that x1 covers. Values lose the surrounding blanks that
+// net/http and every proxy strip in transit, and no others: a trailing no-break space makes another
+// event type.
 func canonicalHeaders(header http.Header) string {
 	type field struct {
 		lower  string

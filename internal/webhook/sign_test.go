@@ -30,8 +30,8 @@ func relayHeader(key string) http.Header {
 	return h
 }
 
-// The text that x1 signs is a contract with receivers in other languages, so the vector is fixed. It was computed apart
-// from this package:
+// The text that x1 signs is a contract with receivers in other languages, so the vector is fixed.
+// It was computed apart from this package:
 //
 //	printf 'x1\nevt_9b99d34a67e37146003903c935c720b2\n1700000000\nx-idempotency-key:inv.1/created\nx-outbox-attempt:1\nx-outbox-event-type:invoice.created\n\n{"n":1}' |
 //		openssl dgst -sha256 -mac HMAC -macopt key:old-secret-for-the-tests -binary | base64
@@ -109,8 +109,8 @@ func TestDerivedID(t *testing.T) {
 	}
 }
 
-// Header lines are sorted by name, and repeated values keep their order: what a receiver reads first is what was signed
-// first.
+// Header lines are sorted by name, and repeated values keep their order: what a receiver reads
+// first is what was signed first.
 func TestCanonicalHeaders(t *testing.T) {
 	t.Parallel()
 	h := http.Header{

@@ -27,15 +27,16 @@ var (
 type Verified int
 
 const (
-	// VerifiedV1 covers id, timestamp and body: a Standard Webhooks sender. No other header may be trusted.
+	// VerifiedV1 covers id, timestamp and body: a Standard Webhooks sender. No other header may be
+	// trusted.
 	VerifiedV1 Verified = iota + 1
 	// VerifiedX1 also covers X-Idempotency-Key and every X-Outbox-* header: an outbox-relay.
 	VerifiedX1
 )
 
-// Verify checks a received request against every secret and returns how much of it is proven. now is the receiver's
-// clock; a timestamp further away than tolerance, in either direction, is refused. Comparison takes constant time.
-// Without secrets nothing verifies.
+// Verify checks a received request against every secret and returns how much of it is proven. now
+// is the receiver's clock; a timestamp further away than tolerance, in either direction, is
+// refused. Comparison takes constant time. Without secrets nothing verifies.
 func Verify(header http.Header, body []byte, now time.Time, tolerance time.Duration, secrets ...Secret) (Verified, error) {
 	if err := Precheck(header, now, tolerance); err != nil {
 		return 0, err
@@ -59,8 +60,9 @@ func Verify(header http.Header, body []byte, now time.Time, tolerance time.Durat
 	return 0, ErrSignature
 }
 
-// Precheck returns the error of [Verify] for a request that no body can make valid: one without a signature, or not of this
-// time, or whose signature does not have the form of one. A receiver asks before it reads the body.
+// Precheck returns the error of [Verify] for a request that no body can make valid: one without a
+// signature, or not of this time, or whose signature does not have the form of one. A receiver asks
+// before it reads the body.
 func Precheck(header http.Header, now time.Time, tolerance time.Duration) error {
 	id, okID := single(header, ID)
 	timestamp, okTimestamp := single(header, Timestamp)
@@ -75,7 +77,8 @@ func Precheck(header http.Header, now time.Time, tolerance time.Duration) error 
 	if err != nil {
 		return ErrTimestamp
 	}
-	// Compared in seconds, without subtracting: a timestamp near the ends of int64 would overflow into the present.
+	// Compared in seconds, without subtracting: a timestamp near the ends of int64 would overflow
+	// into the present.
 	if seconds < now.Add(-tolerance).Unix() {
 		return ErrTooOld
 	}
@@ -101,11 +104,12 @@ func boundX1(header http.Header, id string) (Verified, error) {
 
 var derivedID = regexp.MustCompile(`^evt_[0-9a-f]{32}$`)
 
-// IsDerivedID reports whether id has the form that [DeriveID] gives. A request with such an id and no valid x1 is a
-// relay's request stripped of its stronger signature, not one of a foreign sender.
+// IsDerivedID reports whether id has the form that [DeriveID] gives. A request with such an id and
+// no valid x1 is a relay's request stripped of its stronger signature, not one of a foreign sender.
 func IsDerivedID(id string) bool { return derivedID.MatchString(id) }
 
-// single returns the header's only value. A header that is repeated has no one value that both sides agree on.
+// single returns the header's only value. A header that is repeated has no one value that both
+// sides agree on.
 func single(header http.Header, name string) (string, bool) {
 	values := header[name]
 	if len(values) != 1 || values[0] == "" {
@@ -117,8 +121,9 @@ func single(header http.Header, name string) (string, bool) {
 // encodedBytes is the length of a signature in base64.
 const encodedBytes = (sha256.Size + 2) / 3 * 4
 
-// offers reports whether a list of signatures holds this one, under the version. Other versions are skipped, as the
-// standard demands. The list may be as long as a header can be: an entry costs one comparison, and no memory.
+// offers reports whether a list of signatures holds this one, under the version. Other versions are
+// skipped, as the standard demands. The list may be as long as a header can be: an entry costs one
+// comparison, and no memory.
 func offers(list, version string, signature []byte) bool {
 	var want, got [encodedBytes]byte
 	base64.StdEncoding.Encode(want[:], signature)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A request that was captured on its way and sent again with any covered header changed is no relay's request any more.
-// The v1 in it still matches, and must prove no more than it covers.
+// A request that was captured on its way and sent again with any covered header changed is no
+// relay's request any more. The v1 in it still matches, and must prove no more than it covers.
 func TestX1BindsTheHeaders(t *testing.T) {
 	t.Parallel()
 	secret, body, now := mustParse(t, oldText), []byte(`{"n":1}`), time.Now()

@@ -54,8 +54,8 @@ type Shipment struct {
 	Total   string `json:"total"`
 }
 
-// within is a session of GORM in a transaction. Its Transaction method makes savepoints, as it does within a transaction of GORM's
-// own; Begin is refused.
+// within is a session of GORM in a transaction. Its Transaction method makes savepoints, as it does
+// within a transaction of GORM's own; Begin is refused.
 func (s *shipping) within(ctx context.Context, tx *sql.Tx) *gorm.DB {
 	session := s.db.Session(&gorm.Session{Context: ctx, SkipDefaultTransaction: true})
 	session.Statement.ConnPool = tx

@@ -1,5 +1,5 @@
-// Command kafka records a shipment for every invoice in a topic of Kafka. SIGTERM drains: the reader takes no new record, lets its
-// handlers end and commits their offsets.
+// Command kafka records a shipment for every invoice in a topic of Kafka. SIGTERM drains: the
+// reader takes no new record, lets its handlers end and commits their offsets.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command nats records a shipment for every invoice in a stream of NATS JetStream. SIGTERM drains: the reader takes no new message,
-// and acknowledges those that its handlers finish.
+// Command nats records a shipment for every invoice in a stream of NATS JetStream. SIGTERM drains:
+// the reader takes no new message, and acknowledges those that its handlers finish.
 package main
 
 import (

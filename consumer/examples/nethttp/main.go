@@ -1,5 +1,6 @@
-// Command nethttp records a shipment for every invoice, with net/http and pgx alone. A router decodes payloads and picks the
-// function for each type and version of events; what the function returns decides what becomes of the event.
+// Command nethttp records a shipment for every invoice, with net/http and pgx alone. A router
+// decodes payloads and picks the function for each type and version of events; what the function
+// returns decides what becomes of the event.
 package main
 
 import (
@@ -73,8 +74,8 @@ func move(ctx context.Context, tx pgx.Tx, event consumer.Event, payload address)
 	return err
 }
 
-// leave is for the events about invoices that do not concern shipping. Those of other types, for which there is no
-// handler, are refused with 422: the relay marks them failed and alerts.
+// leave is for the events about invoices that do not concern shipping. Those of other types, for
+// which there is no handler, are refused with 422: the relay marks them failed and alerts.
 func leave(context.Context, pgx.Tx, consumer.Event) error {
 	return consumer.Ignore("shipping needs to know of new invoices only")
 }

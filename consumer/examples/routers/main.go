@@ -1,4 +1,5 @@
-// Command routers records a shipment for every invoice, behind the router chi and the frameworks echo and gin, each below a path of its own.
+// Command routers records a shipment for every invoice, behind the router chi and the frameworks
+// echo and gin, each below a path of its own.
 package main
 
 import (

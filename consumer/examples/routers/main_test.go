@@ -39,8 +39,9 @@ func TestPassesDrill(t *testing.T) {
 	}
 }
 
-// Behind echo.WrapMiddleware echo answers a handler's error only when the middleware has returned: it is rolled back all the same,
-// but the status of the error is lost. With answerErrors the sender gets it.
+// Behind echo.WrapMiddleware echo answers a handler's error only when the middleware has returned:
+// it is rolled back all the same, but the status of the error is lost. With answerErrors the sender
+// gets it.
 func TestErrorBehindWrapMiddleware(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
@@ -89,7 +90,8 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 	}
 }
 
-// answerErrors writes a handler's error as echo would, before the consumer's middleware decides: after echo.WrapMiddleware.
+// answerErrors writes a handler's error as echo would, before the consumer's middleware decides:
+// after echo.WrapMiddleware.
 func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := next(c); err != nil {

@@ -49,8 +49,9 @@ type shipment struct {
 	Total   string `db:"total" json:"total"`
 }
 
-// ship writes through the transaction as sqlx knows it. One that sqlx did not begin does not know its driver, so its Named methods
-// would write placeholders that PostgreSQL does not have: the names are bound by the *sqlx.DB.
+// ship writes through the transaction as sqlx knows it. One that sqlx did not begin does not know
+// its driver, so its Named methods would write placeholders that PostgreSQL does not have: the
+// names are bound by the *sqlx.DB.
 func (s *shipping) ship(ctx context.Context, inner *sql.Tx, _ consumer.Event, row shipment) error {
 	tx := &sqlx.Tx{Tx: inner, Mapper: s.db.Mapper}
 	query, args, err := s.db.BindNamed("INSERT INTO shipments (invoice, total) VALUES (:invoice, :total)", row)

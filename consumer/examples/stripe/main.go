@@ -56,8 +56,9 @@ func run(ctx context.Context) error {
 // tolerance is how old a request may be, so that a captured one is of no use for long.
 const tolerance = 5 * time.Minute
 
-// verifier proves requests signed with secret: Stripe-Signature is "t=<Unix seconds>,v1=<HMAC>", with one v1 for each
-// secret in rotation, and the HMAC covers the time and the body. The event's id in the body is its key.
+// verifier proves requests signed with secret: Stripe-Signature is "t=<Unix seconds>,v1=<HMAC>",
+// with one v1 for each secret in rotation, and the HMAC covers the time and the body. The event's
+// id in the body is its key.
 func verifier(secret string) consumer.VerifyFunc {
 	return func(header http.Header, body []byte, now time.Time) (consumer.Event, error) {
 		var stamp string

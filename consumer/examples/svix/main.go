@@ -38,7 +38,8 @@ func run(ctx context.Context) error {
 	return server.Run(ctx, mux)
 }
 
-// standardNames gives Svix's headers the names of Standard Webhooks. A request that has these already keeps them.
+// standardNames gives Svix's headers the names of Standard Webhooks. A request that has these
+// already keeps them.
 func standardNames(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		renamed := r.Clone(r.Context())

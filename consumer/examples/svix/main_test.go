@@ -16,7 +16,8 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 const path = "/webhooks/billing"
 
-// signed is a request as Svix sends it, signed by the reference implementation of Standard Webhooks.
+// signed is a request as Svix sends it, signed by the reference implementation of Standard
+// Webhooks.
 func signed(t *testing.T, e *exampletest.Example, id, body string, at time.Time) *http.Request {
 	t.Helper()
 	signer, err := standardwebhooks.NewWebhook(exampletest.Secret)

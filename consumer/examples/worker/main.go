@@ -1,5 +1,6 @@
-// Command worker answers as soon as an event is recorded, and records the shipment later: what comes in is kept however
-// long the work takes or fails. Any number of processes may run it at one database.
+// Command worker answers as soon as an event is recorded, and records the shipment later: what
+// comes in is kept however long the work takes or fails. Any number of processes may run it at one
+// database.
 package main
 
 import (
@@ -66,7 +67,8 @@ func run(ctx context.Context) error {
 	return errors.Join(served, worked)
 }
 
-// forget removes, once a day, what has been remembered for long enough. It may run in every process.
+// forget removes, once a day, what has been remembered for long enough. It may run in every
+// process.
 func forget(ctx context.Context, pool *pgxpool.Pool) {
 	daily := time.NewTicker(24 * time.Hour)
 	defer daily.Stop()

@@ -1,5 +1,5 @@
-// Package handlerctx carries an event and its transaction in the context of a handler, from the packages that call handlers to
-// those that export how a handler finds them.
+// Package handlerctx carries an event and its transaction in the context of a handler, from the
+// packages that call handlers to those that export how a handler finds them.
 package handlerctx
 
 import (

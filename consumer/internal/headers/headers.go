@@ -41,7 +41,8 @@ const (
 	maxTraceState = 512
 )
 
-// Printable reports whether text is 1 to 255 printable ASCII characters, the rule of the producer's schema.
+// Printable reports whether text is 1 to 255 printable ASCII characters, the rule of the producer's
+// schema.
 func Printable(text string) bool { return 1 <= len(text) && len(text) <= MaxTextBytes && ascii(text) }
 
 func ascii(text string) bool {
@@ -53,8 +54,8 @@ func ascii(text string) bool {
 	return true
 }
 
-// Destination is the one of the sender's destinations that the event was sent to, as its delivery's id says: it is the event's id, the
-// destination and a number. "": the sender does not say.
+// Destination is the one of the sender's destinations that the event was sent to, as its delivery's
+// id says: it is the event's id, the destination and a number. "": the sender does not say.
 func (e *Event) Destination() string {
 	rest, found := strings.CutPrefix(e.DeliveryID, strconv.FormatInt(e.ID, 10)+"-")
 	end := strings.LastIndexByte(rest, '-')
@@ -107,8 +108,8 @@ func (e *Event) Invalid() (field, rule string) {
 	return "", ""
 }
 
-// Read returns the event of a relay's headers, whose key is given. malformed names a header that breaks a rule, and then there
-// is no event.
+// Read returns the event of a relay's headers, whose key is given. malformed names a header that
+// breaks a rule, and then there is no event.
 func Read(header http.Header, key string) (event Event, malformed string) {
 	in := fields{header: header}
 	if !Printable(key) {

@@ -47,7 +47,8 @@ func TestWriteKeepsWhatIsThere(t *testing.T) {
 	}
 }
 
-// An event with a header that breaks a rule is refused as a whole, and the first such header is named.
+// An event with a header that breaks a rule is refused as a whole, and the first such header is
+// named.
 func TestReadNamesWhatIsMalformed(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -118,7 +119,8 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// A destination may have dashes in its name, and a sender that is no relay may have such an id by chance.
+// A destination may have dashes in its name, and a sender that is no relay may have such an id by
+// chance.
 func TestDestination(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -29,7 +29,8 @@ func (m *ownMemory) remembered() string {
 	return keys
 }
 
-// Each event of a batch is a savepoint: what fails is rolled back alone, a duplicate is known, and nothing is there before the commit.
+// Each event of a batch is a savepoint: what fails is rolled back alone, a duplicate is known, and
+// nothing is there before the commit.
 func TestBatch(t *testing.T) {
 	t.Parallel()
 	m := newMemory(t, nil)
@@ -60,8 +61,8 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// A handler that aborts its savepoint, leaves rows open, or ends the transaction keeps nothing of itself from being rolled back, and a
-// batch whose transaction has ended commits nothing.
+// A handler that aborts its savepoint, leaves rows open, or ends the transaction keeps nothing of
+// itself from being rolled back, and a batch whose transaction has ended commits nothing.
 func TestBatchIsBroken(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -26,7 +26,8 @@ var (
 	ErrRowsOpen = errors.New("the handler left rows of a query open: close them before it returns")
 	// ErrAborted says that PostgreSQL answered COMMIT of an aborted transaction with ROLLBACK.
 	ErrAborted = errors.New("a statement of the handler failed and the handler answered 2xx all the same")
-	// ErrNotRemembered says that the handler's effect has happened, and no transaction takes it back.
+	// ErrNotRemembered says that the handler's effect has happened, and no transaction takes it
+	// back.
 	ErrNotRemembered = errors.New("the handler's effect has happened, but the store may not remember it: it happens again when the event is sent again")
 
 	// ErrTimeout is the cause for which the context of a handler ends.
@@ -37,7 +38,8 @@ var (
 	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set a role must put it back")
 )
 
-// Hinted adds what an operator can do about an error of the first statement; other errors stay as they are.
+// Hinted adds what an operator can do about an error of the first statement; other errors stay as
+// they are.
 func Hinted(err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.UndefinedTable, sqlstate.UndefinedColumn, sqlstate.UndefinedFunction:
@@ -48,13 +50,14 @@ func Hinted(err error) error {
 	return err
 }
 
-// isHandlers reports whether an error of COMMIT is the handler's fault. Then no COMMIT but the handler's own was carried out.
+// isHandlers reports whether an error of COMMIT is the handler's fault. Then no COMMIT but the
+// handler's own was carried out.
 func isHandlers(err error) bool {
 	return slices.ContainsFunc([]error{ErrEnded, ErrRowsOpen, ErrAborted, ErrNotCommit}, func(of error) bool { return errors.Is(err, of) })
 }
 
-// IsDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which has no SQLSTATE, a full
-// disk, a shutdown), or the store's.
+// IsDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which
+// has no SQLSTATE, a full disk, a shutdown), or the store's.
 func IsDown(err error) bool {
 	if isHandlers(err) || errors.Is(err, ErrLeaseLost) {
 		return false

@@ -45,8 +45,8 @@ type fact struct {
 
 const factEntities, factWorkers = 100, 8
 
-// facts are events of many entities in an order that is not theirs. Every third of an entity bears the time of the one
-// before it, so that the tiebreak decides.
+// facts are events of many entities in an order that is not theirs. Every third of an entity bears
+// the time of the one before it, so that the tiebreak decides.
 func facts(count int64) (shuffled []fact, newest map[string]int64) {
 	newest = map[string]int64{}
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -71,7 +71,8 @@ const stateSchema = `
 CREATE TABLE state (entity text PRIMARY KEY, number bigint NOT NULL);
 CREATE TABLE outcome (number bigint PRIMARY KEY, applied bool NOT NULL);`
 
-// writeState is what a handler does with a fact: it overwrites the entity's state without looking at it.
+// writeState is what a handler does with a fact: it overwrites the entity's state without looking
+// at it.
 func writeState(ctx context.Context, exec func(context.Context, string, ...any) error, f fact, applied bool) error {
 	if applied {
 		if err := exec(ctx, "INSERT INTO state VALUES ($1, $2) ON CONFLICT (entity) DO UPDATE SET number = excluded.number", f.entity, f.number); err != nil {
@@ -81,7 +82,8 @@ func writeState(ctx context.Context, exec func(context.Context, string, ...any) 
 	return exec(ctx, "INSERT INTO outcome VALUES ($1, $2)", f.number, applied)
 }
 
-// wantNewest asserts that each entity is as its newest event says, and that the test could have gone wrong.
+// wantNewest asserts that each entity is as its newest event says, and that the test could have
+// gone wrong.
 func wantNewest(e *receivertest.Env, count int, newest map[string]int64) {
 	e.T.Helper()
 	rows, err := e.Pool.Query(context.Background(), "SELECT entity, number FROM state")
@@ -125,8 +127,8 @@ func eachFact(all []fact, work func(fact)) {
 	workers.Wait()
 }
 
-// disturb keeps every twentieth transaction from committing at its first attempt: it fails after all is written, or its
-// connection is killed. The sender sends such an event again.
+// disturb keeps every twentieth transaction from committing at its first attempt: it fails after
+// all is written, or its connection is killed. The sender sends such an event again.
 func disturb(ctx context.Context, exec func(context.Context, string, ...any) error, number int64) error {
 	switch number % 100 {
 	case 3, 24, 45, 66:
@@ -137,7 +139,8 @@ func disturb(ctx context.Context, exec func(context.Context, string, ...any) err
 	return nil
 }
 
-// The state of each entity is that of its newest event, through real requests that come in any order, fail and come again.
+// The state of each entity is that of its newest event, through real requests that come in any
+// order, fail and come again.
 func TestFreshnessOverHTTP(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		count := testsize.Of(map[string]int{"pgx": 10_000, "database/sql": 3_000}, map[string]int{"pgx": 400})[f.Name]

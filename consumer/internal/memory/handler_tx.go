@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ForHandler returns the view of tx that a handler gets: it can neither commit nor roll back. It is nil for nil.
+// ForHandler returns the view of tx that a handler gets: it can neither commit nor roll back. It is
+// nil for nil.
 func ForHandler(tx pgx.Tx) pgx.Tx {
 	if tx == nil {
 		return nil
@@ -17,9 +18,9 @@ func ForHandler(tx pgx.Tx) pgx.Tx {
 	return &handlerTx{inner: tx, ending: &ending{}}
 }
 
-// handlerTx lends the middleware's transaction, or a savepoint in it, to the handler. It does not let the handler end the
-// transaction, and closes when the handler returns, lest a goroutine left behind writes into the transaction of the
-// connection's next user.
+// handlerTx lends the middleware's transaction, or a savepoint in it, to the handler. It does not
+// let the handler end the transaction, and closes when the handler returns, lest a goroutine left
+// behind writes into the transaction of the connection's next user.
 type handlerTx struct {
 	inner     pgx.Tx
 	savepoint bool
@@ -34,8 +35,8 @@ type ending struct {
 	spoiled    atomic.Bool  // no other event may get the connection
 }
 
-// close closes the transaction to its handler. It reports false while a call is under way all the same, of a goroutine that
-// the handler has left behind.
+// close closes the transaction to its handler. It reports false while a call is under way all the
+// same, of a goroutine that the handler has left behind.
 func (e *ending) close() (idle bool) {
 	e.over.Store(true)
 	if !e.calls.TryLock() {

@@ -17,8 +17,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A login that may create objects in a schema of the search_path makes operators and functions for all types. No statement of
-// receivers, producers and the migrator means one of them, and none is called.
+// A login that may create objects in a schema of the search_path makes operators and functions for
+// all types. No statement of receivers, producers and the migrator means one of them, and none is
+// called.
 func TestSecurityReceiverIsNotHijacked(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

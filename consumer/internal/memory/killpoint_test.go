@@ -19,7 +19,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// pruning forgets what one process of the role "prune-die", and those that come after it, are to forget.
+// pruning forgets what one process of the role "prune-die", and those that come after it, are to
+// forget.
 func pruning(number string) consumer.PruneConfig {
 	return consumer.PruneConfig{Receiver: "pruned-" + number, Retention: 90 * 24 * time.Hour, BatchPages: 1, Pause: time.Microsecond}
 }
@@ -41,8 +42,9 @@ func pruneAndDie(p *receivertest.Player) {
 	f.AnswerAlive(p)
 }
 
-// A process that prunes is killed at every single operation on its connection. What it has forgotten by then is refused, what it
-// has not is answered as the duplicate it is, nothing takes effect again; and the next one who prunes finishes.
+// A process that prunes is killed at every single operation on its connection. What it has
+// forgotten by then is refused, what it has not is answered as the duplicate it is, nothing takes
+// effect again; and the next one who prunes finishes.
 func TestKilledWhilePruning(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

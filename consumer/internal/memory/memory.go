@@ -26,7 +26,8 @@ func NewReceiver(config any, open func(Settings) (Memory, error)) (Receiver, err
 
 // A Receiver takes requests through their steps for the packages beside consumer.
 type Receiver interface {
-	// Handler returns the http.Handler that has work done for each event that is admitted, and answers what its error asks for.
+	// Handler returns the http.Handler that has work done for each event that is admitted, and
+	// answers what its error asks for.
 	Handler(work func(ctx context.Context) error) http.Handler
 
 	// Middleware returns the http.Handler that lets next answer each event that is admitted.
@@ -77,11 +78,12 @@ type Held interface {
 	// Lend returns the context of a handler for event, in which it finds what it works with.
 	Lend(ctx context.Context, event headers.Event) (context.Context, context.CancelFunc)
 
-	// Remember keeps the answer's status for duplicates, and why the event is ignored if that is not empty. The event is no
-	// longer held afterwards in any case.
+	// Remember keeps the answer's status for duplicates, and why the event is ignored if that is
+	// not empty. The event is no longer held afterwards in any case.
 	Remember(ctx context.Context, status int, ignored string) error
 
-	// Rollback gives the event up, so that the next request runs it. It reports false when the handler has committed by itself
-	// what belongs to the event, so that no request may run it again.
+	// Rollback gives the event up, so that the next request runs it. It reports false when the
+	// handler has committed by itself what belongs to the event, so that no request may run it
+	// again.
 	Rollback() bool
 }

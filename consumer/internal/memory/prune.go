@@ -30,8 +30,8 @@ type Pruned struct {
 type QueryRow func(ctx context.Context, query string, args ...any) pgx.Row
 
 const (
-	// minRetention catches durations written in the wrong unit, such as Retention: 90, which would empty the memory. Every
-	// sender that retries at all does so for hours.
+	// minRetention catches durations written in the wrong unit, such as Retention: 90, which would
+	// empty the memory. Every sender that retries at all does so for hours.
 	minRetention = 24 * time.Hour
 	// pruneRest is how many times as long as a batch took the pause behind it lasts.
 	pruneRest = 4

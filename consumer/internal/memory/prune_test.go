@@ -20,7 +20,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// lockAwaited asks whether a session waits for a lock on the table. Databases that are copies share its number.
+// lockAwaited asks whether a session waits for a lock on the table. Databases that are copies share
+// its number.
 const lockAwaited = `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'processed_events'::regclass AND NOT granted
 	AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
@@ -129,8 +130,8 @@ func TestPruneLeavesWhatIsInHand(t *testing.T) {
 	})
 }
 
-// A duplicate that meets a removal which is not committed yet counts on the row, and is answered from it; a request that comes
-// later is refused.
+// A duplicate that meets a removal which is not committed yet counts on the row, and is answered
+// from it; a request that comes later is refused.
 func TestDuplicateMeetsRemoval(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{}, receivertest.Effect)
@@ -163,8 +164,9 @@ func TestDuplicateMeetsRemoval(t *testing.T) {
 	})
 }
 
-// A request whose snapshot is older than the announcement cannot see it. Here it waits for a lock on the table, while the
-// announcement is made and grows old, and a session prunes that holds that lock.
+// A request whose snapshot is older than the announcement cannot see it. Here it waits for a lock
+// on the table, while the announcement is made and grows old, and a session prunes that holds that
+// lock.
 func TestPruneWaitsForOldSnapshots(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
@@ -247,8 +249,9 @@ func TestPruneStopsWithItsContext(t *testing.T) {
 		e.Old("outbox", "old", 1000)
 		e.MustPrune(receivertest.Ninety())
 		e.Settle()
-		// Nothing is removed without a question before: nothing is, while a session holds a snapshot older than the announcement,
-		// and a transaction of another test may make that of a question old.
+		// Nothing is removed without a question before: nothing is, while a session holds a
+		// snapshot older than the announcement, and a transaction of another test may make that of
+		// a question old.
 		e.MustExec(`CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NOTIFY removed; RETURN NULL; END $$`)
 		e.MustExec(`CREATE TRIGGER tell AFTER DELETE ON processed_events EXECUTE FUNCTION tell()`)
 		listener, err := e.Pool.Acquire(t.Context())
@@ -327,8 +330,9 @@ func TestPruneConfigMistakes(t *testing.T) {
 	})
 }
 
-// eachClock runs test in two time zones whose clocks changed half a day ago, as they do twice a year where people live: by
-// PostgreSQL's reckoning a day ago is 25 hours ago in the one, and 23 in the other.
+// eachClock runs test in two time zones whose clocks changed half a day ago, as they do twice a
+// year where people live: by PostgreSQL's reckoning a day ago is 25 hours ago in the one, and 23 in
+// the other.
 func eachClock(t *testing.T, test func(t *testing.T, zone string)) {
 	change := time.Now().UTC().Add(-12 * time.Hour).Truncate(time.Hour)
 	// Summer time is an hour ahead of UTC; each change is told by the clock that it ends.
@@ -356,13 +360,15 @@ func received(e *receivertest.Env, key string, ago time.Duration) {
 		WHERE idempotency_key = $1`, key, ago.Seconds())
 }
 
-// settleADay is settle for a memory of 24 hours, whose announcement may not come closer to what it announces.
+// settleADay is settle for a memory of 24 hours, whose announcement may not come closer to what it
+// announces.
 func settleADay(e *receivertest.Env) {
 	e.T.Helper()
 	e.MustExec(`UPDATE inbox_forgotten SET announced_at = announced_at - interval '2 minutes', received_before = received_before - interval '2 minutes'`)
 }
 
-// What may have been forgotten is refused, whatever the receiver's clock says and whatever program prunes.
+// What may have been forgotten is refused, whatever the receiver's clock says and whatever program
+// prunes.
 func TestForgottenWhereTheClocksChange(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		eachClock(t, func(t *testing.T, zone string) {

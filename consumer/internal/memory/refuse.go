@@ -7,8 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// refuses reports whether query is one that the handler may not send: it would do what Commit or Rollback are refused. Only
-// what says so with its first word is noticed here; anything else shows at the end.
+// refuses reports whether query is one that the handler may not send: it would do what Commit or
+// Rollback are refused. Only what says so with its first word is noticed here; anything else shows
+// at the end.
 func (t *handlerTx) refuses(query string) bool {
 	refused, undoes := endsTransaction(query)
 	if undoes {
@@ -19,8 +20,8 @@ func (t *handlerTx) refuses(query string) bool {
 
 const blank = " \t\n\r\f"
 
-// endsTransaction reports whether query says that it ends a transaction or begins one, and whether it is to undo what was
-// done. ROLLBACK TO a savepoint is neither.
+// endsTransaction reports whether query says that it ends a transaction or begins one, and whether
+// it is to undo what was done. ROLLBACK TO a savepoint is neither.
 func endsTransaction(query string) (ends, undoes bool) {
 	query = strings.TrimLeft(query, blank)
 	first, rest := query, ""

@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
-// Settings are those of a consumer.Config, checked and completed, that concern more than the request.
+// Settings are those of a consumer.Config, checked and completed, that concern more than the
+// request.
 type Settings struct {
 	Receiver, Source              string
 	Destinations                  []string // all are this receiver's; nil: it has one, whose name is not known
@@ -53,8 +54,8 @@ func (s *Settings) LogOutcome(ctx context.Context, level slog.Level, what, key, 
 	logger.LogAttrs(ctx, level, what, attrs...)
 }
 
-// Elsewhere reports whether an event that is known from one of its sender's destinations now comes from another receiver's. Empty
-// names say nothing.
+// Elsewhere reports whether an event that is known from one of its sender's destinations now comes
+// from another receiver's. Empty names say nothing.
 func (s *Settings) Elsewhere(event *headers.Event, known string) bool {
 	now := event.Destination()
 	return known != "" && now != "" && known != now && !slices.Contains(s.Destinations, known)
@@ -68,8 +69,9 @@ func (s *Settings) TxOptions() pgx.TxOptions {
 	return pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(strings.ToLower(s.Isolation.String()))}
 }
 
-// Redacted returns the text of a handler's error as it may be stored, logged and answered. Neither the error nor
-// Config.Redact is this module's code: one that panics must not take the event's outcome with it.
+// Redacted returns the text of a handler's error as it may be stored, logged and answered. Neither
+// the error nor Config.Redact is this module's code: one that panics must not take the event's
+// outcome with it.
 func (s *Settings) Redacted(err error) (text string) {
 	defer func() {
 		if recover() != nil {
@@ -96,7 +98,8 @@ type loggableError struct {
 func (e *loggableError) Error() string { return e.text }
 func (e *loggableError) Unwrap() error { return e.err }
 
-// OrDefault fills in a field of a configuration that is zero. It fails, and names the field, when the value is negative.
+// OrDefault fills in a field of a configuration that is zero. It fails, and names the field, when
+// the value is negative.
 func OrDefault[T int | int64 | time.Duration](field string, value *T, byDefault T) error {
 	if *value < 0 {
 		return fmt.Errorf("%s is negative: %v", field, *value)

@@ -18,22 +18,24 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// Every SQL statement of this package stands here or in store_*.go, above the one function that runs it. The search_path is the
-// receiver's: an operator or a function that pg_catalog does not have for exactly these types could be a stranger's. So
-// types are cast to be the same, and polymorphic functions are qualified.
+// Every SQL statement of this package stands here or in store_*.go, above the one function that
+// runs it. The search_path is the receiver's: an operator or a function that pg_catalog does not
+// have for exactly these types could be a stranger's. So types are cast to be the same, and
+// polymorphic functions are qualified.
 
 // admitSQL inserts the event, unless it is known or in flight: then it returns no row.
 //
-// The advisory lock finds out about requests in flight, not the unique index: an INSERT waits for a transaction that holds
-// the key for as long as that one takes. Who inserts without the lock (Once, plain SQL) is met by lock_timeout, set for
-// this INSERT alone: what was set before is put aside in a setting of our own, and put back by the RETURNING, which runs
-// last. CASE, because it keeps that order. Without a row it is not put back, but then the transaction goes no further.
-// ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building.
+// The advisory lock finds out about requests in flight, not the unique index: an INSERT waits for a
+// transaction that holds the key for as long as that one takes. Who inserts without the lock (Once,
+// plain SQL) is met by lock_timeout, set for this INSERT alone: what was set before is put aside in
+// a setting of our own, and put back by the RETURNING, which runs last. CASE, because it keeps that
+// order. Without a row it is not put back, but then the transaction goes no further. ON CONSTRAINT,
+// because an inferred index misses the one that REINDEX CONCURRENTLY is building.
 //
 // inbox_reset comes first: no setting of a handler before reaches this event.
 //
-// The row says succeeded at once, and 204, which is what most handlers answer: no other transaction sees the row before
-// COMMIT, and a row that need not be written again costs half as much.
+// The row says succeeded at once, and 204, which is what most handlers answer: no other transaction
+// sees the row before COMMIT, and a row that need not be written again costs half as much.
 //
 // The commit waits for the disk, also where the database is set not to: the sender, once answered,
 // never sends the event again, and a crash would undo what it was answered.
@@ -61,13 +63,13 @@ RETURNING pg_current_xact_id()::text, tableoid::bigint,
 // LockTimeout bounds how long the INSERT waits for another transaction, in PostgreSQL's notation.
 const LockTimeout = "100ms"
 
-// KeyLock is the number of a key's lock. Receivers in two schemas have two locks for one key. The constant keeps it apart from
-// other advisory locks made of hashes; it reads "outbox".
+// KeyLock is the number of a key's lock. Receivers in two schemas have two locks for one key. The
+// constant keeps it apart from other advisory locks made of hashes; it reads "outbox".
 const KeyLock = `hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 122550254464888 # 'processed_events'::regclass::oid::bigint)`
 
-// StrangerHoldsSQL returns whether no session that holds the lock of a key could process the event. Any login of the database
-// can take the lock; without the right to insert it must not keep the event away. Where roles.sql keeps receivers apart, another
-// receiver's login is a stranger, too.
+// StrangerHoldsSQL returns whether no session that holds the lock of a key could process the event.
+// Any login of the database can take the lock; without the right to insert it must not keep the
+// event away. Where roles.sql keeps receivers apart, another receiver's login is a stranger, too.
 const StrangerHoldsSQL = `
 SELECT NOT EXISTS (
     SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
@@ -77,9 +79,10 @@ SELECT NOT EXISTS (
       AND (NOT (SELECT relrowsecurity FROM pg_class WHERE oid = 'processed_events'::regclass::oid)
            OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN ('inbox_receiver', 'inbox_receiver_' || $1::text) AND pg_has_role(a.usesysid, r.oid, 'MEMBER'))))`
 
-// forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
-// be gone. It needs no lock, because a row is removed only after it was announced in there so long before that also the snapshot of
-// admitSQL shows it; see inbox_prune. What is announced is a day old at least, by a constraint.
+// forgottenSQL finds out whether an event that was not known may have been removed: whether rows
+// from when it was created may be gone. It needs no lock, because a row is removed only after it
+// was announced in there so long before that also the snapshot of admitSQL shows it; see
+// inbox_prune. What is announced is a day old at least, by a constraint.
 const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE receiver = $1::text AND source = $2::text AND received_before > $3::timestamptz)`
 
 // inDatabase remembers in processed_events, in the transaction of the handler's own writes.
@@ -183,8 +186,9 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	return Found{}, fmt.Errorf("begin transaction for event: %w", Hinted(err))
 }
 
-// memoryTable holds the statements on a table processed_events in a transaction that a handler has had, with the name of its
-// schema: a handler may have changed search_path, as multi-tenant code does, and another schema may have such a table, too.
+// memoryTable holds the statements on a table processed_events in a transaction that a handler has
+// had, with the name of its schema: a handler may have changed search_path, as multi-tenant code
+// does, and another schema may have such a table, too.
 type memoryTable struct{ name, end, answer, ended string }
 
 // memoryTable returns the table by its oid. It asks once for each, mostly once.
@@ -225,7 +229,8 @@ func TableName(ctx context.Context, tx Transaction, oid int64) (name string, err
 	return name, err
 }
 
-// Shifted returns t, moved by a duration, for the database: NULL where the sender does not say when.
+// Shifted returns t, moved by a duration, for the database: NULL where the sender does not say
+// when.
 func Shifted(t time.Time, by time.Duration) any {
 	if t.IsZero() {
 		return nil
@@ -269,8 +274,8 @@ func (m *inDatabase) recall(ctx context.Context, tx Transaction, rq *Request) (f
 	return found, err
 }
 
-// ExtendSQL notes that the sender may send a known event for longer than it said before, as after a replay: it must not be
-// forgotten until then.
+// ExtendSQL notes that the sender may send a known event for longer than it said before, as after a
+// replay: it must not be forgotten until then.
 const ExtendSQL = `
 UPDATE processed_events SET not_after = $4::timestamptz
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND coalesce(not_after, '-infinity') < $4::timestamptz`
@@ -288,8 +293,9 @@ const endSQL = LastHead + `(` + inserted + ` = 1 AND EXISTS (
 // is read.
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
 
-// answerSQL stores the status beside the event, where it is not the one that admitSQL has put there. It divides by zero where
-// endSQL does. An event that is of no concern to the receiver is ignored by it, for a reason, and commits all the same.
+// answerSQL stores the status beside the event, where it is not the one that admitSQL has put
+// there. It divides by zero where endSQL does. An event that is of no concern to the receiver is
+// ignored by it, for a reason, and commits all the same.
 const answerSQL = `
 WITH answered AS (
     UPDATE processed_events
@@ -308,8 +314,9 @@ func (h *held) Lend(ctx context.Context, event headers.Event) (context.Context, 
 	return handlerctx.With(ctx, scope), func() {}
 }
 
-// Remember stores the status for duplicates and commits. After an error the effect is rolled back or its fate is
-// unknown, and so is the row's, because both are one transaction: the next request finds out.
+// Remember stores the status for duplicates and commits. After an error the effect is rolled back
+// or its fate is unknown, and so is the row's, because both are one transaction: the next request
+// finds out.
 func (h *held) Remember(ctx context.Context, status int, ignored string) error {
 	query, args := h.answer(status, ignored)
 	err := h.Commit(ctx, query, args)
@@ -321,7 +328,8 @@ func (h *held) Remember(ctx context.Context, status int, ignored string) error {
 	return committed(err)
 }
 
-// answer returns the last statement of an event, which stores the status where that is not there yet, without the arguments of the surroundings.
+// answer returns the last statement of an event, which stores the status where that is not there
+// yet, without the arguments of the surroundings.
 func (h *held) answer(status int, ignored string) (query string, args []any) {
 	args = []any{h.xact, h.Receiver, h.Source, h.key}
 	if status == http.StatusNoContent && ignored == "" {
@@ -334,21 +342,24 @@ func (h *held) answer(status int, ignored string) (query string, args []any) {
 	return h.table.answer, append(args, int16(status), state, ignored)
 }
 
-// Rollback gives the event up. It reports false when the handler has committed the transaction itself, and the row then says so.
+// Rollback gives the event up. It reports false when the handler has committed the transaction
+// itself, and the row then says so.
 func (h *held) Rollback() bool {
 	h.Transaction.Rollback()
 	return !errors.Is(h.noteEnded(), ErrEnded)
 }
 
-// endedSQL marks an event as failed whose handler has committed the transaction itself: it is unknown what the commit left out.
-// Duplicates are refused for good. If the transaction was not committed, there is no row to mark.
+// endedSQL marks an event as failed whose handler has committed the transaction itself: it is
+// unknown what the commit left out. Duplicates are refused for good. If the transaction was not
+// committed, there is no row to mark.
 const endedSQL = `
 UPDATE processed_events
 SET processing_state = 'failed', processed_at = clock_timestamp(), response_status = 422, last_error = $5::text
 WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text AND processing_state = 'succeeded'
   AND (SELECT pg_xact_status($1::text::xid8)) = 'committed'`
 
-// noteEnded returns ErrEnded, and the row says so, if the handler has committed the transaction itself.
+// noteEnded returns ErrEnded, and the row says so, if the handler has committed the transaction
+// itself.
 func (h *held) noteEnded() error {
 	ctx, cancel := context.WithTimeout(context.Background(), h.CommitTimeout)
 	defer cancel()

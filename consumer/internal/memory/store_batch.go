@@ -11,26 +11,29 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 )
 
-// ErrBatchBroken says that the transaction of a batch has ended, or that its connection is lost, so that no event of it commits.
+// ErrBatchBroken says that the transaction of a batch has ended, or that its connection is lost, so
+// that no event of it commits.
 var ErrBatchBroken = errors.New("the transaction of the batch has ended")
 
 // A Batcher is a memory that can hold the events of a batch in one transaction.
 type Batcher interface {
-	// Batch returns the memory of one batch, which is for one goroutine at a time. What it admits and remembers is a savepoint of its transaction, which
-	// begins with the first event.
+	// Batch returns the memory of one batch, which is for one goroutine at a time. What it admits
+	// and remembers is a savepoint of its transaction, which begins with the first event.
 	Batch() Batch
 }
 
 // A Batch is the memory of one batch. Its answers may be sent once Commit has succeeded.
 type Batch interface {
 	Memory
-	// Commit commits what was remembered, and fails if a handler has ended the transaction, or left it unfit.
+	// Commit commits what was remembered, and fails if a handler has ended the transaction, or left
+	// it unfit.
 	Commit(ctx context.Context) error
 	// Rollback gives the batch up, unless it was committed.
 	Rollback()
 }
 
-// Batch returns the memory of one batch; nil: the database is not one of pgx, and batches are not known to this memory.
+// Batch returns the memory of one batch; nil: the database is not one of pgx, and batches are not
+// known to this memory.
 func (m *inDatabase) Batch() Batch {
 	db, ok := m.db.(*PgxDatabase)
 	if !ok {
@@ -61,7 +64,8 @@ func (b *batch) Admit(ctx context.Context, rq *Request) (Found, error) {
 // nothingSQL stands where a batch of which nothing is remembered has no last statement.
 const nothingSQL = `SELECT 1`
 
-// Commit commits the batch. The last statement is that of the last event that was remembered: it fails in any other transaction.
+// Commit commits the batch. The last statement is that of the last event that was remembered: it
+// fails in any other transaction.
 func (b *batch) Commit(ctx context.Context) error {
 	t := b.points.tx
 	switch {
@@ -89,7 +93,8 @@ type heldInBatch struct {
 	batch *batch
 }
 
-// Remember keeps the status, if it is not the one that is kept already, and leaves the commit to the batch.
+// Remember keeps the status, if it is not the one that is kept already, and leaves the commit to
+// the batch.
 func (h *heldInBatch) Remember(ctx context.Context, status int, ignored string) error {
 	point := h.Transaction.(*savepoint)
 	if err := point.unfit(); err != nil {
@@ -111,7 +116,8 @@ func (h *heldInBatch) Remember(ctx context.Context, status int, ignored string) 
 	return nil
 }
 
-// Rollback gives the event up. It reports false when the handler has committed the batch's transaction itself.
+// Rollback gives the event up. It reports false when the handler has committed the batch's
+// transaction itself.
 func (h *heldInBatch) Rollback() bool {
 	h.Transaction.Rollback()
 	if !h.batch.points.broken() {
@@ -139,7 +145,8 @@ func (s *savepoints) broken() bool {
 	return conn.IsClosed() || conn.PgConn().IsBusy() || conn.PgConn().TxStatus() != 'T'
 }
 
-// Begin makes a savepoint, or the transaction, and runs the statement in the same round trip. The savepoint before it is released by it.
+// Begin makes a savepoint, or the transaction, and runs the statement in the same round trip. The
+// savepoint before it is released by it.
 func (s *savepoints) Begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (Transaction, error) {
 	if s.tx == nil {
 		conn, err := s.Pool.Acquire(ctx)

@@ -10,9 +10,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
-// applyIfNewerSQL records a version if it is the newest. The row's lock keeps a second transaction waiting until the first
-// has ended, and its version is then compared with what that one left. A version of the other kind leaves both kinds in
-// the row, which its CHECK refuses: so mixing costs no statement to find out, and cannot be done by hand either.
+// applyIfNewerSQL records a version if it is the newest. The row's lock keeps a second transaction
+// waiting until the first has ended, and its version is then compared with what that one left. A
+// version of the other kind leaves both kinds in the row, which its CHECK refuses: so mixing costs
+// no statement to find out, and cannot be done by hand either.
 const applyIfNewerSQL = `
 INSERT INTO inbox_freshness AS f (scope, entity, sequence, at, tiebreak, receiver)
 VALUES ($1::text, $2::text, $3::bigint, $4::timestamptz, $5::bigint, $6::text)

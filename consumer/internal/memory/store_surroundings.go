@@ -7,18 +7,20 @@ import (
 	"time"
 )
 
-// Surroundings are what statements on a connection depend on beside their text and what inbox_reset puts back. A multi-tenant handler sets search_path for its own statements, often for
-// the whole session: the next event on the connection would be sought, and remembered, in another
-// schema's tables.
+// Surroundings are what statements on a connection depend on beside their text and what inbox_reset
+// puts back. A multi-tenant handler sets search_path for its own statements, often for the whole
+// session: the next event on the connection would be sought, and remembered, in another schema's
+// tables.
 type Surroundings struct {
 	SearchPath string
 	Role       string
 	Table      string // of this package's, with its schema: that has inbox_reset, too
 }
 
-// PathLimited is search_path, once the transaction has got its limits, of which $5 says how long: a handler that hangs must not
-// hold the event for ever, whether it leaves its transaction idle or waits for a statement without its own context. The server ends
-// the session, or the statement. A shorter limit that is set already stays.
+// PathLimited is search_path, once the transaction has got its limits, of which $5 says how long: a
+// handler that hangs must not hold the event for ever, whether it leaves its transaction idle or
+// waits for a statement without its own context. The server ends the session, or the statement. A
+// shorter limit that is set already stays.
 const PathLimited = `
     CASE WHEN (current_setting('idle_in_transaction_session_timeout') = '0' OR current_setting('idle_in_transaction_session_timeout')::interval > $5::text::interval)
               AND set_config('idle_in_transaction_session_timeout', $5::text, true) IS NULL THEN NULL
@@ -31,9 +33,10 @@ func (s *Settings) Limit() string {
 	return strconv.FormatInt(min((s.HandlerTimeout+s.CommitTimeout+time.Millisecond-1).Milliseconds(), math.MaxInt32), 10) + "ms"
 }
 
-// LastHead, AsFound, RoleAsFound and LastEnd make the last statement before COMMIT. It divides by what stands behind LastHead, and
-// returns whether the surroundings are as they were found, with the numbers of their arguments before the latter two, and no
-// temporary table may hide one. Session locks that the handler has left behind are released, and the commit waits for the disk
+// LastHead, AsFound, RoleAsFound and LastEnd make the last statement before COMMIT. It divides by
+// what stands behind LastHead, and returns whether the surroundings are as they were found, with
+// the numbers of their arguments before the latter two, and no temporary table may hide one.
+// Session locks that the handler has left behind are released, and the commit waits for the disk
 // whatever the handler has set: its sender never sends the event again. CASE keeps the order.
 const (
 	LastHead = `
@@ -46,13 +49,14 @@ SELECT CASE WHEN 1 / `
 	LastEnd     = `::pg_catalog.text END`
 )
 
-// resetSQL restores the settings of the session, so that no setting of a handler reaches the next event. The migration of inbox_reset
-// says how it knows them.
+// resetSQL restores the settings of the session, so that no setting of a handler reaches the next
+// event. The migration of inbox_reset says how it knows them.
 const resetSQL = `SELECT inbox_reset()`
 
-// tidySQL does the same, releases what session locks the handler has left behind, and finds out whether the surroundings are as they
-// were before the transaction. It is asked where the last statement was not, or said no: SET LOCAL ends with the transaction, and so
-// do most temporary tables.
+// tidySQL does the same, releases what session locks the handler has left behind, and finds out
+// whether the surroundings are as they were before the transaction. It is asked where the last
+// statement was not, or said no: SET LOCAL ends with the transaction, and so do most temporary
+// tables.
 const tidySQL = `
 SELECT CASE WHEN pg_catalog.pg_advisory_unlock_all() IS NULL OR inbox_reset() IS NULL THEN NULL
        ELSE pg_catalog.current_setting('search_path') = $1::pg_catalog.text AND current_user = $2::pg_catalog.text

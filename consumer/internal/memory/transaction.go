@@ -15,8 +15,8 @@ import (
 
 // Database begins transactions through pgx or database/sql.
 type Database interface {
-	// Begin opens a transaction, runs query as its first statement and hands the row to scan. The transaction, if there
-	// is one, is the caller's to end, even beside an error.
+	// Begin opens a transaction, runs query as its first statement and hands the row to scan. The
+	// transaction, if there is one, is the caller's to end, even beside an error.
 	Begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (Transaction, error)
 
 	// Exec runs a statement by itself and returns how many rows it has changed.
@@ -33,19 +33,19 @@ type Transaction interface {
 	// Attach puts the transaction where the handler finds it.
 	Attach(scope *handlerctx.Scope)
 
-	// Commit runs query as the last statement and commits, within ctx. After Enter, query ends with the two
-	// arguments of the surroundings as found, which are added here. It fails with ErrEnded, and does not commit, when
-	// query divides by zero, as it does in any other transaction than the one that inserted the event. The transaction has ended
-	// afterwards in any case.
+	// Commit runs query as the last statement and commits, within ctx. After Enter, query ends with
+	// the two arguments of the surroundings as found, which are added here. It fails with ErrEnded,
+	// and does not commit, when query divides by zero, as it does in any other transaction than the
+	// one that inserted the event. The transaction has ended afterwards in any case.
 	Commit(ctx context.Context, query string, args []any) error
 
-	// Rollback gives the transaction up, unless it has ended. A failure needs no report: the connection is then discarded, and PostgreSQL
-	// rolls back what was not committed.
+	// Rollback gives the transaction up, unless it has ended. A failure needs no report: the
+	// connection is then discarded, and PostgreSQL rolls back what was not committed.
 	Rollback()
 }
 
-// PgxDatabase spends two round trips a request beside the handler's own, as many as a bare BEGIN and COMMIT do: the first
-// carries BEGIN and admission, the last the response and COMMIT.
+// PgxDatabase spends two round trips a request beside the handler's own, as many as a bare BEGIN
+// and COMMIT do: the first carries BEGIN and admission, the last the response and COMMIT.
 type PgxDatabase struct {
 	Pool    *pgxpool.Pool
 	Options pgx.TxOptions
@@ -126,16 +126,16 @@ func (t *PgxTransaction) Commit(ctx context.Context, query string, args []any) e
 	return err
 }
 
-// QueueLast queues a last statement behind a handler, with the surroundings as found for its last two arguments. done gets the
-// statement's error, and returns what becomes of it.
+// QueueLast queues a last statement behind a handler, with the surroundings as found for its last
+// two arguments. done gets the statement's error, and returns what becomes of it.
 func (t *PgxTransaction) QueueLast(batch *pgx.Batch, query string, args []any, done func(error) error) {
 	batch.Queue(query, append(args, t.found.SearchPath, t.found.Role)...).QueryRow(func(row pgx.Row) error {
 		return done(row.Scan(&t.tidy))
 	})
 }
 
-// SendCommit ends a batch with COMMIT, and sends it. With reset the session gets its own settings back behind that: those of the
-// transaction hold until its last trigger has run.
+// SendCommit ends a batch with COMMIT, and sends it. With reset the session gets its own settings
+// back behind that: those of the transaction hold until its last trigger has run.
 func (t *PgxTransaction) SendCommit(ctx context.Context, batch *pgx.Batch, reset bool) error {
 	committed := false
 	batch.Queue("commit").Exec(func(tag pgconn.CommandTag) error {
@@ -164,7 +164,8 @@ func (t *PgxTransaction) SendCommit(ctx context.Context, batch *pgx.Batch, reset
 	return err
 }
 
-// Unfit closes the transaction to its handler, and returns why it cannot be committed as the handler left it; nil: it may be.
+// Unfit closes the transaction to its handler, and returns why it cannot be committed as the
+// handler left it; nil: it may be.
 func (t *PgxTransaction) Unfit() error {
 	idle := t.Close()
 	switch conn := t.conn.Conn().PgConn(); {
@@ -226,8 +227,8 @@ func (t *PgxTransaction) queueTidy(batch *pgx.Batch) {
 	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&t.tidy) })
 }
 
-// Close closes the transaction to its handler. It reports false while a call is under way all the same, of a goroutine that
-// the handler has left behind.
+// Close closes the transaction to its handler. It reports false while a call is under way all the
+// same, of a goroutine that the handler has left behind.
 func (t *PgxTransaction) Close() (idle bool) { return t.handler.close() }
 
 // Ended reports whether the handler has ended the transaction itself, and begun no other.

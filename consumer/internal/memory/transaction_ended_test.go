@@ -114,8 +114,9 @@ func rowsConn(ctx context.Context, tx pgx.Tx) error {
 	return chainOn(ctx, conn)
 }
 
-// Whatever way a handler takes: what it writes into a transaction that it put in the place of its own is not committed. An
-// answer of 204 is the one for which nothing is written at the end that would show it.
+// Whatever way a handler takes: what it writes into a transaction that it put in the place of its
+// own is not committed. An answer of 204 is the one for which nothing is written at the end that
+// would show it.
 func TestExchangedTransactionIsFoundOutOnEveryWay(t *testing.T) {
 	t.Parallel()
 	for way, exchange := range exchanges {
@@ -219,8 +220,8 @@ func (namesChain) RewriteQuery(ctx context.Context, conn *pgx.Conn, query string
 	return query, args, nameChain(ctx, conn)
 }
 
-// What a handler names on a connection keeps its name there. In a later event the name may read like a statement that ends
-// nothing.
+// What a handler names on a connection keeps its name there. In a later event the name may read
+// like a statement that ends nothing.
 func TestNamesOfEarlierEventsAreInDoubt(t *testing.T) {
 	t.Parallel()
 	for way, expose := range exposures {
@@ -241,8 +242,8 @@ func TestNamesOfEarlierEventsAreInDoubt(t *testing.T) {
 	}
 }
 
-// COMMIT is a statement as others are: it may be a name, too. What is remembered is committed all the same, and a connection on
-// which nothing can be belongs to no event.
+// COMMIT is a statement as others are: it may be a name, too. What is remembered is committed all
+// the same, and a connection on which nothing can be belongs to no event.
 func TestCommitMayBeAName(t *testing.T) {
 	t.Parallel()
 	for stands, want := range map[string]error{
@@ -294,8 +295,8 @@ var senders = map[string]func(ctx context.Context, tx pgx.Tx, query string) erro
 	},
 }
 
-// What would end the transaction is not sent. A handler that wanted to undo its work, and says 2xx all the same, has undone it;
-// one that wanted to commit, or to begin, has what it wanted.
+// What would end the transaction is not sent. A handler that wanted to undo its work, and says 2xx
+// all the same, has undone it; one that wanted to commit, or to begin, has what it wanted.
 func TestStatementsThatEndTheTransactionAreRefused(t *testing.T) {
 	t.Parallel()
 	for statement, want := range map[string]error{

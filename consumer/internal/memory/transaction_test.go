@@ -15,8 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A goroutine that a handler has left behind may have asked where its statement goes, and not have sent it when the handler
-// has returned. The transaction is not committed then, and the connection is closed, lest the statement goes into another's.
+// A goroutine that a handler has left behind may have asked where its statement goes, and not have
+// sent it when the handler has returned. The transaction is not committed then, and the connection
+// is closed, lest the statement goes into another's.
 func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 	t.Parallel()
 	db := &PgxDatabase{Pool: pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), Timeout: time.Minute}

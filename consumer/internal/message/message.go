@@ -1,5 +1,6 @@
-// Package message passes an event that a log carried to a receiver, which is a handler of HTTP requests: whatever carried the event,
-// its signature, its place in processed_events, its handler and its report are the same.
+// Package message passes an event that a log carried to a receiver, which is a handler of HTTP
+// requests: whatever carried the event, its signature, its place in processed_events, its handler
+// and its report are the same.
 package message
 
 import (
@@ -22,25 +23,28 @@ type Message struct {
 	// Header holds the headers of the wire contract (docs/wire.md).
 	Header http.Header
 	Body   []byte
-	// Stored is when the log took the message. Signatures are compared with it, because a message may wait in a log for longer than
-	// any tolerance between two clocks.
+	// Stored is when the log took the message. Signatures are compared with it, because a message
+	// may wait in a log for longer than any tolerance between two clocks.
 	Stored time.Time
 }
 
 // An Outcome is what a receiver has made of a message.
 type Outcome struct {
 	Verdict Verdict
-	// Wait is how long the receiver asks to wait before the message comes again. 0: it does not say.
+	// Wait is how long the receiver asks to wait before the message comes again. 0: it does not
+	// say.
 	Wait time.Duration
-	// Status is what an HTTP client would have been answered; 0: nothing, since the handler ended without an answer.
+	// Status is what an HTTP client would have been answered; 0: nothing, since the handler ended
+	// without an answer.
 	Status int
 	// Problem is the last part of the problem's type, such as "signature-invalid", and Detail its
 	// text; empty where the receiver's handler answered in its own way.
 	Problem, Detail string
 }
 
-// Delay returns how long to wait after the given failure of a message, 1 for the first one, where backoff holds the delays. That another
-// process works the event is no failure: each further delay would be one more in which its partition waits for nothing.
+// Delay returns how long to wait after the given failure of a message, 1 for the first one, where
+// backoff holds the delays. That another process works the event is no failure: each further delay
+// would be one more in which its partition waits for nothing.
 func (o Outcome) Delay(failure int, backoff []time.Duration) time.Duration {
 	if o.Problem == "in-flight" {
 		failure = 1
@@ -58,8 +62,8 @@ const (
 	Refused                // nothing was changed, and no repetition will help
 )
 
-// Deliver has receiver process m, and returns when that is decided: after COMMIT or ROLLBACK. A receiver that panics or ends its
-// goroutine counts as Again, and so does an end of ctx.
+// Deliver has receiver process m, and returns when that is decided: after COMMIT or ROLLBACK. A
+// receiver that panics or ends its goroutine counts as Again, and so does an end of ctx.
 func Deliver(ctx context.Context, receiver http.Handler, m Message) Outcome {
 	r, err := http.NewRequestWithContext(context.WithValue(ctx, storedKey{}, m.Stored), http.MethodPost, "/", bytes.NewReader(m.Body))
 	if err != nil {
@@ -80,14 +84,15 @@ func Deliver(ctx context.Context, receiver http.Handler, m Message) Outcome {
 
 type storedKey struct{}
 
-// StoredAt returns when a log took the message of a request that came by [Deliver]; otherwise false.
+// StoredAt returns when a log took the message of a request that came by [Deliver]; otherwise
+// false.
 func StoredAt(ctx context.Context) (at time.Time, ok bool) {
 	at, ok = ctx.Value(storedKey{}).(time.Time)
 	return at, ok
 }
 
-// canonical gives names the case that net/http would have given them. Two spellings of one name become a repeated header, which
-// receivers refuse where it matters.
+// canonical gives names the case that net/http would have given them. Two spellings of one name
+// become a repeated header, which receivers refuse where it matters.
 func canonical(h http.Header) http.Header {
 	out := make(http.Header, len(h))
 	for name, values := range h {

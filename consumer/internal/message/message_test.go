@@ -14,8 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// Logs keep names as they were written, and some programs write them in lower case. Two spellings of a name are a header that is
-// repeated: receivers must see both, since a signature covers one.
+// Logs keep names as they were written, and some programs write them in lower case. Two spellings
+// of a name are a header that is repeated: receivers must see both, since a signature covers one.
 func TestHeadersHaveTheNamesOfHTTP(t *testing.T) {
 	t.Parallel()
 	var got http.Header
@@ -66,7 +66,8 @@ func TestDeliverReadsTheAnswer(t *testing.T) {
 	}
 }
 
-// A process that was frozen for a minute must not cost its partition another one, when it goes on or dies.
+// A process that was frozen for a minute must not cost its partition another one, when it goes on
+// or dies.
 func TestDelay(t *testing.T) {
 	t.Parallel()
 	backoff := []time.Duration{time.Second, 5 * time.Second, time.Minute}

@@ -1,4 +1,5 @@
-// Package redact removes from texts of unknown origin what must not reach a table, a log or a terminal.
+// Package redact removes from texts of unknown origin what must not reach a table, a log or a
+// terminal.
 package redact
 
 import (
@@ -18,9 +19,9 @@ const (
 	masked = "***"
 )
 
-// Text makes a text of unknown origin fit for a table, a log and a terminal: valid UTF-8 on one line, without control
-// characters, at most 1 KiB, and without what can be recognised as a credential. It hides too much
-// rather than too little. Redacting twice changes nothing.
+// Text makes a text of unknown origin fit for a table, a log and a terminal: valid UTF-8 on one
+// line, without control characters, at most 1 KiB, and without what can be recognised as a
+// credential. It hides too much rather than too little. Redacting twice changes nothing.
 func Text(text string) string {
 	text = flatten(head(text, maxScannedBytes))
 	// A mask may be longer than what it hides, so that another cut is needed. That settles at once.
@@ -34,11 +35,12 @@ func Text(text string) string {
 	return text
 }
 
-// escapes are the sequences by which a text would command a terminal. None takes a line's end with it, which keeps words apart.
+// escapes are the sequences by which a text would command a terminal. None takes a line's end with
+// it, which keeps words apart.
 var escapes = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]\s])`)
 
-// flatten leaves one line of valid UTF-8. Invisible characters, such as a zero-width or a bidirectional mark, are removed: one
-// within a credential would hide it from mask.
+// flatten leaves one line of valid UTF-8. Invisible characters, such as a zero-width or a
+// bidirectional mark, are removed: one within a credential would hide it from mask.
 func flatten(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if strings.Contains(text, "\x1b") {
@@ -55,8 +57,8 @@ func flatten(text string) string {
 	}, text)
 }
 
-// head returns at most limit bytes of text. A word that would be cut is left out whole: the rest of a credential may be
-// what makes it recognisable.
+// head returns at most limit bytes of text. A word that would be cut is left out whole: the rest of
+// a credential may be what makes it recognisable.
 func head(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -81,7 +83,8 @@ func cut(text string, limit int) string {
 	return text[:end] + sign
 }
 
-// named is what stands before the value of a credential in connection strings, queries, JSON and YAML.
+// named is what stands before the value of a credential in connection strings, queries, JSON and
+// YAML.
 const named = `(?i)((?:(?:password|passwd|passphrase|pwd|secret|token|credential|` +
 	`(?:api|access|private|account|signing|encryption)[ _-]?key)[\w-]*|\bpass|[?&](?:sig|key|auth|code))["'\\]*\s*[:=]\s*)`
 

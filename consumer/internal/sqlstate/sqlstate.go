@@ -1,4 +1,5 @@
-// Package sqlstate reads the codes of PostgreSQL's errors, through pgx and any driver of database/sql.
+// Package sqlstate reads the codes of PostgreSQL's errors, through pgx and any driver of
+// database/sql.
 package sqlstate
 
 import "errors"

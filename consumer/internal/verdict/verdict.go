@@ -1,4 +1,5 @@
-// Package verdict is what an error of a handler asks for. Package consumer marks errors with it; the receivers act on it.
+// Package verdict is what an error of a handler asks for. Package consumer marks errors with it;
+// the receivers act on it.
 package verdict
 
 import (
@@ -68,8 +69,9 @@ func IsMarked(err error) bool {
 	return ok
 }
 
-// Examine asks an error of a handler everything that its event's outcome will depend on. Its methods are the application's: one
-// that panics, as those of a nil pointer in an error may, must do so where a panic of the handler would be caught.
+// Examine asks an error of a handler everything that its event's outcome will depend on. Its
+// methods are the application's: one that panics, as those of a nil pointer in an error may, must
+// do so where a panic of the handler would be caught.
 func Examine(err error) {
 	if err != nil {
 		_, _ = Of(err), sqlstate.IsConflict(err)

@@ -43,7 +43,8 @@ type troubled struct{}
 func (troubled) Error() string { return "in trouble" }
 func (troubled) Unwrap() error { panic("no") }
 
-// An error whose methods panic does so in Examine, where a panic of the handler is caught, and not later.
+// An error whose methods panic does so in Examine, where a panic of the handler is caught, and not
+// later.
 func TestExamineAsksWhatIsAskedLater(t *testing.T) {
 	t.Parallel()
 	verdict.Examine(nil)

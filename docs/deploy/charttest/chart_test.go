@@ -62,7 +62,8 @@ topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: S
 // objects are decoded manifests, by kind.
 type objects map[string]any
 
-// add decodes one manifest into the type of its kind. A field that the type does not have is an error.
+// add decodes one manifest into the type of its kind. A field that the type does not have is an
+// error.
 func (o objects) add(t *testing.T, manifest []byte) {
 	t.Helper()
 	var head struct{ APIVersion, Kind string }
@@ -193,7 +194,8 @@ func TestChartRenders(t *testing.T) {
 	}
 }
 
-// checkJob looks at what the Job runs, each command behind the one before. Its containers have the URL of the owner.
+// checkJob looks at what the Job runs, each command behind the one before. Its containers have the
+// URL of the owner.
 func checkJob(t *testing.T, all objects, want string) {
 	t.Helper()
 	var commands []string
@@ -231,7 +233,8 @@ func checkPod(t *testing.T, pod corev1.PodSpec) {
 	}
 }
 
-// checkCommand asks the program whether it knows the command with all its flags: with --help it looks at no more.
+// checkCommand asks the program whether it knows the command with all its flags: with --help it
+// looks at no more.
 func checkCommand(t *testing.T, c corev1.Container) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), relay(t), append(slices.Clone(c.Args), "--help")...).CombinedOutput(); err != nil {
@@ -239,7 +242,8 @@ func checkCommand(t *testing.T, c corev1.Container) {
 	}
 }
 
-// checkConfiguration has the program read the file of the ConfigMap with the variables of the Deployment.
+// checkConfiguration has the program read the file of the ConfigMap with the variables of the
+// Deployment.
 func checkConfiguration(t *testing.T, all objects) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "outbox-relay.yaml")
@@ -260,8 +264,8 @@ func checkConfiguration(t *testing.T, all objects) {
 
 const secret = "whsec_YXJjaHRlc3QtYXJjaHRlc3QtYXJjaHRlc3Qh"
 
-// configCheck has the program read its configuration with the variables of a container, and returns what it prints. inSecret returns
-// the value of a variable that a Secret has.
+// configCheck has the program read its configuration with the variables of a container, and returns
+// what it prints. inSecret returns the value of a variable that a Secret has.
 func configCheck(t *testing.T, c corev1.Container, inSecret func(e corev1.EnvVar) string, flags ...string) string {
 	t.Helper()
 	check := exec.CommandContext(t.Context(), relay(t), append([]string{"config", "check"}, flags...)...)

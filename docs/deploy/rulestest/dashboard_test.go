@@ -12,8 +12,8 @@ import (
 
 var grafana = flag.String("grafana", "", "check the dashboard by Grafana's types; `directory` has the packages that .ci/npm/grafana names")
 
-// TestDashboardHasGrafanasTypes checks every field of the dashboard by the types that Grafana publishes: `json.Unmarshal` would ignore a
-// misspelt one, as Grafana does.
+// TestDashboardHasGrafanasTypes checks every field of the dashboard by the types that Grafana
+// publishes: `json.Unmarshal` would ignore a misspelt one, as Grafana does.
 func TestDashboardHasGrafanasTypes(t *testing.T) {
 	t.Parallel()
 	if *grafana == "" {

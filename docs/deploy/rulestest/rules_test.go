@@ -12,7 +12,8 @@ import (
 	"github.com/prometheus/prometheus/promql/promqltest"
 )
 
-// series load 41 samples, one every 30 seconds. In every pair the first fires the rule at the end, the second does not.
+// series load 41 samples, one every 30 seconds. In every pair the first fires the rule at the end,
+// the second does not.
 var cases = map[string][2]string{
 	"OutboxRelayMissing": { // another job's relay does not hide it
 		"outbox_relay_registered{job=\"a\"} 1x10\noutbox_relay_registered{job=\"b\"} 1x40", `outbox_relay_registered{instance="a"} 0x40`,

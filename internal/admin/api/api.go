@@ -48,7 +48,8 @@ func New(c *control.Control, version string, log zerolog.Logger) http.Handler {
 	return mux
 }
 
-// A route is one operation. Its request and answer are values of the types that the document describes.
+// A route is one operation. Its request and answer are values of the types that the document
+// describes.
 type route struct {
 	Method, Path, ID, Summary string
 	// Query are the names of its parameters.
@@ -154,7 +155,8 @@ func write(w http.ResponseWriter, status int, answer any) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// read decodes a body. A field that is not known is an error: a misspelt condition would widen a selection.
+// read decodes a body. A field that is not known is an error: a misspelt condition would widen a
+// selection.
 func read[T any](r *http.Request) (request T, err error) {
 	if kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); strings.TrimSpace(kind) != "application/json" {
 		return request, check.Problem{Path: "Content-Type", Text: "is not application/json"}
@@ -173,7 +175,8 @@ func read[T any](r *http.Request) (request T, err error) {
 	return request, nil
 }
 
-// checkQuery refuses a parameter that the route does not have, or that stands there twice: a misspelt condition would widen a list.
+// checkQuery refuses a parameter that the route does not have, or that stands there twice: a
+// misspelt condition would widen a list.
 func checkQuery(r *http.Request, known []string) error {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

@@ -115,7 +115,8 @@ func (s *server) fits(operation, method, template, path, body string, want int) 
 	return text
 }
 
-// Every operation of the document answers as the document says, and no answer but that of reveal has the payload.
+// Every operation of the document answers as the document says, and no answer but that of reveal
+// has the payload.
 func TestAnswersFitTheDocument(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -270,7 +271,8 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// Lists of thousands of destinations show a hundred, those in trouble first, and parameters lead to the others.
+// Lists of thousands of destinations show a hundred, those in trouble first, and parameters lead to
+// the others.
 func TestManyDestinations(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -340,7 +342,8 @@ func TestManyDestinations(t *testing.T) {
 	}
 }
 
-// Of many alerts a page is sent, and of a relay with many destinations some, each with the number of those that are left out.
+// Of many alerts a page is sent, and of a relay with many destinations some, each with the number
+// of those that are left out.
 func TestManyAlertsAndDestinationsOfARelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

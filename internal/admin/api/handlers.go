@@ -14,7 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
-// The bodies of requests and answers that no other package has. Fields are added, never renamed or removed.
+// The bodies of requests and answers that no other package has. Fields are added, never renamed or
+// removed.
 type (
 	historyAnswer   struct{ history.Past }
 	destinationList struct {
@@ -33,7 +34,8 @@ type (
 		Deliveries []ops.Delivery `json:"deliveries"`
 		// Next is the parameter after of the next page; empty: this is the last.
 		Next string `json:"next"`
-		// SearchedTo is how far back was looked, if that ended before the page was full; nil: all was looked at, or the page is full.
+		// SearchedTo is how far back was looked, if that ended before the page was full; nil: all
+		// was looked at, or the page is full.
 		SearchedTo *searchedAnswer `json:"searched_to"`
 	}
 	searchedAnswer struct {

@@ -72,7 +72,8 @@ func parameters(route route) []object {
 	return all
 }
 
-// schemaOf returns the JSON Schema of what encoding/json writes of a type. Structs with a name go into named and are referred to.
+// schemaOf returns the JSON Schema of what encoding/json writes of a type. Structs with a name go
+// into named and are referred to.
 func schemaOf(t reflect.Type, named object) object {
 	switch {
 	case t == reflect.TypeFor[time.Time]():

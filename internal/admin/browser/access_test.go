@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A page whose relay does not answer says since when, in text and to screen readers, and says no more of it once it is back.
+// A page whose relay does not answer says since when, in text and to screen readers, and says no
+// more of it once it is back.
 func TestRelayGoesAndComesBack(t *testing.T) {
 	t.Parallel()
 	s := open(t, relaytest.Covered(t), history.New(), 1280, "light")
@@ -46,7 +47,8 @@ type axValue struct {
 	Value any `json:"value"`
 }
 
-// What the browser tells assistive technology of each page has its landmarks, and a name for whatever can be used.
+// What the browser tells assistive technology of each page has its landmarks, and a name for
+// whatever can be used.
 func TestAccessibilityTree(t *testing.T) {
 	t.Parallel()
 	db := outage(t)

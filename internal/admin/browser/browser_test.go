@@ -155,7 +155,8 @@ func TestDatabaseGoesAndComesBack(t *testing.T) {
 	s.reads("No relay is running")
 }
 
-// At both widths nothing is wider than the window, in light and dark. With OUTBOX_SCREENSHOTS, a directory, pictures are kept.
+// At both widths nothing is wider than the window, in light and dark. With OUTBOX_SCREENSHOTS, a
+// directory, pictures are kept.
 func TestPictures(t *testing.T) {
 	t.Parallel()
 	dir := os.Getenv("OUTBOX_SCREENSHOTS")

@@ -46,7 +46,8 @@ type stage struct {
 	expected []string // parts of faults that the test provokes
 }
 
-// open serves the page of db and opens a browser. width is that of its window; scheme is light or dark.
+// open serves the page of db and opens a browser. width is that of its window; scheme is light or
+// dark.
 func open(t *testing.T, db *relaytest.Database, past *history.Recorder, width int64, scheme string) *stage {
 	t.Helper()
 	s := &stage{T: t, db: db}
@@ -75,7 +76,8 @@ func open(t *testing.T, db *relaytest.Database, past *history.Recorder, width in
 	return s
 }
 
-// browse starts the browser. It signs in with a header, as the dialog of Basic authentication would.
+// browse starts the browser. It signs in with a header, as the dialog of Basic authentication
+// would.
 func (s *stage) browse(width int64, scheme string) {
 	s.Helper()
 	program, err := exec.LookPath("chromium")
@@ -213,7 +215,8 @@ func lastHour(db *relaytest.Database) *history.Recorder {
 	return history.New()
 }
 
-// outage fills an outbox as an operator finds it at night: one destination is down, one refuses some events.
+// outage fills an outbox as an operator finds it at night: one destination is down, one refuses
+// some events.
 func outage(t *testing.T) *relaytest.Database {
 	t.Helper()
 	db := relaytest.Covered(t, "logistics")

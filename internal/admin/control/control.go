@@ -33,7 +33,8 @@ const (
 	statusAge = 2 * time.Second
 	// confirmWithin is for how long a preview can be confirmed.
 	confirmWithin = 15 * time.Minute
-	// maxOperations bounds how many bulk operations one process runs at once: each holds a connection.
+	// maxOperations bounds how many bulk operations one process runs at once: each holds a
+	// connection.
 	maxOperations = 2
 )
 
@@ -52,7 +53,8 @@ type Config struct {
 	Outbox *ops.Outbox
 	// Environment of the relay, for the identity of the database.
 	Environment string
-	// ReceiverMemory is how long receivers remember what they processed: replays of older events are left out. 0: for ever.
+	// ReceiverMemory is how long receivers remember what they processed: replays of older events
+	// are left out. 0: for ever.
 	ReceiverMemory time.Duration
 	// History of what this process has not written yet; nil: relay.history is off.
 	History *history.Recorder
@@ -123,7 +125,8 @@ func (c *Control) Status(ctx context.Context) (Sample, error) {
 // Follow makes the status say what the relay of this process sees of its database.
 func (c *Control) Follow(state func() relay.State) { c.follows.Store(&state) }
 
-// withTrouble adds what the database cannot say of itself, as that it refuses writes for lack of disk.
+// withTrouble adds what the database cannot say of itself, as that it refuses writes for lack of
+// disk.
 func (c *Control) withTrouble(status ops.Status) ops.Status {
 	state := c.follows.Load()
 	if state == nil {
@@ -218,9 +221,10 @@ func (c *Control) confirmed(order ops.Order, token string) bool {
 	return hmac.Equal(raw[8:], c.mac(order, raw[:8])) && c.now().Before(until)
 }
 
-// Start begins an order that a preview has confirmed, and returns its number in the audit. A preview confirms one operation, which
-// changes no more than the preview counted: what matches since then was not confirmed. The error wraps [ErrNotConfirmed] or
-// [ErrBusy], or is that of the database.
+// Start begins an order that a preview has confirmed, and returns its number in the audit. A
+// preview confirms one operation, which changes no more than the preview counted: what matches
+// since then was not confirmed. The error wraps [ErrNotConfirmed] or [ErrBusy], or is that of the
+// database.
 func (c *Control) Start(ctx context.Context, actor ops.Actor, order ops.Order, token string) (int64, error) {
 	if err := Check(order); err != nil {
 		return 0, err
@@ -257,8 +261,8 @@ func (c *Control) Resume(ctx context.Context, actor ops.Actor, id int64) error {
 	return err
 }
 
-// Interrupt ends an operation of this process after its present batch, and records who did. The error is [ErrNotRunning] if
-// there is none.
+// Interrupt ends an operation of this process after its present batch, and records who did. The
+// error is [ErrNotRunning] if there is none.
 func (c *Control) Interrupt(ctx context.Context, actor ops.Actor, id int64) error {
 	c.mu.Lock()
 	cancel, runs := c.running[id]

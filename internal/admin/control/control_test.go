@@ -41,7 +41,8 @@ func TestStatusIsShared(t *testing.T) {
 	}
 }
 
-// A token confirms one order, for a while. What runs when the process stops is interrupted and says so.
+// A token confirms one order, for a while. What runs when the process stops is interrupted and says
+// so.
 func TestOrders(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -90,7 +91,8 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// A preview confirms what it has counted, and no more: what fails while an operator reads was not confirmed.
+// A preview confirms what it has counted, and no more: what fails while an operator reads was not
+// confirmed.
 func TestOrderIsBoundedByItsPreview(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -22,8 +22,9 @@ func FilterNames() []string {
 	return []string{"status", "destination", "type", "reason", "key", "ordering_key", "related", "since", "until", "after", "limit"}
 }
 
-// Filter reads which deliveries to list from the parameters of a request. status also takes parked. A destination that is not known is
-// an error with a suggestion, because an empty list would look like success. Errors are [check.Problem].
+// Filter reads which deliveries to list from the parameters of a request. status also takes parked.
+// A destination that is not known is an error with a suggestion, because an empty list would look
+// like success. Errors are [check.Problem].
 func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilter, err error) {
 	f = ops.DeliveryFilter{
 		Status: q.Get("status"), Destination: q.Get("destination"), Type: q.Get("type"), Reason: q.Get("reason"), Key: q.Get("key"),
@@ -81,7 +82,8 @@ func (c *Control) eventsOf(ctx context.Context, prefix string) ([]int64, error) 
 	return ids, nil
 }
 
-// Deliveries lists what a filter matches. If that is nothing, and the filter has a name that nothing has, the error says so.
+// Deliveries lists what a filter matches. If that is nothing, and the filter has a name that
+// nothing has, the error says so.
 func (c *Control) Deliveries(ctx context.Context, f ops.DeliveryFilter) (ops.DeliveryPage, error) {
 	page, err := c.Outbox.Deliveries(ctx, f)
 	if err == nil && len(page.Deliveries) == 0 && page.Next == nil && f.After.EventID == 0 {
@@ -90,7 +92,8 @@ func (c *Control) Deliveries(ctx context.Context, f ops.DeliveryFilter) (ops.Del
 	return page, err
 }
 
-// Selection reads what a bulk operation shall change from a form. Its fields are those of a filter, and ids.
+// Selection reads what a bulk operation shall change from a form. Its fields are those of a filter,
+// and ids.
 func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection, err error) {
 	f, err := c.Filter(ctx, q)
 	if err != nil {
@@ -148,7 +151,8 @@ func (c *Control) known(ctx context.Context, destination string) error {
 	return problemOf("", ops.Unknown{What: "destination", Name: destination, Known: names})
 }
 
-// refuseUnknown returns a mistake in a selection that matches nothing: nothing to do would look like success.
+// refuseUnknown returns a mistake in a selection that matches nothing: nothing to do would look
+// like success.
 func (c *Control) refuseUnknown(ctx context.Context, path string, s ops.Selection) error {
 	unknown, err := c.Outbox.UnknownNames(ctx, s.Destination, s.Reason, s.Type)
 	if err != nil || len(unknown) == 0 {

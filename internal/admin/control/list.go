@@ -13,9 +13,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
-// A List chooses the destinations of an [Overview]. The zero value chooses the first [ops.MaxListed].
+// A List chooses the destinations of an [Overview]. The zero value chooses the first
+// [ops.MaxListed].
 type List struct {
-	// Sort is the column that orders them: names up, states from the worst, numbers down. Empty: the order of [ops.List].
+	// Sort is the column that orders them: names up, states from the worst, numbers down. Empty:
+	// the order of [ops.List].
 	Sort string
 	// Prefix, After and Limit are those of [ops.List].
 	Prefix, After string
@@ -30,7 +32,8 @@ func SortNames() []string {
 	return []string{"name", "state", "delivered", "pending", "retrying", "failed", "lag", "p95"}
 }
 
-// ParseList reads which destinations to list from the parameters of a request. The error is a [check.Problem].
+// ParseList reads which destinations to list from the parameters of a request. The error is a
+// [check.Problem].
 func ParseList(q url.Values) (l List, err error) {
 	l = List{Sort: q.Get("sort"), Prefix: q.Get("prefix"), After: q.Get("after")}
 	if l.Sort != "" && !slices.Contains(SortNames(), l.Sort) {
@@ -57,8 +60,8 @@ func parseLimit(q url.Values) (limit int, err error) {
 	return limit, nil
 }
 
-// ParseRange reads from the parameters of a request how many items of a list to skip, and how many to list at most. The error is a
-// [check.Problem].
+// ParseRange reads from the parameters of a request how many items of a list to skip, and how many
+// to list at most. The error is a [check.Problem].
 func ParseRange(q url.Values) (skip, limit int, err error) {
 	if limit, err = parseLimit(q); err != nil {
 		return 0, 0, err
@@ -98,7 +101,8 @@ func (l List) of(past pasts) ops.List {
 	}
 }
 
-// badness ranks the states of destinations: nothing is sent, or it is refused; a person should look; all is well.
+// badness ranks the states of destinations: nothing is sent, or it is refused; a person should
+// look; all is well.
 func badness(state string) float64 {
 	switch state {
 	case "ok":

@@ -38,7 +38,8 @@ func run(t *testing.T, c *Control) {
 	})
 }
 
-// An order that means nothing, or another thing than was meant, is refused before anything is counted.
+// An order that means nothing, or another thing than was meant, is refused before anything is
+// counted.
 func TestMistakesInAnOrder(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "logistics")

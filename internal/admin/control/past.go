@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// pastAge is for how long what was read of the history is shown: relays add to it once a minute.
+	// pastAge is for how long what was read of the history is shown: relays add to it once a
+	// minute.
 	pastAge = 10 * time.Second
 	// maxPasts bounds what is kept of it.
 	maxPasts = 32
@@ -68,7 +69,8 @@ func (p pasts) of(destination string) history.Past {
 	return p.quiet
 }
 
-// each returns the last hour of each of these destinations. Of thousands most are quiet, and share one.
+// each returns the last hour of each of these destinations. Of thousands most are quiet, and share
+// one.
 func (c *Control) each(ctx context.Context, destinations []ops.DestinationStatus) (pasts, error) {
 	var names []string
 	for _, d := range destinations {

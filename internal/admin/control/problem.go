@@ -23,7 +23,8 @@ type Problem struct {
 	Detail string
 }
 
-// ErrReadOnly says that a caller's role changes nothing, and ErrNoPayloads that it sees no payloads.
+// ErrReadOnly says that a caller's role changes nothing, and ErrNoPayloads that it sees no
+// payloads.
 var (
 	ErrReadOnly   = errors.New("the role may only read")
 	ErrNoPayloads = errors.New("the role may not see payloads")
@@ -35,7 +36,8 @@ const KindDatabase = "database"
 // pingTimeout bounds how long a database that works takes to connect and answer at least.
 const pingTimeout = time.Second
 
-// Problem is [ProblemOf], and finds out whether a question that was given up asked too much, or met a database that answers nothing.
+// Problem is [ProblemOf], and finds out whether a question that was given up asked too much, or met
+// a database that answers nothing.
 func (c *Control) Problem(ctx context.Context, err error) (p Problem, unexpected bool) {
 	p, unexpected = ProblemOf(err)
 	if p.Kind != kindTooMuch || errors.As(err, new(*pgconn.PgError)) {
@@ -54,7 +56,8 @@ func (c *Control) Problem(ctx context.Context, err error) (p Problem, unexpected
 
 const kindTooMuch = "too-much"
 
-// ProblemOf returns what a client should know of an error, and whether the log should have the rest.
+// ProblemOf returns what a client should know of an error, and whether the log should have the
+// rest.
 func ProblemOf(err error) (p Problem, unexpected bool) {
 	var mistake check.Problem
 	var event ops.UnknownEvent

@@ -16,8 +16,8 @@ type Destination struct {
 	// LastHour of all relays; what others did in the last minute may be missing.
 	LastHour       history.Sum    `json:"last_hour"`
 	LastHourSeries history.Series `json:"-"`
-	// Concurrency is how many requests this relay allows at once, and RateLimit how many a second (0: any number); nil: this
-	// relay has not delivered there.
+	// Concurrency is how many requests this relay allows at once, and RateLimit how many a second
+	// (0: any number); nil: this relay has not delivered there.
 	Concurrency *int     `json:"concurrency"`
 	RateLimit   *float64 `json:"rate_limit"`
 }
@@ -29,7 +29,8 @@ type Overview struct {
 	Advice []ops.Advice `json:"advice"`
 	// AdviceLeft counts what [Overview.Bounded] has left out.
 	AdviceLeft int `json:"advice_left"`
-	// Backlog counts what is pending at all destinations, and LagSeconds is the largest lag of a destination, as outbox_lag_seconds defines it.
+	// Backlog counts what is pending at all destinations, and LagSeconds is the largest lag of a
+	// destination, as outbox_lag_seconds defines it.
 	Backlog    int64   `json:"backlog"`
 	LagSeconds float64 `json:"lag_seconds"`
 	Failed     int64   `json:"failed"`
@@ -46,8 +47,8 @@ type Overview struct {
 	Alerts int `json:"alerts"`
 }
 
-// Overview returns the state of everything, with the destinations that the list chooses. The error may be a [check.Problem] of the
-// path after.
+// Overview returns the state of everything, with the destinations that the list chooses. The error
+// may be a [check.Problem] of the path after.
 func (c *Control) Overview(ctx context.Context, list List) (Overview, error) {
 	s, err := c.Status(ctx)
 	if err != nil {
@@ -95,7 +96,8 @@ func (o Overview) Bounded() Overview {
 	return o
 }
 
-// Destination returns the state of one destination. The error wraps [ops.ErrUnknownDestination] if there is none.
+// Destination returns the state of one destination. The error wraps [ops.ErrUnknownDestination] if
+// there is none.
 func (c *Control) Destination(ctx context.Context, name string) (Destination, []ops.Advice, error) {
 	for range 2 {
 		s, err := c.Status(ctx)

@@ -1,4 +1,5 @@
-// Package guard decides who may reach the API and the page, and what a browser may do with them. Every request passes it.
+// Package guard decides who may reach the API and the page, and what a browser may do with them.
+// Every request passes it.
 package guard
 
 import (
@@ -32,13 +33,16 @@ const minTokenBytes = 16
 type Config struct {
 	// Address that the server listens on.
 	Address string
-	// Token of administrators. Empty: only a loopback address is allowed, whose users may change everything and reveal nothing.
+	// Token of administrators. Empty: only a loopback address is allowed, whose users may change
+	// everything and reveal nothing.
 	Token settings.Secret
 	// ReadToken of those who may only look. Empty: there are none.
 	ReadToken settings.Secret
-	// TLS reports whether the server speaks TLS itself, and BehindProxy that a proxy in front of it does.
+	// TLS reports whether the server speaks TLS itself, and BehindProxy that a proxy in front of it
+	// does.
 	TLS, BehindProxy bool
-	// AllowedHosts are names under which the server may be reached, beside localhost and IP addresses.
+	// AllowedHosts are names under which the server may be reached, beside localhost and IP
+	// addresses.
 	AllowedHosts []string
 	// Log of wrong tokens. The zero value discards.
 	Log zerolog.Logger
@@ -90,7 +94,8 @@ func CallerOf(ctx context.Context) Caller {
 // A Refusal answers a request that may not pass, in the form that its reader understands.
 type Refusal func(w http.ResponseWriter, r *http.Request, status int, title, detail string)
 
-// Handler lets requests pass to next that come from an allowed host and a known caller, and refuses the others.
+// Handler lets requests pass to next that come from an allowed host and a known caller, and refuses
+// the others.
 func (c Config) Handler(next http.Handler, refuse Refusal) http.Handler {
 	sameOrigin := http.NewCrossOriginProtection()
 	sameOrigin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -134,7 +139,8 @@ func (c Config) Handler(next http.Handler, refuse Refusal) http.Handler {
 	})
 }
 
-// setHeaders says what a browser may do with an answer: show it alone, run the scripts of this server, and keep nothing.
+// setHeaders says what a browser may do with an answer: show it alone, run the scripts of this
+// server, and keep nothing.
 func setHeaders(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
@@ -146,7 +152,8 @@ func setHeaders(h http.Header) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// Allows reports whether a request may name the host. A foreign site can point a name of its own here, but no IP address.
+// Allows reports whether a request may name the host. A foreign site can point a name of its own
+// here, but no IP address.
 func (c Config) Allows(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -165,7 +172,8 @@ func addressOf(r *http.Request) string {
 	return "unknown"
 }
 
-// caller returns who sends a request from an address. The name of Basic authentication is chosen by the client.
+// caller returns who sends a request from an address. The name of Basic authentication is chosen by
+// the client.
 func (c Config) caller(r *http.Request, from string) (Caller, bool) {
 	if c.Token == "" {
 		return Caller{Name: "local@" + from, MayChange: true}, true

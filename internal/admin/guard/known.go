@@ -9,13 +9,15 @@ import (
 )
 
 const (
-	// knownCookie tells clients that have given a right token before from others at their address, such as a proxy's. It
-	// gives no access: who guesses tokens, or sends wrong ones on purpose, only does not slow them.
+	// knownCookie tells clients that have given a right token before from others at their address,
+	// such as a proxy's. It gives no access: who guesses tokens, or sends wrong ones on purpose,
+	// only does not slow them.
 	knownCookie = "outbox_relay_known"
 	knownFor    = 90 * 24 * time.Hour
 )
 
-// The roles of tokens. Each has one cookie, or else who has a read token could ask for one cookie for each guess.
+// The roles of tokens. Each has one cookie, or else who has a read token could ask for one cookie
+// for each guess.
 var knownRoles = [...]string{"administrators", "readers"}
 
 // knownAs returns the role whose cookie a request has; empty: it has none.

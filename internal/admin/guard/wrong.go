@@ -14,8 +14,9 @@ const (
 	wrongLogEvery  = time.Minute
 )
 
-// wrongTokens slows whoever guesses: after ten wrong tokens an address may try one a second, right or wrong. Those of a role
-// that have its cookie count as an address. It logs them once a minute for each address. It is safe for concurrent use.
+// wrongTokens slows whoever guesses: after ten wrong tokens an address may try one a second, right
+// or wrong. Those of a role that have its cookie count as an address. It logs them once a minute
+// for each address. It is safe for concurrent use.
 type wrongTokens struct {
 	log zerolog.Logger
 
@@ -45,7 +46,8 @@ func (w *wrongTokens) mayTry(address string, now time.Time) bool {
 	return g == nil || g.limit.TokensAt(now) >= 1
 }
 
-// wrong notes that a wrong token was tried from an address, which counts for a place: the address, or a role.
+// wrong notes that a wrong token was tried from an address, which counts for a place: the address,
+// or a role.
 func (w *wrongTokens) wrong(place, address string, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

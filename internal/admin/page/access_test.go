@@ -179,7 +179,8 @@ func checkAccess(all []*element) (faults []string) {
 	return faults
 }
 
-// People who do not see the page, or no colours, or use no mouse, can work with all pages in all situations.
+// People who do not see the page, or no colours, or use no mouse, can work with all pages in all
+// situations.
 func TestAccess(t *testing.T) {
 	t.Parallel()
 	full := relaytest.Covered(t)
@@ -223,7 +224,8 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// Nothing but the target of the skip link hides its focus, and no text is made paler than the palette that TestContrast checks.
+// Nothing but the target of the skip link hides its focus, and no text is made paler than the
+// palette that TestContrast checks.
 func TestSheetHidesNothing(t *testing.T) {
 	t.Parallel()
 	sheet, err := staticFiles.ReadFile("static/app.css")

@@ -87,8 +87,8 @@ func (c *linkedConn) Write(b []byte) (int, error) {
 // falseWithoutDatabase is what a page may say only when the database has said it.
 var falseWithoutDatabase = []string{"No alert is open", "No relay is registered", "Nothing was changed yet", "No event yet", "No delivery matches", "All is well", "No destination yet", "Narrow it"}
 
-// While the database is away or answers nothing, each page says so, shows what it showed last with its age, claims nothing else, and
-// goes on by itself.
+// While the database is away or answers nothing, each page says so, shows what it showed last with
+// its age, claims nothing else, and goes on by itself.
 func TestPagesWithoutTheirDatabase(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// Text and what stands on its own have the contrast that WCAG 2.2 AA asks for, in light and in dark.
+// Text and what stands on its own have the contrast that WCAG 2.2 AA asks for, in light and in
+// dark.
 func TestContrast(t *testing.T) {
 	t.Parallel()
 	sheet, err := staticFiles.ReadFile("static/app.css")

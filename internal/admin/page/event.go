@@ -57,8 +57,8 @@ func (p *Page) event(r *http.Request) (view, error) {
 	return viewOfEvent(data, true, err)
 }
 
-// find leads from what is known of an event (its id, idempotency key or related reference) to its page, as events show does, or to the
-// list of the events that have the reference.
+// find leads from what is known of an event (its id, idempotency key or related reference) to its
+// page, as events show does, or to the list of the events that have the reference.
 func (p *Page) find(w http.ResponseWriter, r *http.Request) {
 	text := strings.TrimSpace(r.URL.Query().Get("q"))
 	if text == "" {
@@ -99,7 +99,8 @@ func viewOfEvent(data eventData, live bool, err error) (view, error) {
 	return v, err
 }
 
-// reveal shows an event with its payload. It is no redirect, so that the payload stands behind no address.
+// reveal shows an event with its payload. It is no redirect, so that the payload stands behind no
+// address.
 func (p *Page) reveal(w http.ResponseWriter, r *http.Request) {
 	if !guard.CallerOf(r.Context()).MayReveal {
 		p.answer(w, r, view{}, control.ErrNoPayloads)
@@ -174,7 +175,8 @@ func timeline(report ops.EventReport) (all []moment) {
 	return withoutMiddles(all)
 }
 
-// withoutMiddles leaves the first and the last of many attempts that are alike: a held delivery is probed for hours.
+// withoutMiddles leaves the first and the last of many attempts that are alike: a held delivery is
+// probed for hours.
 func withoutMiddles(all []moment) (short []moment) {
 	const alike = 3 // as many in the middle are shown
 	for i := 0; i < len(all); i++ {
@@ -208,8 +210,9 @@ func timeOr(at *time.Time) time.Time {
 	return *at
 }
 
-// curl writes a request as commands of a shell. The relay's own sign it. Those with curl are for a receiver that checks no signature;
-// the payload is read from the database, as shells keep a history.
+// curl writes a request as commands of a shell. The relay's own sign it. Those with curl are for a
+// receiver that checks no signature; the payload is read from the database, as shells keep a
+// history.
 func (p *Page) curl(e ops.Event, d ops.Delivery) string {
 	again := fmt.Sprintf("outbox-relay replay %d --status failed,delivered,discarded --destination %s", e.ID, plain.ShellWord(d.Destination))
 	if d.Status == "pending" {

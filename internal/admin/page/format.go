@@ -163,7 +163,8 @@ func text(s *string) string {
 	return *s
 }
 
-// spark writes the last points of a series as a path in a box that is 100 wide and 24 high. A point that stands alone is a dot.
+// spark writes the last points of a series as a path in a box that is 100 wide and 24 high. A point
+// that stands alone is a dot.
 func spark(series []*float64) string {
 	highest := 1.0
 	for _, y := range series {

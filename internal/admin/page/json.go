@@ -10,15 +10,17 @@ import (
 )
 
 const (
-	// maxTree is up to how many bytes of JSON are shown as a tree that folds, and maxDepth how deep.
+	// maxTree is up to how many bytes of JSON are shown as a tree that folds, and maxDepth how
+	// deep.
 	maxTree  = 256 << 10
 	maxDepth = 40
 	// unfolded is up to how many members an object or an array is shown open.
 	unfolded = 30
 )
 
-// jsonTree writes JSON with a line for each member, objects and arrays as details that fold. Numbers keep their digits. It is empty for
-// what is no JSON, too large or too deep: then the text itself is shown.
+// jsonTree writes JSON with a line for each member, objects and arrays as details that fold.
+// Numbers keep their digits. It is empty for what is no JSON, too large or too deep: then the text
+// itself is shown.
 func jsonTree(text string) template.HTML {
 	if len(text) > maxTree {
 		return ""
@@ -32,7 +34,8 @@ func jsonTree(text string) template.HTML {
 	return template.HTML(to.String()) //nolint:gosec // G203: writeValue escapes what it copies
 }
 
-// writeValue writes the next value behind its label, which is HTML. It reports whether there was one.
+// writeValue writes the next value behind its label, which is HTML. It reports whether there was
+// one.
 func writeValue(to *bytes.Buffer, from *json.Decoder, label string, depth int) bool {
 	token, err := from.Token()
 	if err != nil || depth > maxDepth {

@@ -8,8 +8,8 @@ import (
 // maxKept bounds how many views are kept: each may hold a list.
 const maxKept = 16
 
-// kept are the views that were shown last, by their address: what people look at while the database is away. It is safe for
-// concurrent use.
+// kept are the views that were shown last, by their address: what people look at while the database
+// is away. It is safe for concurrent use.
 type kept struct {
 	mu    sync.Mutex
 	views map[string]keptView

@@ -34,7 +34,8 @@ func TestPagesOfAlerts(t *testing.T) {
 	}
 }
 
-// The overview of many destinations has pages, which keep the beginning of the names, the order and the span.
+// The overview of many destinations has pages, which keep the beginning of the names, the order and
+// the span.
 func TestPagesOfDestinations(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -31,9 +31,11 @@ type Config struct {
 	Control *control.Control
 	// Prefix is the path below which the page lies, such as "/outbox"; empty: at the root.
 	Prefix string
-	// Relay is the name of this process, Version that of the program, and Database where it is, without a password.
+	// Relay is the name of this process, Version that of the program, and Database where it is,
+	// without a password.
 	Relay, Version, Database string
-	// Home is the path of the index of several databases, and Of the name of this one there; empty: there is one alone.
+	// Home is the path of the index of several databases, and Of the name of this one there; empty:
+	// there is one alone.
 	Home, Of string
 	// Targets are the URLs of destinations, without what may be secret.
 	Targets func() map[string]string
@@ -116,7 +118,8 @@ func (p *Page) Handler() http.Handler {
 	return mux
 }
 
-// Index returns the handler of the page that lists several databases; the page of each lies below databases/NAME. Control may be nil.
+// Index returns the handler of the page that lists several databases; the page of each lies below
+// databases/NAME. Control may be nil.
 func (p *Page) Index(all func() []Entry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
@@ -150,8 +153,8 @@ type view struct {
 	Config Config
 }
 
-// answer renders a view, or says why there is none. While the database is away, what was shown last at the address is shown below
-// that, with its age.
+// answer renders a view, or says why there is none. While the database is away, what was shown last
+// at the address is shown below that, with its age.
 func (p *Page) answer(w http.ResponseWriter, r *http.Request, v view, err error) {
 	status := http.StatusOK
 	if v.Problem != nil {
@@ -224,7 +227,8 @@ func (p *Page) Refuse(w http.ResponseWriter, r *http.Request, status int, title,
 	p.render(w, r, status, view{Template: "problem.html", Title: title, Problem: &control.Problem{Status: status, Title: title, Detail: detail}})
 }
 
-// change returns the handler of a form: it changes something and sends the browser on, so that a reload repeats nothing.
+// change returns the handler of a form: it changes something and sends the browser on, so that a
+// reload repeats nothing.
 func (p *Page) change(change func(*http.Request, *ops.Outbox) (to string, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !guard.CallerOf(r.Context()).MayChange {
@@ -257,7 +261,8 @@ func (*Page) actor(r *http.Request) ops.Actor {
 	return ops.Actor{Name: guard.CallerOf(r.Context()).Name, Origin: ops.OriginPage}
 }
 
-// done returns what a form did, for the page that follows. Only known words are shown: a link may hold any.
+// done returns what a form did, for the page that follows. Only known words are shown: a link may
+// hold any.
 func done(word string) string {
 	return map[string]string{
 		"paused":        "Paused. Relays claim nothing for it until it is resumed; what is in flight is still sent.",

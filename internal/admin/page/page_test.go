@@ -176,7 +176,8 @@ func TestCanariesStayInert(t *testing.T) {
 
 var field = regexp.MustCompile(`name="(\w+)" value="([^"]*)"`)
 
-// Both times are shown, each by its name: how long receivers take, and how long events take from their commit.
+// Both times are shown, each by its name: how long receivers take, and how long events take from
+// their commit.
 func TestPageNamesResponseTimeAndLatency(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -192,7 +193,8 @@ func TestPageNamesResponseTimeAndLatency(t *testing.T) {
 	}
 }
 
-// From the pages of a destination and of an event to the preview of a retry, and from there to an operation of the audit.
+// From the pages of a destination and of an event to the preview of a retry, and from there to an
+// operation of the audit.
 func TestRetryNowFromThePage(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -307,7 +309,8 @@ func TestReaderSeesNoButtons(t *testing.T) {
 	testkit.Equal(t, "entries", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 1)
 }
 
-// Who comes from another site, or a foreign name, or has not signed in, is refused. The last two learn nothing of the relay and its database.
+// Who comes from another site, or a foreign name, or has not signed in, is refused. The last two
+// learn nothing of the relay and its database.
 func TestForeignersAreRefused(t *testing.T) {
 	t.Parallel()
 	s := serve(t, relaytest.Covered(t).Pool)
@@ -374,7 +377,8 @@ func TestNothingSelected(t *testing.T) {
 	s.gets(403, "/operations/new?action=replay&id=1")
 }
 
-// An event is found by its id, its key or its reference; of a reference that several events have, the list shows all, page by page.
+// An event is found by its id, its key or its reference; of a reference that several events have,
+// the list shows all, page by page.
 func TestFindsEvents(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

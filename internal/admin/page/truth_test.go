@@ -7,7 +7,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A destination's page counts what is held once, and says nothing of failures that the rows below it contradict.
+// A destination's page counts what is held once, and says nothing of failures that the rows below
+// it contradict.
 func TestDestinationTellsEachFaultOnce(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -27,7 +27,8 @@ type overviewData struct {
 	List control.List
 }
 
-// ListQuery returns the query of the destinations of a prefix in an order, from after one of them on. It keeps the span.
+// ListQuery returns the query of the destinations of a prefix in an order, from after one of them
+// on. It keeps the span.
 func (d overviewData) ListQuery(prefix, sort, after string) string {
 	q := url.Values{}
 	for name, value := range map[string]string{"prefix": prefix, "sort": sort, "after": after, "span": d.Span.Name} {
@@ -136,7 +137,8 @@ func (d overviewData) More() int {
 // maxFindings is how many findings are shown at once.
 const maxFindings = 10
 
-// Findings returns the advice that the headline does not say: the first ones, and the rest, as far as it fits in.
+// Findings returns the advice that the headline does not say: the first ones, and the rest, as far
+// as it fits in.
 func (d overviewData) Findings() [2][]ops.Advice {
 	all, shown := d.Advice, maxFindings
 	if d.Headline().Single {
@@ -158,7 +160,8 @@ type destinationData struct {
 // Held reports whether a breaker keeps deliveries back.
 func (d destinationData) Held() bool { return d.State == "held" || d.State == "trying" }
 
-// Apart returns the failures beside what is held. A retry that ended as the hold began waits with all others, and is counted there.
+// Apart returns the failures beside what is held. A retry that ended as the hold began waits with
+// all others, and is counted there.
 func (d destinationData) Apart() []ops.FailureGroup {
 	return slices.DeleteFunc(slices.Clone(d.Failures), func(f ops.FailureGroup) bool {
 		return d.Held() && f.Status == "pending" && f.Reason == string(d.HeldFor())
@@ -170,7 +173,8 @@ func (d destinationData) Waits() string {
 	return map[string]string{"held": "Held", "trying": "Held", "paused": "Paused", "unserved": "Unserved"}[d.State]
 }
 
-// IsProbe reports whether an attempt was sent while the breaker was open. Those that opened it spent no attempt either.
+// IsProbe reports whether an attempt was sent while the breaker was open. Those that opened it
+// spent no attempt either.
 func (d destinationData) IsProbe(a ops.Attempt) bool {
 	return a.Outcome == policy.Hold && d.BreakerOpenedAt != nil && a.StartedAt.After(*d.BreakerOpenedAt)
 }
@@ -210,7 +214,8 @@ func (p *Page) words(r *http.Request) words {
 	return w
 }
 
-// Word says what a delivery is in: what is pending where nothing is sent is held, paused or unserved.
+// Word says what a delivery is in: what is pending where nothing is sent is held, paused or
+// unserved.
 func (w words) Word(status, destination string, attempts int) string {
 	switch state := w[destination]; {
 	case status != "pending":
@@ -255,13 +260,15 @@ type eventsData struct {
 	// Untaken events are not routed yet, and not listed; 0 where the filter leaves out what is
 	// pending.
 	Untaken int64
-	// Searched is how far back was looked without filling the page; nil: all was looked at, or the page is full.
+	// Searched is how far back was looked without filling the page; nil: all was looked at, or the
+	// page is full.
 	Searched *ops.Searched
 	// Next is the query of the next page; empty: this is the last. First is that of the first one.
 	Next, First  string
 	Destinations []string
 	Reasons      []string
-	// Narrowed reports whether a button may act on all that match: the filter says something, and not a reference, to which no index leads.
+	// Narrowed reports whether a button may act on all that match: the filter says something, and
+	// not a reference, to which no index leads.
 	Narrowed bool
 	same     url.Values
 	// Replays and Discards say which buttons make sense for the status.

@@ -125,7 +125,8 @@ func (c *checker) breach(rule, key, what string, args ...any) {
 	c.breaches = append(c.breaches, Breach{rule, key, fmt.Sprintf(what, args...)})
 }
 
-// committed checks that a committed event was delivered, by a request that was answered with success, and had one effect.
+// committed checks that a committed event was delivered, by a request that was answered with
+// success, and had one effect.
 func (c *checker) committed(key string) {
 	e, found := c.events[key]
 	if !found {
@@ -167,9 +168,10 @@ func (c *checker) requests(key string, posts []Call) {
 	}
 }
 
-// explained reports whether a recorded cause explains that a request did not deliver its event: it was tampered with, it was answered
-// too late, or a fault hit the relay that sent it before that had written the outcome. A request without an answer, or with another one
-// than success, may also have a fault of the receivers as its cause.
+// explained reports whether a recorded cause explains that a request did not deliver its event: it
+// was tampered with, it was answered too late, or a fault hit the relay that sent it before that
+// had written the outcome. A request without an answer, or with another one than success, may also
+// have a fault of the receivers as its cause.
 func (c *checker) explained(p Call) bool {
 	if p.Note != "" || p.To-p.At > c.Timeout-timeoutGrace {
 		return true
@@ -177,7 +179,8 @@ func (c *checker) explained(p Call) bool {
 	return c.relayHit(p) || p.Outcome != OK && c.during(p, func(f Call) bool { return strings.HasPrefix(f.Who, "receiver") })
 }
 
-// relayHit reports whether a fault hit the relay that sent a request, from its sending until its outcome had to be written.
+// relayHit reports whether a fault hit the relay that sent a request, from its sending until its
+// outcome had to be written.
 func (c *checker) relayHit(p Call) bool {
 	return c.during(p, func(f Call) bool { return f.Who == "" || strings.HasPrefix(p.Who, f.Who+".") })
 }
@@ -204,8 +207,9 @@ func (c *checker) receiver(business map[string]bool) {
 	}
 }
 
-// order checks that the events of each ordering key were sent, and had their effects, in the order of their ids, which is that of their
-// commits: the producers commit the events of a key one after the other.
+// order checks that the events of each ordering key were sent, and had their effects, in the order
+// of their ids, which is that of their commits: the producers commit the events of a key one after
+// the other.
 func (c *checker) order() {
 	last := map[string]Event{}
 	events := slices.SortedFunc(slices.Values(c.Events), func(a, b Event) int { return cmp.Compare(a.ID, b.ID) })
@@ -228,8 +232,9 @@ func (c *checker) order() {
 	}
 }
 
-// attempts checks that the log of attempts and the counts of deliveries agree with the wire. A relay that was hit may have failed to log a
-// request; and what it logged last is not counted if the claim had become another's.
+// attempts checks that the log of attempts and the counts of deliveries agree with the wire. A
+// relay that was hit may have failed to log a request; and what it logged last is not counted if
+// the claim had become another's.
 func (c *checker) attempts() {
 	failures, posts := map[string][]Failure{}, map[string]Call{}
 	logged := map[string]bool{}

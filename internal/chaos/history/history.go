@@ -1,4 +1,5 @@
-// Package history records what processes did to each other while faults were made, and judges it afterwards.
+// Package history records what processes did to each other while faults were made, and judges it
+// afterwards.
 //
 //	history.go  the record: what was invoked, and what came back
 //	check.go    the promises, as one pure function of the record and the final tables
@@ -34,7 +35,8 @@ const (
 	Unknown Outcome = "unknown" // it may have happened
 )
 
-// A Record is one line of a history: an invocation if Outcome is empty, and else the return of the call with the same number.
+// A Record is one line of a history: an invocation if Outcome is empty, and else the return of the
+// call with the same number.
 type Record struct {
 	At       time.Duration `json:"at"` // since the history began, by the monotonic clock
 	Call     int           `json:"call"`
@@ -59,7 +61,8 @@ type History struct {
 // New returns a history that begins now.
 func New() *History { return &History{Began: time.Now()} }
 
-// A Return appends the return of a call, and must be called once at most. The note, if there is one, takes the place of the invocation's.
+// A Return appends the return of a call, and must be called once at most. The note, if there is
+// one, takes the place of the invocation's.
 type Return func(o Outcome, status int, note string)
 
 // Invoke appends an invocation.

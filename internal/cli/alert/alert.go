@@ -1,4 +1,5 @@
-// Package alert is the command alert: it tries the alert channels, acknowledges alerts and silences them.
+// Package alert is the command alert: it tries the alert channels, acknowledges alerts and silences
+// them.
 package alert
 
 import (

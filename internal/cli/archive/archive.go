@@ -91,7 +91,8 @@ func summary(done archive.Result) string {
 // reportInterval is how often a run without a terminal says how far it is.
 const reportInterval = 30 * time.Second
 
-// progress says how far a run is: on a terminal in one line that changes, elsewhere in a line now and then.
+// progress says how far a run is: on a terminal in one line that changes, elsewhere in a line now
+// and then.
 type progress struct {
 	out      io.Writer
 	terminal bool

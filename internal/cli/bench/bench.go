@@ -95,7 +95,8 @@ type Report struct {
 	Inserts     *Inserts `json:"inserts,omitempty"`
 }
 
-// Drain is what the drain showed. Pointers are nil where nothing could be counted, or too little to divide.
+// Drain is what the drain showed. Pointers are nil where nothing could be counted, or too little to
+// divide.
 type Drain struct {
 	Events         int      `json:"events"`
 	Attempts       int      `json:"attempts"` // more than events, if some were retried
@@ -198,7 +199,8 @@ func (b *bench) progress(format string, args ...any) {
 // selectLeft finds the schemas of earlier runs that were killed, and of runs that are under way.
 const selectLeft = `SELECT coalesce(array_agg(quote_ident(nspname) ORDER BY nspname), '{}') FROM pg_namespace WHERE starts_with(nspname, $1)`
 
-// createSchema makes the schema of this run and migrates it. It fails, rather than use what is there, if the name is taken.
+// createSchema makes the schema of this run and migrates it. It fails, rather than use what is
+// there, if the name is taken.
 func (b *bench) createSchema(ctx context.Context) (err error) {
 	var left []string
 	if err := b.pool.QueryRow(ctx, selectLeft, schemaPrefix).Scan(&left); err != nil {
@@ -230,7 +232,8 @@ func (b *bench) createSchema(ctx context.Context) (err error) {
 // dropTimeout bounds the removal of the schema. It drops tables of at most a few gigabytes.
 const dropTimeout = time.Minute
 
-// dropSchema removes the schema, also after the command was interrupted. Only a schema that createSchema made is dropped.
+// dropSchema removes the schema, also after the command was interrupted. Only a schema that
+// createSchema made is dropped.
 func (b *bench) dropSchema(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
 	defer cancel()

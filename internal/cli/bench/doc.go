@@ -1,4 +1,5 @@
-// Package bench is the command bench: it measures what a relay does with a database, in its own schema.
+// Package bench is the command bench: it measures what a relay does with a database, in its own
+// schema.
 //
 //	bench.go    the command, the schema, the report
 //	measure.go  the drain and the steady rate, with a relay in this process

@@ -24,18 +24,20 @@ type limits struct {
 	processors  int
 }
 
-// shortest is the shortest drain of which String names a limit. Processor time is counted in steps of 10 ms, and the relay needs a moment to
-// find out how much the receiver bears.
+// shortest is the shortest drain of which String names a limit. Processor time is counted in steps
+// of 10 ms, and the relay needs a moment to find out how much the receiver bears.
 const shortest = 250 * time.Millisecond
 
-// From where on something counts as used up. Averages over a run with a beginning and an end never reach the whole.
+// From where on something counts as used up. Averages over a run with a beginning and an end never
+// reach the whole.
 const (
 	usedUp      = 0.85
 	mostlyInUse = 0.7
 )
 
-// String says what limited the drain, with the figures that show it. The first cause that applies is the one: a receiver that
-// refuses makes the relay slow down, a rate limit leaves the processors idle, and so on.
+// String says what limited the drain, with the figures that show it. The first cause that applies
+// is the one: a receiver that refuses makes the relay slow down, a rate limit leaves the processors
+// idle, and so on.
 func (l limits) String() string {
 	switch {
 	case l.failures > 0:

@@ -22,8 +22,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/measure"
 )
 
-// LoadCommand is the other process of bench: producers and receiver, whose processor time is not the relay's. It is
-// started by bench alone, reads commands from standard input, and ends with it.
+// LoadCommand is the other process of bench: producers and receiver, whose processor time is not
+// the relay's. It is started by bench alone, reads commands from standard input, and ends with it.
 type LoadCommand struct{}
 
 // loadOrder is the argument of a command to the process of LoadCommand: of "open" the first three
@@ -41,8 +41,8 @@ type loadOrder struct {
 // loadAnswer is the answer to a loadOrder.
 type loadAnswer struct {
 	URL string `json:"url,omitempty"` // of its receiver
-	// The ids of the events that were inserted at a rate, and when each was committed, in nanoseconds
-	// since 1970.
+	// The ids of the events that were inserted at a rate, and when each was committed, in
+	// nanoseconds since 1970.
 	IDs       []int64 `json:"ids,omitempty"`
 	Committed []int64 `json:"committed,omitempty"`
 	Inserted  int     `json:"inserted,omitempty"` // within loadOrder.For
@@ -149,8 +149,8 @@ func (p *producers) insert(ctx context.Context, n int) (id int64, err error) {
 // late is for how long after the end of the rate the events are committed that were due before.
 const late = time.Second
 
-// steady commits one event after the other at its time. What a slow database has not committed shortly
-// after the end is left out.
+// steady commits one event after the other at its time. What a slow database has not committed
+// shortly after the end is left out.
 func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed []int64, err error) {
 	ids, committed = make([]int64, order.Events), make([]int64, order.Events)
 	until := time.Now().Add(order.For + late)

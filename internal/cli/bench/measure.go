@@ -78,7 +78,8 @@ func (b *bench) cause(ctx context.Context, err error) error {
 	return err
 }
 
-// setDestination sets where events go: the URL that was given, as the configuration has it, or the receiver of the load's process.
+// setDestination sets where events go: the URL that was given, as the configuration has it, or the
+// receiver of the load's process.
 func (b *bench) setDestination(own string) error {
 	if b.cmd.URL == "" {
 		b.destination = relay.Destination{Name: config.DefaultDestination, URL: own}
@@ -100,8 +101,8 @@ const (
 	routeBench    = `INSERT INTO %s (pattern, destination) VALUES ('*', $1)`
 )
 
-// prepareDatabase routes the events, finds the server's process if it is on this machine, and returns the median of its round trips
-// in milliseconds.
+// prepareDatabase routes the events, finds the server's process if it is on this machine, and
+// returns the median of its round trips in milliseconds.
 func (b *bench) prepareDatabase(ctx context.Context) (roundTrip float64, err error) {
 	if _, err := b.pool.Exec(ctx, fmt.Sprintf(routeBench, pgx.Identifier{b.schema, "outbox_route"}.Sanitize()), config.DefaultDestination); err != nil {
 		return 0, fmt.Errorf("route the events: %w", err)
@@ -169,11 +170,12 @@ func (b *bench) usage(ctx context.Context) (u usage, err error) {
 	return u, nil
 }
 
-// leastCounted is the processor time from which on it is reported. The system counts it in steps of 10 ms: of less, a figure for each
-// event would be an accident.
+// leastCounted is the processor time from which on it is reported. The system counts it in steps of
+// 10 ms: of less, a figure for each event would be an accident.
 const leastCounted = 50 * time.Millisecond
 
-// per divides processor time, in the unit. It returns nil where the time was not counted, or is too short to divide.
+// per divides processor time, in the unit. It returns nil where the time was not counted, or is too
+// short to divide.
 func per(used, unit time.Duration, by float64) *float64 {
 	if used < leastCounted || by <= 0 {
 		return nil
@@ -262,8 +264,8 @@ func (r *runningRelay) settle(_ string, outcome policy.Outcome, _ policy.Reason,
 	}
 }
 
-// state returns how many deliveries are delivered and failed so far. failures says how many requests failed, and how the last one did;
-// it is empty if none has.
+// state returns how many deliveries are delivered and failed so far. failures says how many
+// requests failed, and how the last one did; it is empty if none has.
 func (r *runningRelay) state() (delivered, failed int, failures string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +278,8 @@ func (r *runningRelay) state() (delivered, failed int, failures string) {
 // deliveryTimeout is how long bench waits for the next delivery before it gives up.
 const deliveryTimeout = 30 * time.Second
 
-// wait returns when so many events have been delivered. It fails at once if the receiver refuses one for good, which then never arrives.
+// wait returns when so many events have been delivered. It fails at once if the receiver refuses
+// one for good, which then never arrives.
 func (b *bench) wait(ctx context.Context, running *runningRelay, count int, phase string) error {
 	report := time.NewTicker(time.Second)
 	defer report.Stop()
@@ -370,7 +373,8 @@ func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, err
 	}, nil
 }
 
-// inserts measures how fast producers can commit: beside the relay, and once stopRelay has ended it.
+// inserts measures how fast producers can commit: beside the relay, and once stopRelay has ended
+// it.
 func (b *bench) inserts(ctx context.Context, stopRelay func() error) (*Inserts, error) {
 	report := &Inserts{Clients: connections, Seconds: b.cmd.Inserts.Seconds()}
 	first := maxEvents + maxRate*int(maxDuration.Seconds()) // beyond all numbers before

@@ -15,8 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// An Operation changes many rows at an operator's word: it shows what it found, asks, works in batches, and leaves one line that
-// says who did what.
+// An Operation changes many rows at an operator's word: it shows what it found, asks, works in
+// batches, and leaves one line that says who did what.
 type Operation[B any] struct {
 	Flags
 	Action     string // "replay", or "inbox replay"
@@ -49,8 +49,8 @@ type Work[B any] interface {
 type Outcome struct {
 	Action string `json:"action"`
 	DryRun bool   `json:"dry_run"`
-	// Interrupted by a signal, or ended by an error, before everything was done; Left is then how much of what was
-	// counted before was not.
+	// Interrupted by a signal, or ended by an error, before everything was done; Left is then how
+	// much of what was counted before was not.
 	Interrupted bool  `json:"interrupted"`
 	Left        int64 `json:"left"`
 }

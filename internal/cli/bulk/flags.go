@@ -26,7 +26,8 @@ func (f Flags) ReadIDs(args []string, stdin io.Reader, all bool, refusal string)
 	if len(args) == 1 && args[0] == "-" && !f.Yes && !f.DryRun {
 		return nil, cli.Usagef("standard input cannot both name the events and answer the question; name them as arguments, or look first with --dry-run")
 	}
-	// Before the ids are read: an operator at a terminal would wait for a program that waits for input.
+	// Before the ids are read: an operator at a terminal would wait for a program that waits for
+	// input.
 	if all && len(args) == 0 {
 		return nil, cli.Usagef("%s", refusal)
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// checkRelay reports what the relay itself refuses, but not what only follows from a mistake reported before.
+// checkRelay reports what the relay itself refuses, but not what only follows from a mistake
+// reported before.
 func (c *Config) checkRelay() {
 	problems := slices.DeleteFunc(c.Relay.Validate(), func(p relay.Problem) bool {
 		return c.Failed(p.Path) ||
@@ -45,8 +46,9 @@ func (c *Config) parsedURL(path string, url settings.Secret) *pgxpool.Config {
 	return pool
 }
 
-// checkDefaultDestination refuses a variable that sets a key of the default destination while there is none: the secret would
-// sign nothing, the credential would go nowhere, and the operator believes otherwise.
+// checkDefaultDestination refuses a variable that sets a key of the default destination while there
+// is none: the secret would sign nothing, the credential would go nowhere, and the operator
+// believes otherwise.
 func (c *Config) checkDefaultDestination(key, text string) {
 	names := c.Children("destinations")
 	if path := "destinations." + DefaultDestination + "." + key; c.Has(path) && len(names) > 0 && !slices.Contains(names, DefaultDestination) {
@@ -72,8 +74,9 @@ func (c *Config) checkSchedules() {
 
 const databaseExample = "write one such as postgres://user:password@localhost:5432/app"
 
-// ParseDatabaseURL returns a pool configuration, or what is wrong with the URL. It never repeats any of it, nor what
-// pgx says about it: where a URL is malformed, it is unknown where the password ends.
+// ParseDatabaseURL returns a pool configuration, or what is wrong with the URL. It never repeats
+// any of it, nor what pgx says about it: where a URL is malformed, it is unknown where the password
+// ends.
 func ParseDatabaseURL(raw string) (*pgxpool.Config, string) {
 	scheme, rest, isURL := strings.Cut(raw, "://")
 	switch {
@@ -119,8 +122,9 @@ func ParseDatabaseURL(raw string) (*pgxpool.Config, string) {
 	return nil, "cannot be parsed; " + databaseExample
 }
 
-// hasForeignKeyword reports whether the run-time parameters hold a keyword of other drivers, as in "Host=h;Password=p". The
-// relay would connect to this host instead, and send it the password as the value of a parameter.
+// hasForeignKeyword reports whether the run-time parameters hold a keyword of other drivers, as in
+// "Host=h;Password=p". The relay would connect to this host instead, and send it the password as
+// the value of a parameter.
 func hasForeignKeyword(params map[string]string) bool {
 	for name := range params {
 		switch strings.ToLower(name) {
@@ -131,8 +135,8 @@ func hasForeignKeyword(params map[string]string) bool {
 	return false
 }
 
-// strayAt reports an @ that ends up in the host or the name of the database, where a password's second half would be
-// printed whenever the connection fails.
+// strayAt reports an @ that ends up in the host or the name of the database, where a password's
+// second half would be printed whenever the connection fails.
 func strayAt(rest string) bool {
 	if i := strings.IndexAny(rest, "@/"); i >= 0 && rest[i] == '@' {
 		rest = rest[i+1:]

@@ -100,7 +100,8 @@ func (cmd checkCommand) Run(inv *cli.Invocation) error {
 // reachTimeout bounds how long destinations have to answer.
 const reachTimeout = 10 * time.Second
 
-// connect reaches each destination, and prints what is wrong with it. It returns how many warnings there were.
+// connect reaches each destination, and prints what is wrong with it. It returns how many warnings
+// there were.
 func (c *Config) connect(inv *cli.Invocation) (warned int, err error) {
 	ctx, cancel := context.WithTimeout(inv.Ctx, reachTimeout)
 	defer cancel()

@@ -78,8 +78,8 @@ func warned(inv *cli.Invocation, c *Config) (*Config, error) {
 	return c, c.Err()
 }
 
-// ReadToLook is [Read] for a command that changes nothing: it does without a file that cannot be read, as long as the
-// environment names the database.
+// ReadToLook is [Read] for a command that changes nothing: it does without a file that cannot be
+// read, as long as the environment names the database.
 func ReadToLook(inv *cli.Invocation, sections ...string) (*Config, error) {
 	c := Load(inv, sections...)
 	if !c.Readable {
@@ -100,8 +100,9 @@ func WithoutFile(inv *cli.Invocation, sections ...string) *Config {
 	return loadFrom(from, sections...)
 }
 
-// Load reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
-// a database, and neither the secrets nor the destinations that the relay reads from the same file.
+// Load reads and checks the whole configuration. With sections, only their mistakes are reported:
+// migrations need a database, and neither the secrets nor the destinations that the relay reads
+// from the same file.
 func Load(inv *cli.Invocation, sections ...string) *Config {
 	return loadFrom(sourcesOf(inv, false), sections...)
 }
@@ -120,8 +121,8 @@ func loadFrom(from sources, sections ...string) *Config {
 	return c
 }
 
-// bind writes the settings into the fields, and reports mistakes beyond the single value: first those that the relay cannot
-// know, then the relay's own.
+// bind writes the settings into the fields, and reports mistakes beyond the single value: first
+// those that the relay cannot know, then the relay's own.
 func (c *Config) bind() {
 	names := c.Children("destinations")
 	if len(c.Children("routes")) == 0 && len(names) > 0 { // every type goes everywhere
@@ -172,8 +173,8 @@ func (c *Config) bindDestinations(names []string) {
 	}
 }
 
-// addDefaultDestination makes a destination that takes every type. Beside destinations of the file that do not include it,
-// it would double every event.
+// addDefaultDestination makes a destination that takes every type. Beside destinations of the file
+// that do not include it, it would double every event.
 func addDefaultDestination(s *settings.Set, at settings.Origin) {
 	switch names := s.Children("destinations"); {
 	case slices.Contains(names, DefaultDestination):

@@ -140,7 +140,8 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 	}
 }
 
-// A variable that the file refers to acts there and nowhere else, so that a file may give a destination its own name.
+// A variable that the file refers to acts there and nowhere else, so that a file may give a
+// destination its own name.
 func TestReferredVariablesActOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -164,7 +165,8 @@ alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 	}
 }
 
-// A destination from the environment takes every type, also beside routes of a file that do not know it.
+// A destination from the environment takes every type, also beside routes of a file that do not
+// know it.
 func TestDefaultDestinationBesideAFile(t *testing.T) {
 	t.Parallel()
 	const refused = "stands beside the destinations of outbox-relay.yaml (a)"
@@ -255,8 +257,8 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 	}
 }
 
-// Every flag of the table is one of run, and nothing else is: a row whose flag no command has, and a flag without a row, would
-// do nothing.
+// Every flag of the table is one of run, and nothing else is: a row whose flag no command has, and
+// a flag without a row, would do nothing.
 func TestFlagsAreSettings(t *testing.T) {
 	t.Parallel()
 	want := []string{"config", "database", "help"}
@@ -283,7 +285,8 @@ func TestFlagsAreSettings(t *testing.T) {
 	}
 }
 
-// The checks name settings by their path. A path that no row has would never be found, and the check would do nothing.
+// The checks name settings by their path. A path that no row has would never be found, and the
+// check would do nothing.
 func TestChecksNameSettings(t *testing.T) {
 	t.Parallel()
 	var paths strings.Builder

@@ -25,11 +25,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
+// connectTimeout bounds how long a command waits for a database that does not answer, unless the
+// URL says otherwise.
 const connectTimeout = 10 * time.Second
 
-// ConnConfig returns how a command other than run connects: past a pooler if it can, to the schema that holds the tables,
-// impatiently.
+// ConnConfig returns how a command other than run connects: past a pooler if it can, to the schema
+// that holds the tables, impatiently.
 func (c *Config) ConnConfig() *pgx.ConnConfig {
 	conn := c.Pool.ConnConfig.Copy()
 	if c.Direct != nil {
@@ -49,7 +50,8 @@ func (c *Config) ConnConfig() *pgx.ConnConfig {
 	return conn
 }
 
-// PoolConfig returns a pool of at most so many connections like [Config.ConnConfig], none of which is kept open.
+// PoolConfig returns a pool of at most so many connections like [Config.ConnConfig], none of which
+// is kept open.
 func (c *Config) PoolConfig(connections int32) *pgxpool.Config {
 	cfg := c.Pool.Copy()
 	if c.Direct != nil {
@@ -142,12 +144,14 @@ func warnQuarantined(inv *cli.Invocation, outbox *ops.Outbox, environment string
 	return nil
 }
 
-// DirectURL returns the URL that leads past a pooler, with its password; that of the pooler if there is no other.
+// DirectURL returns the URL that leads past a pooler, with its password; that of the pooler if
+// there is no other.
 func (c *Config) DirectURL() string {
 	return string(cmp.Or(c.listenURL, c.databaseURL))
 }
 
-// OpenMigrator returns what migrates the database, with a connection of its own. The caller closes that.
+// OpenMigrator returns what migrates the database, with a connection of its own. The caller closes
+// that.
 func (c *Config) OpenMigrator(set migrations.Set, options migrations.Options) (*sql.DB, *migrations.Migrator, error) {
 	if c.Direct == nil && c.Relay.Pooler.Mode == relay.PoolerTransaction {
 		return nil, nil, cli.ExitError{Code: cli.ExitConfig, Err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}

@@ -15,8 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// Whatever is wrong with a database URL, no part of its password may be printed: where a URL is malformed, no program can
-// tell where the password ends.
+// Whatever is wrong with a database URL, no part of its password may be printed: where a URL is
+// malformed, no program can tell where the password ends.
 func TestSecurityDatabaseURLMistakes(t *testing.T) {
 	t.Parallel()
 	const (
@@ -91,8 +91,8 @@ func TestDatabaseURLsThatWork(t *testing.T) {
 	}
 }
 
-// FuzzFile: whatever a file holds, reading it ends, every mistake is one printable line, no mistake tells the password,
-// and what is accepted can be shown.
+// FuzzFile: whatever a file holds, reading it ends, every mistake is one printable line, no mistake
+// tells the password, and what is accepted can be shown.
 func FuzzFile(f *testing.F) {
 	text, err := os.ReadFile(sample)
 	testkit.Must(f, err)

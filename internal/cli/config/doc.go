@@ -1,5 +1,6 @@
-// Package config is the configuration of outbox-relay: the table of its settings, what they are read into, and the database that
-// they name. The commands config init, check and show stand here as well.
+// Package config is the configuration of outbox-relay: the table of its settings, what they are
+// read into, and the database that they name. The commands config init, check and show stand here
+// as well.
 //
 //	table.go     one row a setting: path, variable, flag, parser, field, default
 //	values.go    parsers of single values, and which part of a secret URL is shown

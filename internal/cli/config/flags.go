@@ -12,8 +12,8 @@ type DatabaseFlags struct {
 	Schema   string `placeholder:"NAME" help:"Schema that holds the tables. Default: the first of the search_path."`
 }
 
-// SettingFlags are the settings that are worth changing for one start. Secrets have none: others can read them in the
-// list of processes.
+// SettingFlags are the settings that are worth changing for one start. Secrets have none: others
+// can read them in the list of processes.
 type SettingFlags struct {
 	DatabaseFlags
 	Name           string `placeholder:"NAME" help:"Name under which operators see this relay. Default: the host's."`

@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 )
 
-// Logger writes to stderr: as JSON, or for people where a terminal is attached. What it writes follows level.
+// Logger writes to stderr: as JSON, or for people where a terminal is attached. What it writes
+// follows level.
 func (c *Config) Logger(inv *cli.Invocation) (log zerolog.Logger, level *Level) {
 	level = &Level{}
 	level.Set(c.LogLevel())
@@ -27,8 +28,8 @@ func (c *Config) LogLevel() zerolog.Level {
 	return level
 }
 
-// A Level is the lowest level that is written, which may change at any time. A logger's own level cannot; but a
-// logger asks its sampler before it makes a line.
+// A Level is the lowest level that is written, which may change at any time. A logger's own level
+// cannot; but a logger asks its sampler before it makes a line.
 type Level struct{ lowest atomic.Int32 }
 
 // Set changes the level and reports whether it was another one.
@@ -54,8 +55,9 @@ func logWriter(inv *cli.Invocation, format string) io.Writer {
 	}
 }
 
-// Audit begins the line that says who changed something. It is logged at every level. On a terminal it is left out unless log.format asks for
-// it: the person there would take it for an error, and no terminal keeps it.
+// Audit begins the line that says who changed something. It is logged at every level. On a terminal
+// it is left out unless log.format asks for it: the person there would take it for an error, and no
+// terminal keeps it.
 func (c *Config) Audit(inv *cli.Invocation, action string) *zerolog.Event {
 	if c.LogFormat == "auto" && output.IsTerminal(inv.Stderr) {
 		return nil // zerolog's methods do nothing with it

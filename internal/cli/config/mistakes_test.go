@@ -19,7 +19,8 @@ const (
 // The environment that needs nothing else.
 var twoSettings = []string{"OUTBOX_DATABASE_URL=postgres://u:p@localhost/db", "OUTBOX_DESTINATION_URL=https://logistics.internal/in"}
 
-// settingsBeside returns the two settings, or one beside a file with destinations, where a URL is a mistake of its own.
+// settingsBeside returns the two settings, or one beside a file with destinations, where a URL is a
+// mistake of its own.
 func settingsBeside(file string) []string {
 	if strings.Contains(file, "destinations:") {
 		return slices.Clone(twoSettings[:1])
@@ -27,7 +28,8 @@ func settingsBeside(file string) []string {
 	return slices.Clone(twoSettings)
 }
 
-// check runs config check on a file of that text, and returns its stderr without the file's directory.
+// check runs config check on a file of that text, and returns its stderr without the file's
+// directory.
 func check(t *testing.T, file string, env []string, flags ...string) result {
 	t.Helper()
 	dir := t.TempDir()

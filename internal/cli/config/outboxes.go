@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// An Outbox is one entry of the list databases: a schema with the outbox tables that run serves beside the others.
+// An Outbox is one entry of the list databases: a schema with the outbox tables that run serves
+// beside the others.
 type Outbox struct {
 	Name   string
 	Schema string
@@ -111,8 +112,8 @@ func (c *Config) outboxAt(path string) Outbox {
 	return entry.Outbox
 }
 
-// choose makes one entry of databases the database of a command: the one that --database names, or the only one. Where several remain, it
-// is a mistake unless the command serves all of them.
+// choose makes one entry of databases the database of a command: the one that --database names, or
+// the only one. Where several remain, it is a mistake unless the command serves all of them.
 func (c *Config) choose(name string, given, all bool) {
 	var names []string
 	for _, o := range c.Outboxes {
@@ -145,8 +146,8 @@ func (c *Config) With(o Outbox) *Config {
 	return &one
 }
 
-// LoadAll is [Load] for a command that serves all entries of databases. If there are several and --database chooses none, Pool is nil and
-// Outboxes holds them; otherwise Outboxes is nil.
+// LoadAll is [Load] for a command that serves all entries of databases. If there are several and
+// --database chooses none, Pool is nil and Outboxes holds them; otherwise Outboxes is nil.
 func LoadAll(inv *cli.Invocation, sections ...string) *Config {
 	return loadFrom(sourcesOf(inv, true), sections...)
 }

@@ -54,7 +54,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// shownAt returns what config show prints at a path, and the comment beside it; nothing if the path is absent.
+// shownAt returns what config show prints at a path, and the comment beside it; nothing if the path
+// is absent.
 func shownAt(t *testing.T, c *Config, path string) (value, comment string) {
 	t.Helper()
 	text, err := c.Show()

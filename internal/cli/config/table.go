@@ -20,14 +20,15 @@ const (
 	usualFile = "outbox-relay.yaml"
 	// DefaultDestination is the destination that OUTBOX_DESTINATION_URL configures.
 	DefaultDestination = "default"
-	// defaultMetricsListen is where metrics and health are served. 9464 is what OpenTelemetry's Prometheus exporters use.
+	// defaultMetricsListen is where metrics and health are served. 9464 is what OpenTelemetry's
+	// Prometheus exporters use.
 	defaultMetricsListen = "127.0.0.1:9464"
 	// defaultAdminListen is where the API and the page are served.
 	defaultAdminListen = "127.0.0.1:9465"
 )
 
-// table describes every setting of this version, in the order in which config show prints them. hostname is the default of
-// relay.name.
+// table describes every setting of this version, in the order in which config show prints them.
+// hostname is the default of relay.name.
 func (c *Config) table(hostname string) settings.Table {
 	shared := policyRows(&destination{})
 	return settings.Table{

@@ -24,7 +24,8 @@ func (a Traces) Equal(b Traces) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// tracesRows are set by the variables that OpenTelemetry names, too, since operators set them for all of a pod's programs.
+// tracesRows are set by the variables that OpenTelemetry names, too, since operators set them for
+// all of a pod's programs.
 func (c *Config) tracesRows() []settings.Row {
 	t := &c.Traces
 	return []settings.Row{
@@ -38,7 +39,8 @@ func (c *Config) tracesRows() []settings.Row {
 // tracesPath is what the protocol appends to an endpoint.
 const tracesPath = "/v1/traces"
 
-// parseTracesEndpoint parses the URL of a collector, or off. Like OTEL_EXPORTER_OTLP_ENDPOINT it may end before tracesPath.
+// parseTracesEndpoint parses the URL of a collector, or off. Like OTEL_EXPORTER_OTLP_ENDPOINT it
+// may end before tracesPath.
 func parseTracesEndpoint(text string) (endpoint, problem string) {
 	if text == "" || text == "off" {
 		return "off", ""
@@ -75,8 +77,8 @@ func headerNames(headers map[string]string) string {
 
 var headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
-// parseTraceHeaders parses headers as OTEL_EXPORTER_OTLP_HEADERS writes them: name=value, separated by commas, with % and two
-// digits for signs that are not themselves.
+// parseTraceHeaders parses headers as OTEL_EXPORTER_OTLP_HEADERS writes them: name=value, separated
+// by commas, with % and two digits for signs that are not themselves.
 func parseTraceHeaders(text string) (headers map[string]string, problem string) {
 	headers = map[string]string{}
 	for pair := range strings.SplitSeq(text, ",") {

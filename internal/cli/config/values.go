@@ -69,7 +69,8 @@ func onlyHost(raw string) string {
 	return u.Scheme + "://" + u.Host + "/" + settings.Mask
 }
 
-// WithoutSecrets shows a URL without its credential, its query, and what looks like a key in its path.
+// WithoutSecrets shows a URL without its credential, its query, and what looks like a key in its
+// path.
 func WithoutSecrets(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
@@ -91,8 +92,8 @@ func hasKeyInPath(host string) bool {
 	return slices.ContainsFunc(keyedHosts, func(known string) bool { return host == known || strings.HasSuffix(host, "."+known) })
 }
 
-// looksSecret reports whether a part of a path may be a key: a long word or many words, one with digits among its letters, or one that
-// cannot be spoken.
+// looksSecret reports whether a part of a path may be a key: a long word or many words, one with
+// digits among its letters, or one that cannot be spoken.
 func looksSecret(part string) bool {
 	words := strings.FieldsFunc(part, func(r rune) bool { return strings.ContainsRune("-_.~", r) })
 	if len(words) >= 4 && len(part) >= 20 { // a passphrase
@@ -192,7 +193,8 @@ func parseBearer(text string) (settings.Secret, string) {
 	return settings.Secret(text), ""
 }
 
-// parseListen parses the address of a local server: host and port, or off, which like nothing at all means none.
+// parseListen parses the address of a local server: host and port, or off, which like nothing at
+// all means none.
 func parseListen(text string) (string, string) {
 	if text == "" || text == "off" {
 		return "", ""

@@ -13,8 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// bindTLS reads the files of a destination's TLS settings. TLS settings of its own beside a URL without TLS are a mistake: the
-// operator believes that requests are encrypted.
+// bindTLS reads the files of a destination's TLS settings. TLS settings of its own beside a URL
+// without TLS are a mistake: the operator believes that requests are encrypted.
 func (c *Config) bindTLS(path string, d *destination) {
 	t := &d.Wire.TLS
 	if scheme, secure := withoutTLS(d.URL); secure != "" {
@@ -36,8 +36,8 @@ func (c *Config) bindTLS(path string, d *destination) {
 	t.Certificate = c.keyPair(path+".tls", d.certFile, d.keyFile)
 }
 
-// keyPair returns the certificate in the two files that a section tls names; nil: it names none, or has a mistake, which is
-// reported.
+// keyPair returns the certificate in the two files that a section tls names; nil: it names none, or
+// has a mistake, which is reported.
 func (c *Config) keyPair(section, certFile, keyFile string) func() *tls.Certificate {
 	cert, key := section+".cert_file", section+".key_file"
 	switch {
@@ -62,7 +62,8 @@ func (c *Config) keyPair(section, certFile, keyFile string) func() *tls.Certific
 	return pair.Get
 }
 
-// withoutTLS returns the scheme of a URL without TLS, and the one that it has with TLS; both empty: the URL has TLS.
+// withoutTLS returns the scheme of a URL without TLS, and the one that it has with TLS; both empty:
+// the URL has TLS.
 func withoutTLS(url string) (scheme, secure string) {
 	switch scheme, _, _ = strings.Cut(strings.ToLower(url), ":"); scheme {
 	case "http":
@@ -113,7 +114,8 @@ func (c *Config) authorization(path string, d *destination) func() string {
 	return nil
 }
 
-// bindBroker reads the files of a destination of NATS. What a destination of NATS or Kafka inherits from defaults, and is about HTTP, is not its own mistake.
+// bindBroker reads the files of a destination of NATS. What a destination of NATS or Kafka inherits
+// from defaults, and is about HTTP, is not its own mistake.
 func (c *Config) bindBroker(path string, d *destination) {
 	if isBroker(d.URL) {
 		for key, codes := range map[string]*[]int{".responses.retry": &d.Responses.Retry, ".responses.fail": &d.Responses.Fail} {

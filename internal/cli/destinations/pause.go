@@ -73,7 +73,8 @@ func (cmd Resume) Run(inv *cli.Invocation) error {
 	})
 }
 
-// onDestination changes the state of a destination, leaves the line that says who did, and prints what came of it.
+// onDestination changes the state of a destination, leaves the line that says who did, and prints
+// what came of it.
 func onDestination(inv *cli.Invocation, name, action string, asJSON bool, change func(context.Context, *ops.Outbox) (ops.Pause, string, error)) error {
 	c, err := config.Read(inv, "database")
 	if err != nil {

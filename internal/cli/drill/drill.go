@@ -217,7 +217,8 @@ func (cmd Command) destination(inv *cli.Invocation) (d relay.Destination, egress
 // environments is the name of the destination that OUTBOX_SIGNING_SECRET is for.
 const environments = "default"
 
-// secretsInEnvironment returns those of OUTBOX_SIGNING_SECRET, or of the file that OUTBOX_SIGNING_SECRET_FILE names. nil: there are none.
+// secretsInEnvironment returns those of OUTBOX_SIGNING_SECRET, or of the file that
+// OUTBOX_SIGNING_SECRET_FILE names. nil: there are none.
 func secretsInEnvironment(env []string) (secrets []webhook.Secret, err error) {
 	const variable = "OUTBOX_SIGNING_SECRET"
 	for _, entry := range env {

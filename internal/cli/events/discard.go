@@ -59,8 +59,9 @@ func (cmd Discard) Run(inv *cli.Invocation) error {
 	return cmd.skipHead(inv, c, bulk)
 }
 
-// skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
-// be delivered while the operator thinks, the next one is not discarded in its place.
+// skipHead discards the one delivery that holds up its ordering key. What is named is the event,
+// not the key: should it be delivered while the operator thinks, the next one is not discarded in
+// its place.
 func (cmd Discard) skipHead(inv *cli.Invocation, c *config.Config, bulk operation) error {
 	var head *ops.Head
 	err := c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {

@@ -1,5 +1,5 @@
-// Package events is what operators look at and change event by event: the commands events, explain, send, replay, retry and
-// discard.
+// Package events is what operators look at and change event by event: the commands events, explain,
+// send, replay, retry and discard.
 //
 //	events.go     events list and show
 //	tail.go       events tail

@@ -116,8 +116,8 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 // searchedRows is among how many deliveries a list looks for what no index leads to.
 const searchedRows = 100_000
 
-// refuseUnknown returns an error about the names in a filter that the outbox does not know. It is asked when nothing matches: an empty list would
-// say that all is well where a name was mistyped.
+// refuseUnknown returns an error about the names in a filter that the outbox does not know. It is
+// asked when nothing matches: an empty list would say that all is well where a name was mistyped.
 func refuseUnknown(ctx context.Context, outbox *ops.Outbox, destination, reason, eventType string) error {
 	unknown, err := outbox.UnknownNames(ctx, destination, reason, eventType)
 	if err != nil || len(unknown) == 0 {
@@ -187,8 +187,8 @@ func (arg eventArg) find(ctx context.Context, outbox *ops.Outbox) (id int64, err
 // maxNotedIDs is for how many ids [noteOtherKeys] looks.
 const maxNotedIDs = 100
 
-// noteOtherKeys says of each argument that is the id of an event when it is the idempotency key of another event, too: an operator who
-// has the number of an invoice in hand may mean that one.
+// noteOtherKeys says of each argument that is the id of an event when it is the idempotency key of
+// another event, too: an operator who has the number of an invoice in hand may mean that one.
 func noteOtherKeys(ctx context.Context, inv *cli.Invocation, outbox *ops.Outbox, args []string) error {
 	for _, text := range args[:min(len(args), maxNotedIDs)] {
 		id, err := strconv.ParseInt(text, 10, 64)

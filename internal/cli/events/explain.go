@@ -56,8 +56,8 @@ type droppedHeader struct {
 	Header      string `json:"header"`
 }
 
-// droppedHeaders returns what is not sent of the headers of an event. A destination that this configuration lacks counts as one that
-// sets no event_headers.
+// droppedHeaders returns what is not sent of the headers of an event. A destination that this
+// configuration lacks counts as one that sets no event_headers.
 func droppedHeaders(c *config.Config, report ops.EventReport) []droppedHeader {
 	all := []droppedHeader{}
 	for _, d := range report.Deliveries {
@@ -99,7 +99,8 @@ func printExplanation(w io.Writer, x explanation) error {
 	return nil
 }
 
-// isAlike reports whether two moments are attempts with the same number and end: a held delivery is probed for hours.
+// isAlike reports whether two moments are attempts with the same number and end: a held delivery is
+// probed for hours.
 func isAlike(a, b ops.Moment) bool {
 	number, of, isAttempt := strings.Cut(a.Text, " by relay ")
 	_, end, _ := strings.Cut(of, ": ")

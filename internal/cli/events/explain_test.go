@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A held delivery is probed for hours: the probes are two lines, and attempts that differ are printed each.
+// A held delivery is probed for hours: the probes are two lines, and attempts that differ are
+// printed each.
 func TestExplanationOfManyProbes(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)

@@ -25,7 +25,8 @@ type selectionFlags struct {
 	bulk.Flags
 }
 
-// selection returns what was asked for, but for its times. statuses and parked come from the command's own flags.
+// selection returns what was asked for, but for its times. statuses and parked come from the
+// command's own flags.
 func (f selectionFlags) selection(inv *cli.Invocation, statuses []string, parked bool) (s ops.Selection, err error) {
 	s = ops.Selection{
 		Destination: f.Destination, Parked: parked, Statuses: statuses, Type: f.Type, Reason: f.Reason, OrderingKey: f.OrderingKey,
@@ -47,7 +48,8 @@ func (f selectionFlags) selection(inv *cli.Invocation, statuses []string, parked
 	return s, err
 }
 
-// split returns the arguments that are ids, and those that can only be a key or a reference. What has digits alone is an id.
+// split returns the arguments that are ids, and those that can only be a key or a reference. What
+// has digits alone is an id.
 func (f selectionFlags) split() (ids, names []string) {
 	for _, text := range f.IDs {
 		if strings.HasPrefix(text, "-") || strings.Trim(text, "0123456789") == "" || slices.Contains(f.IDs, "-") {

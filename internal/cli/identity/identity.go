@@ -1,4 +1,5 @@
-// Package identity is the command identity: which database relays were accepted on, and what to do about a copy.
+// Package identity is the command identity: which database relays were accepted on, and what to do
+// about a copy.
 package identity
 
 import (
@@ -113,7 +114,8 @@ func (cmd discardCommand) Run(inv *cli.Invocation) error {
 	})
 }
 
-// confirmIdentity asks whether relays may work on the database of a report. what has a place for its name, and for why.
+// confirmIdentity asks whether relays may work on the database of a report. what has a place for
+// its name, and for why.
 func confirmIdentity(inv *cli.Invocation, report identity.Report, yes bool, what, refused string) error {
 	id, err := report.Acceptable()
 	switch {
@@ -134,7 +136,8 @@ func accept(ctx context.Context, w io.Writer, outbox *ops.Outbox, environment st
 	return err
 }
 
-// onIdentity connects, checks the schema, compares the database with what is recorded, and lets f work.
+// onIdentity connects, checks the schema, compares the database with what is recorded, and lets f
+// work.
 func onIdentity(inv *cli.Invocation, f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
 	c, err := config.Read(inv, "database", "environment")
 	if err != nil {

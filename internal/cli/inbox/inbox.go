@@ -97,7 +97,8 @@ func (f filterFlags) describe(s inboxops.Selection) string {
 	return strings.Join(text, " ")
 }
 
-// ask connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
+// ask connects to a receiver's database, checks its schema and lets f ask its questions. role is
+// the one that f needs.
 func ask(inv *cli.Invocation, role string, f func(context.Context, *config.Config, *inboxops.Ops) error) error {
 	c, err := config.Read(inv, "database")
 	if err != nil {

@@ -50,8 +50,8 @@ SELECT version_id, tstamp::timestamptz
 FROM (SELECT DISTINCT ON (version_id) version_id, tstamp, is_applied FROM %s ORDER BY version_id, id DESC) v
 WHERE is_applied AND version_id > 0 ORDER BY version_id`
 
-// applied lists what the database has, oldest first. Asking goose instead would create its table, and wait while
-// another process migrates.
+// applied lists what the database has, oldest first. Asking goose instead would create its table,
+// and wait while another process migrates.
 func (m *migrator) applied(ctx context.Context) ([]applied, error) {
 	rows, err := m.db.QueryContext(ctx, fmt.Sprintf(selectApplied, m.set.VersionTable()))
 	if pg.HasCode(err, pg.UndefinedTable) {
@@ -74,8 +74,8 @@ func (m *migrator) applied(ctx context.Context) ([]applied, error) {
 	return all, nil
 }
 
-// known returns an error if the database has a migration that this build does not: an older program would leave a
-// schema that neither of the two describes.
+// known returns an error if the database has a migration that this build does not: an older program
+// would leave a schema that neither of the two describes.
 func (m *migrator) known(all []applied) error {
 	if n := len(all); n > 0 && all[n-1].version > m.set.Latest() {
 		return fmt.Errorf("%w: the database has %s version %d, this build knows %d; run a newer outbox-relay",
@@ -86,8 +86,8 @@ func (m *migrator) known(all []applied) error {
 
 const selectSchema = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`
 
-// createSchema makes the configured schema if it is absent. It looks first, because CREATE SCHEMA IF NOT EXISTS needs
-// the right to create one even where it exists.
+// createSchema makes the configured schema if it is absent. It looks first, because CREATE SCHEMA
+// IF NOT EXISTS needs the right to create one even where it exists.
 func (m *migrator) createSchema(ctx context.Context) error {
 	if m.schema == "" {
 		return nil
@@ -108,8 +108,9 @@ func (m *migrator) createSchema(ctx context.Context) error {
 	return nil
 }
 
-// selectOpenSchema names the roles that may create objects where the migrations run, beside the owner of the schema, the owner of
-// the tables (this login, if there are none yet) and superusers. $1 is the set's version table.
+// selectOpenSchema names the roles that may create objects where the migrations run, beside the
+// owner of the schema, the owner of the tables (this login, if there are none yet) and superusers.
+// $1 is the set's version table.
 const selectOpenSchema = `
 SELECT pg_catalog.quote_ident(n.nspname), pg_catalog.string_agg(DISTINCT coalesce(pg_catalog.quote_ident(r.rolname), 'PUBLIC'), ', '),
     pg_catalog.quote_ident(o.owner)
@@ -122,8 +123,9 @@ WHERE n.nspname = pg_catalog.current_schema() AND a.privilege_type = 'CREATE'
   AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE AND r.rolname IS DISTINCT FROM o.owner
 GROUP BY n.nspname, o.owner`
 
-// warnOfOpenSchema prints who may create objects in the schema, before anything runs there: a function of theirs could take the
-// place of one that a migration calls, with the rights of this login.
+// warnOfOpenSchema prints who may create objects in the schema, before anything runs there: a
+// function of theirs could take the place of one that a migration calls, with the rights of this
+// login.
 func (m *migrator) warnOfOpenSchema(ctx context.Context, out io.Writer) error {
 	var roles string
 	var creators pg.SchemaCreators

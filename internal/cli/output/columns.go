@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// columns returns how wide the terminal behind a writer is; 0: there is none, or it does not say. It is asked each time, because
-// windows change.
+// columns returns how wide the terminal behind a writer is; 0: there is none, or it does not say.
+// It is asked each time, because windows change.
 func columns(w io.Writer) int {
 	f, isFile := Raw(w).(*os.File)
 	if !isFile || !IsTerminal(f) {
@@ -19,8 +19,9 @@ func columns(w io.Writer) int {
 	return columnsOf(f)
 }
 
-// Prose prints a text as a line. A terminal gets it broken between words, with indent before the further lines: it breaks within words.
-// Commands are not prose, because a broken one cannot be copied.
+// Prose prints a text as a line. A terminal gets it broken between words, with indent before the
+// further lines: it breaks within words. Commands are not prose, because a broken one cannot be
+// copied.
 func Prose(w io.Writer, indent, text string) {
 	PaintedProse(w, "", indent, "", text)
 }
@@ -37,7 +38,8 @@ func PaintedProse(w io.Writer, color, indent, beginning, text string) {
 	fmt.Fprintln(w, whole)
 }
 
-// wrap breaks a text at blanks so that no line is wider than width, if its words allow that. 0: it stays one line.
+// wrap breaks a text at blanks so that no line is wider than width, if its words allow that. 0: it
+// stays one line.
 func wrap(text, indent string, width int) string {
 	if width == 0 || utf8.RuneCountInString(text) <= width {
 		return text
@@ -56,8 +58,9 @@ func wrap(text, indent string, width int) string {
 	return strings.ReplaceAll(b.String(), " \n", "\n")
 }
 
-// List prints a [Table] of many rows, of which a command shows each whole. On a terminal each row is one line, cut at its width, and a
-// wide column is narrowed before: a long key would push all that is behind it off the screen.
+// List prints a [Table] of many rows, of which a command shows each whole. On a terminal each row
+// is one line, cut at its width, and a wide column is narrowed before: a long key would push all
+// that is behind it off the screen.
 func List[T any](w io.Writer, none, header string, list []T, row func(T) []any) error {
 	width := columns(w)
 	var rows [][]any
@@ -73,8 +76,8 @@ func List[T any](w io.Writer, none, header string, list []T, row func(T) []any) 
 	return err
 }
 
-// narrow shortens the cells of the widest columns until the rows fit into a width, but no column below nearly half of that: a
-// timestamp or a UUID stays whole. 0: they stay as they are.
+// narrow shortens the cells of the widest columns until the rows fit into a width, but no column
+// below nearly half of that: a timestamp or a UUID stays whole. 0: they stay as they are.
 func narrow(header string, rows [][]any, width int) {
 	if width == 0 || len(rows) == 0 {
 		return
@@ -108,7 +111,8 @@ func clip(text string, width int) string {
 	return string([]rune(text)[:width-1]) + "…"
 }
 
-// cut shortens the lines of a table to a width, so that each row stays a line. 0: they stay as they are.
+// cut shortens the lines of a table to a width, so that each row stays a line. 0: they stay as they
+// are.
 func cut(table string, width int) string {
 	if width == 0 {
 		return table

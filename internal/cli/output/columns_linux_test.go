@@ -32,7 +32,8 @@ func openTerminal(t *testing.T, width uint16) (screen, program *os.File) {
 	return screen, program
 }
 
-// On a terminal of 80 columns a row is one line, and prose breaks between words; elsewhere both are whole.
+// On a terminal of 80 columns a row is one line, and prose breaks between words; elsewhere both are
+// whole.
 func TestFitsTheTerminal(t *testing.T) {
 	t.Parallel()
 	screen, program := openTerminal(t, 80)

@@ -24,8 +24,9 @@ func WriteJSON(w io.Writer, value any) error {
 	return err
 }
 
-// A JSONWriter escapes the characters that are not printable in the JSON written to it. The strings decode to the same text, and
-// a terminal that shows the JSON obeys none of them: encoders escape the control characters below U+0020 only.
+// A JSONWriter escapes the characters that are not printable in the JSON written to it. The strings
+// decode to the same text, and a terminal that shows the JSON obeys none of them: encoders escape
+// the control characters below U+0020 only.
 type JSONWriter struct{ io.Writer }
 
 func (w JSONWriter) Write(p []byte) (int, error) {

@@ -13,8 +13,8 @@ import (
 // columnGap is how many blanks are between two columns.
 const columnGap = 2
 
-// Table prints a list in columns below a header. A header that ends with a tab aligns them to the right. Without entries it
-// prints none instead, unless that is empty.
+// Table prints a list in columns below a header. A header that ends with a tab aligns them to the
+// right. Without entries it prints none instead, unless that is empty.
 func Table[T any](w io.Writer, none, header string, list []T, row func(T) []any) error {
 	if len(list) == 0 && none != "" {
 		_, err := fmt.Fprintln(w, none)

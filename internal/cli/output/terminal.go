@@ -41,7 +41,8 @@ func Paint(w io.Writer, color string) {
 	}
 }
 
-// ShowsColors reports whether a stream is a terminal whose user has not switched colours off, see https://no-color.org.
+// ShowsColors reports whether a stream is a terminal whose user has not switched colours off, see
+// https://no-color.org.
 func ShowsColors(stream any, env []string) bool {
 	return IsTerminal(stream) && !slices.ContainsFunc(env, func(entry string) bool {
 		value, found := strings.CutPrefix(entry, "NO_COLOR=")
@@ -56,7 +57,8 @@ func Draw(w io.Writer, text string, next bool) {
 	}
 }
 
-// ClearScreen empties a terminal, so that what follows stands at its top. Anywhere else it prints an empty line.
+// ClearScreen empties a terminal, so that what follows stands at its top. Anywhere else it prints
+// an empty line.
 func ClearScreen(w io.Writer) {
 	if out, ok := Raw(w).(io.Writer); ok && IsTerminal(w) {
 		_, _ = io.WriteString(out, "\x1b[H\x1b[2J")

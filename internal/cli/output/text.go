@@ -8,7 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// Show prints what a command found: as JSON with the data intact, or by write, which gets it as [Printable] text.
+// Show prints what a command found: as JSON with the data intact, or by write, which gets it as
+// [Printable] text.
 func Show[T any](w io.Writer, asJSON bool, found T, write func(io.Writer, T) error) error {
 	if asJSON {
 		return WriteJSON(w, found)
@@ -16,8 +17,8 @@ func Show[T any](w io.Writer, asJSON bool, found T, write func(io.Writer, T) err
 	return write(w, Printable(found))
 }
 
-// Printable returns a copy of a value in which every string is [plain.Line], however deep: no column of a table can
-// be forgotten, and none can begin a line.
+// Printable returns a copy of a value in which every string is [plain.Line], however deep: no
+// column of a table can be forgotten, and none can begin a line.
 func Printable[T any](value T) T {
 	v := reflect.ValueOf(&value).Elem()
 	v.Set(printableCopy(v))
@@ -67,8 +68,8 @@ func printableCopy(v reflect.Value) reflect.Value {
 	return c
 }
 
-// A textWriter passes on printable lines only. It wraps the output streams of the process, for texts that a command did not
-// make printable itself.
+// A textWriter passes on printable lines only. It wraps the output streams of the process, for
+// texts that a command did not make printable itself.
 type textWriter struct {
 	io.Writer
 	colored bool // it is a terminal that shows colours

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// FuzzWriteJSON: JSON is valid and holds what was to be written, and a terminal that shows it shows text.
+// FuzzWriteJSON: JSON is valid and holds what was to be written, and a terminal that shows it shows
+// text.
 func FuzzWriteJSON(f *testing.F) {
 	for _, seed := range []string{"", "plain", "\x1b[31m\x7f\u009b", "\u202e\u2028\u200b\U000e0041", "\xff\xfe", "\\u202e \"quoted\"", "a\u00a0b\u3000", "\U0010fffd\ufffd"} {
 		f.Add(seed)

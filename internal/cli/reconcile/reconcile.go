@@ -1,4 +1,5 @@
-// Package reconcile is the command reconcile, which compares what was delivered with what a receiver has.
+// Package reconcile is the command reconcile, which compares what was delivered with what a
+// receiver has.
 package reconcile
 
 import (
@@ -22,7 +23,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// receiverURL is the variable that names the receiver's database. What begins with OUTBOX_ is a setting.
+// receiverURL is the variable that names the receiver's database. What begins with OUTBOX_ is a
+// setting.
 const receiverURL = "RECEIVER_DATABASE_URL"
 
 // Command is the command reconcile.
@@ -205,7 +207,8 @@ func (cmd Command) finish(ctx context.Context, inv *cli.Invocation, c *config.Co
 	return r.problem()
 }
 
-// heal replays what never arrived. What is in the archive, or older than receivers remember, stays as it is.
+// heal replays what never arrived. What is in the archive, or older than receivers remember, stays
+// as it is.
 func (cmd Command) heal(ctx context.Context, inv *cli.Invocation, c *config.Config, outbox *ops.Outbox, r *report) error {
 	lost := map[string]ops.EventIDs{}
 	for _, f := range r.NeverArrived {

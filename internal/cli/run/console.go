@@ -30,7 +30,8 @@ const (
 	consoleConnections = 5
 )
 
-// A console serves the API and the page beside the relay. Without a server it is off, and costs the relay nothing.
+// A console serves the API and the page beside the relay. Without a server it is off, and costs the
+// relay nothing.
 type console struct {
 	server *admin.Server
 	*site
@@ -105,7 +106,8 @@ func (s *site) serve(at page.Config, c *config.Config, version string) (*page.Pa
 	return dashboard, mux, nil
 }
 
-// guarded serves what lies below admin.path_prefix to those who may see it. The page shows refusals.
+// guarded serves what lies below admin.path_prefix to those who may see it. The page shows
+// refusals.
 func guarded(c *config.Config, handler http.Handler, shown *page.Page) http.Handler {
 	prefix := c.Admin.PathPrefix
 	return c.Guard().Handler(below(prefix, bounded(handler), shown.Refuse), refusing(prefix, shown))
@@ -130,7 +132,8 @@ func ofAPI(path string) bool {
 	return strings.HasPrefix(path, "/api/")
 }
 
-// lazily makes a handler at the first request: templates cost megabytes that a relay without a reader does not have to hold.
+// lazily makes a handler at the first request: templates cost megabytes that a relay without a
+// reader does not have to hold.
 func lazily(build func() (http.Handler, error)) http.Handler {
 	built := sync.OnceValues(build)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -153,7 +156,8 @@ func below(prefix string, next http.Handler, refuse guard.Refusal) http.Handler 
 		switch {
 		case r.URL.Path == prefix:
 			http.Redirect(w, r, prefix+"/", http.StatusSeeOther)
-		// What is not in its shortest form is refused: the mux would redirect it, without the prefix, to what others serve beside it.
+		// What is not in its shortest form is refused: the mux would redirect it, without the
+		// prefix, to what others serve beside it.
 		case strings.HasPrefix(r.URL.Path, prefix+"/") && strings.TrimSuffix(r.URL.Path, "/") == path.Clean(r.URL.Path):
 			inner.ServeHTTP(w, r)
 		default:

@@ -17,7 +17,8 @@ import (
 // databasesPath is below what each of several databases has its page and API.
 const databasesPath = "/databases/"
 
-// consoles serve the API and the page of each of several outboxes, and an index of them. Without a server they are off.
+// consoles serve the API and the page of each of several outboxes, and an index of them. Without a
+// server they are off.
 type consoles struct {
 	server  *admin.Server
 	c       *config.Config // of the start: of the guard, and of what a page says of this process

@@ -20,8 +20,9 @@ const (
 	garbageRoom  = 32 << 20 // bytes by which the heap may grow at least while the relay is busy, as far as mostPercent allows
 )
 
-// A gcTuner makes garbage collections rarer while much is delivered. Each marks all that stays in memory, which for a small heap
-// costs a tenth of the relay's processor time. With little to do the relay collects as usual, and stays small.
+// A gcTuner makes garbage collections rarer while much is delivered. Each marks all that stays in
+// memory, which for a small heap costs a tenth of the relay's processor time. With little to do the
+// relay collects as usual, and stays small.
 type gcTuner struct {
 	live []metrics.Sample
 
@@ -83,8 +84,9 @@ func (t *gcTuner) note(now time.Time, deliveries int) {
 	}
 }
 
-// busyPercent returns the GOGC of a busy relay by how many bytes the last collection left. The larger the heap, the less it gains
-// from rare collections, and the more memory they would take. Hundreds alone, because each change stops all goroutines for a moment.
+// busyPercent returns the GOGC of a busy relay by how many bytes the last collection left. The
+// larger the heap, the less it gains from rare collections, and the more memory they would take.
+// Hundreds alone, because each change stops all goroutines for a moment.
 func busyPercent(live uint64) int {
 	percent := garbageRoom * 100 / max(live, 1)
 	return max(usualPercent, int(min(percent, mostPercent))/100*100)

@@ -17,8 +17,8 @@ func percentInEffect() int {
 	return int(sample[0].Value.Uint64())
 }
 
-// A busy relay collects rarely. One that becomes idle, or has had little to do for a while, collects as usual. Not parallel, because
-// the whole process has one GOGC.
+// A busy relay collects rarely. One that becomes idle, or has had little to do for a while,
+// collects as usual. Not parallel, because the whole process has one GOGC.
 func TestGCTunerFollowsTheLoad(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(usualPercent))
 	c := newGCTuner()

@@ -6,8 +6,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// A foreignLog takes what libraries tell the standard logger: net/http that a receiver sent an answer without a request.
-// It would stand between the lines of JSON as it is.
+// A foreignLog takes what libraries tell the standard logger: net/http that a receiver sent an
+// answer without a request. It would stand between the lines of JSON as it is.
 type foreignLog struct{ log zerolog.Logger }
 
 func (f foreignLog) Write(line []byte) (int, error) {

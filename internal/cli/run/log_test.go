@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// What net/http tells of an answer without a request is one more line of the log, without what the receiver sent.
+// What net/http tells of an answer without a request is one more line of the log, without what the
+// receiver sent.
 func TestUnsolicitedAnswersAreLogged(t *testing.T) { // not in parallel: the standard logger is one
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.Must(t, err)

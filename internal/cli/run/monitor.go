@@ -15,7 +15,8 @@ import (
 // metricsWriteTimeout bounds one answer of the monitor.
 const metricsWriteTimeout = 30 * time.Second
 
-// A monitor serves metrics and health beside the relay. Without a server it is off, and costs the relay nothing.
+// A monitor serves metrics and health beside the relay. Without a server it is off, and costs the
+// relay nothing.
 type monitor struct {
 	server  *admin.Server
 	metrics *metrics.Metrics // nil: of several outboxes

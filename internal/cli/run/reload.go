@@ -12,15 +12,16 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
-// mistakes changes nothing.
+// A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into
+// effect. One with mistakes changes nothing.
 type reloader struct {
 	inv    *cli.Invocation
 	apply  func(*config.Config, relay.Config) (changes []string, err error)
 	refuse func(error)
 	log    zerolog.Logger
 	level  *config.Level
-	// What stays until a restart: the format of the log, where metrics are served, the page, and where spans go.
+	// What stays until a restart: the format of the log, where metrics are served, the page, and
+	// where spans go.
 	format, metricsListen string
 	metricsDestinations   int
 	console               config.Admin
@@ -36,8 +37,8 @@ func newReloader(inv *cli.Invocation, c *config.Config, r engine, level *config.
 	}
 }
 
-// run reloads at every signal until ended is closed. Signals that come meanwhile are one: what was read at the first of
-// them is read again.
+// run reloads at every signal until ended is closed. Signals that come meanwhile are one: what was
+// read at the first of them is read again.
 func (rl *reloader) run(ended <-chan struct{}) {
 	for {
 		select {

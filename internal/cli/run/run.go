@@ -36,7 +36,8 @@ has are logged and alerted as unserved. Logs go to stderr.`
 }
 
 func (Command) Run(inv *cli.Invocation) error {
-	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
+	// The log's reader may go away; a write to a closed pipe is then an error and not the end of
+	// the process.
 	signal.Ignore(syscall.SIGPIPE)
 
 	c := config.LoadAll(inv)
@@ -101,8 +102,8 @@ type engine interface {
 	RefuseReload(err error)
 }
 
-// runBeside runs the relay, and beside it what reloads its configuration, what gives memory back, and what ends its drain at a second
-// signal.
+// runBeside runs the relay, and beside it what reloads its configuration, what gives memory back,
+// and what ends its drain at a second signal.
 func runBeside(inv *cli.Invocation, r engine, rl *reloader, tidy *tidier) error {
 	ended, aborted := make(chan struct{}), false
 	var beside sync.WaitGroup

@@ -14,8 +14,9 @@ const (
 	tidyEvery     = 15 * time.Second
 )
 
-// A tidier gives memory back to the system: once after the start, and then each tidyEvery in which the relay claimed nothing. An
-// idle relay would otherwise keep for days what its start, a scrape or a look at the page has used.
+// A tidier gives memory back to the system: once after the start, and then each tidyEvery in which
+// the relay claimed nothing. An idle relay would otherwise keep for days what its start, a scrape
+// or a look at the page has used.
 type tidier struct {
 	claimed atomic.Int64 // since the last look
 }

@@ -13,7 +13,8 @@ import (
 // tracesGrace is how long the last spans may take to reach the collector at a stop.
 const tracesGrace = 2 * time.Second
 
-// openTraces starts the export of spans, and returns what makes them; nil: they are off. end sends the last ones.
+// openTraces starts the export of spans, and returns what makes them; nil: they are off. end sends
+// the last ones.
 func openTraces(c *config.Config, version string, m monitor) (made *relay.Spans, end func()) {
 	if c.Traces.Endpoint == nil {
 		return nil, func() {}

@@ -35,7 +35,8 @@ func (cmd Relays) Run(inv *cli.Invocation) error {
 	return output.Show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list []ops.RelayStatus) error { return printRelays(w, list, differences) })
 }
 
-// printRelays prints the relays, and below them what distinguishes one from the others: status and alerts lead here.
+// printRelays prints the relays, and below them what distinguishes one from the others: status and
+// alerts lead here.
 func printRelays(w io.Writer, list []ops.RelayStatus, differences []watch.Difference) error {
 	const header = "NAME\tINSTANCE\tVERSION\tSTATE\tLAST SEEN\tIN FLIGHT\tSEEN BY\tSTARTED\tSERVES"
 	err := output.List(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {

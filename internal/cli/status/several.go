@@ -123,7 +123,8 @@ func (cmd Command) printAll(w io.Writer, s allStatus) error {
 	return nil
 }
 
-// healthyInOne prints a line for each database. One that is away is no reason to restart the relay, which serves the others.
+// healthyInOne prints a line for each database. One that is away is no reason to restart the relay,
+// which serves the others.
 func healthyInOne(inv *cli.Invocation, c *config.Config) error {
 	var failures []error
 	all := askAll(inv.Ctx, c, func(ctx context.Context, one *config.Config) (*ops.Status, error) {

@@ -12,16 +12,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// hijackSQL makes decoys in schema public of whatever statements may mean by an unqualified name. $1 are the words of the statements,
-// $2 those before a parenthesis, $3 their operators.
+// hijackSQL makes decoys in schema public of whatever statements may mean by an unqualified name.
+// $1 are the words of the statements, $2 those before a parenthesis, $3 their operators.
 //
 //   - each operator with each pair of types, and with each type alone,
 //   - each function of pg_catalog, and of ours, without arguments, with each type, with each type beside each usual one; with more
 //     arguments, with each pair of usual types in any two places of its own types.
 //
-// Types are all of the relations that the statements name, of results of the functions, and of the statements themselves. A decoy that
-// runs counts, also where its transaction is rolled back. A login that is no superuser's fails already where a statement has one in
-// a branch that is not taken.
+// Types are all of the relations that the statements name, of results of the functions, and of the
+// statements themselves. A decoy that runs counts, also where its transaction is rolled back. A
+// login that is no superuser's fails already where a statement has one in a branch that is not
+// taken.
 //
 // The rows are written into the system tables: CREATE FUNCTION would take minutes for as many.
 const hijackSQL = `
@@ -102,7 +103,8 @@ type Decoys struct {
 	conn *pgx.Conn
 }
 
-// Hijack makes decoys of all that the statements in the Go and SQL files below the sources may mean by a name.
+// Hijack makes decoys of all that the statements in the Go and SQL files below the sources may mean
+// by a name.
 func Hijack(t testing.TB, dsn string, sources ...string) *Decoys {
 	t.Helper()
 	var text strings.Builder
@@ -153,8 +155,9 @@ func (d *Decoys) used(t testing.TB, db interface {
 		WHERE refobjid OPERATOR(pg_catalog.>=) 4000000000::pg_catalog.oid)`)
 }
 
-// WantUnusedIn parses statements that are complete, as a function in another database without decoys can tell, and fails the test
-// if one means a decoy anywhere, also in a branch that nothing takes. It returns the names of those it has parsed.
+// WantUnusedIn parses statements that are complete, as a function in another database without
+// decoys can tell, and fails the test if one means a decoy anywhere, also in a branch that nothing
+// takes. It returns the names of those it has parsed.
 func (d *Decoys) WantUnusedIn(t testing.TB, plain *pgx.Conn, statements map[string]string) (parsed []string) {
 	t.Helper()
 	for name, statement := range statements {

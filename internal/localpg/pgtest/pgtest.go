@@ -106,8 +106,8 @@ func Pool(t testing.TB, dsn string) *pgxpool.Pool {
 	return pool
 }
 
-// Program returns the path of one of PostgreSQL's programs, such as pg_dump. It skips t if the installation that
-// [localpg.BinDirVariable] names lacks the program.
+// Program returns the path of one of PostgreSQL's programs, such as pg_dump. It skips t if the
+// installation that [localpg.BinDirVariable] names lacks the program.
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -117,8 +117,9 @@ func Program(t testing.TB, name string) string {
 	return program(t, server, name)
 }
 
-// BaseBackup returns a copy of the server's data, for [localpg.Options.CopyOf]; see [localpg.Server.BaseBackup]. It skips t
-// if the installation that [localpg.BinDirVariable] names lacks pg_basebackup.
+// BaseBackup returns a copy of the server's data, for [localpg.Options.CopyOf]; see
+// [localpg.Server.BaseBackup]. It skips t if the installation that [localpg.BinDirVariable] names
+// lacks pg_basebackup.
 func BaseBackup(t testing.TB, server *localpg.Server, standby bool) (dir string) {
 	t.Helper()
 	program(t, server, "pg_basebackup")
@@ -129,8 +130,8 @@ func BaseBackup(t testing.TB, server *localpg.Server, standby bool) (dir string)
 	return dir
 }
 
-// program finds a program beside the server's own. Other versions' programs would not do: pg_dump and pg_basebackup
-// refuse servers that are newer.
+// program finds a program beside the server's own. Other versions' programs would not do: pg_dump
+// and pg_basebackup refuse servers that are newer.
 func program(t testing.TB, server *localpg.Server, name string) string {
 	t.Helper()
 	path := filepath.Join(server.BinDir(), name)
@@ -160,22 +161,23 @@ func Start(t testing.TB, o localpg.Options) *localpg.Server {
 	return server
 }
 
-// StartCopy is [Start] for tests to which it does not matter that the server is a copy of the shared one's origin, with its
-// system identifier and templates: it needs no initdb.
+// StartCopy is [Start] for tests to which it does not matter that the server is a copy of the
+// shared one's origin, with its system identifier and templates: it needs no initdb.
 func StartCopy(t testing.TB, o localpg.Options) *localpg.Server {
 	t.Helper()
 	o.CopyOf = origin()
 	return Start(t, o)
 }
 
-// origin returns the directory that [localpg.DataVariable] names. Not by os.Getenv, which makes go test run everything again
-// when the variable has another value.
+// origin returns the directory that [localpg.DataVariable] names. Not by os.Getenv, which makes go
+// test run everything again when the variable has another value.
 func origin() string {
 	data, _ := syscall.Getenv(localpg.DataVariable)
 	return data
 }
 
-// Prepare makes the migrated templates on server and shuts it down. Its data is for [localpg.DataVariable].
+// Prepare makes the migrated templates on server and shuts it down. Its data is for
+// [localpg.DataVariable].
 func Prepare(ctx context.Context, server *localpg.Server) error {
 	for _, sets := range [][]migrations.Set{{migrations.Inbox}, {migrations.Outbox}, {migrations.Inbox, migrations.Outbox}} {
 		if err := makeTemplate(ctx, server, templateName(sets), sets); err != nil {
@@ -213,7 +215,8 @@ func migrate(ctx context.Context, dsn string, sets []migrations.Set) error {
 		return fmt.Errorf("open database: %w", err)
 	}
 	defer db.Close()
-	// As it is since PostgreSQL 15: roles.sql refuses, and relays warn of, a schema in which everybody may create.
+	// As it is since PostgreSQL 15: roles.sql refuses, and relays warn of, a schema in which
+	// everybody may create.
 	if _, err := db.ExecContext(ctx, `REVOKE CREATE ON SCHEMA public FROM PUBLIC`); err != nil {
 		return fmt.Errorf("close schema public: %w", err)
 	}
@@ -231,8 +234,8 @@ func (p *process) start(ctx context.Context) (*localpg.Server, error) {
 	if !p.started {
 		p.started = true
 		p.templates = make(map[string]func() error)
-		// A copy has the system identifier of the original, so the servers of [Start] are none: tests compare theirs with
-		// that of this one.
+		// A copy has the system identifier of the original, so the servers of [Start] are none:
+		// tests compare theirs with that of this one.
 		p.server, p.err = localpg.Start(ctx, localpg.Options{CopyOf: origin()})
 	}
 	return p.server, p.err

@@ -14,8 +14,8 @@ import (
 
 const module = "github.com/outbox-relay/outbox-relay/"
 
-// Statements returns the constants of packages that begin as statements do that read or write, by their names. root is the directory
-// of the module, and packages are directories below it.
+// Statements returns the constants of packages that begin as statements do that read or write, by
+// their names. root is the directory of the module, and packages are directories below it.
 func Statements(t testing.TB, root string, packages ...string) map[string]string {
 	t.Helper()
 	constants := constants{root: root, files: token.NewFileSet(), done: map[string]*types.Package{}}
@@ -38,7 +38,8 @@ func Statements(t testing.TB, root string, packages ...string) map[string]string
 	return found
 }
 
-// constants imports what is needed to evaluate constants of this module: its packages, and of others no more than that they are there.
+// constants imports what is needed to evaluate constants of this module: its packages, and of
+// others no more than that they are there.
 type constants struct {
 	root  string
 	files *token.FileSet

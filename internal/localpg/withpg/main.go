@@ -2,16 +2,18 @@
 //
 //	go run ./internal/localpg/withpg psql
 //
-// DATABASE_URL and the variables of libpq (PGHOST and so on) lead to an empty database, as its superuser; the programs of
-// the server, such as psql and pg_dump, come first on PATH.
+// DATABASE_URL and the variables of libpq (PGHOST and so on) lead to an empty database, as its
+// superuser; the programs of the server, such as psql and pg_dump, come first on PATH.
 //
-// With -data as the first argument no server runs. Instead, [localpg.DataVariable] names the data of a cluster with migrated
-// templates, so that initdb and the migrations run once for all packages that go test runs:
+// With -data as the first argument no server runs. Instead, [localpg.DataVariable] names the data
+// of a cluster with migrated templates, so that initdb and the migrations run once for all packages
+// that go test runs:
 //
 //	go run ./internal/localpg/withpg -data go test ./...
 //
-// With -keep instead of a command it prints how to reach the server, for a shell, and keeps it until it is interrupted. That server
-// is durable and listens on 127.0.0.1, where it wants the password that its URL has: other accounts of the machine get there, too.
+// With -keep instead of a command it prints how to reach the server, for a shell, and keeps it
+// until it is interrupted. That server is durable and listens on 127.0.0.1, where it wants the
+// password that its URL has: other accounts of the machine get there, too.
 package main
 
 import (

@@ -100,8 +100,8 @@ func (m *MailServer) serve(conn net.Conn) {
 	}
 }
 
-// ParseMail returns the subject and the text of a mail that [MailServer.All] has returned. The test fails if the mail has other
-// headers than a mail of an alert.
+// ParseMail returns the subject and the text of a mail that [MailServer.All] has returned. The test
+// fails if the mail has other headers than a mail of an alert.
 func ParseMail(t *testing.T, raw string) (subject, body string) {
 	t.Helper()
 	_, message, _ := strings.Cut(raw, "RCPT TO:<b@example.com>\n")

@@ -17,8 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localcert"
 )
 
-// serviceURLs has the URL of a channel of every service that is offered, with its options, by the host that the service talks to. Mail is
-// not among them: it has a server of its own.
+// serviceURLs has the URL of a channel of every service that is offered, with its options, by the
+// host that the service talks to. Mail is not among them: it has a server of its own.
 var serviceURLs = map[string]string{ //nolint:gosec // they are made up, and lead to hosts that do not exist
 	"bark.test":                "bark://:device-key@bark.test/sub?sound=bell&icon=i&group=g&url=u&category=c&copy=y&badge=3",
 	"discord.com":              "discord://token@123456789?username=relay&avatarurl=a&color=ff0000&thread_id=7&splitLines=no",
@@ -46,7 +46,8 @@ var serviceURLs = map[string]string{ //nolint:gosec // they are made up, and lea
 	"zulip.test":               "zulip://bot-name%40zulipchat.com:correcthorsebatterystable@zulip.test?stream=foo&topic=bar",
 }
 
-// ServiceURLs returns the URL of a channel of every service but mail, by the host that the service talks to.
+// ServiceURLs returns the URL of a channel of every service but mail, by the host that the service
+// talks to.
 func ServiceURLs() map[string]string { return maps.Clone(serviceURLs) }
 
 // A Message is what a request says.
@@ -61,8 +62,9 @@ type World struct {
 	messages map[string][]Message // by host
 }
 
-// New starts a world until the test ends. The system's authorities must be those of the authority: SSL_CERT_FILE names its
-// file. answers replaces the answers of the services; nil: each accepts what it is sent.
+// New starts a world until the test ends. The system's authorities must be those of the authority:
+// SSL_CERT_FILE names its file. answers replaces the answers of the services; nil: each accepts
+// what it is sent.
 func New(t *testing.T, authority Authority, answers http.HandlerFunc) *World {
 	t.Helper()
 	w := &World{messages: map[string][]Message{}, Mail: newMailServer(t, authority.pair)}
@@ -122,7 +124,8 @@ func (w *World) Messages() map[string][]Message {
 	return maps.Clone(w.messages)
 }
 
-// An Authority has certified all services and the mail server. A process reads its authorities once, and so has one of them.
+// An Authority has certified all services and the mail server. A process reads its authorities
+// once, and so has one of them.
 type Authority struct {
 	// PEM is its certificate.
 	PEM  []byte

@@ -15,9 +15,11 @@ type Options struct {
 	Destinations []string
 	// Ask puts a question to the receiver. Required. It is called from one goroutine at a time.
 	Ask func(ctx context.Context, q reconcile.Request) (reconcile.Answer, error)
-	// Settle is how long ago an event was delivered, or received, before it is compared. 0: at once.
+	// Settle is how long ago an event was delivered, or received, before it is compared. 0: at
+	// once.
 	Settle time.Duration
-	// Since is from when on deliveries are compared, by the sender's clock. Zero: from when on both sides keep everything.
+	// Since is from when on deliveries are compared, by the sender's clock. Zero: from when on both
+	// sides keep everything.
 	Since time.Time
 	// Keeps is after which time the sender may drop events. 0: never.
 	Keeps time.Duration
@@ -27,7 +29,8 @@ type Options struct {
 	Progress func(sent int64)
 }
 
-// maxSkew is by how much the clocks of both databases may differ. What is beyond it is no drift, and the times of the events cannot be trusted either.
+// maxSkew is by how much the clocks of both databases may differ. What is beyond it is no drift,
+// and the times of the events cannot be trusted either.
 const maxSkew = time.Hour
 
 // A comparison is one run.
@@ -50,8 +53,9 @@ type comparison struct {
 	doubtful       []reconcile.Held
 }
 
-// Run compares the outbox that db leads to with a receiver. It changes nothing, and holds no snapshot for longer than a page of events takes.
-// Its memory does not grow with the number of events.
+// Run compares the outbox that db leads to with a receiver. It changes nothing, and holds no
+// snapshot for longer than a page of events takes. Its memory does not grow with the number of
+// events.
 func Run(ctx context.Context, db pg.Pool, o Options) (Report, error) {
 	c := &comparison{Options: o, db: db}
 	c.report = Report{Destinations: o.Destinations, Complete: true, NeverArrived: []Finding{}, NoEffect: []Finding{}, Strangers: []Finding{}, Doubled: []Finding{}, Missing: []Finding{}}

@@ -31,7 +31,8 @@ type sides struct {
 	asked         map[string]int
 }
 
-// deliver makes events with the given numbers, delivered an hour ago but for a second each, and remembered by the receiver.
+// deliver makes events with the given numbers, delivered an hour ago but for a second each, and
+// remembered by the receiver.
 const (
 	deliverSQL = `
 WITH e AS (
@@ -115,7 +116,8 @@ func (s *sides) wantNothing(r compare.Report) {
 	}
 }
 
-// All six kinds are planted among 2,000 events, with what must not be taken for one of them. Each is named, and nothing else is.
+// All six kinds are planted among 2,000 events, with what must not be taken for one of them. Each
+// is named, and nothing else is.
 func TestEachKindIsNamed(t *testing.T) {
 	t.Parallel()
 	s := newSides(t, 2000)
@@ -124,7 +126,8 @@ func TestEachKindIsNamed(t *testing.T) {
 	s.there(`DELETE FROM processed_events WHERE idempotency_key = ANY ($1)`, lost)
 	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'shop', 'billing', 'stranger ' || i, 'succeeded', now() - interval '30 min' FROM generate_series(1, 3) i`)
 	s.there(`INSERT INTO effect SELECT unnest($1::text[])`, doubled)
-	// Three in an inbox: one failed, one waits, one waits for its turn. One that is done there, and one whose handler committed by itself.
+	// Three in an inbox: one failed, one waits, one waits for its turn. One that is done there, and
+	// one whose handler committed by itself.
 	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = ANY ($1)`, append(keys(13), waiting...))
 	s.there(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id, received_at, next_attempt_at, payload)
 		SELECT 'shop', 'billing', k, CASE n WHEN 1 THEN 'failed' WHEN 4 THEN 'succeeded' ELSE 'pending' END, n, now() - interval '40 min', CASE WHEN n = 3 THEN NULL ELSE now() END, 'private'
@@ -132,12 +135,14 @@ func TestEachKindIsNamed(t *testing.T) {
 	s.there(`UPDATE processed_events SET processing_state = 'failed' WHERE idempotency_key = $1`, key(14))
 	// An event is removed from an inbox only when it is done.
 	s.there(`UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = $1`, key(15))
-	// Their effects are gone; one is of an inbox. Of those that were ignored, have just come or were removed from an inbox nothing is known.
+	// Their effects are gone; one is of an inbox. Of those that were ignored, have just come or
+	// were removed from an inbox nothing is known.
 	s.there(`UPDATE processed_events SET processing_state = 'ignored' WHERE idempotency_key = $1`, key(41))
 	s.there(`UPDATE processed_events SET received_at = now() WHERE idempotency_key = $1`, key(42))
 	s.here(`UPDATE outbox_delivery SET delivered_at = now() WHERE event_id = 42`)
 	s.there(`DELETE FROM effect WHERE key = ANY ($1)`, append(keys(15, 41, 42), missing...))
-	// What no one may miss: deliveries that wait, failed or were given up, those to another destination, and those just made, all unknown to the receiver.
+	// What no one may miss: deliveries that wait, failed or were given up, those to another
+	// destination, and those just made, all unknown to the receiver.
 	s.here(deliverSQL, 2001, 2010)
 	s.here(`UPDATE outbox_delivery d SET status = c.status, delivered_at = NULL FROM (VALUES (2001, 'pending'), (2002, 'failed'), (2003, 'discarded')) c (id, status) WHERE d.event_id = c.id`)
 	s.here(`UPDATE outbox_delivery SET destination = 'elsewhere' WHERE event_id BETWEEN 2004 AND 2007`)
@@ -194,7 +199,8 @@ func TestArchivedEventsAreCompared(t *testing.T) {
 			t.Errorf("finding %+v", f)
 		}
 	}
-	// An archived key may be used again. The later event has not arrived, and the receiver remembers the first one.
+	// An archived key may be used again. The later event has not arrived, and the receiver
+	// remembers the first one.
 	s.here(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', $1)`, key(50))
 	r = s.run()
 	s.want(r, "never arrived", r.NeverArrived, keys(100, 250))
@@ -229,7 +235,8 @@ func TestForgottenIsNoFinding(t *testing.T) {
 	t.Run("by the receiver", func(t *testing.T) {
 		s.there(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) SELECT 'shop', 'billing', received_at, now() FROM processed_events WHERE idempotency_key = $1`, key(200))
 		s.there(`DELETE FROM processed_events WHERE idempotency_key = ANY ($1)`, keys(1, 50, 199))
-		// Replayed since: the delivery is younger than what the receiver remembers, the event is not.
+		// Replayed since: the delivery is younger than what the receiver remembers, the event is
+		// not.
 		s.here(`UPDATE outbox_delivery SET delivered_at = now() - interval '2 hours' WHERE event_id IN (50, 60)`)
 		r := s.run()
 		s.wantNothing(r)
@@ -294,7 +301,8 @@ func TestOnlyRangesThatDifferAreRead(t *testing.T) {
 	}
 }
 
-// What settles while the command runs is no finding: both sides are asked once more before a key is named.
+// What settles while the command runs is no finding: both sides are asked once more before a key is
+// named.
 func TestFindingsAreCheckedAgain(t *testing.T) {
 	t.Parallel()
 	s := newSides(t, 300)
@@ -360,7 +368,8 @@ func TestFindingsAreCheckedAgain(t *testing.T) {
 	s.want(r, "processed, no effect", r.Missing, nil)
 }
 
-// While events are committed, delivered, retried and received, none is reported, with no settling time at all.
+// While events are committed, delivered, retried and received, none is reported, with no settling
+// time at all.
 func TestLiveStreamYieldsNoFalseReport(t *testing.T) {
 	t.Parallel()
 	s := newSides(t, 1000)
@@ -399,7 +408,8 @@ func TestLiveStreamYieldsNoFalseReport(t *testing.T) {
 	s.want(r, "effect without event", r.Strangers, []string{"stranger"})
 }
 
-// deliverOne commits an event, has it received, and then settles its delivery. Each third is received, and settled with the second attempt alone.
+// deliverOne commits an event, has it received, and then settles its delivery. Each third is
+// received, and settled with the second attempt alone.
 func (s *sides) deliverOne(ctx context.Context, n int) error {
 	var id int64
 	if err := s.outbox.QueryRow(ctx, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', $1) RETURNING id`, key(n)).Scan(&id); err != nil {

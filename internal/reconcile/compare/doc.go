@@ -1,5 +1,5 @@
-// Package compare finds out whether everything that was delivered took effect, exactly once: it compares an outbox with what a receiver
-// has, which answers as package reconcile says.
+// Package compare finds out whether everything that was delivered took effect, exactly once: it
+// compares an outbox with what a receiver has, which answers as package reconcile says.
 //
 //	compare.go  the run, from the clocks to the report
 //	scan.go     digests of both sides, and which ranges of keys differ
@@ -7,7 +7,8 @@
 //	report.go   what was found
 //	store.go    the sender's statements
 //
-// Only what was delivered before the run, less a settling time, must be there. What was delivered shortly after may be there, and a
-// difference that is made of such keys alone is none. So events that are committed, sent and received meanwhile are never reported, and
-// clocks that differ cost time, not truth: a loss is named only after the receiver was asked for its key.
+// Only what was delivered before the run, less a settling time, must be there. What was delivered
+// shortly after may be there, and a difference that is made of such keys alone is none. So events
+// that are committed, sent and received meanwhile are never reported, and clocks that differ cost
+// time, not truth: a loss is named only after the receiver was asked for its key.
 package compare

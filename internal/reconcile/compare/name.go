@@ -13,12 +13,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/reconcile"
 )
 
-// clockTolerance is by how much the clocks of sender and receiver may differ before an event that the receiver has forgotten counts as
-// lost: that of the receiver itself.
+// clockTolerance is by how much the clocks of sender and receiver may differ before an event that
+// the receiver has forgotten counts as lost: that of the receiver itself.
 const clockTolerance = 5 * time.Minute
 
-// listed is how many rows the first question about a range lists, so that little is read beyond its end. Later ones list twice as many
-// each, up to [reconcile.MaxKeys].
+// listed is how many rows the first question about a range lists, so that little is read beyond its
+// end. Later ones list twice as many each, up to [reconcile.MaxKeys].
 const listed = 250
 
 // drilled matches the keys of package drill. One check of it sends them in upper case.
@@ -142,8 +142,8 @@ func (c *comparison) isSettled(e sent) bool {
 	return e.DeliveredAt != nil && e.DeliveredAt.Before(c.until) && !e.DeliveredAt.Before(c.since)
 }
 
-// nameAgain asks both sides once more for each candidate, and names what is still so. An event that was replayed, archived or forgotten in the meantime
-// is none.
+// nameAgain asks both sides once more for each candidate, and names what is still so. An event that
+// was replayed, archived or forgotten in the meantime is none.
 func (c *comparison) nameAgain(ctx context.Context, found candidates) error {
 	events, err := c.events(ctx, slices.Concat(found.lost, found.strangers))
 	if err != nil {
@@ -179,7 +179,8 @@ func (c *comparison) nameAgain(ctx context.Context, found candidates) error {
 	return nil
 }
 
-// nameUnfinished names what has arrived at least a settling time ago, and is neither done nor given up.
+// nameUnfinished names what has arrived at least a settling time ago, and is neither done nor given
+// up.
 func (c *comparison) nameUnfinished(ctx context.Context) error {
 	a, err := c.ask(ctx, reconcile.Request{Ask: reconcile.AskUnfinished, Until: c.receiverUntil, Limit: c.Limit})
 	if err != nil {
@@ -236,7 +237,8 @@ func (c *comparison) nameDoubled(ctx context.Context) error {
 	return nil
 }
 
-// nameMissing names what the receiver has processed, and counts no effect of. What has no event is among the strangers.
+// nameMissing names what the receiver has processed, and counts no effect of. What has no event is
+// among the strangers.
 func (c *comparison) nameMissing(ctx context.Context) error {
 	if !c.report.CountsEffects {
 		return nil

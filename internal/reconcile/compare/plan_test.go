@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// No statement reads a whole table for a page or a range, also with statistics from when the tables were empty.
+// No statement reads a whole table for a page or a range, also with statistics from when the tables
+// were empty.
 func TestStatementsWalkIndexes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -8,8 +8,9 @@ type Report struct {
 	Receiver     string   `json:"receiver"`
 	Source       string   `json:"source"`
 
-	// Since bounds what was compared: deliveries, and events received, from then on. SinceReason says what made it so late: since
-	// (Options.Since), sender or receiver (which keeps nothing earlier). Nil: everything was compared.
+	// Since bounds what was compared: deliveries, and events received, from then on. SinceReason
+	// says what made it so late: since (Options.Since), sender or receiver (which keeps nothing
+	// earlier). Nil: everything was compared.
 	Since       *time.Time `json:"since"`
 	SinceReason string     `json:"since_reason,omitempty"`
 	// Until is before when an event was delivered to be compared.
@@ -21,12 +22,14 @@ type Report struct {
 	// Sent and Received count what the digests are of.
 	Sent     int64 `json:"sent"`
 	Received int64 `json:"received"`
-	// Ranges of keys, and how many of them differed. RowsRead counts the rows that both sides then read one by one.
+	// Ranges of keys, and how many of them differed. RowsRead counts the rows that both sides then
+	// read one by one.
 	Ranges    int   `json:"ranges"`
 	Differing int   `json:"differing_ranges"`
 	RowsRead  int64 `json:"rows_read"`
 
-	// What the sender does not count as delivered and compared: Young was delivered after Until, Earlier before Since.
+	// What the sender does not count as delivered and compared: Young was delivered after Until,
+	// Earlier before Since.
 	Young     int64 `json:"young"`
 	Earlier   int64 `json:"earlier"`
 	Pending   int64 `json:"pending"`
@@ -41,13 +44,16 @@ type Report struct {
 	NoEffect []Finding `json:"no_effect"`
 	// Strangers took effect, and the sender has no such event.
 	Strangers []Finding `json:"effect_without_event"`
-	// Doubled took effect more than once, and Missing was processed and has no effect. CountsEffects says whether the receiver can tell.
+	// Doubled took effect more than once, and Missing was processed and has no effect.
+	// CountsEffects says whether the receiver can tell.
 	Doubled       []Finding `json:"effect_twice"`
 	Missing       []Finding `json:"processed_no_effect"`
 	CountsEffects bool      `json:"counts_effects"`
-	// Forgotten counts the keys that one side has and the other may have forgotten. They are no findings.
+	// Forgotten counts the keys that one side has and the other may have forgotten. They are no
+	// findings.
 	Forgotten int64 `json:"forgotten"`
-	// Drilled counts what a drill (outbox-relay drill) left at the receiver. Nothing of it is a finding.
+	// Drilled counts what a drill (outbox-relay drill) left at the receiver. Nothing of it is a
+	// finding.
 	Drilled int64 `json:"drilled"`
 }
 

@@ -23,8 +23,8 @@ const (
 	discarded
 )
 
-// A window is what a run compares: what was delivered to the destinations from since to before until. Keys delivered in the time fresh
-// after it may be in the receiver's digests.
+// A window is what a run compares: what was delivered to the destinations from since to before
+// until. Keys delivered in the time fresh after it may be in the receiver's digests.
 type window struct {
 	destinations []string
 	since, until time.Time
@@ -38,13 +38,15 @@ const (
 	freshTime = 10 * time.Second
 	// maxFresh bounds the memory of fresh keys; beyond it ranges are compared key by key.
 	maxFresh = 1 << 17
-	// maxAnswers bounds the answers of a digest; those of a receiver with two billion rows are a fifth of it.
+	// maxAnswers bounds the answers of a digest; those of a receiver with two billion rows are a
+	// fifth of it.
 	maxAnswers = 1 << 16
 	// maxTries is for how many sets of fresh keys a range is tried.
 	maxTries = 1 << 16
 )
 
-// sortBounds makes bounds of a sample of keys: ascending, each once, and as many as a question may have.
+// sortBounds makes bounds of a sample of keys: ascending, each once, and as many as a question may
+// have.
 func sortBounds(keys []string) []string {
 	slices.Sort(keys)
 	keys = slices.Compact(keys)
@@ -63,7 +65,8 @@ func sortBounds(keys []string) []string {
 	return keys
 }
 
-// digest lets both sides digest at once. What counts on the sender's side was delivered before the receiver begins to read.
+// digest lets both sides digest at once. What counts on the sender's side was delivered before the
+// receiver begins to read.
 func (c *comparison) digest(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -188,8 +191,8 @@ func (c *comparison) differing() (all []span) {
 	return all
 }
 
-// explained reports whether n of the hashes have the sum: these keys arrived, and the others did not yet. It gives up where that takes
-// too many tries.
+// explained reports whether n of the hashes have the sum: these keys arrived, and the others did
+// not yet. It gives up where that takes too many tries.
 func explained(n int64, sum uint64, hashes []uint64) bool {
 	all := int64(len(hashes))
 	if n < 0 || n > all {

@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// Whichever of the fresh keys have arrived, they explain the difference. One key more, or another one, is not explained.
+// Whichever of the fresh keys have arrived, they explain the difference. One key more, or another
+// one, is not explained.
 func TestFreshKeysExplainADifference(t *testing.T) {
 	t.Parallel()
 	for range 2000 {

@@ -12,8 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// The planner must walk indexes also where statistics are from a time when the tables were small; a merge of two indexes is the fastest for a
-// page. A page takes a fraction of a second where the database is not overloaded, and compiling its statement would take longer.
+// The planner must walk indexes also where statistics are from a time when the tables were small; a
+// merge of two indexes is the fastest for a page. A page takes a fraction of a second where the
+// database is not overloaded, and compiling its statement would take longer.
 const pinSQL = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('jit', 'off', true), set_config('statement_timeout', '5min', true), set_config('lock_timeout', '2s', true)`
@@ -51,7 +52,8 @@ func start(ctx context.Context, db pg.Pool) (now time.Time, id int64, oldest *ti
 	return now, id, oldest, nil
 }
 
-// Keys at equal distances by id: a sample of sequential keys is spread evenly, and one of random keys is random.
+// Keys at equal distances by id: a sample of sequential keys is spread evenly, and one of random
+// keys is random.
 const selectBounds = `
 SELECT e.key
 FROM (SELECT least((SELECT min(id) FROM outbox), (SELECT min(id) FROM outbox_archive)) AS low,
@@ -100,13 +102,15 @@ ORDER BY a.id`
 // A table has events and their deliveries.
 type table struct{ end, page string }
 
-// tables of events. The archive comes last: an event that moves there meanwhile counts twice, and its range is compared key by key.
+// tables of events. The archive comes last: an event that moves there meanwhile counts twice, and
+// its range is compared key by key.
 func tables() []table {
 	return []table{{selectEnd, selectPage}, {selectArchivedEnd, selectArchivedPage}}
 }
 
-// page calls visit for the deliveries of the next events of a table, in the order of the events. The key is valid until visit returns. It returns
-// the id of the last event, and how many events there were.
+// page calls visit for the deliveries of the next events of a table, in the order of the events.
+// The key is valid until visit returns. It returns the id of the last event, and how many events
+// there were.
 func page(ctx context.Context, db pg.Pool, from table, after int64, limit int, w window, visit func(id int64, key []byte, c class)) (end, n int64, err error) {
 	return end, n, within(ctx, db, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, from.end, after, limit).Scan(&end, &n); err != nil {
@@ -137,7 +141,8 @@ func eachDelivery(ctx context.Context, tx pgx.Tx, statement string, after, end i
 	return nil
 }
 
-// A sent is an event of the sender, wherever it went. An event of the archive may have the key of a later one.
+// A sent is an event of the sender, wherever it went. An event of the archive may have the key of a
+// later one.
 type sent struct {
 	Key         string
 	ID          int64

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A Cause is a reason for which the claimer takes a turn, or a set of them. docs/architecture.md lists who registers each one, and what
-// the turn does then.
+// A Cause is a reason for which the claimer takes a turn, or a set of them. docs/architecture.md
+// lists who registers each one, and what the turn does then.
 type Cause uint32
 
 // The causes. What others post is due at once; the rest comes at its time.
@@ -54,20 +54,22 @@ func (c Cause) String() string {
 	return strings.Join(names, ",")
 }
 
-// TurnGap is how long after a turn the next one comes at the earliest, unless its cause is urgent or was posted.
+// TurnGap is how long after a turn the next one comes at the earliest, unless its cause is urgent
+// or was posted.
 const TurnGap = 20 * time.Millisecond
 
 // urgent causes have an exact time, or each turn brings their end nearer.
 const urgent = CauseTick | CausePoll | CauseIdle | CauseCutRange | CauseJoinKeys | CauseReadyKeys
 
-// An Agenda says when the claimer acts next, and why. It has at most one time for each cause. The zero value is empty. Its methods are
-// not safe for concurrent use.
+// An Agenda says when the claimer acts next, and why. It has at most one time for each cause. The
+// zero value is empty. Its methods are not safe for concurrent use.
 type Agenda struct {
 	planned Cause
 	at      [len(causeNames)]time.Time
 }
 
-// At makes each of the causes due at the given time, or at the one that is registered if that is earlier.
+// At makes each of the causes due at the given time, or at the one that is registered if that is
+// earlier.
 func (a *Agenda) At(causes Cause, at time.Time) {
 	for i := range a.at {
 		if c := Cause(1) << i; causes.Has(c) && (!a.planned.Has(c) || at.Before(a.at[i])) {
@@ -87,7 +89,8 @@ func (a *Agenda) Take(now time.Time) (due Cause) {
 	return due
 }
 
-// Next returns how long it is until the next turn, and its cause, which is 0 if the agenda is empty.
+// Next returns how long it is until the next turn, and its cause, which is 0 if the agenda is
+// empty.
 func (a *Agenda) Next(now time.Time) (wait time.Duration, cause Cause) {
 	for i, at := range a.at {
 		c := a.planned & (1 << i)

@@ -2,10 +2,11 @@ package agenda
 
 import "time"
 
-// A Contention decides when a relay may claim where other relays claim, too. Relays that drain one destination meet at its front, the
-// oldest due deliveries, where each would read and try to lock the rows that another one is claiming. So they claim there one after
-// the other, under a lock that they try to take and never wait for. Any login of the database can hold that lock: a relay that has
-// not got it for SharedFor claims without it for AloneFor.
+// A Contention decides when a relay may claim where other relays claim, too. Relays that drain one
+// destination meet at its front, the oldest due deliveries, where each would read and try to lock
+// the rows that another one is claiming. So they claim there one after the other, under a lock that
+// they try to take and never wait for. Any login of the database can hold that lock: a relay that
+// has not got it for SharedFor claims without it for AloneFor.
 //
 // The zero value is ready to use. Its methods take the time and are not safe for concurrent use.
 type Contention struct {
@@ -20,7 +21,8 @@ const (
 	// SharedFor is how long other relays are believed to claim where a claim has met them.
 	SharedFor = 500 * time.Millisecond
 
-	// AloneFor is how long a relay claims without the lock: long beside the wait of SharedFor before it, and short beside a drain.
+	// AloneFor is how long a relay claims without the lock: long beside the wait of SharedFor
+	// before it, and short beside a drain.
 	AloneFor = 10 * time.Second
 
 	firstRetry   = 4 * time.Millisecond

@@ -24,7 +24,8 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// A relay that gets no turn for long claims without the lock for a while. A turn, or a pause, ends the count.
+// A relay that gets no turn for long claims without the lock for a while. A turn, or a pause, ends
+// the count.
 func TestFrontIsHeldForLong(t *testing.T) {
 	t.Parallel()
 	var f Contention

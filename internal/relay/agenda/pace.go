@@ -14,11 +14,13 @@ const (
 	maxEmptyBackoff   = 100 * time.Millisecond
 )
 
-// Pace decides how often to poll, that is to ask for new events, and whether producers notify. As the driver of a network card is interrupted while
-// little comes in and polls while much does, a relay is armed at a low load: each commit notifies, and wakes it at once. At a
-// high one that would cost producers too much, because a notification takes a lock which serialises the commits of the whole
-// database: then it polls, as often as it finds something. While it is armed it polls ever less often: a transaction that
-// began before does not notify, and is found after about as long as it ran.
+// Pace decides how often to poll, that is to ask for new events, and whether producers notify. As
+// the driver of a network card is interrupted while little comes in and polls while much does, a
+// relay is armed at a low load: each commit notifies, and wakes it at once. At a high one that
+// would cost producers too much, because a notification takes a lock which serialises the commits
+// of the whole database: then it polls, as often as it finds something. While it is armed it polls
+// ever less often: a transaction that began before does not notify, and is found after about as
+// long as it ran.
 //
 // A relay is idle when nothing has come for a while.
 //
@@ -48,8 +50,9 @@ type Pace struct {
 // pollNow makes the next turn poll.
 func (p *Pace) pollNow() { p.NextPoll = time.Time{} }
 
-// Notified ends idleness, and makes the next turn poll. If polls for notifications have found nothing, because another relay was
-// quicker or the events are for a destination that is held, they become rarer.
+// Notified ends idleness, and makes the next turn poll. If polls for notifications have found
+// nothing, because another relay was quicker or the events are for a destination that is held, they
+// become rarer.
 func (p *Pace) Notified(now time.Time, commits int) {
 	p.load.add(now, commits)
 	p.LastWork, p.Idle, p.notified = now, false, p.notified || commits > 0
@@ -72,19 +75,21 @@ func (p *Pace) Polled(now time.Time, deliveries int, took time.Duration) {
 		if deliveries > 0 {
 			p.Interval = fastPoll
 		}
-		// Polls become rarer where being awake was in vain: producers may be active for a destination that is held. But intervals that
-		// double make what comes after a pause wait for as long as the pause was: pauses of 10 ms are usual at hundreds of events a second.
+		// Polls become rarer where being awake was in vain: producers may be active for a
+		// destination that is held. But intervals that double make what comes after a pause wait
+		// for as long as the pause was: pauses of 10 ms are usual at hundreds of events a second.
 		longest = min(max(slowPoll, p.quiet/16), max(busyPoll, now.Sub(p.LastWork)/8))
 	}
 	p.Interval = min(max(p.Interval, fastPoll), longest)
-	// Long polls may take half of the time. A single long one does not count: the server was held up for a moment, and the events
-	// that came meanwhile have waited already.
+	// Long polls may take half of the time. A single long one does not count: the server was held
+	// up for a moment, and the events that came meanwhile have waited already.
 	p.NextPoll = now.Add(max(p.Interval, min(took, p.took)-fastPoll))
 	p.Interval, p.took = min(2*p.Interval, longest), took
 }
 
-// Worked records that something was found, by a poll or by a claim. It brings the next poll forward if that is far off, and never
-// puts it off: a lane that drains its backlog would keep the relay from new events of the others, and from becoming idle.
+// Worked records that something was found, by a poll or by a claim. It brings the next poll forward
+// if that is far off, and never puts it off: a lane that drains its backlog would keep the relay
+// from new events of the others, and from becoming idle.
 func (p *Pace) Worked(now time.Time) {
 	p.LastWork, p.Idle = now, false
 	next := now.Add(quietBeforeIdle)
@@ -110,8 +115,8 @@ func (p *Pace) Declaration(now time.Time) (armed, changed bool) {
 	return armed, armed != p.Armed
 }
 
-// Declared records that the database knows whether producers notify. Both states begin with a poll. A relay that was disarmed
-// shortly after it was armed waits longer before it arms again.
+// Declared records that the database knows whether producers notify. Both states begin with a poll.
+// A relay that was disarmed shortly after it was armed waits longer before it arms again.
 func (p *Pace) Declared(now time.Time, armed bool) {
 	p.Armed, p.load, p.Interval = armed, load{}, fastPoll
 	p.pollNow()
@@ -126,7 +131,8 @@ func (p *Pace) Declared(now time.Time, armed bool) {
 	p.quiet = min(p.quiet, maxQuietBeforeArm)
 }
 
-// BecomeIdle makes the relay idle, and the next turn poll, if nothing has come for a while. It reports whether it did.
+// BecomeIdle makes the relay idle, and the next turn poll, if nothing has come for a while. It
+// reports whether it did.
 func (p *Pace) BecomeIdle(now time.Time) bool {
 	if p.Idle || !p.Armed && !p.CannotListen || now.Sub(p.LastWork) < quietBeforeIdle {
 		return false
@@ -139,13 +145,15 @@ func (p *Pace) BecomeIdle(now time.Time) bool {
 	return true
 }
 
-// NotifyGap records that producers did not notify for a while although the relay was armed, and do so again.
+// NotifyGap records that producers did not notify for a while although the relay was armed, and do
+// so again.
 func (p *Pace) NotifyGap(now time.Time) {
 	p.armedAt, p.Interval = now, firstArmedPoll
 	p.pollNow()
 }
 
-// Plan registers when to poll, and when the relay may become idle. Polls that have become rarer than the safety tick are left to it.
+// Plan registers when to poll, and when the relay may become idle. Polls that have become rarer
+// than the safety tick are left to it.
 func (p *Pace) Plan(a *Agenda, now time.Time) {
 	leftToTick := (p.Idle || p.Armed) && p.Interval > p.Poll && !p.notified
 	if !leftToTick || !now.Before(p.NextPoll) {

@@ -151,7 +151,8 @@ func TestPaceFollowsTheLoad(t *testing.T) {
 	}
 }
 
-// At hundreds of events a second pauses of some milliseconds are usual. What comes after one waits for a fraction of it, in any lane.
+// At hundreds of events a second pauses of some milliseconds are usual. What comes after one waits
+// for a fraction of it, in any lane.
 func TestPolledWorkDoesNotWaitAsLongAsThePauseBeforeIt(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1_000_000, 0)
@@ -173,8 +174,8 @@ func TestPolledWorkDoesNotWaitAsLongAsThePauseBeforeIt(t *testing.T) {
 	}
 }
 
-// A lane that drains its backlog keeps the relay from being idle. Meanwhile it polls for the others as often as if it became so:
-// not every producer notifies.
+// A lane that drains its backlog keeps the relay from being idle. Meanwhile it polls for the others
+// as often as if it became so: not every producer notifies.
 func TestArmedRelayPollsBesideABacklog(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
@@ -218,7 +219,8 @@ func TestPaceOfARelayThatCannotListen(t *testing.T) {
 	}
 }
 
-// Two relays hear every notification. One that leaves the work to others must not arm the busy producers again and again.
+// Two relays hear every notification. One that leaves the work to others must not arm the busy
+// producers again and again.
 func TestArmingInVainBecomesRarer(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
@@ -249,8 +251,8 @@ func TestArmingInVainBecomesRarer(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order, over days and years, the relay keeps polling: a wait is short, or it is left to
-// the tick, and then producers notify, or notifications are never heard.
+// Whatever happens in whatever order, over days and years, the relay keeps polling: a wait is
+// short, or it is left to the tick, and then producers notify, or notifications are never heard.
 func TestPaceAlwaysComesBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -307,7 +309,8 @@ func TestPaceAlwaysComesBack(t *testing.T) {
 	})
 }
 
-// Producers that are active for a destination that is held, or for other relays, keep waking a relay, which finds nothing.
+// Producers that are active for a destination that is held, or for other relays, keep waking a
+// relay, which finds nothing.
 func TestEmptyPollsBecomeRarer(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)

@@ -18,9 +18,11 @@ func (r Rest) After(took time.Duration) time.Duration {
 	return rest
 }
 
-// RestFactor is how many times as long as it spent on finding nothing a cursor rests, and the watcher as long as its check took.
+// RestFactor is how many times as long as it spent on finding nothing a cursor rests, and the
+// watcher as long as its check took.
 const RestFactor = 100
 
-// LongestWork bounds the time on nothing that a rest follows, and so the rest to a minute. A server that stood still for 20 seconds during a
-// claim would otherwise cost what lies behind the cursor half an hour.
+// LongestWork bounds the time on nothing that a rest follows, and so the rest to a minute. A server
+// that stood still for 20 seconds during a claim would otherwise cost what lies behind the cursor
+// half an hour.
 const LongestWork = 600 * time.Millisecond

@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// RetryTimes are when deliveries that this relay has put off are due. Without them a retry would wait for the next tick, which may
-// come later than all of its delay. Only near ones are kept, in steps, so that there are never more than a few thousand, whatever
-// fails: to a long delay a tick adds next to nothing. They are safe for concurrent use. Nothing wakes the claimer for a new one.
+// RetryTimes are when deliveries that this relay has put off are due. Without them a retry would
+// wait for the next tick, which may come later than all of its delay. Only near ones are kept, in
+// steps, so that there are never more than a few thousand, whatever fails: to a long delay a tick
+// adds next to nothing. They are safe for concurrent use. Nothing wakes the claimer for a new one.
 type RetryTimes struct {
 	mu    sync.Mutex
 	begun time.Time   // what the steps are counted from

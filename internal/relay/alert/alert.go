@@ -18,28 +18,31 @@ const (
 	DefaultVacuumBlockedOver = 5 * time.Minute
 )
 
-// PausedOver is for how long a destination is paused before it counts as forgotten: longer than most maintenance takes.
+// PausedOver is for how long a destination is paused before it counts as forgotten: longer than
+// most maintenance takes.
 const PausedOver = 4 * time.Hour
 
 // Config says whom to tell of what, and when. Every alert also stands in the log.
 type Config struct {
 	// Channels that each alert is sent to. None: only the log tells.
 	Channels []Channel
-	// After is how long a condition must last before it is sent, unless its rule is in AfterByRule or has a default of its own:
-	// RuleFailed 5 s, RuleRelaysDiffer and RuleRoutesChanged 5 min, and 0 for what no time heals (RuleBlockedKeys, RuleReloadRefused,
-	// RuleQuarantined) or took minutes to measure. 0: 45 s.
+	// After is how long a condition must last before it is sent, unless its rule is in AfterByRule
+	// or has a default of its own: RuleFailed 5 s, RuleRelaysDiffer and RuleRoutesChanged 5 min,
+	// and 0 for what no time heals (RuleBlockedKeys, RuleReloadRefused, RuleQuarantined) or took
+	// minutes to measure. 0: 45 s.
 	After time.Duration
 	// AfterByRule replaces After for single rules. 0: at once. Nil: none.
 	AfterByRule map[string]time.Duration
-	// Repeat is after which time an alert that lasts is sent again, and after a quarter of which if it is twice as bad. 0: 1 h;
-	// negative: never.
+	// Repeat is after which time an alert that lasts is sent again, and after a quarter of which if
+	// it is twice as bad. 0: 1 h; negative: never.
 	Repeat time.Duration
-	// LagOver is how long a due delivery may wait before an alert: RuleLag, or RuleWaitingKeys if an earlier delivery of its
-	// ordering key that is not due holds it up. 0: 10 min.
+	// LagOver is how long a due delivery may wait before an alert: RuleLag, or RuleWaitingKeys if
+	// an earlier delivery of its ordering key that is not due holds it up. 0: 10 min.
 	LagOver time.Duration
 	// VacuumBlockedOver is for how long a session may keep the database from cleaning up. 0: 5 min.
 	VacuumBlockedOver time.Duration
-	// PageURL is where people reach the page of the relay, such as https://relay.internal/outbox. Empty: alerts have no link to it.
+	// PageURL is where people reach the page of the relay, such as https://relay.internal/outbox.
+	// Empty: alerts have no link to it.
 	PageURL string
 }
 
@@ -69,7 +72,8 @@ func (a Config) Problems(path string) []check.Problem {
 	return v
 }
 
-// A Channel carries alerts to people. Notify may be called again with the same alert if it fails, and must respect ctx.
+// A Channel carries alerts to people. Notify may be called again with the same alert if it fails,
+// and must respect ctx.
 type Channel interface {
 	// Name of the channel in logs and metrics; unique among the configured channels.
 	Name() string

@@ -28,9 +28,9 @@ func Slack(url string, transport *Transport) Channel {
 	}}
 }
 
-// Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or resolved), a text, and
-// while it lasts a remedy and a command that shows more. The text is fit for a chat; the fields are printable, with
-// mentions and links as they were stored.
+// Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or
+// resolved), a text, and while it lasts a remedy and a command that shows more. The text is fit for
+// a chat; the fields are printable, with mentions and links as they were stored.
 func Webhook(url string, transport *Transport) Channel {
 	return jsonChannel{name: ChannelName("webhook", url), url: url, transport: transport, body: func(a Alert) any {
 		printable := a.printable()

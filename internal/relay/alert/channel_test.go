@@ -109,7 +109,8 @@ func wantHarmless(t *testing.T, where, text string) {
 	}
 }
 
-// What a receiver answered is one line that commands no chat, whatever the rule and whichever field holds it.
+// What a receiver answered is one line that commands no chat, whatever the rule and whichever field
+// holds it.
 func TestSecurityAlertsAreText(t *testing.T) {
 	t.Parallel()
 	c := newChat(t, nil)
@@ -148,8 +149,9 @@ func TestSecurityAlertsAreText(t *testing.T) {
 	}
 }
 
-// An alert's channel reaches no more than a destination does, in whatever spelling. Of the addresses that are refused, those that spell
-// this host lead to a listener, which receives nothing.
+// An alert's channel reaches no more than a destination does, in whatever spelling. Of the
+// addresses that are refused, those that spell this host lead to a listener, which receives
+// nothing.
 func TestSecurityChannelsReachNoForbiddenAddress(t *testing.T) {
 	t.Parallel()
 	trap := newChat(t, nil)
@@ -171,7 +173,8 @@ func TestSecurityChannelsReachNoForbiddenAddress(t *testing.T) {
 	}
 }
 
-// No alert goes where egress forbids, is sent on by a redirect, or passes a proxy that is not configured.
+// No alert goes where egress forbids, is sent on by a redirect, or passes a proxy that is not
+// configured.
 func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the environment
 	elsewhere := newChat(t, nil)
 	proxy := newChat(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })

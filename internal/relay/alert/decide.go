@@ -3,12 +3,13 @@ package alert
 import "time"
 
 const (
-	// calm is how long a condition must have ended before its alert is forgotten. One that returns sooner is counted as a
-	// return, and a condition that flaps recovers only then.
+	// calm is how long a condition must have ended before its alert is forgotten. One that returns
+	// sooner is counted as a return, and a condition that flaps recovers only then.
 	calm = 5 * time.Minute
 	// flapsAfter is how many returns make an alert one that flaps.
 	flapsAfter = 3
-	// worseAfter is the part of Policy.Repeat after which an alert that is twice as bad is repeated.
+	// worseAfter is the part of Policy.Repeat after which an alert that is twice as bad is
+	// repeated.
 	worseAfter = 4
 	// checkWorse is how often an alert that lasts is compared with what was sent.
 	checkWorse = time.Minute
@@ -32,7 +33,8 @@ func (p Policy) wait(rule string) time.Duration {
 	return p.After
 }
 
-// A State is what is stored of one alert, and of what one channel was sent of it. A zero time has not happened.
+// A State is what is stored of one alert, and of what one channel was sent of it. A zero time has
+// not happened.
 type State struct {
 	Rule         string
 	OpenedAt     time.Time // when the condition began, or returned last
@@ -57,7 +59,8 @@ type Step struct {
 	Over bool      // nothing is left to be sent
 }
 
-// Decide returns what is to be done at a time. It is the only place that decides when an alert is sent.
+// Decide returns what is to be done at a time. It is the only place that decides when an alert is
+// sent.
 func (p Policy) Decide(now time.Time, s State) Step {
 	var due time.Time
 	if s.ResolvedAt.IsZero() {

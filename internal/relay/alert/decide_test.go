@@ -12,8 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A timeline is what happens to one alert and one channel, second by second, without a database: the row changes as the trigger and
-// the store change it.
+// A timeline is what happens to one alert and one channel, second by second, without a database:
+// the row changes as the trigger and the store change it.
 type timeline struct {
 	state State
 	open  bool                  // there is a row
@@ -215,8 +215,8 @@ func inWords(steps string, dies bool, fails func(int) bool) string {
 	return strings.Join(all, ", ")
 }
 
-// Whatever the state, a decision names the next moment at which it may come out otherwise: what is looked at then and not before is sent
-// at the same moment as what is looked at every second.
+// Whatever the state, a decision names the next moment at which it may come out otherwise: what is
+// looked at then and not before is sent at the same moment as what is looked at every second.
 func TestNothingIsMissedBetweenDecisions(t *testing.T) {
 	t.Parallel()
 	p := Config{}.WithDefaults().Policy()
@@ -253,7 +253,8 @@ func TestNothingIsMissedBetweenDecisions(t *testing.T) {
 	}
 }
 
-// Two destinations are two alerts: the one's state is no part of the other's decision, so their order does not matter.
+// Two destinations are two alerts: the one's state is no part of the other's decision, so their
+// order does not matter.
 func TestDestinationsAreDecidedApart(t *testing.T) {
 	t.Parallel()
 	p := Config{}.WithDefaults().Policy()

@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// ReasonOf returns the reason of an error that is stored as text alone: an answer begins with its status.
+// ReasonOf returns the reason of an error that is stored as text alone: an answer begins with its
+// status.
 func ReasonOf(text string) policy.Reason {
 	first, _, _ := strings.Cut(text, " ")
 	if status, err := strconv.Atoi(first); err == nil && status >= 300 && status <= 599 {
@@ -38,8 +39,8 @@ func ReasonOf(text string) policy.Reason {
 	return policy.ReasonUnexpected
 }
 
-// clocksDiffer reports whether a receiver that verifies signatures found the request's time too far from its own: with a wrong
-// secret it answers something else.
+// clocksDiffer reports whether a receiver that verifies signatures found the request's time too far
+// from its own: with a wrong secret it answers something else.
 func clocksDiffer(reason policy.Reason, text string) bool {
 	return reason == policy.ReasonUnauthorized && strings.Contains(text, "timestamp-out-of-tolerance")
 }
@@ -75,7 +76,8 @@ func Fault(text string) string {
 	return "is down"
 }
 
-// logNamed finds the stream of NATS or the topic of Kafka that an error names. Errors of HTTP begin with the status code.
+// logNamed finds the stream of NATS or the topic of Kafka that an error names. Errors of HTTP begin
+// with the status code.
 var logNamed = regexp.MustCompile(`^(?:[^0-9].*?)??(there is no )?(stream|topic)(?: than)? "([^"]+)"(?:; create it with the subject "([^"]+)")?`)
 
 // NamesLog reports whether an error names a stream or a topic, and so says what to do.
@@ -84,8 +86,8 @@ func NamesLog(text string) bool { return logNamed.MatchString(text) }
 // A Marker marks a name of a setting or a command, which people copy.
 type Marker func(string) string
 
-// Repair says how to fix the error for which a destination fails, of a log that the error names or of a receiver; empty: only
-// the error says it.
+// Repair says how to fix the error for which a destination fails, of a log that the error names or
+// of a receiver; empty: only the error says it.
 func Repair(destination string, reason policy.Reason, text string, mark Marker) string {
 	found := logNamed.FindStringSubmatch(text)
 	if clocksDiffer(reason, text) {
@@ -145,8 +147,9 @@ func repairReceiver(destination string, reason policy.Reason, mark Marker) strin
 	return ""
 }
 
-// reload says how a relay reads a changed setting of a destination. Only the destination "default" may come from the
-// environment, which a signal cannot change. The database does not say where a relay's settings come from.
+// reload says how a relay reads a changed setting of a destination. Only the destination "default"
+// may come from the environment, which a signal cannot change. The database does not say where a
+// relay's settings come from.
 func reload(destination string) string {
 	if destination == "default" {
 		return "reload the relay (SIGHUP), or restart it if the environment sets it"
@@ -154,7 +157,8 @@ func reload(destination string) string {
 	return "reload the relay (SIGHUP)"
 }
 
-// reloadSecret says how a relay reads a changed secret, which any destination may take from a variable.
+// reloadSecret says how a relay reads a changed secret, which any destination may take from a
+// variable.
 func reloadSecret(destination string) string {
 	if destination == "default" {
 		return reload(destination)

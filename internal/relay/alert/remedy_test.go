@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A name that cannot be looked up is called that, whatever kept the lookup from an answer: no receiver is to be started then.
+// A name that cannot be looked up is called that, whatever kept the lookup from an answer: no
+// receiver is to be started then.
 func TestLookupsAreNamed(t *testing.T) {
 	t.Parallel()
 	for _, failed := range []net.DNSError{

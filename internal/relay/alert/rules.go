@@ -9,7 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// Rules that relays alert about. An alert's subject is the destination, or the database where the rule is about all of it.
+// Rules that relays alert about. An alert's subject is the destination, or the database where the
+// rule is about all of it.
 const (
 	// RuleFailed tells that deliveries to a destination failed for good.
 	RuleFailed = "failed"
@@ -25,32 +26,40 @@ const (
 	RuleUndelivered = "undelivered_events"
 	// RuleBlockedKeys tells that ordering keys wait behind a delivery that failed.
 	RuleBlockedKeys = "blocked_keys"
-	// RuleWaitingKeys: ordering keys wait for too long behind a delivery that is scheduled or retried later.
+	// RuleWaitingKeys: ordering keys wait for too long behind a delivery that is scheduled or
+	// retried later.
 	RuleWaitingKeys = "waiting_keys"
 	// RuleRescueStorm tells that relays die one after the other.
 	RuleRescueStorm = "rescue_storm"
 	// RuleVacuumBlocked tells that a session keeps the database from cleaning up.
 	RuleVacuumBlocked = "vacuum_blocked"
-	// RulePaused tells that a destination has been paused for PausedOver or longer while deliveries wait for it.
+	// RulePaused tells that a destination has been paused for PausedOver or longer while deliveries
+	// wait for it.
 	RulePaused = "paused"
 	// RuleUnserved tells that deliveries wait for a destination that no running relay serves.
 	RuleUnserved = "unserved"
-	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with others.
+	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with
+	// others.
 	RuleRoutesChanged = "routes_changed"
-	// RuleMisconfigured says that deliveries to a destination fail in a way that only a person mends, and none has arrived since.
+	// RuleMisconfigured says that deliveries to a destination fail in a way that only a person
+	// mends, and none has arrived since.
 	RuleMisconfigured = "misconfigured"
-	// RuleReloadRefused tells that a relay could not use its new configuration, and keeps what was in effect.
+	// RuleReloadRefused tells that a relay could not use its new configuration, and keeps what was
+	// in effect.
 	RuleReloadRefused = "reload_refused"
 	// RuleRelaysDiffer tells that relays have different settings or secrets for one destination.
 	RuleRelaysDiffer = "relays_differ"
-	// RuleRelayRefused tells that a destination refuses some relays while another relay may be accepted.
+	// RuleRelayRefused tells that a destination refuses some relays while another relay may be
+	// accepted.
 	RuleRelayRefused = "relay_refused"
 	// RuleArchive tells that the archive has not run when it should have.
 	RuleArchive = "archive_overdue"
-	// RuleReconcile tells that the last comparison with a receiver found differences, or could not be made.
+	// RuleReconcile tells that the last comparison with a receiver found differences, or could not
+	// be made.
 	RuleReconcile = "reconcile"
-	// RuleDatabase tells that a relay has lost its database, that the database refuses for lack of disk or connections, or that claims fail. Each
-	// relay sends it alone: nothing can be stored then.
+	// RuleDatabase tells that a relay has lost its database, that the database refuses for lack of
+	// disk or connections, or that claims fail. Each relay sends it alone: nothing can be stored
+	// then.
 	RuleDatabase = "database_trouble"
 	// RuleQuarantined tells that a relay found itself on a copy of its database, and sends nothing.
 	RuleQuarantined = "quarantined"
@@ -59,10 +68,12 @@ const (
 // RuleTest is that of a test of the channels. It is none of [Rules].
 const RuleTest = "test"
 
-// A rule says about one kind of alert all that depends on its kind. Its texts are templates, see [Alert.fill].
+// A rule says about one kind of alert all that depends on its kind. Its texts are templates, see
+// [Alert.fill].
 type rule struct {
 	name string
-	// after is how long the condition must last before it is sent. 0: it was measured over minutes, or no time heals it.
+	// after is how long the condition must last before it is sent. 0: it was measured over minutes,
+	// or no time heals it.
 	after   time.Duration
 	command string // shows more; empty: [Alert.Command]'s default
 	tells   string // what happened, without a full stop
@@ -210,7 +221,8 @@ func Rules() []string {
 	return names
 }
 
-// ruleNamed returns the rule of a name. A program may store alerts of other rules, of which only the name is known.
+// ruleNamed returns the rule of a name. A program may store alerts of other rules, of which only
+// the name is known.
 func ruleNamed(name string) rule {
 	for _, r := range allRules() {
 		if r.name == name {
@@ -251,8 +263,9 @@ func (a Alert) say(template string, v voice) string {
 // blanks of a template.
 var blanks = regexp.MustCompile("`([^`]*)`|\\[([^]]*)\\]|\\{(\\w+)\\}")
 
-// fill replaces {a name} in a template by the alert's value, marks `what people copy`, and leaves out [what names a value]
-// that is not known. No value is read as a template. It reports whether all values are known.
+// fill replaces {a name} in a template by the alert's value, marks `what people copy`, and leaves
+// out [what names a value] that is not known. No value is read as a template. It reports whether
+// all values are known.
 func (a Alert) fill(template string, v voice) (text string, known bool) {
 	known = true
 	text = blanks.ReplaceAllStringFunc(template, func(blank string) string {

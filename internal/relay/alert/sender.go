@@ -61,8 +61,9 @@ func (s *Sender) channelNames() (names []string) {
 	return names
 }
 
-// Run sends what is due whenever it is signalled, until ctx is done. It shares nothing with deliveries but the
-// database, and every channel has a goroutine of its own, so that a dead one delays neither deliveries nor the others.
+// Run sends what is due whenever it is signalled, until ctx is done. It shares nothing with
+// deliveries but the database, and every channel has a goroutine of its own, so that a dead one
+// delays neither deliveries nor the others.
 func (s *Sender) Run(ctx context.Context) {
 	var senders sync.WaitGroup
 	defer senders.Wait()
@@ -129,7 +130,8 @@ func (s *Sender) SendDue(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// SendTo sends one channel everything that is due there, one alert after the other, and notes when there is more to do.
+// SendTo sends one channel everything that is due there, one alert after the other, and notes when
+// there is more to do.
 func (s *Sender) SendTo(ctx context.Context, name string) error {
 	alive := s.Alive()
 	if !alive {
@@ -161,8 +163,8 @@ func (s *Sender) SendTo(ctx context.Context, name string) error {
 	return s.schedule(ctx, alive)
 }
 
-// sendOne sends an alert to a channel as it is now, and records what came of it. It is decided again, as numbers and states
-// may have changed.
+// sendOne sends an alert to a channel as it is now, and records what came of it. It is decided
+// again, as numbers and states may have changed.
 func (s *Sender) sendOne(ctx context.Context, c *candidate) error {
 	n, claimed, err := s.claim(ctx, c)
 	if err != nil || !claimed {
@@ -180,7 +182,8 @@ func (s *Sender) sendOne(ctx context.Context, c *candidate) error {
 	composed := s.compose(n.Alert, n.state, cfg)
 	err = s.notify(ctx, channel, composed)
 	defer s.notified(channel, composed, err) // once the database knows it
-	// What was sent is written down, though the relay be told to stop meanwhile: its successor would send it again.
+	// What was sent is written down, though the relay be told to stop meanwhile: its successor
+	// would send it again.
 	ctx = context.WithoutCancel(ctx)
 	retry := Retry
 	switch {

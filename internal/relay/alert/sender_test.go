@@ -17,8 +17,8 @@ import (
 
 const firing, resolved = "breaker_open firing", "breaker_open resolved"
 
-// 501 failures are one message with their number when it is sent, whichever of two relays sends it. What fails after a recovery that was
-// sent is news at once; a recovery that was sent is forgotten.
+// 501 failures are one message with their number when it is sent, whichever of two relays sends it.
+// What fails after a recovery that was sent is news at once; a recovery that was sent is forgotten.
 func TestFailuresAreSentOnce(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// holdFor is how long the relay that sends an alert to a channel keeps the others from doing so. It outlasts
-	// alertTimeout and the statement that says it is sent.
+	// holdFor is how long the relay that sends an alert to a channel keeps the others from doing
+	// so. It outlasts alertTimeout and the statement that says it is sent.
 	holdFor = 45 * time.Second
 	// Retry is after which time a channel that failed is tried again.
 	Retry = 30 * time.Second
 )
 
-// AnyDue is true when something may have to be done with an alert. An expression for the heartbeat, so that an idle relay
-// asks nothing more.
+// AnyDue is true when something may have to be done with an alert. An expression for the heartbeat,
+// so that an idle relay asks nothing more.
 const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
 // columns are the fields of an Alert a but for Pending and Source.
@@ -32,7 +32,8 @@ const columns = `a.rule, a.subject, a.count - a.counted_before, a.opened_at, coa
 const silentUntil = `(SELECT max(x.until) FROM outbox_alert_silence x
         WHERE x.rule IN ('', a.rule) AND x.subject IN ('', a.subject) AND x.until > now())`
 
-// stateColumns are the fields of the State of an alert a and the notice n of a channel, but for the rule, and the time.
+// stateColumns are the fields of the State of an alert a and the notice n of a channel, but for the
+// rule, and the time.
 const stateColumns = `a.opened_at, a.resolved_at, a.returned, greatest(a.level, a.count - a.counted_before), a.acknowledged_by IS NOT NULL,
        ` + silentUntil + `, n.sent_at, coalesce(n.sent_level, 0), n.claimed_until IS NOT NULL, n.claimed_until, now()`
 
@@ -109,7 +110,8 @@ type candidate struct {
 	stored
 }
 
-// A copy of the database has the original's alerts too, so a relay that is not sure where it is sends only that.
+// A copy of the database has the original's alerts too, so a relay that is not sure where it is
+// sends only that.
 const selectDue = `
 SELECT a.rule, a.subject, c.channel, a.due_at, ` + stateColumns + `
 FROM (SELECT * FROM outbox_alert WHERE due_at <= now() AND ($2 OR rule = 'quarantined') ORDER BY due_at, rule, subject LIMIT 1000) a
@@ -140,7 +142,8 @@ func (s *Sender) due(ctx context.Context, channels []string, all bool) (list []c
 	return list, nil
 }
 
-// The alert's row is only kept from being removed: relays that send to several channels do not wait for each other.
+// The alert's row is only kept from being removed: relays that send to several channels do not wait
+// for each other.
 const claimNotice = `
 WITH a AS MATERIALIZED (
     SELECT * FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR KEY SHARE SKIP LOCKED
@@ -156,14 +159,16 @@ SELECT ` + columns + `,
        ` + stateColumns + `
 FROM a CROSS JOIN n`
 
-// A notice is an alert with news for one channel, held by this relay until it has been sent or the hold ends.
+// A notice is an alert with news for one channel, held by this relay until it has been sent or the
+// hold ends.
 type notice struct {
 	Alert
 	state State
 	now   time.Time
 }
 
-// claim holds an alert for one channel and returns it as it is now. It returns false if another relay holds it, or it is gone.
+// claim holds an alert for one channel and returns it as it is now. It returns false if another
+// relay holds it, or it is gone.
 func (s *Sender) claim(ctx context.Context, c *candidate) (n notice, claimed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -209,7 +214,8 @@ func (s *Sender) record(ctx context.Context, channel string, n notice, sent stri
 	return pg.Exec(ctx, s.DB, "record alert", recordNotice, n.Rule, n.Subject, channel, sent, n.state.Level, seconds)
 }
 
-// An alert that has changed since it was read is left alone: the change has made it due again. So is one that is locked.
+// An alert that has changed since it was read is left alone: the change has made it due again. So
+// is one that is locked.
 const schedule = `
 WITH seen AS MATERIALIZED (
     SELECT a.rule, a.subject, p.next_at, p.over, p.sent
@@ -232,7 +238,8 @@ UPDATE outbox_alert a
 SET due_at = s.next_at, notified_count = CASE WHEN s.sent THEN a.count ELSE a.notified_count END
 FROM seen s WHERE a.rule = s.rule AND a.subject = s.subject AND NOT s.over`
 
-// schedule notes when something is to be done next with each alert that is due, and removes those that are over.
+// schedule notes when something is to be done next with each alert that is due, and removes those
+// that are over.
 func (s *Sender) schedule(ctx context.Context, all bool) error {
 	list, err := s.due(ctx, s.channelNames(), all)
 	if err != nil || len(list) == 0 {

@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// An Alert tells that something needs a person, or no longer does. Empty fields are not known, and left out of JSON.
+// An Alert tells that something needs a person, or no longer does. Empty fields are not known, and
+// left out of JSON.
 type Alert struct {
 	Rule         string     `json:"rule"`      // one of the constants
 	Subject      string     `json:"subject"`   // the destination, the relay, or the database
@@ -63,8 +64,8 @@ func (a Alert) State() string {
 // Flaps reports whether it returns so often that single returns are no news.
 func (a Alert) Flaps() bool { return a.Returned >= flapsAfter }
 
-// Bounds of each text that an alert repeats, in bytes. Chats refuse a message of more than 4,096, or of 2,000 characters: the
-// alert about a receiver with a long answer would not arrive.
+// Bounds of each text that an alert repeats, in bytes. Chats refuse a message of more than 4,096,
+// or of 2,000 characters: the alert about a receiver with a long answer would not arrive.
 const (
 	maxChatName = 255
 	maxChatText = mask.MaxExcerpt
@@ -91,7 +92,8 @@ func plainVoice() voice {
 	return voice{func(text string, _ int) string { return plain.Clip(text) }, unmarked, doubleQuoted}
 }
 
-// slackVoice shows what others wrote, and what people copy, as code: Slack obeys and links nothing there, and shows it as it is.
+// slackVoice shows what others wrote, and what people copy, as code: Slack obeys and links nothing
+// there, and shows it as it is.
 func slackVoice() voice {
 	return voice{func(text string, limit int) string { return code(plain.Shorten(plain.Clip(text), limit)) }, code, unmarked}
 }
@@ -107,8 +109,9 @@ func (v voice) name(text string) string { return v.quote(v.inert(text, maxChatNa
 
 func (v voice) text(text string) string { return v.inert(strings.TrimRight(text, ". "), maxChatText) }
 
-// Text says in one line what happened, or that it is over, whose it is, what to do, and which command shows more. It is made for
-// chats: the texts of others in it are [plain.Line], and no mention or link in them works.
+// Text says in one line what happened, or that it is over, whose it is, what to do, and which
+// command shows more. It is made for chats: the texts of others in it are [plain.Line], and no
+// mention or link in them works.
 func (a Alert) Text() string { return a.compose(chatVoice()) }
 
 // SlackText is Text in the markup of Slack. What others wrote, and what people copy, is code there.
@@ -145,7 +148,8 @@ func (a Alert) compose(v voice) string {
 	return strings.Join(parts, " ")
 }
 
-// whose says which database, environment and relay it is about, and links to the page and the runbook.
+// whose says which database, environment and relay it is about, and links to the page and the
+// runbook.
 func (a Alert) whose(v voice) string {
 	var of []string
 	for _, part := range []struct{ what, name string }{{"database", a.Database}, {"entry", a.Entry}, {"environment", a.Environment}, {"relay", a.Relay}} {
@@ -165,7 +169,8 @@ func (a Alert) whose(v voice) string {
 	return strings.TrimSpace(text)
 }
 
-// printable returns the alert with every text that others may have written made printable and bounded.
+// printable returns the alert with every text that others may have written made printable and
+// bounded.
 func (a Alert) printable() Alert {
 	for _, text := range []*string{&a.Rule, &a.Subject, &a.FirstError, &a.LastError, &a.Detail, &a.AcknowledgedBy, &a.Database, &a.Environment, &a.Relay} {
 		*text = plain.Clip(*text)
@@ -173,7 +178,8 @@ func (a Alert) printable() Alert {
 	return a
 }
 
-// Happened says in one line what happened. Its texts are printable, and unlike those of [Alert.Text] not made for a chat.
+// Happened says in one line what happened. Its texts are printable, and unlike those of
+// [Alert.Text] not made for a chat.
 func (a Alert) Happened() string { return a.happened(plainVoice()) }
 
 // command is [Alert.Command], fit for a voice.
@@ -187,7 +193,8 @@ func NewTest(now time.Time) Alert {
 	return Alert{Rule: RuleTest, Subject: "test", Count: 1, OpenedAt: now, BeganAt: now, Detail: "sent by outbox-relay alert test"}
 }
 
-// Title says in a few words which alert it is, for channels that show one above the text. It is as harmless as [Alert.Text].
+// Title says in a few words which alert it is, for channels that show one above the text. It is as
+// harmless as [Alert.Text].
 func (a Alert) Title() string {
 	v := chatVoice()
 	return fmt.Sprintf("outbox-relay: %s %s: %s", v.inert(a.Rule, maxChatName), v.inert(a.Subject, maxChatName), a.State())
@@ -205,9 +212,10 @@ func joined(texts ...string) string {
 
 func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// defang returns a printable text in which no mention, no link and no tag works, in whatever chat it is shown: @everyone,
-// <!channel>, <users/all>, [text](target), https://, evil.example. It breaks them in the way of security advisories,
-// which people recognise and can undo: [@]everyone, https[:]//evil[.]example.
+// defang returns a printable text in which no mention, no link and no tag works, in whatever chat
+// it is shown: @everyone, <!channel>, <users/all>, [text](target), https://, evil.example. It
+// breaks them in the way of security advisories, which people recognise and can undo: [@]everyone,
+// https[:]//evil[.]example.
 func defang(text string) string {
 	text = strings.NewReplacer("@", "[@]", "＠", "[@]", "://", "[:]//", "<", "‹", ">", "›").Replace(text)
 	text = strings.ReplaceAll(text, "](", "] (") // which the first replacements may have made

@@ -12,8 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// No alert names an event that it does not know, counts one of many, or has a colon with nothing behind it, whatever of
-// it is known.
+// No alert names an event that it does not know, counts one of many, or has a colon with nothing
+// behind it, whatever of it is known.
 func TestAlertTextsAreComplete(t *testing.T) {
 	t.Parallel()
 	defect := regexp.MustCompile(`event 0\b|\b1 (deliveries|attempts|events|keys|relays|sessions|rows)\b|\b1 (more hold|keys wait)\b|: *[.;:]|: *$|  |First\.|holds \.|""`)

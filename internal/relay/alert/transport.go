@@ -18,9 +18,10 @@ import (
 // Egress says where alert channels may be reached, and through what.
 type Egress = post.Egress
 
-// A Transport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
-// redirect, trusts the system's certificate authorities only, and bounds the time and the size of an answer. It keeps no
-// connection, as alerts are rare. It is safe for concurrent use.
+// A Transport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but
+// that of Egress, follows no redirect, trusts the system's certificate authorities only, and bounds
+// the time and the size of an answer. It keeps no connection, as alerts are rare. It is safe for
+// concurrent use.
 type Transport struct {
 	egress Egress
 	HTTP   *http.Transport
@@ -42,8 +43,9 @@ func NewTransport(e Egress) *Transport {
 	}}
 }
 
-// Exchange sends the request of a channel and returns the answer, as far as it is read. An answer other than 2xx is an error that
-// repeats its beginning; a redirect is never followed. secrets are hidden in every error.
+// Exchange sends the request of a channel and returns the answer, as far as it is read. An answer
+// other than 2xx is an error that repeats its beginning; a redirect is never followed. secrets are
+// hidden in every error.
 func (t *Transport) Exchange(req *http.Request, secrets *mask.Mask) ([]byte, error) {
 	status, answer, err := t.exchange(req)
 	if err != nil {
@@ -76,11 +78,13 @@ func (t *Transport) exchange(req *http.Request) (status int, answer []byte, err 
 	return resp.StatusCode, answer, nil
 }
 
-// maxAlertTalk bounds what is read of a connection to a channel that speaks no HTTP, certificates included, in bytes.
+// maxAlertTalk bounds what is read of a connection to a channel that speaks no HTTP, certificates
+// included, in bytes.
 const maxAlertTalk = 256 << 10
 
-// DialContext connects to a channel that speaks no HTTP, such as a mail server: directly, as the proxy of Egress carries
-// HTTP alone. The connection reads a bounded number of bytes, because net/smtp reads a line however long it is.
+// DialContext connects to a channel that speaks no HTTP, such as a mail server: directly, as the
+// proxy of Egress carries HTTP alone. The connection reads a bounded number of bytes, because
+// net/smtp reads a line however long it is.
 func (t *Transport) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := t.egress.Dialer(alertTimeout).DialContext(ctx, network, address)
 	if err != nil {
@@ -89,7 +93,8 @@ func (t *Transport) DialContext(ctx context.Context, network, address string) (n
 	return &boundedConn{Conn: conn, left: maxAlertTalk}, nil
 }
 
-// A boundedConn is a connection whose reads fail once left bytes were read. One goroutine reads at a time.
+// A boundedConn is a connection whose reads fail once left bytes were read. One goroutine reads at
+// a time.
 type boundedConn struct {
 	net.Conn
 	left int

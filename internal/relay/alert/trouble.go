@@ -13,8 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// A Trouble is what one relay sees of its database: that it is away, that it refuses for lack of disk, memory or
-// connections, or that claims fail. It is safe for concurrent use.
+// A Trouble is what one relay sees of its database: that it is away, that it refuses for lack of
+// disk, memory or connections, or that claims fail. It is safe for concurrent use.
 type Trouble struct {
 	Database string // host and name; empty: not known
 
@@ -28,10 +28,12 @@ type Trouble struct {
 	told    map[string]State // by channel: what it knows
 }
 
-// lastsAfter is how long a lack of disk, memory or connections lasts after the last statement that was refused for it.
+// lastsAfter is how long a lack of disk, memory or connections lasts after the last statement that
+// was refused for it.
 const lastsAfter = 30 * time.Second
 
-// Failed notes a statement that failed. Errors that say nothing of the server's state are not counted.
+// Failed notes a statement that failed. Errors that say nothing of the server's state are not
+// counted.
 func (t *Trouble) Failed(now time.Time, err error) {
 	lacking, away := false, true
 	if refused, ok := errors.AsType[*pgconn.PgError](err); ok && len(refused.Code) == 5 {
@@ -52,8 +54,9 @@ func (t *Trouble) Failed(now time.Time, err error) {
 	}
 }
 
-// StuckAfter is for how long claims must have failed, for whatever reason, to be a trouble with the database: a lock or a missing right
-// keeps a relay from delivering as well as a database that is away.
+// StuckAfter is for how long claims must have failed, for whatever reason, to be a trouble with the
+// database: a lock or a missing right keeps a relay from delivering as well as a database that is
+// away.
 const StuckAfter = 15 * time.Second
 
 // Stuck notes that no claim has worked since a time, and why the last one failed.
@@ -131,7 +134,8 @@ func (t *Trouble) tell(channel string, state State) {
 	t.told[channel] = state
 }
 
-// sendTrouble sends a channel what is new about the database, of which nothing can be stored while it is away.
+// sendTrouble sends a channel what is new about the database, of which nothing can be stored while
+// it is away.
 func (s *Sender) sendTrouble(ctx context.Context, now time.Time, name string) {
 	if s.Trouble == nil {
 		return

@@ -80,7 +80,8 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 	}
 }
 
-// An alert names the database, and of several outboxes the entry, also where nothing can be read of the database.
+// An alert names the database, and of several outboxes the entry, also where nothing can be read of
+// the database.
 func TestTroubleNamesTheDatabase(t *testing.T) {
 	t.Parallel()
 	channel, trouble := &recorder{}, &Trouble{Database: "shop-db:5432/shop"}

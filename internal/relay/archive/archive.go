@@ -26,31 +26,33 @@ const (
 	DefaultArchiveBatch    = 500
 )
 
-// The functions of the schema refuse shorter ages, so that the role of a relay cannot destroy events.
+// The functions of the schema refuse shorter ages, so that the role of a relay cannot destroy
+// events.
 const (
 	leastKept     = 24 * time.Hour      // before anything is archived or pruned
 	leastArchived = 30 * 24 * time.Hour // in the archive
 )
 
-// Retention says for how long what is done with is kept. Its zero value keeps everything, for ever. What is pending,
-// parked, held or failed is never removed by time alone.
+// Retention says for how long what is done with is kept. Its zero value keeps everything, for ever.
+// What is pending, parked, held or failed is never removed by time alone.
 type Retention struct {
-	// ArchiveAfter is how old an event, and the last that happened to any of its deliveries, must be for it to move into
-	// the archive, once all its deliveries are delivered or discarded. With it the outbox forgets its idempotency key.
-	// 0: never. At least 24 hours.
+	// ArchiveAfter is how old an event, and the last that happened to any of its deliveries, must
+	// be for it to move into the archive, once all its deliveries are delivered or discarded. With
+	// it the outbox forgets its idempotency key. 0: never. At least 24 hours.
 	ArchiveAfter time.Duration
-	// DeleteAfter is how old the events of a month of the archive must be, by when they were created, for it to be
-	// dropped as a whole; what was archived less than 30 days ago keeps it, too. 0: never. At least 30 days, and not less than
-	// ArchiveAfter.
+	// DeleteAfter is how old the events of a month of the archive must be, by when they were
+	// created, for it to be dropped as a whole; what was archived less than 30 days ago keeps it,
+	// too. 0: never. At least 30 days, and not less than ArchiveAfter.
 	DeleteAfter time.Duration
 	// Attempts is how long the log of attempts is kept. 0: for ever. At least 24 hours.
 	Attempts time.Duration
-	// ProcessedEvents is how long a receiver in the same schema remembers what it has finished, if there is one: the
-	// table processed_events. It is announced before it is forgotten, so that the receiver refuses an unknown event from
-	// before then, and goes with the next run. It may not be less than the longest time over which a destination here is
-	// retried. 0: for ever.
+	// ProcessedEvents is how long a receiver in the same schema remembers what it has finished, if
+	// there is one: the table processed_events. It is announced before it is forgotten, so that the
+	// receiver refuses an unknown event from before then, and goes with the next run. It may not be
+	// less than the longest time over which a destination here is retried. 0: for ever.
 	ProcessedEvents time.Duration
-	// Schedule by which a relay does all that, as cron has it, in UTC. Empty: "17 3 * * *", every night.
+	// Schedule by which a relay does all that, as cron has it, in UTC. Empty: "17 3 * * *", every
+	// night.
 	Schedule string
 	// Batch is how many events one transaction looks at. 0: 500. At most 10000.
 	Batch int
@@ -78,22 +80,25 @@ type Progress struct {
 	Waiting string
 }
 
-// ErrArchiving says that another session archives at the moment; what it does need not be done twice.
+// ErrArchiving says that another session archives at the moment; what it does need not be done
+// twice.
 var ErrArchiving = errors.New("another relay or command is archiving at the moment")
 
 const (
-	// archiveRest is how many times as long as a batch took the pause behind it lasts: deliveries share the database
-	// with the archive, and are in a hurry.
+	// archiveRest is how many times as long as a batch took the pause behind it lasts: deliveries
+	// share the database with the archive, and are in a hurry.
 	archiveRest = 4
 	// archivePause is the shortest pause.
 	archivePause = 10 * time.Millisecond
-	// archiveStandDown is how long a run waits before it asks again whether the database is still under pressure.
+	// archiveStandDown is how long a run waits before it asks again whether the database is still
+	// under pressure.
 	archiveStandDown = 5 * time.Second
 	// archivePatience is how often a batch may meet another session's lock.
 	archivePatience = 5
 
 	attemptBatch = 1000
-	// A page holds at most some sixty rows of processed_events, each of which takes a lock for a moment.
+	// A page holds at most some sixty rows of processed_events, each of which takes a lock for a
+	// moment.
 	pageBatch = 16
 )
 
@@ -112,13 +117,15 @@ type Job struct {
 	total     Result
 }
 
-// Run moves settled events into the archive, drops the archive's old months, and prunes the log of attempts and a
-// receiver's memory, as Keep says, in short transactions with pauses in between. It may be repeated after whatever ended
-// it: each batch happens as a whole or not at all. It returns what it did, together with the errors of what it could not
-// do; when ctx ends, after the batch at hand, with the cause; when another session archives, with [ErrArchiving].
+// Run moves settled events into the archive, drops the archive's old months, and prunes the log of
+// attempts and a receiver's memory, as Keep says, in short transactions with pauses in between. It
+// may be repeated after whatever ended it: each batch happens as a whole or not at all. It returns
+// what it did, together with the errors of what it could not do; when ctx ends, after the batch at
+// hand, with the cause; when another session archives, with [ErrArchiving].
 func (a Job) Run(ctx context.Context) (Result, error) { return a.run(ctx) }
 
-// Rehearse counts what [Job.Run] would do now, and changes nothing. It goes through the same rows, at the same pace.
+// Rehearse counts what [Job.Run] would do now, and changes nothing. It goes through the same rows,
+// at the same pace.
 func (a Job) Rehearse(ctx context.Context) (Result, error) {
 	a.rehearsal = true
 	return a.run(ctx)
@@ -159,7 +166,8 @@ func (a *Job) run(ctx context.Context) (Result, error) {
 	return a.total, err
 }
 
-// note records that a run has ended, or why it has not. Who may not write it has done the run all the same.
+// note records that a run has ended, or why it has not. Who may not write it has done the run all
+// the same.
 func (a *Job) note(ctx context.Context, problem error) {
 	if a.rehearsal {
 		return
@@ -171,7 +179,8 @@ func (a *Job) note(ctx context.Context, problem error) {
 	_ = recordRun(ctx, a.DB, text)
 }
 
-// walk returns a function that goes through the whole table; count turns what a batch did into a result.
+// walk returns a function that goes through the whole table; count turns what a batch did into a
+// result.
 func (a *Job) walk(w archiveWalk, count func(int64) Result) func(context.Context, time.Duration) error {
 	return func(ctx context.Context, olderThan time.Duration) error {
 		cursor := w.from
@@ -204,8 +213,8 @@ func (a *Job) dropMonths(ctx context.Context, olderThan time.Duration) error {
 	})
 }
 
-// paced repeats step while there is more to do, each after a rest that is in proportion to what the last one took, and
-// only while the database is not under pressure.
+// paced repeats step while there is more to do, each after a rest that is in proportion to what the
+// last one took, and only while the database is not under pressure.
 func (a *Job) paced(ctx context.Context, step func() (more bool, err error)) error {
 	failed := 0
 	for {

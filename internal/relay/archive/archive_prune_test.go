@@ -31,7 +31,8 @@ func (db *database) at(day string) {
 	db.Exec(`UPDATE outbox_delivery SET delivered_at = '2000-01-01', next_attempt_at = '2000-01-01'`)
 }
 
-// keptLong makes everything in the archive look as if it were there for longer than the archive keeps it at least.
+// keptLong makes everything in the archive look as if it were there for longer than the archive
+// keeps it at least.
 func (db *database) keptLong() {
 	db.Helper()
 	db.Exec(`UPDATE outbox_archive SET archived_at = now() - interval '31 days'`)
@@ -190,7 +191,8 @@ func TestPruneProcessedEvents(t *testing.T) {
 	testkit.Equal(t, "failed and left", relaytest.Row[int](db.Database, `SELECT count(*) FROM processed_events`), kept)
 }
 
-// A function that searches a schema in which others may create does not run with the owner's rights.
+// A function that searches a schema in which others may create does not run with the owner's
+// rights.
 func TestPruneProcessedEventsOfAnAlteredReceiver(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
@@ -204,7 +206,8 @@ func TestPruneProcessedEventsOfAnAlteredReceiver(t *testing.T) {
 	}
 }
 
-// A caller's own table of that name is not the receiver's, and what he hangs on it does not run with the owner's rights.
+// A caller's own table of that name is not the receiver's, and what he hangs on it does not run
+// with the owner's rights.
 func TestPruneWithoutReceiver(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -230,8 +233,8 @@ func TestRetentionOfNothing(t *testing.T) {
 	}
 }
 
-// Whatever a batch does, it reads its own part of each table, through the primary key. Statistics from when the tables
-// were empty, and none at all, must not change that.
+// Whatever a batch does, it reads its own part of each table, through the primary key. Statistics
+// from when the tables were empty, and none at all, must not change that.
 func TestArchivePlans(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -140,7 +140,8 @@ func TestArchiveBoundary(t *testing.T) {
 	}
 }
 
-// The archive is evidence: what stands in it is what was delivered, byte for byte, with all that became of it.
+// The archive is evidence: what stands in it is what was delivered, byte for byte, with all that
+// became of it.
 func TestArchiveKeepsEverything(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "a", "b")

@@ -7,7 +7,8 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// A Schedule is when the archive runs, as the configuration in effect has it. It is not safe for concurrent use.
+// A Schedule is when the archive runs, as the configuration in effect has it. It is not safe for
+// concurrent use.
 type Schedule struct {
 	Jobs *cron.Cron
 	Run  func(ctx context.Context) // must end when ctx is done
@@ -17,8 +18,8 @@ type Schedule struct {
 	cancel context.CancelFunc // ends the run that is under way; nil: nothing is planned
 }
 
-// Follow plans anew if the configuration has changed. A run that is under way ends, because it may remove what the new configuration
-// keeps. Later runs end with ctx.
+// Follow plans anew if the configuration has changed. A run that is under way ends, because it may
+// remove what the new configuration keeps. Later runs end with ctx.
 func (p *Schedule) Follow(ctx context.Context, keep Retention) {
 	if keep == p.keep {
 		return
@@ -44,8 +45,8 @@ func (k Retention) Next(now time.Time) time.Time {
 	return schedule.Next(now.UTC())
 }
 
-// Overdue returns from when on a run that is the last one should have been followed by another: the schedule has passed twice. Zero: it
-// is the last that was planned.
+// Overdue returns from when on a run that is the last one should have been followed by another: the
+// schedule has passed twice. Zero: it is the last that was planned.
 func (k Retention) Overdue(last time.Time) time.Time {
 	next := k.Next(last)
 	if next.IsZero() {

@@ -12,8 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// An archiveWalk is one of the statements that go through a table batch by batch. They take where the last batch ended, how much
-// to look at, an age in seconds and whether it is only a rehearsal, and return the same five columns.
+// An archiveWalk is one of the statements that go through a table batch by batch. They take where
+// the last batch ended, how much to look at, an age in seconds and whether it is only a rehearsal,
+// and return the same five columns.
 type archiveWalk struct {
 	name      string
 	statement string
@@ -42,7 +43,8 @@ const pruneProcessedEvents = `
 SELECT mine, next_page, looked_at, finished, removed
 FROM outbox_prune_processed_events($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
 
-// step does one batch. Once begun it is not cut off when ctx ends, because it is short and then need not be done again.
+// step does one batch. Once begun it is not cut off when ctx ends, because it is short and then
+// need not be done again.
 func (w archiveWalk) step(ctx context.Context, q pg.DB, cursor int64, olderThan time.Duration, rehearsal bool) (batchResult, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
 	defer cancel()
@@ -64,8 +66,8 @@ func (w archiveWalk) failed(err error) error {
 // A partition is dropped as a whole: nothing of it is read, and nothing is left for vacuum.
 const dropPartition = `SELECT outbox_drop_archive(make_interval(secs => $1::float8), $2::bool, $3::text)`
 
-// dropOldest drops the oldest partition of the archive of which all is older, and returns its name; empty: there is none.
-// A rehearsal returns the one after the given name.
+// dropOldest drops the oldest partition of the archive of which all is older, and returns its name;
+// empty: there is none. A rehearsal returns the one after the given name.
 func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal bool, after string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
 	defer cancel()

@@ -11,8 +11,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// requests is how many batches are under way at once, unless more than a full one waits. A lone event finds one of them free and
-// leaves at once; with fewer, it would wait for a batch before it, with more, batches would be small.
+// requests is how many batches are under way at once, unless more than a full one waits. A lone
+// event finds one of them free and leaves at once; with fewer, it would wait for a batch before it,
+// with more, batches would be small.
 const requests = 4
 
 // A Call is one attempt that may share a request with others.
@@ -20,7 +21,8 @@ type Call struct {
 	Key  string
 	Line []byte            // of the batch's body
 	Sent map[string]string // the headers of the event
-	// Result is set by the function that sends the batch. Alone: it is not, the receiver did not take the batch, and the attempt is to be made by a request of its own.
+	// Result is set by the function that sends the batch. Alone: it is not, the receiver did not
+	// take the batch, and the attempt is to be made by a request of its own.
 	Result policy.Result
 	Alone  bool
 
@@ -35,7 +37,8 @@ type Group struct {
 	Max, MaxBytes int
 	// Timeout of a call. Half of it is the longest time that a call waits for its turn.
 	Timeout time.Duration
-	// Send makes the request of a batch and sets the result of each call. ctx ends when the first call has to have its result.
+	// Send makes the request of a batch and sets the result of each call. ctx ends when the first
+	// call has to have its result.
 	Send func(ctx context.Context, batch []*Call)
 
 	mu      sync.Mutex
@@ -53,8 +56,9 @@ const (
 	longestCalm = 5 * time.Minute
 )
 
-// strained reports whether a batch was too much for its receiver: handlers that wait for each other's locks, or that are together slower
-// than the timeout, fail many events of a batch, and none that comes alone.
+// strained reports whether a batch was too much for its receiver: handlers that wait for each
+// other's locks, or that are together slower than the timeout, fail many events of a batch, and
+// none that comes alone.
 func strained(batch []*Call) bool {
 	failed := 0
 	for _, c := range batch {
@@ -74,9 +78,10 @@ func mayBeShared(v policy.Result) bool {
 	return false
 }
 
-// learn finds how many events a batch may have: half as many after one that was too much, and after a while some more with each full one
-// that was not, as a window of TCP does (RFC 5681, section 3.1). The while doubles each time that more was too much again: where handlers
-// lock the rows of each other, every attempt costs a second of waiting.
+// learn finds how many events a batch may have: half as many after one that was too much, and after
+// a while some more with each full one that was not, as a window of TCP does (RFC 5681, section
+// 3.1). The while doubles each time that more was too much again: where handlers lock the rows of
+// each other, every attempt costs a second of waiting.
 func (g *Group) learn(batch []*Call, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -98,8 +103,8 @@ func (g *Group) learn(batch []*Call, now time.Time) {
 // most is how many events a batch may have. g.mu is held.
 func (g *Group) most() int { return cmp.Or(g.limit, g.Max) }
 
-// Do has c sent with what waits beside it, and returns when c has its result. Nothing waits for more to come. All calls have one context:
-// the end of the relay.
+// Do has c sent with what waits beside it, and returns when c has its result. Nothing waits for
+// more to come. All calls have one context: the end of the relay.
 func (g *Group) Do(ctx context.Context, c *Call) {
 	c.begun, c.done, c.lead = time.Now(), make(chan struct{}), make(chan struct{}, 1)
 	g.mu.Lock()
@@ -182,7 +187,8 @@ func (g *Group) post(ctx context.Context, batch []*Call) {
 }
 
 // next takes the calls of the next batch; nil: none waits. A call that has waited for long gets its
-// result here: nothing was sent. Two calls with one key never share a batch, whose answers name keys.
+// result here: nothing was sent. Two calls with one key never share a batch, whose answers name
+// keys.
 func (g *Group) next() (batch []*Call) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

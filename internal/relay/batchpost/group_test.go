@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A lone call leaves at once. What waits meanwhile shares requests, within the bounds of a batch, each key once.
+// A lone call leaves at once. What waits meanwhile shares requests, within the bounds of a batch,
+// each key once.
 func TestWhatWaitsTogetherIsSentTogether(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -60,7 +61,8 @@ func TestWhatWaitsTogetherIsSentTogether(t *testing.T) {
 	})
 }
 
-// A call that has waited for half of its time is not sent any more, and a defect fails its batch alone.
+// A call that has waited for half of its time is not sent any more, and a defect fails its batch
+// alone.
 func TestCallsThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -95,7 +97,8 @@ func TestCallsThatCannotBeSent(t *testing.T) {
 	})
 }
 
-// A receiver that fails many events of a batch gets smaller ones, and later larger ones again. Of the failures of a batch, one counts.
+// A receiver that fails many events of a batch gets smaller ones, and later larger ones again. Of
+// the failures of a batch, one counts.
 func TestBatchesFitTheReceiver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, testBatchesFitTheReceiver)

@@ -8,15 +8,17 @@ import (
 // askAgain is how long a receiver that does not take batches is not asked again.
 const askAgain = 4 * time.Hour
 
-// An Offer is what is known of whether a receiver takes batches: it says so in its answers to single events, and nothing else counts.
-// The zero value knows nothing. It is safe for concurrent use.
+// An Offer is what is known of whether a receiver takes batches: it says so in its answers to
+// single events, and nothing else counts. The zero value knows nothing. It is safe for concurrent
+// use.
 type Offer struct {
 	mu    sync.Mutex
 	made  bool
 	until time.Time // not asked before; zero: it was not refused yet
 }
 
-// Made reports whether the receiver takes batches, and Asking whether the answers to single events are to be read for it.
+// Made reports whether the receiver takes batches, and Asking whether the answers to single events
+// are to be read for it.
 func (o *Offer) Made(now time.Time) (made, asking bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -16,8 +16,8 @@ type Lane interface {
 	View(now time.Time) View
 	// Change calls change with the lane's breaker, which nothing else changes meanwhile.
 	Change(change func(*policy.Breaker))
-	// Rescan makes claims read all that was held: from the front or, for a probe, behind the one before it and then from the
-	// front, since another delivery may pass.
+	// Rescan makes claims read all that was held: from the front or, for a probe, behind the one
+	// before it and then from the front, since another delivery may pass.
 	Rescan(probe bool)
 }
 
@@ -34,7 +34,8 @@ type View struct {
 	Scanned bool // all that is due was read
 }
 
-// A Keeper writes what the breakers of one relay decide into outbox_destination. Its methods are for one goroutine.
+// A Keeper writes what the breakers of one relay decide into outbox_destination. Its methods are
+// for one goroutine.
 type Keeper struct {
 	DB   pg.DB
 	Log  zerolog.Logger
@@ -42,12 +43,14 @@ type Keeper struct {
 	Due  func()        // is called when there are alerts to send
 }
 
-// yield is how long a relay whose trial was refused leaves the next one to other relays: until they have read when it is due.
+// yield is how long a relay whose trial was refused leaves the next one to other relays: until they
+// have read when it is due.
 const yield = 2 * time.Second
 
-// Tend writes what the breaker of a lane has decided, for the relay that is registered as instance, or begins its trial when
-// that is due. It returns when to tend it again; zero: when a result changes the breaker. scan says that claims must read what was held
-// now. What an error has kept from being written is due again at once.
+// Tend writes what the breaker of a lane has decided, for the relay that is registered as instance,
+// or begins its trial when that is due. It returns when to tend it again; zero: when a result
+// changes the breaker. scan says that claims must read what was held now. What an error has kept
+// from being written is due again at once.
 func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32) (next time.Time, scan bool, err error) {
 	v := l.View(now)
 	b, hold, untilTurn := &v.Breaker, v.Hold, v.UntilTurn
@@ -152,7 +155,8 @@ func (k *Keeper) writeClosed(ctx context.Context, l Lane, v View, instance int32
 	return true, nil
 }
 
-// beginTrial begins a trial of a lane if no other relay does, and returns when to try that again if it has not.
+// beginTrial begins a trial of a lane if no other relay does, and returns when to try that again if
+// it has not.
 func (k *Keeper) beginTrial(ctx context.Context, l Lane, v View, now time.Time, instance int32) (next time.Time, scan bool, err error) {
 	taken, events, err := store{k.DB}.tryBreaker(ctx, v.Destination, instance, v.Hold, v.Breaker.Implausible(v.Hold))
 	if err != nil {
@@ -177,8 +181,8 @@ func (k *Keeper) beginTrial(ctx context.Context, l Lane, v View, now time.Time, 
 	return time.Time{}, true, nil
 }
 
-// renewTrial prolongs this relay's trial of a lane, or closes the breaker when there was nothing to send: all that waited is
-// gone, or waits behind another delivery.
+// renewTrial prolongs this relay's trial of a lane, or closes the breaker when there was nothing to
+// send: all that waited is gone, or waits behind another delivery.
 func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, instance int32) (scan bool, err error) {
 	vain := !v.Busy && v.UntilTurn == 0
 	l.Change(func(b *policy.Breaker) {
@@ -206,7 +210,8 @@ func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, 
 	return false, nil
 }
 
-// recordEvidence writes what this relay adds to the evidence against a destination, and learns what all relays hold.
+// recordEvidence writes what this relay adds to the evidence against a destination, and learns what
+// all relays hold.
 func (k *Keeper) recordEvidence(ctx context.Context, l Lane, v View) error {
 	failures, events, closed, err := store{k.DB}.recordEvidence(ctx, v.Destination, v.Breaker.Unwritten, v.Breaker.Events)
 	if err != nil {

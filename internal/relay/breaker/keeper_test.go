@@ -34,7 +34,8 @@ func (s *side) View(time.Time) View                 { return s.view }
 func (s *side) Change(change func(*policy.Breaker)) { change(&s.view.Breaker) }
 func (s *side) Rescan(probe bool)                   { s.walks = append(s.walks, probe) }
 
-// tend writes what the breaker of this side has decided, an hour after the last time: all that it waits for has come.
+// tend writes what the breaker of this side has decided, an hour after the last time: all that it
+// waits for has come.
 func (s *side) tend() (look bool) {
 	s.Helper()
 	s.now = s.now.Add(time.Hour)
@@ -93,7 +94,8 @@ func TestEvidenceIsShared(t *testing.T) {
 	one.want("closed owner 0 probes 0 failures 0")
 }
 
-// A destination that only answers is never written about, and one that failed once or twice only when it does.
+// A destination that only answers is never written about, and one that failed once or twice only
+// when it does.
 func TestAnswersAreNotWritten(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -159,7 +161,8 @@ func TestOneRelayTries(t *testing.T) {
 	}
 }
 
-// The wait for the next probe doubles with each that fails, up to a bound, and begins anew after one that passed.
+// The wait for the next probe doubles with each that fails, up to a bound, and begins anew after
+// one that passed.
 func TestProbesWaitLonger(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -183,7 +186,8 @@ func TestProbesWaitLonger(t *testing.T) {
 	opened(time.Second)
 }
 
-// A trial that was taken away, since its time was over, ends without a word; the breaker of the other relay stays.
+// A trial that was taken away, since its time was over, ends without a word; the breaker of the
+// other relay stays.
 func TestLostTrial(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -208,8 +212,8 @@ func TestLostTrial(t *testing.T) {
 	other.want("half_open owner 2 probes 0 failures 0")
 }
 
-// No trial begins while nothing that waits is due or an operator has paused the destination; one that finds nothing to send
-// closes the breaker.
+// No trial begins while nothing that waits is due or an operator has paused the destination; one
+// that finds nothing to send closes the breaker.
 func TestTrialNeedsADelivery(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -274,7 +278,8 @@ func TestResetDoesNotHideSinceWhen(t *testing.T) {
 	}
 }
 
-// A held destination of which nothing is due is probed when its next delivery is, not up to a poll later; status says the same.
+// A held destination of which nothing is due is probed when its next delivery is, not up to a poll
+// later; status says the same.
 func TestProbeWaitsForWhatIsDueNext(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

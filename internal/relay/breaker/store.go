@@ -12,13 +12,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// aliveFor is how old the heartbeat of a relay may be that counts as alive. A relay writes one every 4 to 6 seconds.
+// aliveFor is how old the heartbeat of a relay may be that counts as alive. A relay writes one
+// every 4 to 6 seconds.
 const aliveFor = 10 * time.Second
 
 // store writes the row of a destination.
 type store struct{ db pg.DB }
 
-// Evidence that nothing is left of takes its events with it, also where an operator has closed the breaker.
+// Evidence that nothing is left of takes its events with it, also where an operator has closed the
+// breaker.
 const recordEvidence = `
 INSERT INTO outbox_destination AS d (destination, breaker_failures, breaker_events) VALUES ($1, greatest($2, 0), $3)
 ON CONFLICT (destination) DO UPDATE
@@ -28,8 +30,9 @@ SET breaker_failures = greatest(d.breaker_failures + $2, 0),
 WHERE d.breaker = 'closed'
 RETURNING breaker_failures, breaker_events`
 
-// recordEvidence adds to the failures that all relays hold against a destination, or takes from them, and returns what is
-// held against it then. It returns false if the breaker is not closed any more.
+// recordEvidence adds to the failures that all relays hold against a destination, or takes from
+// them, and returns what is held against it then. It returns false if the breaker is not closed any
+// more.
 func (s store) recordEvidence(ctx context.Context, destination string, failures int, events []int64) (total int, all []int64, closed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -64,9 +67,9 @@ SELECT EXISTS (SELECT FROM outbox_relay_destination d JOIN outbox_relay r ON r.i
                  AND r.quarantined IS NULL AND r.heartbeat_at > now() - make_interval(secs => $3)),
        EXISTS (SELECT FROM outbox_destination WHERE destination = $1 AND breaker <> 'closed')`
 
-// recordRefusal records that the destination refuses this relay. It returns whether another relay may be accepted there, and whether
-// all relays hold the destination. The question comes after the commit: of two relays that are refused at once, the later one must
-// see that the other is.
+// recordRefusal records that the destination refuses this relay. It returns whether another relay
+// may be accepted there, and whether all relays hold the destination. The question comes after the
+// commit: of two relays that are refused at once, the later one must see that the other is.
 func (s store) recordRefusal(ctx context.Context, destination string, instance int32, cause string) (others, held bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -88,8 +91,8 @@ func (s store) clearRefusal(ctx context.Context, destination string, instance in
 	return pg.Exec(ctx, s.db, "record acceptance", clearRefusal, destination, instance)
 }
 
-// The alert is part of the opening: an operator who sees a held lane can find out since when and why. One that is open since before an operator's
-// reset says since when. A destination that was
+// The alert is part of the opening: an operator who sees a held lane can find out since when and
+// why. One that is open since before an operator's reset says since when. A destination that was
 // removed while it was held, and is back, is told of again.
 const openBreaker = `
 WITH opened AS (
@@ -115,8 +118,8 @@ WITH opened AS (
 )
 SELECT wait, breaker_probes FROM opened`
 
-// openBreaker makes all relays hold a destination, unless another has done so before, and returns how long no relay may
-// try it, and how many probes have failed in a row.
+// openBreaker makes all relays hold a destination, unless another has done so before, and returns
+// how long no relay may try it, and how many probes have failed in a row.
 func (s store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -141,9 +144,9 @@ WHERE destination = $1 AND breaker <> 'closed' AND (breaker_until <= now() OR br
        OR NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.destination = $1 AND ` + pg.IsDue + `))
 RETURNING breaker_events`
 
-// tryBreaker gives a held destination to this relay alone for the given time, and returns the events that were answered
-// with a failure. It returns false if another relay has it, it is not yet time, or nothing that waits is due. A time
-// further away than implausible is taken to have passed.
+// tryBreaker gives a held destination to this relay alone for the given time, and returns the
+// events that were answered with a failure. It returns false if another relay has it, it is not yet
+// time, or nothing that waits is due. A time further away than implausible is taken to have passed.
 func (s store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -160,7 +163,8 @@ func (s store) tryBreaker(ctx context.Context, destination string, instance int3
 const selectUntilDue = `
 SELECT coalesce(extract(epoch FROM (` + pg.NextDue + `) - now()), 0)::float8 FROM (VALUES ($1::text)) lane (destination)`
 
-// untilDue returns for how long nothing of a destination is due; not above 0: something is, or nothing waits.
+// untilDue returns for how long nothing of a destination is due; not above 0: something is, or
+// nothing waits.
 func (s store) untilDue(ctx context.Context, destination string) (time.Duration, error) {
 	seconds, err := pg.Value[float64](ctx, s.db, "find next due delivery", selectUntilDue, destination)
 	return time.Duration(seconds * float64(time.Second)), err
@@ -198,7 +202,8 @@ WITH closed AS (
 )
 SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE ` + pg.QueueHasRoom
 
-// CloseBreaker opens a destination for business again, if the given relay is the one that tried it, and resolves the alert.
+// CloseBreaker opens a destination for business again, if the given relay is the one that tried it,
+// and resolves the alert.
 func CloseBreaker(ctx context.Context, db pg.DB, destination string, instance int32) error {
 	return pg.Exec(ctx, db, "close breaker", closeBreaker, destination, instance)
 }

@@ -9,10 +9,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// A Flow finds how much its receiver can bear, within what the configuration allows: how many requests at once, by
-// additive increase and multiplicative decrease (as in TCP's congestion avoidance, RFC 5681 §3.1) on 503s, timeouts and
-// rising latency; and how many a second, once the receiver has said 429 to more than some. A receiver that refuses everything, and
-// says when to come back, gets nothing until then. Its methods take the time and are not safe for concurrent use.
+// A Flow finds how much its receiver can bear, within what the configuration allows: how many
+// requests at once, by additive increase and multiplicative decrease (as in TCP's congestion
+// avoidance, RFC 5681 §3.1) on 503s, timeouts and rising latency; and how many a second, once the
+// receiver has said 429 to more than some. A receiver that refuses everything, and says when to
+// come back, gets nothing until then. Its methods take the time and are not safe for concurrent
+// use.
 type Flow struct {
 	most       int           // requests at once, as configured
 	configured float64       // requests a second; 0: any number
@@ -47,12 +49,14 @@ const (
 	growEvery   = 100 * time.Millisecond // at most
 	easyLatency = 100 * time.Millisecond // below which answers are not called slow
 	slowRound   = 250 * time.Millisecond // the shortest round of slow answers
-	// maxClosed bounds for how long one answer closes a lane. It may be about its own event alone, or a mistake.
+	// maxClosed bounds for how long one answer closes a lane. It may be about its own event alone,
+	// or a mistake.
 	maxClosed = time.Minute
 	rampEvery = 200 * time.Millisecond // between two doublings after the lane has reopened
 )
 
-// New returns the flow to a receiver that may get at most so many requests at once, and so many a second; 0: any number.
+// New returns the flow to a receiver that may get at most so many requests at once, and so many a
+// second; 0: any number.
 func New(most int, configured float64) Flow {
 	f := Flow{most: most, configured: configured, AtOnce: float64(most)}
 	f.setBucket(time.Time{})
@@ -66,8 +70,9 @@ func (f *Flow) Concurrency() int {
 		limit = min(limit, f.ramp)
 	}
 	if perSecond := f.Paced(); perSecond > 0 {
-		// More would only wait for their turn, and hold leases meanwhile. Some more than are answered in the time that an
-		// answer takes, or it would seem that more at once do not bring more.
+		// More would only wait for their turn, and hold leases meanwhile. Some more than are
+		// answered in the time that an answer takes, or it would seem that more at once do not
+		// bring more.
 		limit = min(limit, max(1, int(math.Ceil(perSecond*max(time.Second, f.takes*3/2).Seconds()))))
 	}
 	return limit
@@ -111,7 +116,8 @@ func (f *Flow) UntilTurn(now time.Time) time.Duration {
 	return max(closed, time.Duration(missing/float64(f.bucket.Limit())*float64(time.Second)))
 }
 
-// Wait returns how long the next request has to wait for its turn; 0: it is its turn, which it has taken.
+// Wait returns how long the next request has to wait for its turn; 0: it is its turn, which it has
+// taken.
 func (f *Flow) Wait(now time.Time) time.Duration {
 	if closed := f.Reopens.Sub(now); closed > 0 || f.bucket == nil {
 		return max(0, closed)
@@ -125,7 +131,8 @@ func (f *Flow) Wait(now time.Time) time.Duration {
 	return wait
 }
 
-// Answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0: it did not.
+// Answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0:
+// it did not.
 func (f *Flow) Answered(now time.Time, reason policy.Reason, took, retryAfter time.Duration) {
 	f.takes += (took - f.takes) / 8
 	f.refusals.record(now, reason, took, f.found != 0)
@@ -165,8 +172,8 @@ func (f *Flow) Close(now time.Time, wait time.Duration) {
 	f.ramp, f.Ramped = 1, f.Reopens
 }
 
-// adaptRate cuts the rate when the receiver refuses more than is tolerated. Where a cut made no difference, the rate returns, and
-// such a share is tolerated.
+// adaptRate cuts the rate when the receiver refuses more than is tolerated. Where a cut made no
+// difference, the rate returns, and such a share is tolerated.
 func (f *Flow) adaptRate(now time.Time) {
 	r, paced := &f.refusals, f.found != 0
 	if r.before > 0 {
@@ -219,8 +226,8 @@ func (f *Flow) setRate(now time.Time, found float64) {
 	f.setBucket(now)
 }
 
-// growRate adds 2 % a second, more above the last ceiling, and doubles the rate in a second where none is known. One answer adds
-// little: at a low rate it takes many to see a refusal.
+// growRate adds 2 % a second, more above the last ceiling, and doubles the rate in a second where
+// none is known. One answer adds little: at a low rate it takes many to see a refusal.
 func (f *Flow) growRate(now time.Time) {
 	elapsed := now.Sub(f.grown).Seconds()
 	if f.found == 0 || elapsed < growEvery.Seconds() {
@@ -255,9 +262,9 @@ func (f *Flow) slowDown(now time.Time, pause time.Duration, to float64) {
 	f.answers, f.latency = 0, 0
 }
 
-// growConcurrency adds a tenth, and at least one, per round of answers. While answers take long it climbs to where most
-// of them come instead, since more at once may only wait for each other: it goes down as long as that costs no
-// throughput.
+// growConcurrency adds a tenth, and at least one, per round of answers. While answers take long it
+// climbs to where most of them come instead, since more at once may only wait for each other: it
+// goes down as long as that costs no throughput.
 func (f *Flow) growConcurrency(now time.Time, took time.Duration) {
 	if f.answers == 0 {
 		f.round = now
@@ -291,7 +298,8 @@ func (f *Flow) growConcurrency(now time.Time, took time.Duration) {
 	}
 }
 
-// setBucket makes the bucket follow the rate. What it lets through at once is a fiftieth of a second's share.
+// setBucket makes the bucket follow the rate. What it lets through at once is a fiftieth of a
+// second's share.
 func (f *Flow) setBucket(now time.Time) {
 	perSecond := f.Paced()
 	if perSecond == 0 {
@@ -327,8 +335,8 @@ type Throughput struct {
 // rateWindow is the shortest time over which a rate is measured.
 const rateWindow = 50 * time.Millisecond
 
-// Measure adds n deliveries and returns the rate; false until it is known. A pause in which nothing was asked for does
-// not lower it: it says nothing about the receiver.
+// Measure adds n deliveries and returns the rate; false until it is known. A pause in which nothing
+// was asked for does not lower it: it says nothing about the receiver.
 func (r *Throughput) Measure(now time.Time, n int) (perSecond float64, known bool) {
 	r.count += n
 	elapsed := now.Sub(r.Since)

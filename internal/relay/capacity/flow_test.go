@@ -153,7 +153,8 @@ func TestFlowFindsTheRateThatTheReceiverBears(t *testing.T) {
 	}
 }
 
-// A receiver that comes to bear more is found out, and one that stops refusing is in the end not paced at all.
+// A receiver that comes to bear more is found out, and one that stops refusing is in the end not
+// paced at all.
 func TestFlowFollowsItsReceiver(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -210,7 +211,8 @@ func TestConfiguredRateIsKept(t *testing.T) {
 	}
 }
 
-// A receiver whose answers take longer the more there are at once is not pushed to where they take for ever.
+// A receiver whose answers take longer the more there are at once is not pushed to where they take
+// for ever.
 func TestFlowYieldsToLatency(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -234,7 +236,8 @@ func TestFlowYieldsToLatency(t *testing.T) {
 	}
 }
 
-// A receiver that says when to come back gets nothing until then, one request at once then, and soon as many as before.
+// A receiver that says when to come back gets nothing until then, one request at once then, and
+// soon as many as before.
 func TestFlowWaitsAsAsked(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -268,7 +271,8 @@ func TestFlowWaitsAsAsked(t *testing.T) {
 	}
 }
 
-// A receiver that bears fifty a second, and asks to come back in a second, is not kept busy finding that out.
+// A receiver that bears fifty a second, and asks to come back in a second, is not kept busy finding
+// that out.
 func TestFlowWaitsAndFindsTheRate(t *testing.T) {
 	t.Parallel()
 	for _, burst := range []float64{1, 50} {
@@ -283,7 +287,8 @@ func TestFlowWaitsAndFindsTheRate(t *testing.T) {
 	}
 }
 
-// A receiver that takes five seconds to answer still gets the ten requests a second that are allowed.
+// A receiver that takes five seconds to answer still gets the ten requests a second that are
+// allowed.
 func TestRateIsReachedWhenAnswersTakeLong(t *testing.T) {
 	t.Parallel()
 	s := simulate(64, 10)

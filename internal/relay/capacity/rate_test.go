@@ -11,8 +11,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A share of refusals that does not depend on the rate does not keep it down: the lane delivers what comes as it comes, whether it
-// begins without a rate or with that of a limit of one a second that is gone.
+// A share of refusals that does not depend on the rate does not keep it down: the lane delivers
+// what comes as it comes, whether it begins without a rate or with that of a limit of one a second
+// that is gone.
 func TestShareOfRefusalsDoesNotKeepTheRateDown(t *testing.T) {
 	t.Parallel()
 	for _, share := range []float64{0.02, 0.06, 0.3} {
@@ -51,7 +52,8 @@ func TestShareOfRefusalsDoesNotKeepTheRateDown(t *testing.T) {
 	}
 }
 
-// At a receiver that bears so many a second, the lane gets about these, and overruns it little, however low the limit is.
+// At a receiver that bears so many a second, the lane gets about these, and overruns it little,
+// however low the limit is.
 func TestFlowSettlesAtALimit(t *testing.T) {
 	t.Parallel()
 	for _, limit := range testsize.Of([]float64{1, 5, 50, 500}, []float64{1, 5, 50}) {
@@ -72,7 +74,8 @@ func TestFlowSettlesAtALimit(t *testing.T) {
 	}
 }
 
-// A receiver that refuses a share and has a limit, too, gets about its limit, and its share is not taken for the limit.
+// A receiver that refuses a share and has a limit, too, gets about its limit, and its share is not
+// taken for the limit.
 func TestFlowSettlesAtALimitBesideAShare(t *testing.T) {
 	t.Parallel()
 	for _, limit := range testsize.Of([]float64{50, 500}, []float64{50}) {
@@ -88,7 +91,8 @@ func TestFlowSettlesAtALimitBesideAShare(t *testing.T) {
 	}
 }
 
-// A clock that is put back begins a round, rather than making it last until the clock has caught up.
+// A clock that is put back begins a round, rather than making it last until the clock has caught
+// up.
 func TestRoundOutlivesAClockThatWasPutBack(t *testing.T) {
 	t.Parallel()
 	var r refusals
@@ -104,7 +108,8 @@ func TestRoundOutlivesAClockThatWasPutBack(t *testing.T) {
 	}
 }
 
-// What a receiver asks for is known: to wait until a time, or for fewer requests than are configured.
+// What a receiver asks for is known: to wait until a time, or for fewer requests than are
+// configured.
 func TestSlowdown(t *testing.T) {
 	t.Parallel()
 	s := simulate(8, 100)

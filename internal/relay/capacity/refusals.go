@@ -7,10 +7,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// refusals counts the answers by which a receiver refuses some requests, or all of them, for now. A stop closes the lane; a
-// share lowers its rate. See docs/decisions/0068-a-share-of-refusals.md.
+// refusals counts the answers by which a receiver refuses some requests, or all of them, for now. A
+// stop closes the lane; a share lowers its rate. See docs/decisions/0068-a-share-of-refusals.md.
 //
-// It counts in rounds. A round has at least roundAnswers answers, however long they take: fewer say little about a share.
+// It counts in rounds. A round has at least roundAnswers answers, however long they take: fewer say
+// little about a share.
 type refusals struct {
 	began    time.Time // the round. It does not count answers to what was sent before
 	latest   time.Time // answer
@@ -21,11 +22,14 @@ type refusals struct {
 	row      int       // 429 and 503 since something was accepted
 	rowSince time.Time // when the first of them came
 
-	// background is the share of 429s that does not depend on the rate, as the latest trial found it.
+	// background is the share of 429s that does not depend on the rate, as the latest trial found
+	// it.
 	background float64
-	// before is the share of 429s before the rate was cut, while the round after the cut is a trial of it. 0: it is none.
+	// before is the share of 429s before the rate was cut, while the round after the cut is a trial
+	// of it. 0: it is none.
 	before float64
-	// explained is the share in the trial if the receiver accepts as many a second as before the cut.
+	// explained is the share in the trial if the receiver accepts as many a second as before the
+	// cut.
 	explained float64
 }
 
@@ -78,7 +82,8 @@ func (r *refusals) begin(now time.Time) {
 	r.began, r.accepted, r.limited, r.before = now, 0, 0, 0
 }
 
-// stopped reports whether the receiver refuses everything: a single refusal among answers is about its own event.
+// stopped reports whether the receiver refuses everything: a single refusal among answers is about
+// its own event.
 func (r *refusals) stopped(now time.Time) bool {
 	return r.row > 0 && !r.served || r.row >= stopAnswers || r.row >= slowStop && now.Sub(r.rowSince) >= stopTime
 }
@@ -93,7 +98,8 @@ func (r *refusals) perSecond(now time.Time, n int) float64 {
 	return float64(n) / max(time.Second, now.Sub(r.began)).Seconds()
 }
 
-// tolerated returns how many 429s the round may have: the background, and some of what would be accepted without it.
+// tolerated returns how many 429s the round may have: the background, and some of what would be
+// accepted without it.
 func (r *refusals) tolerated(paced bool) float64 {
 	share := 1 - (1-r.background)*(1-pacedShare-r.background/4)
 	if !paced {
@@ -105,7 +111,8 @@ func (r *refusals) tolerated(paced bool) float64 {
 // atLimit reports whether the round has more 429s than are tolerated: the rate does not grow.
 func (r *refusals) atLimit(paced bool) bool { return float64(r.limited) > r.tolerated(paced) }
 
-// overLimit reports whether the round has more 429s than are tolerated and than chance explains: the rate must be cut.
+// overLimit reports whether the round has more 429s than are tolerated and than chance explains:
+// the rate must be cut.
 func (r *refusals) overLimit(now time.Time, paced bool) bool {
 	if !paced && now.Sub(r.began) < roundTime && (r.limited < stopAnswers || r.share() <= maxBackground) {
 		return false // what was accepted since then is no rate yet, or it may be a stop
@@ -114,7 +121,8 @@ func (r *refusals) overLimit(now time.Time, paced bool) bool {
 	return float64(r.limited) > tolerated+2*math.Sqrt(tolerated)
 }
 
-// complete reports whether the next round may begin. At the limit a round continues until chance explains its 429s no longer.
+// complete reports whether the next round may begin. At the limit a round continues until chance
+// explains its 429s no longer.
 func (r *refusals) complete(now time.Time, paced bool) bool {
 	return r.answers() >= roundAnswers && now.Sub(r.began) >= roundTime && !r.atLimit(paced)
 }
@@ -130,7 +138,8 @@ func (r *refusals) try(now time.Time, part float64) {
 	r.before, r.explained = share, max(0, 1-(1-share)/part)
 }
 
-// assess ends a trial that has seen enough, and finds the background. same: the cut made no difference.
+// assess ends a trial that has seen enough, and finds the background. same: the cut made no
+// difference.
 func (r *refusals) assess(now time.Time) (ended, same bool) {
 	share, expected := r.share(), r.before*float64(r.answers())
 	rose := float64(r.limited) > 2*max(expected, trialRefused)+1

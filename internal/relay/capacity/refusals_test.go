@@ -16,7 +16,8 @@ func refuseSome(seed uint64, share float64) func(time.Time) bool {
 	return func(time.Time) bool { return random.Float64() >= share }
 }
 
-// A receiver that refuses a share of the requests, whatever their rate, is sent what comes as it comes, although it asks to come back later.
+// A receiver that refuses a share of the requests, whatever their rate, is sent what comes as it
+// comes, although it asks to come back later.
 func TestFlowBearsAShareOfRefusals(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -30,7 +31,8 @@ func TestFlowBearsAShareOfRefusals(t *testing.T) {
 					t.Parallel()
 					var accepted, wanted float64
 					var waits []time.Duration
-					// Some ten thousand requests say enough; with the race detector each takes 15 µs.
+					// Some ten thousand requests say enough; with the race detector each takes 15
+					// µs.
 					seeds, lasts := uint64(max(1, min(5, 1000/arrive))), min(time.Minute, time.Duration(60_000/arrive*float64(time.Second)))
 					for seed := range seeds {
 						s := simulate(64, 0)

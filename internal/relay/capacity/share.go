@@ -10,8 +10,9 @@ type Sharer struct {
 	Active   bool // has something to send
 }
 
-// A Division is how lanes share the relay's capacity. A lane whose breaker is not closed takes of it what it has in flight, and what its
-// trial may have: were it a sharer like the others, a destination that is down would halve what they may send.
+// A Division is how lanes share the relay's capacity. A lane whose breaker is not closed takes of
+// it what it has in flight, and what its trial may have: were it a sharer like the others, a
+// destination that is down would halve what they may send.
 type Division struct {
 	rest   int // of the capacity, for the lanes whose breakers are closed
 	usable int // how many those are
@@ -46,8 +47,8 @@ func Divide(capacity int, sharers []Sharer) (d Division) {
 	return d
 }
 
-// Part returns how much of the capacity a lane may have, at least 1. One that has nothing to send gets as much as if all lanes had
-// something: they may all get something now.
+// Part returns how much of the capacity a lane may have, at least 1. One that has nothing to send
+// gets as much as if all lanes had something: they may all get something now.
 func (d Division) Part(state policy.BreakerState, active bool) int {
 	switch {
 	case state != policy.BreakerClosed:

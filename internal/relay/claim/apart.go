@@ -11,9 +11,11 @@ import (
 )
 
 const (
-	// claimApartFor is how long each part of a claim has a statement of its own after one of them met data that cannot be read.
+	// claimApartFor is how long each part of a claim has a statement of its own after one of them
+	// met data that cannot be read.
 	claimApartFor = time.Minute
-	// damagedAgain is how long such a part is put off. It is shorter than lane.LiveWindow: what becomes due meanwhile must still be live then.
+	// damagedAgain is how long such a part is put off. It is shorter than lane.LiveWindow: what
+	// becomes due meanwhile must still be live then.
 	damagedAgain = lane.LiveWindow / 2
 )
 
@@ -23,8 +25,8 @@ type damaged struct {
 	again map[damagedPart]time.Time // not before
 }
 
-// A damagedPart is a class of a destination or, with noClass, its ordering keys. A rescan is a part of its own, since it reads
-// more than the scan behind the cursor.
+// A damagedPart is a class of a destination or, with noClass, its ordering keys. A rescan is a part
+// of its own, since it reads more than the scan behind the cursor.
 type damagedPart struct {
 	destination string
 	class       lane.Class
@@ -33,8 +35,9 @@ type damagedPart struct {
 
 const noClass lane.Class = -1
 
-// claimAll claims for all requests in one statement. A damaged page fails the whole statement. Each scan, and the keys of each
-// destination, then get a statement of their own for a while, so that other destinations, and newer deliveries of the same one, go on.
+// claimAll claims for all requests in one statement. A damaged page fails the whole statement. Each
+// scan, and the keys of each destination, then get a statement of their own for a while, so that
+// other destinations, and newer deliveries of the same one, go on.
 func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request) (Result, error) {
 	now := time.Now()
 	if !now.Before(c.damaged.until) {
@@ -113,7 +116,8 @@ func (c *Rows) claimPart(ctx context.Context, instance int32, part Request, now 
 	return result, err
 }
 
-// claimBehind claims the newer half of a part that met damaged data, or else the newer half of that, and so on.
+// claimBehind claims the newer half of a part that met damaged data, or else the newer half of
+// that, and so on.
 func (c *Rows) claimBehind(ctx context.Context, instance int32, part Request) (result Result, err error) {
 	end := c.Clock.Now()
 	width := min(end.Sub(part.Scans[0].After.At), lane.LiveWindow)

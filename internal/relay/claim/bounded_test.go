@@ -15,8 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// histories are states of one ordering key, "hot", that leave n entries before its 1,000 due deliveries. Each returns the floor
-// that a relay would have learnt.
+// histories are states of one ordering key, "hot", that leave n entries before its 1,000 due
+// deliveries. Each returns the floor that a relay would have learnt.
 var histories = map[string]func(db *relaytest.Database, n int) (floor int64){
 	"failed and skipped": func(db *relaytest.Database, n int) int64 {
 		db.InsertKeyed("hot", 1, n)
@@ -39,8 +39,9 @@ var histories = map[string]func(db *relaytest.Database, n int) (floor int64){
 	"none": func(*relaytest.Database, int) int64 { return math.MinInt64 },
 }
 
-// A claim of a key with 1,000 due deliveries reads what it takes and what it may read, whatever became of the key's earlier
-// ones, whatever the statistics say, and however many deliveries of other keys are parked.
+// A claim of a key with 1,000 due deliveries reads what it takes and what it may read, whatever
+// became of the key's earlier ones, whatever the statistics say, and however many deliveries of
+// other keys are parked.
 func TestClaimReadsNoHistory(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -58,8 +59,8 @@ func TestClaimReadsNoHistory(t *testing.T) {
 	}
 }
 
-// claimAfter returns how many buffers one claim reads, how long it takes and what it brings, after a history of the key and with
-// statistics of as many keys as given.
+// claimAfter returns how many buffers one claim reads, how long it takes and what it brings, after
+// a history of the key and with statistics of as many keys as given.
 func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) int64, n, keys, parked int) (buffers int, took time.Duration, claimed int) {
 	db.Helper()
 	db.Exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)

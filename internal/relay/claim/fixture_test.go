@@ -22,7 +22,8 @@ type testRows struct {
 	handed   map[string]int
 }
 
-// newRows returns what claims for the destinations, as a relay that the database knows; without a database, it must not claim.
+// newRows returns what claims for the destinations, as a relay that the database knows; without a
+// database, it must not claim.
 func newRows(t testing.TB, db *relaytest.Database, destinations ...post.Destination) testRows {
 	t.Helper()
 	all := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })

@@ -31,7 +31,8 @@ func holdFront(db *relaytest.Database) *pgx.Conn {
 	return stranger
 }
 
-// A scan that shares its front passes what other relays have in flight, however much that is, and reads no further than it has room.
+// A scan that shares its front passes what other relays have in flight, however much that is, and
+// reads no further than it has room.
 func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	const inFlight, free = 3 * lane.ScanExtra, 20
@@ -96,8 +97,8 @@ func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 	testkit.Equal(t, "locks are left", relaytest.Row[int](db, heldLocks), 0)
 }
 
-// A claim that meets what others have in flight, or have just locked, makes the next ones of its cursor ask for the lock. One that was
-// refused leaves the cursor where it is, and is repeated.
+// A claim that meets what others have in flight, or have just locked, makes the next ones of its
+// cursor ask for the lock. One that was refused leaves the cursor where it is, and is repeated.
 func TestCursorSharesItsFront(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))
@@ -143,7 +144,8 @@ func TestCursorSharesItsFront(t *testing.T) {
 	}
 }
 
-// A relay that has had no turn for long claims without the lock at once. Nothing else would wake it: it has sent all that it had.
+// A relay that has had no turn for long claims without the lock at once. Nothing else would wake
+// it: it has sent all that it had.
 func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))
@@ -165,7 +167,8 @@ func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
 	}
 }
 
-// All candidates are locked by one node: one for each would prepare again for each row that another relay has claimed meanwhile.
+// All candidates are locked by one node: one for each would prepare again for each row that another
+// relay has claimed meanwhile.
 func TestClaimLocksInOneNode(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -18,7 +18,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// Rows that no notification tells of are found by the search of the next poll, and none of a destination that is held.
+// Rows that no notification tells of are found by the search of the next poll, and none of a
+// destination that is held.
 func TestSearchFindsWhatIsDue(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -36,7 +37,8 @@ func TestSearchFindsWhatIsDue(t *testing.T) {
 	testkit.Equal(t, "found", strings.Join(found, " "), "default due replayed z")
 }
 
-// claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.
+// claimAll claims for one lane what a scan over all of its live deliveries finds, and then the
+// ordering keys that it found.
 func claimAll(db *relaytest.Database, s claims, instance int32, free, run int) []lane.Delivery {
 	db.Helper()
 	request := Request{Destination: "default", Run: run, Promise: policy.DefaultNotAfter, Scans: []lane.Scan{{Free: free}}}
@@ -72,7 +74,8 @@ func claimRuns(db *relaytest.Database, free, run int) map[string][]int64 {
 	return of
 }
 
-// What a claim brings behind the heads of ordering keys is bounded for each key, and for all of them.
+// What a claim brings behind the heads of ordering keys is bounded for each key, and for all of
+// them.
 func TestClaimBoundsRuns(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ run, want int }{
@@ -102,7 +105,8 @@ func TestClaimBoundsRuns(t *testing.T) {
 	}
 }
 
-// A head that may have killed relays comes alone, or its followers would be suspected with it and fail for it.
+// A head that may have killed relays comes alone, or its followers would be suspected with it and
+// fail for it.
 func TestSuspectedHeadComesAlone(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -148,8 +152,8 @@ func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 	relaytest.Becomes(db, "4 unrouted", `SELECT count(*) FILTER (WHERE reordered > 0) * 4 || ' ' || (SELECT event_type FROM outbox_delivery JOIN outbox ON id = event_id WHERE destination = '') FROM outbox_destination`)
 }
 
-// A relay whose row is gone claims nothing, and must not move past what it cannot claim: a cursor that did would rest a hundred times
-// as long as it lasted before it looked again.
+// A relay whose row is gone claims nothing, and must not move past what it cannot claim: a cursor
+// that did would rest a hundred times as long as it lasted before it looked again.
 func TestClaimOfARemovedRelayMovesNowhere(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -198,7 +202,8 @@ func TestTakenOverInTheMiddleOfAKey(t *testing.T) {
 	}
 }
 
-// Each claim releases the next delivery of each of its keys, however many keys there are, without going through the others.
+// Each claim releases the next delivery of each of its keys, however many keys there are, without
+// going through the others.
 func TestReleaseOfManyKeys(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -28,9 +28,9 @@ func engineConn(db *relaytest.Database) *pgx.Conn {
 	return conn
 }
 
-// A plan is made once and kept: on an empty table, where any scan looks cheap, or when nearly everything was delivered
-// and what is pending seems to be nothing. It must still be right when there are 100,000 more, whether or not
-// anybody has analysed the table since.
+// A plan is made once and kept: on an empty table, where any scan looks cheap, or when nearly
+// everything was delivered and what is pending seems to be nothing. It must still be right when
+// there are 100,000 more, whether or not anybody has analysed the table since.
 func TestPlansStayRightAsTheTableGrows(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -124,7 +124,8 @@ var wantedPlans = map[string][]string{
 	"void":      {"Index Cond: (instance = $1)"},
 }
 
-// planned prepares and runs the hot statements, as a relay does at its start, and returns what shows their plans.
+// planned prepares and runs the hot statements, as a relay does at its start, and returns what
+// shows their plans.
 func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 	t.Helper()
 	for name, s := range hotStatements {
@@ -143,7 +144,8 @@ func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 	}
 }
 
-// However many claim at the same time: no claim gets more than asked for, nothing is given twice, and all is given out.
+// However many claim at the same time: no claim gets more than asked for, nothing is given twice,
+// and all is given out.
 func TestConcurrentClaims(t *testing.T) {
 	t.Parallel()
 	const claimers, free, each = 8, 7, 500
@@ -208,8 +210,8 @@ func next(r lane.ScanResult) lane.Keyset {
 	return r.Last
 }
 
-// No column that a claim writes stands in an index, and the pages have room, also while a transaction keeps them from being
-// pruned: claims leave no dead index entries.
+// No column that a claim writes stands in an index, and the pages have room, also while a
+// transaction keeps them from being pruned: claims leave no dead index entries.
 func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	t.Parallel()
 	const events = 2000

@@ -16,8 +16,8 @@ type laneClaim struct {
 	request Request
 }
 
-// laneClaims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
-// is ready or, when it is time to scan, if it has room.
+// laneClaims returns what to claim in this turn. A lane takes part if its last claim left
+// something, if one of its ordering keys is ready or, when it is time to scan, if it has room.
 func (c *Rows) laneClaims(now time.Time, scan bool) []laneClaim {
 	lanes := c.Lanes.Visited()
 	parts := c.Lanes.Divide(c.MaxInFlight(), nil)
@@ -69,8 +69,8 @@ func (c *Rows) newRequest(l *lane.Lane, now time.Time, scan bool) (request Reque
 	return request
 }
 
-// newScans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
-// from the overlap before it; the backlog ends where they begin.
+// newScans returns which parts of a lane's due deliveries to read. Live ones are read from the
+// position of the last claim, or from the overlap before it; the backlog ends where they begin.
 func (c *Rows) newScans(l *lane.Lane, now time.Time, free [lane.Classes]int, scanLive, worthwhile bool) (scans []lane.Scan) {
 	window := lane.Keyset{At: c.Clock.Now().Add(-lane.LiveWindow)}
 	w := &l.Cursors[lane.Live]
@@ -84,7 +84,8 @@ func (c *Rows) newScans(l *lane.Lane, now time.Time, free [lane.Classes]int, sca
 		}
 		after = window
 	}
-	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
+	// Deliveries that are claimed by their key take no room from these: keys that always go on
+	// would leave none.
 	if free[lane.Live] > 0 && (scanLive || w.More && worthwhile) {
 		scans = append(scans, w.Scan(lane.Live, now, free[lane.Live], after, lane.Keyset{}))
 	}
@@ -109,8 +110,8 @@ func (c *Rows) newScans(l *lane.Lane, now time.Time, free [lane.Classes]int, sca
 	return c.deferShared(now, scans)
 }
 
-// deferShared leaves out shared scans until it is time to try again. A relay that claims without the lock keeps them.
-// See docs/decisions/0065-one-claim-at-the-front.md.
+// deferShared leaves out shared scans until it is time to try again. A relay that claims without
+// the lock keeps them. See docs/decisions/0065-one-claim-at-the-front.md.
 func (c *Rows) deferShared(now time.Time, scans []lane.Scan) []lane.Scan {
 	if c.contention.Alone(now) {
 		for i := range scans {

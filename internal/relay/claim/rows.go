@@ -96,7 +96,8 @@ func (c *Rows) claim(ctx context.Context, instance int32, claims []laneClaim) (R
 	return c.claimAll(ctx, instance, requests)
 }
 
-// claimFailed makes the keys of a failed claim ready again and puts its cursors off, so that the next claim costs less.
+// claimFailed makes the keys of a failed claim ready again and puts its cursors off, so that the
+// next claim costs less.
 func (c *Rows) claimFailed(claims []laneClaim) {
 	for _, claim := range claims {
 		for _, key := range claim.request.Keys {
@@ -126,7 +127,8 @@ func (c *Rows) countWork(claimed []lane.Delivery) (n int) {
 	return n
 }
 
-// applyResult moves the cursors past what a claim has read. It reports whether any ordering key can be claimed at once.
+// applyResult moves the cursors past what a claim has read. It reports whether any ordering key can
+// be claimed at once.
 func (c *Rows) applyResult(claims []laneClaim, result Result, took time.Duration) (ready bool) {
 	if result.contended {
 		c.contention.Record(time.Now(), true)
@@ -153,9 +155,9 @@ func (c *Rows) applyResult(claims []laneClaim, result Result, took time.Duration
 	return ready
 }
 
-// rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
-// or at the one that it found and could not claim. No floor stands at one that joined its key later: rows of events that were in hand then
-// come before it.
+// rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head
+// that the claim brought, or at the one that it found and could not claim. No floor stands at one
+// that joined its key later: rows of events that were in hand then come before it.
 func (c *Rows) rememberFloors(claims []laneClaim, result Result) {
 	index := map[string]int{}
 	for i := range claims {
@@ -234,7 +236,8 @@ func (c *Rows) noteKeys(l *lane.Lane, class lane.Class, keys []lane.FoundKey) {
 	}
 }
 
-// advanceCursor moves the cursor of a lane past what its scan s has read, which brought so many deliveries.
+// advanceCursor moves the cursor of a lane past what its scan s has read, which brought so many
+// deliveries.
 func (c *Rows) advanceCursor(l *lane.Lane, s lane.Scan, read lane.ScanResult, brought int, at time.Time, took time.Duration) {
 	if s.Shared && !read.Unread {
 		c.contention.Record(time.Now(), false)
@@ -243,7 +246,8 @@ func (c *Rows) advanceCursor(l *lane.Lane, s lane.Scan, read lane.ScanResult, br
 	if s.Rescan {
 		l.AdvanceRescan(read)
 	} else if !read.Unread {
-		// A little less than the poll interval, so that a scan that comes with each safety tick does not miss every other one.
+		// A little less than the poll interval, so that a scan that comes with each safety tick
+		// does not miss every other one.
 		rest := agenda.Rest{Least: c.PollInterval * 9 / 10, Times: c.RestFactor, Most: time.Duration(c.RestFactor) * agenda.LongestWork}
 		w.Advance(s.Class, read, brought+len(read.Keys), at, took, rest)
 		w.Clear = brought > 0 && brought == read.Candidates
@@ -251,7 +255,8 @@ func (c *Rows) advanceCursor(l *lane.Lane, s lane.Scan, read lane.ScanResult, br
 			w.Shared = time.Now().Add(agenda.SharedFor)
 		}
 	}
-	// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
+	// No settlement wakes the claimer for these: the requests may hang, or the deliveries are
+	// another relay's.
 	if read.More || w.Pause > 0 {
 		c.Agenda.At(agenda.CauseCursor, time.Now().Add(max(took, w.Pause)))
 	}
@@ -278,8 +283,8 @@ func (c *Rows) handOut(claims []laneClaim, result Result) {
 	}
 }
 
-// push queues the claimed deliveries of a lane, each run in the class of its most urgent delivery: a live delivery would otherwise
-// wait among the replays for those that precede it in its key.
+// push queues the claimed deliveries of a lane, each run in the class of its most urgent delivery:
+// a live delivery would otherwise wait among the replays for those that precede it in its key.
 func (c *Rows) push(claim laneClaim, deliveries []lane.Delivery, window time.Time) {
 	l := claim.lane
 	keyClass := make(map[string]lane.Class, len(claim.request.Keys))

@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// While claims are made in parts, around damaged data, the answer to one part is lost after another has brought something.
+// While claims are made in parts, around damaged data, the answer to one part is lost after another
+// has brought something.
 func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "a", "b")
@@ -62,8 +63,8 @@ type lostAnswer struct{ pgx.BatchResults }
 
 func (l lostAnswer) Close() error { return errors.Join(l.BatchResults.Close(), io.ErrUnexpectedEOF) }
 
-// A claim for many lanes brings a few deliveries of each. While a lane's scan takes all that it reads, it does not read a
-// hundred others beyond its room.
+// A claim for many lanes brings a few deliveries of each. While a lane's scan takes all that it
+// reads, it does not read a hundred others beyond its room.
 func TestScanThatTakesAllReadsLittleMore(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))
@@ -135,8 +136,8 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	}
 }
 
-// A scan sees an event of a key below what the same claim has learnt of the key: its id was handed out in a block. The next
-// claim of the key reads all of it.
+// A scan sees an event of a key below what the same claim has learnt of the key: its id was handed
+// out in a block. The next claim of the key reads all of it.
 func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))

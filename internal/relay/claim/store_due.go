@@ -48,26 +48,29 @@ type keyHead struct {
 
 // A claim reads a bounded number of rows, whatever the history of a lane or of an ordering key.
 //
-// The rows are locked in a materialised step and then updated by their ctid. Locking inside "IN (SELECT … LIMIT …)" may
-// run again for each row and claim more than its limit; a join by key can become a scan of the table. LIMIT
-// keeps the lookup of each event a lookup: a plan that was made when outbox was small may otherwise read all of it.
+// The rows are locked in a materialised step and then updated by their ctid. Locking inside "IN
+// (SELECT … LIMIT …)" may run again for each row and claim more than its limit; a join by key can
+// become a scan of the table. LIMIT keeps the lookup of each event a lookup: a plan that was made
+// when outbox was small may otherwise read all of it.
 //
-// A claim keeps its relay's row from being deleted until it has committed, so that a rescue, which deletes the row
-// first, waits for a claim that its dead relay left running; and it takes nothing once the row is gone. A claim that finds
-// nothing locks nothing, and writes nothing.
+// A claim keeps its relay's row from being deleted until it has committed, so that a rescue, which
+// deletes the row first, waits for a claim that its dead relay left running; and it takes nothing
+// once the row is gone. A claim that finds nothing locks nothing, and writes nothing.
 //
-// The fence grows with the clock: after a crash of the database that lost claims, no number is given out twice. It is odd; that of a range is
-// even (pg.IsFree).
+// The fence grows with the clock: after a crash of the database that lost claims, no number is
+// given out twice. It is odd; that of a range is even (pg.IsFree).
 //
-// The claim writes the promise, before the request that makes it: otherwise a relay that dies between request and settle would
-// leave no trace of it, and the next one would make a later promise. A settle takes it back if no request reached the receiver.
+// The claim writes the promise, before the request that makes it: otherwise a relay that dies
+// between request and settle would leave no trace of it, and the next one would make a later
+// promise. A settle takes it back if no request reached the receiver.
 const (
 	claimant = `
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS fence FROM outbox_relay WHERE instance = $1`
 
-	// lockFound locks the deliveries d of the candidates c that are still free, all in one node of the plan: with one node for each,
-	// PostgreSQL prepares anew (30 µs) for each row that another relay has claimed meanwhile. CASE makes ctid the only way to a
-	// row. Conditions on d alone let a plan that was made on a small table read all of a large one.
+	// lockFound locks the deliveries d of the candidates c that are still free, all in one node of
+	// the plan: with one node for each, PostgreSQL prepares anew (30 µs) for each row that another
+	// relay has claimed meanwhile. CASE makes ctid the only way to a row. Conditions on d alone let
+	// a plan that was made on a small table read all of a large one.
 	lockFound = `, outbox_delivery d
     WHERE d.ctid = c.place AND CASE WHEN d.event_id = c.event_id
         THEN d.status NOT IN ('delivered', 'failed', 'discarded') AND d.next_attempt_at <= now() AND ` + pg.IsFree + ` END
@@ -94,12 +97,14 @@ SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bi
        `
 )
 
-// Claim leases, for every request, at most the free deliveries of each scan that have no ordering key, and the next of each of
-// its keys with those that follow it, in one transaction. The deliveries are returned in the order in which they became due.
+// Claim leases, for every request, at most the free deliveries of each scan that have no ordering
+// key, and the next of each of its keys with those that follow it, in one transaction. The
+// deliveries are returned in the order in which they became due.
 func (c *Rows) Claim(ctx context.Context, instance int32, requests []Request) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	// Lease and promise are counted from before the statement, so that this clock's view of them ends before the database's.
+	// Lease and promise are counted from before the statement, so that this clock's view of them
+	// ends before the database's.
 	reader := claimReader{requests: requests, begun: time.Now(), lease: c.Lease}
 	reader.result.Deliveries = make([]lane.Delivery, 0, c.claimed)
 	var queries pgx.Batch
@@ -121,7 +126,8 @@ type claimReader struct {
 	result   Result
 }
 
-// A claimedRow is a row of either statement: a delivery, with the number of its scan or request, or, without a number, what the scans saw.
+// A claimedRow is a row of either statement: a delivery, with the number of its scan or request,
+// or, without a number, what the scans saw.
 type claimedRow struct {
 	lane.Delivery
 	number     *int64
@@ -162,8 +168,9 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	return rows.Err()
 }
 
-// ClaimDue claims for the scans. A scan reads the index of due deliveries. It takes those without an ordering key, and only notes the
-// keys of the others. It passes deliveries in flight, but returns the last one that it may read: this is how far it came.
+// ClaimDue claims for the scans. A scan reads the index of due deliveries. It takes those without
+// an ordering key, and only notes the keys of the others. It passes deliveries in flight, but
+// returns the last one that it may read: this is how far it came.
 const ClaimDue = `
 WITH front AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(427020085613 # 'outbox_delivery'::regclass::oid::bigint) AS mine
@@ -318,8 +325,8 @@ func (a *dueArguments) columns() []any {
 	return []any{a.candidates, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared}
 }
 
-// rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above
-// capacity.AloneFrom only requests that were sent alone count.
+// rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let
+// its lease end. Above capacity.AloneFrom only requests that were sent alone count.
 const rescuesAfterClaim = `
     CASE WHEN d.claimed_by IS NULL OR EXISTS (
              SELECT FROM outbox_void v

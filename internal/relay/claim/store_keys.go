@@ -9,20 +9,22 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
-// A delivery with an ordering key is claimed by its key alone: the first pending one behind the key's floor, if no failed or parked
-// one stands before it, together with those that follow it without a gap. LIMIT bounds both. The floor keeps dead index
-// entries from being read again and again while a long transaction blocks vacuum.
+// A delivery with an ordering key is claimed by its key alone: the first pending one behind the
+// key's floor, if no failed or parked one stands before it, together with those that follow it
+// without a gap. LIMIT bounds both. The floor keeps dead index entries from being read again and
+// again while a long transaction blocks vacuum.
 //
-// Parked deliveries have the destination ”. (SELECT ”) keeps the planner from seeing that constant: it would choose the small index of
-// parked deliveries, and read all of it for each key.
+// Parked deliveries have the destination ”. (SELECT ”) keeps the planner from seeing that constant:
+// it would choose the small index of parked deliveries, and read all of it for each key.
 //
 // A head that may have killed relays comes alone, or what follows would be suspected with it.
 //
-// What a claim takes waits behind nothing any more, and neither does the next delivery of the key, which becomes its head: it must be
-// found by any relay if this one dies. What waits behind a head that cannot be sent for a while is reported; see package waiting.
+// What a claim takes waits behind nothing any more, and neither does the next delivery of the key,
+// which becomes its head: it must be found by any relay if this one dies. What waits behind a head
+// that cannot be sent for a while is reported; see package waiting.
 //
-// One that joined its key when it became due is not clear while an open range that was taken before has events of the key: these have no
-// rows, and come first. It is reported too.
+// One that joined its key when it became due is not clear while an open range that was taken before
+// has events of the key: these have no rows, and come first. It is reported too.
 const claimKeys = `
 WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
 ), ` + intake.KeysInHand + `, lane AS MATERIALIZED (
@@ -118,8 +120,8 @@ func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
 	})
 }
 
-// keyArguments are the ordering keys of a claim as columns: those of each request, and of each key. The keys of a request are a
-// slice of theirs.
+// keyArguments are the ordering keys of a claim as columns: those of each request, and of each key.
+// The keys of a request are a slice of theirs.
 type keyArguments struct {
 	requests          []int // the index of each
 	destinations      []string

@@ -9,8 +9,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// selectDue finds the destinations of which this relay may claim something. It goes from one destination to the next in the index of what
-// is due, and reads the first delivery of each and of its replays: it costs what destinations wait for, and not how many there are.
+// selectDue finds the destinations of which this relay may claim something. It goes from one
+// destination to the next in the index of what is due, and reads the first delivery of each and of
+// its replays: it costs what destinations wait for, and not how many there are.
 const selectDue = `
 WITH RECURSIVE pending (destination) AS (
     (SELECT d.destination FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination > ''` + firstDue + `)

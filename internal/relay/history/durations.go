@@ -5,10 +5,12 @@ import (
 	"time"
 )
 
-// buckets is how many a histogram has at most. Their upper bounds grow by half from 0.5 ms to about 5 hours.
+// buckets is how many a histogram has at most. Their upper bounds grow by half from 0.5 ms to about
+// 5 hours.
 const buckets = 44
 
-// Durations is a histogram: how many durations lie in each bucket, up to the last that has any. Histograms can be added.
+// Durations is a histogram: how many durations lie in each bucket, up to the last that has any.
+// Histograms can be added.
 type Durations []int32
 
 // bound returns the upper end of a bucket in seconds.

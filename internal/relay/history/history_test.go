@@ -27,7 +27,8 @@ func stage(t testing.TB) (*relaytest.Database, pg.DB) {
 	return db, pg.ReadCommitted(pool, pg.NewNames("", "outbox_schema_version"))
 }
 
-// What two relays did is added up: counts, histograms of different length, and the backlog, which both see, not twice.
+// What two relays did is added up: counts, histograms of different length, and the backlog, which
+// both see, not twice.
 func TestRelaysAddUp(t *testing.T) {
 	t.Parallel()
 	db, conn := stage(t)
@@ -73,7 +74,8 @@ func TestRelaysAddUp(t *testing.T) {
 	}
 }
 
-// However many destinations there are, a minute has a bounded number of rows. What is old is removed, and what could not be written is kept.
+// However many destinations there are, a minute has a bounded number of rows. What is old is
+// removed, and what could not be written is kept.
 func TestHistoryIsBounded(t *testing.T) {
 	t.Parallel()
 	db, conn := stage(t)

@@ -11,18 +11,20 @@ import (
 )
 
 const (
-	// Busiest is how many destinations, and how many pairs of destination and event type, have rows of their own in one
-	// minute. The rest is one row.
+	// Busiest is how many destinations, and how many pairs of destination and event type, have rows
+	// of their own in one minute. The rest is one row.
 	Busiest = 100
 	// Rest is the name of that row's destination.
 	Rest = "*"
-	// maxKeys bounds the memory of a minute, about half a kilobyte each: what comes beyond it belongs to the rest.
+	// maxKeys bounds the memory of a minute, about half a kilobyte each: what comes beyond it
+	// belongs to the rest.
 	maxKeys = 2000
 	// backlogs is of how many destinations the backlog is counted, up to 10,001 deliveries each.
 	backlogs = 20
 )
 
-// A Key names what is counted together. An empty destination stands for all, an empty event type for all types.
+// A Key names what is counted together. An empty destination stands for all, an empty event type
+// for all types.
 type Key struct{ Destination, EventType string }
 
 // Counts are what happened within some time.
@@ -30,7 +32,8 @@ type Counts struct {
 	Delivered int64 `json:"delivered"`
 	Failed    int64 `json:"failed"`
 	Retried   int64 `json:"retried"`
-	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt of a delivery.
+	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt
+	// of a delivery.
 	Probes int64 `json:"probes"`
 	// Took are the times of the requests that delivered; Latency those from the commit until then.
 	Took    Durations `json:"took"`
@@ -61,8 +64,8 @@ type Recorder struct {
 // New returns a Recorder that has counted nothing.
 func New() *Recorder { return &Recorder{counts: map[Key]*Counts{}} }
 
-// Attempted counts one request. took is its time, latency that from the commit of the event to its end. A nil Recorder counts
-// nothing.
+// Attempted counts one request. took is its time, latency that from the commit of the event to its
+// end. A nil Recorder counts nothing.
 func (r *Recorder) Attempted(key Key, outcome policy.Outcome, took, latency time.Duration) {
 	if r == nil {
 		return
@@ -114,8 +117,8 @@ func (r *Recorder) giveBack(taken map[Key]*Counts) {
 	}
 }
 
-// Unwritten returns a copy of what was counted since the last flush, with sums for all destinations and all types. A nil Recorder has
-// nothing.
+// Unwritten returns a copy of what was counted since the last flush, with sums for all destinations
+// and all types. A nil Recorder has nothing.
 func (r *Recorder) Unwritten() map[Key]*Counts {
 	if r == nil {
 		return nil
@@ -145,7 +148,8 @@ func sum(counts map[Key]*Counts) map[Key]*Counts {
 	return all
 }
 
-// busiest returns the keys of sums that get rows of their own, and adds the destinations among the others to the rest.
+// busiest returns the keys of sums that get rows of their own, and adds the destinations among the
+// others to the rest.
 func busiest(sums map[Key]*Counts) []Key {
 	var destinations, pairs []Key
 	for key := range maps.Keys(sums) {

@@ -49,9 +49,11 @@ type Sum struct {
 	Delivered int64 `json:"delivered"`
 	Failed    int64 `json:"failed"`
 	Retried   int64 `json:"retried"`
-	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt of a delivery.
+	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt
+	// of a delivery.
 	Probes int64 `json:"probes"`
-	// Response is how long the requests took that delivered. Latency is from the commit until then, with all waits and attempts.
+	// Response is how long the requests took that delivered. Latency is from the commit until then,
+	// with all waits and attempts.
 	Response Quantiles `json:"response"`
 	Latency  Quantiles `json:"latency"`
 }
@@ -61,9 +63,11 @@ func (c *Counts) Sum() Sum {
 	return Sum{c.Delivered, c.Failed, c.Retried, c.Probes, c.Took.Quantiles(), c.Latency.Quantiles()}
 }
 
-// A Series is a history, the oldest point first. Rates are per minute, times in seconds; nil: there is nothing.
+// A Series is a history, the oldest point first. Rates are per minute, times in seconds; nil: there
+// is nothing.
 type Series struct {
-	// From and To bound the span, and Times are when the step of each point began, in seconds since 1970.
+	// From and To bound the span, and Times are when the step of each point began, in seconds since
+	// 1970.
 	From      int64      `json:"from"`
 	To        int64      `json:"to"`
 	Times     []int64    `json:"times"`
@@ -136,8 +140,9 @@ func Build(stored []Point, destination string, unwritten map[Key]*Counts, span S
 	return past
 }
 
-// seriesOf returns the points of a span. Before the first that is known nothing is; after it, a step without counts had none. The present
-// step, which is not over, is left out unless it is the only one.
+// seriesOf returns the points of a span. Before the first that is known nothing is; after it, a
+// step without counts had none. The present step, which is not over, is left out unless it is the
+// only one.
 func seriesOf(steps map[int64]*Point, span Span, now time.Time) Series {
 	last := now.Truncate(span.Step)
 	s := Series{From: last.Add(span.Step - span.Back).Unix(), To: last.Unix()}

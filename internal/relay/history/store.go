@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// Relays that write the same rows do so in one order, so that none waits for another in a circle. What was counted since half a minute
-// ago belongs to the minute that lay around it.
+// Relays that write the same rows do so in one order, so that none waits for another in a circle.
+// What was counted since half a minute ago belongs to the minute that lay around it.
 const addCounts = `
 WITH given AS MATERIALIZED (
     SELECT g.* FROM jsonb_to_recordset($1) AS g (destination text, event_type text, delivered bigint, failed bigint, retried bigint, probes bigint,
@@ -50,8 +50,9 @@ type row struct {
 // pruneEvery is after how many flushes one also removes what is too old.
 const pruneEvery = 60
 
-// Flush adds what was counted since the last flush, and the backlog of the given destinations, to the database. What could not be
-// written is kept for the next one. Only one flush may run at a time.
+// Flush adds what was counted since the last flush, and the backlog of the given destinations, to
+// the database. What could not be written is kept for the next one. Only one flush may run at a
+// time.
 func (r *Recorder) Flush(ctx context.Context, db pg.DB, destinations []string) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

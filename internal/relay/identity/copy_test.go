@@ -32,7 +32,8 @@ func watched(r *relay, dsn string, pooled bool) *pgxpool.Pool {
 	return pool
 }
 
-// turning returns a pool that leads to one database, and from the call of turn on to another one, as the host of both.
+// turning returns a pool that leads to one database, and from the call of turn on to another one,
+// as the host of both.
 func turning(r *relay, from, to *relaytest.Database, pooled bool) (pool *pgxpool.Pool, turn func(back bool)) {
 	r.db.Helper()
 	other, err := pgx.ParseConfig(to.DSN)
@@ -56,8 +57,8 @@ func turning(r *relay, from, to *relaytest.Database, pooled bool) (pool *pgxpool
 	}
 }
 
-// Each way of copying a database in which a relay ran, that relay's row with it: a relay on the copy runs no statement and shows
-// that it waits, until an operator accepts the copy.
+// Each way of copying a database in which a relay ran, that relay's row with it: a relay on the
+// copy runs no statement and shows that it waits, until an operator accepts the copy.
 func TestCopies(t *testing.T) {
 	t.Parallel()
 	original := func(t *testing.T) *relaytest.Database {
@@ -110,8 +111,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// A standby that takes over, at the address that relays know, is the same database; its timeline is recorded. At another address it
-// is a copy, although nothing else tells it from the original.
+// A standby that takes over, at the address that relays know, is the same database; its timeline is
+// recorded. At another address it is a copy, although nothing else tells it from the original.
 func TestPromotedStandby(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -131,7 +132,8 @@ func TestPromotedStandby(t *testing.T) {
 	}
 }
 
-// A running relay's pool leads to a copy, though its session does not: no statement is run there. Back again, they are.
+// A running relay's pool leads to a copy, though its session does not: no statement is run there.
+// Back again, they are.
 func TestPoolThatLeadsToACopy(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -151,8 +153,8 @@ func TestPoolThatLeadsToACopy(t *testing.T) {
 	relaytest.Must(t, pool.Ping(t.Context()))
 }
 
-// A pooler may lead elsewhere from one statement to the next: none is run there, whether or not the server tells its identifier.
-// The relay's session notices, too.
+// A pooler may lead elsewhere from one statement to the next: none is run there, whether or not the
+// server tells its identifier. The relay's session notices, too.
 func TestPoolerThatLeadsToACopy(t *testing.T) {
 	t.Parallel()
 	original := relaytest.Covered(t)

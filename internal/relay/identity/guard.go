@@ -14,8 +14,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// Guard keeps this relay from working on a copy of its database. The session asks it before it registers and now and
-// then afterwards; the pool asks it for every connection, so that no statement runs where the session did not look.
+// Guard keeps this relay from working on a copy of its database. The session asks it before it
+// registers and now and then afterwards; the pool asks it for every connection, so that no
+// statement runs where the session did not look.
 type Guard struct {
 	cfg Config
 
@@ -24,7 +25,8 @@ type Guard struct {
 	state guardState
 	// instance that the session has registered; 0 while it has none.
 	instance int32
-	// session counts registrations: each may be on another server, so that connections have to be compared again.
+	// session counts registrations: each may be on another server, so that connections have to be
+	// compared again.
 	session int
 
 	// system and database that were accepted last; 0: unknown.
@@ -48,11 +50,11 @@ const (
 )
 
 const (
-	// DefaultGrace is how long a relay under a new address looks for another that works here before it raises an alarm:
-	// they may be starting together.
+	// DefaultGrace is how long a relay under a new address looks for another that works here before
+	// it raises an alarm: they may be starting together.
 	DefaultGrace = 6 * time.Second
-	// DefaultInterval is how often a relay with a connection to the server itself looks whether it still belongs there:
-	// seldom, since no connection leads elsewhere than where it led before.
+	// DefaultInterval is how often a relay with a connection to the server itself looks whether it
+	// still belongs there: seldom, since no connection leads elsewhere than where it led before.
 	DefaultInterval = 30 * time.Second
 	// announceInterval is how often the log repeats that a relay is quarantined.
 	announceInterval = 10 * time.Minute
@@ -63,8 +65,8 @@ const (
 )
 
 var (
-	// ErrGuarded keeps statements of the pool from a database that is not known to be this relay's. It is no failure of
-	// the database, and told elsewhere.
+	// ErrGuarded keeps statements of the pool from a database that is not known to be this relay's.
+	// It is no failure of the database, and told elsewhere.
 	ErrGuarded = errors.New("no statement is run: the database is not, or not yet, accepted as this relay's")
 	// errElsewhere says that two connections of one configuration lead to different databases.
 	errElsewhere = errors.New("the relay's session is not on the server that this connection leads to; does the address lead to several?")
@@ -78,17 +80,20 @@ type Config struct {
 	Name, Version, Environment string
 	// Address of the database as configured, see [Address].
 	Address string
-	// Interval between two looks of a relay that works and has a connection to the server itself. Behind a pooler every recheck
-	// looks. 0: every recheck looks.
+	// Interval between two looks of a relay that works and has a connection to the server itself.
+	// Behind a pooler every recheck looks. 0: every recheck looks.
 	Interval time.Duration
-	// Grace is how long a relay under a new address waits for another that works here before it raises an alarm. 0: not at all.
+	// Grace is how long a relay under a new address waits for another that works here before it
+	// raises an alarm. 0: not at all.
 	Grace time.Duration
-	// AlertEvery is how long after an alert a relay in quarantine asks for it again, as a channel may have failed.
+	// AlertEvery is how long after an alert a relay in quarantine asks for it again, as a channel
+	// may have failed.
 	AlertEvery time.Duration
 
 	// Log receives what the guard finds.
 	Log zerolog.Logger
-	// Quarantined follows the beginning of a quarantine with its reason, and its end with an empty one. nil: nothing does.
+	// Quarantined follows the beginning of a quarantine with its reason, and its end with an empty
+	// one. nil: nothing does.
 	Quarantined func(reason string)
 	// Failed follows a failed statement.
 	Failed func(operation string, err error)
@@ -111,11 +116,12 @@ func (g *Guard) set(state guardState, instance int32) {
 // Shut lets the pool run no statement until a session is accepted.
 func (g *Guard) Shut() { g.set(guardShut, 0) }
 
-// Admit opens the pool to a relay that has registered as instance, on the database that await accepted.
+// Admit opens the pool to a relay that has registered as instance, on the database that await
+// accepted.
 func (g *Guard) Admit(instance int32) { g.set(guardOpen, instance) }
 
-// Prologue returns the statement with which a transaction through a pooler begins, so that it goes no further on another
-// database than the one that was accepted.
+// Prologue returns the statement with which a transaction through a pooler begins, so that it goes
+// no further on another database than the one that was accepted.
 func (g *Guard) Prologue(ctx context.Context, names, values []string) (statement string, args []any) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -137,13 +143,15 @@ func (g *Guard) accepted(id Identity) {
 
 type unguardedKey struct{}
 
-// Unguarded lets statements through to a database that is not accepted: the guard's own, and those about its alert.
+// Unguarded lets statements through to a database that is not accepted: the guard's own, and those
+// about its alert.
 func Unguarded(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unguardedKey{}, true)
 }
 
-// Watch makes a pool ask the guard for every connection. Connections that sessions share, behind a pooler, lead to
-// another place at any time, so that a comparison proves nothing. names are those of the pool's statements.
+// Watch makes a pool ask the guard for every connection. Connections that sessions share, behind a
+// pooler, lead to another place at any time, so that a comparison proves nothing. names are those
+// of the pool's statements.
 func (g *Guard) Watch(cfg *pgxpool.Config, names *pg.Names, pooled bool) {
 	before := cfg.PrepareConn
 	if legacy := cfg.BeforeAcquire; before == nil && legacy != nil { //nolint:staticcheck // the pool would ignore it beside PrepareConn
@@ -190,8 +198,8 @@ func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, names *pg.Names
 	return true, nil
 }
 
-// Await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when an operator has
-// accepted it, or when ctx is done.
+// Await returns nil once the database behind h is this relay's: mostly at once, after a quarantine
+// when an operator has accepted it, or when ctx is done.
 func (g *Guard) Await(ctx context.Context, h pg.DB) error {
 	ctx = Unguarded(ctx)
 	g.beats = nil // of another connection, perhaps to another server
@@ -215,9 +223,10 @@ func (g *Guard) Await(ctx context.Context, h pg.DB) error {
 	return resolveQuarantinedAlert(ctx, h)
 }
 
-// Recheck returns an error if the database that was accepted is no longer this relay's. It looks now and then: what is
-// recorded may change, and a pooler may lead elsewhere. pool is the one that the guard watches; hasSession reports whether h is a
-// session of its own, so that the two may lead to different databases.
+// Recheck returns an error if the database that was accepted is no longer this relay's. It looks
+// now and then: what is recorded may change, and a pooler may lead elsewhere. pool is the one that
+// the guard watches; hasSession reports whether h is a session of its own, so that the two may lead
+// to different databases.
 func (g *Guard) Recheck(ctx context.Context, h, pool pg.DB, hasSession bool) error {
 	pooled, isPooled := pool.(*pg.Transactions)
 	if !isPooled && time.Since(g.looked) < g.cfg.Interval {
@@ -247,8 +256,8 @@ func (g *Guard) Recheck(ctx context.Context, h, pool pg.DB, hasSession bool) err
 	return nil
 }
 
-// look compares the database with what is recorded in it, records what may be, and returns the differences that are
-// left.
+// look compares the database with what is recorded in it, records what may be, and returns the
+// differences that are left.
 func (g *Guard) look(ctx context.Context, h pg.DB) ([]Difference, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -298,7 +307,8 @@ func (g *Guard) look(ctx context.Context, h pg.DB) ([]Difference, error) {
 	return nil, errors.New("record identity of the database: it does not stay recorded")
 }
 
-// witnessed reports whether a relay works on this very server: its session is here, or its heartbeat moves.
+// witnessed reports whether a relay works on this very server: its session is here, or its
+// heartbeat moves.
 func (g *Guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
 	if known, err := sessionWitnessed(ctx, h); known || err != nil {
 		return known, err
@@ -317,7 +327,8 @@ func (g *Guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
 	return false, nil
 }
 
-// quarantine does nothing but show itself and look again, until there is no difference left or ctx is done.
+// quarantine does nothing but show itself and look again, until there is no difference left or ctx
+// is done.
 func (g *Guard) quarantine(ctx context.Context, h pg.DB, differences []Difference) (err error) {
 	g.Shut()
 	g.cfg.Disown()

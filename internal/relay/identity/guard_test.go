@@ -37,8 +37,8 @@ type relay struct {
 	alerts   int      // how often the guard asked to send alerts
 }
 
-// comes starts a relay on a database: it waits until its guard accepts the database, and then registers. Settings that a test does
-// not give are those of a relay that works here.
+// comes starts a relay on a database: it waits until its guard accepts the database, and then
+// registers. Settings that a test does not give are those of a relay that works here.
 func comes(db *relaytest.Database, cfg identity.Config) *relay {
 	db.Helper()
 	r := &relay{db: db}
@@ -129,7 +129,8 @@ func visited(db *relaytest.Database) {
 	r.stop()
 }
 
-// The first name counts; a relay without one takes part; one with another name waits until an operator decides.
+// The first name counts; a relay without one takes part; one with another name waits until an
+// operator decides.
 func TestEnvironments(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -179,7 +180,8 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	}
 }
 
-// A new spelling of the address is good while a relay works there, and is remembered; with no relay to vouch it is not.
+// A new spelling of the address is good while a relay works there, and is remembered; with no relay
+// to vouch it is not.
 func TestSpellingsOfTheAddress(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -194,7 +196,8 @@ func TestSpellingsOfTheAddress(t *testing.T) {
 	known := comes(db, identity.Config{Address: "two:5432/app"})
 	testkit.Equal(t, "the second address is not remembered", known.works(), 0)
 	known.stop()
-	// A row without its session is no proof of a living relay, however fresh it is, and whichever session has the pid.
+	// A row without its session is no proof of a living relay, however fresh it is, and whichever
+	// session has the pid.
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, session_pid) VALUES ('copied', '', now() + interval '1 hour', pg_backend_pid())`)
 	third := comes(db, identity.Config{Address: "three:5432/app"})
 	third.wantQuarantine("its address is three:5432/app, recorded is one:5432/app or two:5432/app")
@@ -202,7 +205,8 @@ func TestSpellingsOfTheAddress(t *testing.T) {
 	third.works()
 }
 
-// Two relays under two addresses start together: the one that comes first waits for the other in silence.
+// Two relays under two addresses start together: the one that comes first waits for the other in
+// silence.
 func TestWitnessThatStartsLater(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -215,7 +219,8 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	}
 }
 
-// A relay that is quarantined vouches for no other. What is accepted are the addresses of those that wait.
+// A relay that is quarantined vouches for no other. What is accepted are the addresses of those
+// that wait.
 func TestQuarantinedRelayIsNoWitness(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -243,7 +248,8 @@ func TestQuarantinedRelayIsNoWitness(t *testing.T) {
 	}
 }
 
-// Many relays start at once on a database that no relay has seen: one of them records it, and those that do not agree wait.
+// Many relays start at once on a database that no relay has seen: one of them records it, and those
+// that do not agree wait.
 func TestFirstRelaysRace(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

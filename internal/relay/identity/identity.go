@@ -15,15 +15,19 @@ import (
 
 // Identity is what tells one database from another, and the original from its copy.
 type Identity struct {
-	// SystemIdentifier of the server: initdb chooses it, and every physical copy has the same. 0: the server does not tell.
+	// SystemIdentifier of the server: initdb chooses it, and every physical copy has the same. 0:
+	// the server does not tell.
 	SystemIdentifier int64 `json:"system_identifier,string"`
-	// DatabaseOID within the server: a restored dump and a database made from a template have another.
+	// DatabaseOID within the server: a restored dump and a database made from a template have
+	// another.
 	DatabaseOID int64 `json:"database_oid"`
-	// Timeline of the server: grows with every promotion and point-in-time recovery. It alone is no difference.
+	// Timeline of the server: grows with every promotion and point-in-time recovery. It alone is no
+	// difference.
 	Timeline int32 `json:"timeline"`
 	// Environment that relays name. Empty: none.
 	Environment string `json:"environment"`
-	// Addresses under which relays are configured to reach it, each as host:port[,host:port…]/database.
+	// Addresses under which relays are configured to reach it, each as
+	// host:port[,host:port…]/database.
 	Addresses []string `json:"addresses"`
 	// RecordedAt is when it was recorded; nil for what was found.
 	RecordedAt *time.Time `json:"recorded_at,omitempty"`
@@ -50,8 +54,9 @@ type QuarantinedRelay struct {
 
 const differentAddress = "address"
 
-// differences returns in what respects a database, found under one address, is not the recorded one. What one of the two
-// does not say makes no difference. Neither does the timeline: it changes when a standby takes over.
+// differences returns in what respects a database, found under one address, is not the recorded
+// one. What one of the two does not say makes no difference. Neither does the timeline: it changes
+// when a standby takes over.
 func (found Identity) differences(recorded Identity) (all []Difference) {
 	number := func(what string, recorded, found int64) {
 		if recorded != found && recorded != 0 && found != 0 {
@@ -79,7 +84,8 @@ func (found Identity) news(recorded Identity) bool {
 		!slices.Contains(recorded.Addresses, found.Addresses[0])
 }
 
-// onlyAddress reports whether nothing but the address differs: another spelling, perhaps, of the same place.
+// onlyAddress reports whether nothing but the address differs: another spelling, perhaps, of the
+// same place.
 func onlyAddress(differences []Difference) bool {
 	return len(differences) == 1 && differences[0].What == differentAddress
 }

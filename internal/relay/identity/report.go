@@ -14,7 +14,8 @@ import (
 type Report struct {
 	// Recorded is nil as long as no relay has worked here.
 	Recorded *Identity `json:"recorded"`
-	// Found is the database as this connection sees it. Its environment and address are those of who asks.
+	// Found is the database as this connection sees it. Its environment and address are those of
+	// who asks.
 	Found       Identity     `json:"found"`
 	Differences []Difference `json:"differences"`
 	// Foreign says why the transaction ids in the tables are not this server's, so that no relay
@@ -26,8 +27,8 @@ type Report struct {
 	Working []string `json:"working"`
 }
 
-// Reason says in one line why relays do nothing here; empty: they may work. Who asks from elsewhere under an address of
-// his own is no reason.
+// Reason says in one line why relays do nothing here; empty: they may work. Who asks from elsewhere
+// under an address of his own is no reason.
 func (r Report) Reason() string {
 	if len(r.Quarantined) > 0 {
 		return r.Quarantined[0].Reason
@@ -43,7 +44,8 @@ func (r Report) Reason() string {
 
 // Errors of decisions about a database's identity.
 var (
-	// ErrInUse says that relays work on this database, which the decision would stop, or whose events it would give up.
+	// ErrInUse says that relays work on this database, which the decision would stop, or whose
+	// events it would give up.
 	ErrInUse = errors.New("relays work on this database")
 	// ErrNotQuarantined says that there is nothing to decide: this is the recorded database.
 	ErrNotQuarantined = errors.New("this is the database that relays were accepted on")
@@ -51,8 +53,8 @@ var (
 	ErrEnvironments = errors.New("the relays that wait name different environments")
 )
 
-// Acceptable returns what accepting would record. For the relays that wait these are their addresses and environment;
-// if none does, those of who asks.
+// Acceptable returns what accepting would record. For the relays that wait these are their
+// addresses and environment; if none does, those of who asks.
 func (r Report) Acceptable() (Identity, error) {
 	id := r.Found
 	var environments []string
@@ -93,9 +95,9 @@ func (r Report) Acceptable() (Identity, error) {
 	return id, nil
 }
 
-// Discardable returns nil if what is pending may be given up because the original delivers it: relays are quarantined
-// here, or the database is plainly another one. An unknown address alone may be that of a person who looks at the
-// original from elsewhere.
+// Discardable returns nil if what is pending may be given up because the original delivers it:
+// relays are quarantined here, or the database is plainly another one. An unknown address alone may
+// be that of a person who looks at the original from elsewhere.
 func (r Report) Discardable() error {
 	switch {
 	case len(r.Working) > 0:
@@ -114,8 +116,8 @@ func (r Report) Discardable() error {
 	return nil
 }
 
-// Compare returns what a database is and what is recorded of it, for a relay of the given environment that reaches it by the given
-// [Address].
+// Compare returns what a database is and what is recorded of it, for a relay of the given
+// environment that reaches it by the given [Address].
 func Compare(ctx context.Context, db pg.DB, address, environment string) (r Report, err error) {
 	f, err := readFacts(ctx, db)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// All statements here are run as they are, not prepared: they are rare, and a pooler may be in between.
+// All statements here are run as they are, not prepared: they are rare, and a pooler may be in
+// between.
 
 // facts are what one look at a database tells: what it is, and what is recorded in it.
 type facts struct {
@@ -34,7 +35,8 @@ SELECT 0::bigint, 0, d.oid::bigint, pg_is_in_recovery(),
 FROM pg_database d LEFT JOIN outbox_identity i ON true
 WHERE d.datname = current_database()`
 
-// readFacts looks at the database. The environment and address of what it returns are the caller's to fill in.
+// readFacts looks at the database. The environment and address of what it returns are the caller's
+// to fill in.
 func readFacts(ctx context.Context, q pg.DB) (facts, error) {
 	var f facts
 	var system, oid *int64
@@ -63,7 +65,8 @@ const insertIdentity = `
 INSERT INTO outbox_identity (system_identifier, database_oid, timeline, environment, addresses) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT DO NOTHING`
 
-// recordFirst records the identity of a database that has none. Of several relays that start at once, one does.
+// recordFirst records the identity of a database that has none. Of several relays that start at
+// once, one does.
 func recordFirst(ctx context.Context, h pg.DB, id Identity) error {
 	return pg.Exec(ctx, h, "record identity of the database", insertIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
 }
@@ -80,8 +83,8 @@ UPDATE outbox_identity SET
                      ELSE addresses[greatest(1, cardinality(addresses) - $6::int + 2):] || $5::text END
 WHERE ($1::bigint = 0 OR system_identifier IN (0, $1)) AND database_oid = $2`
 
-// recordNews adds to the identity what a relay that belongs here knows better: an address, an environment where none
-// was named, the timeline after a failover.
+// recordNews adds to the identity what a relay that belongs here knows better: an address, an
+// environment where none was named, the timeline after a failover.
 func recordNews(ctx context.Context, h pg.DB, id Identity) error {
 	return pg.Exec(ctx, h, "record news of the database", extendIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses[0], maxAddresses)
 }
@@ -123,14 +126,16 @@ SELECT EXISTS (
     SELECT FROM outbox_relay r
     WHERE r.instance = $1 AND r.quarantined IS NULL AND (r.session_pid IS NULL OR ` + pg.HasSession + `))`
 
-// sameDatabase reports whether a connection leads to where this relay is registered: its session's server.
+// sameDatabase reports whether a connection leads to where this relay is registered: its session's
+// server.
 func sameDatabase(ctx context.Context, q pg.DB, instance int32) (same bool, err error) {
 	return rows.Value[bool](ctx, q, "compare connection with session", selectSameDatabase, pgx.QueryExecModeExec, instance)
 }
 
-// What a transaction through a pooler begins with, in place of [pg.SetForTransaction], once the relay has been accepted: on
-// another database it divides by zero, and the statements behind it are not run. The pooler may lead elsewhere at any time. What
-// others may have put on the role's search_path matches none of it better than pg_catalog.
+// What a transaction through a pooler begins with, in place of [pg.SetForTransaction], once the
+// relay has been accepted: on another database it divides by zero, and the statements behind it are
+// not run. The pooler may lead elsewhere at any time. What others may have put on the role's
+// search_path matches none of it better than pg_catalog.
 const setForTransactionThere = `
 SELECT pg_catalog.count(pg_catalog.set_config(s.name, s.value, true))
        / (SELECT (oid::bigint = $3::bigint AND (SELECT system_identifier FROM pg_catalog.pg_control_system()) = $4::bigint)::int
@@ -157,8 +162,9 @@ VALUES ($1, $2, $3, $4, $5) RETURNING instance`
 const updateQuarantined = `
 UPDATE outbox_relay SET heartbeat_at = now(), quarantined = $3 WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
 
-// registerQuarantined shows a relay that does nothing among the relays, or goes on showing it as instance. It has no
-// session, so that it works through a pooler too: only its heartbeat says that it lives.
+// registerQuarantined shows a relay that does nothing among the relays, or goes on showing it as
+// instance. It has no session, so that it works through a pooler too: only its heartbeat says that
+// it lives.
 func registerQuarantined(ctx context.Context, h pg.DB, instance int32, r QuarantinedRelay, version string) (int32, error) {
 	tag, err := h.Exec(ctx, updateQuarantined, pgx.QueryExecModeExec, instance, r.Name, r.Reason)
 	if err == nil && tag.RowsAffected() == 0 {

@@ -28,8 +28,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
-// The names of the rules. The table has constraints with those of the type, the key and the time; an event that breaks another one fails under
-// its name when it is routed.
+// The names of the rules. The table has constraints with those of the type, the key and the time;
+// an event that breaks another one fails under its name when it is routed.
 const (
 	typeRule      = "outbox_event_type_is_1_to_255_printable_ascii_no_blanks"
 	keyRule       = "outbox_idempotency_key_is_1_to_255_printable_ascii"
@@ -44,7 +44,8 @@ const (
 	invalidBytes = "22021" // character_not_in_repertoire
 )
 
-// TestGoAndTableAgree gives each event to Enqueue and, without the package, to the table, and then to the rules of relays.
+// TestGoAndTableAgree gives each event to Enqueue and, without the package, to the table, and then
+// to the rules of relays.
 func TestGoAndTableAgree(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))

@@ -8,7 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// While a large difference is taken in pieces, what came after it and has no key gets rows, which the takes that follow leave out.
+// While a large difference is taken in pieces, what came after it and has no key gets rows, which
+// the takes that follow leave out.
 func TestEventsBeyondACut(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)

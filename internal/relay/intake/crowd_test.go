@@ -27,7 +27,8 @@ type crowd struct {
 	written map[int64]int   // how often a settle has written it
 }
 
-// Whatever dies at which step: each committed event is settled, once, and those of one key in the order in which they were committed.
+// Whatever dies at which step: each committed event is settled, once, and those of one key in the
+// order in which they were committed.
 func TestTakersAndKills(t *testing.T) {
 	t.Parallel()
 	for _, takers := range []int{2, 4} {
@@ -50,7 +51,8 @@ func TestTakersAndKills(t *testing.T) {
 	}
 }
 
-// produce commits and rolls back transactions of several events. Those of key p<i> follow each other; those without a key overlap.
+// produce commits and rolls back transactions of several events. Those of key p<i> follow each
+// other; those without a key overlap.
 func (c *crowd) produce(ctx context.Context, number, transactions int) {
 	random := rand.New(rand.NewPCG(uint64(number), 7))
 	conn, err := pgx.Connect(ctx, c.DSN)
@@ -117,7 +119,8 @@ func (c *crowd) produce(ctx context.Context, number, transactions int) {
 	}
 }
 
-// relay takes and settles until all is settled. At each step it may die: it forgets all, and another relay begins under the next number.
+// relay takes and settles until all is settled. At each step it may die: it forgets all, and
+// another relay begins under the next number.
 func (c *crowd) relay(ctx context.Context, instance int32, random *rand.Rand) {
 	pool := relayPool(c, c.DSN)
 	for ctx.Err() == nil {

@@ -11,16 +11,17 @@ type Origin struct {
 	Timeline         int32 // 0: the server did not tell
 }
 
-// A ForeignError says that the transaction ids in the tables are not this server's, or may not be: no range may be taken. Events
-// would never be found, without any other error.
+// A ForeignError says that the transaction ids in the tables are not this server's, or may not be:
+// no range may be taken. Events would never be found, without any other error.
 type ForeignError struct {
 	Recorded, Found Origin
 	// Future says that the last range ends with transactions that this server has not begun.
 	Future bool
 }
 
-// IsFailover reports whether nothing but the timeline differs, as after the promotion of a standby. Its ids continue those of the tables:
-// [AcceptTimeline] is enough, and what this relay has in hand is void. Otherwise it takes [Rebase].
+// IsFailover reports whether nothing but the timeline differs, as after the promotion of a standby.
+// Its ids continue those of the tables: [AcceptTimeline] is enough, and what this relay has in hand
+// is void. Otherwise it takes [Rebase].
 func (e *ForeignError) IsFailover() bool {
 	return !e.Future && !differ(e.Recorded.SystemIdentifier, e.Found.SystemIdentifier)
 }

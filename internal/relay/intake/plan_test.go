@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// history adds n events that were taken and delivered, and some that wait, are in hand, or are open.
+// history adds n events that were taken and delivered, and some that wait, are in hand, or are
+// open.
 func (r *room) history(n int) {
 	r.Helper()
 	r.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'old' || i, i % 1000 FROM generate_series(1, $1::int) i`, n)
@@ -23,7 +24,8 @@ func (r *room) history(n int) {
 			CASE WHEN id % 100 > 1 THEN now() END FROM outbox`)
 }
 
-// Each statement finds its rows by the index meant for it, whatever the tables were like when it was prepared.
+// Each statement finds its rows by the index meant for it, whatever the tables were like when it
+// was prepared.
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{0, testsize.Of(200_000, 5000)} {
@@ -78,7 +80,8 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// What a take reads is bounded by what it returns: neither history, nor gaps between ids, nor open transactions count.
+// What a take reads is bounded by what it returns: neither history, nor gaps between ids, nor open
+// transactions count.
 func TestReadsOfATake(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
@@ -119,7 +122,8 @@ func TestReadsOfATake(t *testing.T) {
 	take("idle again", 0)
 }
 
-// While vacuum is blocked, dead versions gather. A take reads as many pages after 3,000 ranges as after 100, give or take a level of an index.
+// While vacuum is blocked, dead versions gather. A take reads as many pages after 3,000 ranges as
+// after 100, give or take a level of an index.
 func TestVacuumBlocked(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)

@@ -22,21 +22,23 @@ const (
 	mustCut Found = "cut"
 )
 
-// A Range is what one relay has taken: events that were visible at the take and are in no range before it.
+// A Range is what one relay has taken: events that were visible at the take and are in no range
+// before it.
 type Range struct {
 	Found Found
 	Seq   int64
 	Fence int64
 	// More says that the difference has further events: the next TakeRange should cut.
 	More bool
-	// Whole says that the range is the whole difference: each event that was committed before TakenAt is in this range or one before it.
-	// The same holds when Found is Nothing.
+	// Whole says that the range is the whole difference: each event that was committed before
+	// TakenAt is in this range or one before it. The same holds when Found is Nothing.
 	Whole   bool
 	TakenAt time.Time // when the statement began, by the database
-	// Promised is how long after TakenAt a receiver may have been told that nothing comes any more, at the earliest; of a range that was
-	// taken over.
+	// Promised is how long after TakenAt a receiver may have been told that nothing comes any more,
+	// at the earliest; of a range that was taken over.
 	Promised time.Duration
-	// Routes and Destinations have grown since an earlier range if routes, or the states of destinations, have changed since.
+	// Routes and Destinations have grown since an earlier range if routes, or the states of
+	// destinations, have changed since.
 	Routes, Destinations int64
 	// Events in the order of their ids. A range without events is ended already.
 	Events []Event
@@ -49,14 +51,17 @@ type Event struct {
 	AvailableAt pgtype.Timestamptz // as the producer wrote it, which may be infinite
 	// Wait is how long after the take the event becomes available; not positive: it is.
 	Wait time.Duration
-	// Settled names the destinations that have a row of the event already: of a range that was taken over, or beyond a cut.
+	// Settled names the destinations that have a row of the event already: of a range that was
+	// taken over, or beyond a cut.
 	Settled []string
 }
 
-// Due returns when an event is due: when it is available, but not before its transaction began; and how long after the take that is.
+// Due returns when an event is due: when it is available, but not before its transaction began; and
+// how long after the take that is.
 //
-// An event that asks for no later time is due although its transaction may have begun after the statement that takes it: on a loaded server a
-// statement gets its snapshot some time after its begin.
+// An event that asks for no later time is due although its transaction may have begun after the
+// statement that takes it: on a loaded server a statement gets its snapshot some time after its
+// begin.
 func (e *Event) Due() (at pgtype.Timestamptz, wait time.Duration) {
 	switch at = e.AvailableAt; {
 	case at.InfinityModifier != pgtype.Finite:

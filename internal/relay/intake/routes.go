@@ -6,14 +6,17 @@ import (
 	"strings"
 )
 
-// A Route sends the event types that match Pattern to a destination. '*' stands for any characters, also none.
+// A Route sends the event types that match Pattern to a destination. '*' stands for any characters,
+// also none.
 type Route struct{ Pattern, Destination string }
 
-// Routes finds the destinations of an event type. What it costs grows with the lengths of the patterns and with those that begin and end with
-// '*', not with their number. It is immutable and safe for concurrent use.
+// Routes finds the destinations of an event type. What it costs grows with the lengths of the
+// patterns and with those that begin and end with '*', not with their number. It is immutable and
+// safe for concurrent use.
 type Routes struct {
 	exact map[string][]string
-	// By what a pattern begins with before its first '*', and by what it ends with if it begins with '*'. "*" itself is a prefix.
+	// By what a pattern begins with before its first '*', and by what it ends with if it begins
+	// with '*'. "*" itself is a prefix.
 	prefix, suffix bucket
 	// Patterns that begin and end with '*' and have more between.
 	inner []pattern
@@ -117,7 +120,8 @@ func (r *Routes) Destinations(eventType string) []string {
 	return found
 }
 
-// matches reports whether the first part begins the text, the last one ends it, and the others stand between, in their order.
+// matches reports whether the first part begins the text, the last one ends it, and the others
+// stand between, in their order.
 func (p *pattern) matches(text string) bool {
 	rest, ok := strings.CutPrefix(text, p.parts[0])
 	if !ok {

@@ -10,7 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// The rules of an event that no domain of outbox keeps, by the names that producers know from before the switch.
+// The rules of an event that no domain of outbox keeps, by the names that producers know from
+// before the switch.
 const (
 	RuleAvailable = "outbox_available_at_is_in_year_1_to_366_days_ahead"
 	RuleType      = "outbox_event_type_is_1_to_255_printable_ascii_no_blanks" // of events from before the domain
@@ -30,8 +31,8 @@ const (
 	maxAhead   = 366 * 24 * time.Hour
 )
 
-// BrokenRule returns the name of the first rule that an event breaks, in the order of outbox_check_event; empty: it breaks none. The event
-// then has no route: it fails under that name.
+// BrokenRule returns the name of the first rule that an event breaks, in the order of
+// outbox_check_event; empty: it breaks none. The event then has no route: it fails under that name.
 //
 // The trigger compared available_at with the time of the insert, which created_at says.
 func BrokenRule(e *Event) string {
@@ -65,7 +66,8 @@ func isNear(available, created pgtype.Timestamptz) bool {
 	return !available.Time.After(created.Time.Add(maxAhead))
 }
 
-// isText reports whether a text arrives unchanged as the value of a header: printable ASCII without blanks around it.
+// isText reports whether a text arrives unchanged as the value of a header: printable ASCII without
+// blanks around it.
 func isText(s string) bool {
 	return len(s) >= 1 && len(s) <= maxText && isPrintable(s) && s[0] != ' ' && s[len(s)-1] != ' '
 }
@@ -79,7 +81,8 @@ func isPrintable(s string) bool {
 	return true
 }
 
-// areFit reports whether the headers of an event, as PostgreSQL prints them, are an object of strings with names that an event may bring.
+// areFit reports whether the headers of an event, as PostgreSQL prints them, are an object of
+// strings with names that an event may bring.
 func areFit(headers []byte) bool {
 	if len(headers) > maxHeaders || headers[0] != '{' {
 		return false

@@ -21,7 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// The migration applied, reverted and applied again to an outbox that is in use, between transactions that are open.
+// The migration applied, reverted and applied again to an outbox that is in use, between
+// transactions that are open.
 func TestUpDownUp(t *testing.T) {
 	t.Parallel()
 	r := &room{relaytest.New(t, "default", "other"), nil}
@@ -126,8 +127,8 @@ func (r *room) wantRules() {
 	}
 }
 
-// Events restored on another server have transaction ids that say nothing there. The guard refuses, and Rebase makes all of them pending or
-// leaves them settled, whatever is inserted meanwhile.
+// Events restored on another server have transaction ids that say nothing there. The guard refuses,
+// and Rebase makes all of them pending or leaves them settled, whatever is inserted meanwhile.
 func TestForeignIDs(t *testing.T) {
 	t.Parallel()
 	for name, shift := range map[string]int64{"from the future": 1_000_000, "from the past": 0} {
@@ -242,7 +243,8 @@ func TestFailover(t *testing.T) {
 	r.wantTaken(1, "b")
 }
 
-// savepoints runs each query after a savepoint, to which a failed one returns, as if the transaction were a connection.
+// savepoints runs each query after a savepoint, to which a failed one returns, as if the
+// transaction were a connection.
 type savepoints struct{ pgx.Tx }
 
 func (s savepoints) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

@@ -60,7 +60,8 @@ func TestSettle(t *testing.T) {
 	}
 	testkit.Equal(t, "ranges are open", relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`), 1)
 
-	// Again, as after a lost acknowledgement, now with the end of the range; a delivery that is given twice is written once.
+	// Again, as after a lost acknowledgement, now with the end of the range; a delivery that is
+	// given twice is written once.
 	s.Ranges[0].Ended = true
 	s.Deliveries = append(s.Deliveries[5:], one(2, "new", Delivered), one(2, "new", Delivered))
 	done, err = SettleRanges(t.Context(), r.pool, s)
@@ -75,7 +76,8 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// The rows of a range stand behind what joined their key before, also those that are written after it was delivered: others of the range stand there.
+// The rows of a range stand behind what joined their key before, also those that are written after
+// it was delivered: others of the range stand there.
 func TestRowsOfARangeKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
@@ -95,7 +97,8 @@ func TestRowsOfARangeKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// Nothing joins a key past a row that another session has locked: another relay may be about to join it.
+// Nothing joins a key past a row that another session has locked: another relay may be about to
+// join it.
 func TestNothingJoinsPastALockedRow(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
@@ -127,7 +130,8 @@ func TestSettleStale(t *testing.T) {
 	for name, change := range map[string]string{
 		"taken over":          `UPDATE outbox_range SET relay = 2, fence = fence + 1 WHERE seq = $1`,
 		"taken over and back": `UPDATE outbox_range SET fence = fence + 1 WHERE seq = $1`,
-		// A failover that lost the range: another relay took another event of the same id under the same number.
+		// A failover that lost the range: another relay took another event of the same id under the
+		// same number.
 		"given out again": `WITH d AS (DELETE FROM outbox_range WHERE seq = $1 RETURNING *)
 			INSERT INTO outbox_range SELECT seq, 2, fence + 1000, base, target, low, upto, young, more, oldest, keys FROM d`,
 		"gone":  `DELETE FROM outbox_range WHERE seq = $1`,
@@ -157,7 +161,8 @@ func TestSettleStale(t *testing.T) {
 	}
 }
 
-// A rescue reads the range again less what is settled, oldest first, and its former owner can write no more.
+// A rescue reads the range again less what is settled, oldest first, and its former owner can write
+// no more.
 func TestRescue(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
@@ -290,7 +295,8 @@ func TestFindBlockedKeys(t *testing.T) {
 	}
 }
 
-// Keys stay with the relay that has some in hand, as long as it takes. Events without keys go to any relay.
+// Keys stay with the relay that has some in hand, as long as it takes. Events without keys go to
+// any relay.
 func TestKeysStay(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)

@@ -8,27 +8,32 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// The columns of an event o that a relay needs, from event_type on as text: a domain has no type that a driver knows.
+// The columns of an event o that a relay needs, from event_type on as text: a domain has no type
+// that a driver knows.
 const eventColumns = `o.id, o.event_type::text AS event_type, o.event_version, o.idempotency_key::text AS idempotency_key, o.ordering_key,
     o.related_reference, nullif(o.headers, '{}')::text AS headers, o.created_at::timestamptz AS created_at, o.available_at, o.payload`
 
-// What a statement returns of an event e. The difference of infinite times is an error, that of their seconds is none.
+// What a statement returns of an event e. The difference of infinite times is an error, that of
+// their seconds is none.
 const eventResults = `e.id, e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference, e.headers, e.created_at,
     e.available_at, (extract(epoch FROM e.available_at) - extract(epoch FROM now()))::float8, CASE WHEN $3::bigint > 0 THEN e.payload END`
 
 // The destinations for which an event has a row already, since it was beyond a cut.
 const rowsBeyond = `CASE WHEN l.beyond THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) END`
 
-// What tells a relay whether the routes and the states of destinations that it remembers are those of the statement's snapshot.
+// What tells a relay whether the routes and the states of destinations that it remembers are those
+// of the statement's snapshot.
 const counts = `(SELECT i.routes FROM outbox_intake i), (SELECT i.destinations FROM outbox_intake i)`
 
-// One statement has one snapshot, so that pg_current_snapshot() says exactly which events the rest of it sees.
+// One statement has one snapshot, so that pg_current_snapshot() says exactly which events the rest
+// of it sees.
 //
-// late are the transactions that were open at base and have ended since. All others that base does not see are at or above its
-// xmax. LIMIT keeps a backlog from being read here; takeCut takes it.
+// late are the transactions that were open at base and have ended since. All others that base does
+// not see are at or above its xmax. LIMIT keeps a backlog from being read here; takeCut takes it.
 //
-// Each part has two bounds of xid and the order of outbox_by_xid, also for one transaction: by "xid =", and statistics of a table in
-// which most rows have xid 2, PostgreSQL would go through the primary key.
+// Each part has two bounds of xid and the order of outbox_by_xid, also for one transaction: by "xid
+// =", and statistics of a table in which most rows have xid 2, PostgreSQL would go through the
+// primary key.
 const takeWhole = `
 WITH last AS MATERIALIZED (
     SELECT seq, more, beyond, oldest, target AS base, pg_current_snapshot() AS target FROM outbox_range ORDER BY seq DESC LIMIT 1
@@ -62,27 +67,29 @@ SELECT CASE WHEN t.seq IS NOT NULL THEN '' WHEN l.more OR s.events > $2 OR s.eve
 FROM last l CROSS JOIN size s CROSS JOIN open p LEFT JOIN taken t ON true LEFT JOIN found e ON t.seq IS NOT NULL
 ORDER BY e.id`
 
-// The oldest open range, and whether another relay has ordering keys in hand and goes on taking. Were relays to take keys in
-// turns, each would wait for the other with each of its ranges.
+// The oldest open range, and whether another relay has ordering keys in hand and goes on taking.
+// Were relays to take keys in turns, each would wait for the other with each of its ranges.
 const openRanges = `open AS MATERIALIZED (
     SELECT min(o.seq) AS oldest, coalesce(bool_or(
         o.relay <> $1 AND o.keys IS NOT NULL AND o.taken_at > clock_timestamp() - interval '250 milliseconds'), false) AS busy
     FROM last l CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.ended_at IS NULL OFFSET 0) o
 )`
 
-// A payload that cannot be read must not keep all events from being taken: without a limit of bytes, none is read.
+// A payload that cannot be read must not keep all events from being taken: without a limit of
+// bytes, none is read.
 const payloadBytes = `CASE WHEN $3::bigint > 0 THEN octet_length(payload::text) ELSE 0 END`
 
 // fenceNow is even; that of a claim is odd (pg.IsFree).
 const fenceNow = `(((extract(epoch FROM clock_timestamp()) * 1000000)::bigint | 1) + 1)`
 
-// What does not fit one range is cut by id, never by xid: a transaction with an older xid may insert an event of a key after one
-// with a younger xid has committed.
+// What does not fit one range is cut by id, never by xid: a transaction with an older xid may
+// insert an event of a key after one with a younger xid has committed.
 //
-// start finds, once for a difference, the lowest id of the transactions from xmax(base) on; it reads their entries in the index.
-// OFFSET 0 keeps PostgreSQL from looking for the minimum in the primary key, from the oldest event on. near follows the primary key
-// from there and passes events that are not of the difference; at most eight for each event that may be taken, so that a range may
-// also be empty. span is where near ended for that reason.
+// start finds, once for a difference, the lowest id of the transactions from xmax(base) on; it
+// reads their entries in the index. OFFSET 0 keeps PostgreSQL from looking for the minimum in the
+// primary key, from the oldest event on. near follows the primary key from there and passes events
+// that are not of the difference; at most eight for each event that may be taken, so that a range
+// may also be empty. span is where near ended for that reason.
 const takeCut = `
 WITH last AS MATERIALIZED (
     SELECT seq, more, beyond, oldest, CASE WHEN more THEN upto ELSE -9223372036854775807 END AS low, CASE WHEN more THEN young END AS young,
@@ -141,12 +148,13 @@ ORDER BY e.id`
 type Terms struct {
 	Events int   // at most; at least 1
 	Bytes  int64 // of all payloads together; a range has at least one event. 0: payloads are not read
-	// Promised is the shortest X-Outbox-Not-After, from the take on, that the relay may tell a receiver of an event before it has a row.
+	// Promised is the shortest X-Outbox-Not-After, from the take on, that the relay may tell a
+	// receiver of an event before it has a row.
 	Promised time.Duration
 }
 
-// TakeRange takes the next events for a relay. It tries the whole difference first, or, if cut is set, as the last range had
-// More, the continuation. While nothing is new it writes nothing.
+// TakeRange takes the next events for a relay. It tries the whole difference first, or, if cut is
+// set, as the last range had More, the continuation. While nothing is new it writes nothing.
 func TakeRange(ctx context.Context, db pg.DB, relay int32, terms Terms, cut bool) (r Range, err error) {
 	if !cut {
 		if r, err = queryRange(ctx, db, takeWhole, relay, terms.Events, terms.Bytes, terms.Promised.Seconds()); err != nil || r.Found != mustCut {
@@ -187,7 +195,8 @@ func queryRange(ctx context.Context, db pg.DB, statement string, args ...any) (r
 	return r, nil
 }
 
-// takeFailed returns Beaten for a wait that was too long: the relay that takes has not committed yet.
+// takeFailed returns Beaten for a wait that was too long: the relay that takes has not committed
+// yet.
 func takeFailed(err error) (Range, error) {
 	if pg.HasCode(err, pg.LockNotAvailable) {
 		return Range{Found: Beaten}, nil
@@ -215,8 +224,8 @@ gone AS (
 )
 SELECT coalesce((SELECT max(seq) + 1 FROM gone), $1::bigint)`
 
-// PruneRanges removes ended ranges from the given one on, some 10,000 at most, and returns where the next call begins. The last range
-// stays: it is the progress of all relays.
+// PruneRanges removes ended ranges from the given one on, some 10,000 at most, and returns where
+// the next call begins. The last range stays: it is the progress of all relays.
 func PruneRanges(ctx context.Context, db pg.DB, from int64) (next int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -31,7 +31,8 @@ const (
 	beyondReads  = 5000
 )
 
-// Events with a key wait: what is left of the difference may hold an earlier one. $2 and $3 are those of eventResults.
+// Events with a key wait: what is left of the difference may hold an earlier one. $2 and $3 are
+// those of eventResults.
 const selectBeyond = `
 WITH last AS MATERIALIZED (SELECT seq, more, target FROM outbox_range ORDER BY seq DESC LIMIT 1),
 late AS MATERIALIZED (
@@ -54,8 +55,8 @@ FROM last l LEFT JOIN (
     LIMIT $2::int) e ON true
 WHERE l.more AND $3::bigint = 0`
 
-// FindBeyond returns events without an ordering key that came after the difference that relays are taking in pieces, and have no row.
-// There are none if it was not cut.
+// FindBeyond returns events without an ordering key that came after the difference that relays are
+// taking in pieces, and have no row. There are none if it was not cut.
 func FindBeyond(ctx context.Context, db pg.DB) (found Beyond, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -100,8 +101,8 @@ WITH last AS MATERIALIZED (
 )
 SELECT t.seq IS NOT NULL, now() FROM (SELECT 1) one LEFT JOIN taken t ON true`
 
-// WriteBeyond writes pending rows for events that [FindBeyond] returned, and at says since when they are due. It writes none, and
-// returns false, if another range was taken meanwhile.
+// WriteBeyond writes pending rows for events that [FindBeyond] returned, and at says since when
+// they are due. It writes none, and returns false, if another range was taken meanwhile.
 func WriteBeyond(ctx context.Context, db pg.DB, relay int32, seq int64, list []BeyondRow) (at time.Time, written bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -24,8 +24,8 @@ FROM outbox_intake i LEFT JOIN (SELECT target FROM outbox_range ORDER BY seq DES
 // ErrNoIntake says that the switch to this intake has not been made.
 var ErrNoIntake = errors.New("events are still routed when they are inserted: migrate the outbox")
 
-// CheckOrigin returns a [ForeignError] if the transaction ids in the tables are not this server's. A relay calls it whenever it connects,
-// before its first take.
+// CheckOrigin returns a [ForeignError] if the transaction ids in the tables are not this server's.
+// A relay calls it whenever it connects, before its first take.
 func CheckOrigin(ctx context.Context, db pg.DB) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -75,12 +75,13 @@ INSERT INTO outbox_range (seq, relay, fence, base, target, low, upto, more, olde
 SELECT l.seq + 1, 0, 0, $1::text::pg_snapshot, $1::text::pg_snapshot, 0, 0, false, l.seq + 1, now()
 FROM (SELECT seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l`
 
-// Rebase makes the server that was found the origin: every event that may not be settled gets pending deliveries, and relays begin with what
-// is committed from now on. It goes through all events in batches, each committed for itself if db is a pool; found is what [CheckOrigin] found.
+// Rebase makes the server that was found the origin: every event that may not be settled gets
+// pending deliveries, and relays begin with what is committed from now on. It goes through all
+// events in batches, each committed for itself if db is a pool; found is what [CheckOrigin] found.
 // It may be repeated when it was interrupted: until its end, CheckOrigin refuses.
 //
-// The snapshot comes first. An event is committed before it, and covered, or after it, and covered or taken: what a batch covers is
-// marked as visible.
+// The snapshot comes first. An event is committed before it, and covered, or after it, and covered
+// or taken: what a batch covers is marked as visible.
 func Rebase(ctx context.Context, db pg.DB, found Origin, batch int) (deliveries int64, err error) {
 	var since string
 	if err := db.QueryRow(ctx, selectSnapshot).Scan(&since); err != nil {

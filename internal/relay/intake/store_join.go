@@ -11,15 +11,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
-// KeysInHand is the part of a WITH that finds the hashes of the ordering keys of open ranges, as hand (seq, hash).
+// KeysInHand is the part of a WITH that finds the hashes of the ordering keys of open ranges, as
+// hand (seq, hash).
 const KeysInHand = `hand AS MATERIALIZED (
     SELECT r.seq, unnest(r.keys) AS hash FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT o.seq, o.keys FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL AND o.keys IS NOT NULL OFFSET 0) r
 )`
 
-// The place of what joins is behind the range before $4, or behind the last range. The first due row of a key is its lock: were two
-// relays to number the rows of a key at the same time, their numbers would be the same. What is behind a row that another session has
-// locked waits: it would pass that.
+// The place of what joins is behind the range before $4, or behind the last range. The first due
+// row of a key is its lock: were two relays to number the rows of a key at the same time, their
+// numbers would be the same. What is behind a row that another session has locked waits: it would
+// pass that.
 const joinKeys = `
 WITH ` + KeysInHand + `, last AS MATERIALIZED (
     SELECT CASE WHEN $4::bigint > 0 THEN $4 - 1 ELSE r.seq END AS seq,
@@ -74,11 +76,13 @@ type Joined struct {
 	First  ordering.Place // of these; zero: none did
 }
 
-// JoinKeys joins to the given keys, up to limit rows each, what has become due: in the order of due times, behind all ranges that were
-// taken. before is 0, or the number of a range of which the caller has all events of the keys in hand, and has sent none: the rows join
-// before that range, up to the times of the keys. If before is 0, a key of which an open range has events is left alone: they were due
-// first, and have no rows. So were events that are in no range yet: what joins was due at complete, when everything was in ranges that had
-// been committed, or at the last such time that the database shows.
+// JoinKeys joins to the given keys, up to limit rows each, what has become due: in the order of due
+// times, behind all ranges that were taken. before is 0, or the number of a range of which the
+// caller has all events of the keys in hand, and has sent none: the rows join before that range, up
+// to the times of the keys. If before is 0, a key of which an open range has events is left alone:
+// they were due first, and have no rows. So were events that are in no range yet: what joins was
+// due at complete, when everything was in ranges that had been committed, or at the last such time
+// that the database shows.
 func JoinKeys(ctx context.Context, db pg.DB, before int64, keys []Key, complete time.Time, limit int) ([]Joined, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

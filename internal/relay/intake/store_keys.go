@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// IS TRUE keeps IN from becoming a join, for which the relay's sessions allow nested loops alone: the hashes of all open ranges
-// are put into a table in memory once.
+// IS TRUE keeps IN from becoming a join, for which the relay's sessions allow nested loops alone:
+// the hashes of all open ranges are put into a table in memory once.
 const selectBlockedKeys = `
 SELECT 0, 'lost', NULL::timestamptz WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $6::bigint AND r.relay = $1::int)
 UNION ALL
@@ -43,12 +43,14 @@ CROSS JOIN LATERAL (
     WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= least(now(), w.due)
     ORDER BY d.next_attempt_at, d.event_id LIMIT 1) d`
 
-// ErrLost says that a range is not this relay's any more: a crash of the server has undone the take, or another relay has taken it over.
+// ErrLost says that a range is not this relay's any more: a crash of the server has undone the
+// take, or another relay has taken it over.
 var ErrLost = errors.New("the range is not this relay's any more")
 
-// FindBlockedKeys says of each key of a range why it may not be sent now. A key that is in hand elsewhere must be asked about again
-// before it is sent: its range may end with a pending row. The error is [ErrLost] if a crash of the server has undone the take: it may
-// have undone those before it too, and then nothing shows what comes first.
+// FindBlockedKeys says of each key of a range why it may not be sent now. A key that is in hand
+// elsewhere must be asked about again before it is sent: its range may end with a pending row. The
+// error is [ErrLost] if a crash of the server has undone the take: it may have undone those before
+// it too, and then nothing shows what comes first.
 func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of RangeRef, keys []Key) (blocked []Blocked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -91,7 +93,8 @@ type Key struct {
 	Key, Destination string
 	// SkipsFailed says that at this destination a failed delivery blocks nothing.
 	SkipsFailed bool
-	// Due bounds the rows that have not joined the key: those that became due later do not count. Zero: all do.
+	// Due bounds the rows that have not joined the key: those that became due later do not count.
+	// Zero: all do.
 	Due time.Time
 }
 

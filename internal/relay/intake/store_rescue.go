@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// A range whose row another session has locked is left to it: another rescue, or a settle of a relay that lives after all.
+// A range whose row another session has locked is left to it: another rescue, or a settle of a
+// relay that lives after all.
 const takeOverRange = `
 WITH last AS MATERIALIZED (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1),
 free AS MATERIALIZED (
@@ -26,7 +27,8 @@ UPDATE outbox_range SET relay = $1, fence = (greatest(fence, ` + fenceNow + `) |
 WHERE seq = ANY (ARRAY (SELECT f.seq FROM free f))
 RETURNING seq, fence, taken_at, extract(epoch FROM promised)::float8, ` + counts
 
-// Events are found as the take has found them: a range that is a whole difference by xid, one that was cut by id.
+// Events are found as the take has found them: a range that is a whole difference by xid, one that
+// was cut by id.
 const selectRange = `
 WITH r AS MATERIALIZED (SELECT * FROM outbox_range WHERE seq = $1), e AS MATERIALIZED (
     SELECT n.* FROM r CROSS JOIN LATERAL pg_snapshot_xip(r.base) AS x (xid) CROSS JOIN LATERAL (
@@ -51,12 +53,13 @@ SELECT ` + eventResults + `,
        (SELECT coalesce(array_agg(d.destination), '{}') FROM outbox_delivery d WHERE d.event_id = e.id)
 FROM r LEFT JOIN e ON true WHERE r.fence = $2 ORDER BY e.id`
 
-// RescueRange takes over the oldest open range that no relay has in hand: of a relay that is no longer registered, or of this relay
-// and not among inHand, as after a take whose answer was lost. The range comes with the destinations that are settled already.
-// found is false if there is none. A range of which nothing is left comes too: the caller ends it.
+// RescueRange takes over the oldest open range that no relay has in hand: of a relay that is no
+// longer registered, or of this relay and not among inHand, as after a take whose answer was lost.
+// The range comes with the destinations that are settled already. found is false if there is none.
+// A range of which nothing is left comes too: the caller ends it.
 //
-// Two statements: the second one sees all that the former owner wrote before the fence changed. If the relay dies between them, the next call
-// finds the range again.
+// Two statements: the second one sees all that the former owner wrote before the fence changed. If
+// the relay dies between them, the next call finds the range again.
 func RescueRange(ctx context.Context, db pg.DB, relay int32, inHand []int64, bytes int64) (r Range, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

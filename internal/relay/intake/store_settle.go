@@ -22,11 +22,13 @@ const (
 // NewRows are what one relay writes together.
 type NewRows struct {
 	Relay int32
-	// Ranges names each range of which there are deliveries, and each that ends, in ascending order.
+	// Ranges names each range of which there are deliveries, and each that ends, in ascending
+	// order.
 	Ranges     []RangeRef
 	Deliveries []NewRow
-	// Witnesses name one row of each earlier transaction that wrote rows of a range that ends. One that is missing was lost in a crash of the
-	// server, with all of its transaction, and the range does not end.
+	// Witnesses name one row of each earlier transaction that wrote rows of a range that ends. One
+	// that is missing was lost in a crash of the server, with all of its transaction, and the range
+	// does not end.
 	Witnesses []Witness
 }
 
@@ -52,8 +54,8 @@ type NewRow struct {
 	Attempts    int
 	// Wait is how long a pending delivery waits for its next attempt.
 	Wait time.Duration
-	// DueAt is when a pending delivery joins its ordering key, by the database's clock. Until then it holds no other one. Zero: it has
-	// joined its key, and Wait counts.
+	// DueAt is when a pending delivery joins its ordering key, by the database's clock. Until then
+	// it holds no other one. Zero: it has joined its key, and Wait counts.
 	DueAt time.Time
 	// Since is how long ago the last attempt began.
 	Since        time.Duration
@@ -65,8 +67,8 @@ type NewRow struct {
 	NotAfter     time.Time // what the receiver was promised; zero: nothing
 	BlockedBy    int64     // the head of its ordering key behind which a pending delivery waits; 0: none
 	Rescues      int       // how often a relay died that may have had it in flight
-	// Lease makes a pending delivery one that the relay has claimed, under the range's fence: an attempt is still in flight, and the
-	// range ends without waiting for it. 0: free.
+	// Lease makes a pending delivery one that the relay has claimed, under the range's fence: an
+	// attempt is still in flight, and the range ends without waiting for it. 0: free.
 	Lease time.Duration
 }
 
@@ -80,9 +82,11 @@ type Settled struct {
 	Missing []Witness
 }
 
-// held are the ranges that are still this relay's. They are locked, so that no rescue comes in between. missing are witnesses without a row,
-// each looked up alone, whatever the planner believes; a parked one may have been given its destinations since. moved are the ordering keys with
-// rows that joined them when they became due. What comes from a later range stands behind these.
+// held are the ranges that are still this relay's. They are locked, so that no rescue comes in
+// between. missing are witnesses without a row, each looked up alone, whatever the planner
+// believes; a parked one may have been given its destinations since. moved are the ordering keys
+// with rows that joined them when they became due. What comes from a later range stands behind
+// these.
 const settleRanges = `
 WITH held AS MATERIALIZED (
     SELECT r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[]) AS w (seq, fence) CROSS JOIN LATERAL (
@@ -129,9 +133,9 @@ SELECT 'missing', event_id, destination FROM missing
 UNION ALL
 (SELECT 'written', event_id, destination FROM written)`
 
-// SettleRanges writes deliveries whose outcome is known, each once, and ends the ranges that have no others. It is one transaction, or
-// part of the caller's, and its order of locks is that of the ranges given. What belongs to a range that is no longer this
-// relay's is not written.
+// SettleRanges writes deliveries whose outcome is known, each once, and ends the ranges that have
+// no others. It is one transaction, or part of the caller's, and its order of locks is that of the
+// ranges given. What belongs to a range that is no longer this relay's is not written.
 func SettleRanges(ctx context.Context, db pg.DB, s NewRows) (done Settled, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

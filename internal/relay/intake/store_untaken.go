@@ -19,9 +19,9 @@ const untakenColumns = `o.id, o.event_type::text AS event_type, greatest(o.creat
 //
 // They are the transactions that the last target does not see: the few that were open, and all from
 // its xmax on. While the last range has more, they are also the rest of its difference, which
-// takeCut takes next. Each part is read in the order of an index and stops at the bound. The rest is
-// found by id: by xid, all that is taken already would be passed. The scan passes events that are
-// not of the difference, at most eight for each that is counted.
+// takeCut takes next. Each part is read in the order of an index and stops at the bound. The rest
+// is found by id: by xid, all that is taken already would be passed. The scan passes events that
+// are not of the difference, at most eight for each that is counted.
 const Untaken = `last AS MATERIALIZED (
     SELECT more, base, target, upto, young FROM outbox_range ORDER BY seq DESC LIMIT 1
 ), untaken AS MATERIALIZED (
@@ -63,7 +63,8 @@ const Stuck = `held AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id OFFSET 0)
 )`
 
-// eventsOfRange selects the events of a range h, as a rescue does, up to the bound of the statement.
+// eventsOfRange selects the events of a range h, as a rescue does, up to the bound of the
+// statement.
 const eventsOfRange = `
         (SELECT n.* FROM pg_snapshot_xip(h.base) AS late (xid) CROSS JOIN LATERAL (
             SELECT ` + untakenColumns + ` FROM outbox o
@@ -79,9 +80,10 @@ const eventsOfRange = `
             ORDER BY o.id LIMIT (SELECT 8 * events FROM most)) s
          WHERE s.xid >= pg_snapshot_xmax(h.base) AND pg_visible_in_snapshot(s.xid, h.target))`
 
-// InHand is the part of a WITH, behind "most (events)", that counts the deliveries of events which relays have in hand and which have no row
-// yet, as in_hand (relay, destination, deliveries): a living relay writes it within about a second, and what a dead one had in hand waits for
-// another. It reads the hundred oldest open ranges.
+// InHand is the part of a WITH, behind "most (events)", that counts the deliveries of events which
+// relays have in hand and which have no row yet, as in_hand (relay, destination, deliveries): a
+// living relay writes it within about a second, and what a dead one had in hand waits for another.
+// It reads the hundred oldest open ranges.
 const InHand = `open AS MATERIALIZED (
     SELECT h.* FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT o.relay, o.base, o.target, o.low, o.upto, o.young FROM outbox_range o

@@ -184,8 +184,9 @@ func TestTakeOnQuietServer(t *testing.T) {
 	r.Exec(`COMMIT PREPARED 'kept'`)
 	r.wantTaken(1, "kept")
 
-	// A transaction at xmax(base) has an event before 900 that base sees, and one in base's list has one after them. The scan
-	// of the primary key comes to the end of its window again and again.
+	// A transaction at xmax(base) has an event before 900 that base sees, and one in base's list
+	// has one after them. The scan of the primary key comes to the end of its window again and
+	// again.
 	late, long, young := r.Begin(), r.Begin(), r.Begin()
 	in := func(tx pgx.Tx, statement string, args ...any) {
 		t.Helper()
@@ -238,7 +239,8 @@ func TestWake(t *testing.T) {
 	r.wantTaken(1, "unarmed silent e1 e2 e3")
 }
 
-// A transaction larger than a range comes in several, by id, each event once, also when others commit and takers die meanwhile.
+// A transaction larger than a range comes in several, by id, each event once, also when others
+// commit and takers die meanwhile.
 func TestTakeLargeTransaction(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
@@ -315,7 +317,8 @@ func TestTakeByBytes(t *testing.T) {
 	r.find(1, Nothing)
 }
 
-// Of relays that take at once, one takes; a range that is not committed keeps the others for a moment alone.
+// Of relays that take at once, one takes; a range that is not committed keeps the others for a
+// moment alone.
 func TestTakeBeaten(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)

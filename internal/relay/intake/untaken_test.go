@@ -110,8 +110,8 @@ func TestReadsOfCountUntaken(t *testing.T) {
 	count("a backlog that is taken in parts", 20)
 }
 
-// Events are stuck that a relay has had in hand for too long and that have no delivery, both of whole
-// differences and of parts.
+// Events are stuck that a relay has had in hand for too long and that have no delivery, both of
+// whole differences and of parts.
 func TestStuck(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
@@ -148,7 +148,8 @@ func TestStuck(t *testing.T) {
 	want("a range has ended", "b2")
 }
 
-// What relays have in hand counts at once, for each destination that has no row of it yet, and until its range has ended.
+// What relays have in hand counts at once, for each destination that has no row of it yet, and
+// until its range has ended.
 func TestInHand(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)

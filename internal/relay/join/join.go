@@ -18,8 +18,8 @@ const (
 
 )
 
-// Keys are ordering keys that deliveries have to join, since they have become due, or that have to be claimed again.
-// See docs/decisions/0072-an-event-joins-its-key-when-it-is-due.md.
+// Keys are ordering keys that deliveries have to join, since they have become due, or that have to
+// be claimed again. See docs/decisions/0072-an-event-joins-its-key-when-it-is-due.md.
 type Keys struct {
 	DB     pg.Pool
 	Lanes  *lane.Lanes
@@ -107,8 +107,8 @@ func (j *Keys) Run(ctx context.Context, complete time.Time) error {
 	return nil
 }
 
-// Before joins to keys of a range what was due before their first deliveries in the range, and places it before these. The caller asks
-// again about the keys.
+// Before joins to keys of a range what was due before their first deliveries in the range, and
+// places it before these. The caller asks again about the keys.
 func (j *Keys) Before(ctx context.Context, seq int64, keys []intake.Key) error {
 	if len(keys) == 0 {
 		return nil

@@ -33,7 +33,8 @@ func ready(j *Keys) (keys []string) {
 
 func key(name string) ordering.Key { return ordering.Key{Destination: "default", Key: name} }
 
-// Rows that have become due join their keys in the order of their times, and the keys can be claimed then.
+// Rows that have become due join their keys in the order of their times, and the keys can be
+// claimed then.
 func TestWhatIsDueJoinsItsKey(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -59,7 +60,8 @@ func TestWhatIsDueJoinsItsKey(t *testing.T) {
 	}
 }
 
-// While everything that was committed has not been taken since a row became due, nothing joins: what was due before it comes first.
+// While everything that was committed has not been taken since a row became due, nothing joins:
+// what was due before it comes first.
 func TestNothingJoinsBeforeATake(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

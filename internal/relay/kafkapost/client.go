@@ -28,7 +28,8 @@ type Config struct {
 	Brokers []string
 	// TLS returns the settings of the next connection. nil: without TLS.
 	TLS func() *tls.Config
-	// Authorization returns user and password, or a token, as the header of that name has them. nil: neither.
+	// Authorization returns user and password, or a token, as the header of that name has them.
+	// nil: neither.
 	Authorization func() string
 	// Dial opens every connection, also to the brokers that a cluster names.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -40,7 +41,8 @@ type Config struct {
 	Agent string
 }
 
-// A Client writes the records of one destination. The first attempt connects. It is safe for concurrent use.
+// A Client writes the records of one destination. The first attempt connects. It is safe for
+// concurrent use.
 type Client struct {
 	cfg Config
 
@@ -56,18 +58,21 @@ type Client struct {
 func New(cfg Config) *Client { return &Client{cfg: cfg, alone: make(chan struct{}, 1)} }
 
 const (
-	// maxBatch bounds records that are written together, in bytes: brokers take 1,048,588 unless configured, and refuse all or none of them.
+	// maxBatch bounds records that are written together, in bytes: brokers take 1,048,588 unless
+	// configured, and refuse all or none of them.
 	maxBatch = 1_000_000
-	// maxRecord bounds a record that is written alone: the largest payload and its headers. Brokers and topics have a limit of their own, which answers.
+	// maxRecord bounds a record that is written alone: the largest payload and its headers. Brokers
+	// and topics have a limit of their own, which answers.
 	maxRecord = 4 << 20
 )
 
-// brokerRetries is how often the library sends a record again that a broker refuses for now, such as while it elects a leader. After that the
-// attempt ends with the broker's answer, which an operator understands; at the end of its time it would say only that time ran out.
+// brokerRetries is how often the library sends a record again that a broker refuses for now, such
+// as while it elects a leader. After that the attempt ends with the broker's answer, which an
+// operator understands; at the end of its time it would say only that time ran out.
 const brokerRetries = 4
 
-// use returns the producer, and makes it if there is none. That of records which are written alone has a connection of its own. The
-// caller calls unuse after it.
+// use returns the producer, and makes it if there is none. That of records which are written alone
+// has a connection of its own. The caller calls unuse after it.
 func (c *Client) use(alone bool) (*kgo.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +91,8 @@ func (c *Client) use(alone bool) (*kgo.Client, error) {
 		kgo.ProducerBatchMaxBytes(limit), kgo.BrokerMaxWriteBytes(64 << 20),
 		// Compressed batches would arrive at the brokers' limit later, and cost the sidecar time.
 		kgo.ProducerBatchCompression(kgo.NoCompression()),
-		// An attempt ends at its time, whatever the brokers do. What becomes of it then is not known.
+		// An attempt ends at its time, whatever the brokers do. What becomes of it then is not
+		// known.
 		kgo.AllowIdempotentProduceCancellation(), kgo.RecordDeliveryTimeout(c.cfg.Timeout), kgo.ProduceRequestTimeout(c.cfg.Timeout),
 		kgo.RequestTimeoutOverhead(max(c.cfg.Timeout/2, time.Second)), kgo.RetryTimeout(c.cfg.Timeout), kgo.UnknownTopicRetries(1),
 		kgo.RecordRetries(brokerRetries), kgo.WithLogger(&c.links),
@@ -130,7 +136,8 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 	return secure, nil
 }
 
-// mechanism returns how the relay proves who it is; nil: not at all. The secrets are read for every connection, so that they may change.
+// mechanism returns how the relay proves who it is; nil: not at all. The secrets are read for every
+// connection, so that they may change.
 func (c *Client) mechanism() sasl.Mechanism {
 	if c.cfg.Authorization == nil {
 		return nil
@@ -165,9 +172,11 @@ func (c *Client) password() (user, pass string) {
 	return user, pass
 }
 
-// CloseIdleConnections lets the client go, with its connections, unless an attempt is under way. A later attempt makes another one.
+// CloseIdleConnections lets the client go, with its connections, unless an attempt is under way. A
+// later attempt makes another one.
 //
-// The library's own count of records is of no use here: it falls a moment after the attempt has its answer.
+// The library's own count of records is of no use here: it falls a moment after the attempt has its
+// answer.
 func (c *Client) CloseIdleConnections() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,7 +191,8 @@ func (c *Client) CloseIdleConnections() {
 	}
 }
 
-// links notes what happens to connections: the client library tries again whatever happens, and reports in the end only that time has run out.
+// links notes what happens to connections: the client library tries again whatever happens, and
+// reports in the end only that time has run out.
 type links struct {
 	produced atomic.Int64 // when records were last written to a connection, in Unix nanoseconds
 	failed   atomic.Pointer[linkError]
@@ -223,7 +233,8 @@ func (l *links) Log(_ kgo.LogLevel, message string, about ...any) {
 	}
 }
 
-// broken returns why no record has left since the given time; nil: one may have, or nothing was tried.
+// broken returns why no record has left since the given time; nil: one may have, or nothing was
+// tried.
 func (l *links) broken(since time.Time) error {
 	failed := l.failed.Load()
 	if failed == nil || failed.at.Before(since) || l.produced.Load() >= since.UnixNano() {

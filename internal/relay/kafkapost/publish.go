@@ -32,7 +32,8 @@ func (c *Client) Topic(eventType string) (topic string, err error) {
 	return topic, nil
 }
 
-// Publish makes one attempt: it writes one record to a topic, and waits until all replicas in sync have it, or ctx is done.
+// Publish makes one attempt: it writes one record to a topic, and waits until all replicas in sync
+// have it, or ctx is done.
 func (c *Client) Publish(ctx context.Context, topic string, m Message) policy.Result {
 	since := time.Now()
 	err := c.produce(ctx, topic, m, false)
@@ -56,7 +57,8 @@ func (c *Client) produceAlone(ctx context.Context, topic string, m Message) erro
 	}
 }
 
-// produce writes a record: alone in its batch, which is for one goroutine at a time, or together with those of other attempts.
+// produce writes a record: alone in its batch, which is for one goroutine at a time, or together
+// with those of other attempts.
 func (c *Client) produce(ctx context.Context, topic string, m Message, alone bool) error {
 	client, err := c.use(alone)
 	if err != nil {

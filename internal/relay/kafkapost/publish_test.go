@@ -112,7 +112,8 @@ func TestWhatErrorsMean(t *testing.T) {
 	}
 }
 
-// Each record has the headers of the wire contract and its key, and all of one ordering key are in one partition, in order.
+// Each record has the headers of the wire contract and its key, and all of one ordering key are in
+// one partition, in order.
 func TestRecords(t *testing.T) {
 	t.Parallel()
 	address, _ := localkafka.Start(t, "")
@@ -194,8 +195,8 @@ func TestAnOutage(t *testing.T) {
 	}
 }
 
-// Records that are written together are one message to the broker, and a topic's limit is that of a batch. Those that fit must fail
-// neither for the sum of them nor for a large one among them.
+// Records that are written together are one message to the broker, and a topic's limit is that of a
+// batch. Those that fit must fail neither for the sum of them nor for a large one among them.
 func TestALargeRecordFailsAlone(t *testing.T) {
 	t.Parallel()
 	address, _ := localkafka.Start(t, "small")
@@ -219,7 +220,8 @@ func TestALargeRecordFailsAlone(t *testing.T) {
 	sending.Wait()
 }
 
-// A record that is larger than the batches of others is sent all the same, as far as the topic takes it.
+// A record that is larger than the batches of others is sent all the same, as far as the topic
+// takes it.
 func TestLargestRecordOfADefaultBroker(t *testing.T) {
 	t.Parallel()
 	address, _ := localkafka.Start(t, "")

@@ -40,7 +40,8 @@ func (c *Client) failed(since time.Time, topic string, err error) policy.Result 
 	return policy.ClassifyError(err, true)
 }
 
-// isLogin reports whether an answer refuses the user, so that no record can have been sent. The library returns it, or only that time ran out.
+// isLogin reports whether an answer refuses the user, so that no record can have been sent. The
+// library returns it, or only that time ran out.
 func isLogin(answer *kerr.Error) bool {
 	return answer.Code == kerr.SaslAuthenticationFailed.Code || answer.Code == kerr.UnsupportedSaslMechanism.Code || answer.Code == kerr.IllegalSaslState.Code
 }

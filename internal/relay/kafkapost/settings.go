@@ -7,10 +7,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 )
 
-// Settings are what only a destination of Kafka has. The zero value is not usable: Topic is required.
+// Settings are what only a destination of Kafka has. The zero value is not usable: Topic is
+// required.
 type Settings struct {
-	// Topic that events are written to. {type} stands for the event's type and {destination} for the destination's name, as in
-	// "outbox.{type}".
+	// Topic that events are written to. {type} stands for the event's type and {destination} for
+	// the destination's name, as in "outbox.{type}".
 	Topic string
 	// Key is what decides about a record's partition, and so about order. Empty: [KeyOrdering].
 	Key Key
@@ -22,9 +23,11 @@ type Settings struct {
 type Key string
 
 const (
-	// KeyOrdering is the event's ordering key: its events stay in order. An event without one has no key, and goes to any partition.
+	// KeyOrdering is the event's ordering key: its events stay in order. An event without one has
+	// no key, and goes to any partition.
 	KeyOrdering Key = "ordering_key"
-	// KeyIdempotency is the event's idempotency key: for topics that are compacted, or readers that want a key in each record. Order is lost.
+	// KeyIdempotency is the event's idempotency key: for topics that are compacted, or readers that
+	// want a key in each record. Order is lost.
 	KeyIdempotency Key = "idempotency_key"
 )
 
@@ -47,7 +50,8 @@ const (
 // maxTopic is how long a topic's name may be.
 const maxTopic = 249
 
-// isTopicSign reports whether a topic's name may hold a character. A pattern of so many signs would take 200 KB of every relay's memory.
+// isTopicSign reports whether a topic's name may hold a character. A pattern of so many signs would
+// take 200 KB of every relay's memory.
 func isTopicSign(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '.' || r == '_' || r == '-'
 }

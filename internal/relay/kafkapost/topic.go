@@ -13,8 +13,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// Reach connects, and asks whether the topic exists and the user may write to it, as far as the user may ask. It writes nothing. The warnings are
-// what the topic stores, and not as well as it could.
+// Reach connects, and asks whether the topic exists and the user may write to it, as far as the
+// user may ask. It writes nothing. The warnings are what the topic stores, and not as well as it
+// could.
 func (c *Client) Reach(ctx context.Context) (warnings []string, err error) {
 	client, err := c.use(false)
 	if err != nil {
@@ -47,7 +48,8 @@ func (c *Client) Reach(ctx context.Context) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// topicRefusal returns the error that a record to a topic would be answered with; nil: none is known.
+// topicRefusal returns the error that a record to a topic would be answered with; nil: none is
+// known.
 func topicRefusal(topic *kmsg.MetadataResponseTopic) error {
 	const unknown = -1 << 31 // brokers before 2.3, or an answer without rights
 	if err := kerr.ErrorForCode(topic.ErrorCode); err != nil {
@@ -59,7 +61,8 @@ func topicRefusal(topic *kmsg.MetadataResponseTopic) error {
 	return nil
 }
 
-// doubts returns what makes a topic that can store the events lose some of them. A user who may not ask for the topic's settings gets none.
+// doubts returns what makes a topic that can store the events lose some of them. A user who may not
+// ask for the topic's settings gets none.
 func (c *Client) doubts(ctx context.Context, client *kgo.Client, topic string) (texts []string) {
 	request := kmsg.NewPtrDescribeConfigsRequest()
 	resource := kmsg.NewDescribeConfigsRequestResource()

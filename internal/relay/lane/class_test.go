@@ -8,7 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A replay that stands before a live event of its ordering key is sent with it, and does not make it wait among the replays.
+// A replay that stands before a live event of its ordering key is sent with it, and does not make
+// it wait among the replays.
 func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)

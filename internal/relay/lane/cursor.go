@@ -6,9 +6,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 )
 
-// A Cursor is how far claims have read one class of a lane. Claims read live deliveries behind the newest ones seen, again and again.
-// They read backlog and replays from the front to the end, and then leave them alone for a while. A position is only a shortcut:
-// what lies behind it, such as what another relay has given back, is found when the cursor begins at the front again.
+// A Cursor is how far claims have read one class of a lane. Claims read live deliveries behind the
+// newest ones seen, again and again. They read backlog and replays from the front to the end, and
+// then leave them alone for a while. A position is only a shortcut: what lies behind it, such as
+// what another relay has given back, is found when the cursor begins at the front again.
 type Cursor struct {
 	Position     Keyset        // where the last claim ended
 	More         bool          // the last claim did not come to the end: there may be more behind it
@@ -21,11 +22,12 @@ type Cursor struct {
 	Shared       time.Time     // until when other relays are believed to claim here, too; only while there is more
 }
 
-// Overlap is how far behind the newest delivery seen claims read again: relays and operators make deliveries pending in transactions
-// that take a moment to commit.
+// Overlap is how far behind the newest delivery seen claims read again: relays and operators make
+// deliveries pending in transactions that take a moment to commit.
 const Overlap = 2 * time.Second
 
-// replayRescan is after which time a cursor that has found replays reads on: they come in small numbers.
+// replayRescan is after which time a cursor that has found replays reads on: they come in small
+// numbers.
 const replayRescan = 20 * time.Millisecond
 
 // IsDue reports whether it is time to claim.
@@ -37,8 +39,9 @@ func (w *Cursor) Scan(class Class, now time.Time, free int, after, until Keyset)
 	return Scan{Class: class, Free: free, After: after, Until: until, Clear: w.More && w.Clear, Shared: shared}
 }
 
-// Advance moves past what a claim has read, at the database's time at. found is how many deliveries and ordering keys the scan
-// brought, took how long the claim lasted, pause how long the cursor rests at its end.
+// Advance moves past what a claim has read, at the database's time at. found is how many deliveries
+// and ordering keys the scan brought, took how long the claim lasted, pause how long the cursor
+// rests at its end.
 func (w *Cursor) Advance(class Class, result ScanResult, found int, at time.Time, took time.Duration, pause agenda.Rest) {
 	if class == Live {
 		w.Position, w.More = Keyset{At: at}, result.More // everything that was due has been read
@@ -60,7 +63,8 @@ func (w *Cursor) Advance(class Class, result ScanResult, found int, at time.Time
 	case w.restarts:
 		w.Rest(time.Time{})
 	case class == Replays && (found > 0 || w.Pause > 0 && w.Pause < pause.Least):
-		// An operator's replay lasts for a while. Read after a rest, what it adds would come at once, and before live events.
+		// An operator's replay lasts for a while. Read after a rest, what it adds would come at
+		// once, and before live events.
 		w.Pause = max(2*w.Pause, replayRescan)
 		if found > 0 {
 			w.Pause = replayRescan
@@ -77,7 +81,8 @@ func (w *Cursor) Rest(until time.Time) {
 	*w = Cursor{Due: until}
 }
 
-// Failed puts a cursor off whose claim failed, perhaps because it took too long, so that the next claim can do without it.
+// Failed puts a cursor off whose claim failed, perhaps because it took too long, so that the next
+// claim can do without it.
 func (w *Cursor) Failed(now time.Time, poll time.Duration) {
 	w.FoundNothing = true
 	w.Due = now.Add(poll)

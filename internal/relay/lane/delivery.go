@@ -37,7 +37,8 @@ type Keyset struct {
 	ID int64
 }
 
-// Delivery is one event on its way to one destination. One with given is of a range, and has no row yet; others are claimed rows.
+// Delivery is one event on its way to one destination. One with given is of a range, and has no row
+// yet; others are claimed rows.
 type Delivery struct {
 	EventID       int64
 	Destination   string
@@ -67,8 +68,8 @@ type Delivery struct {
 	Span  trace.Span // of the attempt; nil: there is none, or traces are off
 }
 
-// InlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:
-// 110 MiB, with maxTaken deliveries of each class and MaxBehind in runs.
+// InlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a
+// lane holds in memory: 110 MiB, with maxTaken deliveries of each class and MaxBehind in runs.
 const InlinePayload = 8 << 10
 
 // Message returns what a request for the delivery says.
@@ -84,7 +85,8 @@ func (d *Delivery) PlaceInKey() ordering.Place {
 	return ordering.Place{Joined: d.Joined, Event: d.EventID}
 }
 
-// Settlement returns the settlement of a delivery, without the payload, which is not needed any more.
+// Settlement returns the settlement of a delivery, without the payload, which is not needed any
+// more.
 func (d *Delivery) Settlement(decided policy.Decision, startedAt time.Time, took time.Duration) settle.Settlement {
 	return settle.Settlement{
 		Decision: decided, EventID: d.EventID, Destination: d.Destination, Fence: d.Fence, Attempts: d.Attempts,
@@ -109,7 +111,8 @@ func (k Keyset) Compare(other Keyset) int {
 	return cmp.Compare(k.ID, other.ID)
 }
 
-// Bound returns the keyset's time as the database compares it; for the zero keyset, which is a time too, the given end.
+// Bound returns the keyset's time as the database compares it; for the zero keyset, which is a time
+// too, the given end.
 func (k Keyset) Bound(end pgtype.InfinityModifier) pgtype.Timestamptz {
 	if k == (Keyset{}) {
 		return pgtype.Timestamptz{InfinityModifier: end, Valid: true}

@@ -13,8 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 )
 
-// A Lane is the deliveries of one destination on their way through this relay. The claimer owns its fields; what it shares
-// with others is outgoing.
+// A Lane is the deliveries of one destination on their way through this relay. The claimer owns its
+// fields; what it shares with others is outgoing.
 type Lane struct {
 	Name string
 	outgoing
@@ -25,7 +25,8 @@ type Lane struct {
 	Cursors     [Classes]Cursor
 	RescanFrom  Keyset // from where to read once more; zero: nowhere
 	ScanOverdue bool   // a scan was due when this lane could claim nothing
-	// Reordered is how often deliveries of earlier events had become pending again, as the last claim found it.
+	// Reordered is how often deliveries of earlier events had become pending again, as the last
+	// claim found it.
 	Reordered          int64
 	reported           State     // to the hook
 	checkedAt          time.Time // when it was last compared with reported
@@ -67,8 +68,9 @@ func (l *Lane) ReportState(now time.Time, hook func(State)) {
 	}
 }
 
-// SlowdownNews returns what the receiver asks for, and whether that is news to who reads the database: what was returned as news before, for
-// the relay of this number, is no longer true. It is news at most once a second, and a rate that moves only every ten seconds.
+// SlowdownNews returns what the receiver asks for, and whether that is news to who reads the
+// database: what was returned as news before, for the relay of this number, is no longer true. It
+// is news at most once a second, and a rate that moves only every ten seconds.
 func (l *Lane) SlowdownNews(now time.Time, instance int32) (s capacity.Slowdown, news bool) {
 	s = l.Slowdown(now)
 	before, since := l.told, now.Sub(l.told.at)
@@ -92,8 +94,9 @@ func (l *Lane) isAtRest(now time.Time) bool {
 	return !l.ScanOverdue && l.hasScannedAll(now) && !slices.ContainsFunc(l.Cursors[:], func(w Cursor) bool { return w.FoundNothing }) && l.holdsNothing()
 }
 
-// RestartScans makes the next claim begin at the front of backlog and replays. A cursor that has found nothing to send so far goes
-// on to its end first, and then begins again: if each call began it again, it would never come to its end.
+// RestartScans makes the next claim begin at the front of backlog and replays. A cursor that has
+// found nothing to send so far goes on to its end first, and then begins again: if each call began
+// it again, it would never come to its end.
 func (l *Lane) RestartScans() {
 	l.Stopped = false
 	for _, c := range []Class{Backlog, Replays} {
@@ -112,7 +115,8 @@ func (l *Lane) stopScans(now time.Time) {
 	l.Cursors[Replays].Rest(now.Add(untilFound))
 }
 
-// RescanSince makes the next claim read once more what became due since the given time of the database, beside the cursors.
+// RescanSince makes the next claim read once more what became due since the given time of the
+// database, beside the cursors.
 func (l *Lane) RescanSince(since time.Time) {
 	if l.RescanFrom == (Keyset{}) || since.Before(l.RescanFrom.At) {
 		l.RescanFrom = Keyset{At: since}
@@ -133,7 +137,8 @@ func (l *Lane) hasScannedAll(now time.Time) bool {
 		!l.Cursors[Backlog].IsDue(now) && !l.Cursors[Replays].IsDue(now) && !l.HasReady()
 }
 
-// EndTrial closes a breaker in trial whose lane has nothing more to send and of which something was accepted.
+// EndTrial closes a breaker in trial whose lane has nothing more to send and of which something was
+// accepted.
 func (l *Lane) EndTrial(now time.Time) (ended bool) {
 	if l.busy() || !l.hasScannedAll(now) {
 		return false
@@ -184,8 +189,9 @@ func (l *Lane) SettleKey(s *settle.Settlement, frees, blocks bool) {
 // State is what one relay lets one destination have.
 type State struct {
 	Destination string
-	// Concurrency is how many requests there may be at once: as many as are configured, less what the receiver was found
-	// not to bear, or what slow start allows after an outage. 0 while the breaker is open.
+	// Concurrency is how many requests there may be at once: as many as are configured, less what
+	// the receiver was found not to bear, or what slow start allows after an outage. 0 while the
+	// breaker is open.
 	Concurrency int
 	// RateLimit is how many requests there may be in a second, configured or found. 0: any number.
 	RateLimit float64

@@ -27,8 +27,8 @@ func laneOf(limit int) *Lane {
 	return newLane(&post.Endpoint{Destination: d})
 }
 
-// However claims, senders, settlements and limits interleave: every delivery is handed out once, and none stays in the
-// queue without a sender.
+// However claims, senders, settlements and limits interleave: every delivery is handed out once,
+// and none stays in the queue without a sender.
 func TestLaneStrandsNoDelivery(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -151,7 +151,8 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 	}
 }
 
-// A drain's first claims need not be small until its rate has been measured: how long the first answers take says how many a lane can send.
+// A drain's first claims need not be small until its rate has been measured: how long the first
+// answers take says how many a lane can send.
 func TestFirstAnswersSayHowMuchToClaim(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)

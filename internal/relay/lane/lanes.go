@@ -23,9 +23,10 @@ const forgetAfter = 2 * time.Minute
 
 // Lanes are those of a relay. They are safe for concurrent use.
 //
-// Few lanes are made with the relay. Of many, a lane is made when it gets something, or when a search of the database finds that it may
-// claim something, and forgotten when it has rested for a while. A turn of the claimer visits those at work: a lane rests when a turn
-// would find nothing to do for it.
+// Few lanes are made with the relay. Of many, a lane is made when it gets something, or when a
+// search of the database finds that it may claim something, and forgotten when it has rested for a
+// while. A turn of the claimer visits those at work: a lane rests when a turn would find nothing to
+// do for it.
 type Lanes struct {
 	mu           sync.Mutex
 	newEndpoint  func(post.Destination) (*post.Endpoint, error)
@@ -44,7 +45,8 @@ func New(newEndpoint func(post.Destination) (*post.Endpoint, error)) *Lanes {
 	return &Lanes{newEndpoint: newEndpoint, byName: map[string]*Lane{}}
 }
 
-// Set makes the lanes those of the destinations, which have been validated, with the endpoints that are new. Few are made at once.
+// Set makes the lanes those of the destinations, which have been validated, with the endpoints that
+// are new. Few are made at once.
 func (ls *Lanes) Set(now time.Time, destinations []post.Destination, endpoints map[string]*post.Endpoint) error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -93,7 +95,8 @@ func (ls *Lanes) Set(now time.Time, destinations []post.Destination, endpoints m
 	return nil
 }
 
-// differs reports whether requests to the destinations are not made alike. Whether one that follows files does cannot be told.
+// differs reports whether requests to the destinations are not made alike. Whether one that follows
+// files does cannot be told.
 func differs(a, b post.Destination) bool {
 	return a.Follows() || b.Follows() || !a.SameEgress(b) || len(a.Differences(b)) > 0
 }
@@ -124,7 +127,8 @@ func (ls *Lanes) make(d post.Destination) (*Lane, error) {
 	return l, nil
 }
 
-// Get returns the lane of a destination, also of one that was removed; nil: this relay never served it.
+// Get returns the lane of a destination, also of one that was removed; nil: this relay never served
+// it.
 func (ls *Lanes) Get(name string) *Lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -145,7 +149,8 @@ func (ls *Lanes) Get(name string) *Lane {
 	return l
 }
 
-// List returns the lanes of configured destinations that have been made. The caller must not change it.
+// List returns the lanes of configured destinations that have been made. The caller must not change
+// it.
 func (ls *Lanes) List() []*Lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -179,7 +184,8 @@ func (ls *Lanes) Visited() []*Lane {
 	return slices.Clone(ls.working)
 }
 
-// Engage makes a lane work: its state has changed, so that the next turn must visit it. What is due of one that was forgotten, a search finds.
+// Engage makes a lane work: its state has changed, so that the next turn must visit it. What is due
+// of one that was forgotten, a search finds.
 func (ls *Lanes) Engage(l *Lane) {
 	if l.atWork.Load() {
 		return
@@ -193,7 +199,8 @@ func (ls *Lanes) Engage(l *Lane) {
 	l.SetShare(ls.parts, false)
 }
 
-// Dismiss lets those rest that need no visit. Their cursors begin again when a search finds something.
+// Dismiss lets those rest that need no visit. Their cursors begin again when a search finds
+// something.
 func (ls *Lanes) Dismiss(now time.Time, hook func(State)) {
 	if !ls.AreMany() {
 		return
@@ -259,7 +266,8 @@ func (ls *Lanes) Logs(destinations []post.Destination) (all []*post.Endpoint) {
 	return all
 }
 
-// RangeSize returns how many events to take: as many as each lane that sends quickly has room for, and no more than most.
+// RangeSize returns how many events to take: as many as each lane that sends quickly has room for,
+// and no more than most.
 func (ls *Lanes) RangeSize(now time.Time, lease time.Duration, most int) int {
 	size := most
 	for _, l := range ls.Visited() {
@@ -270,8 +278,9 @@ func (ls *Lanes) RangeSize(now time.Time, lease time.Duration, most int) int {
 	return size
 }
 
-// ApplyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
-// among them has a closed breaker and no evidence against it. It reports whether a breaker has opened or closed.
+// ApplyStates applies the states of destinations that a beat read, which began at the given time. A
+// destination that is not among them has a closed breaker and no evidence against it. It reports
+// whether a breaker has opened or closed.
 func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool) {
 	byName := make(map[string]policy.DestinationState, len(states))
 	for _, s := range states {

@@ -41,7 +41,8 @@ func many(n int) (list []post.Destination) {
 	return list
 }
 
-// A reload keeps lanes whose destination stays as it is, gives others a new endpoint, and keeps what was removed from sending.
+// A reload keeps lanes whose destination stays as it is, gives others a new endpoint, and keeps
+// what was removed from sending.
 func TestSetKeepsLanes(t *testing.T) {
 	t.Parallel()
 	ls := lanesOf(t, to("a"), to("b"), to("c"))
@@ -68,8 +69,9 @@ func TestSetKeepsLanes(t *testing.T) {
 	}
 }
 
-// Of many destinations a lane is made when it is asked for, visited while it works, at rest when a turn has nothing to do for it, and
-// forgotten after a while, unless it remembers what a new one would not know.
+// Of many destinations a lane is made when it is asked for, visited while it works, at rest when a
+// turn has nothing to do for it, and forgotten after a while, unless it remembers what a new one
+// would not know.
 func TestManyLanesRestAndAreForgotten(t *testing.T) {
 	t.Parallel()
 	ls := lanesOf(t, many(Few+20)...)
@@ -130,7 +132,8 @@ func TestLanesBecomeManyAndFew(t *testing.T) {
 	}
 }
 
-// What a beat read of destinations opens and closes breakers, and makes lanes work that have to be probed.
+// What a beat read of destinations opens and closes breakers, and makes lanes work that have to be
+// probed.
 func TestApplyStates(t *testing.T) {
 	t.Parallel()
 	ls := lanesOf(t, many(Few+20)...)

@@ -6,9 +6,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
-// A delivery with an ordering key may be sent only when no earlier one of its key and destination is pending, parked, or
-// failed (unless the destination skips those). A claim brings the head of a key together with the deliveries that follow it,
-// as a run, and one sender sends a run in sequence.
+// A delivery with an ordering key may be sent only when no earlier one of its key and destination
+// is pending, parked, or failed (unless the destination skips those). A claim brings the head of a
+// key together with the deliveries that follow it, as a run, and one sender sends a run in
+// sequence.
 
 // orderingKeys are the keys of a lane that have work in this relay.
 type orderingKeys struct {
@@ -20,7 +21,8 @@ type orderingKeys struct {
 	inFlight map[string]keyInFlight
 }
 
-// An arrival is that of rows which join an ordering key when they are due, and which are about to be written.
+// An arrival is that of rows which join an ordering key when they are due, and which are about to
+// be written.
 type arrival struct {
 	rows int
 	due  time.Time // the first of them
@@ -59,8 +61,9 @@ type keyInFlight struct {
 	behind  []Delivery // of ranges: the sender takes them after its run
 }
 
-// makeReady notes a key of which the given event was found, so that its next delivery may be claimed. A key in flight becomes ready when that is
-// settled: if the settlement frees it, or if the event is earlier than the last one in flight, for whose retry it must not wait.
+// makeReady notes a key of which the given event was found, so that its next delivery may be
+// claimed. A key in flight becomes ready when that is settled: if the settlement frees it, or if
+// the event is earlier than the last one in flight, for whose retry it must not wait.
 func (k *orderingKeys) makeReady(key string, found ordering.Place, c Class) {
 	if inFlight, is := k.inFlight[key]; is && (found.Compare(inFlight.last) < 0 || inFlight.ranged) {
 		inFlight.freed = true
@@ -95,7 +98,8 @@ func (k *orderingKeys) clearReplayed(key string) {
 // MaxReady bounds how many ready keys of one class a lane has: with more, no others are looked for.
 const MaxReady = 10_000
 
-// take returns ready keys for which their class has room, each once, and of which classes there are too many others.
+// take returns ready keys for which their class has room, each once, and of which classes there are
+// too many others.
 func (k *orderingKeys) take(free [Classes]int) (keys []ReadyKey, crowded [Classes]bool) {
 	left := k.ready[:0]
 	var waiting [Classes]int
@@ -130,8 +134,8 @@ func (k *orderingKeys) claimed(key string, n int, last ordering.Place) {
 	k.inFlight[key] = inFlight
 }
 
-// give counts a delivery of a range, and reports whether a run begins with it. refused: it must become pending, since one before it is, or
-// is about to be.
+// give counts a delivery of a range, and reports whether a run begins with it. refused: it must
+// become pending, since one before it is, or is about to be.
 func (k *orderingKeys) give(d Delivery) (begins, refused bool) {
 	key := *d.Event.OrderingKey
 	if inFlight := k.inFlight[key]; inFlight.stopped || k.blocked[key] || k.spilling[key] > 0 {
@@ -148,7 +152,8 @@ func (k *orderingKeys) give(d Delivery) (begins, refused bool) {
 	return begins, false
 }
 
-// next returns what a sender sends after a run of a key that was delivered; nothing: the key is free.
+// next returns what a sender sends after a run of a key that was delivered; nothing: the key is
+// free.
 func (k *orderingKeys) next(key string) []Delivery {
 	inFlight, is := k.inFlight[key]
 	if !is {
@@ -162,7 +167,8 @@ func (k *orderingKeys) next(key string) []Delivery {
 	return run
 }
 
-// stop keeps anything of a key from being sent until one that was not delivered is settled, and returns what waits behind it.
+// stop keeps anything of a key from being sent until one that was not delivered is settled, and
+// returns what waits behind it.
 func (k *orderingKeys) stop(key string) (behind []Delivery) {
 	if inFlight, is := k.inFlight[key]; is {
 		behind = inFlight.behind
@@ -188,8 +194,9 @@ func (k *orderingKeys) spill(key string, n int) {
 	}
 }
 
-// settled counts a delivery of a key that was settled, and makes the key ready if that, or one settled before, frees it:
-// settlements that had to be set aside are written later than those behind them.
+// settled counts a delivery of a key that was settled, and makes the key ready if that, or one
+// settled before, frees it: settlements that had to be set aside are written later than those
+// behind them.
 func (k *orderingKeys) settled(key string, c Class, frees, blocks bool) {
 	if blocks {
 		k.block(key)

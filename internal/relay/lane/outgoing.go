@@ -10,8 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
-// outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, and the
-// session and reloads change what it may send. It is safe for concurrent use: mu guards all of it, and is locked in outgoing*.go alone.
+// outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler
+// makes room again, and the session and reloads change what it may send. It is safe for concurrent
+// use: mu guards all of it, and is locked in outgoing*.go alone.
 type outgoing struct {
 	mu sync.Mutex
 	*post.Endpoint
@@ -25,7 +26,8 @@ type outgoing struct {
 	perPost time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
 	settled int           // since the rate was last measured
 	rate    capacity.Throughput
-	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
+	// gone is set by a 410, until something is claimed again although the destination was paused:
+	// it was resumed.
 	gone       bool
 	pausedAt   time.Time // when the pause was in the database; zero: it is not
 	removed    bool      // from the configuration
@@ -68,8 +70,9 @@ func (o *outgoing) State() State {
 	return s
 }
 
-// Room returns how many deliveries of each class a claim may bring, and whether that is worth a claim now. A class never
-// holds more than the lane sends within a fraction of the lease: what waits longer would be given back unsent.
+// Room returns how many deliveries of each class a claim may bring, and whether that is worth a
+// claim now. A class never holds more than the lane sends within a fraction of the lease: what
+// waits longer would be given back unsent.
 func (o *outgoing) Room(now time.Time, lease time.Duration) (free [Classes]int, worthwhile bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,7 +93,8 @@ func (o *outgoing) Room(now time.Time, lease time.Duration) (free [Classes]int, 
 		// Nothing ahead: what is claimed now may have to be given back.
 	case known:
 		target += max(0, min(maxTaken-limit, int(perSecond*min(fillAhead, ahead).Seconds())))
-		// One at least, or a lane of one sender would be out of live deliveries whenever it has sent one.
+		// One at least, or a lane of one sender would be out of live deliveries whenever it has
+		// sent one.
 		if target == limit && o.perPost < ahead && (o.flow.Paced() == 0 || o.flow.Paced()*ahead.Seconds() > 1) {
 			target++
 		}
@@ -105,7 +109,8 @@ func (o *outgoing) Room(now time.Time, lease time.Duration) (free [Classes]int, 
 	return free, most > 0 && (most >= target/4 || now.Sub(o.claimed) >= MinPace)
 }
 
-// HasMuchRoom reports whether the lane holds at most a quarter of what it may send at once, so that no claim waits for room.
+// HasMuchRoom reports whether the lane holds at most a quarter of what it may send at once, so that
+// no claim waits for room.
 func (o *outgoing) HasMuchRoom() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -117,8 +122,8 @@ func (o *outgoing) ahead(lease time.Duration) time.Duration {
 	return (lease - o.Destination.Timeout - SendMargin) / 2
 }
 
-// EarliestClaim returns when the next claim makes sense: when the receiver has asked to wait until then, or when a claim made now
-// would wait away its lease for the lane's rate. Zero: now.
+// EarliestClaim returns when the next claim makes sense: when the receiver has asked to wait until
+// then, or when a claim made now would wait away its lease for the lane's rate. Zero: now.
 func (o *outgoing) EarliestClaim(now time.Time, lease time.Duration) (until time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -158,7 +163,8 @@ func (o *outgoing) startSenders() (start int) {
 	return start
 }
 
-// NextRun returns the run to send next, or how long the sender must wait for the destination's rate. Without either the sender ends.
+// NextRun returns the run to send next, or how long the sender must wait for the destination's
+// rate. Without either the sender ends.
 func (o *outgoing) NextRun(now time.Time) (run []Delivery, wait time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -182,7 +188,8 @@ func (o *outgoing) NextRun(now time.Time) (run []Delivery, wait time.Duration) {
 	return o.queues[c].pop(), 0
 }
 
-// AddSender reports whether the caller must start one more sender: the lane may have it, and something waits for one.
+// AddSender reports whether the caller must start one more sender: the lane may have it, and
+// something waits for one.
 func (o *outgoing) AddSender() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -193,12 +200,14 @@ func (o *outgoing) AddSender() bool {
 	return true
 }
 
-// TooLate reports whether too little is left of a delivery's lease for a POST that begins at the given time.
+// TooLate reports whether too little is left of a delivery's lease for a POST that begins at the
+// given time.
 func (d *Delivery) TooLate(to *post.Endpoint, at time.Time) bool {
 	return d.LeaseEnds.Sub(at) < to.Destination.Timeout+SendMargin
 }
 
-// nextClass returns the class to send from next, by smooth weighted round robin over those that have something to send.
+// nextClass returns the class to send from next, by smooth weighted round robin over those that
+// have something to send.
 func (o *outgoing) nextClass() (c Class, waits bool) {
 	for i := range o.queues {
 		q := &o.queues[i]
@@ -252,7 +261,8 @@ func (o *outgoing) sharer(active bool) capacity.Sharer {
 	return capacity.Sharer{State: o.breaker.State, Allowed: allowed, InFlight: o.senders, Active: active}
 }
 
-// SetShare changes how many senders the lane may have at most; those beyond it end with their current run.
+// SetShare changes how many senders the lane may have at most; those beyond it end with their
+// current run.
 func (o *outgoing) SetShare(d capacity.Division, active bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -272,7 +282,8 @@ func (o *outgoing) busy() bool {
 	return o.taken() > 0
 }
 
-// holdsNothing reports whether the lane holds nothing, has nothing that could be claimed, and a breaker without news.
+// holdsNothing reports whether the lane holds nothing, has nothing that could be claimed, and a
+// breaker without news.
 func (o *outgoing) holdsNothing() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -300,7 +311,8 @@ func (o *outgoing) Pause() (first bool) {
 	return first
 }
 
-// PauseWritten lets the lane claim again: the database decides now whether there is anything to claim.
+// PauseWritten lets the lane claim again: the database decides now whether there is anything to
+// claim.
 func (o *outgoing) PauseWritten() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -347,9 +359,10 @@ func (o *outgoing) Current() *post.Endpoint {
 	return o.Endpoint
 }
 
-// RunBounds returns how many deliveries of one ordering key a claim may bring together, so that they can be sent one after
-// the other within half of what a lease leaves. followers is how many may come behind the heads of all keys: they take no
-// room from other keys, so another number must bound what the lane holds in memory.
+// RunBounds returns how many deliveries of one ordering key a claim may bring together, so that
+// they can be sent one after the other within half of what a lease leaves. followers is how many
+// may come behind the heads of all keys: they take no room from other keys, so another number must
+// bound what the lane holds in memory.
 func (o *outgoing) RunBounds(lease time.Duration) (longest, followers int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -374,8 +387,9 @@ func (o *outgoing) StepRun(c Class, n int) {
 	o.queues[c].behind -= n
 }
 
-// TakeToken returns how long the next delivery of a run that has begun must wait for the destination's rate. A delivery takes no
-// token if it will not be sent: its lane is held, or its turn comes too late for its lease.
+// TakeToken returns how long the next delivery of a run that has begun must wait for the
+// destination's rate. A delivery takes no token if it will not be sent: its lane is held, or its
+// turn comes too late for its lease.
 func (o *outgoing) TakeToken(now time.Time, d *Delivery) (wait time.Duration, inTime bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -388,8 +402,8 @@ func (o *outgoing) TakeToken(now time.Time, d *Delivery) (wait time.Duration, in
 	return o.flow.Wait(now), true
 }
 
-// MakeReady notes an ordering key of which an event was found whose next delivery may be claimed. Queued replays of the key move to the class of what
-// was found waiting behind them.
+// MakeReady notes an ordering key of which an event was found whose next delivery may be claimed.
+// Queued replays of the key move to the class of what was found waiting behind them.
 func (o *outgoing) MakeReady(key string, found ordering.Place, c Class) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -412,7 +426,8 @@ func (o *outgoing) keySettled(key string, c Class, frees, blocks bool) {
 	o.keys.settled(key, c, frees, blocks)
 }
 
-// TakeReady returns ready keys for which their class has room, each once, and of which classes there are too many others.
+// TakeReady returns ready keys for which their class has room, each once, and of which classes
+// there are too many others.
 func (o *outgoing) TakeReady(free [Classes]int) (keys []ReadyKey, crowded [Classes]bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

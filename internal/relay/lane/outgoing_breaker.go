@@ -7,9 +7,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// RecordResult passes a result to breaker and flow: of a request that took so long, and that held its sender so long, with the wait
-// for the destination's rate included. It reports whether the breaker blames the destination as a whole, and
-// whether the claimer has something to write, or to plan.
+// RecordResult passes a result to breaker and flow: of a request that took so long, and that held
+// its sender so long, with the wait for the destination's rate included. It reports whether the
+// breaker blames the destination as a whole, and whether the claimer has something to write, or to
+// plan.
 func (o *outgoing) RecordResult(now time.Time, event int64, v *policy.Result, took, held time.Duration) (atFault, changed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -30,7 +31,8 @@ func (o *outgoing) IsTrying() bool {
 	return trying
 }
 
-// breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes the next request wait.
+// breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes
+// the next request wait.
 func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

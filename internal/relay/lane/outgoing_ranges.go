@@ -6,8 +6,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 )
 
-// Give queues deliveries of a range, in the order of their events. One of an ordering key that is in flight waits behind it. It returns how
-// many senders to start, and what must become pending instead.
+// Give queues deliveries of a range, in the order of their events. One of an ordering key that is
+// in flight waits behind it. It returns how many senders to start, and what must become pending
+// instead.
 func (o *outgoing) Give(deliveries []Delivery) (start int, refused []Delivery) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -31,7 +32,8 @@ func (o *outgoing) Give(deliveries []Delivery) (start int, refused []Delivery) {
 	return o.startSenders(), refused
 }
 
-// NextOfKey returns what a sender sends after a run of an ordering key that was delivered; nothing: the key is free.
+// NextOfKey returns what a sender sends after a run of an ordering key that was delivered; nothing:
+// the key is free.
 func (o *outgoing) NextOfKey(key string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -42,7 +44,8 @@ func (o *outgoing) NextOfKey(key string) []Delivery {
 	return run
 }
 
-// StopKey keeps anything of an ordering key from being sent until one that was not delivered is settled, and returns what waits behind it.
+// StopKey keeps anything of an ordering key from being sent until one that was not delivered is
+// settled, and returns what waits behind it.
 func (o *outgoing) StopKey(key string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -53,7 +56,8 @@ func (o *outgoing) StopKey(key string) []Delivery {
 	return behind
 }
 
-// BeginSpill and endSpill enclose the way of a delivery that becomes pending: what follows it in its ordering key must too.
+// BeginSpill and endSpill enclose the way of a delivery that becomes pending: what follows it in
+// its ordering key must too.
 func (o *outgoing) BeginSpill(key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -80,8 +84,8 @@ func (o *outgoing) endArrival(key string) {
 	o.keys.arrived(key)
 }
 
-// AwaitsArrival reports whether a row of an ordering key is about to be written that was due at the given time of the database. Until it can
-// be joined, nothing that was due later may be sent.
+// AwaitsArrival reports whether a row of an ordering key is about to be written that was due at the
+// given time of the database. Until it can be joined, nothing that was due later may be sent.
 func (o *outgoing) AwaitsArrival(key string, due time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -106,7 +110,8 @@ func (o *outgoing) TakeDue() (since time.Time, are bool) {
 	return since, !since.IsZero()
 }
 
-// ForgetBlocked forgets which ordering keys have got rows: a statement that begins later sees these.
+// ForgetBlocked forgets which ordering keys have got rows: a statement that begins later sees
+// these.
 func (o *outgoing) ForgetBlocked() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -125,7 +130,8 @@ func (o *outgoing) perSecond() float64 {
 	return able
 }
 
-// RoomForRange returns how many deliveries of ranges the lane may get: what it sends within about settle.RowsAfter.
+// RoomForRange returns how many deliveries of ranges the lane may get: what it sends within about
+// settle.RowsAfter.
 func (o *outgoing) RoomForRange(lease time.Duration) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -146,8 +152,9 @@ func (o *outgoing) roomAhead(lease time.Duration) int {
 	return max(most-o.taken(), 0)
 }
 
-// fastRoom returns capacity of a lane that sends quickly at this moment. Waiting for its room takes some milliseconds, and is cheaper than
-// making rows of what it cannot take. Any other lane must not hold up takes: its receiver may have stopped answering.
+// fastRoom returns capacity of a lane that sends quickly at this moment. Waiting for its room takes
+// some milliseconds, and is cheaper than making rows of what it cannot take. Any other lane must
+// not hold up takes: its receiver may have stopped answering.
 func (o *outgoing) fastRoom(now time.Time, lease time.Duration) (room int, fast bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// While the pause is on its way into the database, nothing is claimed; what an earlier claim brings late is not sent.
+// While the pause is on its way into the database, nothing is claimed; what an earlier claim brings
+// late is not sent.
 func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
@@ -70,7 +71,8 @@ func TestRunBounds(t *testing.T) {
 	}
 }
 
-// What is queued when the rate drops waits for turns that come after its lease; giving it back must cost none of them.
+// What is queued when the rate drops waits for turns that come after its lease; giving it back must
+// cost none of them.
 func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
@@ -89,7 +91,8 @@ func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 	}
 }
 
-// However often something restarts the scans, a cursor through what cannot be claimed comes to its end.
+// However often something restarts the scans, a cursor through what cannot be claimed comes to its
+// end.
 func TestCursorThatFindsNothingComesToItsEnd(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
@@ -110,8 +113,8 @@ func TestCursorThatFindsNothingComesToItsEnd(t *testing.T) {
 	}
 }
 
-// A trial that has nothing more to send ends, but not before all that waits has been read: what a scan for new
-// events does not find may be a backlog for which slow start is meant.
+// A trial that has nothing more to send ends, but not before all that waits has been read: what a
+// scan for new events does not find may be a backlog for which slow start is meant.
 func TestTrialEndsWhenNothingWaits(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -133,7 +136,8 @@ func TestTrialEndsWhenNothingWaits(t *testing.T) {
 	}
 }
 
-// A lane of one sender whose receiver is slow still has a live delivery at hand when it has sent one.
+// A lane of one sender whose receiver is slow still has a live delivery at hand when it has sent
+// one.
 func TestNarrowLaneHasOneAhead(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
@@ -174,7 +178,8 @@ func TestRescanLeavesTheCursorsAlone(t *testing.T) {
 	testkit.Equal(t, "then at", l.RescanFrom, (Keyset{}))
 }
 
-// The head of a run is locked by another session while what follows it is written: the key continues when the head is written, too.
+// The head of a run is locked by another session while what follows it is written: the key
+// continues when the head is written, too.
 func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
@@ -221,8 +226,8 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 	}
 }
 
-// A relay that was asked to wait takes no turn with a held destination: it could send nothing, and would take that for
-// nothing to send.
+// A relay that was asked to wait takes no turn with a held destination: it could send nothing, and
+// would take that for nothing to send.
 func TestTrialWaitsAsAsked(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
@@ -234,7 +239,8 @@ func TestTrialWaitsAsAsked(t *testing.T) {
 	}
 }
 
-// What the receiver asks for is news once: when it asks, when it no longer does, and to a relay that was registered again.
+// What the receiver asks for is news once: when it asks, when it no longer does, and to a relay
+// that was registered again.
 func TestSlowdownNews(t *testing.T) {
 	t.Parallel()
 	l := laneOf(4)

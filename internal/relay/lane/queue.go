@@ -2,10 +2,12 @@ package lane
 
 import "slices"
 
-// weights are the shares of a lane that its classes get while all three have something to send. None starves.
+// weights are the shares of a lane that its classes get while all three have something to send.
+// None starves.
 var weights = [Classes]int{Live: 8, Backlog: 3, Replays: 1}
 
-// A queue holds the runs of one class. A run is what is sent in sequence: one delivery or, of an ordering key, several.
+// A queue holds the runs of one class. A run is what is sent in sequence: one delivery or, of an
+// ordering key, several.
 type queue struct {
 	runs   [][]Delivery
 	head   int

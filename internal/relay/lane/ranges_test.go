@@ -33,8 +33,8 @@ func wantIDs(t *testing.T, what string, got []Delivery, want ...int64) {
 	}
 }
 
-// The deliveries of a key in hand are sent one after the other. When one is not delivered, what waits behind it is given back, and nothing
-// of the key is sent until that is written.
+// The deliveries of a key in hand are sent one after the other. When one is not delivered, what
+// waits behind it is given back, and nothing of the key is sent until that is written.
 func TestKeyInHandIsSentInOrder(t *testing.T) {
 	t.Parallel()
 	l := laneOf(8)
@@ -65,7 +65,8 @@ func TestKeyInHandIsSentInOrder(t *testing.T) {
 	}
 }
 
-// While a delivery of a key is about to become a row, and after that until the claimer asks about rows, nothing later of the key is taken.
+// While a delivery of a key is about to become a row, and after that until the claimer asks about
+// rows, nothing later of the key is taken.
 func TestSpilledKeyRefusesWhatFollows(t *testing.T) {
 	t.Parallel()
 	l := laneOf(8)
@@ -84,7 +85,8 @@ func TestSpilledKeyRefusesWhatFollows(t *testing.T) {
 	}
 }
 
-// A row that is about to be written, and joins its key when it is due, precedes what is due later, and nothing that was due before.
+// A row that is about to be written, and joins its key when it is due, precedes what is due later,
+// and nothing that was due before.
 func TestArrivalPrecedesWhatIsDueLater(t *testing.T) {
 	t.Parallel()
 	l := laneOf(8)
@@ -142,7 +144,8 @@ func TestRoomForRange(t *testing.T) {
 	}
 }
 
-// A claim's runs begin with the head of each key. A delivery whose predecessor was not claimed with it is given back.
+// A claim's runs begin with the head of each key. A delivery whose predecessor was not claimed with
+// it is given back.
 func TestRuns(t *testing.T) {
 	t.Parallel()
 	claimed := append(keyed("k", 1, 2, 3), keyed("j", 7, 9)...)

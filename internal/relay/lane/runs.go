@@ -22,9 +22,9 @@ func ByDestination(all []Delivery) map[string][]Delivery {
 	return parts
 }
 
-// Runs makes runs of claimed deliveries, in the order of their heads. A delivery whose predecessor was not claimed with it,
-// because another session had locked that, is returned in broken, to be given back. Runs of one delivery share the memory of
-// claimed.
+// Runs makes runs of claimed deliveries, in the order of their heads. A delivery whose predecessor
+// was not claimed with it, because another session had locked that, is returned in broken, to be
+// given back. Runs of one delivery share the memory of claimed.
 func Runs(claimed []Delivery) (all [][]Delivery, broken []Delivery) {
 	type key struct{ destination, ordering string }
 	of := map[key]int{} // index of the run in all

@@ -11,8 +11,8 @@ type Scan struct {
 	Rescan bool   // it reads once more what the cursor of its class has passed
 	Clear  bool   // the scan before it could take all that it read
 
-	// Shared: other relays claim here, too. The scan passes what they have in flight. Unless Alone is set, it reads nothing while
-	// another relay makes such a claim.
+	// Shared: other relays claim here, too. The scan passes what they have in flight. Unless Alone
+	// is set, it reads nothing while another relay makes such a claim.
 	Shared, Alone bool
 }
 
@@ -47,8 +47,9 @@ const ScanExtra = 100 // deliveries that a scan may read beyond its room, since 
 
 const ScanPasses = 3 * maxTaken // deliveries in flight that a shared scan may pass: what three other relays hold at most
 
-// MaxCandidates returns how many free deliveries a scan may read. The one beyond its room shows whether there are more. A clear scan reads
-// no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
+// MaxCandidates returns how many free deliveries a scan may read. The one beyond its room shows
+// whether there are more. A clear scan reads no further: with 50 destinations a scan brings some
+// ten, and a hundred more would cost the server several times as much.
 func (s *Scan) MaxCandidates() int32 {
 	if s.Clear {
 		return int32(s.Free + 1)

@@ -31,7 +31,8 @@ type Config struct {
 	Secure bool
 	// TLS returns the settings of the next connection.
 	TLS func() *tls.Config
-	// Authorization returns a user and password, or a token, as the header of that name has them. nil: neither.
+	// Authorization returns a user and password, or a token, as the header of that name has them.
+	// nil: neither.
 	Authorization func() string
 	// Dial opens every connection.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -47,7 +48,8 @@ type Config struct {
 	Log *zerolog.Logger
 }
 
-// A Client publishes to one destination over one connection, which the first attempt makes. It is safe for concurrent use.
+// A Client publishes to one destination over one connection, which the first attempt makes. It is
+// safe for concurrent use.
 type Client struct {
 	cfg        Config
 	last       atomic.Pointer[conn] // the connection that was made last, usable or not
@@ -61,7 +63,8 @@ func New(cfg Config) *Client {
 	return &Client{cfg: cfg, messages: sync.Pool{New: func() any { return &nats.Msg{Header: nats.Header{}} }}}
 }
 
-// CloseIdleConnections closes the connection, now or after the attempts that use it. A later attempt makes another one.
+// CloseIdleConnections closes the connection, now or after the attempts that use it. A later
+// attempt makes another one.
 func (c *Client) CloseIdleConnections() {
 	if to := c.last.Load(); to != nil {
 		to.leave()
@@ -69,7 +72,8 @@ func (c *Client) CloseIdleConnections() {
 }
 
 // connected returns a connection that counts the attempt, or why there is none. Attempts that find
-// no connection wait for one of them to make it, and share its error. One may end before it is used.
+// no connection wait for one of them to make it, and share its error. One may end before it is
+// used.
 func (c *Client) connected(ctx context.Context, a *attempt) (*conn, error) {
 	for range 3 {
 		if to := c.last.Load(); to != nil && to.begin(a) {
@@ -167,7 +171,8 @@ type dialer func(network, address string) (net.Conn, error)
 // Dial implements [nats.CustomDialer].
 func (d dialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
-// options returns the settings of the next connection, with the certificates and credentials of this moment.
+// options returns the settings of the next connection, with the certificates and credentials of
+// this moment.
 func (c *Client) options(to *conn) (nats.Options, error) {
 	options := nats.GetDefaultOptions()
 	options.Name = c.cfg.Agent + " " + c.cfg.Destination

@@ -16,7 +16,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A conn is one connection, and the attempts that use it. Once it has ended, no attempt can use it. It is safe for concurrent use.
+// A conn is one connection, and the attempts that use it. Once it has ended, no attempt can use it.
+// It is safe for concurrent use.
 type conn struct {
 	nats *nats.Conn
 	js   jetstream.JetStream
@@ -98,7 +99,8 @@ func (c *conn) fail(err error, concerns func(*attempt) bool) {
 // errClosed is why an attempt fails whose connection ends before the answer.
 var errClosed = errors.New("the server closed the connection before it acknowledged the message")
 
-// refusedSubject returns the subject that an error is about, and whether it is about a subscription, which is that to the answers.
+// refusedSubject returns the subject that an error is about, and whether it is about a
+// subscription, which is that to the answers.
 func refusedSubject(err error) (subject string, subscription bool) {
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		return "", false
@@ -121,7 +123,8 @@ type batchConn struct {
 	waiting bool // for a flush
 }
 
-// Write implements [net.Conn]. It may return before b is written. If that fails later, the connection ends.
+// Write implements [net.Conn]. It may return before b is written. If that fails later, the
+// connection ends.
 func (c *batchConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,12 +20,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// An imitation speaks a server's protocol and decides nothing: it says what a test has it say. What real servers say, and when, is
-// tried in internal/relay/natstest.
+// An imitation speaks a server's protocol and decides nothing: it says what a test has it say. What
+// real servers say, and when, is tried in internal/relay/natstest.
 type imitation struct {
 	address string
-	// answer returns what is said about a message to a subject: JSON to the sender, or "503" for no responders; a line that begins with -ERR
-	// or INFO beside the answers; "close"; empty: nothing.
+	// answer returns what is said about a message to a subject: JSON to the sender, or "503" for no
+	// responders; a line that begins with -ERR or INFO beside the answers; "close"; empty: nothing.
 	answer func(subject string) string
 
 	mu       sync.Mutex
@@ -33,7 +33,8 @@ type imitation struct {
 	messages []string // with their headers
 }
 
-// imitate starts an imitation that answers all messages to one subject alike, and nothing else, unless it is changed.
+// imitate starts an imitation that answers all messages to one subject alike, and nothing else,
+// unless it is changed.
 func imitate(t testing.TB, answers map[string]string, changes ...func(*imitation)) *imitation {
 	t.Helper()
 	s := &imitation{answer: func(subject string) string { return answers[subject] }}

@@ -16,7 +16,8 @@ import (
 
 // A Message is what one attempt publishes.
 type Message struct {
-	// ID by which the stream recognises the message if it arrives again within its duplicate window.
+	// ID by which the stream recognises the message if it arrives again within its duplicate
+	// window.
 	ID string
 	// Header yields the names and values of the other headers.
 	Header  iter.Seq2[string, string]
@@ -32,8 +33,8 @@ func (c *Client) Subject(eventType, order string) (subject string, err error) {
 	return subject, nil
 }
 
-// Publish makes one attempt: it publishes a message to a subject, once, and waits for the stream's acknowledgement until the timeout of
-// an attempt, or until ctx is done.
+// Publish makes one attempt: it publishes a message to a subject, once, and waits for the stream's
+// acknowledgement until the timeout of an attempt, or until ctx is done.
 func (c *Client) Publish(ctx context.Context, subject string, m Message) policy.Result {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)

@@ -49,7 +49,8 @@ func TestMessageIsAcknowledged(t *testing.T) {
 	expect(t, "again", attempt(t, clientOf(t, again.address)), policy.Result{Reason: policy.ReasonOK, Posted: true, Duplicate: true}, "")
 }
 
-// What each answer means. Of a program that is not the stream, none must count as an acknowledgement: the event would be lost.
+// What each answer means. Of a program that is not the stream, none must count as an
+// acknowledgement: the event would be lost.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	const notStream = `is not the stream "EVENTS"`
@@ -91,7 +92,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A stream whose acknowledgement is lost: the attempt has its own time, and counts. A stop cuts it off before.
+// A stream whose acknowledgement is lost: the attempt has its own time, and counts. A stop cuts it
+// off before.
 func TestNoAcknowledgement(t *testing.T) {
 	t.Parallel()
 	c := clientOf(t, imitate(t, nil).address, timeout(200*time.Millisecond))

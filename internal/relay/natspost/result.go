@@ -102,7 +102,8 @@ var streamErrors = map[jetstream.ErrorCode]struct {
 	10194: {policy.ReasonUnavailable, ""}, // the stream is not available
 }
 
-// streamError returns the reason that an error of JetStream stands for, what it means, and what to do.
+// streamError returns the reason that an error of JetStream stands for, what it means, and what to
+// do.
 func (c *Client) streamError(api *jetstream.APIError, subject string) (reason policy.Reason, text string) {
 	text = fmt.Sprintf("%s (%d)", api.Description, api.ErrorCode)
 	known, ok := streamErrors[api.ErrorCode]

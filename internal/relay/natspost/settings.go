@@ -15,26 +15,33 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 )
 
-// Settings are what only a destination of NATS has. The zero value is not usable: Subject and Stream are required.
+// Settings are what only a destination of NATS has. The zero value is not usable: Subject and
+// Stream are required.
 type Settings struct {
-	// Subject that events are published to. {type} stands for the event's type, {destination} for the destination's name and {partition}
-	// for a number below Partitions, as in "outbox.{type}" or "outbox.{partition}.{type}".
+	// Subject that events are published to. {type} stands for the event's type, {destination} for
+	// the destination's name and {partition} for a number below Partitions, as in "outbox.{type}"
+	// or "outbox.{partition}.{type}".
 	Subject string
-	// Partitions is over how many numbers ordering keys are spread, so that readers can share a stream and keep each key's order. An
-	// event without a key goes by its id. While it changes, events of a key may overtake each other. 0: there are none.
+	// Partitions is over how many numbers ordering keys are spread, so that readers can share a
+	// stream and keep each key's order. An event without a key goes by its id. While it changes,
+	// events of a key may overtake each other. 0: there are none.
 	Partitions int
-	// Stream that must store the events. The server refuses a message that another stream would store.
+	// Stream that must store the events. The server refuses a message that another stream would
+	// store.
 	Stream string
-	// InboxPrefix begins the subjects on which acknowledgements arrive; a user's rights may be limited to one. Empty: _INBOX.
+	// InboxPrefix begins the subjects on which acknowledgements arrive; a user's rights may be
+	// limited to one. Empty: _INBOX.
 	InboxPrefix string
-	// Credentials returns the content of a credentials file: a user's JWT and the seed of its NKey. It is called for every connection,
-	// from many goroutines, so that what it returns may change; it must return at once. nil: there is none.
+	// Credentials returns the content of a credentials file: a user's JWT and the seed of its NKey.
+	// It is called for every connection, from many goroutines, so that what it returns may change;
+	// it must return at once. nil: there is none.
 	Credentials func() string
 	// Seed returns the seed of an NKey, like Credentials. nil: there is none.
 	Seed func() string
 }
 
-// isStreamName reports whether a stream may have this name: it holds what a file's name may, but for the signs of subjects.
+// isStreamName reports whether a stream may have this name: it holds what a file's name may, but
+// for the signs of subjects.
 func isStreamName(name string) bool {
 	return len(name) <= 255 && name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune(`.*>/\`, r) })
 }
@@ -58,7 +65,8 @@ func (s Settings) Problems(path, destination string) []check.Problem {
 	return v
 }
 
-// CheckCredentials returns what is wrong with the content of a credentials file. It repeats nothing of it.
+// CheckCredentials returns what is wrong with the content of a credentials file. It repeats nothing
+// of it.
 func CheckCredentials(content string) error {
 	token, err := nkeys.ParseDecoratedJWT([]byte(content))
 	if err != nil || strings.Count(token, ".") != 2 {
@@ -109,8 +117,8 @@ func (c *Client) identify(options *nats.Options) error {
 	return nil
 }
 
-// expiredCredentials returns an error if the JWT of a credentials file has ended: the server would say
-// nothing but that it refuses the user. What the file holds is known to be a JWT.
+// expiredCredentials returns an error if the JWT of a credentials file has ended: the server would
+// say nothing but that it refuses the user. What the file holds is known to be a JWT.
 func expiredCredentials(content string, now time.Time) error {
 	token, _ := nkeys.ParseDecoratedJWT([]byte(content))
 	claims, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])

@@ -39,8 +39,8 @@ func (c *Client) diagnose(ctx context.Context, to *conn, subject string) (policy
 	return policy.ReasonUnavailable, fmt.Sprintf("%s; stream %q has no leader at this moment", text, c.cfg.Stream)
 }
 
-// streamConfig returns how the stream is configured. It returns a streamProblem if the stream cannot
-// store messages of the subject, in which a last '>' stands for any words.
+// streamConfig returns how the stream is configured. It returns a streamProblem if the stream
+// cannot store messages of the subject, in which a last '>' stands for any words.
 func (c *Client) streamConfig(ctx context.Context, to *conn, subject string) (config jetstream.StreamConfig, err error) {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -67,7 +67,8 @@ func (c *Client) streamConfig(ctx context.Context, to *conn, subject string) (co
 	return config, fmt.Errorf("ask about stream %q: %w", c.cfg.Stream, err)
 }
 
-// configProblem returns a streamProblem if a stream of this configuration cannot store messages of the subject.
+// configProblem returns a streamProblem if a stream of this configuration cannot store messages of
+// the subject.
 func (c *Client) configProblem(config jetstream.StreamConfig, subject string) error {
 	switch {
 	case config.Sealed:
@@ -93,8 +94,9 @@ func subjectList(subjects []string) string {
 	return text
 }
 
-// Reach connects, and asks whether the stream exists and takes the destination's subjects, as far as the user may ask. It publishes nothing.
-// The warnings are what the stream stores, and not as well as it could.
+// Reach connects, and asks whether the stream exists and takes the destination's subjects, as far
+// as the user may ask. It publishes nothing. The warnings are what the stream stores, and not as
+// well as it could.
 func (c *Client) Reach(ctx context.Context) (warnings []string, err error) {
 	a := &attempt{fail: func(error) {}} // streamConfig reports what the server refuses
 	to, err := c.connected(ctx, a)
@@ -112,7 +114,8 @@ func (c *Client) Reach(ctx context.Context) (warnings []string, err error) {
 	return c.doubts(config, to.nats.MaxPayload()), nil
 }
 
-// doubts returns what makes a stream that can store the events store some of them twice, or not at all. payload is the max_payload of the server.
+// doubts returns what makes a stream that can store the events store some of them twice, or not at
+// all. payload is the max_payload of the server.
 func (c *Client) doubts(config jetstream.StreamConfig, payload int64) (texts []string) {
 	var v check.Problems
 	v.Require(config.Duplicates == 0 || config.Duplicates >= c.cfg.Again, "", "the stream %q forgets messages after %s (duplicate window), and an attempt without an answer is made again after %s: "+

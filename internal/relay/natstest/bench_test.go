@@ -17,8 +17,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// BenchmarkDeadCluster compares how long live events take to a receiver over HTTP, alone and beside a dead cluster with 20,000 due
-// events. Both take turns, each with a relay of its own, because a busy machine makes each of them slower by more than the other.
+// BenchmarkDeadCluster compares how long live events take to a receiver over HTTP, alone and beside
+// a dead cluster with 20,000 due events. Both take turns, each with a relay of its own, because a
+// busy machine makes each of them slower by more than the other.
 func BenchmarkDeadCluster(b *testing.B) {
 	for _, dead := range deadClusters {
 		b.Run(dead.name, func(b *testing.B) {
@@ -75,8 +76,9 @@ func newLiveLane(b *testing.B, cluster string) *liveLane {
 	return l
 }
 
-// insertApart adds n events in a session of its own. The session whose first statement inserts many keeps a plan for many, which PostgreSQL
-// compiles (jit) for each single event after that, for 8 ms: the live events must come from another one.
+// insertApart adds n events in a session of its own. The session whose first statement inserts many
+// keeps a plan for many, which PostgreSQL compiles (jit) for each single event after that, for 8
+// ms: the live events must come from another one.
 func (l *liveLane) insertApart(eventType, prefix string, n int) {
 	l.db.Helper()
 	conn, err := pgx.Connect(l.db.Context(), l.db.DSN)
@@ -85,8 +87,8 @@ func (l *liveLane) insertApart(eventType, prefix string, n int) {
 	pgtest.Must(l.db, conn.Close(l.db.Context()))
 }
 
-// run runs a relay, and returns how long each of some hundred events took from its commit to the receiver. Before them the breaker of
-// the cluster is in the given state, if that is not empty.
+// run runs a relay, and returns how long each of some hundred events took from its commit to the
+// receiver. Before them the breaker of the cluster is in the given state, if that is not empty.
 func (l *liveLane) run(b *testing.B, breaker string) (took []time.Duration) {
 	b.Helper()
 	const events, unmeasured, every = 400, 50, 5 * time.Millisecond

@@ -36,7 +36,8 @@ var deadClusters = []deadCluster{
 			s.WaitForShutdown()
 		}
 	}},
-	// One server of three that are never all there takes connections, and its streams have no leader.
+	// One server of three that are never all there takes connections, and its streams have no
+	// leader.
 	{"leaderless", func(t testing.TB) (string, func()) {
 		s := startServer(t, func(o *server.Options) {
 			o.ServerName, o.Cluster.Name, o.Cluster.Host, o.Cluster.Port = "a", "c", "127.0.0.1", -1
@@ -46,7 +47,8 @@ var deadClusters = []deadCluster{
 	}},
 }
 
-// twoRoutes send events of type "live" to a destination of that name, and those of type "paid" to "audit".
+// twoRoutes send events of type "live" to a destination of that name, and those of type "paid" to
+// "audit".
 var twoRoutes = []relay.Route{{Event: "live", To: []string{"live"}}, {Event: "paid", To: []string{"audit"}}}
 
 // twoLanes returns an outbox with these routes.
@@ -66,7 +68,8 @@ func insertTyped(db *relaytest.Database, eventType, prefix string, n int) {
 	db.Exec(insertSeries, eventType, prefix, n)
 }
 
-// A dead cluster gets probes and nothing else: no claims, no attempts, and no part of what the relay sends at once.
+// A dead cluster gets probes and nothing else: no claims, no attempts, and no part of what the
+// relay sends at once.
 func TestDeadClusterTakesNothing(t *testing.T) {
 	t.Parallel()
 	const capacity, due, rounds = 8, 500, 3

@@ -79,7 +79,8 @@ type streamError struct {
 	text    string
 }
 
-// Rows of the table in docs/nats.md that a server decides; the others are those of natspost and of identity_test.go.
+// Rows of the table in docs/nats.md that a server decides; the others are those of natspost and of
+// identity_test.go.
 func TestErrorsOfAStream(t *testing.T) {
 	t.Parallel()
 	maxPayload := func(o *server.Options) { o.MaxPayload = 2048 }
@@ -150,7 +151,8 @@ func TestErrorsOfAStream(t *testing.T) {
 	}
 }
 
-// A message in flight when its connection ends may have been stored; the next attempt connects anew.
+// A message in flight when its connection ends may have been stored; the next attempt connects
+// anew.
 func TestShutdownOfTheServer(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -169,7 +171,8 @@ func TestShutdownOfTheServer(t *testing.T) {
 	expect(t, attempt(t, e, "k"), delivered, "")
 }
 
-// A server in lame duck mode asks its clients to leave: what waits for its answer may stay, what comes next goes elsewhere.
+// A server in lame duck mode asks its clients to leave: what waits for its answer may stay, what
+// comes next goes elsewhere.
 func TestLameDuck(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, func(o *server.Options) {
@@ -239,7 +242,8 @@ func TestReach(t *testing.T) {
 	testkit.Contains(t, "found", reach(func(d *relay.Destination) { d.NATS.Subject = "events.{type}" }), `the stream "EVENTS" takes "outbox.invoice.*", and not "events.>"`)
 }
 
-// A stream acknowledges a message and loses it all the same where its owner has said so. The relay can see that only beforehand.
+// A stream acknowledges a message and loses it all the same where its owner has said so. The relay
+// can see that only beforehand.
 func TestStreamsThatLoseWhatTheyAcknowledge(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

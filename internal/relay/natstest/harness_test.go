@@ -152,13 +152,14 @@ func unreached(reason policy.Reason) policy.Result {
 	return policy.Result{Reason: reason, Posted: true, Unreached: true}
 }
 
-// outcome returns what becomes of a delivery by a result of its first attempt, while nothing else fails.
+// outcome returns what becomes of a delivery by a result of its first attempt, while nothing else
+// fails.
 func outcome(v policy.Result) policy.Outcome {
 	return policy.Decide(v, policy.Circumstances{Attempt: 1, Retry: policy.RetryPolicy{}.WithDefaults()}).Outcome
 }
 
-// closedPort returns an address of the loopback interface where nothing listens. It stays reserved: a server that asks for this port gets it,
-// and one that asks for any port does not.
+// closedPort returns an address of the loopback interface where nothing listens. It stays reserved:
+// a server that asks for this port gets it, and one that asks for any port does not.
 func closedPort(t testing.TB) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)

@@ -121,7 +121,8 @@ func TestMissingRights(t *testing.T) {
 	expect(t, attempt(t, to(t, s, as(relayUser)), "k"), answered(policy.ReasonUnavailable), `stream "EVENTS" does not exist, does not take this subject, or has no leader`)
 }
 
-// trusted starts a server that trusts an operator, and returns what issues credentials of an account with JetStream.
+// trusted starts a server that trusts an operator, and returns what issues credentials of an
+// account with JetStream.
 func trusted(t testing.TB) (s *server.Server, issue func(expires time.Time) string) {
 	t.Helper()
 	operator, err := nkeys.CreateOperator()
@@ -193,7 +194,8 @@ func TestCredentials(t *testing.T) {
 	}), relay.Egress{})
 	expect(t, attempt(t, waits, "expires"), answered(policy.ReasonUnauthorized), "authentication expired")
 	use(forever)
-	// The server ends the connection of the first endpoint at the same moment, but perhaps not before the next attempt.
+	// The server ends the connection of the first endpoint at the same moment, but perhaps not
+	// before the next attempt.
 	testkit.Eventually(t, "a delivery with the new credentials", func() bool { return attempt(t, e, "renewed") == delivered })
 }
 

@@ -54,8 +54,8 @@ func insertOrdered(db *relaytest.Database, keys, n int) {
 		SELECT 'paid', json_build_object('n', i), k || '-' || i, 'key-' || k FROM generate_series(1, $2) i, generate_series(1, $1) k ORDER BY i, k`, keys, n)
 }
 
-// stored returns the numbers of the events of each key, in the order of the stream, each where it stands first; and how many messages
-// repeat another one.
+// stored returns the numbers of the events of each key, in the order of the stream, each where it
+// stands first; and how many messages repeat another one.
 func stored(t testing.TB, stream jetstream.Stream) (numbers map[string][]string, repeated int) {
 	t.Helper()
 	info, err := stream.Info(t.Context())
@@ -74,7 +74,8 @@ func stored(t testing.TB, stream jetstream.Stream) (numbers map[string][]string,
 	return numbers, repeated
 }
 
-// A server that is killed and comes back, several times, loses no event and no order, and costs no attempt.
+// A server that is killed and comes back, several times, loses no event and no order, and costs no
+// attempt.
 func TestRelayOutlivesTheServer(t *testing.T) {
 	t.Parallel()
 	const keys, perKey, kills = 20, 30, 3
@@ -137,7 +138,8 @@ func restart(t testing.TB, address, dir string) *server.Server {
 	return startWith(t, &server.Options{Host: host, Port: port, JetStream: true, StoreDir: dir, NoLog: true, NoSigs: true})
 }
 
-// A stream that does not exist holds its events, and no others: nothing is lost, and what another destination gets does not wait.
+// A stream that does not exist holds its events, and no others: nothing is lost, and what another
+// destination gets does not wait.
 func TestMissingStreamHoldsItsLane(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

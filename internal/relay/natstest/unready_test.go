@@ -201,7 +201,8 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	}
 }
 
-// Each row of the second table in docs/nats.md: a relay reports it when it starts, goes on with other destinations, and loses nothing.
+// Each row of the second table in docs/nats.md: a relay reports it when it starts, goes on with
+// other destinations, and loses nothing.
 func TestUnreadyDestinations(t *testing.T) {
 	t.Parallel()
 	good, rows := unreadyStreams(t)

@@ -14,8 +14,8 @@ import (
 
 // Advice is one thing that is wrong, and the commands that come next.
 type Advice struct {
-	// Why: quarantined, no_relay, untaken, parked, paused, held, unserved, slowed, retrying, failed,
-	// blocked, waiting, lag, or the rule of an open alert. Names are added, never renamed.
+	// Why: quarantined, no_relay, untaken, parked, paused, held, unserved, slowed, retrying,
+	// failed, blocked, waiting, lag, or the rule of an open alert. Names are added, never renamed.
 	Why string `json:"why"`
 	// Subject is the destination; empty: the whole outbox, or the database.
 	Subject string `json:"subject"`
@@ -53,12 +53,13 @@ const (
 const (
 	// CountedTo is up to how many deliveries are counted.
 	CountedTo = 10_000
-	// FailedTo is up to how many that failed are: they lie far apart, and until VACUUM was there, each costs a page.
+	// FailedTo is up to how many that failed are: they lie far apart, and until VACUUM was there,
+	// each costs a page.
 	FailedTo = 1_000
 )
 
-// advise says what to do about what the status shows, the worst first. No command in it does harm: nothing is replayed that
-// cannot arrive, and nothing is restarted where a reload suffices.
+// advise says what to do about what the status shows, the worst first. No command in it does harm:
+// nothing is replayed that cannot arrive, and nothing is restarted where a reload suffices.
 func advise(s Status) []Advice {
 	all := []Advice{}
 	alive := slices.ContainsFunc(s.Relays, RelayStatus.Alive)
@@ -102,7 +103,8 @@ func advise(s Status) []Advice {
 	return all
 }
 
-// adviseRefusal says what to do about relays that a destination refuses, while it may accept others.
+// adviseRefusal says what to do about relays that a destination refuses, while it may accept
+// others.
 func adviseRefusal(r watch.Refusal, differences []watch.Difference) Advice {
 	refused := alert.Alert{Rule: alert.RuleRelayRefused, Subject: r.Destination, FirstError: r.Error}
 	verb := "is"
@@ -216,15 +218,16 @@ func (d DestinationStatus) failedHeads() (n int64) {
 	return n
 }
 
-// failingWithin is how long before the latest failure a delivery must have arrived for the destination to work: one that refuses some
-// events between others that it accepts is not failing.
+// failingWithin is how long before the latest failure a delivery must have arrived for the
+// destination to work: one that refuses some events between others that it accepts is not failing.
 const failingWithin = 10 * time.Second
 
-// failingOnes is how many events must have failed lately, and none delivered since the first of them, for a destination to fail at once.
+// failingOnes is how many events must have failed lately, and none delivered since the first of
+// them, for a destination to fail at once.
 const failingOnes = 3
 
-// failing reports whether the destination's latest attempts failed through a fault of its own or of the configuration, and none has
-// delivered lately.
+// failing reports whether the destination's latest attempts failed through a fault of its own or of
+// the configuration, and none has delivered lately.
 func (d DestinationStatus) failing() bool {
 	at, reason := d.RetryAt, d.RetryReason
 	if at == nil || d.FailedAt != nil && d.FailedAt.After(*at) {
@@ -237,7 +240,8 @@ func (d DestinationStatus) failing() bool {
 	return all || d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
 }
 
-// needsPerson reports whether deliveries that fail for this reason go on failing until a person mends something.
+// needsPerson reports whether deliveries that fail for this reason go on failing until a person
+// mends something.
 func needsPerson(reason policy.Reason) bool {
 	switch reason {
 	case policy.ReasonUnauthorized, policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS, policy.ReasonTLS, policy.ReasonEgress:
@@ -343,7 +347,8 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 	return all
 }
 
-// AdviseTrouble says what to do about the trouble that a relay has with its database, of which nothing is stored.
+// AdviseTrouble says what to do about the trouble that a relay has with its database, of which
+// nothing is stored.
 func AdviseTrouble(a alert.Alert) Advice {
 	return Advice{a.Rule, a.Subject, Critical, a.Happened() + ".", a.Remedy(plainly), []string{a.Command()}}
 }

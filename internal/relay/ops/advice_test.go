@@ -149,7 +149,8 @@ func TestAdviceBeforeTheFirstStart(t *testing.T) {
 	}
 }
 
-// What is said first is what a person must do something about. What only a person mends is no mere notice.
+// What is said first is what a person must do something about. What only a person mends is no mere
+// notice.
 func TestAdviceBeginsWithTheWorst(t *testing.T) {
 	t.Parallel()
 	lane := func(d DestinationStatus) DestinationStatus {
@@ -170,7 +171,8 @@ func TestAdviceBeginsWithTheWorst(t *testing.T) {
 	}
 }
 
-// The state of a destination is ok only if it is: one that refuses everything is failing, one that refuses some events is not.
+// The state of a destination is ok only if it is: one that refuses everything is failing, one that
+// refuses some events is not.
 func TestStateOfAFailingDestination(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// What a person says of an alert stands in status and the audit. A silence covers what it names, until it is ended.
+// What a person says of an alert stands in status and the audit. A silence covers what it names,
+// until it is ended.
 func TestAlertsAreAcknowledgedAndSilenced(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -55,7 +56,8 @@ func TestAlertsAreAcknowledgedAndSilenced(t *testing.T) {
 	}
 }
 
-// A reload that was refused and relays that differ are advised about, each once, whether or not an alert is open.
+// A reload that was refused and relays that differ are advised about, each once, whether or not an
+// alert is open.
 func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

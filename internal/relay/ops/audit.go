@@ -47,15 +47,17 @@ type AuditEntry struct {
 	UpdatedAt time.Time `json:"updated_at"`
 	Actor     string    `json:"actor"`
 	Origin    Origin    `json:"origin"`
-	// Action: pause, resume, reset_breaker, replay, retry, discard, interrupt_operation, resume_operation, reveal_payload,
-	// create_deliveries, accept_identity, acknowledge_alert, silence_alerts or send. Names are added, never renamed.
+	// Action: pause, resume, reset_breaker, replay, retry, discard, interrupt_operation,
+	// resume_operation, reveal_payload, create_deliveries, accept_identity, acknowledge_alert,
+	// silence_alerts or send. Names are added, never renamed.
 	Action string `json:"action"`
-	// State: running, stalled, done, interrupted or failed. A stalled operation runs by its row, but has changed nothing for
-	// 45 seconds: its process was probably killed.
+	// State: running, stalled, done, interrupted or failed. A stalled operation runs by its row,
+	// but has changed nothing for 45 seconds: its process was probably killed.
 	State       string  `json:"state"`
 	Destination *string `json:"destination"`
 	EventID     *int64  `json:"event_id,string"`
-	// Selection of a bulk operation; nil: the operation has none, or it names too many events to be kept.
+	// Selection of a bulk operation; nil: the operation has none, or it names too many events to be
+	// kept.
 	Selection *Selection `json:"selection"`
 	// Matched is what the preview counted, and Done is what was changed so far.
 	Matched int64 `json:"matched"`
@@ -64,8 +66,8 @@ type AuditEntry struct {
 	Detail *string `json:"detail"`
 }
 
-// Resumable reports whether [Outbox.TakeUp] can go on with the operation. One that changes delivered or discarded deliveries
-// is not: it would find again what it has replayed already.
+// Resumable reports whether [Outbox.TakeUp] can go on with the operation. One that changes
+// delivered or discarded deliveries is not: it would find again what it has replayed already.
 func (e AuditEntry) Resumable() bool {
 	ended := e.State == "stalled" || e.State == "interrupted" || e.State == "failed"
 	return ended && e.Selection != nil && e.Selection.repeatable() && slices.Contains([]string{"replay", "retry", "discard"}, e.Action)
@@ -124,7 +126,8 @@ func (o *Outbox) Begin(ctx context.Context, order Order) (id int64, err error) {
 	return o.beginAudit(ctx, a.name, order.Selection, order.Matched)
 }
 
-// Work does an order that Begin or TakeUp has returned. It works as [Outbox.Replay] and [Outbox.Discard] do.
+// Work does an order that Begin or TakeUp has returned. It works as [Outbox.Replay] and
+// [Outbox.Discard] do.
 func (o *Outbox) Work(ctx context.Context, id int64, order Order, progress func(Bulk)) (Bulk, error) {
 	a, err := order.action()
 	if err != nil {
@@ -133,9 +136,10 @@ func (o *Outbox) Work(ctx context.Context, id int64, order Order, progress func(
 	return o.work(ctx, a, order.Selection, id, progress)
 }
 
-// TakeUp makes an operation that was interrupted or killed run again, and returns what is left to do: Work finds what it has not
-// changed, within what is left of the limit. What it has replayed, and what has failed again since, is not replayed a second
-// time. The error wraps [ErrNotResumable] if there is no such operation.
+// TakeUp makes an operation that was interrupted or killed run again, and returns what is left to
+// do: Work finds what it has not changed, within what is left of the limit. What it has replayed,
+// and what has failed again since, is not replayed a second time. The error wraps [ErrNotResumable]
+// if there is no such operation.
 func (o *Outbox) TakeUp(ctx context.Context, id int64) (Order, error) {
 	entry, err := o.AuditEntry(ctx, id)
 	if err != nil {
@@ -173,7 +177,8 @@ func endOf(ctx context.Context, err error) (state, detail string) {
 	return "failed", err.Error()
 }
 
-// Reveal returns what Event does, with the payload and the headers, after it has recorded in the audit who sees them.
+// Reveal returns what Event does, with the payload and the headers, after it has recorded in the
+// audit who sees them.
 func (o *Outbox) Reveal(ctx context.Context, eventID int64) (EventReport, error) {
 	report, err := o.Event(ctx, eventID)
 	if err != nil || report.Event.Type == "" {

@@ -15,7 +15,8 @@ import (
 
 const auditLines = `SELECT concat_ws(' ', actor, origin, action, state, destination, event_id, selection->>'destination', matched, done, detail) FROM outbox_audit ORDER BY id`
 
-// Every change leaves one entry that says who, through what, and how much; a call that changes nothing leaves none.
+// Every change leaves one entry that says who, through what, and how much; a call that changes
+// nothing leaves none.
 func TestAudit(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -128,7 +129,8 @@ func TestOperationGoesOn(t *testing.T) {
 	}
 }
 
-// What goes on replays nothing twice, though it has failed again meanwhile, and keeps to the limit that was confirmed.
+// What goes on replays nothing twice, though it has failed again meanwhile, and keeps to the limit
+// that was confirmed.
 func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -15,7 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// EventIDs are written as JSON numbers, which SQL compares with ids, and read from numbers and from strings, as every answer has them.
+// EventIDs are written as JSON numbers, which SQL compares with ids, and read from numbers and from
+// strings, as every answer has them.
 type EventIDs []int64
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -38,8 +39,8 @@ func (ids *EventIDs) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// A Selection names deliveries. Its conditions narrow each other; the zero value names every delivery, which is why
-// callers should refuse it: see Empty.
+// A Selection names deliveries. Its conditions narrow each other; the zero value names every
+// delivery, which is why callers should refuse it: see Empty.
 type Selection struct {
 	// EventIDs are the events whose deliveries are meant. Empty: any event.
 	EventIDs EventIDs `json:"event_ids,omitempty"`
@@ -47,12 +48,13 @@ type Selection struct {
 	Destination string `json:"destination,omitempty"`
 	// Parked deliveries only: those that match no route.
 	Parked bool `json:"parked,omitempty"`
-	// Statuses of the deliveries. Replay takes failed (the default), delivered and discarded; Discard takes pending and failed
-	// (both by default), and Retry pending.
+	// Statuses of the deliveries. Replay takes failed (the default), delivered and discarded;
+	// Discard takes pending and failed (both by default), and Retry pending.
 	Statuses []string `json:"statuses,omitempty"`
 	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
 	Type string `json:"type,omitempty"`
-	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no bound.
+	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no
+	// bound.
 	Since time.Time `json:"since,omitzero"`
 	Until time.Time `json:"until,omitzero"`
 	// Reason of the last attempt, as in [Delivery]. Empty: any.
@@ -61,8 +63,9 @@ type Selection struct {
 	OrderingKey string `json:"ordering_key,omitempty"`
 	// Limit is how many are changed at most. 0: no limit; below 0: none.
 	Limit int64 `json:"limit,omitempty"`
-	// Rate is how many deliveries a second a replay makes due, so that live events do not wait behind them. nil:
-	// [DefaultReplayRate]; 0: as many as the database can change. Nothing but a replay has a rate.
+	// Rate is how many deliveries a second a replay makes due, so that live events do not wait
+	// behind them. nil: [DefaultReplayRate]; 0: as many as the database can change. Nothing but a
+	// replay has a rate.
 	Rate *int64 `json:"rate,omitempty"`
 
 	begun     time.Time // of a retry, and of an operation that goes on: when it was ordered
@@ -85,13 +88,16 @@ type Bulk struct {
 	// Rate of a replay that was previewed, and for how many seconds the matched keep it busy.
 	Rate    int64   `json:"rate,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"`
-	// NotWaiting ones cannot be retried: they are due already, or their producer wants them sent later.
+	// NotWaiting ones cannot be retried: they are due already, or their producer wants them sent
+	// later.
 	NotWaiting int64 `json:"not_waiting,omitempty"`
-	// Obstacles to a retry or a replay: what keeps a destination from being sent to, each with the command that ends it.
+	// Obstacles to a retry or a replay: what keeps a destination from being sent to, each with the
+	// command that ends it.
 	Obstacles []string `json:"obstacles,omitempty"`
 	// EventMissing ones cannot be replayed: their event is gone.
 	EventMissing int64 `json:"event_missing"`
-	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out for their status.
+	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out
+	// for their status.
 	OtherStatus map[string]int64 `json:"other_status,omitempty"`
 	// NotRouted counts the named events that have no delivery yet, since no relay has taken them,
 	// or one is about to write it. Where none are named, a discard counts those that have waited
@@ -146,7 +152,8 @@ func retryAction() action {
 	return action{name: "retry", allowed: statuses, standard: statuses, change: retryDeliveries}
 }
 
-// quarantineAction discards what the original of a copied database delivers, in flight there or not.
+// quarantineAction discards what the original of a copied database delivers, in flight there or
+// not.
 func quarantineAction() action {
 	statuses := []string{"pending"}
 	return action{name: "discard", allowed: statuses, standard: statuses, inFlight: true, change: discardQuarantined}
@@ -167,26 +174,30 @@ func (o *Outbox) PreviewRetry(ctx context.Context, selection Selection) (Bulk, e
 	return o.preview(ctx, retryAction(), selection)
 }
 
-// Replay makes deliveries pending again, with all their attempts before them, behind everything that is not a replay: so many a
-// second as the selection says, because a receiver, the relays and the database share what they have with live events. It leaves pending ones alone, and events created longer ago than memory: the receiver may have forgotten that it
-// processed them, and would process them twice. 0: it never forgets.
+// Replay makes deliveries pending again, with all their attempts before them, behind everything
+// that is not a replay: so many a second as the selection says, because a receiver, the relays and
+// the database share what they have with live events. It leaves pending ones alone, and events
+// created longer ago than memory: the receiver may have forgotten that it processed them, and would
+// process them twice. 0: it never forgets.
 //
-// Each batch is a transaction of its own, and progress, which may be nil, is called after each. When ctx ends, the current batch
-// is finished, and the error says why it ended. With every error, Bulk is what was done. A call finds a delivery at most once,
-// and not while it is pending, so that a replay can be repeated.
+// Each batch is a transaction of its own, and progress, which may be nil, is called after each.
+// When ctx ends, the current batch is finished, and the error says why it ended. With every error,
+// Bulk is what was done. A call finds a delivery at most once, and not while it is pending, so that
+// a replay can be repeated.
 func (o *Outbox) Replay(ctx context.Context, selection Selection, memory time.Duration, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, replayAction(memory), selection, progress)
 }
 
-// Discard gives pending, parked and failed deliveries up for good, unless they are in flight. It works in batches as
-// Replay does.
+// Discard gives pending, parked and failed deliveries up for good, unless they are in flight. It
+// works in batches as Replay does.
 func (o *Outbox) Discard(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, discardAction(), selection, progress)
 }
 
-// Retry makes due what was attempted and waits for its next attempt. Its attempts, its place in its ordering key and its not_after stay,
-// and so do a pause and an open breaker: [Bulk.Obstacles] names them. It works in batches as Replay does, and makes a delivery due once:
-// one that fails again meanwhile waits for its next attempt.
+// Retry makes due what was attempted and waits for its next attempt. Its attempts, its place in its
+// ordering key and its not_after stay, and so do a pause and an open breaker: [Bulk.Obstacles]
+// names them. It works in batches as Replay does, and makes a delivery due once: one that fails
+// again meanwhile waits for its next attempt.
 func (o *Outbox) Retry(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, retryAction(), selection, progress)
 }

@@ -40,7 +40,8 @@ func TestReplay(t *testing.T) {
 	}
 	b, err = outbox.Replay(t.Context(), ops.Selection{EventIDs: ids}, 0, nil)
 	relaytest.Must(t, err)
-	// Only what failed, unless something else was said; what is pending, in flight or not, is never touched.
+	// Only what failed, unless something else was said; what is pending, in flight or not, is never
+	// touched.
 	if b.Matched != 1 || b.Done != 1 || b.Unknown != 1 || !slices.Equal(b.UnknownIDs, []int64{77}) ||
 		!maps.Equal(b.OtherStatus, map[string]int64{"delivered": 1, "discarded": 1, "pending": 2}) {
 		t.Errorf("%+v", b)
@@ -124,8 +125,9 @@ func TestDiscard(t *testing.T) {
 	testkit.Equal(t, "the parked one", relaytest.Row[string](db, `SELECT status FROM outbox_delivery WHERE destination = ''`), "discarded")
 }
 
-// An operator who ends a bulk command ends it between two batches: what was begun is whole, and known.
-// While a discard goes through what is due, a relay makes deliveries wait behind a head, and releases one that waits.
+// An operator who ends a bulk command ends it between two batches: what was begun is whole, and
+// known. While a discard goes through what is due, a relay makes deliveries wait behind a head, and
+// releases one that waits.
 func TestDiscardWhileDeliveriesMove(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -164,8 +166,9 @@ func TestInterruptedBulk(t *testing.T) {
 	}
 }
 
-// On a copy, everything that was pending when the command began is given up: also what is parked, what is not due, and what was in
-// flight when the copy was made. What the producer adds meanwhile is not from the original.
+// On a copy, everything that was pending when the command began is given up: also what is parked,
+// what is not due, and what was in flight when the copy was made. What the producer adds meanwhile
+// is not from the original.
 func TestDiscardQuarantined(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "a", "b")
@@ -209,7 +212,8 @@ func TestDiscardQuarantined(t *testing.T) {
 	}
 }
 
-// A retry makes due what was attempted and waits, nothing else, and says what keeps it from being sent.
+// A retry makes due what was attempted and waits, nothing else, and says what keeps it from being
+// sent.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -249,7 +253,8 @@ func TestRetry(t *testing.T) {
 	if b, err = outbox.Retry(t.Context(), ops.Selection{Destination: "default"}, nil); err != nil || b.Matched != 0 {
 		t.Errorf("a second time: %+v, %v", b, err)
 	}
-	// One that was attempted after an operation began, and failed again, waits for its next attempt also when the operation goes on.
+	// One that was attempted after an operation began, and failed again, waits for its next attempt
+	// also when the operation goes on.
 	db.Exec(waits)
 	db.RewriteAudit(`state = 'interrupted' WHERE id = 2`)
 	order, err := outbox.TakeUp(t.Context(), 2)
@@ -259,7 +264,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// What was written before the clock was put back waits until that time comes: retries, and events that became due at once by that clock.
+// What was written before the clock was put back waits until that time comes: retries, and events
+// that became due at once by that clock.
 func TestRetryAfterTheClockWasPutBack(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

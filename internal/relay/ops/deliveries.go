@@ -26,7 +26,8 @@ type DeliveryFilter struct {
 	EventIDs []int64
 	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
 	Type string
-	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no bound.
+	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no
+	// bound.
 	Since, Until time.Time
 	// Reason of the last attempt. Empty: any.
 	Reason string
@@ -36,11 +37,13 @@ type DeliveryFilter struct {
 	Key string
 	// Related is the related reference of the event. Empty: any.
 	Related string
-	// After is the last delivery of the page before: what follows it is returned. The zero value is the first page.
+	// After is the last delivery of the page before: what follows it is returned. The zero value is
+	// the first page.
 	After DeliveryPosition
 	// Limit is how many are returned at most, the newest first. 0: 50.
 	Limit int
-	// Among is among how many deliveries what matches is looked for, unless an index leads to it. 0: 10,000.
+	// Among is among how many deliveries what matches is looked for, unless an index leads to it.
+	// 0: 10,000.
 	Among int
 }
 
@@ -67,7 +70,8 @@ type DeliveryPage struct {
 	Deliveries []Delivery
 	// Next is where the next page begins; nil: this is the last.
 	Next *DeliveryPosition
-	// Searched is how far back this page has looked, if it ends there without being full. nil: it is full, or nothing older matches.
+	// Searched is how far back this page has looked, if it ends there without being full. nil: it
+	// is full, or nothing older matches.
 	Searched *Searched
 }
 
@@ -81,15 +85,17 @@ type Searched struct {
 const (
 	// searchedRows is how many deliveries a page looks at, unless the filter says so.
 	searchedRows = 10_000
-	// firstWindow and widestWindow are how many one statement looks at: the first ones mostly fill the page.
+	// firstWindow and widestWindow are how many one statement looks at: the first ones mostly fill
+	// the page.
 	firstWindow, widestWindow = 200, 5_000
 	// asideWindow is how many it looks at for each destination.
 	asideWindow = 1_000
 )
 
-// Deliveries lists the deliveries that match the filter, the newest first. Those of named events, failed and parked ones, and pending
-// ones up to 10,000, are found by indexes. Others are looked for among a bounded number of deliveries, from the newest on, whatever the
-// size of the table: see [DeliveryPage.Searched].
+// Deliveries lists the deliveries that match the filter, the newest first. Those of named events,
+// failed and parked ones, and pending ones up to 10,000, are found by indexes. Others are looked
+// for among a bounded number of deliveries, from the newest on, whatever the size of the table: see
+// [DeliveryPage.Searched].
 func (o *Outbox) Deliveries(ctx context.Context, filter DeliveryFilter) (page DeliveryPage, err error) {
 	filter.Limit, filter.Among = cmp.Or(filter.Limit, 50), cmp.Or(filter.Among, searchedRows)
 	if filter.EventID != 0 || len(filter.EventIDs) > 0 || filter.Key != "" {
@@ -140,13 +146,15 @@ func (p DeliveryPage) last() *DeliveryPosition {
 	return &DeliveryPosition{d.EventID, d.Destination}
 }
 
-// createdBefore reports whether the event was created so long before a bound that older ones cannot have been created after it: ids are
-// given in the order of inserts, and created_at is when a transaction began.
+// createdBefore reports whether the event was created so long before a bound that older ones cannot
+// have been created after it: ids are given in the order of inserts, and created_at is when a
+// transaction began.
 func (s Searched) createdBefore(since time.Time) bool {
 	return !since.IsZero() && s.CreatedAt != nil && s.CreatedAt.Before(since.Add(-longTransaction))
 }
 
-// longTransaction is how long a transaction that inserts events lasts at most, as far as a search by time goes.
+// longTransaction is how long a transaction that inserts events lasts at most, as far as a search
+// by time goes.
 const longTransaction = time.Hour
 
 // sourceOf returns along which index the filter is best read, and for which destinations.
@@ -194,9 +202,11 @@ type Delivery struct {
 	ClaimedBy      *int32     `json:"claimed_by"` // the relay that has it in flight
 	OrderingKey    *string    `json:"ordering_key"`
 	Replay         bool       `json:"replay"` // an operator made it pending again
-	// NotAfter is when the last request may reach the receiver, as X-Outbox-Not-After said. nil: any time.
+	// NotAfter is when the last request may reach the receiver, as X-Outbox-Not-After said. nil:
+	// any time.
 	NotAfter *time.Time `json:"not_after"`
-	// LatencySeconds is from the commit, or from the time before which it was not to be sent, to the delivery. nil: not delivered.
+	// LatencySeconds is from the commit, or from the time before which it was not to be sent, to
+	// the delivery. nil: not delivered.
 	LatencySeconds *float64 `json:"latency_seconds"`
 }
 
@@ -233,8 +243,9 @@ type EventReport struct {
 	discarded map[string]time.Time
 }
 
-// Event returns an event, also an archived one, its deliveries, its logged attempts, and why it waits, without its payload and
-// the values of its headers. The error is an [UnknownEvent] if there is none.
+// Event returns an event, also an archived one, its deliveries, its logged attempts, and why it
+// waits, without its payload and the values of its headers. The error is an [UnknownEvent] if there
+// is none.
 func (o *Outbox) Event(ctx context.Context, id int64) (e EventReport, err error) {
 	if e.Event, e.Deliveries, err = o.event(ctx, id); err != nil {
 		return EventReport{}, err

@@ -1,5 +1,6 @@
-// Package ops is everything that an operator asks of an outbox, or does to it. The commands of outbox-relay call only this. It needs
-// a database and no running relay, and it never imports package relay.
+// Package ops is everything that an operator asks of an outbox, or does to it. The commands of
+// outbox-relay call only this. It needs a database and no running relay, and it never imports
+// package relay.
 //
 // Which file answers which question:
 //
@@ -18,8 +19,9 @@
 //	store_route_state.go  has a relay taken an event? which ones has none taken?
 //	store_undelivered.go  which events have no delivery? create what is missing
 //
-// store*.go is all SQL, each statement above the method that runs it. The last three files are little else.
+// store*.go is all SQL, each statement above the method that runs it. The last three files are
+// little else.
 //
-// A change that an operator orders is durable when it returns, and notifies the relays. No statement depends on how much was
-// delivered in the past.
+// A change that an operator orders is durable when it returns, and notifies the relays. No
+// statement depends on how much was delivered in the past.
 package ops

@@ -72,7 +72,8 @@ type ExamineConfig struct {
 	Egress post.Egress
 	// OldestTransaction is how old a transaction may become. 0: 5 min.
 	OldestTransaction time.Duration
-	// Session returns the error of [pg.CheckSession] for a connection made as a relay's. nil: that is not checked.
+	// Session returns the error of [pg.CheckSession] for a connection made as a relay's. nil: that
+	// is not checked.
 	Session func(ctx context.Context) error
 }
 
@@ -96,8 +97,9 @@ type examination struct {
 	damage []damage
 }
 
-// Examine looks for everything that keeps relays from working well on this database, and changes nothing. Without a schema that this build works
-// with, or a database that answers, it makes the checks that need neither. An error means that ctx has ended.
+// Examine looks for everything that keeps relays from working well on this database, and changes
+// nothing. Without a schema that this build works with, or a database that answers, it makes the
+// checks that need neither. An error means that ctx has ended.
 func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error) {
 	x := &examination{o: o, cfg: cfg, Checkup: Checkup{Findings: []Finding{}}}
 	if x.cfg.OldestTransaction == 0 {

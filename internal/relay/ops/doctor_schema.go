@@ -18,7 +18,8 @@ type damage struct {
 	state string
 }
 
-// schema ends the examination without a schema that this build works with, or with tables missing: nothing more can be read.
+// schema ends the examination without a schema that this build works with, or with tables missing:
+// nothing more can be read.
 func (x *examination) schema(ctx context.Context) error {
 	newer, err := pg.CheckSchema(ctx, x.o.pool)
 	if errors.Is(err, pg.ErrSchema) {
@@ -52,7 +53,8 @@ func (x *examination) schema(ctx context.Context) error {
 	return err
 }
 
-// noSchema says whether there is another schema, to which search_path does not lead: migrating would make a second, empty outbox.
+// noSchema says whether there is another schema, to which search_path does not lead: migrating
+// would make a second, empty outbox.
 func (x *examination) noSchema(ctx context.Context, found error) error {
 	others, err := x.o.otherSchemas(ctx)
 	if err != nil {
@@ -162,7 +164,8 @@ func (d damage) describe() (text, remedy string) {
 
 func file(o migrations.Object) string { return "migrations/outbox/" + o.File }
 
-// rights compares what this login and the roles of migrations/roles.sql may do with what that script grants.
+// rights compares what this login and the roles of migrations/roles.sql may do with what that
+// script grants.
 func (x *examination) rights(ctx context.Context) error {
 	roles, err := x.o.roles(ctx)
 	if err != nil {

@@ -11,9 +11,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// An UnknownEvent is the error for an id, an idempotency key or a related reference that no event has, archived or not.
+// An UnknownEvent is the error for an id, an idempotency key or a related reference that no event
+// has, archived or not.
 type UnknownEvent struct {
-	// Detail says what was looked for, and Further which command looks further back; empty: all was searched.
+	// Detail says what was looked for, and Further which command looks further back; empty: all was
+	// searched.
 	Detail, Further string
 }
 
@@ -46,9 +48,10 @@ type Event struct {
 // maxFound is how many events of one related reference are named.
 const maxFound = 20
 
-// FindEvents returns the ids of the events that have the given text as their id, else as their idempotency key, else as their related
-// reference, the newest first and at most 20. Archived events are found by id and key. No index leads to a reference: it is looked for
-// among the newest 200,000 events, in short statements. The error is an [UnknownEvent] if there is none.
+// FindEvents returns the ids of the events that have the given text as their id, else as their
+// idempotency key, else as their related reference, the newest first and at most 20. Archived
+// events are found by id and key. No index leads to a reference: it is looked for among the newest
+// 200,000 events, in short statements. The error is an [UnknownEvent] if there is none.
 func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 	if id, err := strconv.ParseInt(text, 10, 64); err == nil && id > 0 {
 		if known, err := o.hasEvent(ctx, id); err != nil || known {
@@ -76,7 +79,8 @@ func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 type Moment struct {
 	At          time.Time `json:"at"`
 	Destination string    `json:"destination"` // empty: the event as a whole, or parked
-	// What: inserted, available, attempt, replayed, delivered, failed, discarded or archived. Names are added, never renamed.
+	// What: inserted, available, attempt, replayed, delivered, failed, discarded or archived. Names
+	// are added, never renamed.
 	What string `json:"what"`
 	Text string `json:"text"`
 }
@@ -88,8 +92,8 @@ type Explanation struct {
 	Waits   []Wait   `json:"waits"`
 }
 
-// Explain puts a report into the order of time. Attempts that delivered stand in no log unless it is configured so; the delivery itself
-// stands for them.
+// Explain puts a report into the order of time. Attempts that delivered stand in no log unless it
+// is configured so; the delivery itself stands for them.
 func (e EventReport) Explain() Explanation {
 	x := Explanation{Event: e.Event, Waits: e.Waits}
 	add := func(at time.Time, destination, what, format string, args ...any) {
@@ -174,15 +178,17 @@ func exact(s float64) string {
 	return time.Duration(max(s, 0) * float64(time.Second)).Round(time.Millisecond).String()
 }
 
-// Unknown says which name of a filter the outbox does not know, and the known ones, for a filter that matches nothing.
+// Unknown says which name of a filter the outbox does not know, and the known ones, for a filter
+// that matches nothing.
 type Unknown struct {
 	What  string // destination, reason or type
 	Name  string
 	Known []string
 }
 
-// UnknownNames returns the names in a filter that nothing has; empty: each is known, and there is only nothing that matches all. A type is
-// compared with the routes and with the newest 10,000 events.
+// UnknownNames returns the names in a filter that nothing has; empty: each is known, and there is
+// only nothing that matches all. A type is compared with the routes and with the newest 10,000
+// events.
 func (o *Outbox) UnknownNames(ctx context.Context, destination, reason, eventType string) (all []Unknown, err error) {
 	if destination != "" {
 		names, err := o.Destinations(ctx)
@@ -208,7 +214,8 @@ func (o *Outbox) UnknownNames(ctx context.Context, destination, reason, eventTyp
 	return all, nil
 }
 
-// ReasonQuarantined is why [Outbox.DiscardQuarantined] discards. It is the one reason that no attempt ends with.
+// ReasonQuarantined is why [Outbox.DiscardQuarantined] discards. It is the one reason that no
+// attempt ends with.
 const ReasonQuarantined = "quarantined"
 
 // Reasons returns every reason for which deliveries are selected.

@@ -54,7 +54,8 @@ func TestFindEvents(t *testing.T) {
 	}
 }
 
-// Attempts count anew after a replay: the history names who replayed the event, and does not say that its first attempt delivered.
+// Attempts count anew after a replay: the history names who replayed the event, and does not say
+// that its first attempt delivered.
 func TestExplainReplays(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -99,7 +100,8 @@ func TestExplainReplays(t *testing.T) {
 	replay("cem", ops.Selection{Type: "*"})
 	want(3, "perhaps replayed by bob (cli): the order includes it", "perhaps replayed by cem (cli): the order includes it", arrived)
 
-	// An order for a reason that no logged attempt of the event had cannot have touched it. One with a limit may have ended before it.
+	// An order for a reason that no logged attempt of the event had cannot have touched it. One
+	// with a limit may have ended before it.
 	db.Exec(`UPDATE outbox_delivery SET last_reason = 'timeout' WHERE event_id = 2`)
 	replay("dora", ops.Selection{Reason: "timeout"})
 	replay("eva", ops.Selection{Type: "*", Limit: 1})

@@ -21,8 +21,8 @@ func TestLifeSignsTouchNoDelivery(t *testing.T) {
 	}
 }
 
-// A relay whose session has ended is silent at once, and not only when its heartbeat is old. The list of relays says so, and explain does
-// of what it has in hand.
+// A relay whose session has ended is silent at once, and not only when its heartbeat is old. The
+// list of relays says so, and explain does of what it has in hand.
 func TestRelayWithoutItsSessionIsSilent(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

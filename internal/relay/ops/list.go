@@ -16,15 +16,17 @@ const MaxListed = 100
 type List struct {
 	// Prefix is the beginning of the names; empty: all names.
 	Prefix string
-	// After is the destination that the list follows, in its order; empty: the list begins with the first one.
+	// After is the destination that the list follows, in its order; empty: the list begins with the
+	// first one.
 	After string
 	// Limit is how many destinations the list shows at most; 0: [MaxListed].
 	Limit int
-	// ByName is the order by name. Places do not change in it: no page misses a destination or repeats it, and After may have
-	// disappeared.
+	// ByName is the order by name. Places do not change in it: no page misses a destination or
+	// repeats it, and After may have disappeared.
 	ByName bool
-	// Compare is another order, as of [slices.SortFunc]. If neither is given, the order is by name if all destinations fit in.
-	// Otherwise the destinations that the advice names come first, in its order, and then those for which most is pending or failed.
+	// Compare is another order, as of [slices.SortFunc]. If neither is given, the order is by name
+	// if all destinations fit in. Otherwise the destinations that the advice names come first, in
+	// its order, and then those for which most is pending or failed.
 	Compare func(a, b DestinationStatus) int
 }
 
@@ -32,14 +34,15 @@ type List struct {
 type Listed struct {
 	// DestinationsTotal counts all destinations, whatever the list chooses.
 	DestinationsTotal int64 `json:"destinations_total"`
-	// DestinationsLeft counts the destinations that the list chooses and that follow the last one shown.
+	// DestinationsLeft counts the destinations that the list chooses and that follow the last one
+	// shown.
 	DestinationsLeft int64 `json:"destinations_left"`
 	// Next is After of the next page; empty: this is the last page.
 	Next string `json:"next"`
 }
 
-// Choose returns the destinations that the list shows, and does not change the status. The error is a [check.Problem] of the
-// path after.
+// Choose returns the destinations that the list shows, and does not change the status. The error is
+// a [check.Problem] of the path after.
 func (l List) Choose(s Status) ([]DestinationStatus, Listed, error) {
 	listed := Listed{DestinationsTotal: int64(len(s.Destinations))}
 	limit := cmp.Or(l.Limit, MaxListed)
@@ -69,8 +72,8 @@ func (l List) Choose(s Status) ([]DestinationStatus, Listed, error) {
 	return shown, listed, nil
 }
 
-// compareTrouble returns the order in which the destinations that the advice names come first, in its order, and then those for
-// which most is pending or failed.
+// compareTrouble returns the order in which the destinations that the advice names come first, in
+// its order, and then those for which most is pending or failed.
 func compareTrouble(advice []Advice) func(a, b DestinationStatus) int {
 	place := map[string]int{}
 	for i, a := range advice {
@@ -83,8 +86,8 @@ func compareTrouble(advice []Advice) func(a, b DestinationStatus) int {
 	}
 }
 
-// Bounded returns the status with the destinations that the list chooses, and with at most as many of anything else. The error is
-// a [check.Problem] of the path after.
+// Bounded returns the status with the destinations that the list chooses, and with at most as many
+// of anything else. The error is a [check.Problem] of the path after.
 func (s Status) Bounded(l List) (Status, error) {
 	var err error
 	if s.Destinations, s.Listed, err = l.Choose(s); err != nil {

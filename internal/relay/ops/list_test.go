@@ -8,7 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A list of thousands of destinations shows a hundred: those in trouble, then those with most to do, or those that are asked for.
+// A list of thousands of destinations shows a hundred: those in trouble, then those with most to
+// do, or those that are asked for.
 func TestListOfManyDestinations(t *testing.T) {
 	t.Parallel()
 	some := func(n int) (s Status) {

@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A pause keeps its reason until it has another, and only destinations that are known can be paused.
+// A pause keeps its reason until it has another, and only destinations that are known can be
+// paused.
 func TestPauseAndResume(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -9,15 +9,16 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 )
 
-// An Outbox answers what an operator asks of one outbox, and does what an operator orders. It is safe for concurrent use.
+// An Outbox answers what an operator asks of one outbox, and does what an operator orders. It is
+// safe for concurrent use.
 type Outbox struct {
 	pool    *pg.Transactions
 	address string // see [identity.Address]
 	actor   Actor
 }
 
-// New returns an Outbox over pool, whose search_path must lead to the outbox tables. Its statements search pg_catalog alone. The
-// caller closes the pool.
+// New returns an Outbox over pool, whose search_path must lead to the outbox tables. Its statements
+// search pg_catalog alone. The caller closes the pool.
 func New(pool *pgxpool.Pool) *Outbox {
 	return &Outbox{pool: pg.ReadCommitted(pool, pg.NewNames("", "outbox_schema_version")), address: identity.Address(pool.Config().ConnConfig)}
 }
@@ -25,21 +26,22 @@ func New(pool *pgxpool.Pool) *Outbox {
 // DB runs the statements of rooms below this one.
 func (o *Outbox) DB() pg.Pool { return o.pool }
 
-// CheckSchema returns nil if this build can work with the outbox schema: the database has the version that this build knows, or
-// a later one that is marked as compatible. Otherwise the error wraps [pg.ErrSchema] and says what to do.
+// CheckSchema returns nil if this build can work with the outbox schema: the database has the
+// version that this build knows, or a later one that is marked as compatible. Otherwise the error
+// wraps [pg.ErrSchema] and says what to do.
 func (o *Outbox) CheckSchema(ctx context.Context) error {
 	_, err := pg.CheckSchema(ctx, o.pool)
 	return err
 }
 
-// Identity compares the database with what is recorded of it, for a relay of the given environment that connects as the pool
-// of o does.
+// Identity compares the database with what is recorded of it, for a relay of the given environment
+// that connects as the pool of o does.
 func (o *Outbox) Identity(ctx context.Context, environment string) (identity.Report, error) {
 	return identity.Compare(ctx, o.pool, o.address, environment)
 }
 
-// AcceptIdentity makes this database, as [identity.Report.Acceptable] describes it, the one that relays work on. Relays that
-// wait for it begin within seconds.
+// AcceptIdentity makes this database, as [identity.Report.Acceptable] describes it, the one that
+// relays work on. Relays that wait for it begin within seconds.
 func (o *Outbox) AcceptIdentity(ctx context.Context, environment string) (identity.Identity, error) {
 	accepted, err := identity.Accept(ctx, o.pool, o.address, environment)
 	if err != nil {

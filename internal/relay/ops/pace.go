@@ -8,17 +8,20 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// DefaultReplayRate is how many deliveries a second a replay makes due unless its selection says otherwise: a small part of what a
-// relay sends, so that live events do not wait behind replays for processors, connections and the database.
+// DefaultReplayRate is how many deliveries a second a replay makes due unless its selection says
+// otherwise: a small part of what a relay sends, so that live events do not wait behind replays for
+// processors, connections and the database.
 const DefaultReplayRate = 500
 
 const (
-	// paceStep is for how long a batch of a paced replay lasts. The deliveries of a batch become due one by one within it. Batches of
-	// 100 ms took 2 ms of a processor each, and the p99 of live events doubled.
+	// paceStep is for how long a batch of a paced replay lasts. The deliveries of a batch become
+	// due one by one within it. Batches of 100 ms took 2 ms of a processor each, and the p99 of
+	// live events doubled.
 	paceStep = 20 * time.Millisecond
 	// paceChunk is how many batches are looked for at once, for the same reason.
 	paceChunk = 5
-	// paceRest is how many times as long as its last batch took a paced replay rests: on a database that is slow already it slows down.
+	// paceRest is how many times as long as its last batch took a paced replay rests: on a database
+	// that is slow already it slows down.
 	paceRest = 2
 )
 
@@ -39,7 +42,8 @@ func (a action) pace(s Selection) pace {
 // chunk returns how many deliveries one statement looks at.
 func (p pace) chunk() int { return min(p.batch()*paceChunk, batch.Size) }
 
-// Spread says over how long a replay that was previewed is spread, and at which rate. Empty: it is done within a second.
+// Spread says over how long a replay that was previewed is spread, and at which rate. Empty: it is
+// done within a second.
 func (b Bulk) Spread() string {
 	if b.Seconds < 1 {
 		return ""
@@ -47,7 +51,8 @@ func (b Bulk) Spread() string {
 	return "spread over about " + spanText(b.Seconds) + ", " + plain.Plural(b.Rate, "delivery", "deliveries") + " a second"
 }
 
-// TimeLeft says how long a replay still takes at its rate. Empty: it does not run, or is done within a second.
+// TimeLeft says how long a replay still takes at its rate. Empty: it does not run, or is done
+// within a second.
 func (e AuditEntry) TimeLeft() string {
 	if e.Action != "replay" || e.State != "running" || e.Selection == nil {
 		return ""

@@ -44,8 +44,9 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// A replay goes through small batches, within which deliveries become due one after the other, and leaves at its interruption what it has
-// not reached, also between two batches. What goes on keeps the rate.
+// A replay goes through small batches, within which deliveries become due one after the other, and
+// leaves at its interruption what it has not reached, also between two batches. What goes on keeps
+// the rate.
 func TestReplayIsSpread(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -72,7 +73,8 @@ func TestReplayIsSpread(t *testing.T) {
 		t.Errorf("in steps %v: %v", steps, err)
 	}
 	testkit.Equal(t, "pending", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND replay`), 6)
-	// The second of a batch is due a hundredth of a second behind the first, but for the time between two calls of the clock.
+	// The second of a batch is due a hundredth of a second behind the first, but for the time
+	// between two calls of the clock.
 	gaps := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery a JOIN outbox_delivery b ON b.event_id = a.event_id + 1
 		WHERE a.event_id IN (1, 3, 5) AND b.next_attempt_at >= a.next_attempt_at + interval '0.01 s'`)
 	if gaps != 3 {

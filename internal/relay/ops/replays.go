@@ -13,11 +13,14 @@ type Replay struct {
 	At          time.Time `json:"at"` // of the order; a large replay makes its last deliveries due later
 	Actor       string    `json:"actor"`
 	Origin      Origin    `json:"origin"`
-	// Was is the status that the delivery had: failed, delivered or discarded. Empty: the order named several.
+	// Was is the status that the delivery had: failed, delivered or discarded. Empty: the order
+	// named several.
 	Was string `json:"was"`
-	// Certain: the order named the event, or no other one can have replayed it. Otherwise its conditions include the event.
+	// Certain: the order named the event, or no other one can have replayed it. Otherwise its
+	// conditions include the event.
 	Certain bool `json:"certain"`
-	// If says on what it depends whether an order that is not certain replayed the delivery: what its reason was, whether a limit left room.
+	// If says on what it depends whether an order that is not certain replayed the delivery: what
+	// its reason was, whether a limit left room.
 	If string `json:"if,omitempty"`
 }
 
@@ -42,8 +45,9 @@ func (r Replay) String() string {
 	return text
 }
 
-// replaysOf returns the orders that replayed the deliveries of one event. An order that came after the delivery has found nothing to
-// replay: a nightly replay of all that failed includes the event every night.
+// replaysOf returns the orders that replayed the deliveries of one event. An order that came after
+// the delivery has found nothing to replay: a nightly replay of all that failed includes the event
+// every night.
 func replaysOf(deliveries []Delivery, orders []bulkOrder) []Replay {
 	all := []Replay{}
 	for _, d := range deliveries {
@@ -64,7 +68,8 @@ func replaysOf(deliveries []Delivery, orders []bulkOrder) []Replay {
 	return all
 }
 
-// condition returns on what it depends whether the order changed a delivery that it includes; empty: on nothing that is known.
+// condition returns on what it depends whether the order changed a delivery that it includes;
+// empty: on nothing that is known.
 func (o bulkOrder) condition() string {
 	var all []string
 	if o.Reason != "" {
@@ -76,8 +81,9 @@ func (o bulkOrder) condition() string {
 	return strings.Join(all, " and ")
 }
 
-// discardsOf returns by destination when the deliveries of one event were given up, as far as the audit knows. The latest order
-// counts, as a replay may have taken back an earlier one; if it is not certain that it gave the delivery up, the time is not known.
+// discardsOf returns by destination when the deliveries of one event were given up, as far as the
+// audit knows. The latest order counts, as a replay may have taken back an earlier one; if it is
+// not certain that it gave the delivery up, the time is not known.
 func discardsOf(deliveries []Delivery, orders []bulkOrder) map[string]time.Time {
 	all := map[string]time.Time{}
 	for _, d := range deliveries {

@@ -11,7 +11,8 @@ import (
 // Status is the state of an outbox at one moment.
 type Status struct {
 	Destinations []DestinationStatus `json:"destinations"`
-	// Listed and the fields that end with Left say what [Status.Bounded] has left out; zero: nothing, or it was not called.
+	// Listed and the fields that end with Left say what [Status.Bounded] has left out; zero:
+	// nothing, or it was not called.
 	Listed
 	// Untaken are the events that are not routed yet.
 	Untaken Untaken `json:"untaken"`
@@ -26,7 +27,8 @@ type Status struct {
 	// Refusals are of destinations that refuse some relays while another relay may be accepted.
 	Refusals     []watch.Refusal `json:"refusals,omitempty"`
 	RefusalsLeft int             `json:"refusals_left,omitempty"`
-	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty: they may work.
+	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty:
+	// they may work.
 	Quarantined string `json:"quarantined,omitempty"`
 	// Advice says what is wrong and what to do about it, the most urgent first. Empty: all is well.
 	Advice     []Advice `json:"advice"`
@@ -42,16 +44,19 @@ type Untaken struct {
 	OldestSeconds float64 `json:"oldest_seconds"`
 }
 
-// DestinationStatus counts the deliveries of one destination, each kind up to 10,001, what failed up to 1,001.
+// DestinationStatus counts the deliveries of one destination, each kind up to 10,001, what failed
+// up to 1,001.
 type DestinationStatus struct {
 	Destination string `json:"destination"`
-	// State says in a word whether deliveries flow there: ok, paused, unserved, held, trying, slowed, failing, no route, blocked or waiting.
+	// State says in a word whether deliveries flow there: ok, paused, unserved, held, trying,
+	// slowed, failing, no route, blocked or waiting.
 	State string `json:"state" db:"-"`
 	// Pending is the backlog: everything that is neither delivered, failed nor discarded.
 	Pending int64 `json:"pending"`
 	// Due of the pending could be sent now.
 	Due int64 `json:"due"`
-	// Waiting of the pending wait behind an earlier event of their ordering key that failed or is retried.
+	// Waiting of the pending wait behind an earlier event of their ordering key that failed or is
+	// retried.
 	Waiting int64 `json:"waiting"`
 	// InFlight of the pending are claimed by a relay or, of new events, in its hand.
 	InFlight int64 `json:"in_flight"`
@@ -74,39 +79,49 @@ type DestinationStatus struct {
 	BlockedSeconds float64 `json:"blocked_seconds"`
 	// Routed reports whether a route leads there. Without one, nothing new arrives.
 	Routed bool `json:"routed"`
-	// Breaker is closed; open while the destination is down and its deliveries are held; or half_open while one is tried.
+	// Breaker is closed; open while the destination is down and its deliveries are held; or
+	// half_open while one is tried.
 	Breaker string `json:"breaker"`
 	// BreakerOpenedAt is when the hold began; nil when closed.
 	BreakerOpenedAt *time.Time `json:"breaker_opened_at,omitempty"`
-	// BreakerSeconds is the time until the next probe, which needs a delivery that is due; 0 when it is due, or closed.
+	// BreakerSeconds is the time until the next probe, which needs a delivery that is due; 0 when
+	// it is due, or closed.
 	BreakerSeconds float64 `json:"breaker_seconds,omitempty"`
 	// BreakerError is what the destination last answered to a probe, or what opened the breaker.
 	BreakerError string `json:"breaker_error,omitempty"`
-	// Served reports whether a registered relay delivers there. Without one, what is pending is unserved.
+	// Served reports whether a registered relay delivers there. Without one, what is pending is
+	// unserved.
 	Served bool `json:"served"`
-	// WaitUntil is when relays try the destination again that has asked them to wait (Retry-After); nil: it has not.
+	// WaitUntil is when relays try the destination again that has asked them to wait (Retry-After);
+	// nil: it has not.
 	WaitUntil *time.Time `json:"wait_until,omitempty"`
-	// SlowedTo is how many requests a second relays make that the destination's 429s have slowed; 0: they have slowed none.
+	// SlowedTo is how many requests a second relays make that the destination's 429s have slowed;
+	// 0: they have slowed none.
 	SlowedTo float64 `json:"slowed_to,omitempty"`
 	// RetryEventID, RetryReason and RetryError are of the latest attempt among the Retrying.
 	RetryEventID int64         `json:"retry_event_id,string"`
 	RetryReason  policy.Reason `json:"retry_reason,omitempty"`
 	RetryError   string        `json:"retry_error,omitempty"`
-	// FailedUnsendable of the Failed can never be sent, because the event itself cannot be expressed as a request, or is gone.
+	// FailedUnsendable of the Failed can never be sent, because the event itself cannot be
+	// expressed as a request, or is gone.
 	FailedUnsendable int64 `json:"failed_unsendable"`
 	// FailedReason and FailedError are of the newest failed event.
 	FailedReason policy.Reason `json:"failed_reason,omitempty"`
 	FailedError  string        `json:"failed_error,omitempty"`
-	// RetryAt and FailedAt are when the attempts of RetryError and FailedError began; nil without one.
+	// RetryAt and FailedAt are when the attempts of RetryError and FailedError began; nil without
+	// one.
 	RetryAt  *time.Time `json:"retry_at,omitempty"`
 	FailedAt *time.Time `json:"failed_at,omitempty"`
-	// LastDeliveredAt is the latest delivery among the newest 1,000 of all, and around RetryEventID; nil: none of them is delivered.
+	// LastDeliveredAt is the latest delivery among the newest 1,000 of all, and around
+	// RetryEventID; nil: none of them is delivered.
 	LastDeliveredAt *time.Time `json:"last_delivered_at,omitempty"`
-	// Lately counts the Retrying of which the latest attempt was in the last ten seconds, LatelySince is when the first of those began.
+	// Lately counts the Retrying of which the latest attempt was in the last ten seconds,
+	// LatelySince is when the first of those began.
 	Lately      int64      `json:"-"`
 	LatelySince *time.Time `json:"-"`
-	// WaitingBehind are the events behind which the Waiting wait: up to three that failed, those that have blocked their key for
-	// longest, and up to three that are not due, those with most behind them.
+	// WaitingBehind are the events behind which the Waiting wait: up to three that failed, those
+	// that have blocked their key for longest, and up to three that are not due, those with most
+	// behind them.
 	WaitingBehind []WaitingHead `json:"waiting_behind"`
 }
 
@@ -149,7 +164,8 @@ func (d DestinationStatus) state() string {
 	return "ok"
 }
 
-// behindEarly returns the events that their producers want sent later, and behind which others wait.
+// behindEarly returns the events that their producers want sent later, and behind which others
+// wait.
 func (d DestinationStatus) behindEarly() (early []WaitingHead) {
 	for _, h := range d.WaitingBehind {
 		if h.Status == "pending" && h.Attempts == 0 && h.DueInSeconds > 0 {
@@ -163,37 +179,44 @@ func (d DestinationStatus) behindEarly() (early []WaitingHead) {
 type RelayStatus struct {
 	Instance int32  `json:"instance"`
 	Name     string `json:"name"`
-	// State says in a word what the relay does: busy, idle, asleep, quarantined, or silent if it is not alive.
+	// State says in a word what the relay does: busy, idle, asleep, quarantined, or silent if it is
+	// not alive.
 	State     string    `json:"state" db:"-"`
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"started_at"`
-	// HeartbeatAgeSeconds is the age of the last heartbeat; a relay writes one every 4 to 6 seconds.
+	// HeartbeatAgeSeconds is the age of the last heartbeat; a relay writes one every 4 to 6
+	// seconds.
 	HeartbeatAgeSeconds float64 `json:"heartbeat_age_seconds"`
 	// Idle reports whether the relay has claimed nothing, and has no new events in hand.
 	Idle bool `json:"idle"`
-	// Session reports whether the relay has a connection of its own, which ends with it. Behind a pooler it has none, and only
-	// the heartbeat shows that it lives.
+	// Session reports whether the relay has a connection of its own, which ends with it. Behind a
+	// pooler it has none, and only the heartbeat shows that it lives.
 	Session bool `json:"session"`
-	// InFlight counts the deliveries that it has claimed or, of new events, in hand. Another relay takes over those of one that is silent.
+	// InFlight counts the deliveries that it has claimed or, of new events, in hand. Another relay
+	// takes over those of one that is silent.
 	InFlight int64 `json:"in_flight"`
 	// Quarantined says why the relay does nothing here; empty: it works.
 	Quarantined string `json:"quarantined,omitempty"`
 	// Destinations that it serves, sorted, and how many [Status.Bounded] has left out.
 	Destinations     []string `json:"destinations"`
 	DestinationsLeft int      `json:"destinations_left,omitempty" db:"-"`
-	// ReloadError says why it refused its latest configuration, at ReloadFailedAt; empty: it did not.
+	// ReloadError says why it refused its latest configuration, at ReloadFailedAt; empty: it did
+	// not.
 	ReloadError    string     `json:"reload_error,omitempty"`
 	ReloadFailedAt *time.Time `json:"reload_failed_at,omitempty"`
-	// RefusedBy are the destinations that refuse this relay, while another relay may be accepted there.
+	// RefusedBy are the destinations that refuse this relay, while another relay may be accepted
+	// there.
 	RefusedBy     []string `json:"refused_by,omitempty"`
 	RefusedByLeft int      `json:"refused_by_left,omitempty" db:"-"`
-	// Asleep reports whether nothing of it runs, as nothing happens in its database: it writes a heartbeat every 25 seconds, and is woken by the next event.
+	// Asleep reports whether nothing of it runs, as nothing happens in its database: it writes a
+	// heartbeat every 25 seconds, and is woken by the next event.
 	Asleep bool `json:"asleep,omitempty"`
 	// Cut reports whether its session has ended, as it does with its process.
 	Cut bool `json:"-"`
 }
 
-// staleAfter is how old the heartbeat of a live relay can become at most, asleepStaleAfter that of one that is asleep. See [pg.IsAlive].
+// staleAfter is how old the heartbeat of a live relay can become at most, asleepStaleAfter that of
+// one that is asleep. See [pg.IsAlive].
 const (
 	staleAfter       = 10
 	asleepStaleAfter = 60

@@ -8,10 +8,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// wholeTable finds a scan of all deliveries, and one of all that are pending for each of something else.
+// wholeTable finds a scan of all deliveries, and one of all that are pending for each of something
+// else.
 var wholeTable = regexp.MustCompile(`Seq Scan on outbox_delivery|Materialize\n.* on outbox_delivery`)
 
-// However much was delivered, waits or failed, status reads a bounded part of it, whether or not the table was analysed.
+// However much was delivered, waits or failed, status reads a bounded part of it, whether or not
+// the table was analysed.
 func TestPlansOfStatus(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -7,8 +7,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// pinPlans keeps the planner to the indexes for one transaction, whatever its statistics say: each look at deliveries is bounded only in the
-// order of its index. Compiling such a statement would take longer than running it.
+// pinPlans keeps the planner to the indexes for one transaction, whatever its statistics say: each
+// look at deliveries is bounded only in the order of its index. Compiling such a statement would
+// take longer than running it.
 const pinPlans = `SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off`
 

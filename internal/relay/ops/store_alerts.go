@@ -21,15 +21,16 @@ var ErrNoAlert = errors.New("no such alert is open; see: outbox-relay status")
 // ErrUnknownRule says that there is no such rule of alerts.
 var ErrUnknownRule = errors.New("there is no such rule")
 
-// MaxSilence is for how long alerts can be silenced at most: what is silenced for ever is not watched.
+// MaxSilence is for how long alerts can be silenced at most: what is silenced for ever is not
+// watched.
 const MaxSilence = 30 * 24 * time.Hour
 
 const acknowledgeAlert = `
 UPDATE outbox_alert SET acknowledged_by = coalesce(nullif($3, ''), session_user::text), due_at = now()
 WHERE rule = $1 AND subject = $2 AND resolved_at IS NULL`
 
-// AcknowledgeAlert notes that somebody deals with an open alert: it is not sent again until it returns, but its recovery is. The
-// audit has it. The error wraps [ErrNoAlert] if it is not open.
+// AcknowledgeAlert notes that somebody deals with an open alert: it is not sent again until it
+// returns, but its recovery is. The audit has it. The error wraps [ErrNoAlert] if it is not open.
 func (o *Outbox) AcknowledgeAlert(ctx context.Context, rule, subject string) error {
 	name, _ := o.actorOf()
 	return o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -52,8 +53,9 @@ SET last_at = now(), resolved_at = NULL, level = excluded.level, detail = exclud
 
 const endReconcile = `UPDATE outbox_alert SET resolved_at = now() WHERE rule = $1 AND subject = $2 AND resolved_at IS NULL`
 
-// AlertReconciled opens the alert about a comparison with the receiver of a destination: problem says what it found, or why it could
-// not be made. Nil ends the alert. Relays send it, as any other.
+// AlertReconciled opens the alert about a comparison with the receiver of a destination: problem
+// says what it found, or why it could not be made. Nil ends the alert. Relays send it, as any
+// other.
 func (o *Outbox) AlertReconciled(ctx context.Context, destination string, findings int64, problem error) error {
 	statement, args := endReconcile, []any{alert.RuleReconcile, destination}
 	if problem != nil {
@@ -76,8 +78,9 @@ const dueAlerts = `UPDATE outbox_alert SET due_at = now() WHERE $1 IN ('', rule)
 
 const removeSilences = `DELETE FROM outbox_alert_silence WHERE until <= now()`
 
-// SilenceAlerts keeps alerts from being sent for a while, as during maintenance; 0 or less ends it. An empty rule or subject stands
-// for all. Recoveries of what was sent before are sent. The audit has it.
+// SilenceAlerts keeps alerts from being sent for a while, as during maintenance; 0 or less ends it.
+// An empty rule or subject stands for all. Recoveries of what was sent before are sent. The audit
+// has it.
 func (o *Outbox) SilenceAlerts(ctx context.Context, rule, subject string, lasting time.Duration, reason string) error {
 	if rule != "" && !slices.Contains(alert.Rules(), rule) {
 		return fmt.Errorf("%w %q; there are %s", ErrUnknownRule, plain.Clip(rule), strings.Join(alert.Rules(), ", "))

@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// stalledAfter is for how long a bulk operation that lives may change nothing: one batch ends within the timeout of a statement.
+// stalledAfter is for how long a bulk operation that lives may change nothing: one batch ends
+// within the timeout of a statement.
 const stalledAfter = 45 * time.Second
 
 // auditRow is what one operation writes.
@@ -103,7 +104,8 @@ FROM outbox_audit `
 
 const auditPage = selectAudit + `WHERE ($2::bigint = 0 OR id < $2) ORDER BY id DESC LIMIT $3`
 
-// Audit lists what operators did, the newest first: the entries with numbers below before (0: all), limit of them at most (0: 50).
+// Audit lists what operators did, the newest first: the entries with numbers below before (0: all),
+// limit of them at most (0: 50).
 func (o *Outbox) Audit(ctx context.Context, before int64, limit int) ([]AuditEntry, error) {
 	return rows.Structs[AuditEntry](ctx, o.pool, "list audit", auditPage, stalledAfter.Seconds(), before, cmp.Or(limit, 50))
 }
@@ -120,8 +122,9 @@ type bulkOrder struct {
 	Limited     bool     // it changed only so many
 }
 
-// The audit has no index but its id, so that this looks at the newest 10,000 entries. A delivery keeps only its last reason: the reason of an
-// order is compared with the attempts that are logged, if any are.
+// The audit has no index but its id, so that this looks at the newest 10,000 entries. A delivery
+// keeps only its last reason: the reason of an order is compared with the attempts that are logged,
+// if any are.
 const selectOrders = `
 SELECT at, actor, origin, coalesce(destination, ''), ARRAY (SELECT jsonb_array_elements_text(selection->'statuses')), coalesce(selection ? 'event_ids', false),
        coalesce(selection->>'reason', ''), coalesce(selection ? 'limit', false)
@@ -135,7 +138,8 @@ WHERE action = $5 AND done > 0 AND updated_at >= $2
   AND coalesce((selection->>'since')::timestamptz <= $2, true) AND coalesce((selection->>'until')::timestamptz > $2, true)
 ORDER BY id`
 
-// orders returns the replays or discards (action) that name an event or include it by their conditions, the oldest first.
+// orders returns the replays or discards (action) that name an event or include it by their
+// conditions, the oldest first.
 func (o *Outbox) orders(ctx context.Context, e Event, action string) ([]bulkOrder, error) {
 	return rows.Structs[bulkOrder](ctx, o.pool, "look for "+action+"s", selectOrders, e.ID, e.CreatedAt, e.OrderingKey, e.Type, action)
 }

@@ -38,8 +38,8 @@ type candidate struct {
 
 // An attempt of the future was made before the clock was put back, and so before any operation.
 //
-// The conditions on the delivery are checked before the event is looked up. Only the scan decides which index is read, so that a
-// chunk costs the same for every selection.
+// The conditions on the delivery are checked before the event is looked up. Only the scan decides
+// which index is read, so that a chunk costs the same for every selection.
 const candidates = `
 WITH candidate AS MATERIALIZED (
     SELECT d.*, NOT ` + pg.IsFree + ` AS in_flight, d.status = ANY ($1) AS right_status,
@@ -66,7 +66,8 @@ CROSS JOIN LATERAL (
            AND coalesce(e.created_at < $8, $8 = 'infinity'::timestamptz) AS matched
 ) m`
 
-// Every scan orders its chunks by what its cursor holds, so that the next chunk begins where this one ended.
+// Every scan orders its chunks by what its cursor holds, so that the next chunk begins where this
+// one ended.
 const (
 	candidatesByID = candidates + `d.event_id = ANY ($11)` + checkCandidates + `
 ORDER BY c.event_id, c.destination`
@@ -187,8 +188,8 @@ func (o *Outbox) obstacles(ctx context.Context, destinations []string) (all []st
 	return all, err
 }
 
-// Rows are changed only as they were found: with the same claim, in the same status. A row that another session has locked is
-// being changed, and is left alone.
+// Rows are changed only as they were found: with the same claim, in the same status. A row that
+// another session has locked is being changed, and is left alone.
 const lockFound = `
 WITH found AS MATERIALIZED (
     SELECT o.place
@@ -202,10 +203,11 @@ WITH found AS MATERIALIZED (
     ) o
 )`
 
-// The fence grows, though there is no claim: a settle of an earlier claim that comes late, or again because its commit was not
-// acknowledged, would otherwise settle the replay before it is sent. The result of the last attempt stays: it says why an
-// operator replays. They become due one after the other, $6 seconds apart. not_after ended with the delivery, and the replay gets its own. reordered makes relays forget up to where
-// they know the ordering keys to be settled.
+// The fence grows, though there is no claim: a settle of an earlier claim that comes late, or again
+// because its commit was not acknowledged, would otherwise settle the replay before it is sent. The
+// result of the last attempt stays: it says why an operator replays. They become due one after the
+// other, $6 seconds apart. not_after ended with the delivery, and the replay gets its own.
+// reordered makes relays forget up to where they know the ordering keys to be settled.
 const replayDeliveries = lockFound + `, replayed AS (
     UPDATE outbox_delivery
     SET status = 'pending', replay = true, blocked_by = NULL, attempts = 0, rescues = 0, delivered_at = NULL,
@@ -237,8 +239,8 @@ WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + pg.QueueHasRoom
 
-// changeDeliveries runs one of the statements above in a durable transaction of its own that notifies relays, and adds to the
-// audit entry of the operation.
+// changeDeliveries runs one of the statements above in a durable transaction of its own that
+// notifies relays, and adds to the audit entry of the operation.
 func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate, pace pace, audit int64) (changed int64, err error) {
 	ids, claims := make([]int64, len(found)), make([]int64, len(found))
 	destinations, statuses := make([]string, len(found)), make([]string, len(found))
@@ -274,7 +276,8 @@ func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candida
 	return changed, nil
 }
 
-// requestSweep makes relays look behind their positions at once, where what an operator released may lie.
+// requestSweep makes relays look behind their positions at once, where what an operator released
+// may lie.
 func (o *Outbox) requestSweep(ctx context.Context) error {
 	return pg.Exec(ctx, o.pool, "notify relays, which find it by themselves within their poll interval", pg.RequestSweep)
 }

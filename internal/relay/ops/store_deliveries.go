@@ -26,7 +26,8 @@ WHERE true`
 const newestFirst = `
 ORDER BY d.event_id DESC, d.destination`
 
-// deliveriesOf lists the deliveries of named events: by their ids or by an idempotency key, whose indexes find them.
+// deliveriesOf lists the deliveries of named events: by their ids or by an idempotency key, whose
+// indexes find them.
 func (o *Outbox) deliveriesOf(ctx context.Context, filter DeliveryFilter) ([]Delivery, error) {
 	where, args := filter.conditions([]any{filter.Limit, filter.behind().EventID, filter.After.Destination})
 	return rows.Structs[Delivery](ctx, o.pool, "list deliveries", selectDeliveries+" AND"+behind+where+newestFirst+" LIMIT $1", args...)
@@ -40,7 +41,8 @@ func (f DeliveryFilter) behind() DeliveryPosition {
 	return f.After
 }
 
-// conditions returns the filter as text. A condition that is not given must not reach the plan, or the plan would use none of the indexes.
+// conditions returns the filter as text. A condition that is not given must not reach the plan, or
+// the plan would use none of the indexes.
 func (f DeliveryFilter) conditions(args []any) (where string, with []any) {
 	for _, condition := range []struct {
 		text  string
@@ -68,8 +70,8 @@ func (f DeliveryFilter) conditions(args []any) (where string, with []any) {
 	return where, args
 }
 
-// A source is an index along which deliveries are read, the newest first: $1 of them behind the position $2 and $3. The first three
-// parameters of each are the same.
+// A source is an index along which deliveries are read, the newest first: $1 of them behind the
+// position $2 and $3. The first three parameters of each are the same.
 type source string
 
 const (
@@ -87,7 +89,8 @@ const (
 	parkedDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
         SELECT * FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' AND ` + behind + `
         ORDER BY d.event_id DESC LIMIT $1) d` + newestFirst + ` LIMIT $1`
-	// pendingDeliveries are read as a whole and then put in order: no index has them in that of their events.
+	// pendingDeliveries are read as a whole and then put in order: no index has them in that of
+	// their events.
 	pendingDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
         (SELECT * FROM outbox_delivery d WHERE d.destination = n.name AND ` + pg.IsDue + ` AND ` + behind + ` LIMIT 10001)
         UNION ALL
@@ -95,7 +98,8 @@ const (
         LIMIT 10001) d` + newestFirst + ` LIMIT $1`
 )
 
-// listWindow is completed by a source and the conditions of a filter, behind which stands endOfWindow.
+// listWindow is completed by a source and the conditions of a filter, behind which stands
+// endOfWindow.
 const (
 	listWindow = `
 WITH w AS MATERIALIZED (%s)
@@ -161,8 +165,8 @@ SELECT a.event_id, a.destination, a.attempt, a.started_at, a.duration_ms, a.rela
 FROM (SELECT * FROM outbox_attempt ORDER BY id DESC LIMIT 2000) a
 WHERE a.destination = $1 AND a.outcome <> 'delivered' ORDER BY a.id DESC LIMIT 10`
 
-// LatestAttempts returns the newest attempts, probes too, that did not deliver to a destination: at most ten, among the newest
-// 2,000 of all destinations, the newest first.
+// LatestAttempts returns the newest attempts, probes too, that did not deliver to a destination: at
+// most ten, among the newest 2,000 of all destinations, the newest first.
 func (o *Outbox) LatestAttempts(ctx context.Context, destination string) ([]Attempt, error) {
 	return rows.Structs[Attempt](ctx, o.pool, "list attempts", selectLatestAttempts, destination)
 }
@@ -187,8 +191,8 @@ SELECT count(*) FROM (
         ORDER BY d.joined, d.event_id LIMIT 10001) d)
     LIMIT 10001) behind`
 
-// HeadOfKey returns the first pending or failed delivery of an ordering key to a destination: the one that the others of the key
-// wait for. It returns nil if there is none.
+// HeadOfKey returns the first pending or failed delivery of an ordering key to a destination: the
+// one that the others of the key wait for. It returns nil if there is none.
 func (o *Outbox) HeadOfKey(ctx context.Context, destination, orderingKey string) (*Head, error) {
 	heads, err := rows.Structs[Delivery](ctx, o.pool, "find the head of the ordering key", selectHead, destination, orderingKey)
 	if err != nil || len(heads) == 0 {

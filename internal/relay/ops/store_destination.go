@@ -13,8 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// ErrUnknownDestination says that the database does not know a destination: no route, no state, and no pending or failed delivery
-// has its name.
+// ErrUnknownDestination says that the database does not know a destination: no route, no state, and
+// no pending or failed delivery has its name.
 var ErrUnknownDestination = errors.New("unknown destination")
 
 // A Pause is what Pause and Resume found and did.
@@ -34,8 +34,9 @@ type Pause struct {
 	BreakerReset bool `json:"breaker_reset"`
 }
 
-// knownDestinations is the part of a WITH RECURSIVE that finds the destinations which the database knows. It goes from one name to
-// the next in the index of each status, instead of through everything that is pending or failed.
+// knownDestinations is the part of a WITH RECURSIVE that finds the destinations which the database
+// knows. It goes from one name to the next in the index of each status, instead of through
+// everything that is pending or failed.
 const knownDestinations = pg.Pending + `, ` + knownWithPending
 
 // knownWithPending is what follows the part that finds the destinations of pending deliveries.
@@ -57,8 +58,9 @@ const selectDestinationNames = `
 WITH RECURSIVE ` + knownDestinations + `
 SELECT destination FROM known WHERE destination <> '' ORDER BY destination`
 
-// Destinations returns the names that the database knows, sorted: those of its routes, of the state of destinations, and of
-// deliveries that are pending or failed. It costs a few index lookups for each name.
+// Destinations returns the names that the database knows, sorted: those of its routes, of the state
+// of destinations, and of deliveries that are pending or failed. It costs a few index lookups for
+// each name.
 func (o *Outbox) Destinations(ctx context.Context) ([]string, error) {
 	return rows.Values[string](ctx, o.pool, "list destinations", selectDestinationNames)
 }
@@ -66,7 +68,8 @@ func (o *Outbox) Destinations(ctx context.Context) ([]string, error) {
 const selectPause = `
 SELECT paused, coalesce(paused_reason, ''), breaker FROM outbox_destination WHERE destination = $1 FOR UPDATE`
 
-// change runs f in a durable transaction that holds the state of a destination. f gets that state and makes it the new one.
+// change runs f in a durable transaction that holds the state of a destination. f gets that state
+// and makes it the new one.
 func (o *Outbox) change(ctx context.Context, verb, destination string, f func(context.Context, pgx.Tx, *Pause) error) (p Pause, err error) {
 	names, err := o.Destinations(ctx)
 	if err != nil {
@@ -112,9 +115,10 @@ SET paused = true, paused_reason = coalesce(excluded.paused_reason, outbox_desti
     paused_at = coalesce(outbox_destination.paused_at, excluded.paused_at)
 RETURNING coalesce(paused_reason, ''), breaker`
 
-// Pause keeps relays from claiming for a destination, from their next claim on; what is in flight finishes. A reason replaces
-// that of an earlier pause, an empty one does not. The error wraps [ErrUnknownDestination] for a name that the database does
-// not know, so that a misspelt pause is not taken for one.
+// Pause keeps relays from claiming for a destination, from their next claim on; what is in flight
+// finishes. A reason replaces that of an earlier pause, an empty one does not. The error wraps
+// [ErrUnknownDestination] for a name that the database does not know, so that a misspelt pause is
+// not taken for one.
 func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, error) {
 	reason = plain.Clip(reason)
 	return o.change(ctx, "pause", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
@@ -128,8 +132,8 @@ func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, 
 
 const endPause = `UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL WHERE destination = $1`
 
-// The alert stays: nothing says yet that the destination works. Relays end it when its breaker has stayed closed for ten seconds, or it lasts,
-// since when it did before.
+// The alert stays: nothing says yet that the destination works. Relays end it when its breaker has
+// stayed closed for ten seconds, or it lasts, since when it did before.
 const resetBreaker = `
 WITH closed AS (
     UPDATE outbox_destination
@@ -141,8 +145,9 @@ WITH closed AS (
 UPDATE outbox_alert SET last_at = now()
 FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND resolved_at IS NULL`
 
-// Resume ends a pause. An open breaker stays open unless reset is true: then deliveries flow at once, at the risk that the
-// destination is still down. The error wraps [ErrUnknownDestination] as that of Pause does.
+// Resume ends a pause. An open breaker stays open unless reset is true: then deliveries flow at
+// once, at the risk that the destination is still down. The error wraps [ErrUnknownDestination] as
+// that of Pause does.
 func (o *Outbox) Resume(ctx context.Context, destination string, reset bool) (Pause, error) {
 	return o.resume(ctx, destination, true, reset)
 }

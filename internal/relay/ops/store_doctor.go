@@ -58,8 +58,8 @@ func (o *Outbox) oldTransactions(ctx context.Context, age time.Duration) ([]oldT
 
 // heldRole is a role of migrations/roles.sql, and what it lacks of what that script grants it.
 type heldRole struct {
-	// Used: it holds a right of a table here, so that the script was run. Every role has some rights of
-	// functions and sequences.
+	// Used: it holds a right of a table here, so that the script was run. Every role has some
+	// rights of functions and sequences.
 	Used    bool
 	Missing []string
 }
@@ -120,7 +120,8 @@ func (o *Outbox) otherSchemas(ctx context.Context) ([]string, error) {
 	return rows.Values[string](ctx, o.pool, "look for other schemas", selectOtherSchemas)
 }
 
-// An object is one of the schema of the outbox, as the catalogue has it. That of kind schema has the ways in which functions name it.
+// An object is one of the schema of the outbox, as the catalogue has it. That of kind schema has
+// the ways in which functions name it.
 type object struct {
 	Kind, Name string
 	State      string // what is wrong with it by itself; empty: nothing
@@ -181,7 +182,8 @@ SELECT count(*), coalesce(min(e.id), 0) FROM (
 ) e
 WHERE pg_visible_in_snapshot(e.xid, (SELECT snapshot FROM settled)) AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id)`
 
-// recentUndelivered counts the events without deliveries among the newest 10,000, and among those that relays have found.
+// recentUndelivered counts the events without deliveries among the newest 10,000, and among those
+// that relays have found.
 func (o *Outbox) recentUndelivered(ctx context.Context) (Undelivered, error) {
 	var u Undelivered
 	if err := o.pool.QueryRow(ctx, selectRecentUndelivered).Scan(&u.Events, &u.FirstEventID); err != nil {
@@ -206,7 +208,8 @@ CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.e
 LEFT JOIN outbox_relay r ON r.instance = o.relay
 WHERE o.taken_at < now() - make_interval(secs => CASE WHEN coalesce(` + pg.IsAlive + `, false) THEN $1 ELSE least($1, 10) END)`
 
-// oldRange returns the oldest open range if it is older than that, or than ten seconds if its relay is not alive; at most one.
+// oldRange returns the oldest open range if it is older than that, or than ten seconds if its relay
+// is not alive; at most one.
 func (o *Outbox) oldRange(ctx context.Context, age time.Duration) ([]openRange, error) {
 	return rows.Structs[openRange](ctx, o.pool, "look for open ranges", selectOldRange, age.Seconds())
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// A producer may write any time. One that neither Go nor JSON can tell, such as infinity, is shown as the nearest that they can.
+// A producer may write any time. One that neither Go nor JSON can tell, such as infinity, is shown
+// as the nearest that they can.
 const tellableAvailableAt = `greatest(least(available_at, '9999-12-31 00:00:00+00'), '0001-01-02 00:00:00+00')`
 
 const selectEvent = `
@@ -89,17 +90,20 @@ UNION ALL
 SELECT id FROM outbox_archive WHERE idempotency_key = $1
 ORDER BY id DESC`
 
-// EventsOfKey returns the ids of the events with an idempotency key: one that is not archived, and archived ones.
+// EventsOfKey returns the ids of the events with an idempotency key: one that is not archived, and
+// archived ones.
 func (o *Outbox) EventsOfKey(ctx context.Context, key string) ([]int64, error) {
 	return rows.Values[int64](ctx, o.pool, "look for idempotency key", selectEventsOfKey, key)
 }
 
-// Keys are printable ASCII in the order of bytes: those of a prefix are one range of their index, below the byte 127.
+// Keys are printable ASCII in the order of bytes: those of a prefix are one range of their index,
+// below the byte 127.
 const selectEventsOfPrefix = `
 SELECT id FROM outbox WHERE idempotency_key >= $1 AND idempotency_key < $1 || chr(127)
 ORDER BY idempotency_key LIMIT $2`
 
-// EventsOfPrefix returns the ids of the events, archived ones left out, whose idempotency key begins with a text, at most so many.
+// EventsOfPrefix returns the ids of the events, archived ones left out, whose idempotency key
+// begins with a text, at most so many.
 func (o *Outbox) EventsOfPrefix(ctx context.Context, prefix string, limit int) ([]int64, error) {
 	return rows.Values[int64](ctx, o.pool, "look for idempotency keys", selectEventsOfPrefix, prefix, limit)
 }
@@ -108,12 +112,13 @@ const selectRelatedEvents = `
 SELECT min(e.id), count(*), coalesce(array_agg(e.id ORDER BY e.id DESC) FILTER (WHERE e.related_reference = $2), '{}')
 FROM (SELECT id, related_reference FROM outbox WHERE id < $1 ORDER BY id DESC LIMIT $3) e`
 
-// relatedAmong is among how many of the newest events a related reference is looked for. An index would cost producers 12 to 17 µs of
-// processor time for each event that has one.
+// relatedAmong is among how many of the newest events a related reference is looked for. An index
+// would cost producers 12 to 17 µs of processor time for each event that has one.
 const relatedAmong = 200_000
 
-// RelatedEvents returns the ids of the events with a related reference, the newest first, at most so many. It looks for them among the
-// newest 200,000 events that are not archived, in statements of 5,000. all reports whether there are no more events than that.
+// RelatedEvents returns the ids of the events with a related reference, the newest first, at most
+// so many. It looks for them among the newest 200,000 events that are not archived, in statements
+// of 5,000. all reports whether there are no more events than that.
 func (o *Outbox) RelatedEvents(ctx context.Context, reference string, limit int) (found []int64, all bool, err error) {
 	before := int64(1 << 62)
 	for looked := 0; looked < relatedAmong && len(found) < limit; {
@@ -138,7 +143,8 @@ SELECT array_agg(DISTINCT t.event_type), coalesce(bool_or(t.event_type LIKE $1),
 FROM (SELECT event_type FROM (SELECT event_type FROM outbox ORDER BY id DESC LIMIT 10000) recent
       UNION SELECT pattern FROM outbox_route WHERE pattern NOT LIKE '%*%') t`
 
-// recentTypes returns the types of the newest events and of the routes, and whether one of them matches a pattern.
+// recentTypes returns the types of the newest events and of the routes, and whether one of them
+// matches a pattern.
 func (o *Outbox) recentTypes(ctx context.Context, pattern string) (types []string, known bool, err error) {
 	err = o.pool.QueryRow(ctx, selectRecentTypes, batch.LikePattern(pattern)).Scan(&types, &known)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

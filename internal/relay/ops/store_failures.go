@@ -9,12 +9,14 @@ import (
 // failuresRead bounds how many deliveries of each kind a summary of failures reads.
 const failuresRead = 10_000
 
-// A FailureGroup counts the deliveries of one destination that failed, or are retried, for one reason.
+// A FailureGroup counts the deliveries of one destination that failed, or are retried, for one
+// reason.
 type FailureGroup struct {
 	Status string `json:"status"` // failed, or pending: it is retried
 	Reason string `json:"reason"`
 	Count  int64  `json:"count"`
-	// LastEventID is the newest of them, LastAt when one was last attempted, and LastError what was answered then.
+	// LastEventID is the newest of them, LastAt when one was last attempted, and LastError what was
+	// answered then.
 	LastEventID int64  `json:"last_event_id,string"`
 	LastAt      string `json:"last_at"`
 	LastError   string `json:"last_error"`
@@ -35,8 +37,8 @@ FROM (
 ) f
 GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2`
 
-// Failures groups what failed at a destination, or is retried there, by its reason. It reads at most 10,000 deliveries of each
-// kind: the newest that failed, and the first that are due.
+// Failures groups what failed at a destination, or is retried there, by its reason. It reads at
+// most 10,000 deliveries of each kind: the newest that failed, and the first that are due.
 func (o *Outbox) Failures(ctx context.Context, destination string) ([]FailureGroup, error) {
 	return rows.Structs[FailureGroup](ctx, o.pool, "group failures", selectFailures, destination, failuresRead)
 }

@@ -11,9 +11,11 @@ import (
 type RouteStatus struct {
 	Event       string `json:"event"` // the pattern
 	Destination string `json:"destination"`
-	// Pending deliveries of the destination, by whatever route they came; at most 10,001 are counted.
+	// Pending deliveries of the destination, by whatever route they came; at most 10,001 are
+	// counted.
 	Pending int64 `json:"pending"`
-	// Relays that were configured with the route. None: the last of them has left, and no other one has come since.
+	// Relays that were configured with the route. None: the last of them has left, and no other one
+	// has come since.
 	Relays []RelayName `json:"relays"`
 }
 
@@ -33,8 +35,9 @@ FROM outbox_route r
 WHERE ($1 = '' OR $1 LIKE r.like_pattern)
 ORDER BY r.pattern, r.destination`
 
-// Routes lists the stored routes that an event of the given type takes; the event is parked if there are none. The empty type
-// stands for all routes: those of all registered relays together or, if none is registered, of the last ones.
+// Routes lists the stored routes that an event of the given type takes; the event is parked if
+// there are none. The empty type stands for all routes: those of all registered relays together or,
+// if none is registered, of the last ones.
 func (o *Outbox) Routes(ctx context.Context, eventType string) ([]RouteStatus, error) {
 	return rows.Structs[RouteStatus](ctx, o.pool, "list routes", selectRouteStatus, eventType)
 }

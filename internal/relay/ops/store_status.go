@@ -13,9 +13,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// Status counts the deliveries of every destination, lists relays and open alerts, all at one moment, and says what to do about it.
-// It counts up to 10,001 of each kind, and 1,001 that failed, so that its cost grows neither with the backlog nor with what was delivered. environment is
-// that of the relays, see [Outbox.Identity].
+// Status counts the deliveries of every destination, lists relays and open alerts, all at one
+// moment, and says what to do about it. It counts up to 10,001 of each kind, and 1,001 that failed,
+// so that its cost grows neither with the backlog nor with what was delivered. environment is that
+// of the relays, see [Outbox.Identity].
 func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err error) {
 	report, err := o.Identity(ctx, environment)
 	if err != nil {
@@ -54,9 +55,10 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 	return s, nil
 }
 
-// Each part of the pending deliveries of a destination is read up to a bound, in the order of the index, so that the cost does not
-// grow with the backlog. Retries that wait for their time are a part of their own: a large backlog does not hide them. No index leads to what was delivered: it is looked for among
-// the newest deliveries of all, and around the event that is retried.
+// Each part of the pending deliveries of a destination is read up to a bound, in the order of the
+// index, so that the cost does not grow with the backlog. Retries that wait for their time are a
+// part of their own: a large backlog does not hide them. No index leads to what was delivered: it
+// is looked for among the newest deliveries of all, and around the event that is retried.
 const selectDestinationStatus = `
 WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + watch.Lag + `, ` + watch.Lenient + `, ` + knownWithPending + `, ` + intake.InHand + `, newest AS MATERIALIZED (
     SELECT n.destination, max(n.delivered_at) AS delivered_at
@@ -158,7 +160,8 @@ func parked(ctx context.Context, q pg.DB) (n int64, err error) {
 	return rows.Value[int64](ctx, q, "count parked deliveries", countParked)
 }
 
-// Only what is due can be claimed, and nothing but a settle makes it due later. What is claimed stands first among it.
+// Only what is due can be claimed, and nothing but a settle makes it due later. What is claimed
+// stands first among it.
 const selectRelays = `
 WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + pg.Pending + `, ` + intake.InHand + `, busy AS MATERIALIZED (
     SELECT DISTINCT o.relay FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
@@ -192,8 +195,9 @@ func listRelays(ctx context.Context, q pg.DB, statement string) ([]RelayStatus, 
 	return list, err
 }
 
-// Relays lists the registered relays, and counts what each has in flight among the first 10,001 due deliveries of each destination.
-// A dead relay is listed until a living one removes it, within seconds.
+// Relays lists the registered relays, and counts what each has in flight among the first 10,001 due
+// deliveries of each destination. A dead relay is listed until a living one removes it, within
+// seconds.
 func (o *Outbox) Relays(ctx context.Context) ([]RelayStatus, error) { return relayStatus(ctx, o.pool) }
 
 // Differences lists the destinations of which relays have different settings.
@@ -206,8 +210,8 @@ SELECT instance, name, version, started_at, greatest(0, extract(epoch FROM now()
        coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at, ARRAY[]::text[], asleep, session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
 FROM outbox_relay r ORDER BY instance`
 
-// LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not depend on what is pending,
-// so that a health check may ask often.
+// LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not
+// depend on what is pending, so that a health check may ask often.
 func (o *Outbox) LifeSigns(ctx context.Context) ([]RelayStatus, error) {
 	return listRelays(ctx, o.pool, selectLifeSigns)
 }

@@ -19,8 +19,8 @@ VALUES ($1, $2::text::json, $3, nullif($4, ''), nullif($5, ''), coalesce($6::jso
 
 const mayWriteAudit = `SELECT has_column_privilege('outbox_audit'::regclass, 'actor', 'INSERT')`
 
-// Send inserts one event as any producer does. It needs nothing but the rights of a producer. A login that may write the audit
-// leaves an entry there.
+// Send inserts one event as any producer does. It needs nothing but the rights of a producer. A
+// login that may write the audit leaves an entry there.
 func (o *Outbox) Send(ctx context.Context, e NewEvent) error {
 	var headers any
 	if len(e.Headers) > 0 {

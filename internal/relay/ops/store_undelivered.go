@@ -24,7 +24,8 @@ FROM (SELECT o.id, pg_visible_in_snapshot(o.xid, (SELECT snapshot FROM settled))
              AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) AS missing
       FROM (SELECT id, xid FROM outbox WHERE id > $1 ORDER BY id LIMIT $2) o) e`
 
-// Undelivered looks for events without deliveries among all events, in batches. It does not count archived events.
+// Undelivered looks for events without deliveries among all events, in batches. It does not count
+// archived events.
 func (o *Outbox) Undelivered(ctx context.Context) (all Undelivered, err error) {
 	for after, looked := int64(0), createBatch; looked == createBatch; {
 		var found Undelivered

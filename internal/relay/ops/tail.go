@@ -73,7 +73,8 @@ func (o *Outbox) Tail(ctx context.Context, filter TailFilter) (*Tail, error) {
 	return t, err
 }
 
-// Look returns what has happened since the last look, in the order of time. The text of a moment names its event.
+// Look returns what has happened since the last look, in the order of time. The text of a moment
+// names its event.
 func (t *Tail) Look(ctx context.Context) ([]TailMoment, error) {
 	var all []TailMoment
 	add := func(m TailMoment, at time.Time, destination, what, format string, args ...any) {

@@ -186,7 +186,8 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 // aheadTo is up to how many deliveries before it are counted.
 const aheadTo = 1_000
 
-// ahead says how many go out before it: a receiver that is slow, or its rate limit, may take long for them.
+// ahead says how many go out before it: a receiver that is slow, or its rate limit, may take long
+// for them.
 func (w waitState) ahead() string {
 	if w.Ahead == 0 {
 		return ""

@@ -9,9 +9,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
-// walk calls visit with everything that the selection names and the action can change, at most a batch at a time, until visit
-// returns false. It counts in b what is left out. visit gets no delivery twice, even if its status changes meanwhile:
-// otherwise one that is replayed and delivered again before the walk ends would be replayed for ever.
+// walk calls visit with everything that the selection names and the action can change, at most a
+// batch at a time, until visit returns false. It counts in b what is left out. visit gets no
+// delivery twice, even if its status changes meanwhile: otherwise one that is replayed and
+// delivered again before the walk ends would be replayed for ever.
 func (o *Outbox) walk(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
 	err := o.walkScans(ctx, a, s, b, visit)
 	if err == nil && (a.name == "retry" || a.name == "replay") {
@@ -96,8 +97,9 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 	return nil
 }
 
-// other returns the scan that finds what relays have moved while a scan of pending deliveries went on and changed some: they make
-// deliveries wait, and release them. The walk ends when it has found nothing more.
+// other returns the scan that finds what relays have moved while a scan of pending deliveries went
+// on and changed some: they make deliveries wait, and release them. The walk ends when it has found
+// nothing more.
 func other(of *scan, s Selection) *scan {
 	if of.statement == candidatesDue {
 		return scansOfPending(s)[0]
@@ -105,8 +107,9 @@ func other(of *scan, s Selection) *scan {
 	return scansOfPending(s)[1]
 }
 
-// scansOf returns the scans that find a selection. Each visits a row once. Two scans may share a selection only if no relay moves
-// a row from the status of the second to that of the first. Relays move pending ones between what waits and what is due: see other.
+// scansOf returns the scans that find a selection. Each visits a row once. Two scans may share a
+// selection only if no relay moves a row from the status of the second to that of the first. Relays
+// move pending ones between what waits and what is due: see other.
 func scansOf(s Selection) (all []*scan) {
 	has := func(status string) bool { return slices.Contains(s.Statuses, status) }
 	switch {
@@ -135,12 +138,14 @@ func scansOfPending(s Selection) (all []*scan) {
 	return append(all, &scan{statement: candidatesDue, after: first})
 }
 
-// attemptedSince reports whether a delivery was attempted since an operation began that goes on now.
+// attemptedSince reports whether a delivery was attempted since an operation began that goes on
+// now.
 func (s Selection) attemptedSince(c candidate) bool {
 	return !s.begun.IsZero() && c.LastAttemptAt != nil && !c.LastAttemptAt.Before(s.begun)
 }
 
-// waits reports whether a delivery waits for its next attempt, or for its first only because the clock was put back since its row was written.
+// waits reports whether a delivery waits for its next attempt, or for its first only because the
+// clock was put back since its row was written.
 func (s Selection) waits(c candidate) bool {
 	return c.NextAttemptAt.Time.After(s.waitingAt) && !c.Scheduled
 }

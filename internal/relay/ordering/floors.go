@@ -5,12 +5,14 @@ import (
 	"math"
 )
 
-// Floors remember, for each ordering key, up to which event every delivery is settled, so that a claim need not read them
-// again: while a long transaction blocks vacuum, the index keeps an entry of every delivery that was ever pending.
+// Floors remember, for each ordering key, up to which event every delivery is settled, so that a
+// claim need not read them again: while a long transaction blocks vacuum, the index keeps an entry
+// of every delivery that was ever pending.
 //
-// A floor never passes an event that may still appear: see [Writers]. When settled deliveries become pending again, the
-// destination's reordered number grows, and its floors no longer count. A forgotten floor costs one read of the key's
-// history. The zero value knows none. They are not safe for concurrent use.
+// A floor never passes an event that may still appear: see [Writers]. When settled deliveries
+// become pending again, the destination's reordered number grows, and its floors no longer count. A
+// forgotten floor costs one read of the key's history. The zero value knows none. They are not safe
+// for concurrent use.
 type Floors struct {
 	recent, older map[Key]Floor // at most floorsKept each; the older half is dropped when the recent one is full
 }
@@ -38,7 +40,8 @@ type Floor struct {
 
 const floorsKept = 32 << 10
 
-// LookUp returns the floor of a key, or the lowest one if none is known that was learnt under the given conditions.
+// LookUp returns the floor of a key, or the lowest one if none is known that was learnt under the
+// given conditions.
 func (f *Floors) LookUp(key Key, reordered int64, skipFailed bool) Floor {
 	known, found := f.recent[key]
 	if !found {
@@ -52,8 +55,9 @@ func (f *Floors) LookUp(key Key, reordered int64, skipFailed bool) Floor {
 	return known
 }
 
-// Forget drops the floor of a key if a pending delivery was found at or below it. [Writers] cannot foresee such an event: its
-// producer chose the id, or took it from a sequence that hands out ids in blocks.
+// Forget drops the floor of a key if a pending delivery was found at or below it. [Writers] cannot
+// foresee such an event: its producer chose the id, or took it from a sequence that hands out ids
+// in blocks.
 func (f *Floors) Forget(key Key, eventID int64) {
 	if known, found := f.recent[key]; found && eventID <= known.Event {
 		delete(f.recent, key)

@@ -8,16 +8,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 )
 
-// A Breaker holds a lane whose destination is down as a whole, so that an outage of any length spends no attempts. The
-// database keeps its state and its evidence, which all relays share; this is one relay's view of both. One relay at a
-// time tries a held lane, with one delivery first, then two, four, and so on.
+// A Breaker holds a lane whose destination is down as a whole, so that an outage of any length
+// spends no attempts. The database keeps its state and its evidence, which all relays share; this
+// is one relay's view of both. One relay at a time tries a held lane, with one delivery first, then
+// two, four, and so on.
 //
 //	closed ──evidence──▶ open ──a relay takes its turn──▶ half-open ──as many as the lane may have──▶ closed
 //	                      ▲                                   │
 //	                      └────────────failed─────────────────┘
 //
-// A relay that is refused while another relay may be accepted holds the lane alone: the database has the lane closed, and the
-// trial needs no turn.
+// A relay that is refused while another relay may be accepted holds the lane alone: the database
+// has the lane closed, and the trial needs no turn.
 //
 // Its methods take the time and are not safe for concurrent use.
 type Breaker struct {
@@ -41,7 +42,8 @@ type Breaker struct {
 	Unwritten int       // what this relay adds to it; below 0 after answers
 	WriteAt   time.Time // when to write that
 	Answered  time.Time // when the destination last answered this relay
-	// Events that were answered with a failure, at most BreakerEvents. An open breaker keeps them: see several.
+	// Events that were answered with a failure, at most BreakerEvents. An open breaker keeps them:
+	// see several.
 	Events []int64
 
 	// While half-open.
@@ -52,26 +54,28 @@ type Breaker struct {
 	Until    time.Time // how long the lane is this relay's alone
 }
 
-// Implausible returns a longer time than any relay gives a breaker whose trials take so long: the database's clock must have
-// been put back since.
+// Implausible returns a longer time than any relay gives a breaker whose trials take so long: the
+// database's clock must have been put back since.
 func (b *Breaker) Implausible(hold time.Duration) time.Duration {
 	return 2 * max(b.Policy.ProbeMax, hold)
 }
 
-// BreakerPolicy says when a destination is taken to be down as a whole. Its deliveries are then held: nothing is sent
-// but probes, which spend no attempt, until one is accepted.
+// BreakerPolicy says when a destination is taken to be down as a whole. Its deliveries are then
+// held: nothing is sent but probes, which spend no attempt, until one is accepted.
 type BreakerPolicy struct {
 	// Off never holds: an outage spends attempts on the schedule, and deliveries fail.
 	Off bool
-	// Failures that make a destination suspect, counted over all relays. An answer takes back three of them, so they
-	// need not be in a row. 0: 5. From then on failures spend no attempt; the breaker opens when the destination has
-	// not answered for a second, or at four times as many. Only failures of at least three events count. A destination
-	// that cannot be reached is suspect at once, with one event.
+	// Failures that make a destination suspect, counted over all relays. An answer takes back three
+	// of them, so they need not be in a row. 0: 5. From then on failures spend no attempt; the
+	// breaker opens when the destination has not answered for a second, or at four times as many.
+	// Only failures of at least three events count. A destination that cannot be reached is suspect
+	// at once, with one event.
 	Failures int
-	// ProbeAfter is how long an open breaker waits before the first probe; the wait doubles with each that fails.
-	// 0: 1 s.
+	// ProbeAfter is how long an open breaker waits before the first probe; the wait doubles with
+	// each that fails. 0: 1 s.
 	ProbeAfter time.Duration
-	// ProbeMax is the longest wait between two probes, and so how long deliveries may wait after a recovery. 0: 5 s.
+	// ProbeMax is the longest wait between two probes, and so how long deliveries may wait after a
+	// recovery. 0: 5 s.
 	ProbeMax time.Duration
 }
 
@@ -128,7 +132,8 @@ const (
 	breakerTimes    = 4           // as many failures as make a suspicion
 	BreakerEvents   = 3           // that must have failed, if what was sent could be at fault
 	breakerForgives = 3           // failures that one answer takes back: more than three of four must fail
-	// evidenceAfter is how long evidence waits to be written. At a busy destination an answer takes it back meanwhile.
+	// evidenceAfter is how long evidence waits to be written. At a busy destination an answer takes
+	// it back meanwhile.
 	evidenceAfter = 500 * time.Millisecond
 	// TryHold is how long a lane is one relay's alone to try, beyond the timeout of a request.
 	TryHold = 20 * time.Second
@@ -180,7 +185,8 @@ func (v *Result) blame() blame {
 	return blameUnknown
 }
 
-// refuses reports whether a result may concern this relay alone: its secret, its certificates or its way to the destination.
+// refuses reports whether a result may concern this relay alone: its secret, its certificates or
+// its way to the destination.
 func (v *Result) refuses() bool {
 	switch v.Reason {
 	case ReasonUnauthorized, ReasonNotFound, ReasonRedirect, ReasonDNS, ReasonConnect, ReasonTLS, ReasonEgress:
@@ -192,7 +198,8 @@ func (v *Result) refuses() bool {
 // MayBeAlone reports whether what has opened the breaker may concern this relay alone.
 func (b *Breaker) MayBeAlone() bool { return b.Alone || b.refusals > 0 }
 
-// isRefused reports whether this relay was refused often enough to be sure, whatever other relays were answered.
+// isRefused reports whether this relay was refused often enough to be sure, whatever other relays
+// were answered.
 func (b *Breaker) isRefused() bool {
 	return b.refusals >= b.Policy.Failures && len(b.refusedEvents) >= BreakerEvents
 }
@@ -209,8 +216,8 @@ func (b *Breaker) noteRefusal(event int64, blame blame, v *Result) {
 	}
 }
 
-// RecordResult records what came of a request. It reports whether the delivery is held, at no cost, instead of spending an
-// attempt.
+// RecordResult records what came of a request. It reports whether the delivery is held, at no cost,
+// instead of spending an attempt.
 func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) (hold bool) {
 	blame := v.blame()
 	if blame == blameNone {
@@ -249,7 +256,8 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 	return hold
 }
 
-// forgive takes back evidence because the destination has answered. Without evidence there is nothing to write.
+// forgive takes back evidence because the destination has answered. Without evidence there is
+// nothing to write.
 func (b *Breaker) forgive(now time.Time) {
 	if b.failures() > 0 {
 		b.add(now, -min(breakerForgives, b.failures()))
@@ -274,14 +282,16 @@ func (b *Breaker) add(now time.Time, failures int) {
 	b.Unwritten += failures
 }
 
-// EvidenceRecorded records that the database has taken the given part of what was unwritten, and what it holds now.
+// EvidenceRecorded records that the database has taken the given part of what was unwritten, and
+// what it holds now.
 func (b *Breaker) EvidenceRecorded(now time.Time, written, failures int, events []int64) {
 	if b.State == BreakerClosed {
 		b.Recorded, b.Unwritten, b.Events, b.Since = failures, b.Unwritten-written, events, now
 	}
 }
 
-// recordTrial records a result while this relay tries the lane, and reports whether the delivery is held at no cost.
+// recordTrial records a result while this relay tries the lane, and reports whether the delivery is
+// held at no cost.
 func (b *Breaker) recordTrial(now time.Time, event int64, blame blame, v *Result, most int) (hold bool) {
 	if blame == blameNone {
 		b.Accepted, b.streak = true, 0
@@ -303,8 +313,9 @@ func (b *Breaker) recordTrial(now time.Time, event int64, blame blame, v *Result
 		b.Accepted = passed
 		return certain || b.several() || b.isRefused() // a lone event that was answered may be at fault itself: it spends its attempt
 	}
-	// The destination has just accepted another delivery, so this one spends its attempt, or it would be tried for ever.
-	// One failure alone says nothing about the destination: some deliveries fail at any time.
+	// The destination has just accepted another delivery, so this one spends its attempt, or it
+	// would be tried for ever. One failure alone says nothing about the destination: some
+	// deliveries fail at any time.
 	if v.Shared {
 		return certain
 	}
@@ -343,7 +354,8 @@ func (b *Breaker) Opened(now time.Time, wait time.Duration) {
 	}
 }
 
-// HoldAlone records that the database knows that this relay is refused, and returns when it tries again. Other relays continue.
+// HoldAlone records that the database knows that this relay is refused, and returns when it tries
+// again. Other relays continue.
 func (b *Breaker) HoldAlone(now time.Time) (next time.Time) {
 	if b.State != BreakerOpen {
 		return time.Time{}
@@ -357,8 +369,8 @@ func (b *Breaker) HoldAlone(now time.Time) (next time.Time) {
 	return b.TryAt
 }
 
-// TryAlone begins to try the lane for this relay alone, with one delivery first. No turn and no time bounds that: what comes
-// next is the trial.
+// TryAlone begins to try the lane for this relay alone, with one delivery first. No turn and no
+// time bounds that: what comes next is the trial.
 func (b *Breaker) TryAlone(now time.Time) {
 	b.Enter(now, BreakerHalfOpen)
 	b.Alone, b.allowed = true, 1
@@ -383,7 +395,8 @@ func (b *Breaker) Try(now time.Time, hold time.Duration) {
 	}
 }
 
-// Configure changes the policy. What is held when it is switched off goes when its next probe is due.
+// Configure changes the policy. What is held when it is switched off goes when its next probe is
+// due.
 func (b *Breaker) Configure(now time.Time, policy BreakerPolicy) {
 	b.Policy = policy
 	switch {
@@ -397,7 +410,8 @@ func (b *Breaker) Configure(now time.Time, policy BreakerPolicy) {
 	}
 }
 
-// DestinationState is what all relays share about one destination whose breaker is not closed, or that has failed lately.
+// DestinationState is what all relays share about one destination whose breaker is not closed, or
+// that has failed lately.
 type DestinationState struct {
 	Destination string
 	Breaker     string        // closed, open or half_open
@@ -406,8 +420,8 @@ type DestinationState struct {
 	Failures    int           // while closed, held against it by all relays
 }
 
-// ApplyState applies the state of the destination as a beat read it. A state read before this relay's last change is old,
-// and ignored.
+// ApplyState applies the state of the destination as a beat read it. A state read before this
+// relay's last change is old, and ignored.
 func (b *Breaker) ApplyState(began, now time.Time, s DestinationState, instance int32) {
 	if b.Write != WriteNothing || !began.After(b.Since) {
 		return

@@ -114,8 +114,8 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 	}
 }
 
-// One, two, four, … in flight; a failure of the first probe costs nothing, nor does one that reached no receiver; one between
-// those that pass is spent.
+// One, two, four, … in flight; a failure of the first probe costs nothing, nor does one that
+// reached no receiver; one between those that pass is spent.
 func TestBreakerStartsSlowly(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)

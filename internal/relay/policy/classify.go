@@ -33,7 +33,8 @@ const (
 	Retry Outcome = "retry"
 	// Fail: never attempt again; tell an operator.
 	Fail Outcome = "fail"
-	// Hold: give the claim back and spend no attempt. Nothing was sent, or the destination as a whole is at fault.
+	// Hold: give the claim back and spend no attempt. Nothing was sent, or the destination as a
+	// whole is at fault.
 	Hold Outcome = "hold"
 )
 
@@ -98,7 +99,8 @@ func Reasons() []Reason {
 	}
 }
 
-// A Result is what happened to one claim of a delivery. What that means for the delivery is decided by Decide.
+// A Result is what happened to one claim of a delivery. What that means for the delivery is decided
+// by Decide.
 type Result struct {
 	Reason     Reason
 	StatusCode int           // 0 without a response
@@ -113,8 +115,8 @@ type Result struct {
 	Batch          int  // how many events the request carried, in the result of one of them; 0: in those of the others, and of an event sent alone
 }
 
-// Gone reports whether the receiver said that it is gone for good. The first of a destination's results that says so pauses it:
-// see [Decision].
+// Gone reports whether the receiver said that it is gone for good. The first of a destination's
+// results that says so pauses it: see [Decision].
 func (v Result) Gone() bool { return v.Reason == ReasonGone }
 
 // Responses lists HTTP status codes whose outcome differs from the standard table.
@@ -144,7 +146,8 @@ func (r Responses) Problems(path string) []check.Problem {
 	return v
 }
 
-// ClassifyResponse classifies a response by its status alone; a body is evidence for operators, nothing more.
+// ClassifyResponse classifies a response by its status alone; a body is evidence for operators,
+// nothing more.
 func ClassifyResponse(status int, header http.Header, excerpt string, moved Responses, now time.Time) Result {
 	v := Result{StatusCode: status, Posted: true}
 	switch {
@@ -188,8 +191,8 @@ func ClassifyResponse(status int, header http.Header, excerpt string, moved Resp
 	return v
 }
 
-// ClassifyError classifies the error of a POST that yielded no response. Whether the receiver saw the request is unknown if
-// there was a connection, so it is an attempt, and it is sent again.
+// ClassifyError classifies the error of a POST that yielded no response. Whether the receiver saw
+// the request is unknown if there was a connection, so it is an attempt, and it is sent again.
 func ClassifyError(err error, connected bool) Result {
 	return Result{Reason: ErrorReason(err), Message: plain.Clip(err.Error()), Posted: true, Unreached: !connected}
 }
@@ -229,8 +232,9 @@ func ErrorReason(err error) Reason {
 	}
 }
 
-// Panicked returns the result of an attempt that tripped a defect. It holds the text of a runtime error, which holds no data, and of any
-// other panic only its type: its value may be part of a request.
+// Panicked returns the result of an attempt that tripped a defect. It holds the text of a runtime
+// error, which holds no data, and of any other panic only its type: its value may be part of a
+// request.
 func Panicked(defect any) Result {
 	text := fmt.Sprintf("panic: a value of type %T", defect)
 	if err, ok := defect.(runtime.Error); ok {

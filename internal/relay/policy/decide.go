@@ -12,14 +12,15 @@ import (
 type FailurePolicy string
 
 const (
-	// BlockFailed keeps the later deliveries of the key waiting until an operator replays or discards the failed one.
+	// BlockFailed keeps the later deliveries of the key waiting until an operator replays or
+	// discards the failed one.
 	BlockFailed FailurePolicy = "block"
 	// SkipFailed goes on with the next delivery of the key.
 	SkipFailed FailurePolicy = "skip"
 )
 
-// Circumstances are what bears on the outcome of a claim besides its result. For a claim that sent nothing the zero value
-// is enough.
+// Circumstances are what bears on the outcome of a claim besides its result. For a claim that sent
+// nothing the zero value is enough.
 type Circumstances struct {
 	Attempt   int         // number of the request, from 1
 	Retry     RetryPolicy // with its defaults
@@ -47,11 +48,13 @@ type Decision struct {
 	PausesDestination bool
 }
 
-// Decide returns what is written about a claim. Nothing else decides that, and nothing changes it afterwards.
+// Decide returns what is written about a claim. Nothing else decides that, and nothing changes it
+// afterwards.
 func Decide(v Result, c Circumstances) Decision {
 	d := Decision{Result: v, Outcome: outcomeOf(v, c)}
 	if d.Outcome == Retry {
-		// That this relay had to stop says nothing against the delivery: it gets another attempt, though this was the last.
+		// That this relay had to stop says nothing against the delivery: it gets another attempt,
+		// though this was the last.
 		if c.Attempt >= c.Retry.MaxAttempts && v.Reason != ReasonShutdown {
 			d.Outcome = Fail
 			d.Message = plain.Clip(fmt.Sprintf("attempt %d of %d: %s", c.Attempt, c.Retry.MaxAttempts, v.Message))
@@ -66,8 +69,8 @@ func Decide(v Result, c Circumstances) Decision {
 	return d
 }
 
-// outcomeOf returns the outcome before the number of attempts counts. The table of statuses follows what each says about
-// the same request later: will it be accepted (Retry) or never (Fail)?
+// outcomeOf returns the outcome before the number of attempts counts. The table of statuses follows
+// what each says about the same request later: will it be accepted (Retry) or never (Fail)?
 func outcomeOf(v Result, c Circumstances) Outcome {
 	switch v.Reason {
 	case ReasonOK:

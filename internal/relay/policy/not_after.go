@@ -5,10 +5,11 @@ import (
 	"time"
 )
 
-// Longest returns for how long after its first attempt a delivery may be attempted again under this policy, at the
-// latest: every delay with all of its jitter, or what a receiver may ask for with Retry-After if that is longer. The zero
-// value's is that of the standard schedule, 168h. Time in which nothing is attempted comes on top: a destination that is
-// held or paused, relays that do not run. [RetryPolicy.NotAfter] bounds all of it, until an operator replays.
+// Longest returns for how long after its first attempt a delivery may be attempted again under this
+// policy, at the latest: every delay with all of its jitter, or what a receiver may ask for with
+// Retry-After if that is longer. The zero value's is that of the standard schedule, 168h. Time in
+// which nothing is attempted comes on top: a destination that is held or paused, relays that do not
+// run. [RetryPolicy.NotAfter] bounds all of it, until an operator replays.
 func (p RetryPolicy) Longest() time.Duration {
 	p = p.WithDefaults()
 	var longest time.Duration
@@ -18,8 +19,8 @@ func (p RetryPolicy) Longest() time.Duration {
 	return longest
 }
 
-// LongestWith adds what the attempts themselves may take: each lasts up to the timeout, and may be claimed a lease late, by a
-// relay that dies.
+// LongestWith adds what the attempts themselves may take: each lasts up to the timeout, and may be
+// claimed a lease late, by a relay that dies.
 func (p RetryPolicy) LongestWith(timeout, lease time.Duration) time.Duration {
 	longest := p.Longest()
 	for range p.WithDefaults().MaxAttempts {

@@ -24,21 +24,22 @@ const (
 
 // RetryPolicy says when a delivery is attempted again.
 type RetryPolicy struct {
-	// Schedule holds the delay after the first attempt, the second, and so on; the last repeats. Empty: 5 s, 30 s,
-	// 5 min, 30 min, 4 h.
+	// Schedule holds the delay after the first attempt, the second, and so on; the last repeats.
+	// Empty: 5 s, 30 s, 5 min, 30 min, 4 h.
 	Schedule []time.Duration
 	// MaxAttempts after which a delivery is failed. 0: 8.
 	MaxAttempts int
-	// Jitter lengthens each delay by a random share, from 0 up to this one, so that what failed together does not
-	// return together. It never shortens. nil: 0.1. Between 0 and 1.
+	// Jitter lengthens each delay by a random share, from 0 up to this one, so that what failed
+	// together does not return together. It never shortens. nil: 0.1. Between 0 and 1.
 	Jitter *float64
 	// RetryAfterMax caps what a Retry-After may ask for. 0: 24 h.
 	RetryAfterMax time.Duration
-	// NotAfter bounds the time from when a delivery is first claimed until its last request may be under way. Requests
-	// state the end of it in X-Outbox-Not-After, and receivers need remember what they processed no longer; whatever is
-	// pending then, after a long outage or pause, is failed instead of sent. It may not be shorter than what schedule,
-	// timeouts and leases come to. What never had a connection to its receiver is promised anew each time, so that it
-	// bears an outage of any length. 0: 30 days.
+	// NotAfter bounds the time from when a delivery is first claimed until its last request may be
+	// under way. Requests state the end of it in X-Outbox-Not-After, and receivers need remember
+	// what they processed no longer; whatever is pending then, after a long outage or pause, is
+	// failed instead of sent. It may not be shorter than what schedule, timeouts and leases come
+	// to. What never had a connection to its receiver is promised anew each time, so that it bears
+	// an outage of any length. 0: 30 days.
 	NotAfter time.Duration
 }
 
@@ -75,9 +76,9 @@ func (p RetryPolicy) Problems(path string) []check.Problem {
 	return v
 }
 
-// Delay returns how long to wait after the given attempt (1 is the first). fraction, in [0, 1), chooses within the
-// jitter. retryAfter is what the receiver asked for, 0 if nothing: it can lengthen the delay up to RetryAfterMax, never
-// shorten it.
+// Delay returns how long to wait after the given attempt (1 is the first). fraction, in [0, 1),
+// chooses within the jitter. retryAfter is what the receiver asked for, 0 if nothing: it can
+// lengthen the delay up to RetryAfterMax, never shorten it.
 func (p RetryPolicy) Delay(attempt int, fraction float64, retryAfter time.Duration) time.Duration {
 	index := min(max(attempt, 1), len(p.Schedule)) - 1
 	scheduled := p.Schedule[index]
@@ -85,8 +86,8 @@ func (p RetryPolicy) Delay(attempt int, fraction float64, retryAfter time.Durati
 	return max(scheduled, min(retryAfter, p.RetryAfterMax))
 }
 
-// parseRetryAfter reads a Retry-After header, in seconds or as an HTTP date (RFC 9110 §10.2.3). Anything else, and a
-// time that has passed, is 0: ignored.
+// parseRetryAfter reads a Retry-After header, in seconds or as an HTTP date (RFC 9110 §10.2.3).
+// Anything else, and a time that has passed, is 0: ignored.
 func parseRetryAfter(header http.Header, now time.Time) time.Duration {
 	value := strings.TrimSpace(header.Get("Retry-After"))
 	if value == "" {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Destinations are named in the configuration: this host and private networks are theirs to use, in any spelling.
+// Destinations are named in the configuration: this host and private networks are theirs to use, in
+// any spelling.
 func TestAllowedAddresses(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{

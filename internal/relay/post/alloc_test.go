@@ -13,8 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// What a delivery allocates is what the garbage collector costs the relay, and unlike times it is the same on any machine. Not
-// parallel, because allocations of other tests would count.
+// What a delivery allocates is what the garbage collector costs the relay, and unlike times it is
+// the same on any machine. Not parallel, because allocations of other tests would count.
 func TestAllocationsOfADelivery(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector empties pools at random")

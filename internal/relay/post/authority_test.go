@@ -19,7 +19,8 @@ type authority struct{ localcert.Authority }
 
 func newAuthority() *authority { return &authority{localcert.NewAuthority(nil)} }
 
-// issue makes a certificate for 127.0.0.1, for servers and clients, unless change makes another of it.
+// issue makes a certificate for 127.0.0.1, for servers and clients, unless change makes another of
+// it.
 func (a *authority) issue(change func(*x509.Certificate)) tls.Certificate {
 	return a.Issue(func(c *x509.Certificate) {
 		c.DNSNames = nil

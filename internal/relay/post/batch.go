@@ -17,13 +17,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// maxBatchAnswer bounds what is read of the answer to a batch, in bytes: each of its events may have the text of a problem.
+// maxBatchAnswer bounds what is read of the answer to a batch, in bytes: each of its events may
+// have the text of a problem.
 const maxBatchAnswer = 4 << 20
 
-// A Batch says whether events that wait at the same time share a request. The zero value: each has its own.
+// A Batch says whether events that wait at the same time share a request. The zero value: each has
+// its own.
 type Batch struct {
-	// Max is how many events a request may have, at most [webhook.MaxBatchEvents], and never more than MaxInFlight, which counts events. 0 or 1:
-	// requests of single events.
+	// Max is how many events a request may have, at most [webhook.MaxBatchEvents], and never more
+	// than MaxInFlight, which counts events. 0 or 1: requests of single events.
 	Max int
 }
 
@@ -37,8 +39,9 @@ func (d Destination) batchProblems(path string) []check.Problem {
 	return v
 }
 
-// overBatches is the [carrier] of http and https with batches. The first attempts of events share requests once the receiver has said
-// that it takes batches; an event that has failed is sent alone, so that it fails no other one twice.
+// overBatches is the [carrier] of http and https with batches. The first attempts of events share
+// requests once the receiver has said that it takes batches; an event that has failed is sent
+// alone, so that it fails no other one twice.
 type overBatches struct {
 	overHTTP
 	group *batchpost.Group
@@ -149,7 +152,8 @@ func headersOf(req *Request, batch []*batchpost.Call) http.Header {
 	return all
 }
 
-// classify returns the result of an event's answer, which means what the answer to a request of its own would mean.
+// classify returns the result of an event's answer, which means what the answer to a request of its
+// own would mean.
 func (c *overBatches) classify(r webhook.BatchResult, masked func() *mask.Mask) policy.Result {
 	single := &http.Response{
 		StatusCode: r.Status, Body: io.NopCloser(strings.NewReader(r.Body)),
@@ -162,8 +166,8 @@ func (c *overBatches) classify(r webhook.BatchResult, masked func() *mask.Mask) 
 	return policy.ClassifyResponse(r.Status, single.Header, excerpt, c.to.Destination.Responses, time.Now())
 }
 
-// doesNotTakeBatches reports whether a status may be about the batch and not about its events, so that each is sent by itself. What
-// time resolves, and a redirect, would meet the single ones, too.
+// doesNotTakeBatches reports whether a status may be about the batch and not about its events, so
+// that each is sent by itself. What time resolves, and a redirect, would meet the single ones, too.
 func doesNotTakeBatches(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusConflict, http.StatusLocked, http.StatusTooEarly, http.StatusTooManyRequests:
@@ -191,7 +195,8 @@ func (e *Endpoint) learn(made bool, why string) {
 		Msg("the receiver does not take batches: events are sent one by one; it is asked again in some hours, or when its settings are changed")
 }
 
-// asksForBatches reports whether the answer to a single event is to be read for whether its receiver takes batches.
+// asksForBatches reports whether the answer to a single event is to be read for whether its
+// receiver takes batches.
 func (e *Endpoint) asksForBatches() bool {
 	if e.offer == nil {
 		return false

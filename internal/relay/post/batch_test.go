@@ -26,7 +26,8 @@ type batchReceiver struct {
 	batches [][]string
 }
 
-// newBatchReceiver returns a receiver that offers batches. answer may answer a batch in its own way: then it returns true.
+// newBatchReceiver returns a receiver that offers batches. answer may answer a batch in its own
+// way: then it returns true.
 func newBatchReceiver(t testing.TB, answer func(w http.ResponseWriter, keys []string) bool) *batchReceiver {
 	t.Helper()
 	b := &batchReceiver{}
@@ -77,7 +78,8 @@ const batchSecret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE="
 // payloadOf holds what a format might change: line feeds, quotes, and bytes that are no text.
 func payloadOf(key string) string { return "{\"k\":\n\"" + key + "\"}\xff\x00" }
 
-// deliverMany delivers n events at once, after one that lets the endpoint learn what the receiver offers.
+// deliverMany delivers n events at once, after one that lets the endpoint learn what the receiver
+// offers.
 func deliverMany(t testing.TB, b *batchReceiver, n int) (results map[string]policy.Result) {
 	t.Helper()
 	return deliverInBatches(t, b, n, 10)
@@ -203,7 +205,8 @@ func TestBatchAnswersAreOfEachEvent(t *testing.T) {
 	}
 }
 
-// A receiver that turns out not to take batches gets single events, whatever it answers, and no attempt is lost.
+// A receiver that turns out not to take batches gets single events, whatever it answers, and no
+// attempt is lost.
 func TestBatchFallsBackToSingleEvents(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(w http.ResponseWriter){
@@ -273,7 +276,8 @@ func TestBatchFailsAsAWhole(t *testing.T) {
 	}
 }
 
-// A receiver that offers nothing never sees a batch, nor does one see an event again, or one that a relay may die of.
+// A receiver that offers nothing never sees a batch, nor does one see an event again, or one that a
+// relay may die of.
 func TestBatchesNeedAnOffer(t *testing.T) {
 	t.Parallel()
 	batches := 0
@@ -329,7 +333,8 @@ func TestBatchProblems(t *testing.T) {
 	}
 }
 
-// What the headers of an event hold is kept from errors, whether the receiver repeats it in the answer to the batch or to the event.
+// What the headers of an event hold is kept from errors, whether the receiver repeats it in the
+// answer to the batch or to the event.
 func TestBatchMasksTheHeadersOfItsEvents(t *testing.T) {
 	t.Parallel()
 	const token = "tok-9f8e7d6c5b4a3210"

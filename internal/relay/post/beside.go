@@ -5,8 +5,9 @@ import (
 	"net/url"
 )
 
-// Beside returns what carries requests to a URL of a destination's receiver beside its deliveries: under the same egress, through the same
-// proxy, with the same TLS settings. The caller closes its idle connections.
+// Beside returns what carries requests to a URL of a destination's receiver beside its deliveries:
+// under the same egress, through the same proxy, with the same TLS settings. The caller closes its
+// idle connections.
 func Beside(d Destination, e Egress, u *url.URL) (*http.Transport, error) {
 	d = d.WithDefaults(e)
 	proxy, err := d.Wire.proxy()

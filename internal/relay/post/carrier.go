@@ -11,20 +11,23 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// A carrier makes the attempts of one destination, in the way that the scheme of its URL names. Everything else about a delivery is
-// the same for all carriers: when it is sent, beside how many others, and what its result means. A carrier is safe for concurrent use.
+// A carrier makes the attempts of one destination, in the way that the scheme of its URL names.
+// Everything else about a delivery is the same for all carriers: when it is sent, beside how many
+// others, and what its result means. A carrier is safe for concurrent use.
 type carrier interface {
-	// Deliver makes exactly one attempt, within the destination's timeout, which ends with ctx. After the message has been expressed as what is sent it calls ready,
-	// if that is not nil. If ready returns a result, that is the result, and nothing is sent.
+	// Deliver makes exactly one attempt, within the destination's timeout, which ends with ctx.
+	// After the message has been expressed as what is sent it calls ready, if that is not nil. If
+	// ready returns a result, that is the result, and nothing is sent.
 	Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result
-	// Reach connects, checks what can be checked without an attempt, and sends no message. An error says that no delivery can succeed. A
-	// warning says which ones cannot, or what is stored twice.
+	// Reach connects, checks what can be checked without an attempt, and sends no message. An error
+	// says that no delivery can succeed. A warning says which ones cannot, or what is stored twice.
 	Reach(ctx context.Context) (warnings []string, err error)
 	// CloseIdleConnections closes what no attempt uses. A later attempt connects again.
 	CloseIdleConnections()
 }
 
-// newCarrier returns the carrier of an endpoint's scheme. agent says who sends: the program and its version.
+// newCarrier returns the carrier of an endpoint's scheme. agent says who sends: the program and its
+// version.
 func newCarrier(e *Endpoint, agent string) (carrier, error) {
 	switch e.URL.Scheme {
 	case "http", "https":
@@ -40,8 +43,8 @@ func newCarrier(e *Endpoint, agent string) (carrier, error) {
 // supportedSchemes lists what a destination's URL may begin with, for people.
 const supportedSchemes = "http:// or https://, nats:// or tls:// (NATS), kafka:// or kafka+ssl:// (Kafka)"
 
-// schemeProblems returns the mistakes that follow from the scheme of a destination's URL: settings that it lacks, and settings that
-// belong to another one.
+// schemeProblems returns the mistakes that follow from the scheme of a destination's URL: settings
+// that it lacks, and settings that belong to another one.
 func (d Destination) schemeProblems(path string) []check.Problem {
 	var v check.Problems
 	const nats, kafka = "NATS, whose url begins with nats:// or tls://", "Kafka, whose url begins with kafka:// or kafka+ssl://"
@@ -74,7 +77,8 @@ func (d Destination) schemeProblems(path string) []check.Problem {
 	return v
 }
 
-// logProblems returns the mistakes that destinations of all logs share. identity names the settings by which the relay proves who it is.
+// logProblems returns the mistakes that destinations of all logs share. identity names the settings
+// by which the relay proves who it is.
 func (d Destination) logProblems(path, kind, identity string) []check.Problem {
 	var v check.Problems
 	for name, codes := range map[string][]int{"retry": d.Responses.Retry, "fail": d.Responses.Fail} {
@@ -102,7 +106,8 @@ func (d Destination) largest() int64 {
 	return largestPayload
 }
 
-// again returns the earliest time from the begin of an attempt that had no answer to that of the next one.
+// again returns the earliest time from the begin of an attempt that had no answer to that of the
+// next one.
 func (d Destination) again() time.Duration {
 	first := d.Retry.Schedule[0]
 	return d.Timeout + first + time.Duration(float64(first)**d.Retry.Jitter)
@@ -142,7 +147,8 @@ func (c overHTTP) CloseIdleConnections() {
 	}
 }
 
-// overLog is the [carrier] of a log of messages, such as a stream or a topic: one message an attempt.
+// overLog is the [carrier] of a log of messages, such as a stream or a topic: one message an
+// attempt.
 type overLog struct {
 	logClient
 	to *Endpoint

@@ -19,8 +19,8 @@ const (
 	ceSequence     = "Ce-Sequence"     // of the sequence extension
 )
 
-// isAttribute reports whether a canonical header name is one of the above. Other ce- headers of an event are extension
-// attributes of its producer, and pass.
+// isAttribute reports whether a canonical header name is one of the above. Other ce- headers of an
+// event are extension attributes of its producer, and pass.
 func isAttribute(name string) bool {
 	switch name {
 	case ceSpecVersion, ceID, ceSource, ceType, ceTime, ceSubject, cePartitionKey, ceSequence:
@@ -29,9 +29,9 @@ func isAttribute(name string) bool {
 	return false
 }
 
-// setAttributes adds the attributes of an event whose fields have been checked. The id is the idempotency key, so that
-// receivers that deduplicate by source and id do it by what identifies the event to its producer, too. A sequence is a
-// text that is compared as one, hence the zeros.
+// setAttributes adds the attributes of an event whose fields have been checked. The id is the
+// idempotency key, so that receivers that deduplicate by source and id do it by what identifies the
+// event to its producer, too. A sequence is a text that is compared as one, hence the zeros.
 func (r *Request) setAttributes(source string, d *Message) {
 	e := &d.Event
 	for _, a := range [...]field{
@@ -54,8 +54,8 @@ func (r *Request) setAttributes(source string, d *Message) {
 	}
 }
 
-// PercentEncode writes a value as §3.1.3.2 of the binding asks: a blank, a quotation mark, a percent sign and every byte
-// that is not printable ASCII as % and two digits.
+// PercentEncode writes a value as §3.1.3.2 of the binding asks: a blank, a quotation mark, a
+// percent sign and every byte that is not printable ASCII as % and two digits.
 func PercentEncode(s string) string {
 	encode := func(c byte) bool { return c <= ' ' || c == '"' || c == '%' || c > '~' }
 	i := 0

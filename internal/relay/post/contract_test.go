@@ -53,7 +53,8 @@ func TestRequestIsTheWireContract(t *testing.T) {
 	}
 }
 
-// The signature covers X-Outbox-Replay. Otherwise a proxy could remove it, and the receiver would take a replay for a first delivery.
+// The signature covers X-Outbox-Replay. Otherwise a proxy could remove it, and the receiver would
+// take a replay for a first delivery.
 func TestReplayIsSigned(t *testing.T) {
 	t.Parallel()
 	m := order()

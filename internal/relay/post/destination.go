@@ -30,8 +30,9 @@ const (
 type Destination struct {
 	// Name: lower-case letters, digits, '-' and '_', at most 63 characters.
 	Name string
-	// URL to send to, without user info and fragment. Its scheme decides how: http or https is POSTed to; nats, or tls with TLS, names
-	// one or more servers of NATS, such as "nats://a:4222,b:4222"; kafka, or kafka+ssl with TLS, brokers of Kafka.
+	// URL to send to, without user info and fragment. Its scheme decides how: http or https is
+	// POSTed to; nats, or tls with TLS, names one or more servers of NATS, such as
+	// "nats://a:4222,b:4222"; kafka, or kafka+ssl with TLS, brokers of Kafka.
 	URL string
 	// Timeout of one POST, from dialling to the end of the answer. 0: 10 s.
 	Timeout time.Duration
@@ -41,17 +42,19 @@ type Destination struct {
 	RateLimit float64
 	// Retry says when, and how often. The zero value is the standard schedule.
 	Retry policy.RetryPolicy
-	// Breaker says when to hold what is due instead of spending attempts on a destination that is down. The zero value
-	// is the standard one.
+	// Breaker says when to hold what is due instead of spending attempts on a destination that is
+	// down. The zero value is the standard one.
 	Breaker policy.BreakerPolicy
-	// OnFailure says what a delivery that failed for good does to the later ones of its ordering key. Empty:
-	// [BlockFailed].
+	// OnFailure says what a delivery that failed for good does to the later ones of its ordering
+	// key. Empty: [BlockFailed].
 	OnFailure policy.FailurePolicy
 	// Responses moves status codes to another outcome than the standard table gives them.
 	Responses policy.Responses
-	// Headers sent with every POST, such as Authorization. They may not repeat a header of the wire contract.
+	// Headers sent with every POST, such as Authorization. They may not repeat a header of the wire
+	// contract.
 	Headers map[string]string
-	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty: requests are unsigned.
+	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty:
+	// requests are unsigned.
 	SigningSecrets []webhook.Secret
 	// Batch says whether events may share a request of HTTP.
 	Batch Batch
@@ -63,7 +66,8 @@ type Destination struct {
 	Kafka kafkapost.Settings
 }
 
-// WithDefaults returns a copy in which every zero value is replaced by its default, and with the egress of the configuration.
+// WithDefaults returns a copy in which every zero value is replaced by its default, and with the
+// egress of the configuration.
 func (d Destination) WithDefaults(e Egress) Destination {
 	d.Timeout = cmp.Or(d.Timeout, DefaultTimeout)
 	d.MaxInFlight = cmp.Or(d.MaxInFlight, DefaultLaneInFlight)
@@ -76,8 +80,8 @@ func (d Destination) WithDefaults(e Egress) Destination {
 
 var (
 	headerName = regexp.MustCompile("^[-!#$%&'*+.^_`|~0-9A-Za-z]+$")
-	// hostName is a name as DNS knows it. A last label of digits would be an IPv4 address in one of its many
-	// spellings (127.1, 0x7f000001), which resolvers disagree about.
+	// hostName is a name as DNS knows it. A last label of digits would be an IPv4 address in one of
+	// its many spellings (127.1, 0x7f000001), which resolvers disagree about.
 	hostName  = regexp.MustCompile(`^([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.?$`)
 	digitHost = regexp.MustCompile(`(?i)(^|\.)([0-9]+|0x[0-9a-f]*)\.?$`)
 )
@@ -112,8 +116,9 @@ func (d Destination) Problems(path string) []check.Problem {
 
 const urlExample = "write one such as https://logistics.internal/webhooks/finance"
 
-// urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that may be a credential,
-// which with an '@' is also what stands where a scheme or a port belongs: user:secret@host, http://user:4242/x@host.
+// urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that
+// may be a credential, which with an '@' is also what stands where a scheme or a port belongs:
+// user:secret@host, http://user:4242/x@host.
 func urlProblem(raw string, e Egress) string {
 	const example = urlExample
 	if raw == "" {

@@ -40,7 +40,8 @@ func byName(list []Destination) map[string]*Destination {
 	return all
 }
 
-// Differences returns the names of the settings in which the next configuration of a destination is another one.
+// Differences returns the names of the settings in which the next configuration of a destination is
+// another one.
 func (d Destination) Differences(next Destination) []string {
 	a, b := d.Wire, next.Wire
 	var v check.Differences
@@ -91,7 +92,8 @@ func sameNow[T any](a, b func() T, same func(T, T) bool) bool {
 	return same(a(), b())
 }
 
-// sameCertificate compares what is shown to a destination; any holder of a certificate's key can show it.
+// sameCertificate compares what is shown to a destination; any holder of a certificate's key can
+// show it.
 func sameCertificate(a, b *tls.Certificate) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -81,7 +81,8 @@ func TestEverySettingOfADestinationMakesADifference(t *testing.T) {
 	relaytest.CheckFields(t, post.TLS{}, "MinVersion", "ServerName", "Roots", "Certificate")
 }
 
-// Each setting makes a difference of the digests as well: what is secret in that of the secrets, without which the other is the same.
+// Each setting makes a difference of the digests as well: what is secret in that of the secrets,
+// without which the other is the same.
 func TestEverySettingOfADestinationChangesADigest(t *testing.T) {
 	t.Parallel()
 	base := post.Destination{Name: "a", URL: "http://a"}

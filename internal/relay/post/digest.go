@@ -9,11 +9,12 @@ import (
 	"slices"
 )
 
-// digestBytes are so few that a digest tells next to nothing of a secret, whoever tries all that it may be.
+// digestBytes are so few that a digest tells next to nothing of a secret, whoever tries all that it
+// may be.
 const digestBytes = 2
 
-// Digests returns two short digests of a destination with its defaults, by which relays that have other settings or other secrets
-// are found. What a file says is taken as it is now.
+// Digests returns two short digests of a destination with its defaults, by which relays that have
+// other settings or other secrets are found. What a file says is taken as it is now.
 func (d Destination) Digests(salt string) (settings, secrets string) {
 	w := d.Wire
 	jitter := 0.0

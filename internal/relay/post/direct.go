@@ -19,13 +19,14 @@ const (
 	idleTimeout   = 90 * time.Second
 )
 
-// direct sends requests over plain HTTP/1.1. net/http has two goroutines a connection, which every request wakes, and watches each
-// with a trace: twice the processor time of all else that a delivery costs the relay. Here the sender itself writes and reads.
-// net/http has written the first lines of all requests, and parses the responses. Whatever is not plain goes by http.Transport:
+// direct sends requests over plain HTTP/1.1. net/http has two goroutines a connection, which every
+// request wakes, and watches each with a trace: twice the processor time of all else that a
+// delivery costs the relay. Here the sender itself writes and reads. net/http has written the first
+// lines of all requests, and parses the responses. Whatever is not plain goes by http.Transport:
 // TLS and with it HTTP/2, proxies, large payloads.
 //
-// Nothing reads from an idle connection, so each is examined before it is used again: a receiver may have closed it. It is safe for
-// concurrent use.
+// Nothing reads from an idle connection, so each is examined before it is used again: a receiver
+// may have closed it. It is safe for concurrent use.
 type direct struct {
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 	address string
@@ -61,8 +62,9 @@ func newDirectConn(conn net.Conn) *directConn {
 	return c
 }
 
-// bind makes the connection's reads and writes end with the context, and at the deadline. It fails if the context has ended: had
-// it done so before the deadline was set, that would have undone its end.
+// bind makes the connection's reads and writes end with the context, and at the deadline. It fails
+// if the context has ended: had it done so before the deadline was set, that would have undone its
+// end.
 func (c *directConn) bind(ctx context.Context, deadline time.Time) error {
 	if c.bound != ctx {
 		if c.unbind != nil && !c.unbind() {
@@ -76,8 +78,8 @@ func (c *directConn) bind(ctx context.Context, deadline time.Time) error {
 	return ctx.Err()
 }
 
-// release reports whether the connection can be used again. It stays bound to a context without a deadline, which is that of
-// most requests.
+// release reports whether the connection can be used again. It stays bound to a context without a
+// deadline, which is that of most requests.
 func (c *directConn) release() (usable bool) {
 	if _, limited := c.bound.Deadline(); !limited {
 		return c.bound.Err() == nil
@@ -98,7 +100,8 @@ func (c *directConn) Close() error {
 // errHeaderTooLarge is that of http.Transport, for maxResponseHeader.
 var errHeaderTooLarge = errors.New("net/http: server response headers exceeded 65536 bytes; aborted")
 
-// Read writes the request first, if it has not been written, and then reads at most as much as may be read of a header.
+// Read writes the request first, if it has not been written, and then reads at most as much as may
+// be read of a header.
 func (c *directConn) Read(b []byte) (n int, err error) {
 	if c.left <= 0 {
 		return 0, errHeaderTooLarge
@@ -136,7 +139,8 @@ func (c *directConn) writeAndRead(rest, into []byte) (int, error) {
 	return c.Conn.Read(into)
 }
 
-// fits reports whether a request can be sent directly. What http.Transport refuses, or changes, is left to it.
+// fits reports whether a request can be sent directly. What http.Transport refuses, or changes, is
+// left to it.
 func (p *direct) fits(req *Request, payload []byte) bool {
 	if p == nil || len(payload) > directPayload {
 		return false
@@ -155,12 +159,12 @@ func (p *direct) fits(req *Request, payload []byte) bool {
 	return true
 }
 
-// errStale is the error of a kept connection that its other side has closed, or on which it sent something unasked. Nothing was
-// written to it.
+// errStale is the error of a kept connection that its other side has closed, or on which it sent
+// something unasked. Nothing was written to it.
 var errStale = errors.New("the kept connection was closed, or held what was not asked for")
 
-// roundTrip sends a request once, as the function of that name does. Of the usual answer it returns no more than the status:
-// resp is nil then.
+// roundTrip sends a request once, as the function of that name does. Of the usual answer it returns
+// no more than the status: resp is nil then.
 func (p *direct) roundTrip(ctx context.Context, timeout time.Duration, req *Request, payload []byte) (status int, resp *http.Response, connected bool, err error) {
 	deadline, _ := ctx.Deadline()
 	if timeout > 0 {
@@ -208,7 +212,8 @@ func ended(ctx context.Context, deadline time.Time) error {
 	return ctx.Err()
 }
 
-// causeOf returns why a request ended, like net/http. A deadline's own error may be lost: the parser makes half an answer of it.
+// causeOf returns why a request ended, like net/http. A deadline's own error may be lost: the
+// parser makes half an answer of it.
 func causeOf(ctx context.Context, deadline time.Time, err error) error {
 	if cause := ended(ctx, deadline); cause != nil {
 		return cause
@@ -216,8 +221,8 @@ func causeOf(ctx context.Context, deadline time.Time, err error) error {
 	return err
 }
 
-// exchange writes a request and reads the header of its response, or the whole of the usual one, of which resp is nil. If it
-// fails and sent is 0, not a byte of the request can have left this host.
+// exchange writes a request and reads the header of its response, or the whole of the usual one, of
+// which resp is nil. If it fails and sent is 0, not a byte of the request can have left this host.
 func (c *directConn) exchange(request []byte) (status int, resp *http.Response, err error) {
 	c.left, c.read = maxResponseHeader, 0
 	c.request, c.sent, c.written = request, 0, nil
@@ -258,7 +263,8 @@ func brokenBy(err error) error {
 	return fmt.Errorf("net/http: HTTP/1.x transport connection broken: %w", err)
 }
 
-// A directBody is the body of a response. Once it has been read to its end, the connection can be used again.
+// A directBody is the body of a response. Once it has been read to its end, the connection can be
+// used again.
 type directBody struct {
 	body io.ReadCloser
 	conn *directConn

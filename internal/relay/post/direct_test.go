@@ -18,8 +18,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A deadline that passes while a connection is idle was that of the request before. If it ended the connection, requests that come
-// less often than the timeout would dial each time.
+// A deadline that passes while a connection is idle was that of the request before. If it ended the
+// connection, requests that come less often than the timeout would dial each time.
 func TestIdleConnectionOutlivesDeadline(t *testing.T) {
 	t.Parallel()
 	const timeout = 100 * time.Millisecond
@@ -56,8 +56,8 @@ func TestIdleConnectionOutlivesDeadline(t *testing.T) {
 	}
 }
 
-// A request that is stopped, or too late, before anything was sent is not sent any more, and says so: the receiver's kept
-// connections are not at fault.
+// A request that is stopped, or too late, before anything was sent is not sent any more, and says
+// so: the receiver's kept connections are not at fault.
 func TestRequestThatEndsBeforeItIsSent(t *testing.T) {
 	t.Parallel()
 	canceled, cancel := context.WithCancel(t.Context())
@@ -111,7 +111,8 @@ func (c *haltingConn) Write(b []byte) (int, error) {
 	return n, &net.OpError{Op: "write", Net: "tcp", Err: syscall.ENOBUFS}
 }
 
-// What follows half a request on its connection is the rest of it to the receiver, even if that has answered already.
+// What follows half a request on its connection is the rest of it to the receiver, even if that has
+// answered already.
 func TestConnectionOfHalfARequestIsClosed(t *testing.T) {
 	t.Parallel()
 	s := relaytest.NewRawServer(t, func(_ *relaytest.RawServer, conn net.Conn) {
@@ -159,7 +160,8 @@ func TestInterimAnswers(t *testing.T) {
 	}
 }
 
-// A kept connection takes a request in parts when its buffer is full, and the receiver sees the whole of it, once.
+// A kept connection takes a request in parts when its buffer is full, and the receiver sees the
+// whole of it, once.
 func TestRequestLargerThanTheConnectionsBuffer(t *testing.T) {
 	t.Parallel()
 	rc := relaytest.NewReceiver(t, nil)

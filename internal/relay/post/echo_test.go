@@ -24,7 +24,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// The canaries of the echo table. Each begins and ends with the same four letters, by which even a piece is found.
+// The canaries of the echo table. Each begins and ends with the same four letters, by which even a
+// piece is found.
 const (
 	canaryCustom   = `zqxwCustom+/"<&>='%41 \u0041\n;jvkp`
 	canaryToken    = "zqxwToken+abc/def==jvkp"
@@ -104,8 +105,8 @@ func echoes() map[string]func(r *http.Request, dump string) (contentType, body s
 	return all
 }
 
-// What a receiver repeats of a request's credentials, headers, query and signature is masked in what is kept of its answer,
-// whatever it makes of them.
+// What a receiver repeats of a request's credentials, headers, query and signature is masked in
+// what is kept of its answer, whatever it makes of them.
 func TestEchoedSecretsAreMasked(t *testing.T) {
 	t.Parallel()
 	basic := base64.StdEncoding.EncodeToString([]byte("outbox:" + canaryPassword))
@@ -187,7 +188,8 @@ func unescapedURL(text string) string {
 	})
 }
 
-// What of a refusal's body is kept depends on the destination, and what is kept is bounded and fit to be shown.
+// What of a refusal's body is kept depends on the destination, and what is kept is bounded and fit
+// to be shown.
 func TestEvidenceIsKept(t *testing.T) {
 	t.Parallel()
 	const problem = "application/problem+json"

@@ -16,17 +16,19 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 )
 
-// Egress says where the relay may connect to, and through what. The zero value: to every public address and every
-// private network, directly.
+// Egress says where the relay may connect to, and through what. The zero value: to every public
+// address and every private network, directly.
 type Egress struct {
-	// AllowPrivate lists the private networks that may be dialled, parts of 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16,
-	// 100.64.0.0/10, 127.0.0.0/8, fc00::/7 and ::1/128. nil: all of these, as destinations are named in the
-	// configuration. Empty but not nil: none. What is neither public nor private is never dialled, whatever stands here:
-	// link-local addresses, the metadata services of clouds, IPv6 addresses that lead to IPv4 ones in disguise.
+	// AllowPrivate lists the private networks that may be dialled, parts of 10.0.0.0/8,
+	// 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 127.0.0.0/8, fc00::/7 and ::1/128. nil: all of
+	// these, as destinations are named in the configuration. Empty but not nil: none. What is
+	// neither public nor private is never dialled, whatever stands here: link-local addresses, the
+	// metadata services of clouds, IPv6 addresses that lead to IPv4 ones in disguise.
 	AllowPrivate []netip.Prefix
-	// Proxy through which destinations and alert channels are reached: "http://[user:password@]host:port". The proxy's address is judged
-	// like a destination's; the name of a destination is resolved by the proxy, so that only an address that stands in
-	// the URL is judged here. Empty: none. The environment's proxy is never used.
+	// Proxy through which destinations and alert channels are reached:
+	// "http://[user:password@]host:port". The proxy's address is judged like a destination's; the
+	// name of a destination is resolved by the proxy, so that only an address that stands in the
+	// URL is judged here. Empty: none. The environment's proxy is never used.
 	Proxy string
 }
 
@@ -40,8 +42,9 @@ var privateNetworks = []netip.Prefix{
 	netip.MustParsePrefix("fc00::/7"), netip.MustParsePrefix("::1/128"),
 }
 
-// Metadata services of clouds, which hand credentials to every caller, at addresses that are private or public otherwise.
-// Those at link-local addresses, nearly all, and in 192.0.0.0/24 need no mention.
+// Metadata services of clouds, which hand credentials to every caller, at addresses that are
+// private or public otherwise. Those at link-local addresses, nearly all, and in 192.0.0.0/24 need
+// no mention.
 var metadata = []netip.Prefix{
 	netip.MustParsePrefix("fd00:ec2::/32"),          // AWS
 	netip.MustParsePrefix("fd20:ce::/32"),           // Google Cloud
@@ -54,9 +57,9 @@ var metadata = []netip.Prefix{
 // guardian knows the special addresses of IANA's registries.
 var guardian = ssrf.New(ssrf.WithAllowedV4Prefixes(privateNetworks...), ssrf.WithAllowedV6Prefixes(privateNetworks...))
 
-// Dialer returns a dialer that decides on every address immediately before it connects: a check of a URL's text would
-// miss names that resolve to forbidden addresses, and other spellings of them. Whatever the relay dials, its database
-// apart, it dials with one of these.
+// Dialer returns a dialer that decides on every address immediately before it connects: a check of
+// a URL's text would miss names that resolve to forbidden addresses, and other spellings of them.
+// Whatever the relay dials, its database apart, it dials with one of these.
 func (e Egress) Dialer(timeout time.Duration) *net.Dialer {
 	return &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second, ControlContext: e.Control}
 }
@@ -97,8 +100,8 @@ func (e Egress) Guard(address netip.Addr) error {
 	return guardian.SafeAddr(address)
 }
 
-// isISATAP reports whether an address is one of the intra-site tunnels of RFC 5214, under whatever prefix: a host that
-// still speaks it sends the packets to the IPv4 address in the last four bytes.
+// isISATAP reports whether an address is one of the intra-site tunnels of RFC 5214, under whatever
+// prefix: a host that still speaks it sends the packets to the IPv4 address in the last four bytes.
 func isISATAP(address netip.Addr) bool {
 	if !address.Is6() {
 		return false
@@ -129,7 +132,8 @@ func (e Egress) Problems(path string) []check.Problem {
 	return v
 }
 
-// proxyProblem says what is wrong with a proxy's URL; empty: nothing. It repeats nothing of it: it may hold a password.
+// proxyProblem says what is wrong with a proxy's URL; empty: nothing. It repeats nothing of it: it
+// may hold a password.
 func proxyProblem(raw string, e Egress) string {
 	const example = "write one such as http://proxy.internal:3128"
 	u, err := url.Parse(raw)

@@ -25,8 +25,9 @@ func TestThisHostIsReached(t *testing.T) {
 	}
 }
 
-// Every way of writing an address that must not be reached through the relay, and what is said of it. Some spellings a
-// configuration refuses before anything is dialled; the dialler does not rely on that.
+// Every way of writing an address that must not be reached through the relay, and what is said of
+// it. Some spellings a configuration refuses before anything is dialled; the dialler does not rely
+// on that.
 func TestSecurityForbiddenAddresses(t *testing.T) {
 	t.Parallel()
 	const (
@@ -42,7 +43,8 @@ func TestSecurityForbiddenAddresses(t *testing.T) {
 		want    policy.Reason
 		message string
 	}{
-		// Link-local, where clouds hand out credentials: AWS, Google, Azure, Oracle, OpenStack, DigitalOcean, Hetzner.
+		// Link-local, where clouds hand out credentials: AWS, Google, Azure, Oracle, OpenStack,
+		// DigitalOcean, Hetzner.
 		{"169.254.169.254", policy.ReasonEgress, special},
 		{"169.254.170.2", policy.ReasonEgress, special},
 		{"169.254.0.1", policy.ReasonEgress, special},
@@ -74,7 +76,8 @@ func TestSecurityForbiddenAddresses(t *testing.T) {
 		{"[fd20:ce::254]", policy.ReasonEgress, metadataText},
 		{"[fd00:c1::a9fe:a9fe]", policy.ReasonEgress, metadataText},
 		{"[fd00:42::42]", policy.ReasonEgress, metadataText},
-		// An IPv4 address within an IPv6 one: mapped, compatible, translated, NAT64, 6to4, Teredo, ISATAP.
+		// An IPv4 address within an IPv6 one: mapped, compatible, translated, NAT64, 6to4, Teredo,
+		// ISATAP.
 		{"[::ffff:169.254.169.254]", policy.ReasonEgress, special},
 		{"[::ffff:a9fe:a9fe]", policy.ReasonEgress, special},
 		{"[0:0:0:0:0:ffff:a9fe:a9fe]", policy.ReasonEgress, special},
@@ -198,7 +201,8 @@ func TestSecurityAllowPrivate(t *testing.T) {
 	}
 }
 
-// A name whose answer changes between two looks: what is judged is the address that is dialled, at every dial.
+// A name whose answer changes between two looks: what is judged is the address that is dialled, at
+// every dial.
 func TestSecurityDNSRebinding(t *testing.T) {
 	t.Parallel()
 	rc := relaytest.NewReceiver(t, nil)

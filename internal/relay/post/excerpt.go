@@ -12,23 +12,24 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// Excerpts says what of the body of a refusal is kept: in last_error, the log of attempts, the relay's log and alerts.
-// Whatever is kept, the request's headers, signatures and credentials are masked in it.
+// Excerpts says what of the body of a refusal is kept: in last_error, the log of attempts, the
+// relay's log and alerts. Whatever is kept, the request's headers, signatures and credentials are
+// masked in it.
 type Excerpts string
 
 const (
-	// ExcerptsProblem keeps the title and the detail of an application/problem+json answer, which its writer meant to be
-	// read, and nothing of any other body.
+	// ExcerptsProblem keeps the title and the detail of an application/problem+json answer, which
+	// its writer meant to be read, and nothing of any other body.
 	ExcerptsProblem Excerpts = "problem"
-	// ExcerptsText keeps the beginning of any body. A debug page repeats the event's payload and may hold what the
-	// receiver knows about its users.
+	// ExcerptsText keeps the beginning of any body. A debug page repeats the event's payload and
+	// may hold what the receiver knows about its users.
 	ExcerptsText Excerpts = "text"
 	// ExcerptsNone keeps the status alone.
 	ExcerptsNone Excerpts = "none"
 )
 
-// maxBody bounds what is read of a refusal's body, in bytes. It is more than is kept ([mask.MaxExcerpt]), so that a secret is
-// found and masked before the text is cut.
+// maxBody bounds what is read of a refusal's body, in bytes. It is more than is kept
+// ([mask.MaxExcerpt]), so that a secret is found and masked before the text is cut.
 const maxBody = 16 << 10
 
 // excerptOf returns what to keep of a refusal's body, masked.
@@ -56,8 +57,9 @@ func excerptOf(resp *http.Response, policy Excerpts, m func() *mask.Mask) string
 // problemPrefix is what the types of the problems of this project's own receivers begin with.
 const problemPrefix = "urn:outbox-relay:problem:"
 
-// problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and whether there is any. The name of
-// a problem of this project's own receivers, such as signature-invalid, stands behind the title: documents explain it.
+// problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and
+// whether there is any. The name of a problem of this project's own receivers, such as
+// signature-invalid, stands behind the title: documents explain it.
 func problemSentence(body []byte, status int) (sentence string, ok bool) {
 	var problem struct {
 		Type   string `json:"type"`
@@ -84,7 +86,8 @@ func problemSentence(body []byte, status int) (sentence string, ok bool) {
 	return title + ": " + detail, true
 }
 
-// sameWords reports whether two texts are the same but for case and what joins their words: Not Found, not-found.
+// sameWords reports whether two texts are the same but for case and what joins their words: Not
+// Found, not-found.
 func sameWords(a, b string) bool {
 	join := strings.NewReplacer("-", " ", "_", " ")
 	return strings.EqualFold(join.Replace(a), join.Replace(b))
@@ -97,7 +100,8 @@ var malformations = []string{
 	"server gave HTTP response to HTTPS client",
 }
 
-// describeMalformed says what is wrong with an answer that is no HTTP, and repeats nothing of it: that may be anything, such as the request.
+// describeMalformed says what is wrong with an answer that is no HTTP, and repeats nothing of it:
+// that may be anything, such as the request.
 func describeMalformed(err error) string {
 	for _, known := range malformations {
 		if strings.Contains(err.Error(), known) {

@@ -96,7 +96,8 @@ func exchangeAt(t testing.TB, url string) policy.Decision {
 	return exchangeWith(t, destinationOf(url, post.Wire{}, post.Egress{}))
 }
 
-// exchangeMany makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
+// exchangeMany makes attempts through one endpoint, by as many senders at once, and returns what
+// became of each by event id.
 func exchangeMany(t testing.TB, e *post.Endpoint, senders, attempts int) map[int64]policy.Decision {
 	t.Helper()
 	var mu sync.Mutex
@@ -134,7 +135,8 @@ func requestOf(t testing.TB, d post.Destination, m post.Message) (*http.Request,
 	return req.HTTP(m.Payload), nil
 }
 
-// meeting answers the first n requests once all of them are there, so that each has a connection of its own, and later ones at once.
+// meeting answers the first n requests once all of them are there, so that each has a connection of
+// its own, and later ones at once.
 func meeting(n int64) func(http.ResponseWriter, relaytest.Request) {
 	var arrived atomic.Int64
 	all := make(chan struct{})

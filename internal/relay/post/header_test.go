@@ -79,7 +79,8 @@ func TestSecurityEventHeaderTable(t *testing.T) {
 	}
 }
 
-// A credential is asked for at every request, and neither the event nor the destination can take its place.
+// A credential is asked for at every request, and neither the event nor the destination can take
+// its place.
 func TestAuthorization(t *testing.T) {
 	t.Parallel()
 	token := "Bearer one"
@@ -134,8 +135,8 @@ func TestSecurityURLsAreFixed(t *testing.T) {
 	}
 }
 
-// What identity systems, gateways and other senders of webhooks set does not come from an event, in whatever spelling. A destination
-// may name more, and never what is reserved.
+// What identity systems, gateways and other senders of webhooks set does not come from an event, in
+// whatever spelling. A destination may name more, and never what is reserved.
 func TestSecurityEventsForgeNoHeaders(t *testing.T) {
 	t.Parallel()
 	forged := []string{

@@ -73,8 +73,8 @@ func (c h2Conn) refuse(stream uint32) {
 	c.write(frame{kind: frameReset, stream: stream, payload: binary.BigEndian.AppendUint32(nil, refusedStream)})
 }
 
-// processed waits until the client has read all that was written, and ends the connection: a client that has not read yet that it is
-// told to go away may send another request.
+// processed waits until the client has read all that was written, and ends the connection: a client
+// that has not read yet that it is told to go away may send another request.
 func (c h2Conn) processed() bool {
 	c.write(frame{kind: framePing, payload: make([]byte, 8)})
 	for {
@@ -84,8 +84,8 @@ func (c h2Conn) processed() bool {
 	}
 }
 
-// newH2Server starts a server that hands every whole request to answer, with the numbers of the connection and of the
-// request, from 1; false ends the connection.
+// newH2Server starts a server that hands every whole request to answer, with the numbers of the
+// connection and of the request, from 1; false ends the connection.
 func newH2Server(t testing.TB, ca *authority, answer func(c h2Conn, connection, request int64, stream uint32) bool) *relaytest.RawServer {
 	t.Helper()
 	certificate := ca.issue(nil)
@@ -116,7 +116,8 @@ func newH2Server(t testing.TB, ca *authority, answer func(c h2Conn, connection, 
 	})
 }
 
-// Whatever a server makes of its streams, an attempt is never two requests that it accepted, and never two on the wire.
+// Whatever a server makes of its streams, an attempt is never two requests that it accepted, and
+// never two on the wire.
 func TestHTTP2ServersThatTurnAway(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority()
@@ -160,8 +161,8 @@ func TestHTTP2ServersThatTurnAway(t *testing.T) {
 	}
 }
 
-// A server that allows few streams at a time, as many as it gets or too few: what it refuses is attempted again later,
-// and no event arrives twice.
+// A server that allows few streams at a time, as many as it gets or too few: what it refuses is
+// attempted again later, and no event arrives twice.
 func TestHTTP2WithFewStreams(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -10,7 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// newKafka returns the carrier of kafka and kafka+ssl: one record an attempt. agent says who sends it.
+// newKafka returns the carrier of kafka and kafka+ssl: one record an attempt. agent says who sends
+// it.
 func newKafka(e *Endpoint, agent string) carrier {
 	d := e.Destination
 	e.setHeader("")

@@ -18,7 +18,8 @@ func logs() []post.Destination {
 	}
 }
 
-// A type that would be a command to a log, or no name there, fails its event before anything is sent.
+// A type that would be a command to a log, or no name there, fails its event before anything is
+// sent.
 func TestSecurityTypesThatNoLogCanExpress(t *testing.T) {
 	t.Parallel()
 	for _, d := range logs() {
@@ -33,7 +34,8 @@ func TestSecurityTypesThatNoLogCanExpress(t *testing.T) {
 	}
 }
 
-// The servers of logs are dialled as egress allows, like receivers, and nothing is promised to one that was not reached.
+// The servers of logs are dialled as egress allows, like receivers, and nothing is promised to one
+// that was not reached.
 func TestSecurityLogsAreDialledAsEgressAllows(t *testing.T) {
 	t.Parallel()
 	for _, d := range logs() {

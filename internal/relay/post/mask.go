@@ -10,8 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// maskOf returns the mask of a request: every header that is not part of the wire contract, the query, the proxy's
-// credential and the signing secrets.
+// maskOf returns the mask of a request: every header that is not part of the wire contract, the
+// query, the proxy's credential and the signing secrets.
 func maskOf(e *Endpoint, header http.Header) *mask.Mask {
 	m := &mask.Mask{}
 	for name, values := range header {

@@ -17,7 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A receiver for each way of answering badly: each gets one request, and the outcome follows the published table.
+// A receiver for each way of answering badly: each gets one request, and the outcome follows the
+// published table.
 func TestSecurityMisbehavingReceivers(t *testing.T) {
 	t.Parallel()
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"

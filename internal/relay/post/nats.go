@@ -11,7 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// newNATS returns the carrier of nats and tls: one message to a stream of JetStream an attempt. agent says who sends it.
+// newNATS returns the carrier of nats and tls: one message to a stream of JetStream an attempt.
+// agent says who sends it.
 func newNATS(e *Endpoint, agent string) carrier {
 	d := e.Destination
 	e.setHeader("")
@@ -29,7 +30,8 @@ func newNATS(e *Endpoint, agent string) carrier {
 	}
 }
 
-// order returns what events that keep an order have in common: their ordering key, or else nothing but the event itself.
+// order returns what events that keep an order have in common: their ordering key, or else nothing
+// but the event itself.
 func (m *Message) order() string {
 	if m.OrderingKey != nil {
 		return *m.OrderingKey
@@ -37,9 +39,10 @@ func (m *Message) order() string {
 	return strconv.FormatInt(m.EventID, 10)
 }
 
-// messageID returns what a stream knows a delivery by, within its duplicate window. The idempotency key alone is not enough where one
-// stream takes the messages of several destinations, or of several databases whose keys are alike: the stream would drop the second one,
-// and the event would be lost. A replay is another message, or the stream would drop it, too.
+// messageID returns what a stream knows a delivery by, within its duplicate window. The idempotency
+// key alone is not enough where one stream takes the messages of several destinations, or of
+// several databases whose keys are alike: the stream would drop the second one, and the event would
+// be lost. A replay is another message, or the stream would drop it, too.
 func messageID(m *Message) string {
 	id := *m.Key + "/" + m.Destination + "/" + strconv.FormatInt(m.CreatedAt.Time.UnixMicro(), 36)
 	if m.Replay {
@@ -48,8 +51,9 @@ func messageID(m *Message) string {
 	return id
 }
 
-// natsHeader yields the headers of a message to NATS. Attributes of CloudEvents are in lower case there. What an event brings along must
-// not command the server: Nats-Rollup would empty the stream.
+// natsHeader yields the headers of a message to NATS. Attributes of CloudEvents are in lower case
+// there. What an event brings along must not command the server: Nats-Rollup would empty the
+// stream.
 func (r *Request) natsHeader(yield func(name, value string) bool) {
 	for i := range r.header {
 		name := r.header[i].name

@@ -10,8 +10,8 @@ import (
 // canSeeClosed says that isOpen knows.
 const canSeeClosed = true
 
-// isOpen reports whether a connection on which nothing is expected is as it should be: neither closed by its other side, nor with
-// something to read that was not asked for.
+// isOpen reports whether a connection on which nothing is expected is as it should be: neither
+// closed by its other side, nor with something to read that was not asked for.
 func isOpen(conn net.Conn) bool {
 	raw, ok := conn.(syscall.Conn)
 	if !ok {

@@ -22,9 +22,9 @@ const (
 	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
 )
 
-// send makes exactly one request, within the timeout of its destination. It is a round trip of the transport, not a call of an
-// http.Client, which would follow redirects: with a GET whose 200 looks like success, or with the body, key and signature to
-// another host.
+// send makes exactly one request, within the timeout of its destination. It is a round trip of the
+// transport, not a call of an http.Client, which would follow redirects: with a GET whose 200 looks
+// like success, or with the body, key and signature to another host.
 func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy.Result {
 	e.begin()
 	defer e.end()
@@ -51,7 +51,8 @@ func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
+		// The transport has handed the connection over, and with it the deadline: reading could
+		// hang for ever.
 		return policy.ClassifyResponse(resp.StatusCode, resp.Header, "", e.Destination.Responses, time.Now())
 	}
 	var excerpt string
@@ -68,7 +69,8 @@ func send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 	return policy.ClassifyResponse(resp.StatusCode, resp.Header, excerpt, e.Destination.Responses, time.Now())
 }
 
-// failed returns the result of a request that had no answer. caller is the context without the destination's timeout.
+// failed returns the result of a request that had no answer. caller is the context without the
+// destination's timeout.
 func (e *Endpoint) failed(caller context.Context, req *Request, connected bool, err error) policy.Result {
 	if errors.Is(err, errNothingSent) {
 		return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}

@@ -68,7 +68,8 @@ func newProxy(t testing.TB, refuse int) *proxy {
 	return p
 }
 
-// A proxy that is configured is used, for http and for https, and TLS still ends at the destination.
+// A proxy that is configured is used, for http and for https, and TLS still ends at the
+// destination.
 func TestConfiguredProxy(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority()

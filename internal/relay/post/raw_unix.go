@@ -10,9 +10,9 @@ import (
 	"syscall"
 )
 
-// A rawConn makes an exchange on a kept TCP connection with three system calls. One read sees that the connection is open and
-// empty, then comes the write, and one read for the answer once that is there. By way of net.Conn there would be a read before
-// that, for nothing.
+// A rawConn makes an exchange on a kept TCP connection with three system calls. One read sees that
+// the connection is open and empty, then comes the write, and one read for the answer once that is
+// there. By way of net.Conn there would be a read before that, for nothing.
 type rawConn struct {
 	conn syscall.RawConn
 	next func(fd uintptr) (done bool) // step, bound once
@@ -61,7 +61,8 @@ func (x *rawConn) exchange(c *directConn, request, into []byte) (int, error) {
 	return x.n, x.err
 }
 
-// step is called first when the poller has been told to report what arrives from now on, and then whenever something has.
+// step is called first when the poller has been told to report what arrives from now on, and then
+// whenever something has.
 func (x *rawConn) step(fd uintptr) (done bool) {
 	if x.began {
 		n, err := again(syscall.Read, fd, x.into)

@@ -16,7 +16,8 @@ type Reached struct {
 	Err         error
 }
 
-// ReachAll connects to destinations, all at once and until ctx is done, as [carrier] says. It needs no database.
+// ReachAll connects to destinations, all at once and until ctx is done, as [carrier] says. It needs
+// no database.
 func ReachAll(ctx context.Context, destinations []Destination, egress Egress) []Reached {
 	all := make([]Reached, len(destinations))
 	var reaching sync.WaitGroup
@@ -35,11 +36,12 @@ func ReachAll(ctx context.Context, destinations []Destination, egress Egress) []
 	return all
 }
 
-// IsLog reports whether the destination is a distributed log, which stores events for others to read.
+// IsLog reports whether the destination is a distributed log, which stores events for others to
+// read.
 func (d Destination) IsLog() bool { return isLog(schemeOf(d.URL)) }
 
-// Reach connects to the destination, with the TLS handshake where its URL asks for one, and sends nothing. Through a proxy it connects to
-// the proxy alone.
+// Reach connects to the destination, with the TLS handshake where its URL asks for one, and sends
+// nothing. Through a proxy it connects to the proxy alone.
 func (c overHTTP) Reach(ctx context.Context) (warnings []string, err error) { return nil, c.reach(ctx) }
 
 func (c overHTTP) reach(ctx context.Context) error {

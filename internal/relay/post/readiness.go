@@ -11,13 +11,15 @@ import (
 )
 
 const (
-	// readinessEvery is how soon destinations of a reload are asked, and those again that were not ready. That doubles each time.
+	// readinessEvery is how soon destinations of a reload are asked, and those again that were not
+	// ready. That doubles each time.
 	readinessEvery = 5 * time.Second
 	readinessMax   = time.Minute
 )
 
-// A Readiness asks destinations of logs whether they can store events, so that an operator learns of a missing stream or topic when the relay
-// starts, and not when the first event waits. It holds nothing up: attempts find out for themselves. Its methods are for one goroutine.
+// A Readiness asks destinations of logs whether they can store events, so that an operator learns
+// of a missing stream or topic when the relay starts, and not when the first event waits. It holds
+// nothing up: attempts find out for themselves. Its methods are for one goroutine.
 type Readiness struct {
 	Endpoints func() []*Endpoint // those in effect
 	Log       zerolog.Logger
@@ -32,7 +34,8 @@ type readinessState struct {
 	wait  time.Duration // before next
 }
 
-// Run asks until ctx is done. A destination that was ready once is not asked again: from then on its deliveries report.
+// Run asks until ctx is done. A destination that was ready once is not asked again: from then on
+// its deliveries report.
 func (r *Readiness) Run(ctx context.Context) {
 	tick := time.NewTicker(readinessEvery)
 	defer tick.Stop()

@@ -32,11 +32,12 @@ type Message struct {
 	Event
 }
 
-// TraceContext is what takes the place of the event's own trace context, as the headers traceparent and tracestate. The zero
-// value leaves the event's own.
+// TraceContext is what takes the place of the event's own trace context, as the headers traceparent
+// and tracestate. The zero value leaves the event's own.
 type TraceContext struct{ Parent, State string }
 
-// An Event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
+// An Event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone
+// from outbox.
 type Event struct {
 	// The columns of its row.
 	EventType        *string
@@ -49,7 +50,8 @@ type Event struct {
 	Payload          []byte // nil when larger than what a claim brings along: loaded when its turn comes
 }
 
-// A Request is one delivery as the message of the wire contract, without its body. No header name occurs twice. Every carrier sends it.
+// A Request is one delivery as the message of the wire contract, without its body. No header name
+// occurs twice. Every carrier sends it.
 type Request struct {
 	to     *Endpoint
 	header []field
@@ -61,8 +63,8 @@ type Request struct {
 // A field is one header, by its canonical name.
 type field struct{ name, value string }
 
-// NewRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
-// should have let in.
+// NewRequest expresses a delivery as the request of the wire contract. It fails for an event that
+// no table constraint should have let in.
 func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 	r := &Request{}
 	if err := r.express(to, &d, now); err != nil {
@@ -86,8 +88,9 @@ func (r *Request) express(to *Endpoint, d *Message, now time.Time) (err error) {
 	return nil
 }
 
-// describe sets the headers of a delivery, and returns them behind text as far as a signature covers them. Without own they lack what all requests of the
-// destination share, except for the type of the payload.
+// describe sets the headers of a delivery, and returns them behind text as far as a signature
+// covers them. Without own they lack what all requests of the destination share, except for the
+// type of the payload.
 func (r *Request) describe(text []byte, to *Endpoint, d *Message, own bool) (covered []byte, err error) {
 	e := &d.Event
 	if limit := to.Destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.Payload)) > limit {
@@ -123,8 +126,9 @@ func (r *Request) describe(text []byte, to *Endpoint, d *Message, own bool) (cov
 
 // HTTP returns the request for net/http.
 //
-// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again by itself
-// when a reused connection breaks, and one attempt would be two requests.
+// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would
+// send a POST again by itself when a reused connection breaks, and one attempt would be two
+// requests.
 func (r *Request) HTTP(payload []byte) *http.Request {
 	return &http.Request{
 		Method:        http.MethodPost,
@@ -175,8 +179,9 @@ func (r *Request) set(name, value string) {
 	r.header = append(r.header, field{name, value})
 }
 
-// setContract adds the headers by which a receiver knows the event and the delivery, as docs/wire.md lists them. It returns
-// them behind text as what the signature covers: by their names in lower case, in order.
+// setContract adds the headers by which a receiver knows the event and the delivery, as
+// docs/wire.md lists them. It returns them behind text as what the signature covers: by their names
+// in lower case, in order.
 func (r *Request) setContract(text []byte, d *Message) (covered []byte, err error) {
 	e := &d.Event
 	if e.EventType == nil || e.Version == nil || !e.CreatedAt.Valid {
@@ -191,7 +196,8 @@ func (r *Request) setContract(text []byte, d *Message) (covered []byte, err erro
 		notAfter = formatTime(d.NotAfter)
 	}
 	if e.OrderingKey != nil {
-		// Ids grow in the order of inserts, and so does the order in which the deliveries of one key are sent.
+		// Ids grow in the order of inserts, and so does the order in which the deliveries of one
+		// key are sent.
 		sequence = id
 	}
 	if d.Replay {
@@ -237,7 +243,8 @@ func (r *Request) setTrace(t TraceContext) {
 	}
 }
 
-// setOwnHeaders adds the headers that an event brings along, a JSON object or nothing, as far as the destination lets them through.
+// setOwnHeaders adds the headers that an event brings along, a JSON object or nothing, as far as
+// the destination lets them through.
 func (r *Request) setOwnHeaders(object []byte) error {
 	if object == nil {
 		return nil
@@ -265,16 +272,16 @@ func (r *Request) setOwnHeaders(object []byte) error {
 	return nil
 }
 
-// deleteSpellings removes the headers of an event that a receiver may take for the named one, which is not the event's: to
-// X-Api-Key of a destination, X_Api_Key of an event would be a second value.
+// deleteSpellings removes the headers of an event that a receiver may take for the named one, which
+// is not the event's: to X-Api-Key of a destination, X_Api_Key of an event would be a second value.
 func (r *Request) deleteSpellings(name string) {
 	r.header = slices.DeleteFunc(r.header, func(f field) bool { return webhook.SameName(f.name, name) })
 }
 
 var errTooLarge = errors.New("the payload is too large for this destination")
 
-// Refused decides on an event for which [NewRequest] has failed, or which a carrier cannot express: it is the event's own fault, so that every later attempt
-// would fail like this one.
+// Refused decides on an event for which [NewRequest] has failed, or which a carrier cannot express:
+// it is the event's own fault, so that every later attempt would fail like this one.
 func Refused(err error) policy.Result {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}
 	if errors.Is(err, errTooLarge) {
@@ -283,7 +290,8 @@ func Refused(err error) policy.Result {
 	return v
 }
 
-// formatTime formats a time as TimeFormat says, in half the time: package time reads a layout of its own anew for each time.
+// formatTime formats a time as TimeFormat says, in half the time: package time reads a layout of
+// its own anew for each time.
 func formatTime(at time.Time) string {
 	var room [len(TimeFormat)]byte
 	text := at.UTC().AppendFormat(room[:0], time.RFC3339)

@@ -13,9 +13,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// The receiver keeps its connection open, reads the next request on it, and closes instead of answering.
-// net/http would send such a POST again by itself, as it carries X-Idempotency-Key: the wire would see more requests
-// than the relay knows of.
+// The receiver keeps its connection open, reads the next request on it, and closes instead of
+// answering. net/http would send such a POST again by itself, as it carries X-Idempotency-Key: the
+// wire would see more requests than the relay knows of.
 func TestBrokenReusedConnectionIsOneRequest(t *testing.T) {
 	t.Parallel()
 	s := relaytest.NewRawServer(t, func(s *relaytest.RawServer, conn net.Conn) {
@@ -35,8 +35,8 @@ func TestBrokenReusedConnectionIsOneRequest(t *testing.T) {
 	}
 }
 
-// Followed with a GET, a redirect ends at a login page whose 200 looks like success; followed with the
-// POST, it hands body, key and signature to another host.
+// Followed with a GET, a redirect ends at a login page whose 200 looks like success; followed with
+// the POST, it hands body, key and signature to another host.
 func TestRedirectsAreNeverFollowed(t *testing.T) {
 	t.Parallel()
 	elsewhere := relaytest.NewReceiver(t, nil)

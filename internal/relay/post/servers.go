@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// isLog reports whether a scheme names servers of a distributed log, of which a URL may name several.
+// isLog reports whether a scheme names servers of a distributed log, of which a URL may name
+// several.
 func isLog(scheme string) bool {
 	return scheme == "nats" || scheme == "tls" || scheme == "kafka" || scheme == "kafka+ssl"
 }
@@ -19,8 +20,8 @@ func schemeOf(raw string) string {
 	return strings.ToLower(scheme)
 }
 
-// ParseURL parses the URL of a destination. That of a log may name several servers of one cluster: nats://a:4222,b:4222, or with the
-// scheme before each, as other programs write it.
+// ParseURL parses the URL of a destination. That of a log may name several servers of one cluster:
+// nats://a:4222,b:4222, or with the scheme before each, as other programs write it.
 func ParseURL(raw string) (*url.URL, error) {
 	scheme := schemeOf(raw)
 	if !isLog(scheme) {
@@ -48,7 +49,8 @@ func servers(host, port string) (list []string) {
 // maxServers bounds how many servers a URL may name: one that answers names the others.
 const maxServers = 32
 
-// serversProblem says what is wrong with the URL of a log; empty: nothing. It repeats nothing that may be a credential.
+// serversProblem says what is wrong with the URL of a log; empty: nothing. It repeats nothing that
+// may be a credential.
 func serversProblem(raw string, e Egress) string {
 	scheme := schemeOf(raw)
 	u, err := ParseURL(raw)

@@ -15,7 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// No column of an event, as a table without its constraints may hold it, makes one request into two, or adds a header.
+// No column of an event, as a table without its constraints may hold it, makes one request into
+// two, or adds a header.
 func TestSecuritySmuggling(t *testing.T) {
 	t.Parallel()
 	const smuggled = "\r\nX-Smuggled: yes\r\n\r\nGET /admin HTTP/1.1\r\nHost: internal\r\nX-Smuggled: yes\r\n\r\n"

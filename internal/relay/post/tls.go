@@ -9,19 +9,21 @@ import (
 	"time"
 )
 
-// TLS says how a destination proves who it is, and the relay to it. There is no way to trust just anybody. The zero
-// value: TLS 1.2 or later, the system's certificate authorities, no client certificate.
+// TLS says how a destination proves who it is, and the relay to it. There is no way to trust just
+// anybody. The zero value: TLS 1.2 or later, the system's certificate authorities, no client
+// certificate.
 type TLS struct {
 	// MinVersion is [tls.VersionTLS12] or [tls.VersionTLS13]. 0: 1.2.
 	MinVersion uint16
-	// ServerName is the name that the destination's certificate must be made for, and that it is asked for. Empty: the
-	// URL's host.
+	// ServerName is the name that the destination's certificate must be made for, and that it is
+	// asked for. Empty: the URL's host.
 	ServerName string
-	// Roots returns the authorities that are trusted, instead of the system's. It is called in every handshake, from many
-	// goroutines, so that what it returns may change; it must return at once. nil: the system's.
+	// Roots returns the authorities that are trusted, instead of the system's. It is called in
+	// every handshake, from many goroutines, so that what it returns may change; it must return at
+	// once. nil: the system's.
 	Roots func() *x509.CertPool
-	// Certificate returns what the relay identifies itself with when the destination asks for it. It is called in every
-	// such handshake, like Roots. nil: nothing.
+	// Certificate returns what the relay identifies itself with when the destination asks for it.
+	// It is called in every such handshake, like Roots. nil: nothing.
 	Certificate func() *tls.Certificate
 }
 
@@ -29,8 +31,8 @@ type TLS struct {
 func (t TLS) config(host string) *tls.Config {
 	cfg := &tls.Config{MinVersion: cmp.Or(t.MinVersion, tls.VersionTLS12), ServerName: t.ServerName}
 	if t.Roots != nil {
-		// A tls.Config holds one pool for ever. So the verification that is switched off here happens below, in every
-		// handshake, with the authorities of that moment.
+		// A tls.Config holds one pool for ever. So the verification that is switched off here
+		// happens below, in every handshake, with the authorities of that moment.
 		cfg.InsecureSkipVerify = true
 		name := cmp.Or(t.ServerName, host) // that of the connection is empty for an address
 		cfg.VerifyConnection = func(state tls.ConnectionState) error {
@@ -45,7 +47,8 @@ func (t TLS) config(host string) *tls.Config {
 	return cfg
 }
 
-// current returns the settings of one connection, with the authorities and the certificate of this moment.
+// current returns the settings of one connection, with the authorities and the certificate of this
+// moment.
 func (t TLS) current() *tls.Config {
 	cfg := t.config("")
 	if t.Roots != nil {
@@ -69,8 +72,8 @@ func verifyServer(chain []*x509.Certificate, name string, roots *x509.CertPool) 
 	return nil
 }
 
-// usableCertificate refuses a client certificate out of its time: the destination would, with no more than "bad
-// certificate".
+// usableCertificate refuses a client certificate out of its time: the destination would, with no
+// more than "bad certificate".
 func usableCertificate(certificate *tls.Certificate, now time.Time) (*tls.Certificate, error) {
 	if certificate == nil || certificate.Leaf == nil {
 		return nil, errors.New("tls: there is no client certificate")

@@ -16,8 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// What is wrong with the TLS of a receiver: never a request, always a label and a text that says what to mend. What is
-// not here is revocation, which crypto/tls does not look into.
+// What is wrong with the TLS of a receiver: never a request, always a label and a text that says
+// what to mend. What is not here is revocation, which crypto/tls does not look into.
 func TestTLSTable(t *testing.T) {
 	t.Parallel()
 	ca, other := newAuthority(), newAuthority()
@@ -102,7 +102,8 @@ func TestTLSTable(t *testing.T) {
 	}
 }
 
-// A certificate that is renewed, and an authority that is replaced, are seen by the next handshake of the same endpoint.
+// A certificate that is renewed, and an authority that is replaced, are seen by the next handshake
+// of the same endpoint.
 func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 	t.Parallel()
 	former, later := newAuthority(), newAuthority()
@@ -151,7 +152,8 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 	e.CloseIdleConnections()
 }
 
-// A handshake that stalls ends with the attempt's deadline, also when only the client's part is awaited.
+// A handshake that stalls ends with the attempt's deadline, also when only the client's part is
+// awaited.
 func TestHandshakeThatNeverEnds(t *testing.T) {
 	t.Parallel()
 	stall := relaytest.NewRawServer(t, func(_ *relaytest.RawServer, conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })

@@ -27,16 +27,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// An Endpoint is where and how a lane's messages go: what all attempts at a destination share. What they use of it never
-// changes once made, so that senders need no lock while another one takes its place; a certificate or credential that
-// changes does so behind it.
+// An Endpoint is where and how a lane's messages go: what all attempts at a destination share. What
+// they use of it never changes once made, so that senders need no lock while another one takes its
+// place; a certificate or credential that changes does so behind it.
 type Endpoint struct {
 	carrier
 	Destination Destination
 	URL         *url.URL
-	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
+	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before
+	// the first request.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Log receives what happens to connections between attempts. It is set before the first one. The zero value discards.
+	// Log receives what happens to connections between attempts. It is set before the first one.
+	// The zero value discards.
 	Log zerolog.Logger
 	// What never changes of a message: the destination's own headers, and its secrets.
 	header []field
@@ -89,8 +91,9 @@ func (e *Endpoint) Retire() {
 	e.closeUnused()
 }
 
-// closeUnused waits until nothing is in flight, because net/http counts a connection as idle a moment before it hands
-// over the answer that came on it. Closed in that moment, the answer is lost, and what the receiver did is done again.
+// closeUnused waits until nothing is in flight, because net/http counts a connection as idle a
+// moment before it hands over the answer that came on it. Closed in that moment, the answer is
+// lost, and what the receiver did is done again.
 func (e *Endpoint) closeUnused() {
 	if e.retired && e.inFlight == 0 {
 		e.CloseIdleConnections()
@@ -117,8 +120,8 @@ func (e *Endpoint) dial(ctx context.Context, network, address string) (net.Conn,
 	return e.Dial(ctx, network, address)
 }
 
-// setHeader makes the headers that all messages share: agent, unless that is empty, and the destination's own. It reports whether none of
-// these needs what net/http does to some.
+// setHeader makes the headers that all messages share: agent, unless that is empty, and the
+// destination's own. It reports whether none of these needs what net/http does to some.
 func (e *Endpoint) setHeader(agent string) (plainHeaders bool) {
 	header := http.Header{"Content-Type": {"application/json"}}
 	if agent != "" {
@@ -156,8 +159,9 @@ func newHTTP(e *Endpoint, agent string) (carrier, error) {
 		ForceAttemptHTTP2:      true,
 		TLSClientConfig:        d.Wire.TLS.config(u.Hostname()),
 		TLSHandshakeTimeout:    d.Timeout,
-		// All connections are kept. The default of two would dial for nearly every POST; as many as there are POSTs in
-		// flight would close those that were dialled for a request which another connection became free for meanwhile.
+		// All connections are kept. The default of two would dial for nearly every POST; as many as
+		// there are POSTs in flight would close those that were dialled for a request which another
+		// connection became free for meanwhile.
 		MaxIdleConns:           2 * d.MaxInFlight,
 		MaxIdleConnsPerHost:    2 * d.MaxInFlight,
 		IdleConnTimeout:        90 * time.Second,
@@ -171,7 +175,8 @@ func newHTTP(e *Endpoint, agent string) (carrier, error) {
 	return overHTTP{e}, nil
 }
 
-// requestLine returns how net/http begins a request to a URL, up to the end of the host's line; nil: it refuses to.
+// requestLine returns how net/http begins a request to a URL, up to the end of the host's line;
+// nil: it refuses to.
 func requestLine(u *url.URL) []byte {
 	var written bytes.Buffer
 	req := http.Request{Method: http.MethodPost, URL: u, Host: u.Host, Header: http.Header{"User-Agent": {""}}}
@@ -182,7 +187,8 @@ func requestLine(u *url.URL) []byte {
 	return line
 }
 
-// ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came about.
+// ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came
+// about.
 func ProxyRefusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Response) error {
 	if answer.StatusCode == http.StatusOK {
 		return nil
@@ -190,16 +196,17 @@ func ProxyRefusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.R
 	return &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("the proxy answered %s", answer.Status)}
 }
 
-// errNothingSent is the error of a request that met nothing but kept connections that were closed already, of which no
-// receiver can know.
+// errNothingSent is the error of a request that met nothing but kept connections that were closed
+// already, of which no receiver can know.
 var errNothingSent = errors.New("the receiver closed its kept connections before anything was sent")
 
 // maxStale is on how many kept connections in a row a request may find out that they were closed.
 const maxStale = 3
 
-// roundTrip sends a request, once, and reports whether it had a connection to send it over. Receivers close idle connections at
-// any time, also when a request is about to be written. While it is certain that not one byte of it was, it is sent over
-// another connection; net/http itself would do so, and in other cases too, if the request had a GetBody.
+// roundTrip sends a request, once, and reports whether it had a connection to send it over.
+// Receivers close idle connections at any time, also when a request is about to be written. While
+// it is certain that not one byte of it was, it is sent over another connection; net/http itself
+// would do so, and in other cases too, if the request had a GetBody.
 func (e *Endpoint) roundTrip(ctx context.Context, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
 	for range maxStale {
 		sent := &sending{}
@@ -213,8 +220,9 @@ func (e *Endpoint) roundTrip(ctx context.Context, req *http.Request, payload []b
 	return nil, false, errNothingSent
 }
 
-// newBody returns a request's body, from its beginning. It is one of the few that net/http knows to be at hand: before any
-// other, a type of our own for instance, it flushes the header, and each request is two writes and two packets.
+// newBody returns a request's body, from its beginning. It is one of the few that net/http knows to
+// be at hand: before any other, a type of our own for instance, it flushes the header, and each
+// request is two writes and two packets.
 func newBody(payload []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(payload)) }
 
 // A sending watches one request on its way, to tell whether any of it can have left this host.
@@ -245,9 +253,10 @@ func (s *sending) watch(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, trace)
 }
 
-// state reports whether there was a connection, dialled, secured and ready for the request, and whether it was a kept one
-// that took not a byte of it. On a new connection that says something about the receiver, and is an attempt. It may be
-// asked once RoundTrip has returned, which over HTTP/1.1 happens after the last write.
+// state reports whether there was a connection, dialled, secured and ready for the request, and
+// whether it was a kept one that took not a byte of it. On a new connection that says something
+// about the receiver, and is an attempt. It may be asked once RoundTrip has returned, which over
+// HTTP/1.1 happens after the last write.
 func (s *sending) state() (connected, nothing bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +317,8 @@ func explain(err error) error {
 	return fmt.Errorf("%w (%s)", err, hint)
 }
 
-// A plainError says in plain words what an error of a library means, and is classified as that error.
+// A plainError says in plain words what an error of a library means, and is classified as that
+// error.
 type plainError struct {
 	error
 	text string

@@ -55,8 +55,9 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	}
 }
 
-// A stubbornConn works until it is gone. From then on it hides from its reader that the peer closed, and takes only so
-// many bytes more: the moment between a receiver's closing and the relay's noticing it.
+// A stubbornConn works until it is gone. From then on it hides from its reader that the peer
+// closed, and takes only so many bytes more: the moment between a receiver's closing and the
+// relay's noticing it.
 type stubbornConn struct {
 	net.Conn
 	gone   atomic.Bool
@@ -89,7 +90,8 @@ func (c *stubbornConn) Close() error {
 	return c.Conn.Close()
 }
 
-// A kept connection that the receiver has closed costs an attempt, unless it is certain that nothing was sent.
+// A kept connection that the receiver has closed costs an attempt, unless it is certain that
+// nothing was sent.
 func TestKeptConnectionThatIsClosed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -183,8 +185,9 @@ func (c writeCounter) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A receiver that closes its connections whenever it has answered, without a word: whatever the race between its closing
-// and the next request comes to, no attempt is two requests, and one that is held was none.
+// A receiver that closes its connections whenever it has answered, without a word: whatever the
+// race between its closing and the next request comes to, no attempt is two requests, and one that
+// is held was none.
 func TestReceiverThatClosesIdleConnections(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -215,8 +218,8 @@ func TestReceiverThatClosesIdleConnections(t *testing.T) {
 	t.Logf("%d attempts: %v", attempts, count)
 }
 
-// net/http gives a connection back before it hands over the answer that came on it. Closed in between, it takes the answer
-// along, and the event is sent again.
+// net/http gives a connection back before it hands over the answer that came on it. Closed in
+// between, it takes the answer along, and the event is sent again.
 func TestRetiredEndpointLosesNoAnswer(t *testing.T) {
 	t.Parallel()
 	rc := relaytest.NewReceiver(t, nil)

@@ -91,7 +91,8 @@ func TestSecurityUnusableURLs(t *testing.T) {
 	}
 }
 
-// A URL that is wrong is often wrong because of the credentials in it, and problems are printed and logged.
+// A URL that is wrong is often wrong because of the credentials in it, and problems are printed and
+// logged.
 func TestSecurityURLProblemsNeverEchoCredentials(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -5,9 +5,10 @@ import (
 	"strings"
 )
 
-// usualAnswer recognises the usual answer, by which a receiver accepts an event: 2xx of HTTP/1.1 whose whole body is there, as
-// Content-Length says, and nothing behind it. It returns its status and its size in bytes; 0 for every other answer, which
-// net/http parses from its beginning. What it is not certain of is none.
+// usualAnswer recognises the usual answer, by which a receiver accepts an event: 2xx of HTTP/1.1
+// whose whole body is there, as Content-Length says, and nothing behind it. It returns its status
+// and its size in bytes; 0 for every other answer, which net/http parses from its beginning. What
+// it is not certain of is none.
 func usualAnswer(b []byte) (status, size int) {
 	line, rest, ok := cutLine(b)
 	if !ok || len(line) < len("HTTP/1.1 200 ") || string(line[:len("HTTP/1.1 2")]) != "HTTP/1.1 2" || line[len("HTTP/1.1 200")] != ' ' {

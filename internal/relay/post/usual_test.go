@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The answers of common servers are recognised, and nothing that net/http would read in another way.
+// The answers of common servers are recognised, and nothing that net/http would read in another
+// way.
 func TestUsualAnswer(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]int{

@@ -13,25 +13,27 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// A Wire says what the requests to a destination look like and how they travel. The zero value: raw events of any size,
-// TLS 1.2 or later against the system's authorities, no credential of its own, the proxy of [Egress].
+// A Wire says what the requests to a destination look like and how they travel. The zero value: raw
+// events of any size, TLS 1.2 or later against the system's authorities, no credential of its own,
+// the proxy of [Egress].
 type Wire struct {
 	// Format of the requests. Empty: [FormatRaw].
 	Format Format
-	// Source is the ce-source of CloudEvents, a URI reference that names the producing service. Source and id together
-	// identify an event at its receiver, so relays of one database need the same, and databases different ones. Required
-	// by [FormatCloudEvents].
+	// Source is the ce-source of CloudEvents, a URI reference that names the producing service.
+	// Source and id together identify an event at its receiver, so relays of one database need the
+	// same, and databases different ones. Required by [FormatCloudEvents].
 	Source string
-	// EventHeaders are the headers that events may set: names, and prefixes that end with a star. Others are dropped, and counted in
-	// [policy.Result]. nil: [webhook.DefaultEventHeaders].
+	// EventHeaders are the headers that events may set: names, and prefixes that end with a star.
+	// Others are dropped, and counted in [policy.Result]. nil: [webhook.DefaultEventHeaders].
 	EventHeaders []string
-	// MaxPayloadBytes above which an event is failed instead of sent. 0: as much as the outbox takes.
+	// MaxPayloadBytes above which an event is failed instead of sent. 0: as much as the outbox
+	// takes.
 	MaxPayloadBytes int64
 	// Excerpts says what of the body of a refusal is kept for operators. Empty: [ExcerptsProblem].
 	Excerpts Excerpts
-	// Authorization returns the value of that header. It is called for every request, from many goroutines, so that what
-	// it returns may change; it must return at once. It excludes an Authorization among the destination's headers. nil:
-	// there is none.
+	// Authorization returns the value of that header. It is called for every request, from many
+	// goroutines, so that what it returns may change; it must return at once. It excludes an
+	// Authorization among the destination's headers. nil: there is none.
 	Authorization func() string
 	// TLS of https destinations.
 	TLS TLS

@@ -13,8 +13,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// A Keeper keeps the stored routes for one relay. It is not safe for concurrent use: a relay synchronises its routes in one
-// order with its reloads and its registration. An error leaves the stored routes as they were.
+// A Keeper keeps the stored routes for one relay. It is not safe for concurrent use: a relay
+// synchronises its routes in one order with its reloads and its registration. An error leaves the
+// stored routes as they were.
 type Keeper struct {
 	DB     pg.Pool
 	Name   string                            // of the relay, for the alert
@@ -22,18 +23,21 @@ type Keeper struct {
 	Added  func()                            // is called when parked deliveries may have a route now
 	Failed func(operation string, err error) // is called for a statement that failed and is not repeated
 
-	// last is the synchronisation before, with the stored routes as this relay left them; zero: there was none.
+	// last is the synchronisation before, with the stored routes as this relay left them; zero:
+	// there was none.
 	last Change
 	// recorded is what the database holds of this relay's configuration; nil: that is not known.
 	recorded *routing
-	// applied is true until Follow has looked for unserved deliveries. A relay starts without that look: where a session blocks
-	// vacuum, it reads an entry of every delivery that was ever pending.
+	// applied is true until Follow has looked for unserved deliveries. A relay starts without that
+	// look: where a session blocks vacuum, it reads an entry of every delivery that was ever
+	// pending.
 	applied bool
 }
 
-// Apply records the destinations and routes of a configuration for the relay that is registered as instance, and makes the
-// stored routes those of all registered relays together. It returns what changed by that, and logs it with what others have
-// changed since this keeper looked last. The error wraps [pg.ErrTakenForDead] if the relay is not registered any more.
+// Apply records the destinations and routes of a configuration for the relay that is registered as
+// instance, and makes the stored routes those of all registered relays together. It returns what
+// changed by that, and logs it with what others have changed since this keeper looked last. The
+// error wraps [pg.ErrTakenForDead] if the relay is not registered any more.
 func (k *Keeper) Apply(ctx context.Context, instance int32, destinations []string, routes []Route) (Change, error) {
 	change, err := k.sync(ctx, instance, &routing{instance: instance, destinations: destinations, routes: Rows(routes)})
 	if err != nil {
@@ -44,15 +48,15 @@ func (k *Keeper) Apply(ctx context.Context, instance int32, destinations []strin
 	return change, nil
 }
 
-// Withdraw takes back the routes of the relay that is registered as instance. A route that no other registered relay has is
-// removed, unless it was the last one of all.
+// Withdraw takes back the routes of the relay that is registered as instance. A route that no other
+// registered relay has is removed, unless it was the last one of all.
 func (k *Keeper) Withdraw(ctx context.Context, instance int32) error {
 	_, err := k.sync(ctx, instance, &routing{instance: instance})
 	return err
 }
 
-// Follow notices what others have changed about the routes, and removes those that only dead relays had. After an Apply it also logs
-// which deliveries wait for a destination that no relay serves.
+// Follow notices what others have changed about the routes, and removes those that only dead relays
+// had. After an Apply it also logs which deliveries wait for a destination that no relay serves.
 func (k *Keeper) Follow(ctx context.Context, instance int32) error {
 	if k.applied {
 		k.applied = false
@@ -65,7 +69,8 @@ func (k *Keeper) Follow(ctx context.Context, instance int32) error {
 	return err
 }
 
-// sync synchronises the stored routes and logs what has changed. While nothing changes, that is one statement, which writes nothing.
+// sync synchronises the stored routes and logs what has changed. While nothing changes, that is one
+// statement, which writes nothing.
 func (k *Keeper) sync(ctx context.Context, instance int32, own *routing) (Change, error) {
 	if k.last.after != nil && (own == nil || own.equal(k.recorded)) {
 		if same, err := isSynchronised(ctx, k.DB, k.last.state); err != nil || same {
@@ -139,8 +144,8 @@ func (c Change) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// warnUnserved logs the destinations with pending deliveries that no relay serves, as after one was renamed. The alert lasts
-// until none is left.
+// warnUnserved logs the destinations with pending deliveries that no relay serves, as after one was
+// renamed. The alert lasts until none is left.
 func (k *Keeper) warnUnserved(ctx context.Context) {
 	list, err := unserved(ctx, k.DB)
 	switch {

@@ -21,7 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A relay is the part of one that keeps routes: a registration, and a keeper whose calls are counted.
+// A relay is the part of one that keeps routes: a registration, and a keeper whose calls are
+// counted.
 type relay struct {
 	keeper Keeper
 	*relaytest.Database
@@ -83,8 +84,9 @@ func wantStored(db *relaytest.Database, want string) {
 	}
 }
 
-// A relay with another configuration comes and goes, as one started from the wrong folder does: the one that was there keeps its
-// routes, notices, and alerts. A session that is lost and comes back, which applies its routes once more, takes none away either.
+// A relay with another configuration comes and goes, as one started from the wrong folder does: the
+// one that was there keeps its routes, notices, and alerts. A session that is lost and comes back,
+// which applies its routes once more, takes none away either.
 func TestRelayOfAnotherConfigurationTakesNothing(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "history")
@@ -122,8 +124,8 @@ func TestRelayOfAnotherConfigurationTakesNothing(t *testing.T) {
 	wantStored(db, "* logistics") // producers go on while all relays are away
 }
 
-// Routes that are removed by hand return by themselves, and what was parked meanwhile is looked for. More routes than are logged one
-// by one are summed up.
+// Routes that are removed by hand return by themselves, and what was parked meanwhile is looked
+// for. More routes than are logged one by one are summed up.
 func TestRemovedRoutesAreRestored(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -152,8 +154,9 @@ type readsOnly struct{ pg.Pool }
 
 func (readsOnly) Begin(context.Context) (pgx.Tx, error) { return nil, errors.New("a transaction") }
 
-// While nothing changes, following the routes and applying the same ones again is a read, and no relay reads all routes again because
-// of it. What changes by hand or with another relay is noticed all the same.
+// While nothing changes, following the routes and applying the same ones again is a read, and no
+// relay reads all routes again because of it. What changes by hand or with another relay is noticed
+// all the same.
 func TestUnchangedRoutesAreNotSynchronised(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -219,8 +222,8 @@ func engine(db *relaytest.Database) *pgxpool.Pool {
 	return pool
 }
 
-// Another session holds the routes for longer than a settle would wait: a relay that has to apply its own waits. One that stops does
-// not wait for long.
+// Another session holds the routes for longer than a settle would wait: a relay that has to apply
+// its own waits. One that stops does not wait for long.
 func TestLockedRoutesAreWaitedFor(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -244,7 +247,8 @@ func TestLockedRoutesAreWaitedFor(t *testing.T) {
 	wantStored(db, "* a")
 }
 
-// unservedFails makes the look for unserved deliveries fail, which takes long where a session blocks vacuum.
+// unservedFails makes the look for unserved deliveries fail, which takes long where a session
+// blocks vacuum.
 type unservedFails struct{ pg.Pool }
 
 func (p unservedFails) Query(ctx context.Context, statement string, args ...any) (pgx.Rows, error) {
@@ -254,8 +258,8 @@ func (p unservedFails) Query(ctx context.Context, statement string, args ...any)
 	return p.Pool.Query(ctx, statement, args...)
 }
 
-// A destination that was renamed before it was empty: the log says what waits for it, once, and not before the relay is there. It
-// says nothing of what waits for an operator.
+// A destination that was renamed before it was empty: the log says what waits for it, once, and not
+// before the relay is there. It says nothing of what waits for an operator.
 func TestUnservedDeliveriesAreLogged(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "default", "old", "other")
@@ -414,8 +418,9 @@ func (f *fleet) roll(random *rand.Rand, next []string) {
 	}
 }
 
-// Replicas are replaced one by one, the new one first or the old one first, and crash in between: a live relay always has
-// its routes, events are routed while no relay lives, and in the end the routes are those of the new configuration.
+// Replicas are replaced one by one, the new one first or the old one first, and crash in between: a
+// live relay always has its routes, events are routed while no relay lives, and in the end the
+// routes are those of the new configuration.
 func TestRollingDeploysConverge(t *testing.T) {
 	t.Parallel()
 	for name, configs := range map[string][2][]string{

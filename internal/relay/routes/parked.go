@@ -9,8 +9,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// A ParkedSearch releases the parked deliveries that have a route by now, after a route was added. It works in steps over the ids of events,
-// so that no statement depends on how many are parked. It is not safe for concurrent use.
+// A ParkedSearch releases the parked deliveries that have a route by now, after a route was added.
+// It works in steps over the ids of events, so that no statement depends on how many are parked. It
+// is not safe for concurrent use.
 type ParkedSearch struct {
 	DB       pg.Pool
 	Log      zerolog.Logger
@@ -27,8 +28,9 @@ const (
 	parkedSlow  = 100 * time.Millisecond
 )
 
-// Run searches up to the last event that there is. A relay that took events before it knew of the route may park some of them later: it asks
-// for another search. A route that is added meanwhile begins another one too.
+// Run searches up to the last event that there is. A relay that took events before it knew of the
+// route may park some of them later: it asks for another search. A route that is added meanwhile
+// begins another one too.
 func (p *ParkedSearch) Run(ctx context.Context) error {
 	latest, err := latestEvent(ctx, p.DB)
 	if err != nil {

@@ -47,8 +47,8 @@ func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
 	}
 }
 
-// An event that was parked long after its route was added, by a transaction with an old snapshot, is found when the search begins
-// again.
+// An event that was parked long after its route was added, by a transaction with an old snapshot,
+// is found when the search begins again.
 func TestSearchForParkedBeginsAgain(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -61,7 +61,8 @@ func TestSearchForParkedBeginsAgain(t *testing.T) {
 	}
 }
 
-// Releasing what is parked reads the given range of events, whatever else is parked and whatever the statistics say.
+// Releasing what is parked reads the given range of events, whatever else is parked and whatever
+// the statistics say.
 func TestReleaseOfParkedIsBounded(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

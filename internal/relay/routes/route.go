@@ -19,7 +19,8 @@ type Route struct {
 // The length is compared beside it: {1,255} would be 255 copies in memory.
 var routePattern = regexp.MustCompile(`^[\x21-\x7e]+$`)
 
-// Problems returns every mistake in the route that stands at the given path of a configuration with these destinations.
+// Problems returns every mistake in the route that stands at the given path of a configuration with
+// these destinations.
 func (r Route) Problems(path string, destinations map[string]bool) []check.Problem {
 	var v check.Problems
 	v.Require(routePattern.MatchString(r.Event) && len(r.Event) <= 255, path+".event",

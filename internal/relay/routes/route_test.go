@@ -8,7 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// The configuration is compared with what the database does, so both must understand a pattern alike.
+// The configuration is compared with what the database does, so both must understand a pattern
+// alike.
 func TestRouteMatchesAsTheDatabaseDoes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -25,8 +25,9 @@ func (r *routing) equal(other *routing) bool {
 	return r != nil && other != nil && r.instance == other.instance && slices.Equal(r.destinations, other.destinations) && maps.Equal(r.routes, other.routes)
 }
 
-// A state tells whether the stored routes may differ from those of all registered relays together. A synchronisation leaves them equal,
-// and only two things change that: other stored routes, which a trigger counts, and relays that are registered no longer.
+// A state tells whether the stored routes may differ from those of all registered relays together.
+// A synchronisation leaves them equal, and only two things change that: other stored routes, which
+// a trigger counts, and relays that are registered no longer.
 type state struct {
 	changes *int64  // of outbox_route; nil: the row that counts them is lost
 	relays  []int32 // sorted
@@ -42,7 +43,8 @@ func queryState(ctx context.Context, q pg.DB) (s state, err error) {
 	return s, q.QueryRow(ctx, selectState).Scan(&s.changes, &s.relays)
 }
 
-// isSynchronised reports whether nothing has changed since the last synchronisation left this state.
+// isSynchronised reports whether nothing has changed since the last synchronisation left this
+// state.
 func isSynchronised(ctx context.Context, q pg.DB, last state) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -67,10 +69,11 @@ const waitBriefly = `SET LOCAL lock_timeout = 2000`
 
 const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 
-// syncRoutes records what this relay is configured for, unless own is nil, and makes the stored routes those of all
-// registered relays together. While no relay has recorded any, they stay: producers go on while all relays are away.
-// last is the change before, whose routes it does not read again if they are the same. describe words the alert about the change
-// for the relays that did not make it. Producers never wait: the lock only orders relays that do the same.
+// syncRoutes records what this relay is configured for, unless own is nil, and makes the stored
+// routes those of all registered relays together. While no relay has recorded any, they stay:
+// producers go on while all relays are away. last is the change before, whose routes it does not
+// read again if they are the same. describe words the alert about the change for the relays that
+// did not make it. Producers never wait: the lock only orders relays that do the same.
 func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, describe func(Change) string) (change Change, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -112,8 +115,9 @@ func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, desc
 
 const lockOwnRelay = `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE`
 
-// keepRegistered keeps this relay's row until the transaction ends. It comes before the lock on the routes, or a rescue
-// that removes the row could wait for this transaction and this transaction for the rescue.
+// keepRegistered keeps this relay's row until the transaction ends. It comes before the lock on the
+// routes, or a rescue that removes the row could wait for this transaction and this transaction for
+// the rescue.
 func keepRegistered(ctx context.Context, tx pgx.Tx, instance int32) error {
 	tag, err := tx.Exec(ctx, lockOwnRelay, instance)
 	if err == nil && tag.RowsAffected() == 0 {
@@ -139,8 +143,9 @@ const addOwnRoutes = `
 INSERT INTO outbox_relay_route (instance, pattern, destination)
 SELECT $1, pattern, destination FROM unnest($2::text[], $3::text[]) AS o (pattern, destination) ON CONFLICT DO NOTHING`
 
-// recordRouting writes what a relay serves and where it routes, instead of what it wrote before. The sets are compared here: a
-// statement that compared 100,000 rows with an array would compare each with each.
+// recordRouting writes what a relay serves and where it routes, instead of what it wrote before.
+// The sets are compared here: a statement that compared 100,000 rows with an array would compare
+// each with each.
 func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) error {
 	if len(own.routes) > 0 {
 		if err := recordDestinations(ctx, tx, own); err != nil {
@@ -193,7 +198,8 @@ func without(names, others []string) (rest []string) {
 
 const selectRoutes = `SELECT pattern, destination FROM outbox_route`
 
-// Over both primary keys, in one pass. The relay's sessions have them off, because they need statistics to be cheap elsewhere.
+// Over both primary keys, in one pass. The relay's sessions have them off, because they need
+// statistics to be cheap elsewhere.
 const allowMerges = `SET LOCAL enable_mergejoin = on`
 
 const selectStale = `
@@ -214,8 +220,9 @@ const addRoutes = `
 INSERT INTO outbox_route (pattern, destination)
 SELECT pattern, destination FROM unnest($1::text[], $2::text[]) AS o (pattern, destination)`
 
-// uniteRoutes makes the stored routes the union of what the registered relays have recorded. It writes only what differs: even a
-// statement that changes no row would count as a change, after which every relay reads all routes again.
+// uniteRoutes makes the stored routes the union of what the registered relays have recorded. It
+// writes only what differs: even a statement that changes no row would count as a change, after
+// which every relay reads all routes again.
 func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change) (change Change, err error) {
 	change.state = found
 	if last.after != nil && found.changes != nil && last.state.changes != nil && *found.changes == *last.state.changes {
@@ -264,7 +271,8 @@ func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change) (chan
 	return change, nil
 }
 
-// execRoutes executes a statement about these routes, if there are any. Their patterns and destinations come after its other arguments.
+// execRoutes executes a statement about these routes, if there are any. Their patterns and
+// destinations come after its other arguments.
 func execRoutes(ctx context.Context, tx pgx.Tx, statement string, routes []Row, args ...any) error {
 	if len(routes) == 0 {
 		return nil
@@ -281,7 +289,8 @@ func queryRoutes(ctx context.Context, q pg.DB, statement string, args ...any) ([
 	return rows.Structs[Row](ctx, q, "read routes", statement, args...)
 }
 
-// The alert is for the relays that did not make the change, and does not fire when all of them wanted it.
+// The alert is for the relays that did not make the change, and does not fire when all of them
+// wanted it.
 const fireRoutesChanged = `
 INSERT INTO outbox_alert AS a (rule, subject, detail)
 SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + pg.RelaysDisagree + `
@@ -290,7 +299,8 @@ ON CONFLICT (rule, subject) DO UPDATE SET count = a.count + 1, last_at = now(), 
 // The others compare their routes at once instead of at their next look.
 const notifyRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema()) WHERE ` + pg.QueueHasRoom
 
-// announceRoutes alerts of changed routes if relays disagree about them, or if always, and wakes the other relays.
+// announceRoutes alerts of changed routes if relays disagree about them, or if always, and wakes
+// the other relays.
 func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) error {
 	if _, err := tx.Exec(ctx, fireRoutesChanged, detail, always); err != nil {
 		return err

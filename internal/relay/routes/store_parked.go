@@ -21,8 +21,8 @@ func latestEvent(ctx context.Context, db pg.DB) (id int64, err error) {
 	return pg.Value[int64](ctx, db, "read the latest event", selectLatestEvent)
 }
 
-// Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without anything parked, the whole
-// range is done.
+// Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without
+// anything parked, the whole range is done.
 const lockParkedSearch = `
 SELECT coalesce(min(f.parked_after), $1), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')
 FROM (SELECT parked_after FROM outbox_destination WHERE parked_after IS NOT NULL ORDER BY destination FOR UPDATE) f`
@@ -31,8 +31,9 @@ const releaseParked = `SELECT outbox_release_parked($1::bigint, $2::bigint)`
 
 const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
 
-// ReleaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations that they now
-// have. The next events are those behind where relays have come.
+// ReleaseParked gives parked deliveries of the next events, at most step of them and none behind
+// latest, to the destinations that they now have. The next events are those behind where relays
+// have come.
 func ReleaseParked(ctx context.Context, db pg.Pool, step, latest int64) (r ParkedRange, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -69,7 +70,8 @@ UPDATE outbox_destination d SET parked_after = 0
 WHERE d.parked_after IS NULL AND EXISTS (SELECT FROM outbox_route r WHERE r.destination = d.destination)
   AND EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')`
 
-// BeginParkedSearch makes relays search everything parked again: a relay may have parked an event long after its route was added.
+// BeginParkedSearch makes relays search everything parked again: a relay may have parked an event
+// long after its route was added.
 func BeginParkedSearch(ctx context.Context, db pg.DB) error {
 	return pg.Exec(ctx, db, "begin looking through parked deliveries", beginParkedSearch)
 }

@@ -16,19 +16,22 @@ type Attempt struct {
 	Outcome     policy.Outcome
 	Reason      policy.Reason
 	Duration    time.Duration
-	// Duplicate: delivered, and the receiver says that it had the message already. Only streams say so.
+	// Duplicate: delivered, and the receiver says that it had the message already. Only streams say
+	// so.
 	Duplicate bool
-	// DroppedHeaders counts the headers of the event that the destination does not let through, see [post.Wire].
+	// DroppedHeaders counts the headers of the event that the destination does not let through, see
+	// [post.Wire].
 	DroppedHeaders int
-	// Batch is how many events the request carried, said of one of them; 0 of the others, and of a request for one event alone.
+	// Batch is how many events the request carried, said of one of them; 0 of the others, and of a
+	// request for one event alone.
 	Batch int
 	// Class is live, backlog or replay; see [Classes].
 	Class string
-	// SinceCreated and SinceDue are the times from the event's created_at, and from when this attempt became due, until the
-	// attempt ended. The database's clock dates both. Never negative.
+	// SinceCreated and SinceDue are the times from the event's created_at, and from when this
+	// attempt became due, until the attempt ended. The database's clock dates both. Never negative.
 	SinceCreated, SinceDue time.Duration
 }
 
-// Phases end one after the other at a stop. After taking nothing more is claimed or sent; after doing POSTs in flight are cut off;
-// after settling what could not be written is left to the lease.
+// Phases end one after the other at a stop. After taking nothing more is claimed or sent; after
+// doing POSTs in flight are cut off; after settling what could not be written is left to the lease.
 type Phases struct{ Taking, Doing, Settling context.Context }

@@ -1,5 +1,5 @@
-// Package send makes the attempts of what lanes hold: one goroutine each, as many as a lane may have, and only while it has something to
-// send. Package post makes the requests.
+// Package send makes the attempts of what lanes hold: one goroutine each, as many as a lane may
+// have, and only while it has something to send. Package post makes the requests.
 //
 //	send.go     the senders; one attempt
 //	suspect.go  deliveries that may kill their relay

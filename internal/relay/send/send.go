@@ -27,7 +27,8 @@ import (
 const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.not_after), may have processed it unseen, " +
 	"and may forget it from then on; find out what became of it there, then discard it or, with a new promise, replay it: outbox-relay replay %d"
 
-// Senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
+// Senders send what the lanes hold: one goroutine each, as many as its lane may have, and only
+// while it has something to send.
 type Senders struct {
 	*Phases
 	Lanes   *lane.Lanes
@@ -57,7 +58,8 @@ func (s *Senders) Start(l *lane.Lane) { s.running.Go(func() { s.send(l) }) }
 // Wait waits until all senders have ended.
 func (s *Senders) Wait() { s.running.Wait() }
 
-// longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its rate raised.
+// longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its
+// rate raised.
 const longestNap = time.Second
 
 // send empties a lane until there is nothing left for this sender.
@@ -86,8 +88,9 @@ func (s *Senders) send(l *lane.Lane) {
 	}
 }
 
-// sendRun sends the deliveries of a run in sequence; next says that it follows another one. Those behind one that was not delivered are
-// given back: their turn comes after its next attempt. It reports whether what follows may be sent.
+// sendRun sends the deliveries of a run in sequence; next says that it follows another one. Those
+// behind one that was not delivered are given back: their turn comes after its next attempt. It
+// reports whether what follows may be sent.
 func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bool) {
 	key := run[0].Event.OrderingKey
 	for i := range run {
@@ -182,8 +185,8 @@ func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, prob
 	}
 }
 
-// since returns the time from at, by the database's clock, to now, by this process's; 0 if at is unknown. The claim dated the
-// promise by both clocks, which shows how they differ.
+// since returns the time from at, by the database's clock, to now, by this process's; 0 if at is
+// unknown. The claim dated the promise by both clocks, which shows how they differ.
 func since(d *lane.Delivery, at pgtype.Timestamptz, now time.Time) time.Duration {
 	if !at.Valid || at.InfinityModifier != pgtype.Finite {
 		return 0
@@ -191,7 +194,8 @@ func since(d *lane.Delivery, at pgtype.Timestamptz, now time.Time) time.Duration
 	return max(0, now.Sub(d.PromiseEnds.Add(at.Time.Sub(d.NotAfter))))
 }
 
-// awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would end first.
+// awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would
+// end first.
 func (s *Senders) awaitToken(l *lane.Lane, d *lane.Delivery) (ready bool) {
 	for s.Taking.Err() == nil {
 		wait, inTime := l.TakeToken(time.Now(), d)
@@ -266,8 +270,8 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 	return to.Deliver(s.Doing, message, ready)
 }
 
-// GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
-// and until then no other relay could take what waits behind them.
+// GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when
+// their POSTs have ended, and until then no other relay could take what waits behind them.
 func (s *Senders) GiveBackUnsent() {
 	for _, l := range s.Lanes.List() {
 		s.GiveBack(l, policy.ReasonShutdown)

@@ -21,7 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// newSenders returns senders that send to the destination through a lane, without a database, and what they settle.
+// newSenders returns senders that send to the destination through a lane, without a database, and
+// what they settle.
 func newSenders(t testing.TB, d post.Destination) (*Senders, *lane.Lane, chan settle.Settlement) {
 	t.Helper()
 	all := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })
@@ -43,7 +44,8 @@ func newDelivery(id int64) lane.Delivery {
 	}
 }
 
-// A queue that outlasts its leases is given back unsent: sending it could overlap with the relay that claims it next.
+// A queue that outlasts its leases is given back unsent: sending it could overlap with the relay
+// that claims it next.
 func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	t.Parallel()
 	d := post.Destination{Name: "default", URL: "http://127.0.0.1:1/", Timeout: 10 * time.Second}
@@ -55,7 +57,8 @@ func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	}
 }
 
-// Of a run only what is being sent is kept in memory, and what follows one that was not delivered is given back.
+// Of a run only what is being sent is kept in memory, and what follows one that was not delivered
+// is given back.
 func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 	t.Parallel()
 	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
@@ -95,7 +98,8 @@ func TestPanicOfOneDelivery(t *testing.T) {
 	}
 }
 
-// A lane whose limit grows while much is queued gets the senders it may have, though nothing more is to be claimed.
+// A lane whose limit grows while much is queued gets the senders it may have, though nothing more
+// is to be claimed.
 func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 	t.Parallel()
 	const most, waiting = 8, 60
@@ -193,7 +197,8 @@ func TestStopGivesBackWhatIsQueued(t *testing.T) {
 	}
 }
 
-// A payload that a claim did not bring is loaded when its turn comes. A suspect is sent alone, and counted before.
+// A payload that a claim did not bring is loaded when its turn comes. A suspect is sent alone, and
+// counted before.
 func TestSendsWithTheDatabase(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -225,8 +230,8 @@ func TestSendsWithTheDatabase(t *testing.T) {
 	}
 }
 
-// The history counts as probes what was sent while the breaker was half open. An attempt that finds the destination down before spends
-// nothing either, and is retried.
+// The history counts as probes what was sent while the breaker was half open. An attempt that finds
+// the destination down before spends nothing either, and is retried.
 func TestProbesFollowTheOpening(t *testing.T) {
 	t.Parallel()
 	for name, half := range map[string]bool{"closed": false, "half open": true} {

@@ -10,9 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// awaitPost waits until a delivery may be sent: a suspect until no other POST is under way, any other until no suspect is
-// being sent alone. The caller calls leave after the POST. Instead of leave it returns a result if the delivery must not
-// be sent now.
+// awaitPost waits until a delivery may be sent: a suspect until no other POST is under way, any
+// other until no suspect is being sent alone. The caller calls leave after the POST. Instead of
+// leave it returns a result if the delivery must not be sent now.
 func (s *Senders) awaitPost(d *lane.Delivery) (leave func(), instead *policy.Result) {
 	switch {
 	case d.Rescues >= capacity.CrashLoop:
@@ -32,7 +32,8 @@ func (s *Senders) awaitPost(d *lane.Delivery) (leave func(), instead *policy.Res
 	return func() { end(time.Now()) }, nil
 }
 
-// postpone makes a claimed delivery due again after the given time. If that fails, it is due at once.
+// postpone makes a claimed delivery due again after the given time. If that fails, it is due at
+// once.
 func (s *Senders) postpone(d *lane.Delivery, wait time.Duration) *policy.Result {
 	if err := s.postponeClaimed(s.Settling, d, wait); err != nil {
 		s.Failed("postpone suspect", err)

@@ -9,11 +9,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// A relay that is asleep is a row without a session. Who runs its process writes the heartbeat, with [BeatAsleep], and listens: a notification
-// wakes the relay, which resumes its row. Anything that its database may want of it wakes it too, so nothing is done for it while it sleeps.
+// A relay that is asleep is a row without a session. Who runs its process writes the heartbeat,
+// with [BeatAsleep], and listens: a notification wakes the relay, which resumes its row. Anything
+// that its database may want of it wakes it too, so nothing is done for it while it sleeps.
 
-// AsleepInterval is the time between two beats of a relay that is asleep. Producers notify for longer after each, and others believe
-// for longer that it lives ([pg.IsAlive]).
+// AsleepInterval is the time between two beats of a relay that is asleep. Producers notify for
+// longer after each, and others believe for longer that it lives ([pg.IsAlive]).
 const AsleepInterval = 25 * time.Second
 
 // maySleep asks the relay to fall asleep if there has been nothing to do for long.

@@ -19,29 +19,33 @@ import (
 
 // Config is how a relay reaches its database, and as what it registers there.
 type Config struct {
-	// Pool says how to reach the database. At most MaxConns connections of it are opened (when that is 0 or above 3: three).
+	// Pool says how to reach the database. At most MaxConns connections of it are opened (when that
+	// is 0 or above 3: three).
 	Pool *pgxpool.Config
 	// Pooler says whether Pool leads through a connection pooler.
 	Pooler Pooler
-	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and database.
+	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and
+	// database.
 	Schema string
 	// RefuseSuperuser makes Check fail for a superuser's login, see [pg.CheckLogin].
 	RefuseSuperuser bool
 	// Name and Version under which operators see the relay.
 	Name, Version string
-	// PollInterval of the relay, for the log. Lease is after how long a relay without a session is dead if it does not beat.
+	// PollInterval of the relay, for the log. Lease is after how long a relay without a session is
+	// dead if it does not beat.
 	PollInterval, Lease time.Duration
 	// Log receives what happens. The zero value discards.
 	Log zerolog.Logger
 }
 
-// Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.
+// Pooler says whether a connection pooler stands between the relay and its database. The zero value
+// finds out.
 type Pooler struct {
 	// Mode says what Config.Pool leads to. Empty: PoolerAuto.
 	Mode PoolerMode
-	// Session is how to reach the server itself when Config.Pool leads through a pooler. The relay opens one connection
-	// of it, and is with it what it is without a pooler: woken by notifications, rescued within about a second. nil: as
-	// Config.Pool.
+	// Session is how to reach the server itself when Config.Pool leads through a pooler. The relay
+	// opens one connection of it, and is with it what it is without a pooler: woken by
+	// notifications, rescued within about a second. nil: as Config.Pool.
 	Session *pgxpool.Config
 }
 
@@ -50,12 +54,14 @@ type PoolerMode string
 
 // What a database URL may lead to.
 const (
-	// PoolerAuto asks the server whether it got the settings of a session, and works as PoolerTransaction if it did not.
+	// PoolerAuto asks the server whether it got the settings of a session, and works as
+	// PoolerTransaction if it did not.
 	PoolerAuto PoolerMode = "auto"
 	// PoolerNone is the server itself. A relay that finds a pooler there ends with ErrPooler.
 	PoolerNone PoolerMode = "none"
-	// PoolerTransaction is a pooler that keeps nothing but transactions, as PgBouncer does. Without Pooler.Session, events
-	// are found by polling alone, and the work of a relay that crashed waits for its lease.
+	// PoolerTransaction is a pooler that keeps nothing but transactions, as PgBouncer does. Without
+	// Pooler.Session, events are found by polling alone, and the work of a relay that crashed waits
+	// for its lease.
 	PoolerTransaction PoolerMode = "transaction"
 )
 
@@ -81,7 +87,8 @@ func (c *Config) PoolConfig() *pgxpool.Config {
 	}
 	pg.SetDirect(cfg, c.Schema)
 	if cfg.ShouldPing == nil {
-		// By default every claim of an idle relay would be two queries. A statement on a broken connection is repeated.
+		// By default every claim of an idle relay would be two queries. A statement on a broken
+		// connection is repeated.
 		cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > pingAfter }
 	}
 	return cfg
@@ -99,8 +106,8 @@ type Database struct {
 	sockets *sockets // of Direct
 }
 
-// Open makes the pool, which connects at its first use. It fails only for what waiting cannot mend. The caller closes
-// Database.
+// Open makes the pool, which connects at its first use. It fails only for what waiting cannot mend.
+// The caller closes Database.
 func (s *Session) Open(ctx context.Context) error {
 	return s.open(ctx, s.Config.Pooler.Mode == PoolerTransaction)
 }
@@ -130,8 +137,9 @@ func (s *Session) open(ctx context.Context, pooled bool) error {
 	return nil
 }
 
-// Check finds out what the connections lead to, and whether the relay can work there. Behind a pooler it replaces Database. An
-// error that wraps [pg.ErrSchema], [pg.ErrPooler] or [pg.ErrSuperuser] stays until an operator changes something.
+// Check finds out what the connections lead to, and whether the relay can work there. Behind a
+// pooler it replaces Database. An error that wraps [pg.ErrSchema], [pg.ErrPooler] or
+// [pg.ErrSuperuser] stays until an operator changes something.
 func (s *Session) Check(ctx context.Context) error {
 	err := pg.CheckSession(ctx, s.Database.Pool)
 	if _, pooled := s.Database.Pool.(*pg.Transactions); errors.Is(err, pg.ErrPooler) && !pooled {

@@ -31,8 +31,8 @@ func hears(t *testing.T, s *Session, on *standing) (asked Requests) {
 	return asked
 }
 
-// A producer's commit wakes an armed relay, and others' requests do; a relay that is not armed is left alone, and so is one of another
-// schema, also beside a schema whose name needs care.
+// A producer's commit wakes an armed relay, and others' requests do; a relay that is not armed is
+// left alone, and so is one of another schema, also beside a schema whose name needs care.
 func TestNotificationsReachTheirSchema(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"public", `My "Odd" schema`} {
@@ -85,8 +85,8 @@ func TestArmingLeavesNoRowVersions(t *testing.T) {
 	}
 }
 
-// Producers go on notifying a relay that stays idle, also when another one that is busy has stopped them: then its beat says that what
-// was committed meanwhile was announced by no producer.
+// Producers go on notifying a relay that stays idle, also when another one that is busy has stopped
+// them: then its beat says that what was committed meanwhile was announced by no producer.
 func TestIdleRelayStaysArmed(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -109,8 +109,8 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 	}
 }
 
-// A declaration fails, and by the next turn there is nothing to declare any more. Beats go on as the claimer does: a relay that
-// believes that producers notify keeps them notifying.
+// A declaration fails, and by the next turn there is nothing to declare any more. Beats go on as
+// the claimer does: a relay that believes that producers notify keeps them notifying.
 func TestFailedDeclarationChangesNothing(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -125,7 +125,8 @@ func TestFailedDeclarationChangesNothing(t *testing.T) {
 	}
 }
 
-// While one relay had stopped the producers' notifications, an event may have come for another one alone, which hears when they begin again.
+// While one relay had stopped the producers' notifications, an event may have come for another one
+// alone, which hears when they begin again.
 func TestArmedRelayWakesTheOthers(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -140,8 +141,8 @@ func TestArmedRelayWakesTheOthers(t *testing.T) {
 	testkit.Equal(t, "heard", heard, 1)
 }
 
-// A stranger sends more notifications than a session can read beside its heartbeat. The relay stops listening for a while,
-// keeps its number, and listens again.
+// A stranger sends more notifications than a session can read beside its heartbeat. The relay stops
+// listening for a while, keeps its number, and listens again.
 func TestSecurityFloodIsNotListenedTo(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

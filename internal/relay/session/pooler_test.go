@@ -21,8 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// pooler is the part of PgBouncer that matters here: what it does with settings at the start of a connection. It knows
-// four; others it refuses, or drops if it was told to ignore them.
+// pooler is the part of PgBouncer that matters here: what it does with settings at the start of a
+// connection. It knows four; others it refuses, or drops if it was told to ignore them.
 type pooler struct {
 	server string // path of PostgreSQL's socket
 	drops  bool
@@ -101,8 +101,9 @@ func (p pooler) serve(client net.Conn) {
 	answers.Wait()
 }
 
-// A relay that was told that there is no pooler must say so, not work without its session, and not retry for ever. Unless told, it
-// works through the pooler, where nothing listens and its heartbeat alone says that it lives.
+// A relay that was told that there is no pooler must say so, not work without its session, and not
+// retry for ever. Unless told, it works through the pooler, where nothing listens and its heartbeat
+// alone says that it lives.
 func TestPoolerIsFound(t *testing.T) {
 	t.Parallel()
 	for name, drops := range map[string]bool{"refuses settings": false, "drops settings": true} {
@@ -135,8 +136,9 @@ func TestPoolerIsFound(t *testing.T) {
 	}
 }
 
-// A relay with a direct connection for its session is woken and rescued as one without a pooler, and is refused if that connection
-// leads to another database. Without a pooler, the second URL does no harm.
+// A relay with a direct connection for its session is woken and rescued as one without a pooler,
+// and is refused if that connection leads to another database. Without a pooler, the second URL
+// does no harm.
 func TestSessionPastThePooler(t *testing.T) {
 	t.Parallel()
 	for name, pooled := range map[string]bool{"pooler": true, "no pooler": false} {
@@ -173,8 +175,9 @@ func TestSessionPastThePooler(t *testing.T) {
 	})
 }
 
-// A schema that is newer and only adds is worked with, and the log says so, as it says who may create objects in the schema: they run
-// code with the rights of the relay. A schema that cannot be worked with is an error that stays.
+// A schema that is newer and only adds is worked with, and the log says so, as it says who may
+// create objects in the schema: they run code with the rights of the relay. A schema that cannot be
+// worked with is an error that stays.
 func TestCheckOfTheSchema(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -2,7 +2,8 @@ package session
 
 import "sync"
 
-// Presence is as what a relay is registered. The zero value is not registered. It is safe for concurrent use.
+// Presence is as what a relay is registered. The zero value is not registered. It is safe for
+// concurrent use.
 type Presence struct {
 	mu       sync.Mutex
 	instance int32
@@ -10,7 +11,8 @@ type Presence struct {
 	lost     bool
 }
 
-// Current returns the number under which the relay claims, 0 before it has one, and whether it counts as alive.
+// Current returns the number under which the relay claims, 0 before it has one, and whether it
+// counts as alive.
 func (p *Presence) Current() (instance int32, alive bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -25,7 +27,8 @@ func (p *Presence) Set(instance int32, alive bool) {
 	p.instance, p.alive = instance, alive
 }
 
-// WasLost reports whether the relay has ceased to count as alive since the last call, even if it counts again.
+// WasLost reports whether the relay has ceased to count as alive since the last call, even if it
+// counts again.
 func (p *Presence) WasLost() (lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -52,7 +52,8 @@ func wantFree(db *relaytest.Database, want ...int64) {
 	}
 }
 
-// claiming returns a claim that the database still executes: as each does, it has locked its relay's row.
+// claiming returns a claim that the database still executes: as each does, it has locked its
+// relay's row.
 func claiming(db *relaytest.Database, instance int32) pgx.Tx {
 	db.Helper()
 	tx := db.Begin()
@@ -63,7 +64,8 @@ func claiming(db *relaytest.Database, instance int32) pgx.Tx {
 
 const waiting = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
 
-// behind runs a function that has to wait for a claim; then the claim takes everything, and commits.
+// behind runs a function that has to wait for a claim; then the claim takes everything, and
+// commits.
 func behind(db *relaytest.Database, claim pgx.Tx, instance int32, wait func() error) {
 	db.Helper()
 	done := make(chan error, 1)
@@ -83,8 +85,8 @@ func rescue(db *relaytest.Database, instance int32, want bool) error {
 	return err
 }
 
-// A dead relay's last claim still runs in the database, where killing a process does not end it: the rescue must not overlook what
-// that claim is about to take.
+// A dead relay's last claim still runs in the database, where killing a process does not end it:
+// the rescue must not overlook what that claim is about to take.
 func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -99,7 +101,8 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	relaytest.Must(t, rescue(db, victim.instance, false)) // another relay was faster
 }
 
-// A lease that was written before the clock was put back ends later than any other, and later than what a rescue ends.
+// A lease that was written before the clock was put back ends later than any other, and later than
+// what a rescue ends.
 func TestLeaseFromTheFutureHoldsNothing(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -111,8 +114,8 @@ func TestLeaseFromTheFutureHoldsNothing(t *testing.T) {
 	wantFree(db, 1, 2)
 }
 
-// A relay that comes back while a rescue waits for its last claim is not taken for dead, although its new session was not
-// there when the rescue began.
+// A relay that comes back while a rescue waits for its last claim is not taken for dead, although
+// its new session was not there when the rescue began.
 func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -131,8 +134,8 @@ func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
 	relaytest.Must(t, <-rescued)
 }
 
-// Rescuing and leaving touch no delivery, so that they cost the same whatever is pending or locked, and free nothing of the living.
-// A trial ends with its relay, unless an operator has locked it.
+// Rescuing and leaving touch no delivery, so that they cost the same whatever is pending or locked,
+// and free nothing of the living. A trial ends with its relay, unless an operator has locked it.
 func TestEndOfARelayTouchesNoDelivery(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -171,7 +174,8 @@ func TestEndOfARelayTouchesNoDelivery(t *testing.T) {
 	testkit.Equal(t, "rescues of", relaytest.Rows[int32](db, `SELECT instance FROM outbox_rescue UNION ALL SELECT instance FROM outbox_void WHERE died`), []int32{killed, killed})
 }
 
-// A claim that the database still executes when its connection is lost is waited for. A later claim stands.
+// A claim that the database still executes when its connection is lost is waited for. A later claim
+// stands.
 func TestGiveBackWaitsForARunningClaim(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -195,8 +199,8 @@ func TestGiveBackWaitsForARunningClaim(t *testing.T) {
 	wantFree(db)
 }
 
-// A claim without an answer is given back, and nothing that the relay has in hand of a range and has written a row of meanwhile: it sends that.
-// Its death ends both.
+// A claim without an answer is given back, and nothing that the relay has in hand of a range and
+// has written a row of meanwhile: it sends that. Its death ends both.
 func TestGiveBackLeavesRanges(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -222,8 +226,8 @@ func TestVoidClaimsAreForgotten(t *testing.T) {
 	testkit.Equal(t, "rows", relaytest.Row[int](db, `SELECT count(*) FROM outbox_void`), 1)
 }
 
-// Relays with and without a session live side by side: neither takes the other for dead, each rescues the other kind when it is, and
-// none rescues one that waits for an operator.
+// Relays with and without a session live side by side: neither takes the other for dead, each
+// rescues the other kind when it is, and none rescues one that waits for an operator.
 func TestRelaysWithAndWithoutSession(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []PoolerMode{PoolerNone, PoolerTransaction} {
@@ -259,8 +263,8 @@ func TestSessionOfASilentRelayIsEnded(t *testing.T) {
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, frozen.conn.PgConn().PID())
 }
 
-// A stranger's session has the name of a relay that dies, and its number as a lock. The relay is rescued all the same, also when its
-// heartbeat says nothing.
+// A stranger's session has the name of a relay that dies, and its number as a lock. The relay is
+// rescued all the same, also when its heartbeat says nothing.
 func TestSecurityStrangerKeepsNoDeadRelayAlive(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -146,7 +146,8 @@ func awaitServer(db *relaytest.Database) {
 
 const relays = `SELECT count(*) FROM outbox_relay`
 
-// A session that breaks is not a relay that dies: it comes back under its number. When it stops it leaves.
+// A session that breaks is not a relay that dies: it comes back under its number. When it stops it
+// leaves.
 func TestCutSessionResumes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -167,7 +168,8 @@ func TestCutSessionResumes(t *testing.T) {
 	testkit.Equal(t, "relays left", relaytest.Row[int](db, relays), 0)
 }
 
-// Another relay took this one for dead, while its session was away or while it stood still: it starts under another number.
+// Another relay took this one for dead, while its session was away or while it stood still: it
+// starts under another number.
 func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -193,7 +195,8 @@ func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	}
 }
 
-// A beat brings what other relays have written about destinations, and what is to be done beside claiming.
+// A beat brings what other relays have written about destinations, and what is to be done beside
+// claiming.
 func TestBeatBringsNews(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -251,7 +254,8 @@ func TestRelaysThatComeBackDoNotRescueEachOther(t *testing.T) {
 	}
 }
 
-// A session that fails half-way must not leave one registration after the other behind, with or without a pooler.
+// A session that fails half-way must not leave one registration after the other behind, with or
+// without a pooler.
 func TestFailingSessionLeavesOneRegistration(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []PoolerMode{PoolerNone, PoolerTransaction} {
@@ -276,8 +280,8 @@ func TestFailingSessionLeavesOneRegistration(t *testing.T) {
 	}
 }
 
-// A relay that starts takes over at once from those that died before it came, and looks for their deliveries and routes. Relays that
-// beat are alive, however often the others look.
+// A relay that starts takes over at once from those that died before it came, and looks for their
+// deliveries and routes. Relays that beat are alive, however often the others look.
 func TestOnlyTheDeadAreRescued(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -297,8 +301,8 @@ func TestOnlyTheDeadAreRescued(t *testing.T) {
 	second.wantRescued()
 }
 
-// A relay that starts cannot know whether an old heartbeat is that of a frozen relay, or the database stood still just before. A session
-// that is gone is seen at once.
+// A relay that starts cannot know whether an old heartbeat is that of a frozen relay, or the
+// database stood still just before. A session that is gone is seen at once.
 func TestNewRelayWatchesBeforeItConvicts(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -350,7 +354,8 @@ func TestIdleSessionOutlivesTheTimeoutOfIdleSessions(t *testing.T) {
 	}
 }
 
-// Passwords that are fetched for every connection come in BeforeConnect: the session's connection needs them too.
+// Passwords that are fetched for every connection come in BeforeConnect: the session's connection
+// needs them too.
 func TestSessionConnectsAsThePoolDoes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -399,8 +404,8 @@ func TestStopDuringABeat(t *testing.T) {
 	testkit.Equal(t, "relays left in the registry", relaytest.Row[int](db, relays), 0)
 }
 
-// An operator decides that relays of this environment have no business here: the session ends, and the relay forgets its number, until
-// the database is accepted for it.
+// An operator decides that relays of this environment have no business here: the session ends, and
+// the relay forgets its number, until the database is accepted for it.
 func TestSessionEndsWhereItDoesNotBelong(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

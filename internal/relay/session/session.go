@@ -16,10 +16,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// A Session is a relay's standing in its database: one connection that shows by its presence that the relay lives, sends its
-// heartbeat, finds dead relays, and receives notifications. Through a pooler there is no such connection: the heartbeat alone
-// says that the relay lives, and nothing is received. Set all exported fields, [Session.Open] it and then [Session.Run] it; what
-// it calls runs on the goroutine of Run, and must return at once, except Enter.
+// A Session is a relay's standing in its database: one connection that shows by its presence that
+// the relay lives, sends its heartbeat, finds dead relays, and receives notifications. Through a
+// pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is
+// received. Set all exported fields, [Session.Open] it and then [Session.Run] it; what it calls
+// runs on the goroutine of Run, and must return at once, except Enter.
 type Session struct {
 	Config    Config
 	Guard     *identity.Guard
@@ -27,10 +28,12 @@ type Session struct {
 	Producers *Producers // each beat keeps those notifying that were armed
 	Database  Database   // is set by Open and Check
 
-	// Enter is called for each registration before it counts as alive, with the session's connection. It calls alive as its last
-	// step; an error ends the session, which then tries again.
+	// Enter is called for each registration before it counts as alive, with the session's
+	// connection. It calls alive as its last step; an error ends the session, which then tries
+	// again.
 	Enter func(ctx context.Context, on pg.Pool, instance int32, alive func()) error
-	// Beaten follows every beat that the database has taken, which began at the given time, with what it found.
+	// Beaten follows every beat that the database has taken, which began at the given time, with
+	// what it found.
 	Beaten func(began time.Time, instance int32, found News)
 	// Wake says what to look for, as notifications and rescues ask.
 	Wake func(Requests)
@@ -38,7 +41,8 @@ type Session struct {
 	Listening func(bool)
 	// Idle reports whether the relay has nothing to do: then the session beats a little less often.
 	Idle func() bool
-	// SleepAfter is how long there must have been nothing to do for FallAsleep to be called. 0: it never is.
+	// SleepAfter is how long there must have been nothing to do for FallAsleep to be called. 0: it
+	// never is.
 	SleepAfter time.Duration
 	// FallAsleep asks the relay to end, and to remain registered. schema is where its tables are.
 	FallAsleep func(instance int32, schema string)
@@ -47,8 +51,8 @@ type Session struct {
 	// Failed follows a failed statement, which will be repeated.
 	Failed func(operation string, err error)
 
-	// WatchFor is how long this relay must have sent its own heartbeat in time before it believes that another one is silent.
-	// 0: 15 s.
+	// WatchFor is how long this relay must have sent its own heartbeat in time before it believes
+	// that another one is silent. 0: 15 s.
 	WatchFor time.Duration
 	// DeafFor is how long no session listens after one was sent too many notifications. 0: 10 min.
 	DeafFor time.Duration
@@ -75,19 +79,22 @@ type Requests struct {
 
 const (
 	beatInterval = time.Second
-	// idleBeatInterval is that of a relay with nothing to do, in a database that shall not notice it.
+	// idleBeatInterval is that of a relay with nothing to do, in a database that shall not notice
+	// it.
 	idleBeatInterval = 1500 * time.Millisecond
-	// calmBeatInterval is that of an idle relay that is alone, and whose last beat found nothing. It is shorter than producers
-	// notify after a beat, and than others take a heartbeat for that of a living relay; both last ten seconds.
+	// calmBeatInterval is that of an idle relay that is alone, and whose last beat found nothing.
+	// It is shorter than producers notify after a beat, and than others take a heartbeat for that
+	// of a living relay; both last ten seconds.
 	calmBeatInterval = 4500 * time.Millisecond
 	// heartbeatAge is how old a heartbeat may become before it is written again.
 	heartbeatAge = 4 * time.Second
-	// afterReconnect is how long a relay that was kept from the database believes that others were too, and are no more dead
-	// than itself.
+	// afterReconnect is how long a relay that was kept from the database believes that others were
+	// too, and are no more dead than itself.
 	afterReconnect  = 3 * time.Second
 	defaultWatchFor = 15 * time.Second
 	defaultDeafFor  = 10 * time.Minute
-	// leaveTimeout bounds how long a stopping relay waits for its last statements, and leaveSilent where the database has not answered before.
+	// leaveTimeout bounds how long a stopping relay waits for its last statements, and leaveSilent
+	// where the database has not answered before.
 	leaveTimeout = 2 * time.Second
 	leaveSilent  = 250 * time.Millisecond
 )
@@ -106,8 +113,8 @@ func leaveWithin(stopping context.Context) time.Duration {
 	return leaveTimeout
 }
 
-// A grace is until when other relays may look dead although they live: what kept this relay from the database, or set its
-// clock, has mostly met them too, and they have yet to send a heartbeat.
+// A grace is until when other relays may look dead although they live: what kept this relay from
+// the database, or set its clock, has mostly met them too, and they have yet to send a heartbeat.
 type grace struct{ silent, disconnected time.Time }
 
 func (s *Session) deafFor() time.Duration { return cmp.Or(s.DeafFor, defaultDeafFor) }
@@ -117,11 +124,12 @@ func (s *Session) extendGrace(now time.Time) {
 	s.grace = grace{silent: now.Add(cmp.Or(s.WatchFor, defaultWatchFor)), disconnected: now.Add(afterReconnect)}
 }
 
-// Run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx outlives everything that
-// claims and settles.
+// Run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx
+// outlives everything that claims and settles.
 func (s *Session) Run(ctx context.Context) {
 	s.throttle()
-	// A relay that is away longer than afterReconnect is taken for dead by those that came back before.
+	// A relay that is away longer than afterReconnect is taken for dead by those that came back
+	// before.
 	failing := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(beatInterval/2), backoff.WithMaxElapsedTime(0))
 	for ctx.Err() == nil {
@@ -139,7 +147,8 @@ func (s *Session) Run(ctx context.Context) {
 			continue // at once: without a session the relay looks dead
 		}
 		s.Failed("session", err)
-		// What ended the session has mostly ended the other connections too. Each would cost its next statement a failure.
+		// What ended the session has mostly ended the other connections too. Each would cost its
+		// next statement a failure.
 		s.Database.Direct.Reset()
 		_ = sleep.For(ctx, failing.NextBackOff())
 	}
@@ -164,8 +173,8 @@ type standing struct {
 	flood     int // bytes of notifications since the last beat
 }
 
-// hear remembers what a notification asks for, and nothing else of it. pgx would keep those that arrive during a statement:
-// every login may send a million of them at once, of 8 kB each.
+// hear remembers what a notification asks for, and nothing else of it. pgx would keep those that
+// arrive during a statement: every login may send a million of them at once, of 8 kB each.
 func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	on.flood += notificationBytes + len(n.Payload)
 	on.calm = false // also if another relay is registered
@@ -182,8 +191,9 @@ func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	on.asked = true
 }
 
-// The server answers no statement of a session while it has notifications to send to it: a flood would keep the heartbeat, and
-// an UNLISTEN too, until others take the relay for dead. Producers and relays send far less than maxFlood between two beats.
+// The server answers no statement of a session while it has notifications to send to it: a flood
+// would keep the heartbeat, and an UNLISTEN too, until others take the relay for dead. Producers
+// and relays send far less than maxFlood between two beats.
 const (
 	maxFlood          = 1 << 20 // bytes
 	notificationBytes = 32      // without the payload
@@ -191,7 +201,8 @@ const (
 
 var errFlooded = errors.New("too many notifications")
 
-// dam ends a session that is sent too many notifications, so that the next one does not listen, and listens again later.
+// dam ends a session that is sent too many notifications, so that the next one does not listen, and
+// listens again later.
 func (s *Session) dam(ctx context.Context, on *standing, now time.Time) error {
 	switch {
 	case on.listening && on.flood > maxFlood:
@@ -371,7 +382,8 @@ func (s *Session) register(ctx context.Context, on *standing) (instance int32, r
 	return instance, false, nil
 }
 
-// sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does not work.
+// sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does
+// not work.
 func (s *Session) sameDatabase(ctx context.Context, on *standing) error {
 	if s.Config.Pooler.Session == nil {
 		return nil
@@ -390,7 +402,8 @@ func (s *Session) sameDatabase(ctx context.Context, on *standing) error {
 	return nil
 }
 
-// beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
+// beat says that this relay lives, passes on what there is to do, and gives back what dead relays
+// had claimed.
 func (s *Session) beat(stopping context.Context, on *standing, now time.Time) error {
 	limit := pg.StatementTimeout
 	if on.conn == nil {
@@ -428,8 +441,8 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 	return nil
 }
 
-// rescue takes over from a dead relay. If that fails, the next beat tries again: a session that ended of it would make
-// this relay look dead too.
+// rescue takes over from a dead relay. If that fails, the next beat tries again: a session that
+// ended of it would make this relay look dead too.
 func (s *Session) rescue(ctx context.Context, other int32) {
 	dead, lasting, err := Rescue(ctx, s.Database.Pool, other)
 	if err != nil {
@@ -460,7 +473,8 @@ func (s *Session) unblock(ctx context.Context) {
 	}
 }
 
-// leave deregisters this relay, unless it falls asleep: everything it had claimed is settled or given back.
+// leave deregisters this relay, unless it falls asleep: everything it had claimed is settled or
+// given back.
 func (s *Session) leave(ctx context.Context, on *standing) error {
 	asleep := errors.Is(context.Cause(ctx), ErrAsleep)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin(ctx))

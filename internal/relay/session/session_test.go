@@ -51,8 +51,9 @@ func beating(t *testing.T, db *relaytest.Database, change ...func(*Session)) (*S
 	return s, on
 }
 
-// The database stood still, or its clock was set: all heartbeats look old. A relay that beats twice before another one has beaten once,
-// as a busy relay beside an idle one does, must not take that one for dead.
+// The database stood still, or its clock was set: all heartbeats look old. A relay that beats twice
+// before another one has beaten once, as a busy relay beside an idle one does, must not take that
+// one for dead.
 func TestLateBeatConvictsNoRelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -83,8 +84,8 @@ func TestLateBeatConvictsNoRelay(t *testing.T) {
 	})
 }
 
-// An idle relay that is alone beats less often, until another relay registers, an alert is open, a destination
-// is in trouble, or a notification comes.
+// An idle relay that is alone beats less often, until another relay registers, an alert is open, a
+// destination is in trouble, or a notification comes.
 func TestCalmRelayBeatsLessOften(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

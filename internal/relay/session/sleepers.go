@@ -18,8 +18,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// Sleepers do what relays need that are asleep: one connection to each database beats for all of them, and listens. They are safe for
-// concurrent use. Make them with [NewSleepers].
+// Sleepers do what relays need that are asleep: one connection to each database beats for all of
+// them, and listens. They are safe for concurrent use. Make them with [NewSleepers].
 type Sleepers struct {
 	log zerolog.Logger
 
@@ -80,11 +80,12 @@ type Sleep struct {
 // sleeperTimeout bounds what is done for one of many: the next beats of the others wait for it.
 const sleeperTimeout = 5 * time.Second
 
-// defaultPatience is how long a database may be away before those who sleep in it wake up, and say so.
+// defaultPatience is how long a database may be away before those who sleep in it wake up, and say
+// so.
 const defaultPatience = 10 * time.Second
 
-// Sleep returns when the relay shall wake up, because of a notification, because there is something to do in its database, or because
-// its database is away; and when ctx is done.
+// Sleep returns when the relay shall wake up, because of a notification, because there is something
+// to do in its database, or because its database is away; and when ctx is done.
 func (s *Sleepers) Sleep(ctx context.Context, what Sleep) {
 	one := newSleeper(what)
 	shared := s.enter(one)
@@ -96,8 +97,8 @@ func (s *Sleepers) Sleep(ctx context.Context, what Sleep) {
 	}
 }
 
-// Leave deregisters a relay that has fallen asleep, and not come back. If that takes more than a moment, it is soon taken for dead without
-// a heartbeat.
+// Leave deregisters a relay that has fallen asleep, and not come back. If that takes more than a
+// moment, it is soon taken for dead without a heartbeat.
 func (s *Sleepers) Leave(what Sleep) {
 	one := newSleeper(what)
 	one.leaving = true
@@ -202,7 +203,8 @@ func (h *sharedSession) run(ctx context.Context) {
 	}
 }
 
-// listen keeps one connection while it lasts and anybody is asleep. What came while there was none is found by the beats that it begins with.
+// listen keeps one connection while it lasts and anybody is asleep. What came while there was none
+// is found by the beats that it begins with.
 func (h *sharedSession) listen(ctx context.Context, worked *time.Time) error {
 	conn, err := h.connect(ctx)
 	if err != nil {
@@ -260,7 +262,8 @@ func (h *sharedSession) connect(ctx context.Context) (*pgx.Conn, error) {
 	return dial(ctx, pool)
 }
 
-// next returns whose beat is next, and a context that ends when it is due, or when something changes; nil: it is due.
+// next returns whose beat is next, and a context that ends when it is due, or when something
+// changes; nil: it is due.
 func (h *sharedSession) next(ctx context.Context) (next *sleeper, waiting context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -307,7 +310,8 @@ func (h *sharedSession) serve(ctx context.Context, conn *pgx.Conn, one *sleeper)
 	return nil
 }
 
-// hear wakes the relay of the schema in which an event was committed, or rows or routes have changed. That another relay has come is no reason.
+// hear wakes the relay of the schema in which an event was committed, or rows or routes have
+// changed. That another relay has come is no reason.
 func (h *sharedSession) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	schema := strings.TrimPrefix(strings.TrimPrefix(n.Payload, "sweep "), "routes ")
 	h.mu.Lock()

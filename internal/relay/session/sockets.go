@@ -9,10 +9,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// closeGrace is for how long closing waits for a server that does not answer. pgx waits for 15 seconds.
+// closeGrace is for how long closing waits for a server that does not answer. pgx waits for 15
+// seconds.
 const closeGrace = 250 * time.Millisecond
 
-// sockets are the connections of a pool that are open, also those that cancel a statement. They are safe for concurrent use.
+// sockets are the connections of a pool that are open, also those that cancel a statement. They are
+// safe for concurrent use.
 type sockets struct {
 	mu   sync.Mutex
 	open map[*socket]struct{}
@@ -24,7 +26,8 @@ type socket struct {
 	of *sockets
 }
 
-// dial returns a function that dials as the given one, and remembers each connection until it is closed.
+// dial returns a function that dials as the given one, and remembers each connection until it is
+// closed.
 func (s *sockets) dial(dial pgconn.DialFunc) pgconn.DialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)

@@ -8,7 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// What waits for a silent server ends when the sockets are cut, and nothing is dialled afterwards, as the cancelling of a statement would.
+// What waits for a silent server ends when the sockets are cut, and nothing is dialled afterwards,
+// as the cancelling of a statement would.
 func TestSocketsAreCut(t *testing.T) {
 	t.Parallel()
 	server, err := net.Listen("tcp", "127.0.0.1:0")

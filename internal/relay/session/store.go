@@ -15,7 +15,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// The session has its name before the row is visible, so that no other relay sees the row without its session.
+// The session has its name before the row is visible, so that no other relay sees the row without
+// its session.
 const insertRelay = `
 WITH r AS (
     INSERT INTO outbox_relay (name, version, lease, session_pid)
@@ -26,8 +27,8 @@ SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfS
        CASE WHEN ` + pg.QueueHasRoom + ` THEN pg_notify('outbox_wake', 'relay ' || current_schema()) END
 FROM r`
 
-// Register enters a new relay and returns its number. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
-// its heartbeat is older than lease.
+// Register enters a new relay and returns its number. If q is its session, the relay lives as long
+// as that lasts. Otherwise the relay is dead once its heartbeat is older than lease.
 func Register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
 	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
@@ -43,8 +44,8 @@ SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, 
 WHERE instance = $1
 RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
-// resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
-// for dead meanwhile: then the relay must register anew.
+// resume lets a relay go on under its number, with q as its session if it has one. It returns false
+// if the relay was taken for dead meanwhile: then the relay must register anew.
 func resume(ctx context.Context, q pg.DB, isSession bool, instance int32, lease time.Duration) (resumed bool, err error) {
 	err = q.QueryRow(ctx, resumeRelay, instance, isSession, lease.Seconds()).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -56,11 +57,13 @@ func resume(ctx context.Context, q pg.DB, isSession bool, instance int32, lease 
 	return true, nil
 }
 
-// isDisconnected is true of a relay r whose session is gone, as when its process or its connection ended.
+// isDisconnected is true of a relay r whose session is gone, as when its process or its connection
+// ended.
 const isDisconnected = `(r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `)`
 
-// isSilent is true of a relay r whose heartbeat is old, as when it is frozen while the server still takes its connection for
-// alive. Without a session, only its heartbeat says that it lives. One from the future was written before the clock was put back.
+// isSilent is true of a relay r whose heartbeat is old, as when it is frozen while the server still
+// takes its connection for alive. Without a session, only its heartbeat says that it lives. One
+// from the future was written before the clock was put back.
 const isSilent = `(greatest(now() - r.heartbeat_at, r.heartbeat_at - now()) > CASE WHEN r.session_pid IS NULL THEN r.lease ELSE interval '15 seconds' END)`
 
 const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
@@ -69,11 +72,13 @@ const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 //
 // No relay is dead in the first seconds of a server, when none had time to come back.
 //
-// A beat is late when this relay's own heartbeat is two beats older than it may become: then the database stood still, or its clock
-// was set. A higher limit would miss standstills after which the heartbeat of another relay, which may have been older, looks silent.
+// A beat is late when this relay's own heartbeat is two beats older than it may become: then the
+// database stood still, or its clock was set. A higher limit would miss standstills after which the
+// heartbeat of another relay, which may have been older, looks silent.
 //
-// The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
-// The session reports most deaths sooner. While this relay is armed, a beat also keeps producers notifying.
+// The heartbeat is not written at every beat: no version of a row can be removed while some session
+// keeps an old snapshot. The session reports most deaths sooner. While this relay is armed, a beat
+// also keeps producers notifying.
 const Beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at NOT BETWEEN now() - make_interval(secs => $2) AND now()
@@ -166,7 +171,8 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	return e, nil
 }
 
-// armUntil makes producers notify for the next 10 s: a relay that died armed must not cost them for longer. One that is asleep asks for a minute.
+// armUntil makes producers notify for the next 10 s: a relay that died armed must not cost them for
+// longer. One that is asleep asks for a minute.
 const armUntil = `setval('outbox_armed'::regclass, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 10000)`
 
 // Producers is whether producers notify, as this relay has declared. It is safe for concurrent use.
@@ -175,13 +181,14 @@ type Producers struct{ armed atomic.Bool }
 // Armed reports whether producers notify, as was declared last.
 func (p *Producers) Armed() bool { return p.armed.Load() }
 
-// Other relays hear that producers notify again: an event that came meanwhile may be for one of them alone.
+// Other relays hear that producers notify again: an event that came meanwhile may be for one of
+// them alone.
 const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed'::regclass, 0) END,
        CASE WHEN $1 AND ` + pg.QueueHasRoom + ` THEN pg_notify('outbox_wake', current_schema()) END`
 
-// Arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
-// If it fails, beats go on with what was declared before, as the claimer does: an armed relay whose beats do not keep producers
-// notifying would wait for each safety tick.
+// Arm makes producers notify, or stops them. Another relay that is still armed makes them notify
+// again at its next beat. If it fails, beats go on with what was declared before, as the claimer
+// does: an armed relay whose beats do not keep producers notifying would wait for each safety tick.
 func (p *Producers) Arm(ctx context.Context, db pg.DB, armed bool) error {
 	before := p.armed.Load()
 	p.armed.Store(before && armed) // no beat arms them meanwhile

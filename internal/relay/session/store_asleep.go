@@ -8,8 +8,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// hasWork is true if there is anything to do, now or later, for the relay $1. Before it stand [intake.Untaken] and what that needs.
-// The orders are those of indexes: without them a plan may read all that was delivered.
+// hasWork is true if there is anything to do, now or later, for the relay $1. Before it stand
+// [intake.Untaken] and what that needs. The orders are those of indexes: without them a plan may
+// read all that was delivered.
 const hasWork = `(EXISTS (SELECT FROM untaken)
     OR EXISTS (SELECT FROM (SELECT more, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l
                WHERE l.more OR EXISTS (SELECT FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL))
@@ -39,7 +40,8 @@ const selectStarted = `SELECT pg_postmaster_start_time()`
 
 const requestRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema()) WHERE ` + pg.QueueHasRoom
 
-// BeatAsleep says that a relay that is asleep lives, and makes producers notify for the next minute. It reports whether the relay has to wake up.
+// BeatAsleep says that a relay that is asleep lives, and makes producers notify for the next
+// minute. It reports whether the relay has to wake up.
 func BeatAsleep(ctx context.Context, db pg.DB, instance int32) (wake bool, err error) {
 	return rows.Value[bool](ctx, db, "beat of a relay that is asleep", BeatOfSleeper, instance)
 }

@@ -11,11 +11,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// A claim holds until its lease ends or until a row of outbox_void ends it earlier. So a rescue writes one row, whatever
-// the dead relay had claimed and however much is pending, and nothing is left to finish if the rescuer dies too.
+// A claim holds until its lease ends or until a row of outbox_void ends it earlier. So a rescue
+// writes one row, whatever the dead relay had claimed and however much is pending, and nothing is
+// left to finish if the rescuer dies too.
 //
-// outbox_void names the claims that have ended. The opposite, the relays whose claims hold, would be wrong: a statement
-// does not see a relay that registered after its snapshot, but it does see that relay's claim on a row that it locks.
+// outbox_void names the claims that have ended. The opposite, the relays whose claims hold, would
+// be wrong: a statement does not see a relay that registered after its snapshot, but it does see
+// that relay's claim on a row that it locks.
 
 // What ends with the relays in gone. Trials whose row is locked end at breaker_until.
 const endWithRelay = `, trials AS (
@@ -29,9 +31,9 @@ const endWithRelay = `, trials AS (
     DELETE FROM outbox_rescue WHERE at < now() - interval '24 hours'
 )`
 
-// RescueRelay is the statement of [Rescue]. It locks the row first, which waits for a claim that the dead relay's backend
-// still runs: that claim has committed when the clock is read. Only then does it look for the relay's session, which may have
-// come back meanwhile.
+// RescueRelay is the statement of [Rescue]. It locks the row first, which waits for a claim that
+// the dead relay's backend still runs: that claim has committed when the clock is read. Only then
+// does it look for the relay's session, which may have come back meanwhile.
 const RescueRelay = `
 WITH relay AS MATERIALIZED (
     SELECT * FROM outbox_relay WHERE instance = $1 FOR UPDATE
@@ -45,8 +47,9 @@ WITH relay AS MATERIALIZED (
 )
 SELECT coalesce(session_pid, 0) FROM gone`
 
-// Rescue removes a dead relay and ends its claims and trials. It returns false if another relay was faster, or the relay
-// lives after all, and otherwise the pid of the dead relay's session, for endSession.
+// Rescue removes a dead relay and ends its claims and trials. It returns false if another relay was
+// faster, or the relay lives after all, and otherwise the pid of the dead relay's session, for
+// endSession.
 func Rescue(ctx context.Context, db pg.DB, instance int32) (dead bool, session int32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -60,8 +63,9 @@ func Rescue(ctx context.Context, db pg.DB, instance int32) (dead bool, session i
 	return true, session, nil
 }
 
-// DeregisterRelay is the statement of [Deregister]. What a relay that leaves did not know to be its own, or could not write,
-// does not count as a rescue. The others look for it at once, instead of at their next sweep.
+// DeregisterRelay is the statement of [Deregister]. What a relay that leaves did not know to be its
+// own, or could not write, does not count as a rescue. The others look for it at once, instead of
+// at their next sweep.
 const DeregisterRelay = `
 WITH gone AS (
     DELETE FROM outbox_relay WHERE instance = $1 RETURNING instance, lease
@@ -75,8 +79,9 @@ func Deregister(ctx context.Context, db pg.DB, instance int32) error {
 	return pg.Exec(ctx, db, "deregister relay", DeregisterRelay, instance)
 }
 
-// VoidUnacknowledged is the statement of [GiveBackUnacknowledged]. A claim locks its relay's row until it has committed, so
-// that this waits for one whose connection was lost. A claim of later ends its lease later than the clock shows here.
+// VoidUnacknowledged is the statement of [GiveBackUnacknowledged]. A claim locks its relay's row
+// until it has committed, so that this waits for one whose connection was lost. A claim of later
+// ends its lease later than the clock shows here.
 const VoidUnacknowledged = `
 WITH claimant AS MATERIALIZED (
     SELECT instance, lease FROM outbox_relay WHERE instance = $1 FOR UPDATE
@@ -86,7 +91,8 @@ WITH claimant AS MATERIALIZED (
 INSERT INTO outbox_void (instance, after, until, died)
 SELECT instance, coalesce($2::timestamptz, to_timestamp(0)), clock_timestamp() + lease, false FROM claimant`
 
-// GiveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the database; zero: all.
+// GiveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the
+// database; zero: all.
 func GiveBackUnacknowledged(ctx context.Context, db pg.DB, instance int32, after time.Time) error {
 	var from *time.Time
 	if !after.IsZero() {
@@ -101,8 +107,9 @@ SELECT count(pg_terminate_backend(a.pid))
 FROM (SELECT $1::int AS instance) r, pg_stat_get_activity($2) a
 WHERE a.application_name = ` + pg.NameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// endSession cuts off the session of a relay that was taken for dead, if it lasts: a frozen process reads no
-// notifications, and what it does not read fills the server's queue, which would make producers fail in the end.
+// endSession cuts off the session of a relay that was taken for dead, if it lasts: a frozen process
+// reads no notifications, and what it does not read fills the server's queue, which would make
+// producers fail in the end.
 func endSession(ctx context.Context, db pg.DB, instance, session int32) error {
 	return pg.Exec(ctx, db, fmt.Sprintf("end session of relay %d", instance), terminateSession, instance, session)
 }
@@ -114,8 +121,9 @@ FROM pg_stat_get_activity(NULL) a
 WHERE a.application_name = current_setting('application_name') AND a.wait_event = 'ClientWrite' AND a.query_start < now() - interval '15 seconds'
   AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// endUnread ends the statements of relays that have not read their answer for long, and returns how many. Such a claim keeps its
-// deliveries locked, and its relay from being rescued, for as long as the process is frozen.
+// endUnread ends the statements of relays that have not read their answer for long, and returns how
+// many. Such a claim keeps its deliveries locked, and its relay from being rescued, for as long as
+// the process is frozen.
 func endUnread(ctx context.Context, db pg.DB) (ended int, err error) {
 	return pg.Value[int](ctx, db, "end statements whose answer is not read", terminateUnread)
 }

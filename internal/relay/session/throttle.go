@@ -6,8 +6,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How many notifications of one kind take effect in a second, and how many at once. A few more follow the first one of a burst, from
-// producers that committed before they could see that the relay is awake.
+// How many notifications of one kind take effect in a second, and how many at once. A few more
+// follow the first one of a burst, from producers that committed before they could see that the
+// relay is awake.
 const (
 	looksPerSecond  = 10
 	sweepsPerSecond = 1

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Of many notifications a few cause something at once, and one more at the next beat makes up for the others.
+// Of many notifications a few cause something at once, and one more at the next beat makes up for
+// the others.
 func TestThrottle(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)

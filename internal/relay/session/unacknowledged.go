@@ -7,9 +7,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// Unacknowledged finds the claims that the database made without this relay having learned of them: one goroutine claims,
-// so they are those whose lease ends after that of the last claim that was acknowledged. It is not safe for
-// concurrent use.
+// Unacknowledged finds the claims that the database made without this relay having learned of them:
+// one goroutine claims, so they are those whose lease ends after that of the last claim that was
+// acknowledged. It is not safe for concurrent use.
 type Unacknowledged struct {
 	instance int32     // that the rest is about
 	after    time.Time // when the leases of the last acknowledged claim end, by the database; zero: none was
@@ -18,7 +18,8 @@ type Unacknowledged struct {
 
 // Acknowledged records that a claim made at the given time of the database has arrived.
 func (u *Unacknowledged) Acknowledged(instance int32, at time.Time, lease time.Duration) {
-	// The margin is for rounding. It is shorter than any round trip, so the next claim's leases end after it.
+	// The margin is for rounding. It is shorter than any round trip, so the next claim's leases end
+	// after it.
 	*u = Unacknowledged{instance: instance, after: at.Add(lease + 10*time.Microsecond)}
 }
 
@@ -30,8 +31,8 @@ func (u *Unacknowledged) Failed(instance int32, err error) {
 	u.possible = u.possible || pg.OutcomeUnknown(err)
 }
 
-// GiveBack gives back what a failed claim may have taken. It must succeed before the next claim, whose leases would end
-// later still. Claims of an earlier instance ended with it.
+// GiveBack gives back what a failed claim may have taken. It must succeed before the next claim,
+// whose leases would end later still. Claims of an earlier instance ended with it.
 func (u *Unacknowledged) GiveBack(ctx context.Context, db pg.DB, instance int32) error {
 	if !u.possible || u.instance != instance {
 		return nil

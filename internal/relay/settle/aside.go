@@ -8,15 +8,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// How long a settlement set aside waits until it is tried again: twice as long each time, from asideFirst up to a limit.
+// How long a settlement set aside waits until it is tried again: twice as long each time, from
+// asideFirst up to a limit.
 const (
 	asideFirst   = 50 * time.Millisecond
 	asideLocked  = time.Second // while another session has locked its row
 	asideRefused = time.Minute // while the database refuses it
 )
 
-// setAside keeps settlements that could not be written, to try them again. They keep their lane's room. A refused one is
-// dropped when its lease has ended: the delivery can be claimed again then, and its receiver can bear that.
+// setAside keeps settlements that could not be written, to try them again. They keep their lane's
+// room. A refused one is dropped when its lease has ended: the delivery can be claimed again then,
+// and its receiver can bear that.
 func (w *Settler) setAside(left []Settlement) {
 	now := time.Now()
 	var locked, refused *Settlement // the first new ones

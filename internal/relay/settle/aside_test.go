@@ -23,7 +23,8 @@ func refuse(r *room, events ...int64) {
 		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
 }
 
-// One row whose outcome the database refuses keeps no other from being written. It is tried again until its lease ends.
+// One row whose outcome the database refuses keeps no other from being written. It is tried again
+// until its lease ends.
 func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, false).begin()
@@ -75,7 +76,8 @@ func TestDamagedRowKeepsNoOther(t *testing.T) {
 	}
 }
 
-// A person locks a row in a psql that is then forgotten. All others are written, and this one once the lock is gone.
+// A person locks a row in a psql that is then forgotten. All others are written, and this one once
+// the lock is gone.
 func TestLockedRowKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	for _, outcome := range []policy.Outcome{policy.Delivered, policy.Retry, policy.Fail} {
@@ -135,7 +137,8 @@ func TestLockedRowIsGivenUp(t *testing.T) {
 	testkit.Contains(t, "found", r.logged.String(), "stopping without having settled")
 }
 
-// Another session changes a row while its settle waits for it: the settle then finds it elsewhere, under the same claim.
+// Another session changes a row while its settle waits for it: the settle then finds it elsewhere,
+// under the same claim.
 func TestChangedRowIsNotStale(t *testing.T) {
 	t.Parallel()
 	for _, outcome := range []policy.Outcome{policy.Delivered, policy.Retry, policy.Fail} {

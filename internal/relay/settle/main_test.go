@@ -43,7 +43,8 @@ type room struct {
 	stale   int
 }
 
-// newRoom returns one of whose database each event has pending deliveries, unless events are to be taken.
+// newRoom returns one of whose database each event has pending deliveries, unless events are to be
+// taken.
 func newRoom(t testing.TB, taken bool, destinations ...string) *room {
 	t.Helper()
 	r := &room{Database: relaytest.New(t, destinations...), settler: New()}
@@ -121,7 +122,8 @@ func (r *room) awaitsWritten(n int) {
 	r.awaits("the settlements", func() bool { return len(r.written) >= n })
 }
 
-// claim inserts events, makes the relay claim their deliveries to "default", and returns these as delivered.
+// claim inserts events, makes the relay claim their deliveries to "default", and returns these as
+// delivered.
 func (r *room) claim(n int, prefix string) (all []Settlement) {
 	r.Helper()
 	last := relaytest.Row[int64](r.Database, `SELECT coalesce(max(id), 0) FROM outbox`)

@@ -10,11 +10,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
-// RowsAfter is how long deliveries of a range may have no rows. Then all that are left get rows, claimed by this relay, and the
-// range ends. Each take reads the ranges from the oldest open one on, and other relays wait for the ordering keys of open ranges.
+// RowsAfter is how long deliveries of a range may have no rows. Then all that are left get rows,
+// claimed by this relay, and the range ends. Each take reads the ranges from the oldest open one
+// on, and other relays wait for the ordering keys of open ranges.
 const RowsAfter = time.Second
 
-// A TakenRange is a range of events in this relay's hand. Its deliveries have no rows until their outcome is known, or until RowsAfter.
+// A TakenRange is a range of events in this relay's hand. Its deliveries have no rows until their
+// outcome is known, or until RowsAfter.
 type TakenRange struct {
 	Seq, Fence int64
 	Instance   int32     // of the relay that took it
@@ -36,15 +38,16 @@ type InHand struct {
 	OrderingKey  *string
 	PayloadBytes int
 	Wait         time.Duration // from the take until the delivery is due
-	// Scheduled is when the delivery joins its ordering key, by the database's clock. It holds no other one before. It gets a row by its
-	// own settlement, at once. Zero: it has joined.
+	// Scheduled is when the delivery joins its ordering key, by the database's clock. It holds no
+	// other one before. It gets a row by its own settlement, at once. Zero: it has joined.
 	Scheduled time.Time
 	NotAfter  time.Time
 	LeaseEnds time.Time
 	Rescues   int // how often a relay died that may have had it in flight
 
-	// Awaits says that another relay may have an earlier event of the ordering key in hand. The delivery gets no row until that
-	// is known: if this relay died, any relay could claim the row, before the earlier event has one.
+	// Awaits says that another relay may have an earlier event of the ordering key in hand. The
+	// delivery gets no row until that is known: if this relay died, any relay could claim the row,
+	// before the earlier event has one.
 	Awaits atomic.Bool
 
 	HasRow bool // Run owns it after Track
@@ -54,8 +57,9 @@ type InHand struct {
 // Ref names the range as this relay has it.
 func (r *TakenRange) Ref() intake.RangeRef { return intake.RangeRef{Seq: r.Seq, Fence: r.Fence} }
 
-// UntilDue returns how long it is until the delivery is due; negative: how long ago it was. It may be too long, by the time from the
-// database's answer until the end of the take, and is never too short: a claimer that came early would find nothing and not return.
+// UntilDue returns how long it is until the delivery is due; negative: how long ago it was. It may
+// be too long, by the time from the database's answer until the end of the take, and is never too
+// short: a claimer that came early would find nothing and not return.
 func (d *InHand) UntilDue(now time.Time) time.Duration { return d.Wait - now.Sub(d.Range.Taken) }
 
 // row returns the delivery as a pending row that this relay has claimed, for the rest of the lease.
@@ -76,7 +80,8 @@ func (w *Settler) Track(r *TakenRange) {
 	w.taken <- r
 }
 
-// addRange notes an open range. Run may read a settlement of it first: the two come through different channels.
+// addRange notes an open range. Run may read a settlement of it first: the two come through
+// different channels.
 func (w *Settler) addRange(r *TakenRange) {
 	if r.open > 0 && !slices.Contains(w.ranges, r) {
 		r.rowsAt = r.Begun.Add(RowsAfter)
@@ -84,7 +89,8 @@ func (w *Settler) addRange(r *TakenRange) {
 	}
 }
 
-// resolveRanges decides for each settlement of a batch whether it has a row, and what else is written with them.
+// resolveRanges decides for each settlement of a batch whether it has a row, and what else is
+// written with them.
 func (w *Settler) resolveRanges(b *batch) {
 	left := map[*TakenRange]int{}
 	inBatch := map[*InHand]bool{}
@@ -113,7 +119,8 @@ func (w *Settler) resolveRanges(b *batch) {
 	}
 }
 
-// earlier returns the deliveries in hand that precede a row of a batch in their ordering key, and are not in the batch themselves.
+// earlier returns the deliveries in hand that precede a row of a batch in their ordering key, and
+// are not in the batch themselves.
 func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 	last := map[ordering.Key]int64{}
 	for i := range b.settlements {
@@ -137,7 +144,8 @@ func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 	return rows
 }
 
-// A part is what one transaction wrote of a range: all of it is there or, after a crash of the server, nothing.
+// A part is what one transaction wrote of a range: all of it is there or, after a crash of the
+// server, nothing.
 type part []*InHand
 
 // witness names a row that is there if the part is.

@@ -51,7 +51,8 @@ func TestOutcomesOfARange(t *testing.T) {
 	testkit.Equal(t, "failures alerted", relaytest.Row[int](r.Database, `SELECT count FROM outbox_alert WHERE rule = 'failed'`), 1)
 }
 
-// What is in hand for too long gets a row, which this relay has claimed, and the range ends. Its settlement then finds the row.
+// What is in hand for too long gets a row, which this relay has claimed, and the range ends. Its
+// settlement then finds the row.
 func TestOldRangesGetRows(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, true)
@@ -69,7 +70,8 @@ func TestOldRangesGetRows(t *testing.T) {
 	testkit.Equal(t, "stale", r.stale, 0)
 }
 
-// When a delivery with an ordering key becomes pending, the earlier ones of its key get rows with it, and no others.
+// When a delivery with an ordering key becomes pending, the earlier ones of its key get rows with
+// it, and no others.
 func TestEarlierOfAKeyGetRows(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, true)
@@ -92,8 +94,9 @@ func TestEarlierOfAKeyGetRows(t *testing.T) {
 	testkit.Equal(t, "ranges open", r.openRanges(), 1)
 }
 
-// A crash of the server undoes what it has acknowledged of a range, and the last delivery of that is settled before the session knows of the crash:
-// the range does not end without the rows of the others, which are written again.
+// A crash of the server undoes what it has acknowledged of a range, and the last delivery of that
+// is settled before the session knows of the crash: the range does not end without the rows of the
+// others, which are written again.
 func TestCrashUndoesAPartOfARange(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, true)
@@ -118,8 +121,8 @@ func TestCrashUndoesAPartOfARange(t *testing.T) {
 	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 pending 1 500 server_error no later", "4 delivered 1 204 dated", "5 delivered 1 204 dated")
 }
 
-// The same holds for rows that were made of what is in hand, and for a delivery that joins its ordering key later, whoever learns of the crash
-// first.
+// The same holds for rows that were made of what is in hand, and for a delivery that joins its
+// ordering key later, whoever learns of the crash first.
 func TestCrashUndoesRowsOfARange(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"settler", "session"} {
@@ -175,7 +178,8 @@ func TestLostRangeChangesNothing(t *testing.T) {
 	}
 }
 
-// The database refuses a delivery of a range. The others are written, and the range stays open for it.
+// The database refuses a delivery of a range. The others are written, and the range stays open for
+// it.
 func TestRefusedDeliveryOfARange(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, true)

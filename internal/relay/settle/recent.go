@@ -10,17 +10,20 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// The relay's statements do not wait for the disk, so a crash of the server undoes the last of them: by default those of
-// 3 × wal_writer_delay, 0.6 s. A delivery whose settle is lost stays claimed, and holds up its ordering key, until the lease
-// ends. So the settlements of the last seconds are kept, and written again when the session comes back.
+// The relay's statements do not wait for the disk, so a crash of the server undoes the last of
+// them: by default those of 3 × wal_writer_delay, 0.6 s. A delivery whose settle is lost stays
+// claimed, and holds up its ordering key, until the lease ends. So the settlements of the last
+// seconds are kept, and written again when the session comes back.
 const (
-	// recentFor is how long before a sign of life of the session a settle must have been written to be on the disk by then.
+	// recentFor is how long before a sign of life of the session a settle must have been written to
+	// be on the disk by then.
 	recentFor = 3 * time.Second
 	// recentMost bounds how many settlements are kept: about 5 MiB. The oldest go first.
 	recentMost = 10_000
 )
 
-// recent are those that the server has acknowledged and may still lose. They are safe for concurrent use.
+// recent are those that the server has acknowledged and may still lose. They are safe for
+// concurrent use.
 type recent struct {
 	mu      sync.Mutex
 	batches []recentBatch
@@ -59,7 +62,8 @@ func (r *recent) all() []recentBatch {
 	return slices.Clone(r.batches)
 }
 
-// ForgetDurable forgets the settlements that are on the disk because the server has answered a request that began at the given time.
+// ForgetDurable forgets the settlements that are on the disk because the server has answered a
+// request that began at the given time.
 func (w *Settler) ForgetDurable(at time.Time) {
 	r := &w.recent
 	r.mu.Lock()
@@ -69,9 +73,10 @@ func (w *Settler) ForgetDurable(at time.Time) {
 	}
 }
 
-// WriteAgain writes the settlements of the last seconds once more, over a connection of the session, before anything is
-// claimed: the server may have been restarted, or replaced. What it did not lose stays as it is, since each settle is
-// fenced and has happened. They stay remembered, because the next crash may come at once.
+// WriteAgain writes the settlements of the last seconds once more, over a connection of the
+// session, before anything is claimed: the server may have been restarted, or replaced. What it did
+// not lose stays as it is, since each settle is fenced and has happened. They stay remembered,
+// because the next crash may come at once.
 func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) error {
 	restored := 0
 	for _, recent := range w.recent.all() {
@@ -87,7 +92,8 @@ func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) er
 	return nil
 }
 
-// writeBatchAgain writes one batch again, row by row if the database refuses it. What is refused then waits for its lease.
+// writeBatchAgain writes one batch again, row by row if the database refuses it. What is refused
+// then waits for its lease.
 func (w *Settler) writeBatchAgain(ctx context.Context, over store, instance int32, b batch) (restored int, err error) {
 	for range 2 { // the first try restores lost claims (see RestoreLostClaims), the second settles them
 		missed, stale, err := over.settle(ctx, instance, &b)

@@ -10,7 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A claim that is gone from its row is restored only where the row is certainly the one that was sent, and untouched since.
+// A claim that is gone from its row is restored only where the row is certainly the one that was
+// sent, and untouched since.
 func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -72,7 +73,8 @@ func TestRecentSettlementsAreForgotten(t *testing.T) {
 	}
 }
 
-// A crash of the server undoes the last settlements. They are written again, although the database refuses one of them.
+// A crash of the server undoes the last settlements. They are written again, although the database
+// refuses one of them.
 func TestWriteAgain(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, false).begin()

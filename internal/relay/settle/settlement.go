@@ -35,12 +35,14 @@ type Settlement struct {
 	rowless bool   // it has no row yet: it is written as a part of its range
 }
 
-// mayHold reports whether other deliveries of the ordering key may have to wait for this one of a range.
+// mayHold reports whether other deliveries of the ordering key may have to wait for this one of a
+// range.
 func (s *Settlement) mayHold() bool {
 	return s.OrderingKey != nil && s.Outcome != policy.Delivered && s.InHand.Scheduled.IsZero()
 }
 
-// isBound reports whether the receiver may know the promise of this delivery, from an earlier request or from this one.
+// isBound reports whether the receiver may know the promise of this delivery, from an earlier
+// request or from this one.
 func (s *Settlement) isBound() bool { return !s.Promised || s.Posted && !s.Unreached }
 
 // aside is the state of a settlement that could not be written.
@@ -50,7 +52,8 @@ type aside struct {
 	again   time.Time // when to try next
 }
 
-// noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
+// noteFailure records why a settlement could not be written. nil and a lock mean that another
+// session is in the way.
 func (s *Settlement) noteFailure(err error) {
 	if pg.HasCode(err, pg.LockNotAvailable) {
 		err = nil
@@ -68,8 +71,8 @@ type batch struct {
 	ended       []*TakenRange    // of which each delivery has a row then
 	lost        []*TakenRange    // that are not this relay's any more, as it was found when the batch was written
 	missing     []intake.Witness // that the server has lost in a crash, as it was found then
-	// apart leaves out rows that another session has locked, instead of waiting for them: the settlements have failed as
-	// part of a larger batch, or were written before.
+	// apart leaves out rows that another session has locked, instead of waiting for them: the
+	// settlements have failed as part of a larger batch, or were written before.
 	apart bool
 }
 
@@ -106,9 +109,10 @@ func (b *batch) byOutcome() (o outcomes) {
 	return o
 }
 
-// parts returns the smaller batches to write in place of one that failed with err: the settlements of each outcome, then
-// each settlement alone. It returns none when smaller batches would fail, too: a batch that leaves out locked deliveries and
-// still meets a lock needs the row of an alert or a destination, and so does each of its settlements.
+// parts returns the smaller batches to write in place of one that failed with err: the settlements
+// of each outcome, then each settlement alone. It returns none when smaller batches would fail,
+// too: a batch that leaves out locked deliveries and still meets a lock needs the row of an alert
+// or a destination, and so does each of its settlements.
 func (b *batch) parts(err error) (parts []batch) {
 	switch {
 	case !b.apart:

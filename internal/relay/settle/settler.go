@@ -19,8 +19,9 @@ const (
 	batchSize  = 1000
 )
 
-// A Settler writes what became of the deliveries of one relay. Settle, Track, WriteAgain and ForgetDurable are safe for concurrent
-// use while Run runs. Run calls the functions, which must return at once.
+// A Settler writes what became of the deliveries of one relay. Settle, Track, WriteAgain and
+// ForgetDurable are safe for concurrent use while Run runs. Run calls the functions, which must
+// return at once.
 type Settler struct {
 	// DB is where statements run.
 	DB pg.Pool
@@ -28,20 +29,24 @@ type Settler struct {
 	Log zerolog.Logger
 	// Instance returns the number under which this relay is registered.
 	Instance func() int32
-	// NeedsRoom reports whether the lane of a destination holds so much that claims wait until something of it is settled.
+	// NeedsRoom reports whether the lane of a destination holds so much that claims wait until
+	// something of it is settled.
 	NeedsRoom func(destination string) bool
 	// ForOthers reports whether other relays deliver to a destination what this one gives back.
 	ForOthers func(destination string) bool
-	// Written is called with the outcomes of each batch that the database has taken, also with those that came too late. The
-	// settler keeps the slice: it must not be changed.
+	// Written is called with the outcomes of each batch that the database has taken, also with
+	// those that came too late. The settler keeps the slice: it must not be changed.
 	Written func([]Settlement)
-	// Dropped is called with an outcome that the database refused until its lease ended. The delivery is claimed again.
+	// Dropped is called with an outcome that the database refused until its lease ended. The
+	// delivery is claimed again.
 	Dropped func(*Settlement)
-	// RangeEnded is called when each delivery of a range has a row, or the range is another relay's.
+	// RangeEnded is called when each delivery of a range has a row, or the range is another
+	// relay's.
 	RangeEnded func(seq int64)
 	// Failed is called with an error of the database.
 	Failed func(operation string, err error)
-	// Ran is called after each batch that the database has taken, with its size and how long that took; nil: nothing is called.
+	// Ran is called after each batch that the database has taken, with its size and how long that
+	// took; nil: nothing is called.
 	Ran func(settlements int, took time.Duration)
 	// Stale is called with the number of settlements that came too late; nil: nothing is called.
 	Stale func(settlements int)
@@ -68,9 +73,10 @@ func (w *Settler) Settle(s Settlement) { w.settlements <- s }
 // Close ends Run once it has written what was passed on. Nothing may be passed on afterwards.
 func (w *Settler) Close() { close(w.settlements) }
 
-// Run writes settlements until Close is called and all are written. It also tries those set aside until they are written: after
-// Close it waits for locked rows, but not for rows that the database refuses. When ctx is done Run gives up: what it has not
-// written by then it drops, and the deliveries are claimed again when their leases end.
+// Run writes settlements until Close is called and all are written. It also tries those set aside
+// until they are written: after Close it waits for locked rows, but not for rows that the database
+// refuses. When ctx is done Run gives up: what it has not written by then it drops, and the
+// deliveries are claimed again when their leases end.
 func (w *Settler) Run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -105,7 +111,8 @@ func (w *Settler) Run(ctx context.Context) {
 	w.logAbandoned(len(w.aside))
 }
 
-// collect returns a batch of first and the settlements after it, once the batch is old or large enough.
+// collect returns a batch of first and the settlements after it, once the batch is old or large
+// enough.
 func (w *Settler) collect(first Settlement, timer *time.Timer) []Settlement {
 	collected := append(make([]Settlement, 0, min(max(w.collected, len(w.settlements))*5/4+1, batchSize)), first)
 	defer func() { w.collected, w.collectedAt = len(collected), time.Now() }()
@@ -135,14 +142,14 @@ func (w *Settler) collect(first Settlement, timer *time.Timer) []Settlement {
 	return collected
 }
 
-// isAwaited reports whether something waits until a settlement is written: the next delivery of an ordering key, a retry, an
-// operator, or a lane that needs the room.
+// isAwaited reports whether something waits until a settlement is written: the next delivery of an
+// ordering key, a retry, an operator, or a lane that needs the room.
 func (w *Settler) isAwaited(s *Settlement) bool {
 	return !s.Spilled && (s.Outcome != policy.Delivered || s.OrderingKey != nil || w.NeedsRoom(s.Destination))
 }
 
-// write writes a batch, and returns the settlements that it could not write. It tries a failed batch in parts, so that one row
-// cannot keep the others from being written.
+// write writes a batch, and returns the settlements that it could not write. It tries a failed
+// batch in parts, so that one row cannot keep the others from being written.
 func (w *Settler) write(ctx context.Context, b batch) (left []Settlement) {
 	w.resolveRanges(&b)
 	missed, err := w.try(ctx, &b)
@@ -168,8 +175,8 @@ func (w *Settler) write(ctx context.Context, b batch) (left []Settlement) {
 // damagedTries is how often a batch is tried that meets damaged data, since some such errors pass.
 const damagedTries = 3
 
-// try writes a batch, and repeats it while waiting can help: for ever, when the database is away. It returns the
-// settlements of rows that are locked or have just been changed.
+// try writes a batch, and repeats it while waiting can help: for ever, when the database is away.
+// It returns the settlements of rows that are locked or have just been changed.
 func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err error) {
 	pauses := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond),
@@ -202,8 +209,8 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 			}
 			return missed, nil
 		}
-		// A first try that meets a locked row is no failure: another relay's claim may hold it for a moment longer. What stays locked is
-		// reported when it is set aside.
+		// A first try that meets a locked row is no failure: another relay's claim may hold it for
+		// a moment longer. What stays locked is reported when it is set aside.
 		if b.apart || !pg.HasCode(err, pg.LockNotAvailable) {
 			w.Failed("settle", err)
 		}

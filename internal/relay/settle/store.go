@@ -17,9 +17,10 @@ import (
 // store runs the settler's statements.
 type store struct{ pool pg.Pool }
 
-// settle writes a batch in one round trip and one transaction: all of it or nothing, except for rows that another
-// session has locked or was just changing. It returns the settlements of those rows as missed, and in stale the number of
-// those that came too late: another relay had claimed their delivery meanwhile.
+// settle writes a batch in one round trip and one transaction: all of it or nothing, except for
+// rows that another session has locked or was just changing. It returns the settlements of those
+// rows as missed, and in stale the number of those that came too late: another relay had claimed
+// their delivery meanwhile.
 func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*Settlement, stale int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -73,10 +74,12 @@ func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*
 	return missed, max(stale-len(missed), 0) + tooLate, nil
 }
 
-// RestoreLostClaims restores claims that a crash of the server has lost together with their settles. Such a row is as it was before
-// the claim: its claim number is smaller, and since fences grow with the clock, no other relay has claimed it since. The POST did
-// happen, so the claim is restored, to be settled by the next try. The idempotency key must be the same: a crash may also lose
-// events of producers that do not wait for their commit, and the server gives their ids to others.
+// RestoreLostClaims restores claims that a crash of the server has lost together with their
+// settles. Such a row is as it was before the claim: its claim number is smaller, and since fences
+// grow with the clock, no other relay has claimed it since. The POST did happen, so the claim is
+// restored, to be settled by the next try. The idempotency key must be the same: a crash may also
+// lose events of producers that do not wait for their commit, and the server gives their ids to
+// others.
 const RestoreLostClaims = `
 UPDATE outbox_delivery d
 SET claim = s.claim, claimed_by = $1, lease_expires_at = now() + interval '10 seconds', not_after = coalesce(d.not_after, s.not_after)
@@ -87,9 +90,10 @@ CROSS JOIN LATERAL (` + lookUp + ` FOR NO KEY UPDATE SKIP LOCKED) found
 WHERE s.posted AND d.ctid = found.place AND d.claim < s.claim AND d.attempts = s.attempts AND event.key = s.key
   AND d.status NOT IN ('delivered', 'failed', 'discarded') AND (d.lease_expires_at IS NULL OR d.lease_expires_at NOT BETWEEN now() AND now() + interval '2 days')`
 
-// FindUnsettled finds what a settle has missed. It finds each row where its snapshot has it, and misses a row that was changed, and
-// so moved, while it waited for it, and one that it left out because it was locked. Both are still under the same claim and not
-// yet settled. Of a retry only the number of attempts shows that it is written.
+// FindUnsettled finds what a settle has missed. It finds each row where its snapshot has it, and
+// misses a row that was changed, and so moved, while it waited for it, and one that it left out
+// because it was locked. Both are still under the same claim and not yet settled. Of a retry only
+// the number of attempts shows that it is written.
 const FindUnsettled = `
 SELECT s.number
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) WITH ORDINALITY
@@ -101,7 +105,8 @@ CROSS JOIN LATERAL (
 WHERE d.claim = s.claim AND (s.outcome <> 'retry' OR d.attempts = s.attempts) AND d.status NOT IN ('delivered', 'failed', 'discarded')
   AND NOT (s.outcome = 'hold' AND d.claimed_by IS NULL)`
 
-// missed restores the claims of a batch that the server has lost, and returns the settlements that could still be written.
+// missed restores the claims of a batch that the server has lost, and returns the settlements that
+// could still be written.
 func (s store) missed(ctx context.Context, instance int32, b *batch) (missed []*Settlement, err error) {
 	withRows := make([]*Settlement, 0, len(b.settlements))
 	for i := range b.settlements {
@@ -126,7 +131,8 @@ func (s store) missed(ctx context.Context, instance int32, b *batch) (missed []*
 	return missed, nil
 }
 
-// columns are settlements as parameters of a statement. Every statement finds its rows by the first three: the fence is part of the key.
+// columns are settlements as parameters of a statement. Every statement finds its rows by the first
+// three: the fence is part of the key.
 type columns struct {
 	events            []int64
 	destinations      []string
@@ -155,9 +161,10 @@ func columnsOf(settlements []*Settlement, now time.Time) (c columns) {
 	return c
 }
 
-// findSettled joins each settlement to its row, if that is still pending under the same claim. Every plan must look up each row by its
-// key. A plain join may read the whole backlog for every row, if its plan was made when next to nothing was pending. LIMIT keeps the
-// planner from turning the lookup into such a join; "status = 'pending'" would offer it the index of everything pending.
+// findSettled joins each settlement to its row, if that is still pending under the same claim.
+// Every plan must look up each row by its key. A plain join may read the whole backlog for every
+// row, if its plan was made when next to nothing was pending. LIMIT keeps the planner from turning
+// the lookup into such a join; "status = 'pending'" would offer it the index of everything pending.
 const findSettled = `
 CROSS JOIN LATERAL (` + lookUp + `) found
 WHERE d.ctid = found.place AND d.claim = s.claim AND d.status NOT IN ('delivered', 'failed', 'discarded')`
@@ -165,8 +172,9 @@ WHERE d.ctid = found.place AND d.claim = s.claim AND d.status NOT IN ('delivered
 const lookUp = `
     SELECT o.ctid AS place FROM outbox_delivery o WHERE o.event_id = s.event_id AND o.destination = s.destination LIMIT 1`
 
-// skipLocked makes a batch leave out rows that another session has locked, instead of waiting for them. Locking each row
-// first writes 56 bytes of WAL more for a delivery (285 instead of 229), so only what has failed once does it.
+// skipLocked makes a batch leave out rows that another session has locked, instead of waiting for
+// them. Locking each row first writes 56 bytes of WAL more for a delivery (285 instead of 229), so
+// only what has failed once does it.
 func skipLocked(batch *pgx.Batch) {
 	for _, query := range batch.QueuedQueries {
 		query.SQL = strings.Replace(query.SQL, lookUp, lookUp+" FOR NO KEY UPDATE SKIP LOCKED", 1)
@@ -182,8 +190,8 @@ SET status = 'delivered', delivered_at = now(), attempts = d.attempts + 1, rescu
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[])
     AS s (event_id, destination, claim, ago, status)` + findSettled
 
-// WriteRetry leaves status and claim as they are. When a batch is sent again because its commit was not acknowledged, only the number of
-// attempts shows that the retry is written.
+// WriteRetry leaves status and claim as they are. When a batch is sent again because its commit was
+// not acknowledged, only the number of attempts shows that the retry is written.
 const WriteRetry = `
 UPDATE outbox_delivery d
 SET next_attempt_at = now() + make_interval(secs => s.delay), attempts = d.attempts + 1, rescues = 0,
@@ -199,8 +207,8 @@ UPDATE outbox_delivery d
 SET claimed_by = NULL, lease_expires_at = NULL, not_after = CASE WHEN s.bound THEN d.not_after END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bool[]) AS s (event_id, destination, claim, bound)` + findSettled + ` AND d.claimed_by IS NOT NULL`
 
-// An attempt is logged whether or not its settle still counted: it was on the wire. The same claim never logs twice,
-// though a batch whose commit was not acknowledged is sent again.
+// An attempt is logged whether or not its settle still counted: it was on the wire. The same claim
+// never logs twice, though a batch whose commit was not acknowledged is sent again.
 const logAttempts = `
 INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, status, outcome, reason, error)
 SELECT event_id, destination, claim, attempts + 1, $4, now() - make_interval(secs => ago), duration_ms, nullif(status, 0),
@@ -210,7 +218,8 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $5::int[], $6::float8[], $7:
     AS s (event_id, destination, claim, attempts, ago, duration_ms, status, outcome, reason, error)
 ON CONFLICT (event_id, destination, claim) DO NOTHING`
 
-// WriteFailed also counts the failures in the alert, and pauses a destination whose receiver is gone.
+// WriteFailed also counts the failures in the alert, and pauses a destination whose receiver is
+// gone.
 const WriteFailed = `
 WITH settled AS (
     UPDATE outbox_delivery d

@@ -53,7 +53,8 @@ func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 	return all
 }
 
-// row returns the row of a delivery of a range with its outcome. A failed one is claimed: the next statement of the batch fails it.
+// row returns the row of a delivery of a range with its outcome. A failed one is claimed: the next
+// statement of the batch fails it.
 func (s *Settlement) row(now time.Time) intake.NewRow {
 	row := s.InHand.row(now)
 	if s.Outcome == policy.Fail {
@@ -74,7 +75,8 @@ func (s *Settlement) row(now time.Time) intake.NewRow {
 	return row
 }
 
-// tooLate returns how many outcomes were not written: their range is another relay's, or they have a row already.
+// tooLate returns how many outcomes were not written: their range is another relay's, or they have
+// a row already.
 func (r *rangeBatch) tooLate() (n int) {
 	for i, outcome := range r.outcomes {
 		if outcome == "" || outcome == policy.Fail { // which its own statement counts
@@ -87,7 +89,8 @@ func (r *rangeBatch) tooLate() (n int) {
 	return n
 }
 
-// noteRanges notes what the database said of the ranges of a batch, and returns how many outcomes were not written.
+// noteRanges notes what the database said of the ranges of a batch, and returns how many outcomes
+// were not written.
 func (b *batch) noteRanges(ranges []*rangeBatch) (tooLate int) {
 	b.lost, b.missing = nil, nil
 	for _, r := range ranges {
@@ -102,7 +105,8 @@ func (b *batch) noteRanges(ranges []*rangeBatch) (tooLate int) {
 	return tooLate
 }
 
-// requestSweep wakes the relays that serve other destinations. If that fails, they find at their next poll what has become pending.
+// requestSweep wakes the relays that serve other destinations. If that fails, they find at their
+// next poll what has become pending.
 func (s store) requestSweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

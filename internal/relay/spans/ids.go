@@ -12,8 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
-// IDs gives spans their ids: those of [Spans] what follows from their delivery, all others random ones. It implements the
-// SDK's IDGenerator, and is safe for concurrent use.
+// IDs gives spans their ids: those of [Spans] what follows from their delivery, all others random
+// ones. It implements the SDK's IDGenerator, and is safe for concurrent use.
 type IDs struct{}
 
 // identifiers are those that a span must have. A zero one is random.
@@ -48,8 +48,8 @@ func (i identifiers) random() trace.SpanID {
 	return i.spanID
 }
 
-// link returns the link of a retry. Both attempts are sampled, or none: the decision follows from the producer's, or from
-// the id of the trace.
+// link returns the link of a retry. Both attempts are sampled, or none: the decision follows from
+// the producer's, or from the id of the trace.
 func (i identifiers) link() trace.Link {
 	return trace.Link{
 		SpanContext: trace.NewSpanContext(trace.SpanContextConfig{TraceID: i.traceID, SpanID: i.spanID, TraceFlags: trace.FlagsSampled, Remote: true}),
@@ -57,8 +57,8 @@ func (i identifiers) link() trace.Link {
 	}
 }
 
-// traceIDOf returns the trace of an event whose producer has begun none: the same for all its attempts and destinations.
-// The key tells apart events of several databases with the same id.
+// traceIDOf returns the trace of an event whose producer has begun none: the same for all its
+// attempts and destinations. The key tells apart events of several databases with the same id.
 func traceIDOf(m *post.Message) (id trace.TraceID) {
 	var key string
 	if m.Key != nil {

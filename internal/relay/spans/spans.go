@@ -34,17 +34,18 @@ const (
 // Spans makes the spans of attempts. It is safe for concurrent use.
 type Spans struct{ tracer trace.Tracer }
 
-// New returns Spans that the provider records. The provider must take its ids from [IDs], or the links of retries lead
-// nowhere. version is that of the program.
+// New returns Spans that the provider records. The provider must take its ids from [IDs], or the
+// links of retries lead nowhere. version is that of the program.
 func New(provider trace.TracerProvider, version string) *Spans {
 	return &Spans{provider.Tracer("github.com/outbox-relay/outbox-relay", trace.WithInstrumentationVersion(version), trace.WithSchemaURL(semconv.SchemaURL))}
 }
 
-// Start begins the span of an attempt, and returns it with the trace context for its request. first says that no request
-// was sent under the promise of this delivery. The caller ends the span with [End], or drops it if nothing was sent.
+// Start begins the span of an attempt, and returns it with the trace context for its request. first
+// says that no request was sent under the promise of this delivery. The caller ends the span with
+// [End], or drops it if nothing was sent.
 //
-// The kind follows the conventions: a client's where the producer has made the trace context of the event, a producer's
-// where this span makes it.
+// The kind follows the conventions: a client's where the producer has made the trace context of the
+// event, a producer's where this span makes it.
 func (s *Spans) Start(m post.Message, first bool, to *url.URL) (span trace.Span, propagated post.TraceContext) {
 	kind := trace.SpanKindClient
 	parent := parentOf(m.Headers)
@@ -65,8 +66,8 @@ func (s *Spans) Start(m post.Message, first bool, to *url.URL) (span trace.Span,
 	return span, post.TraceContext{Parent: carrier["traceparent"], State: carrier["tracestate"]}
 }
 
-// End ends the span of an attempt with what it came to. What the receiver wrote stays out of it, as does everything that
-// may repeat a payload or a credential.
+// End ends the span of an attempt with what it came to. What the receiver wrote stays out of it, as
+// does everything that may repeat a payload or a credential.
 func End(span trace.Span, came policy.Decision, at time.Time) {
 	if span.IsRecording() {
 		span.SetAttributes(outcomeKey.String(string(came.Outcome)), reasonKey.String(string(came.Reason)))
@@ -81,7 +82,8 @@ func End(span trace.Span, came policy.Decision, at time.Time) {
 	span.End(trace.WithTimestamp(at))
 }
 
-// attributesOf returns what is known of an attempt before it is made. Of the URL only host and port are shown.
+// attributesOf returns what is known of an attempt before it is made. Of the URL only host and port
+// are shown.
 func attributesOf(m *post.Message, to *url.URL) []attribute.KeyValue {
 	host, _, _ := strings.Cut(to.Host, ",") // the URL of NATS may name several servers; any of them gets it
 	server := url.URL{Host: host}
@@ -107,8 +109,8 @@ func attributesOf(m *post.Message, to *url.URL) []attribute.KeyValue {
 	return all
 }
 
-// parentOf returns the producer's trace context; an invalid one when the event has none that can be read. encoding/json
-// makes no difference between upper and lower case, nor do headers.
+// parentOf returns the producer's trace context; an invalid one when the event has none that can be
+// read. encoding/json makes no difference between upper and lower case, nor do headers.
 func parentOf(headers []byte) trace.SpanContext {
 	if headers == nil {
 		return trace.SpanContext{}

@@ -33,7 +33,8 @@ func message(change func(*post.Message)) post.Message {
 	return m
 }
 
-// The id of a first attempt follows from its delivery and promise, whatever its number and whichever relay asks.
+// The id of a first attempt follows from its delivery and promise, whatever its number and
+// whichever relay asks.
 func TestFirstAttemptIsFoundAgain(t *testing.T) {
 	t.Parallel()
 	const parent = `{"Traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`

@@ -56,8 +56,8 @@ func (t *Taker) awaitedKeys() map[ordering.Key]bool {
 	return keys
 }
 
-// RecheckAwaiting gives the lanes what no other relay has in hand any more. A range that waits for long has got rows: then its deliveries
-// are given back, and claimed by their keys.
+// RecheckAwaiting gives the lanes what no other relay has in hand any more. A range that waits for
+// long has got rows: then its deliveries are given back, and claimed by their keys.
 func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
 	if len(t.awaiting) == 0 {
 		return nil
@@ -99,9 +99,10 @@ func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
 	return nil
 }
 
-// giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order, unless something of the key comes first: a
-// row, or what another relay has in hand. What has become due joins the key first. It returns what has to wait for that. waitingKeys
-// are the keys for which earlier ranges wait; it adds those of this one.
+// giveKeyed gives the deliveries of a range with ordering keys to their lanes, in their order,
+// unless something of the key comes first: a row, or what another relay has in hand. What has
+// become due joins the key first. It returns what has to wait for that. waitingKeys are the keys
+// for which earlier ranges wait; it adds those of this one.
 func (t *Taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[ordering.Key]bool) (rest awaitingRange, err error) {
 	t.findArrivals(a.deliveries, waitingKeys) // first: what is written afterwards, the database shows
 	blocked, err := t.findBlocked(ctx, a.instance, a.inHand.Ref(), a.deliveries)
@@ -148,7 +149,8 @@ func (t *Taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[
 	return rest, nil
 }
 
-// findArrivals adds the keys of deliveries to waitingKeys for which this relay is about to write rows that come first.
+// findArrivals adds the keys of deliveries to waitingKeys for which this relay is about to write
+// rows that come first.
 func (t *Taker) findArrivals(of []lane.Delivery, waitingKeys map[ordering.Key]bool) {
 	for i := range of {
 		key := of[i].OrderingKey()
@@ -158,8 +160,9 @@ func (t *Taker) findArrivals(of []lane.Delivery, waitingKeys map[ordering.Key]bo
 	}
 }
 
-// joinFirst joins to the keys of a range what became due before their first deliveries in it, unless these wait for something else, and
-// adds the keys to waitingKeys: the caller asks again about them.
+// joinFirst joins to the keys of a range what became due before their first deliveries in it,
+// unless these wait for something else, and adds the keys to waitingKeys: the caller asks again
+// about them.
 func (t *Taker) joinFirst(ctx context.Context, seq int64, of []lane.Delivery, blocked map[ordering.Key]intake.Blocked, waitingKeys map[ordering.Key]bool) error {
 	var due []intake.Key
 	asked := map[ordering.Key]bool{}
@@ -179,8 +182,9 @@ func (t *Taker) joinFirst(ctx context.Context, seq int64, of []lane.Delivery, bl
 	return t.Joins.Before(ctx, seq, due)
 }
 
-// followDue makes deliveries of a range join their keys by their time, too, if a row became due between the first one of the key in the
-// range and them: they follow it. waitingKeys are the keys that wait anyway.
+// followDue makes deliveries of a range join their keys by their time, too, if a row became due
+// between the first one of the key in the range and them: they follow it. waitingKeys are the keys
+// that wait anyway.
 func followDue(of []lane.Delivery, blocked map[ordering.Key]intake.Blocked, waitingKeys map[ordering.Key]bool) {
 	last := map[ordering.Key]time.Time{}
 	for i := range of {

@@ -11,8 +11,8 @@ import (
 // beyondEvery is how long the claimer waits between two searches for events beyond a cut.
 const beyondEvery = 10 * time.Millisecond
 
-// PassCut makes rows of events that came after a difference that was cut, for destinations that have room. A large insert for one
-// destination would hold up those of all others otherwise.
+// PassCut makes rows of events that came after a difference that was cut, for destinations that
+// have room. A large insert for one destination would hold up those of all others otherwise.
 func (t *Taker) PassCut(ctx context.Context, instance int32) error {
 	if !t.cut || t.Lanes.Configured() < 2 || time.Since(t.passedAt) < beyondEvery {
 		return nil

@@ -1,5 +1,6 @@
-// Package take brings new events into a relay: it takes ranges of them, routes them, and hands them to the lanes. What these cannot send
-// soon becomes a row. It also takes over ranges that no relay has in hand. Package intake has the statements.
+// Package take brings new events into a relay: it takes ranges of them, routes them, and hands them
+// to the lanes. What these cannot send soon becomes a row. It also takes over ranges that no relay
+// has in hand. Package intake has the statements.
 //
 //	take.go                 one take, and how its deliveries are handed out
 //	spread.go, schedule.go  the deliveries of a range; which of them join their ordering key later

@@ -65,7 +65,8 @@ func (r running) take(t *testing.T) {
 	})
 }
 
-// deliver settles what the lane of a destination got as delivered, and returns the events' keys in the order in which they would be sent.
+// deliver settles what the lane of a destination got as delivered, and returns the events' keys in
+// the order in which they would be sent.
 func (r running) deliver(destination string) (keys []string) {
 	l := r.Lanes.Get(destination)
 	for {
@@ -139,7 +140,8 @@ func TestRangeIsHandedOut(t *testing.T) {
 	}
 }
 
-// What cannot be sent soon gets a row at once: its destination is paused, nobody here serves it, the event is not due, or has no route.
+// What cannot be sent soon gets a row at once: its destination is paused, nobody here serves it,
+// the event is not due, or has no route.
 func TestWhatCannotBeSentGetsARow(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t, "served", "paused", "elsewhere")
@@ -156,7 +158,8 @@ func TestWhatCannotBeSentGetsARow(t *testing.T) {
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`)
 }
 
-// Events of an ordering key that another relay has in hand wait for it, and others do not wait for them.
+// Events of an ordering key that another relay has in hand wait for it, and others do not wait for
+// them.
 func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -236,7 +239,8 @@ func TestRowThatIsDueJoinsBeforeARange(t *testing.T) {
 	}
 }
 
-// What a dead relay had in hand becomes rows, which say that a relay may have died of them. It waits for keys that a living relay has.
+// What a dead relay had in hand becomes rows, which say that a relay may have died of them. It
+// waits for keys that a living relay has.
 func TestRangesOfADeadRelayBecomeRows(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -286,7 +290,8 @@ func TestForgetsWhatAnotherServerMayNotKnow(t *testing.T) {
 	}
 }
 
-// Events join their keys by their time if that comes after their insert, and others of the key that come after that time follow these.
+// Events join their keys by their time if that comes after their insert, and others of the key that
+// come after that time follow these.
 func TestSchedule(t *testing.T) {
 	t.Parallel()
 	at := func(second int) time.Time { return time.Unix(1_000_000+int64(second), 0) }

@@ -14,8 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// RescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this one if the answer of a take was lost.
-// Their deliveries become pending rows.
+// RescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this
+// one if the answer of a take was lost. Their deliveries become pending rows.
 func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32) error {
 	for {
 		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.list(), 1)
@@ -38,8 +38,9 @@ func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32)
 	}
 }
 
-// giveBackRescued makes what is left of a range that was taken over pending. While another relay has some of its ordering keys in hand, or
-// some are among awaiting, those of ranges that wait in this relay, it returns all keys of the range, and is to be called again.
+// giveBackRescued makes what is left of a range that was taken over pending. While another relay
+// has some of its ordering keys in hand, or some are among awaiting, those of ranges that wait in
+// this relay, it returns all keys of the range, and is to be called again.
 func (t *Taker) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[ordering.Key]bool) (waits []ordering.Key, err error) {
 	if err := t.refresh(ctx, instance, r); err != nil {
 		return nil, err

@@ -2,12 +2,14 @@ package take
 
 import "time"
 
-// LateAfter is how long after its insert an event must become due, at least, to join its key by its time if no relay took it before.
-// Producers whose clock runs ahead set available_at some milliseconds into the future of the database.
+// LateAfter is how long after its insert an event must become due, at least, to join its key by its
+// time if no relay took it before. Producers whose clock runs ahead set available_at some
+// milliseconds into the future of the database.
 const LateAfter = 100 * time.Millisecond
 
-// A schedule finds out which events of a range join their ordering keys later, by their time: those that are not due, and those whose time
-// came after their insert but before the take. Events of the same key that were inserted after that time follow these.
+// A schedule finds out which events of a range join their ordering keys later, by their time: those
+// that are not due, and those whose time came after their insert but before the take. Events of the
+// same key that were inserted after that time follow these.
 type schedule map[string]*keySchedule
 
 type keySchedule struct {
@@ -15,8 +17,8 @@ type keySchedule struct {
 	last  time.Time // when the last event that follows it was due; zero: none does
 }
 
-// joinsAt returns when an event joins its key. due is when it is due, inserted when its transaction began, wait how long it is until it is
-// due. Zero: it joins with its range.
+// joinsAt returns when an event joins its key. due is when it is due, inserted when its transaction
+// began, wait how long it is until it is due. Zero: it joins with its range.
 func (s schedule) joinsAt(key string, due, inserted time.Time, wait time.Duration) time.Time {
 	of := s[key]
 	switch {

@@ -20,8 +20,8 @@ func (t *Taker) readRoutes(ctx context.Context) ([]intake.Route, error) {
 
 const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + pg.IsHeld
 
-// readHeldDestinations returns those of which the relay may send nothing now: paused ones, and ones whose breaker is open or that another
-// relay tries.
+// readHeldDestinations returns those of which the relay may send nothing now: paused ones, and ones
+// whose breaker is open or that another relay tries.
 func (t *Taker) readHeldDestinations(ctx context.Context, instance int32) (held map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -72,7 +72,8 @@ type taken struct {
 // Forget forgets what may not be so on another server.
 func (t *Taker) Forget() { t.taken = taken{} }
 
-// TakeEvents takes a range of new events, and gives it to the lanes. polling says that it is time to poll.
+// TakeEvents takes a range of new events, and gives it to the lanes. polling says that it is time
+// to poll.
 func (t *Taker) TakeEvents(ctx context.Context, instance int32, polling bool) error {
 	begun := time.Now()
 	size := t.Lanes.RangeSize(begun, t.Lease, maxRangeEvents)
@@ -135,7 +136,8 @@ func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun t
 	return r, nil
 }
 
-// CheckOrigin makes sure that the transaction ids of the events are this server's, and begins again where they are not.
+// CheckOrigin makes sure that the transaction ids of the events are this server's, and begins again
+// where they are not.
 func (t *Taker) CheckOrigin(ctx context.Context) error {
 	err := intake.CheckOrigin(ctx, t.DB)
 	foreign, found := errors.AsType[*intake.ForeignError](err)
@@ -176,7 +178,8 @@ func (t *Taker) refresh(ctx context.Context, instance int32, r *intake.Range) (e
 	return nil
 }
 
-// give routes the events of a range and gives them to the lanes. What these cannot send soon becomes pending.
+// give routes the events of a range and gives them to the lanes. What these cannot send soon
+// becomes pending.
 func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun time.Time) error {
 	if err := t.refresh(ctx, instance, r); err != nil {
 		return err
@@ -257,7 +260,8 @@ func (t *Taker) spill(d lane.Delivery, reason policy.Reason) {
 	t.settleSpilled(d.Held(reason))
 }
 
-// settleSpilled settles a delivery that no lane has. What follows in its key waits until its row is written.
+// settleSpilled settles a delivery that no lane has. What follows in its key waits until its row is
+// written.
 func (t *Taker) settleSpilled(s settle.Settlement) {
 	s.Spilled = true
 	if l := t.Lanes.Get(s.Destination); l != nil && s.OrderingKey != nil {
@@ -281,7 +285,8 @@ func (t *Taker) fail(d *lane.Delivery) {
 	t.settleSpilled(s)
 }
 
-// findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it sees.
+// findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it
+// sees.
 func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.RangeRef, of []lane.Delivery) (map[ordering.Key]intake.Blocked, error) {
 	found := make(map[ordering.Key]intake.Blocked, len(of))
 	var keys []intake.Key
@@ -338,7 +343,8 @@ func (t *Taker) handOutGiven(parts map[string][]lane.Delivery) {
 	}
 }
 
-// Hands are the ranges that this relay has in hand, by their numbers. It is safe for concurrent use.
+// Hands are the ranges that this relay has in hand, by their numbers. It is safe for concurrent
+// use.
 type Hands struct{ seqs sync.Map }
 
 func (h *Hands) add(seq int64) { h.seqs.Store(seq, true) }

@@ -20,8 +20,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// newTaker returns what takes events for the destinations, from which nothing is sent, and the relay as which it does. Without a database, it
-// must not take any.
+// newTaker returns what takes events for the destinations, from which nothing is sent, and the
+// relay as which it does. Without a database, it must not take any.
 func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *Taker, instance int32) {
 	t.Helper()
 	all := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })
@@ -45,8 +45,8 @@ func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *
 	return c, instance
 }
 
-// While the database does not answer, a range that was taken over goes on waiting with all that follows it, and the turn says so: it would
-// be repeated without a wait and without a word.
+// While the database does not answer, a range that was taken over goes on waiting with all that
+// follows it, and the turn says so: it would be repeated without a wait and without a word.
 func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
@@ -62,7 +62,8 @@ func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
 	testkit.Equal(t, "ranges wait", len(c.awaiting), 2)
 }
 
-// While what is left of a cut difference waits for room, the claimer makes rows of what came after it for the lanes that may send it.
+// While what is left of a cut difference waits for room, the claimer makes rows of what came after
+// it for the lanes that may send it.
 func TestClaimerPassesACut(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t, "bulk", "other")
@@ -80,8 +81,8 @@ func TestClaimerPassesACut(t *testing.T) {
 	}
 }
 
-// An event without a time is due when its transaction begins, also if the statement that takes it began before: on a busy server the snapshot
-// of a statement is taken some time after its begin.
+// An event without a time is due when its transaction begins, also if the statement that takes it
+// began before: on a busy server the snapshot of a statement is taken some time after its begin.
 func TestEventsWithoutATimeJoinWithTheirRange(t *testing.T) {
 	t.Parallel()
 	c, _ := newTaker(t, nil, "default")

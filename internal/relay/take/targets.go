@@ -15,7 +15,8 @@ type target struct {
 	room    int // how many deliveries the lane may still get
 }
 
-// whyNot returns why a delivery must become pending at once. Otherwise it counts the delivery, and returns nothing.
+// whyNot returns why a delivery must become pending at once. Otherwise it counts the delivery, and
+// returns nothing.
 func (t *target) whyNot(d *lane.Delivery) policy.Reason {
 	switch {
 	case t.reason != "":

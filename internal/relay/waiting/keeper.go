@@ -9,13 +9,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
-// A Keeper marks what waits behind heads, and releases what waits behind a head no longer. Found, Tick and Sweep are safe for concurrent use.
+// A Keeper marks what waits behind heads, and releases what waits behind a head no longer. Found,
+// Tick and Sweep are safe for concurrent use.
 type Keeper struct {
 	// DB is where its statements run.
 	DB pg.DB
 	// Lenient returns the destinations where a failed delivery blocks nothing.
 	Lenient func() []string
-	// Released is called when deliveries stand among what is due again, in front of what claims have read.
+	// Released is called when deliveries stand among what is due again, in front of what claims
+	// have read.
 	Released func()
 	// Failed is called with an error of the database.
 	Failed func(operation string, err error)
@@ -186,7 +188,8 @@ func (k *Keeper) release(ctx context.Context) error {
 	return err
 }
 
-// releaseEnded goes through the heads, and reports whether there are any, and how many deliveries it has released.
+// releaseEnded goes through the heads, and reports whether there are any, and how many deliveries
+// it has released.
 func (k *Keeper) releaseEnded(ctx context.Context) (found bool, released int64, err error) {
 	s, after := store{k.DB}, waitingKey{}
 	for {

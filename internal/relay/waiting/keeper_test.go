@@ -70,7 +70,8 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// A chunk ends in the middle of a key, and a row that is locked is left to the next claim that finds it.
+// A chunk ends in the middle of a key, and a row that is locked is left to the next claim that
+// finds it.
 func TestMarkInChunks(t *testing.T) {
 	t.Parallel()
 	db := keyed(t, 6)
@@ -85,7 +86,8 @@ func TestMarkInChunks(t *testing.T) {
 	}
 }
 
-// The delivery behind a head that is retried is marked again at each retry. Nothing is read of all that waits behind it already.
+// The delivery behind a head that is retried is marked again at each retry. Nothing is read of all
+// that waits behind it already.
 func TestMarkInFrontOfMany(t *testing.T) {
 	t.Parallel()
 	db := keyed(t, 200)
@@ -139,8 +141,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A sweep writes nothing, and wakes nobody, while the first delivery of a key is due: what waits behind a head that has ended comes in
-// its turn.
+// A sweep writes nothing, and wakes nobody, while the first delivery of a key is due: what waits
+// behind a head that has ended comes in its turn.
 func TestSweepLeavesAloneWhatIsDue(t *testing.T) {
 	t.Parallel()
 	db := keyed(t, 4)
@@ -171,7 +173,8 @@ func TestSweepThatFailed(t *testing.T) {
 	}
 }
 
-// Sweeps through very many heads take a small part of the time, by themselves and when they are asked for again and again.
+// Sweeps through very many heads take a small part of the time, by themselves and when they are
+// asked for again and again.
 func TestSweepsRest(t *testing.T) {
 	t.Parallel()
 	k := NewKeeper()
@@ -264,7 +267,8 @@ func TestTicksOfAnIdleKeeper(t *testing.T) {
 	}
 }
 
-// Each statement finds its rows by the index meant for it, on a table with much behind few heads, analysed or not.
+// Each statement finds its rows by the index meant for it, on a table with much behind few heads,
+// analysed or not.
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	db := keyed(t, testsize.Of(100_000, 5000))

@@ -13,9 +13,10 @@ import (
 // store writes outbox_delivery.blocked_by.
 type store struct{ db pg.DB }
 
-// A head must still hold when its followers are marked: it may have been claimed or discarded since it was found. Every row is found by
-// an index: LIMIT keeps each lookup from becoming a scan. It bounds what is looked at, not what is marked: the next delivery of a head
-// that is retried stands among what is due again, in front of all that has been marked before.
+// A head must still hold when its followers are marked: it may have been claimed or discarded since
+// it was found. Every row is found by an index: LIMIT keeps each lookup from becoming a scan. It
+// bounds what is looked at, not what is marked: the next delivery of a head that is retried stands
+// among what is due again, in front of all that has been marked before.
 const markWaiting = `
 WITH head AS MATERIALIZED (
     SELECT w.*, holds.joined FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $6::bigint[])
@@ -47,8 +48,9 @@ SELECT number, sum(looked), sum(marked), (array_agg(joined ORDER BY joined DESC,
 FROM (SELECT number, joined, event_id, 1 AS looked, 0 AS marked FROM looked UNION ALL SELECT number, 0, 0, 0, 1 FROM marked) x
 GROUP BY number`
 
-// mark looks at up to limit deliveries behind each of the given heads, makes those wait that do not yet, and returns where there may be
-// more to mark. Behind deliveries that all wait already there may be more, too: claims find them.
+// mark looks at up to limit deliveries behind each of the given heads, makes those wait that do not
+// yet, and returns where there may be more to mark. Behind deliveries that all wait already there
+// may be more, too: claims find them.
 func (s store) mark(ctx context.Context, list []Behind, limit int) (left []Behind, marked int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -81,8 +83,9 @@ func (s store) mark(ctx context.Context, list []Behind, limit int) (left []Behin
 	return left, marked, nil
 }
 
-// Heads are found by skipping from one to the next in the index of what waits. A head that is claimed holds: its claim has released the
-// next delivery of the key. A parked head holds while relays look for its destination.
+// Heads are found by skipping from one to the next in the index of what waits. A head that is
+// claimed holds: its claim has released the next delivery of the key. A parked head holds while
+// relays look for its destination.
 const selectHeads = `
 WITH RECURSIVE head AS (
     (SELECT d.destination, d.blocked_by, d.ordering_key FROM outbox_delivery d
@@ -112,7 +115,8 @@ type waitingKey struct {
 	ended       bool // the head holds no longer
 }
 
-// heads returns the next heads behind the given one, at most limit. lenient are the destinations where a failed delivery blocks nothing.
+// heads returns the next heads behind the given one, at most limit. lenient are the destinations
+// where a failed delivery blocks nothing.
 func (s store) heads(ctx context.Context, after waitingKey, limit int, lenient []string) (list []waitingKey, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -133,8 +137,9 @@ func (s store) heads(ctx context.Context, after waitingKey, limit int, lenient [
 	return list, nil
 }
 
-// A row that another session has locked is left to the keeper's next round. One that waits for nothing is left alone: much may wait
-// behind a head that has ended, until the deliveries before it are sent, and a relay may have the first of them in flight.
+// A row that another session has locked is left to the keeper's next round. One that waits for
+// nothing is left alone: much may wait behind a head that has ended, until the deliveries before it
+// are sent, and a relay may have the first of them in flight.
 const releaseFirst = `
 WITH first AS MATERIALIZED (
     SELECT f.* FROM unnest($1::text[], $2::text[]) AS k (destination, ordering_key)
@@ -149,7 +154,8 @@ WITH first AS MATERIALIZED (
 )
 UPDATE outbox_delivery SET blocked_by = NULL WHERE ctid = ANY (ARRAY (SELECT place FROM locked))`
 
-// release makes the first pending delivery of each key stand among what is due, and returns how many did not.
+// release makes the first pending delivery of each key stand among what is due, and returns how
+// many did not.
 func (s store) release(ctx context.Context, ended []waitingKey) (released int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -164,8 +170,8 @@ func (s store) release(ctx context.Context, ended []waitingKey) (released int64,
 	return tag.RowsAffected(), nil
 }
 
-// The first pending delivery behind those that ended is looked for, not the first of all: while vacuum is blocked, everything that the key
-// has delivered still stands before it in the index.
+// The first pending delivery behind those that ended is looked for, not the first of all: while
+// vacuum is blocked, everything that the key has delivered still stands before it in the index.
 const releaseBehind = `
 UPDATE outbox_delivery SET blocked_by = NULL WHERE ctid = ANY (ARRAY (
     SELECT first.place FROM (
@@ -182,8 +188,9 @@ UPDATE outbox_delivery SET blocked_by = NULL WHERE ctid = ANY (ARRAY (
           AND d.joined IS NOT NULL AND (d.joined, d.event_id) > (k.joined, k.event_id)
         ORDER BY d.joined, d.event_id LIMIT 1 FOR UPDATE SKIP LOCKED) first))`
 
-// Release makes the first pending delivery behind the given ones of each ordering key stand among what is due. Whoever ends
-// deliveries calls it in the same transaction, with a statement of its own, and asks relays for a sweep after the commit.
+// Release makes the first pending delivery behind the given ones of each ordering key stand among
+// what is due. Whoever ends deliveries calls it in the same transaction, with a statement of its
+// own, and asks relays for a sweep after the commit.
 func Release(ctx context.Context, db pg.DB, eventIDs []int64, destinations []string) error {
 	if _, err := db.Exec(ctx, releaseBehind, eventIDs, destinations); err != nil {
 		return fmt.Errorf("release waiting deliveries: %w", err)

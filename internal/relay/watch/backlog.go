@@ -27,7 +27,8 @@ type Backlog struct {
 // A LaneBacklog is what waits for one destination.
 type LaneBacklog struct {
 	Destination string `json:"destination"`
-	// Pending deliveries are neither delivered, failed nor discarded. Failed ones wait for an operator.
+	// Pending deliveries are neither delivered, failed nor discarded. Failed ones wait for an
+	// operator.
 	Pending int `json:"pending"`
 	Failed  int `json:"failed"`
 	// Paused reports a pause, and Held also an open breaker: nothing is sent.
@@ -35,13 +36,15 @@ type LaneBacklog struct {
 	Held   bool `json:"held"`
 	// LagSeconds is as [Lag] defines it.
 	LagSeconds float64 `json:"lag"`
-	// Waiting of the Pending wait behind an earlier one of their ordering key, which failed or is retried later.
+	// Waiting of the Pending wait behind an earlier one of their ordering key, which failed or is
+	// retried later.
 	Waiting int `json:"waiting"`
 	// BlockedKeys are ordering keys that wait behind a failed delivery.
 	BlockedKeys int `json:"blocked"`
 }
 
-// backlogSample is a Backlog as the statement returns it: the lanes that the watcher sees have pending deliveries.
+// backlogSample is a Backlog as the statement returns it: the lanes that the watcher sees have
+// pending deliveries.
 type backlogSample struct {
 	Lanes       []LaneBacklog     `json:"lanes"`
 	Seen        []laneSample      `json:"seen"`

@@ -44,8 +44,8 @@ func TestLookIsBounded(t *testing.T) {
 	testkit.Equal(t, "lanes seen", relaytest.Row[int](db, `SELECT jsonb_array_length(sample -> 'lanes') FROM outbox_watch`), 2)
 }
 
-// While vacuum is blocked, the index entries of what was delivered stand before the first that is pending. A look goes through
-// them once, whatever it asks about a destination.
+// While vacuum is blocked, the index entries of what was delivered stand before the first that is
+// pending. A look goes through them once, whatever it asks about a destination.
 func TestLookPassesWhatWasDeliveredOnce(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -65,8 +65,8 @@ func TestLookPassesWhatWasDeliveredOnce(t *testing.T) {
 	}
 }
 
-// Beside two million settled deliveries, and with 300,000 due, a sample reads no large table as a whole, and no more than its
-// limit of any index.
+// Beside two million settled deliveries, and with 300,000 due, a sample reads no large table as a
+// whole, and no more than its limit of any index.
 func TestSampleIsBounded(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -80,8 +80,8 @@ func TestSampleIsBounded(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, next_attempt_at)
 		SELECT $1::int + i, chr(97 + i % 3), CASE WHEN i % 10 = 0 THEN 'key-' || i % 5000 END, now() - interval '1 minute' FROM generate_series(1, $2::int) i`, settled, due)
 	db.Exec(`CHECKPOINT`) // VACUUM marks no page as visible to all before its commits are on disk
-	// A sample of three destinations counts 30,000 pending and 3,000 failed deliveries. VACUUM lets it read the index alone; until
-	// then it reads a page for each that failed.
+	// A sample of three destinations counts 30,000 pending and 3,000 failed deliveries. VACUUM lets
+	// it read the index alone; until then it reads a page for each that failed.
 	for _, c := range []struct {
 		prepare string
 		most    int // pages
@@ -104,7 +104,8 @@ func TestSampleIsBounded(t *testing.T) {
 	}
 }
 
-// BenchmarkLook measures one look around a database with a million pending deliveries of ordering keys.
+// BenchmarkLook measures one look around a database with a million pending deliveries of ordering
+// keys.
 func BenchmarkLook(b *testing.B) {
 	n := 1_000_000
 	if testing.Short() {

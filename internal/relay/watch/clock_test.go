@@ -8,8 +8,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A database whose clock was set back is watched at once, and not when the clock has caught up: new conditions are alerted, and what
-// was opened before is ended.
+// A database whose clock was set back is watched at once, and not when the clock has caught up: new
+// conditions are alerted, and what was opened before is ended.
 func TestClockIsSetBack(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

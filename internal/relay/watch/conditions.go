@@ -129,7 +129,8 @@ type Difference struct {
 	Relays [][]string `json:"relays"`
 }
 
-// String names what differs and which relays disagree; the fewest first, as they are the ones to look at.
+// String names what differs and which relays disagree; the fewest first, as they are the ones to
+// look at.
 func (d Difference) String() string {
 	groups := slices.SortedStableFunc(slices.Values(d.Relays), func(a, b []string) int { return cmp.Compare(len(a), len(b)) })
 	var names []string
@@ -206,8 +207,8 @@ func (s *sample) watch() Watch {
 	return w
 }
 
-// holders returns what blocks vacuum, the longest first. The oldest transaction of the server explains nothing
-// if there is a session to name, or none that cannot be seen.
+// holders returns what blocks vacuum, the longest first. The oldest transaction of the server
+// explains nothing if there is a session to name, or none that cannot be seen.
 func (s *sample) holders() (all []Holder) {
 	for _, h := range s.Holders {
 		all = append(all, Holder{
@@ -229,8 +230,8 @@ func (s *sample) holders() (all []Holder) {
 	return all
 }
 
-// conditions returns the conditions that hold, and which open alerts are over.
-// archiveDue returns by when an archive that ran at a time must have run again; zero: never. Nil: never.
+// conditions returns the conditions that hold, and which open alerts are over. archiveDue returns
+// by when an archive that ran at a time must have run again; zero: never. Nil: never.
 func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time.Time) (hold []condition, ended []subject) {
 	undecided := map[subject]bool{} // neither holding nor ended, since another condition hides them
 	for _, u := range s.Unserved {
@@ -360,7 +361,8 @@ func (l *laneSample) waiting() string {
 		plain.Span(inSeconds(l.WaitingSeconds)), plain.Clip(l.WaitingKey), l.WaitingEvent, until)
 }
 
-// ended returns the open alerts whose conditions hold no more. Nothing is decided about those in undecided.
+// ended returns the open alerts whose conditions hold no more. Nothing is decided about those in
+// undecided.
 func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []subject) {
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })

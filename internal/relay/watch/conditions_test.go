@@ -37,7 +37,8 @@ func TestConditionTextsAreComplete(t *testing.T) {
 	}
 }
 
-// An alert of any rule ends once nothing keeps it open, or it would stay for ever. Only a person ends a quarantine.
+// An alert of any rule ends once nothing keeps it open, or it would stay for ever. Only a person
+// ends a quarantine.
 func TestAlertsOfAllRulesEnd(t *testing.T) {
 	t.Parallel()
 	for _, rule := range alert.Rules() {

@@ -22,7 +22,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// alone returns an outbox on a server of its own, which shares neither transactions nor roles with others.
+// alone returns an outbox on a server of its own, which shares neither transactions nor roles with
+// others.
 func alone(t *testing.T, settings map[string]string) *relaytest.Database {
 	t.Helper()
 	dsn := pgtest.StartCopy(t, localpg.Options{Settings: settings}).DSN("")
@@ -96,7 +97,8 @@ func TestSessionsThatBlockVacuumAreNamed(t *testing.T) {
 	testkit.Contains(t, "pressure", w.Pressure(), "VACUUM")
 }
 
-// feedBack tells the server as a standby does, with hot_standby_feedback, up to where its queries need old rows.
+// feedBack tells the server as a standby does, with hot_standby_feedback, up to where its queries
+// need old rows.
 func feedBack(db *relaytest.Database, slot string, xmin uint32) {
 	db.Helper()
 	cfg, err := pgconn.ParseConfig(db.DSN)
@@ -125,7 +127,8 @@ func feedBack(db *relaytest.Database, slot string, xmin uint32) {
 	relaytest.Becomes(db, false, `SELECT active FROM pg_replication_slots WHERE slot_name = $1`, slot)
 }
 
-// Without the right to see them, other roles' sessions are counted, and the alert says what to grant.
+// Without the right to see them, other roles' sessions are counted, and the alert says what to
+// grant.
 func TestHiddenSessionsAreAdmitted(t *testing.T) {
 	t.Parallel()
 	db := alone(t, nil)

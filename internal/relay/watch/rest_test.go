@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// A look that failed is repeated soon, however long it took to fail: what is wrong after the database hung is alerted.
+// A look that failed is repeated soon, however long it took to fail: what is wrong after the
+// database hung is alerted.
 func TestFailedLookIsRepeatedSoon(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -37,7 +38,8 @@ func TestFailedLookIsRepeatedSoon(t *testing.T) {
 	relaytest.Becomes(db, true, `SELECT watched_at > now() - interval '1 minute' FROM outbox_watch`)
 }
 
-// Looks that take long take a hundredth of the time, but none is so late that nothing can be concluded from the one before.
+// Looks that take long take a hundredth of the time, but none is so late that nothing can be
+// concluded from the one before.
 func TestRestsEnd(t *testing.T) {
 	t.Parallel()
 	w := &Watcher{Config: func() Config { return Config{}.WithDefaults() }}

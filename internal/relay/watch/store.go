@@ -58,9 +58,11 @@ CROSS JOIN LATERAL (SELECT l.destination) lane
 CROSS JOIN ` + Blocked + ` b
 WHERE l.destination <> ''`
 
-// Destinations with two failures or more that only a person mends, or three of one event where others arrived before: what is retried may be
-// over soon. What is retried stands first among what is not due, or first among what is due. Whether anything was delivered is asked of the
-// neighbouring events alone: no index leads to what was delivered. A destination that is held has an alert of its own.
+// Destinations with two failures or more that only a person mends, or three of one event where
+// others arrived before: what is retried may be over soon. What is retried stands first among what
+// is not due, or first among what is due. Whether anything was delivered is asked of the
+// neighbouring events alone: no index leads to what was delivered. A destination that is held has
+// an alert of its own.
 const watchMisconfigured = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, '')))
 FROM pending l
@@ -81,7 +83,8 @@ WHERE l.destination <> '' AND r.attempts >= 2
   AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
                     AND o.destination = l.destination AND o.status = 'delivered' AND (r.most < 3 OR o.delivered_at > r.last))`
 
-// Whose settings of a destination differ: the relays of each digest. Relays that serve the same with the same settings cost one comparison.
+// Whose settings of a destination differ: the relays of each digest. Relays that serve the same
+// with the same settings cost one comparison.
 const watchDiffer = `
 SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'secrets', x.secrets, 'relays', x.relays) ORDER BY x.destination)
 FROM (
@@ -136,9 +139,9 @@ SELECT jsonb_build_object('count', (SELECT count(*) FROM (
 FROM outbox_delivery d WHERE d.destination = '' AND ` + pg.IsDue + `
 ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
 
-// Who keeps VACUUM from removing rows of this database: transactions that have changed something or hold a snapshot. A
-// session that is idle in a transaction and has neither is harmless, VACUUM itself is left out by the server, and what
-// relays do is bounded by their statement_timeout.
+// Who keeps VACUUM from removing rows of this database: transactions that have changed something or
+// hold a snapshot. A session that is idle in a transaction and has neither is harmless, VACUUM
+// itself is left out by the server, and what relays do is bounded by their statement_timeout.
 const watchHolders = `
 SELECT jsonb_agg(h) FROM (
     SELECT * FROM (
@@ -157,8 +160,9 @@ SELECT jsonb_agg(h) FROM (
     ) holders ORDER BY seconds DESC LIMIT 5
 ) h`
 
-// Slots and standbys have no time at which they began to block vacuum, so what they blocked at the last look
-// is remembered. So is the oldest transaction of the server, for when the session it belongs to cannot be seen.
+// Slots and standbys have no time at which they began to block vacuum, so what they blocked at the
+// last look is remembered. So is the oldest transaction of the server, for when the session it
+// belongs to cannot be seen.
 const watchTracked = `
 SELECT jsonb_agg(jsonb_build_object('kind', t.kind, 'name', t.name, 'xmin', t.xmin, 'transactions', t.transactions,
                                     'active', t.active, 'since', coalesce(before.since, now())))
@@ -190,9 +194,9 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
     WHERE held.pid = waiting.pid AND held.relation = ANY (` + watchedTables + `::oid[])
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
-// One relay looks, the others read what it saw. The subselects run only where the row is updated. The lock of the row keeps
-// two from looking at once: unlike an advisory lock, no login without rights on the table can take it. A look in the future was taken
-// before the clock was set back.
+// One relay looks, the others read what it saw. The subselects run only where the row is updated.
+// The lock of the row keeps two from looking at once: unlike an advisory lock, no login without
+// rights on the table can take it. A look in the future was taken before the clock was set back.
 const TakeWatch = `
 WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, due AS MATERIALIZED (
     SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) OR watched_at > now() + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
@@ -241,8 +245,8 @@ SELECT true, watched_at, sample, now() FROM watched
 UNION ALL
 SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now() FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
 
-// take looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
-// the destinations where a failed delivery does not block its ordering key.
+// take looks around the database, or returns what another relay saw if that is not older than the
+// given age. lenient are the destinations where a failed delivery does not block its ordering key.
 func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
@@ -261,8 +265,8 @@ func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string,
 	return seen, nil
 }
 
-// What another relay has found since the look may be more than what the look saw, and is not ended by it. What was found in the future
-// was found before the clock was set back.
+// What another relay has found since the look may be more than what the look saw, and is not ended
+// by it. What was found in the future was found before the clock was set back.
 const applyConditions = `
 WITH fired AS (
     INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id, first_error, opened_at, began_at)
@@ -278,8 +282,8 @@ UPDATE outbox_alert a SET resolved_at = now()
 FROM unnest($8::text[], $9::text[]) AS e (rule, subject)
 WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND (a.last_at <= $10 OR a.last_at > now())`
 
-// applyConditions opens an alert, or keeps it open and true, for every condition that holds, and resolves those that ended by the
-// time of the look.
+// applyConditions opens an alert, or keeps it open and true, for every condition that holds, and
+// resolves those that ended by the time of the look.
 func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -8,11 +8,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 )
 
-// Each count reads one index and stops at the limit, so that the statement costs the same however much waits. What is pending is
-// counted in the order of its index: without the order, a plan that expects one pending row in ten reads the primary key, through all
-// that was delivered. What failed is selected in the words of its index, which stand for the status then: with the status alone, the
-// row of each would be read. The page of each is read nevertheless until VACUUM was there, so only up to 1,000 are counted. The
-// seconds of a lane come from what the watcher looks at.
+// Each count reads one index and stops at the limit, so that the statement costs the same however
+// much waits. What is pending is counted in the order of its index: without the order, a plan that
+// expects one pending row in ten reads the primary key, through all that was delivered. What failed
+// is selected in the words of its index, which stand for the status then: with the status alone,
+// the row of each would be read. The page of each is read nevertheless until VACUUM was there, so
+// only up to 1,000 are counted. The seconds of a lane come from what the watcher looks at.
 const CountBacklog = `
 WITH RECURSIVE most AS MATERIALIZED (SELECT $3::int AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `
 SELECT now(), jsonb_build_object(

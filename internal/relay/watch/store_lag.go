@@ -54,10 +54,10 @@ const Lag = firstPending + `, ` + intake.Untaken + `, ` + intake.Stuck + `, lag 
 
 // Blocked is a subselect of a FROM, behind a "lane (destination)", of the ordering keys that wait
 // there behind a failed delivery: how many, up to 10,001, for how many seconds at most, and the
-// three that have waited for longest, as JSON. The statement says in "lenient (destination)" where a
-// failed delivery blocks nothing; [Lenient] is what the relay that looked last has configured. It is
-// the only definition, like that of [Lag]. With EXISTS, a plan without statistics compares each head
-// with all that is pending and has a key.
+// three that have waited for longest, as JSON. The statement says in "lenient (destination)" where
+// a failed delivery blocks nothing; [Lenient] is what the relay that looked last has configured. It
+// is the only definition, like that of [Lag]. With EXISTS, a plan without statistics compares each
+// head with all that is pending and has a key.
 const Blocked = `LATERAL (
     SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(h.since)), 0)::float8 AS seconds,
            coalesce(to_jsonb((array_agg(jsonb_build_object('key', h.ordering_key, 'event_id', h.event_id::text, 'reason', coalesce(h.last_reason, ''))
@@ -80,8 +80,8 @@ const Blocked = `LATERAL (
         LIMIT 1) later
 )`
 
-// Lenient is the part of a WITH that names the destinations where a failed delivery blocks nothing, as
-// the relay that looked last has them in its configuration.
+// Lenient is the part of a WITH that names the destinations where a failed delivery blocks nothing,
+// as the relay that looked last has them in its configuration.
 const Lenient = `lenient AS MATERIALIZED (
     SELECT jsonb_array_elements_text(coalesce(nullif(w.sample -> 'lenient', 'null'), '[]')) AS destination FROM outbox_watch w
 )`

@@ -38,8 +38,8 @@ SET searched_at = now(), recent_id = coalesce((SELECT max(id) FROM recent), s.re
 FROM state s
 RETURNING (SELECT count(*) FROM recent) = $1`
 
-// searchNext looks at the next events of both walks, unless a relay has done so within the given age. It reports
-// whether newer events are left.
+// searchNext looks at the next events of both walks, unless a relay has done so within the given
+// age. It reports whether newer events are left.
 func (w *Watcher) searchNext(ctx context.Context, age time.Duration, batch int) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 // sees them.
 const undeliveredBatch = 5_000 // looked at by each walk of one search: some 20 ms
 
-// searchUndelivered looks for events without deliveries: among the new ones until it has caught up or taken a hundredth
-// of the interval between two looks, and among a further part of all others.
+// searchUndelivered looks for events without deliveries: among the new ones until it has caught up
+// or taken a hundredth of the interval between two looks, and among a further part of all others.
 func (w *Watcher) searchUndelivered(ctx context.Context) error {
 	began := time.Now()
 	age := w.Config().Interval * 9 / 10

@@ -9,8 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A search looks at a bounded number of events, the new ones first, goes on where any relay has stopped, and comes by all
-// of them again and again.
+// A search looks at a bounded number of events, the new ones first, goes on where any relay has
+// stopped, and comes by all of them again and again.
 func TestSearchOfUndeliveredGoesOn(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -16,15 +16,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// Config says how a relay looks after the database it is a guest of: how often it looks, and when housekeeping stands
-// down so as not to make things worse.
+// Config says how a relay looks after the database it is a guest of: how often it looks, and when
+// housekeeping stands down so as not to make things worse.
 type Config struct {
-	// Interval between two looks, which all relays of a database share. 0: 30 s. A look that takes long makes the next
-	// one later: all of them together take a hundredth of the time, with four minutes between two at most, unless they fail.
+	// Interval between two looks, which all relays of a database share. 0: 30 s. A look that takes
+	// long makes the next one later: all of them together take a hundredth of the time, with four
+	// minutes between two at most, unless they fail.
 	Interval time.Duration
-	// PinnedOver is for how long something may keep the database from cleaning up before housekeeping stands down. 0: 1 min.
+	// PinnedOver is for how long something may keep the database from cleaning up before
+	// housekeeping stands down. 0: 1 min.
 	PinnedOver time.Duration
-	// DeadTuples is how many dead rows one of the outbox's tables may have before housekeeping waits for VACUUM. 0: 500,000.
+	// DeadTuples is how many dead rows one of the outbox's tables may have before housekeeping
+	// waits for VACUUM. 0: 500,000.
 	DeadTuples int64
 }
 
@@ -37,22 +40,26 @@ func (w Config) WithDefaults() Config {
 }
 
 const (
-	// watchDelay is when a relay looks first: one that restarts all the time must not look as often.
+	// watchDelay is when a relay looks first: one that restarts all the time must not look as
+	// often.
 	watchDelay = 5 * time.Second
 	// staleWatch is how old a look may be before nothing is concluded from it.
 	staleWatch = 5 * time.Minute
-	// longestRest bounds the rest after a look, below staleWatch. A server that stood still during a look would cost an hour of alerts.
+	// longestRest bounds the rest after a look, below staleWatch. A server that stood still during
+	// a look would cost an hour of alerts.
 	longestRest = staleWatch - time.Minute
-	// rescueStorm is how many relays have to die within stormWithin for an alert. A relay that crashes whenever it is
-	// restarted does so at least every five minutes under the usual supervisors.
+	// rescueStorm is how many relays have to die within stormWithin for an alert. A relay that
+	// crashes whenever it is restarted does so at least every five minutes under the usual
+	// supervisors.
 	rescueStorm = 3
 	stormWithin = 15 * time.Minute
-	// alertedInterval is how often the database is watched while an alert is open: its end is sent within seconds.
+	// alertedInterval is how often the database is watched while an alert is open: its end is sent
+	// within seconds.
 	alertedInterval = 4 * time.Second
 	// freshFor is how old a look may be whose numbers an alert repeats.
 	freshFor = 2 * time.Second
-	// trackedTransactions is how many transactions have to have passed since a slot or a standby moved on: on a quiet
-	// server a healthy one stays where it is.
+	// trackedTransactions is how many transactions have to have passed since a slot or a standby
+	// moved on: on a quiet server a healthy one stays where it is.
 	trackedTransactions = 1000
 	// countedTo is up to where parked deliveries and blocked keys are counted.
 	countedTo = 10_000
@@ -72,14 +79,15 @@ type Watch struct {
 	ParkedFor time.Duration
 	// Undelivered are events without deliveries that were found so far, counted up to 1,001.
 	Undelivered int
-	// Holders keep the database from cleaning up, the one that has done so for the longest first; at most five sessions
-	// and prepared transactions.
+	// Holders keep the database from cleaning up, the one that has done so for the longest first;
+	// at most five sessions and prepared transactions.
 	Holders []Holder
 	// HiddenSessions are those of other roles, of which this relay may not know what they do.
 	HiddenSessions int
 	// DeadTuples by table, as the statistics have them.
 	DeadTuples map[string]int64
-	// LockWaits are sessions that have waited for more than a second for a lock on the outbox's tables.
+	// LockWaits are sessions that have waited for more than a second for a lock on the outbox's
+	// tables.
 	LockWaits int
 	// Rescues are relays that were found dead within the last 15 minutes.
 	Rescues int
@@ -140,7 +148,8 @@ type Watcher struct {
 	Alive   func() bool         // false: it may be the wrong database
 	// Rest returns how long to rest after a look, least at least.
 	Rest func(least, took time.Duration) time.Duration
-	// ArchiveDue returns by when an archive that ran at a time must have run again; zero: it need not. Nil: it need not.
+	// ArchiveDue returns by when an archive that ran at a time must have run again; zero: it need
+	// not. Nil: it need not.
 	ArchiveDue func(time.Time) time.Time
 	Looked     func()                            // is called when this relay, and no other, has looked
 	Due        func()                            // is called when there may be alerts to send
@@ -192,9 +201,10 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// rest bounds the rest after a look that failed or took long, the latest of so many in a row. However long a blocked vacuum makes
-// looks, they take a hundredth of the time. But what a single one took may say how long the server stood still, and not what the next
-// one costs: each further one doubles the rest instead. After one that did not fail it is longestRest at most.
+// rest bounds the rest after a look that failed or took long, the latest of so many in a row.
+// However long a blocked vacuum makes looks, they take a hundredth of the time. But what a single
+// one took may say how long the server stood still, and not what the next one costs: each further
+// one doubles the rest instead. After one that did not fail it is longestRest at most.
 func (w *Watcher) rest(rest, least time.Duration, slow int, err error) time.Duration {
 	const doublings = 7
 	longest := w.Config().Interval << min(slow, doublings)

@@ -14,7 +14,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
-// Only one of many relays looks; the others know what it saw, and all stand down for the same reason.
+// Only one of many relays looks; the others know what it saw, and all stand down for the same
+// reason.
 func TestOneRelayLooksForAll(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -109,7 +110,8 @@ func TestLockWaitsAreSeen(t *testing.T) {
 	testkit.Equal(t, "pressure", w.Pressure(), "")
 }
 
-// Events that a load left without deliveries are found by a watcher that runs, and alerted until they have deliveries.
+// Events that a load left without deliveries are found by a watcher that runs, and alerted until
+// they have deliveries.
 func TestRunFindsEventsWithoutDeliveries(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -143,8 +145,9 @@ func TestRunFindsEventsWithoutDeliveries(t *testing.T) {
 	relaytest.Becomes(db, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert`)
 }
 
-// The alert of a breaker ends when its destination was removed, and not while anything leads there or waits for it; or when the breaker has been
-// closed for a while, as an operator's reset leaves it.
+// The alert of a breaker ends when its destination was removed, and not while anything leads there
+// or waits for it; or when the breaker has been closed for a while, as an operator's reset leaves
+// it.
 func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "stays", "goes")
@@ -170,8 +173,9 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	}
 }
 
-// A destination with a wrong secret or path is alerted after its second failure, or after the third of one event where others arrived
-// before; and not when its deliveries fail for good, half a day later. One that accepts others meanwhile is not.
+// A destination with a wrong secret or path is alerted after its second failure, or after the third
+// of one event where others arrived before; and not when its deliveries fail for good, half a day
+// later. One that accepts others meanwhile is not.
 func TestMisconfiguredDestinationIsAlerted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -212,7 +216,8 @@ func TestMisconfiguredDestinationIsAlerted(t *testing.T) {
 	}
 }
 
-// keyedBehind adds an event that waits until a time, and n due ones of its key behind it, due for that long and marked as a relay does.
+// keyedBehind adds an event that waits until a time, and n due ones of its key behind it, due for
+// that long and marked as a relay does.
 func keyedBehind(db *relaytest.Database, key string, until string, n int, due time.Duration) (head int64) {
 	db.Helper()
 	head = relaytest.Row[int64](db, `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
@@ -224,8 +229,9 @@ func keyedBehind(db *relaytest.Database, key string, until string, n int, due ti
 	return head
 }
 
-// An event that is scheduled for the year 9998, as one from before the table refused it, holds up its key and says so: which
-// destination, which key, which event, until when. What waits behind it is no lag of the destination.
+// An event that is scheduled for the year 9998, as one from before the table refused it, holds up
+// its key and says so: which destination, which key, which event, until when. What waits behind it
+// is no lag of the destination.
 func TestSecurityKeyBlockedFromTheFutureIsAlerted(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -244,8 +250,8 @@ func TestSecurityKeyBlockedFromTheFutureIsAlerted(t *testing.T) {
 	wantAlerts(db, alert.RuleLag)
 }
 
-// What a look says of keys that wait: only of those whose waiting is too long and is not caused by a delivery that itself
-// waits for too long.
+// What a look says of keys that wait: only of those whose waiting is too long and is not caused by
+// a delivery that itself waits for too long.
 func TestWaitingKeysAreAlerted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -120,7 +120,8 @@ func (e *Example) Again() {
 	e.t.FailNow()
 }
 
-// Stop asks the example to end, and sees that it does so in good order. An example that has been stopped stays so.
+// Stop asks the example to end, and sees that it does so in good order. An example that has been
+// stopped stays so.
 func (e *Example) Stop() {
 	e.t.Helper()
 	if e.process == nil {
@@ -228,7 +229,8 @@ func Invoice(number, total string) string {
 	return fmt.Sprintf(`{"invoice":%q,"total":%q}`, number, total)
 }
 
-// TakesEffectOnce holds an example that records shipments of invoices at path to what every receiver owes.
+// TakesEffectOnce holds an example that records shipments of invoices at path to what every
+// receiver owes.
 func (e *Example) TakesEffectOnce(path string) {
 	t := e.t
 	t.Helper()
@@ -261,7 +263,8 @@ func (e *Example) TakesEffectOnce(path string) {
 	deliver("another secret", "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDI=", "k2", Invoice("INV-2", "19.90"), 401)
 	shipped("refused", "INV-2", 0)
 
-	// What the handler cannot do is rolled back with the memory of it, so that it succeeds once the cause is gone.
+	// What the handler cannot do is rolled back with the memory of it, so that it succeeds once the
+	// cause is gone.
 	deliver("a broken rule", Secret, "k3", Invoice("INV-3", "-1"), 500, 503)
 	shipped("a broken rule", "INV-3", 0)
 	if n := e.Count("SELECT count(*) FROM processed_events WHERE idempotency_key = 'k3'"); n != 0 {
@@ -284,8 +287,9 @@ func (e *Example) TakesEffectOnce(path string) {
 	}
 }
 
-// ReadsOnce holds an example that records shipments of invoices from a log to what every reader owes, and stops it in the middle of
-// its work. publish writes a message with the headers and body that a relay writes.
+// ReadsOnce holds an example that records shipments of invoices from a log to what every reader
+// owes, and stops it in the middle of its work. publish writes a message with the headers and body
+// that a relay writes.
 func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 	t := e.t
 	t.Helper()
@@ -307,7 +311,8 @@ func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 	}
 	e.Await(shipped, "INV-2")
 
-	// SIGTERM comes while a handler waits for a lock: it ends, and what it has done is acknowledged.
+	// SIGTERM comes while a handler waits for a lock: it ends, and what it has done is
+	// acknowledged.
 	tx, err := e.Pool.Begin(t.Context())
 	pgtest.Must(t, err)
 	defer tx.Rollback(t.Context())

@@ -25,8 +25,9 @@ func Main(run func(ctx context.Context) error) (code int) {
 	return 0
 }
 
-// Run serves handler at LISTEN, by default 127.0.0.1:8080, until ctx ends, and then lets the requests that it has taken
-// come to their end: a relay whose request is cut off sends it again, but one that is finished need not be.
+// Run serves handler at LISTEN, by default 127.0.0.1:8080, until ctx ends, and then lets the
+// requests that it has taken come to their end: a relay whose request is cut off sends it again,
+// but one that is finished need not be.
 func Run(ctx context.Context, handler http.Handler) error {
 	address := os.Getenv("LISTEN")
 	if address == "" {
