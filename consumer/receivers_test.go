@@ -58,7 +58,8 @@ func TestOtherDestinationIsRefused(t *testing.T) {
 	})
 }
 
-// A request that a relay signed for one destination is brought to another receiver, which has the same secret.
+// A request that a relay signed for one destination is brought to another receiver, which has the
+// same secret.
 func TestRequestForAnotherDestinationIsRefused(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Destinations: []string{"chi", "shop-eu"}}, receivertest.Effect)
@@ -71,7 +72,8 @@ func TestRequestForAnotherDestinationIsRefused(t *testing.T) {
 	receivertest.WantReplayed(t, e.Do(e.NewRequest("k", "{}", receivertest.SentTo("shop-eu"))), http.StatusCreated, "")
 }
 
-// One receiver that two destinations lead to, such as a URL and a stream, names both: an event that comes from both counts once.
+// One receiver that two destinations lead to, such as a URL and a stream, names both: an event that
+// comes from both counts once.
 func TestTwoDestinationsOfOneReceiver(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		e := receivertest.NewEnv(t, f, consumer.Config{Destinations: []string{"web", "stream"}}, receivertest.Effect)
@@ -84,8 +86,9 @@ func TestTwoDestinationsOfOneReceiver(t *testing.T) {
 	})
 }
 
-// Two receivers in one database have a role each. The login of one neither sees nor changes a row of the other, and cannot keep an event
-// away by the lock of its key. Both receive the same events, in every mode.
+// Two receivers in one database have a role each. The login of one neither sees nor changes a row
+// of the other, and cannot keep an event away by the lock of its key. Both receive the same events,
+// in every mode.
 func TestSecurityReceiversAreKeptApart(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it

@@ -175,7 +175,8 @@ func TestMigrateIntoASchema(t *testing.T) {
 	command(env[:1], "status").holds(t, cli.ExitSchema, "", "")
 }
 
-// A function that another role creates in the schema could run with the rights of the login that migrates.
+// A function that another role creates in the schema could run with the rights of the login that
+// migrates.
 func TestSecurityMigrateUpWarnsOfAnOpenSchema(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t)
@@ -216,8 +217,8 @@ func TestMigrateWithoutRightToCreateSchemas(t *testing.T) {
 	}
 }
 
-// An open transaction of a producer delays a migration. Who it is stands on stderr while the migration waits, and in the
-// error of one that gave up.
+// An open transaction of a producer delays a migration. Who it is stands on stderr while the
+// migration waits, and in the error of one that gave up.
 func TestMigrationThatWaits(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -324,7 +325,8 @@ func TestSchemaMismatch(t *testing.T) {
 	}
 }
 
-// The program brings roles.sql along. What the script refuses, and what it warns of, comes with its hint.
+// The program brings roles.sql along. What the script refuses, and what it warns of, comes with its
+// hint.
 func TestMigrateRoles(t *testing.T) {
 	t.Parallel()
 	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it

@@ -32,16 +32,19 @@
 //
 // # What is not promised
 //
-//   - The effect and the memory of it are not one. When the process dies between them, or DynamoDB stays away until
-//     CommitTimeout has passed, the effect happens again with the next request after the lease.
-//   - DynamoDB has no clock for conditions: whether a lease or a TTL has ended is decided by the clock of the receiver that
-//     asks. One whose clock is ahead by more than a fifth of the lease takes events over from handlers that still run.
-//   - DynamoDB removes an item some time after expires_at, often days. That is housekeeping only: an item whose time is
-//     over counts as absent, there or not.
-//   - Global tables are not supported: a conditional write holds in its own region only, so send the events of one source
-//     to one region. A table restored from a backup has forgotten what came after it.
-//   - A throttled table answers with errors: the request is refused with 503 before its handler, or its response is offered
-//     again until CommitTimeout after it.
+//   - The effect and the memory of it are not one. When the process dies between them, or DynamoDB
+//     stays away until CommitTimeout has passed, the effect happens again with the next request
+//     after the lease.
+//   - DynamoDB has no clock for conditions: whether a lease or a TTL has ended is decided by the
+//     clock of the receiver that asks. One whose clock is ahead by more than a fifth of the lease
+//     takes events over from handlers that still run.
+//   - DynamoDB removes an item some time after expires_at, often days. That is housekeeping only:
+//     an item whose time is over counts as absent, there or not.
+//   - Global tables are not supported: a conditional write holds in its own region only, so send
+//     the events of one source to one region. A table restored from a backup has forgotten what
+//     came after it.
+//   - A throttled table answers with errors: the request is refused with 503 before its handler, or
+//     its response is offered again until CommitTimeout after it.
 //   - There is no order between events, no inbox mode and no record of failures.
 //
 // Where any of this would cost money, let the effect be a row in PostgreSQL and use

@@ -21,12 +21,14 @@
 //
 // # What is not promised
 //
-//   - The effect and the memory of it are not one. When the process dies between them, or Redis stays away until
-//     CommitTimeout has passed, the effect happens again with the next request after the lease.
-//   - Redis may forget what it has acknowledged, and a forgotten event is processed again. Without persistence a restart
-//     forgets everything; with appendfsync everysec a crash of the machine forgets about a second; with a snapshot all since
-//     the last one; with appendfsync always nothing. A failover forgets what the replica had not received: replication is
-//     asynchronous, and neither WAIT nor min-replicas-to-write makes it otherwise, they narrow the gap.
+//   - The effect and the memory of it are not one. When the process dies between them, or Redis
+//     stays away until CommitTimeout has passed, the effect happens again with the next request
+//     after the lease.
+//   - Redis may forget what it has acknowledged, and a forgotten event is processed again. Without
+//     persistence a restart forgets everything; with appendfsync everysec a crash of the machine
+//     forgets about a second; with a snapshot all since the last one; with appendfsync always
+//     nothing. A failover forgets what the replica had not received: replication is asynchronous,
+//     and neither WAIT nor min-replicas-to-write makes it otherwise, they narrow the gap.
 //   - An eviction is such a forgetting. Every key of this package has a time to live, so the
 //     policies that begin with volatile evict it as well: set maxmemory-policy noeviction, so that
 //     a full Redis refuses (503, the relay retries) and does not forget. [Store.Check] checks that.

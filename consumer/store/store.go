@@ -95,11 +95,12 @@ type Config struct {
 // event in store, runs the handler, has its status remembered and only then answers. It checks
 // requests and answers them as consumer.Middleware does, but nothing rolls back what a handler did:
 //
-//   - When the handler answers anything but 2xx, or panics, the claim is released and the next request runs it again from
-//     its beginning. What it did before it failed stays done.
-//   - When the process dies after the effect, or the store does not take the status, the effect happens again with the
-//     next request, after the lease. The status is offered to the store for CommitTimeout, as often as that takes;
-//     then the sender is answered 500, and the log says what happened.
+//   - When the handler answers anything but 2xx, or panics, the claim is released and the next
+//     request runs it again from its beginning. What it did before it failed stays done.
+//   - When the process dies after the effect, or the store does not take the status, the effect
+//     happens again with the next request, after the lease. The status is offered to the store for
+//     CommitTimeout, as often as that takes; then the sender is answered 500, and the log says what
+//     happened.
 //
 // So the handler should be safe to repeat: pass the event's key on to whatever it calls.
 // [consumer.Tx] panics behind it.

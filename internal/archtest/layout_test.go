@@ -3,9 +3,11 @@ package archtest
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -112,4 +114,36 @@ func TestFilesAreShort(t *testing.T) {
 			t.Errorf("%s: %d lines are not the first that are too many", name, lines)
 		}
 	}
+}
+
+// prose matches a line of a comment. What is indented in it, such as code and figures, is as wide
+// as it needs to be.
+var prose = regexp.MustCompile(`^\t*// \S`)
+
+// wideComments returns the lines of a file whose comment is wider than 100 columns. A tab has four.
+func wideComments(name, text string) (violations []string) {
+	if path.Ext(name) != ".go" {
+		return nil
+	}
+	for i, line := range strings.Split(text, "\n") {
+		width := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    "))
+		if prose.MatchString(line) && width > 100 {
+			violations = append(violations, fmt.Sprintf("%s:%d: the comment has %d columns, at most 100 are allowed", name, i+1, width))
+		}
+	}
+	return violations
+}
+
+func TestCommentsAreNarrow(t *testing.T) {
+	t.Parallel()
+	for _, name := range tree(t) {
+		if name == "outbox/example_test.go" {
+			continue // its output is compared line by line
+		}
+		for _, violation := range wideComments(name, read(t, name)) {
+			t.Error(violation)
+		}
+	}
+	fits := "\t// " + strings.Repeat("ä", 93)
+	testkit.Equal(t, "found", len(wideComments("a.go", fits+"\n"+fits+"ä\n//\t"+fits)), 1)
 }

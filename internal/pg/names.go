@@ -129,8 +129,9 @@ func qualify(statement, schema string) string {
 	})
 }
 
-// On returns a pool whose statements name their schema. A pool of connections that [Names.Pin] has been given is emptied
-// when the schema has been found: what was connected before still has the search_path of its role. Of no names it is pool itself.
+// On returns a pool whose statements name their schema. A pool of connections that [Names.Pin] has
+// been given is emptied when the schema has been found: what was connected before still has the
+// search_path of its role. Of no names it is pool itself.
 func (n *Names) On(pool Pool) Pool {
 	if n == nil {
 		return pool

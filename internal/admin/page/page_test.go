@@ -432,7 +432,8 @@ func TestTimelineOfManyProbes(t *testing.T) {
 	}
 }
 
-// Attempts count anew after a replay: the timeline names who replayed the event, and that the replay delivered it.
+// Attempts count anew after a replay: the timeline names who replayed the event, and that the
+// replay delivered it.
 func TestTimelineOfReplay(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

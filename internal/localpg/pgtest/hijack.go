@@ -16,8 +16,9 @@ import (
 // $1 are the words of the statements, $2 those before a parenthesis, $3 their operators.
 //
 //   - each operator with each pair of types, and with each type alone,
-//   - each function of pg_catalog, and of ours, without arguments, with each type, with each type beside each usual one; with more
-//     arguments, with each pair of usual types in any two places of its own types.
+//   - each function of pg_catalog, and of ours, without arguments, with each type, with each type
+//     beside each usual one; with more arguments, with each pair of usual types in any two places
+//     of its own types.
 //
 // Types are all of the relations that the statements name, of results of the functions, and of the
 // statements themselves. A decoy that runs counts, also where its transaction is rolled back. A

@@ -104,8 +104,9 @@ func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 	}
 }
 
-// A relay dies after it has claimed an alert. Another one sends it when the claim has ended, and not before; if the condition has ended
-// by then, its end, as the channel may have got the beginning.
+// A relay dies after it has claimed an alert. Another one sends it when the claim has ended, and
+// not before; if the condition has ended by then, its end, as the channel may have got the
+// beginning.
 func TestRelayThatDiedWhileItSent(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -153,7 +154,8 @@ func TestTwoRelaysSendOnce(t *testing.T) {
 	testkit.Equal(t, "sent", slow.heard(), []string{firing})
 }
 
-// A channel that is down gets the alert later, and one that works gets it once, by a sender that runs.
+// A channel that is down gets the alert later, and one that works gets it once, by a sender that
+// runs.
 func TestDeadChannelIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -208,7 +210,8 @@ func TestDeadChannelIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A condition that comes and goes is sent three times, then once as one that flaps, and its end when it has been gone for five minutes.
+// A condition that comes and goes is sent three times, then once as one that flaps, and its end
+// when it has been gone for five minutes.
 func TestFlappingIsOneAlert(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -251,8 +254,8 @@ func TestFlappingIsOneAlert(t *testing.T) {
 	testkit.Equal(t, "an alert that nobody needs is kept", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`), 0)
 }
 
-// Many alerts are due, and one channel hangs on the first. The other channel gets all of them, and what follows. Another relay does not
-// send the one that hangs a second time.
+// Many alerts are due, and one channel hangs on the first. The other channel gets all of them, and
+// what follows. Another relay does not send the one that hangs a second time.
 func TestHangingChannelHoldsUpOnlyItself(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -312,7 +315,8 @@ func TestHangingChannelHoldsUpOnlyItself(t *testing.T) {
 	}
 }
 
-// Two relays want to send the same alert. The one that comes too late continues with the others that are due.
+// Two relays want to send the same alert. The one that comes too late continues with the others
+// that are due.
 func TestLostRaceEndsNoPass(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -332,7 +336,8 @@ func TestLostRaceEndsNoPass(t *testing.T) {
 	testkit.Equal(t, "sent", ops.heard(), []string{"rule-2 firing", "rule-3 firing"})
 }
 
-// A relay that is not sure where it is, as on a copy of its database, sends that and none of the alerts that it found there.
+// A relay that is not sure where it is, as on a copy of its database, sends that and none of the
+// alerts that it found there.
 func TestUncertainRelaySendsOnlyThat(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -138,7 +138,8 @@ func TestGoAndTableAgree(t *testing.T) {
 // in returns the moment that is that many days away, as exact as the database.
 func in(days int) time.Time { return time.Now().UTC().AddDate(0, 0, days).Truncate(time.Microsecond) }
 
-// TestGoAndTableAgreeOnWhatever compares the verdicts on generated events, and, where they accept, what is stored.
+// TestGoAndTableAgreeOnWhatever compares the verdicts on generated events, and, where they accept,
+// what is stored.
 func TestGoAndTableAgreeOnWhatever(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
@@ -207,8 +208,8 @@ func goRefuses(t *testing.T, db *pgxpool.Pool, e outbox.Event) string {
 	return ""
 }
 
-// sqlRefuses returns the constraint or the SQLSTATE with which a plain INSERT is refused. If it is not, it returns the rule by which relays
-// refuse what was stored.
+// sqlRefuses returns the constraint or the SQLSTATE with which a plain INSERT is refused. If it is
+// not, it returns the rule by which relays refuse what was stored.
 func sqlRefuses(t *testing.T, db *pgxpool.Pool, e outbox.Event) string {
 	t.Helper()
 	tx, err := db.Begin(t.Context())
@@ -334,7 +335,8 @@ var jsonTokens = []string{
 	"-", "9007199254740993", "0x1", "NaN", "Infinity", "true", "True", "null", "nul", " ", "\n", "\r", "\t", "\f", "\v", "\u00a0", "\ufeff", "\x00", "//",
 }
 
-// Producers in other languages have docs/producing.md alone: it names each column that they may write, and each rule that refuses one.
+// Producers in other languages have docs/producing.md alone: it names each column that they may
+// write, and each rule that refuses one.
 func TestGuideForProducersIsComplete(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t, migrations.Outbox))
