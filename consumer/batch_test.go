@@ -123,7 +123,7 @@ func TestBatchSuppressesDuplicates(t *testing.T) {
 	if alone.Header.Get(webhook.AcceptPost) != webhook.BatchType {
 		t.Errorf("the receiver does not say that it takes batches: %v", alone.Header)
 	}
-	// Answers with one key count as none for the sender: each is in a batch of its own text here.
+	// Answers with one key count as none for the sender: each is in its own batch text here.
 	answer := e.Do(batchRequest(e, "k", "k", "alone", "l"))
 	if n := strings.Count(answer.Body, `"key":"k","status":201`); n != 2 || strings.Count(answer.Body, `"replayed":true`) != 2 {
 		t.Errorf("answered %s", answer.Body)

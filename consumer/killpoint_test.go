@@ -127,7 +127,7 @@ func answersOnce(got receivertest.Response, key string) bool {
 	return got.Status == 201 && got.Body == want
 }
 
-// A receiver is stopped at every single operation on its connections, and goes on when the sender
+// A receiver is stopped at every single operation on its connections, and continues when the sender
 // has come again to another process. The effect is made once, by either process, and no request
 // waits for the process that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {

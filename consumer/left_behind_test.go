@@ -183,7 +183,7 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 }
 
 // The trigger that keeps an event's row sees neither what runs with triggers off nor a row that a
-// savepoint has written anew.
+// savepoint has written again.
 func TestRowThatTheTriggerDoesNotKeep(t *testing.T) {
 	cases := map[string][]string{
 		"triggers off":            {"SET LOCAL session_replication_role = replica", "DELETE FROM processed_events"},
@@ -249,7 +249,7 @@ func TestCommitWaitsForTheDiskAfterAnyHandler(t *testing.T) {
 	})
 }
 
-// A handler that waits for a statement under a context of its own must not keep its event, its
+// A handler that waits for a statement under its own context must not keep its event, its
 // connection and its worker for ever.
 func TestStatementUnderAnotherContextEnds(t *testing.T) {
 	const forever = "SELECT pg_sleep(1e6)"

@@ -39,7 +39,7 @@ type ReconcileConfig struct {
 
 // Reconcile returns an http.Handler that tells the sender's operator which events this receiver
 // has, so that "outbox-relay reconcile" can compare them with what was sent. Mount it beside the
-// receiver, at a path of its own:
+// receiver, at its own path:
 //
 //	compare, err := consumer.Reconcile(pool, consumer.ReconcileConfig{Config: cfg})
 //	mux.Handle("POST /webhooks/finance/reconcile", compare)

@@ -41,7 +41,7 @@ func newAsked(t *testing.T, cfg consumer.Config) *asked {
 	return a
 }
 
-// question is what the command sends, under a key of its own.
+// question is what the command sends, under its own key.
 func (a *asked) question(body string, secret webhook.Secret, change ...func(http.Header)) *http.Request {
 	a.T.Helper()
 	a.questions++

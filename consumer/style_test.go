@@ -287,7 +287,7 @@ func TestHandlerThatEndsBadly(t *testing.T) {
 	})
 }
 
-// http.TimeoutHandler answers for a handler that goes on: what that one does afterwards must have
+// http.TimeoutHandler answers for a handler that continues: what that one does afterwards must have
 // no effect.
 func TestHandlerWorksPastItsTime(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {

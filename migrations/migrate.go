@@ -108,7 +108,7 @@ func (m *Migrator) Version(ctx context.Context) (int64, error) {
 }
 
 // Up applies every migration that the database lacks and returns what it applied, also beside an
-// error. Each file is applied in a transaction of its own, so that an error leaves the database at
+// error. Each file is applied in its own transaction, so that an error leaves the database at
 // the version before the file that failed. A file that does not get a lock within LockTimeout is
 // rolled back and tried again for RetryFor.
 func (m *Migrator) Up(ctx context.Context) (done []*goose.MigrationResult, err error) {

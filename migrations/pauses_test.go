@@ -8,7 +8,7 @@ import (
 )
 
 // After autovacuum was interrupted, the next attempt comes at once, unless time is up; then pauses
-// go on.
+// continue.
 func TestPauses(t *testing.T) {
 	t.Parallel()
 	p := &pauses{BackOff: backoff.NewConstantBackOff(time.Second), skip: true}
@@ -19,6 +19,6 @@ func TestPauses(t *testing.T) {
 	}
 	p = &pauses{BackOff: &backoff.StopBackOff{}, skip: true}
 	if got := p.NextBackOff(); got != backoff.Stop {
-		t.Errorf("goes on after %s though time is up", got)
+		t.Errorf("continues after %s though time is up", got)
 	}
 }

@@ -154,7 +154,7 @@ func TestSecurityArchiveIsNotDroppedByAnOldSnapshot(t *testing.T) {
 	s.as("reader").wants("k", `SELECT idempotency_key FROM outbox_archive`)
 }
 
-// A login with CONNECT alone holds every lock that it can take: retention goes on.
+// A login with CONNECT alone holds every lock that it can take: retention continues.
 func TestSecurityStrangerCannotStopRetention(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)

@@ -31,7 +31,7 @@ type shop struct {
 	server *localpg.Server
 }
 
-// newShop returns a shop on a server of its own, because roles belong to all of a server.
+// newShop returns a shop on its own server, because roles belong to all of a server.
 func newShop(t *testing.T, sets ...migrations.Set) *shop {
 	t.Helper()
 	s := &shop{t, pgtest.StartCopy(t, localpg.Options{})}

@@ -50,5 +50,5 @@
 // A producer needs the role outbox_producer of migrations/roles.sql: INSERT on outbox, and EXECUTE
 // on the function that tells a duplicate from a reused key. It reads no event.
 //
-// The tables are found through search_path: each schema can hold an outbox of its own.
+// The tables are found through search_path: each schema can hold its own outbox.
 package outbox

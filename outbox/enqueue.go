@@ -75,9 +75,9 @@ type Producer struct {
 // is [ErrKeyReused]. If another transaction is just inserting the key, Enqueue waits for its end.
 //
 // The error is one or more [*ValidationError] before the database is touched. After any other error
-// roll back: PostgreSQL will refuse to go on, or, after [ErrKeyReused], some events may have been
-// inserted. Errors of the driver are wrapped; in a transaction above READ COMMITTED a key that was
-// committed meanwhile is SQLSTATE 40001, and the whole transaction can be tried again.
+// roll back: PostgreSQL will refuse to continue, or, after [ErrKeyReused], some events may have
+// been inserted. Errors of the driver are wrapped; in a transaction above READ COMMITTED a key that
+// was committed meanwhile is SQLSTATE 40001, and the whole transaction can be tried again.
 //
 // The role outbox_producer is enough: INSERT on outbox, and the function outbox_compare_events for
 // duplicates.

@@ -247,7 +247,7 @@ func appendQuoted[S string | json.RawMessage](text []byte, s S) []byte {
 }
 
 // contentDiffers returns the fields in which two events of one key differ. AvailableAt is no
-// content: when to deliver may be decided anew. Neither is the trace context, since a repeated
+// content: when to deliver may be decided again. Neither is the trace context, since a repeated
 // operation has another trace.
 func (e *Event) contentDiffers(other *Event) []string {
 	var fields []string

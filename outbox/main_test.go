@@ -37,7 +37,7 @@ type database struct {
 	begin func(*sql.TxOptions) transaction
 }
 
-// withBothAPIs runs the test on a database of its own for pgx and for database/sql.
+// withBothAPIs runs the test on its own database for pgx and for database/sql.
 func withBothAPIs(t *testing.T, test func(t *testing.T, db *database)) {
 	t.Helper()
 	t.Run("pgx", func(t *testing.T) {

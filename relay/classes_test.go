@@ -60,7 +60,7 @@ func TestClassesShareALane(t *testing.T) {
 	}
 	for class, weight := range map[string]int{"live": 8, "backlog": 3, "replay": 1} {
 		// A class that is out of deliveries for a moment, between two sendings, begins to count
-		// anew.
+		// again.
 		if want := each * weight / 12; count[class] < want-want/10 || count[class] > want+want/10 {
 			t.Errorf("of the first %d, %d are %s, want %d", each, count[class], class, want)
 		}

@@ -81,7 +81,7 @@ type Config struct {
 	// never does.
 	SleepAfter time.Duration
 	// Resume is the registration of a relay that fell asleep, with which this one begins. 0: it
-	// gets a registration of its own.
+	// gets its own registration.
 	Resume int32
 
 	// Destinations, at least one. Names are unique.

@@ -34,7 +34,7 @@ func (c *crashing) freeze() (writer *os.Process) {
 	relaytest.Must(c, err)
 	for {
 		relaytest.Must(c, writer.Signal(syscall.SIGSTOP))
-		// It may stand still with a lock that every commit needs. Then it goes on, and stops
+		// It may stand still with a lock that every commit needs. Then it continues, and stops
 		// elsewhere.
 		ctx, cancel := context.WithTimeout(c.Context(), time.Second)
 		_, err := c.Pool.Exec(ctx, `SELECT pg_logical_emit_message(true, 'flushed', '')`)
@@ -47,7 +47,7 @@ func (c *crashing) freeze() (writer *os.Process) {
 	}
 }
 
-// The server crashes after it has acknowledged an outcome, and loses it. The ordering key goes on
+// The server crashes after it has acknowledged an outcome, and loses it. The ordering key continues
 // at once, and its receiver sees nothing twice: also when the claim was lost as well, and when the
 // server's processes crash but not the server.
 func TestCrashLeavesNoKeyStanding(t *testing.T) {
@@ -70,7 +70,7 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 			kind := map[bool]string{true: "restarted", false: "recovered"}[restarted]
 			t.Run(name+", "+kind, func(t *testing.T) {
 				if name != "the claim is lost, too" || restarted {
-					testsize.Long(t) // each has a server of its own
+					testsize.Long(t) // each has its own server
 				}
 				t.Parallel()
 				db := newCrashing(t)

@@ -17,8 +17,8 @@ import (
 )
 
 // A disk spoils a page of the deliveries' table, or of its index, while their requests are under
-// way. Whatever stands on other pages goes on, and what cannot be written is written once the page
-// is mended.
+// way. Whatever stands on other pages continues, and what cannot be written is written once the
+// page is fixed.
 func TestDamagedPageKeepsNoOther(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -52,7 +52,7 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 				<-g.Arrived
 			}
 			path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath($1)`, relation))
-			relaytest.Must(t, server.Shutdown(t.Context())) // in order: after a crash, the log would mend the page or stumble over it
+			relaytest.Must(t, server.Shutdown(t.Context())) // in order: after a crash, the log would fix the page or stumble over it
 			spoil(t, path, block)
 			relaytest.Must(t, server.StartAgain(t.Context()))
 			db.Pool.Reset()

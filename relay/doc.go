@@ -73,7 +73,7 @@
 // # Outcomes
 //
 // A delivery in hand or claimed ends in one of these, which policy.Decide chooses. Each is written
-// by a statement of its own in package settle, or as a new row by package intake.
+// by its own statement in package settle, or as a new row by package intake.
 //
 //	delivered  2xx
 //	retry      pending again, later, by the schedule; an attempt is spent

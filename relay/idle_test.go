@@ -20,8 +20,8 @@ import (
 // armed is true while relays want to be notified.
 const armed = `SELECT last_value > extract(epoch FROM now()) * 1000 FROM outbox_armed`
 
-// The relay is armed when it is idle or has little to do: a notification is all it needs to go on.
-// It is disarmed while much comes in, and armed again when that has ended.
+// The relay is armed when it is idle or has little to do: a notification is all it needs to
+// continue. It is disarmed while much comes in, and armed again when that has ended.
 func TestRelayIsArmedAtALowLoad(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -96,7 +96,7 @@ func TestPromiseOutlivesItsRelay(t *testing.T) {
 }
 
 // What is pending when its promise ends, or so shortly before that a request could outlast it, is
-// never sent. It fails with an alert that says what to do, and a replay makes a promise of its own.
+// never sent. It fails with an alert that says what to do, and a replay makes its own promise.
 func TestNothingIsSentPastItsPromise(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -83,7 +83,7 @@ func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
 }
 
 // What failed in the middle of a run blocks the rest of its key, which spends no attempt, and
-// nothing else, until an operator gives it up. Then the key goes on at once: the next sweep is an
+// nothing else, until an operator gives it up. Then the key continues at once: the next sweep is an
 // hour away.
 func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	t.Parallel()
@@ -206,7 +206,7 @@ func TestLockedDeliveryBreaksItsRun(t *testing.T) {
 }
 
 // The lease of a run ends while it is sent. What is left of it is not sent under that lease, and
-// goes on in order.
+// continues in order.
 func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -341,7 +341,7 @@ func TestKillInTheMiddleOfARun(t *testing.T) {
 }
 
 // A relay stands still for longer than its lease, in the middle of a run, while another sends all
-// of it. When it goes on it still believes in its lease. It may send again what was sent, and
+// of it. When it continues it still believes in its lease. It may send again what was sent, and
 // changes nothing by that.
 func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	t.Parallel()

@@ -67,8 +67,9 @@ func TestOrderWithinAKey(t *testing.T) {
 	testkit.Equal(t, "taken", len(taken), keys*each)
 }
 
-// While a key waits for its head, the lane goes on, and its position moves past what follows in the
-// key. That must not wait, event by event, for the next routine sweep, which here is an hour away.
+// While a key waits for its head, the lane continues, and its position moves past what follows in
+// the key. That must not wait, event by event, for the next routine sweep, which here is an hour
+// away.
 func TestOrderedKeysGoOnBehindThePosition(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -66,7 +66,7 @@ func TestLostAcknowledgementCountsOnce(t *testing.T) {
 }
 
 // The database is out of reach, the relay lives on, finishes what it has, and
-// goes on by itself.
+// continues by itself.
 func TestRelayOutlivesItsDatabase(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -177,7 +177,7 @@ func damage(db *relaytest.Database, destination string, upTo int) {
 		CREATE TRIGGER damaged BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION damaged()`, upTo, destination))
 }
 
-// Damaged rows fill a lane. It goes on when their leases have ended.
+// Damaged rows fill a lane. It continues when their leases have ended.
 func TestDamagedRowsKeepNoLane(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

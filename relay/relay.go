@@ -62,7 +62,7 @@ type Relay struct {
 
 	aborted context.Context // done after Abort
 	abort   context.CancelFunc
-	fail    context.CancelCauseFunc // ends Run for what waiting cannot mend
+	fail    context.CancelCauseFunc // ends Run for what waiting cannot fix
 }
 
 // settleGrace is how long the last outcomes may take to be written once everything else has ended.
@@ -137,7 +137,7 @@ var (
 // Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs
 // in flight end within DrainTimeout, settles them, deregisters, and returns nil, also from a
 // database that does not answer, at most five seconds after DrainTimeout. While the database is
-// away it waits for it, for ever. It returns an error only for what waiting cannot mend, one
+// away it waits for it, for ever. It returns an error only for what waiting cannot fix, one
 // wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser], and [Asleep].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)

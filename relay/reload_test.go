@@ -349,10 +349,10 @@ func TestReloadOfRetention(t *testing.T) {
 	testkit.Equal(t, "runs are planned", schedules(archive.Retention{ArchiveAfter: days}), 1)
 	first := jobs.Entries()[0].ID
 	if schedules(archive.Retention{ArchiveAfter: days}); jobs.Entries()[0].ID != first {
-		t.Error("planned anew although nothing changed")
+		t.Error("planned again although nothing changed")
 	}
 	if schedules(archive.Retention{ArchiveAfter: 2 * days}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
-		t.Error("not planned anew")
+		t.Error("not planned again")
 	}
 	testkit.Equal(t, "runs are planned", schedules(archive.Retention{}), 0)
 }
@@ -419,7 +419,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	relaytest.CheckFields(t, post.Egress{}, "AllowPrivate", "Proxy")
 }
 
-// What follows files is compared by what it returns now, and made anew whatever that is: the files
+// What follows files is compared by what it returns now, and made again whatever that is: the files
 // may be others.
 func TestWhatFollowsFilesIsMadeAnew(t *testing.T) {
 	t.Parallel()

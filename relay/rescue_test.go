@@ -21,7 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// A relay in a process of its own, for tests that kill it: this test binary, told so by its
+// A relay in its own process, for tests that kill it: this test binary, told so by its
 // environment.
 func TestRelayProcess(t *testing.T) {
 	dsn, url := os.Getenv("RELAY_TEST_DSN"), os.Getenv("RELAY_TEST_URL")
@@ -31,7 +31,7 @@ func TestRelayProcess(t *testing.T) {
 	lease, err := time.ParseDuration(os.Getenv("RELAY_TEST_LEASE"))
 	relaytest.Must(t, err)
 	d := to(url)
-	d.Timeout = min(relaytest.Patience, lease-leaseMargin) // a POST that is under way while the process is frozen goes on afterwards
+	d.Timeout = min(relaytest.Patience, lease-leaseMargin) // a POST that is under way while the process is frozen continues afterwards
 	r, err := New(Config{
 		Pool: settings(t, dsn), Destinations: []post.Destination{d}, Lease: lease, Name: "victim",
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
@@ -140,7 +140,7 @@ func TestLockedRowOfADeadRelayIsSentLater(t *testing.T) {
 }
 
 // A relay that is frozen keeps its connection, its session. When it was not heard of for 15 s,
-// another one takes over, and nothing that it does when it goes on overwrites what the other one
+// another one takes over, and nothing that it does when it continues overwrites what the other one
 // wrote.
 func TestFrozenRelayIsRescued(t *testing.T) {
 	t.Parallel()
@@ -163,7 +163,7 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	before := relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	g.Open()
 	relaytest.Must(t, frozen.Process.Signal(syscall.SIGCONT))
-	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_relay`) // it has noticed, and registered anew
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_relay`) // it has noticed, and registered again
 	db.Insert(3, "then")
 	relaytest.Becomes(db, 6, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 	after := relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d WHERE event_id <= 3 ORDER BY event_id`)

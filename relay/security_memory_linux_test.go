@@ -39,7 +39,7 @@ func TestSecurityNotificationsTakeNoMemory(t *testing.T) {
 		db.Insert(1, fmt.Sprint("key-", round))
 		relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending'`)
 	}
-	// The session has read all of it once its heartbeat goes on.
+	// The session has read all of it once its heartbeat continues.
 	relaytest.Becomes(db, true, `SELECT heartbeat_at > $1 FROM outbox_relay`, relaytest.Row[time.Time](db, `SELECT now()`))
 	more := peak(t, relay.Process.Pid) - before
 	t.Logf("%d MiB, %d MiB more than before", (before+more)>>20, more>>20)

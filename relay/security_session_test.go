@@ -36,7 +36,7 @@ func TestSecurityStrangersLocksStopNoRelay(t *testing.T) {
 }
 
 // A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of
-// notifications. Relays start with a route of their own, deliver, close breakers, obey operators
+// notifications. Relays start with their own route, deliver, close breakers, obey operators
 // and leave all the same.
 func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	t.Parallel()

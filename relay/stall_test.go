@@ -41,7 +41,7 @@ func TestRateSlowerThanTheLease(t *testing.T) {
 }
 
 // An operator's forgotten transaction has locked what the breaker of one destination has to write.
-// All others go on.
+// All others continue.
 func TestLockedDestinationKeepsNoOther(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

@@ -10,7 +10,7 @@ import (
 )
 
 // The database refuses the outcome of a key's head until the lease ends. Once it does not any more,
-// the key goes on.
+// the key continues.
 func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
 	testsize.Long(t) // it waits for the end of a lease
 	t.Parallel()

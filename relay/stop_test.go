@@ -213,7 +213,7 @@ func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 	relaytest.Must(t, relay.Run(ctx))
 }
 
-// What waiting cannot mend is an error that says what to do.
+// What waiting cannot fix is an error that says what to do.
 func TestRunRefusesAnotherSchema(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -58,7 +58,7 @@ func TestThroughPooler(t *testing.T) {
 }
 
 // A relay through a pooler that is killed has no session that could be gone: the survivor has its
-// work when the leases end, though claims go on being made in between.
+// work when the leases end, though claims continue being made in between.
 func TestRecoveryWithinTheLease(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

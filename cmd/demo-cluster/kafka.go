@@ -132,7 +132,7 @@ func (o *options) readKafka(receive http.Handler) (reader, func(), error) {
 	return events, func() {}, err
 }
 
-// imitate is the brokers, in a process of their own. They keep what they have acknowledged.
+// imitate is the brokers, in their own process. They keep what they have acknowledged.
 func (o *options) imitate(ctx context.Context) error {
 	var ports []int
 	for _, text := range o.Brokers {

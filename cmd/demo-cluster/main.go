@@ -1,5 +1,5 @@
 // Command demo-cluster shows the promises of outbox-relay over a distributed log: a producer, a
-// relay, a JetStream cluster of three servers and three consumers, each a process of its own, while
+// relay, a JetStream cluster of three servers and three consumers, each its own process, while
 // the stream's leader, the relay and the consumers are killed.
 //
 //	producer ──tx──▶ [outbox] ◀── outbox-relay ──publish──▶ NATS n1 n2 n3 ──pull──▶ consumer ×3 ──tx──▶ [shipments, processed_events]

@@ -120,8 +120,8 @@ func (s *stage) run(ctx context.Context) error {
 }
 
 // configure writes the relay's configuration, which the caller removes. Attempts come often: the
-// brokers go on refusing in the calm, when one key alone may be left to get all their faults, and
-// with the standard schedule it would wait for minutes after the third.
+// brokers continue refusing in the calm, when one key alone may be left to get all their faults,
+// and with the standard schedule it would wait for minutes after the third.
 func (s *stage) configure() error {
 	file, err := os.CreateTemp("", "demo-cluster-*.yaml")
 	if err != nil {

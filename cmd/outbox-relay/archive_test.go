@@ -54,7 +54,7 @@ func moved(t testing.TB, db *sql.DB, all int) (n int) {
 	return n
 }
 
-// archiveProcess starts outbox-relay archive run in a process of its own.
+// archiveProcess starts outbox-relay archive run in its own process.
 func archiveProcess(t testing.TB, dsn string, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], append([]string{"archive", "run"}, args...)...)

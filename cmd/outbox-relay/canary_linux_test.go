@@ -105,7 +105,7 @@ func onTerminal(t *testing.T, env []string, args ...string) string {
 var colours = regexp.MustCompile(`\x1b\[[0-9;]*m|\r\x1b\[K`)
 
 // wantText checks that a terminal or a log was sent printable lines only, and that no stored text
-// began a line of its own.
+// began its own line.
 func wantText(t *testing.T, where, shown string) {
 	t.Helper()
 	for line := range strings.Lines(colours.ReplaceAllString(strings.ReplaceAll(shown, "\r\n", "\n"), "")) {

@@ -34,7 +34,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay retry --destination NAME | ID             attempt now what waits for its next attempt
   outbox-relay discard --destination NAME | ID           give up what waits or failed
   outbox-relay reconcile --destination NAME --url URL    did everything delivered take effect, exactly once?
-  outbox-relay pause | resume NAME                       stop sending to a destination; go on
+  outbox-relay pause | resume NAME                       stop sending to a destination; continue
   outbox-relay relays | routes list | routes test TYPE   who delivers; where events go
   outbox-relay audit                                     what operators changed and revealed: who, when, how much
   outbox-relay archive run                               archive what is settled, drop and prune what is old, now
@@ -85,5 +85,5 @@ type grammar struct {
 	Version    versionCmd          `cmd:"" help:"Show the version of this program."`
 
 	Complete  completeCmd       `cmd:"" hidden:"" help:"Names for the script that completion prints."`
-	BenchLoad bench.LoadCommand `cmd:"" hidden:"" help:"The producers of bench, in a process of their own."`
+	BenchLoad bench.LoadCommand `cmd:"" hidden:"" help:"The producers of bench, in their own process."`
 }

@@ -65,7 +65,7 @@ func TestMistakesOfInboxCommands(t *testing.T) {
 		{"inbox list --status recorded", "", "--status recorded needs --remembered: it says that an inbox has the event"},
 		{"inbox list --remembered --status pending", "", "--status pending: events with --remembered are succeeded, ignored, failed or recorded"},
 		{"inbox list --remembered --ordering-key o", "", "--remembered excludes --ordering-key, --from, --to and --before: only inboxes know them"},
-		{"inbox list --after a/b/c", "", "--after needs --remembered; a list of the inbox goes on with --before"},
+		{"inbox list --after a/b/c", "", "--after needs --remembered; a list of the inbox continues with --before"},
 		{"inbox list --remembered --after a/b", "", `--after: "a/b" is not a place as a list shows it, such as shipping/finance/invoice-17`},
 		{"inbox show", "", "name one event: by its inbox id, or by --key"},
 		{"inbox show 7 --key k", "", "name one event: by its inbox id, or by --key"},

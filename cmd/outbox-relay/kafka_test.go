@@ -101,30 +101,30 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	rows := map[string]relaytest.Unready{
 		"missing": {
 			Settings: to(good, "missing"), Problem: `there is no topic "missing", or the user may not see it; create it`,
-			Mend: func() string { localkafka.CreateTopic(t, owner, "missing", "cleanup.policy", "delete"); return "" }, Stored: func() []string { return keysIn(t, good, "missing") },
+			Fix: func() string { localkafka.CreateTopic(t, owner, "missing", "cleanup.policy", "delete"); return "" }, Stored: func() []string { return keysIn(t, good, "missing") },
 		},
 		"small": {
 			Settings: to(good, "small"), Warning: "at most 3000 bytes, and an event may have 1048576", Refused: "raise its max.message.bytes",
-			Mend:   func() string { alterTopic(t, owner, "small", "max.message.bytes", "2000000"); return "" },
+			Fix:    func() string { alterTopic(t, owner, "small", "max.message.bytes", "2000000"); return "" },
 			Stored: func() []string { return keysIn(t, good, "small") },
 		},
 	}
 	dead := localkafka.FreeAddress(t)
 	rows["dead"] = relaytest.Unready{
-		Settings: to(dead, topic), Problem: "connection refused", Mend: func() string { localkafka.StartAt(t, dead, ""); return "" },
+		Settings: to(dead, topic), Problem: "connection refused", Fix: func() string { localkafka.StartAt(t, dead, ""); return "" },
 		Stored: func() []string { return keysIn(t, dead, topic) },
 	}
 	guarded, _ := localkafka.Start(t, "acl")
 	root := kgo.SASL(plain.Auth{User: "root", Pass: "r"}.AsMechanism())
 	rows["no-right"] = relaytest.Unready{
 		Settings: to(guarded, topic) + ", sasl: plain, basic_auth: {username: relay, password: right}", Problem: `allow the user to write to topic "invoices"`,
-		Mend: func() string { allowWriting(t, localkafka.Client(t, guarded, root), topic); return "" }, Stored: func() []string { return keysIn(t, guarded, topic, root) },
+		Fix: func() string { allowWriting(t, localkafka.Client(t, guarded, root), topic); return "" }, Stored: func() []string { return keysIn(t, guarded, topic, root) },
 	}
 	password := write("password", "wrong")
 	login, _ := localkafka.Start(t, "sasl")
 	rows["password"] = relaytest.Unready{
 		Settings: to(login, topic) + ", sasl: scram-sha-256, basic_auth: {username: relay, password_file: " + password + "}",
-		Problem:  "the broker closed the connection while the relay logged in: correct basic_auth", Mend: func() string { write("password", "right"); return "" },
+		Problem:  "the broker closed the connection while the relay logged in: correct basic_auth", Fix: func() string { write("password", "right"); return "" },
 		Stored: func() []string {
 			return keysIn(t, login, topic, kgo.SASL(plain.Auth{User: "relay", Pass: "right"}.AsMechanism()))
 		},
@@ -139,7 +139,7 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	overTLS := kgo.DialTLSConfig(&tls.Config{InsecureSkipVerify: true})
 	rows["authority"] = relaytest.Unready{
 		Settings: fmt.Sprintf("url: 'kafka+ssl://%s', topic: %s, tls: {ca_file: %s}", secure, topic, authority), Problem: "set tls.ca_file to the authority's certificate",
-		Mend: func() string { write("ca", certificate); return "" }, Stored: func() []string { return keysIn(t, secure, topic, overTLS) },
+		Fix: func() string { write("ca", certificate); return "" }, Stored: func() []string { return keysIn(t, secure, topic, overTLS) },
 	}
 	// The settings of a working broker remedy the problems below.
 	replicas, _ := localkafka.Start(t, "replicas")
@@ -152,7 +152,7 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 		"refused":     {Settings: to(refuses, topic) + ", sasl: plain, basic_auth: {username: relay, password: right}", Problem: "the brokers refuse the relay's user; correct basic_auth"},
 	} {
 		localkafka.CreateTopic(t, owner, name, "cleanup.policy", "delete")
-		row.Mend = func() string { return to(good, name) }
+		row.Fix = func() string { return to(good, name) }
 		row.Stored = func() []string { return keysIn(t, good, name) }
 		rows[name] = row
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// asProgram makes the test binary be the program, for what only a process of its own can show.
+// asProgram makes the test binary be the program, for what only its own process can show.
 const asProgram = "TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {

@@ -89,10 +89,10 @@ func (s *replayStage) program(args ...string) *exec.Cmd {
 func (s *replayStage) rest() { <-time.After(s.calm) }
 
 // A replayWay is how an operator replays: the preview, the order, the SIGKILL of the process that
-// works on it, and what makes it go on.
+// works on it, and what makes it continue.
 type replayWay struct{ preview, order, kill, prepare, goOn func() }
 
-// measure replays all failed events, is interrupted by SIGKILL, goes on, and compares the p99 of
+// measure replays all failed events, is interrupted by SIGKILL, continues, and compares the p99 of
 // live events with that before and after.
 func (s *replayStage) measure(way replayWay) {
 	way.preview()
@@ -130,7 +130,7 @@ func (s *replayStage) measure(way replayWay) {
 }
 
 // BenchmarkReplayUnderLoad replays 100,000 failed events beside 100 live events a second, by the
-// command and on the page. The process that replays is killed on its way, and the replay goes on.
+// command and on the page. The process that replays is killed on its way, and the replay continues.
 func BenchmarkReplayUnderLoad(b *testing.B) {
 	b.Run("command", func(b *testing.B) {
 		for b.Loop() {
@@ -179,9 +179,9 @@ func replayByCommand(b *testing.B) {
 	}
 }
 
-// replayOnThePage kills one of two relays, which serves the page and sends, and goes on at another
-// one once the operation counts as killed. What the killed relay had sent and not settled is sent
-// again.
+// replayOnThePage kills one of two relays, which serves the page and sends, and continues at
+// another one once the operation counts as killed. What the killed relay had sent and not settled
+// is sent again.
 func replayOnThePage(b *testing.B) {
 	b.Helper()
 	s := newReplayStage(b)

@@ -216,7 +216,7 @@ func TestInterruptedReplay(t *testing.T) {
 	signals <- syscall.SIGINT
 	signals <- syscall.SIGINT // is taken once the first has been acted on
 	lock("pg_advisory_unlock")
-	if got := <-code; got != cli.ExitInterrupted || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted: 1000 replayed, 1500 left; the same command goes on\n") {
+	if got := <-code; got != cli.ExitInterrupted || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted: 1000 replayed, 1500 left; the same command continues\n") {
 		t.Errorf("exit code %d: %s", got, stderr.String())
 	}
 	var report events.BulkReport
@@ -266,7 +266,7 @@ func TestPauseCommands(t *testing.T) {
 	env, dsn := failedOutbox(t, 1)
 	db := open(t, dsn)
 	r := command(env, "pause", "logistics", "--reason=we \x1b[31mmove")
-	if r.code != 0 || r.stdout != "logistics is paused: we \ufffd[31mmove. To go on: outbox-relay resume logistics\n" ||
+	if r.code != 0 || r.stdout != "logistics is paused: we \ufffd[31mmove. To continue: outbox-relay resume logistics\n" ||
 		!strings.Contains(r.stderr, `"action":"pause"`) || !strings.Contains(r.stderr, `"destination":"logistics"`) {
 		t.Errorf("%+v", r)
 	}

@@ -22,7 +22,7 @@ import (
 // allowSuperuser lets a relay work as the server's superuser: other tests have made logins there.
 const allowSuperuser = "OUTBOX_DATABASE_ALLOW_SUPERUSER=true"
 
-// started is an outbox-relay run that goes on beside the test.
+// started is an outbox-relay run that continues beside the test.
 type started struct {
 	signals chan os.Signal
 	hangups chan os.Signal
@@ -177,8 +177,8 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// The log's reader is gone, which kills most programs at their next line: deliveries go on, and a
-// signal still ends the process well. The relay is a process of its own here, because only its own
+// The log's reader is gone, which kills most programs at their next line: deliveries continue, and
+// a signal still ends the process well. The relay is its own process here, because only its own
 // stdout and stderr raise SIGPIPE.
 func TestRunWithBrokenLog(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// process runs the program as a process of its own, which is killed when it does not end, and
+// process runs the program as its own process, which is killed when it does not end, and
 // returns its peak of memory.
 func process(t *testing.T, env []string, args ...string) (r result, peakBytes int64) {
 	t.Helper()

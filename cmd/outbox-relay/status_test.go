@@ -389,7 +389,7 @@ func TestDoctorPrintsEachCommandOnItsLine(t *testing.T) {
 	}
 	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + answering(t, http.StatusOK)}, "doctor")
 	want := "\n         outbox-relay events list --status failed --destination default    # see why" +
-		"\n         outbox-relay replay --destination default    # once the cause is mended\n"
+		"\n         outbox-relay replay --destination default    # once the cause is fixed\n"
 	if !strings.Contains(r.stdout, want) {
 		t.Errorf("%+v does not say %q", r, want)
 	}

@@ -112,7 +112,7 @@ func (s *stage) insert(t *testing.T, columns, values string) {
 
 const oneEvent = `VALUES ('invoice.paid', '{}', 'k1')`
 
-// program runs a command in a process of its own.
+// program runs a command in its own process.
 func program(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)

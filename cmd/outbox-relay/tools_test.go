@@ -17,7 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// running is a command that goes on beside the test, with its output.
+// running is a command that continues beside the test, with its output.
 type running struct {
 	started
 	stdout *awaited

@@ -58,7 +58,7 @@ func TestCircuit(t *testing.T) {
 		"then one probe at a time":              {"---...pxxx", HalfOpen},
 		"a probe that succeeds is not enough":   {"---...+", HalfOpen},
 		"as many as asked for are":              {"---...++++++", Closed},
-		"a closed one starts counting anew":     {"---...++--", Closed},
+		"a closed one starts counting again":    {"---...++--", Closed},
 		"a probe that proves nothing":           {"---...?+?+++", Closed},
 		"a probe that fails doubles the wait":   {"---...-x...x...-x", Open},
 		"again, up to the most":                 {"---...-......-x.........x.-x.........x.p", HalfOpen},

@@ -249,7 +249,7 @@ func failingHandlers(t *testing.T, r *receiver) {
 		wantProblem(t, r.send(t, number, invoice(number), signing{}), 500, problem)
 		r.wantRows(t, number, number, 0, 0)
 	}
-	r.exec(t, "INSERT INTO mended VALUES (true)")
+	r.exec(t, "INSERT INTO fixed VALUES (true)")
 	for _, number := range []string{"FAIL-8", "COMMIT-FAIL-8"} {
 		wantFirst(t, r.send(t, number, invoice(number), signing{}))
 		wantDuplicate(t, r.send(t, number, invoice(number), signing{}), 204)

@@ -126,7 +126,7 @@ func databaseTrouble(t *testing.T, r *receiver) {
 			break
 		}
 		if wantProblem(t, got, 503, "database-unavailable"); try == mostConnections {
-			t.Fatal("the receiver does not connect anew")
+			t.Fatal("the receiver does not connect again")
 		}
 	}
 	r.wantRows(t, "k14 lost", "INV-14 lost", 1, 1)

@@ -154,15 +154,15 @@ type receiver struct {
 
 // schema is what the document tells to create, and faults: an effect whose invoice begins with HOLD
 // waits for the lock that a test holds, one with COMMIT-HOLD does so while it commits. FAIL and
-// COMMIT-FAIL fail until the table mended has a row.
+// COMMIT-FAIL fail until the table fixed has a row.
 const schema = `
 CREATE TABLE shipments (invoice text NOT NULL, total numeric NOT NULL);
-CREATE TABLE mended (yes boolean);
+CREATE TABLE fixed (yes boolean);
 CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF NEW.invoice LIKE tg_argv[0] || 'HOLD%' THEN
 		PERFORM pg_advisory_xact_lock_shared(4711);
-	ELSIF NEW.invoice LIKE tg_argv[0] || 'FAIL%' AND NOT EXISTS (SELECT FROM mended) THEN
+	ELSIF NEW.invoice LIKE tg_argv[0] || 'FAIL%' AND NOT EXISTS (SELECT FROM fixed) THEN
 		RAISE EXCEPTION 'fault';
 	END IF;
 	RETURN NULL;

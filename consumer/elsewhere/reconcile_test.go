@@ -372,7 +372,7 @@ func questionWithoutDatabase(t *testing.T, r *receiver) {
 	}
 }
 
-// newGoReceiver is the receiver in Go, with a database of its own.
+// newGoReceiver is the receiver in Go, with its own database.
 func newGoReceiver(t *testing.T, server *localpg.Server) *receiver {
 	t.Helper()
 	r := &receiver{language: language{name: "go"}, server: server, client: &http.Client{Timeout: patience}}

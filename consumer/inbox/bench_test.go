@@ -30,7 +30,7 @@ import (
 const latencyRate = 500
 
 // latencySchema remembers in which transaction an event was recorded: finishing it writes its row
-// anew.
+// again.
 const latencySchema = chaosSchema + `;
 CREATE TABLE recorded (key text NOT NULL);
 CREATE FUNCTION note_recorded() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO recorded VALUES (NEW.idempotency_key); RETURN NULL; END';

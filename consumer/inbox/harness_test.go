@@ -45,7 +45,7 @@ func runMoreAtOnce() {
 	}
 }
 
-// inboxProcess is what one process does with an inbox: it has a pool of its own.
+// inboxProcess is what one process does with an inbox: it has its own pool.
 type inboxProcess struct {
 	*receivertest.Env
 	inbox *inbox.Inbox
@@ -60,7 +60,7 @@ CREATE TABLE effect (key text NOT NULL, number bigint GENERATED ALWAYS AS IDENTI
 CREATE TABLE parent (id int PRIMARY KEY);
 CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);`
 
-// newInbox is an inbox with a database of its own that records over HTTP. Nothing works its events
+// newInbox is an inbox with its own database that records over HTTP. Nothing works its events
 // before run.
 func newInbox(t testing.TB, cfg inbox.Config) *inboxProcess {
 	t.Helper()

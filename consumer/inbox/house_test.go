@@ -110,7 +110,7 @@ func TestInboxWithTheRightsOfAReceiver(t *testing.T) {
 }
 
 // A login with CONNECT alone notifies in the name of an inbox as often as it can. The inbox claims
-// a bounded number of times, and goes on working.
+// a bounded number of times, and continues working.
 func TestSecurityInboxNotificationsAreBounded(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()

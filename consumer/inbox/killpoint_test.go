@@ -25,7 +25,7 @@ import (
 )
 
 // doomedInbox is the inbox of the process that dies with number n, and of the one that comes after
-// it. It has a sender of its own, so that no other worker works its event.
+// it. It has its own sender, so that no other worker works its event.
 func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *inbox.Inbox {
 	return receivertest.Must(inbox.New(pool, inbox.Config{
 		Config: consumer.Config{
@@ -158,7 +158,7 @@ func TestInboxKilledAtEveryOperation(t *testing.T) {
 }
 
 // An inbox is stopped at every single operation, for as long as it takes another process to see
-// that its work is not being done, and to do it. When it goes on it must do nothing that has been
+// that its work is not being done, and to do it. When it continues it must do nothing that has been
 // done; and it works what comes next.
 func TestInboxFrozenAtEveryOperation(t *testing.T) {
 	testsize.Long(t)

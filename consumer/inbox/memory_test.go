@@ -167,6 +167,6 @@ func TestEventRemovedFromTheInboxByHand(t *testing.T) {
 		t.Errorf("replayed %d, %v", n, err)
 	}
 	testkit.Equal(t, "events in the inbox again", p.Count("SELECT count(*) FROM inbox_events"), 0)
-	p.record("next", ordered("o", 3)) // its ordering key goes on
+	p.record("next", ordered("o", 3)) // its ordering key continues
 	p.awaitState("next", inbox.StateSucceeded)
 }

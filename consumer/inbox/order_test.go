@@ -364,7 +364,7 @@ func TestInboxOrderIsAConstraint(t *testing.T) {
 	}
 }
 
-// What an operator has changed by hand goes on by itself.
+// What an operator has changed by hand continues by itself.
 func TestInboxSweepsWhatNobodyLetGo(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t)

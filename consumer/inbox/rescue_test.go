@@ -182,7 +182,7 @@ func TestInboxGivesUpWhatKillsItsWorkers(t *testing.T) {
 				return
 			}
 			p.wantState("2", inbox.StatePending, 0)
-			// A replay begins to count anew.
+			// A replay begins to count again.
 			if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 				t.Fatalf("replayed %d, %v", n, err)
 			}

@@ -90,7 +90,7 @@ func TestInboxOutlivesItsDatabase(t *testing.T) {
 		p.MustExec("ALTER TABLE inbox_events RENAME TO gone")
 		p.MustExec("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
 		p.awaitLog("cannot reach its database", i+1)
-		p.own.Reset() // each idle connection that is dead by now would be an outage of its own
+		p.own.Reset() // each idle connection that is dead by now would be its own outage
 		p.MustExec("ALTER TABLE gone RENAME TO inbox_events")
 		p.awaitLog("has its database back", i+1)
 		p.record(fmt.Sprint(i))
@@ -304,9 +304,9 @@ func (n notifications) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pg
 
 func (n notifications) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A request ends with the notification that it sends, and does not go on with those of the requests
-// after it: under load it would never end, and neither would the claims of a process that passes on
-// what it cannot work.
+// A request ends with the notification that it sends, and does not continue with those of the
+// requests after it: under load it would never end, and neither would the claims of a process that
+// passes on what it cannot work.
 func TestInboxNotifiesOnceForARequest(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

@@ -71,7 +71,8 @@ func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	}
 }
 
-// What a topic removed before it was read is gone for this reader, which must not go on in silence.
+// What a topic removed before it was read is gone for this reader, which must not continue in
+// silence.
 func TestRecordsThatAreRemovedBeforeTheyAreRead(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "")

@@ -47,8 +47,8 @@ func (e *env) runLogged() (readertest.Reader, warnings) {
 	return e.run(natsconsumer.Config{Logger: log}, e.Receiver(readertest.Effect)), logged
 }
 
-// A reader that went on asking a durable consumer that is gone would stand still for ever, without
-// a word.
+// A reader that continued asking a durable consumer that is gone would stand still for ever,
+// without a word.
 func TestAStreamThatIsDeletedAndMadeAgain(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 0)

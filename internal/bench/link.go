@@ -18,7 +18,7 @@ type link struct {
 	running  sync.WaitGroup
 }
 
-// chunk is what was read at once, and when it may go on.
+// chunk is what was read at once, and when it may continue.
 type chunk struct {
 	due  time.Time
 	data []byte

@@ -143,7 +143,7 @@ func plotDrain(all results) []byte {
 }
 
 func plotInsert(all results) []byte {
-	return bars("Inserts a second, each in a transaction of its own", 0,
+	return bars("Inserts a second, each in its own transaction", 0,
 		barsOf(insertWorkload(options{}), func(at place) []float64 { return all.values(at, "rate") }))
 }
 

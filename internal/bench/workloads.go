@@ -85,7 +85,7 @@ var rates = []int{1, 20, 200, 1000, 4000}
 func latencyWorkload(o options) workload {
 	w := workload{
 		name: "latency", title: "From commit to arrival",
-		about: fmt.Sprintf("Events come at a steady rate for %d s, each in a transaction of its own over %d connections. p50 to max are milliseconds from "+
+		about: fmt.Sprintf("Events come at a steady rate for %d s, each in its own transaction over %d connections. p50 to max are milliseconds from "+
 			"the commit to the arrival; the next two from the moment the event was meant for, its insert included.", o.seconds, producers),
 		metrics: []metric{
 			{"p50", "p50, ms", 1},
@@ -127,7 +127,7 @@ const (
 func insertWorkload(o options) workload {
 	w := workload{
 		name: "insert", title: "What a producer notices",
-		about: fmt.Sprintf("So many clients insert one event after the other for %d s, each in a transaction of its own. The bare table has the same "+
+		about: fmt.Sprintf("So many clients insert one event after the other for %d s, each in its own transaction. The bare table has the same "+
 			"columns and a unique key. River inserts by its own client, without a unique key, and its workers are stopped.", o.seconds),
 		metrics: []metric{{"rate", "inserts/s", 0}, {"server", "PostgreSQL's CPU, µs an insert", 0}, {"wal", "WAL, B an insert", 0}},
 		ratios:  []ratio{{heading: "beside the bare table", metric: "rate", toSystem: nameBare}},

@@ -33,7 +33,7 @@ func TestDiskIsFull(t *testing.T) {
 	child.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL} // so that nobody else sees the small disk
 	said, err := child.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) {
-		t.Skip("only root may mount a file system of its own")
+		t.Skip("only root may mount its own file system")
 	}
 	if err != nil {
 		t.Errorf("%v\n%s", err, said)

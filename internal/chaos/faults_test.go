@@ -220,7 +220,7 @@ func (s *stage) disturb(role string, l *link) {
 		l.delay.Store(0)
 	case 1:
 		l.reset()
-	case 2: // half-open: what was swallowed is gone, so no connection may go on
+	case 2: // half-open: what was swallowed is gone, so no connection may continue
 		l.silent.Store(true)
 		<-time.After(lasts)
 		l.reset()

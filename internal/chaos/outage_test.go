@@ -14,7 +14,7 @@ import (
 var downTime = flag.Duration("down", 2*time.Second, "how long TestDatabaseIsDown keeps the database away")
 
 // Relays outlive their database, however long it is away: nothing is lost or sent twice without a
-// cause, and deliveries go on when it is back.
+// cause, and deliveries continue when it is back.
 func TestDatabaseIsDown(t *testing.T) {
 	s := newStage(t, 1, 3)
 	s.making = "database is down"

@@ -41,7 +41,7 @@ type Config struct {
 	Timeout     time.Duration // the relay's for one request
 	Tolerance   time.Duration // the receiver's for timestamps
 	Settle      time.Duration // how long an effect may take after the answer
-	Patience    time.Duration // how long the receiver may wait for a request that does not go on
+	Patience    time.Duration // how long the receiver may wait for a request that does not continue
 	MaxBody     int           // the largest body that the receiver must take, in bytes
 	Rate        int           // of the load, events a second
 	For         time.Duration // of the load
@@ -75,7 +75,7 @@ const (
 const (
 	Passed  = "passed"
 	Failed  = "failed"
-	Warned  = "warned" // it should be mended, and costs no event
+	Warned  = "warned" // it should be fixed, and costs no event
 	Skipped = "skipped"
 )
 

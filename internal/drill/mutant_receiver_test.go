@@ -43,7 +43,7 @@ type receiver struct {
 	read      func(w http.ResponseWriter, r *http.Request) ([]byte, error)
 	verify    func(h http.Header, body []byte) error
 	unproven  int
-	parse     func(body []byte) int // 0: go on
+	parse     func(body []byte) int // 0: continue
 	parsedYet bool                  // before it verifies
 	handles   func(h http.Header) int
 	key       func(r *http.Request, body []byte) string
@@ -233,7 +233,7 @@ func countEffects(pool *pgxpool.Pool) Probe {
 	}
 }
 
-// stall is how long the receivers here wait for a request that does not go on.
+// stall is how long the receivers here wait for a request that does not continue.
 const stall = 2 * time.Second
 
 // patience ends what would hang. No assertion depends on it.

@@ -188,7 +188,7 @@ func isTimeout(err error) bool {
 	return ok && failure.Timeout()
 }
 
-// sendRaw sends pieces on a connection of their own and returns the answer.
+// sendRaw sends pieces on their own connection and returns the answer.
 func (t *trial) sendRaw(gap time.Duration, pieces ...[]byte) answer {
 	w := t.dial()
 	defer func() { _ = w.Close() }()

@@ -58,11 +58,11 @@ func (t *trial) eachOf(secrets []webhook.Secret) (events []event) {
 
 func cutSignature(t *trial) (events []event) {
 	for which, cut := range map[string]func(string) string{
-		"that is empty": func(string) string { return "x1, v1," },
-		"that is cut":   func(s string) string { return s[:len("v1,abcd")] + " " + s[strings.Index(s, "x1,"):][:len("x1,abcd")] },
-		"no base64":     func(string) string { return "v1,***** x1,*****" },
-		"of no version": strings.NewReplacer("v1,", "", "x1,", "").Replace,
-		"that goes on":  func(s string) string { return strings.ReplaceAll(s, "=", "A=") },
+		"that is empty":  func(string) string { return "x1, v1," },
+		"that is cut":    func(s string) string { return s[:len("v1,abcd")] + " " + s[strings.Index(s, "x1,"):][:len("x1,abcd")] },
+		"no base64":      func(string) string { return "v1,***** x1,*****" },
+		"of no version":  strings.NewReplacer("v1,", "", "x1,", "").Replace,
+		"that continues": func(s string) string { return strings.ReplaceAll(s, "=", "A=") },
 	} {
 		change := func(h http.Header) { set(webhook.Signature, cut(h.Get(webhook.Signature)))(h) }
 		events = append(events, t.event().tampered("with a signature "+which, change))

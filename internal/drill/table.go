@@ -60,7 +60,7 @@ var table = [...]Check{
 
 	{"exact-bytes", "an event with blanks and line ends around its JSON", "2xx, and one effect", rawBody + " JSON that was parsed and written again has other bytes.", mistakes, usual, fine(exactBytes)},
 	{"parsed-first", "forged events, one of which is no JSON", "the same refusal for both", rawBody, mistakes, usual, parsedFirst},
-	{"not-json", "a signed event whose body is no JSON", "422 or 400, or an effect", "Answer 422 to what no repetition mends, and 2xx only to what took effect.", answering, usual, notJSON},
+	{"not-json", "a signed event whose body is no JSON", "422 or 400, or an effect", "Answer 422 to what no repetition fixes, and 2xx only to what took effect.", answering, usual, notJSON},
 	{"large-body", "an event of 1 MiB", "2xx, and one effect", "Raise the limit on bodies to what the producer sends; an outbox holds up to 1 MiB. Frameworks often stop at 100 KiB.", steps, usual, fine(largeBody)},
 	{"too-large", "an event of 16 MiB", "413, and no effect", "Limit the body before it is read, to 1 MiB.", steps, usual, tooLarge},
 	{"chunked", "an event in chunks, without Content-Length, as proxies send it", "2xx, and one effect", "Read the body to its end, not as many bytes as Content-Length says.", steps, usual, chunked},

@@ -80,7 +80,7 @@ func (o *Ops) PreviewIgnore(ctx context.Context, s Selection) (Bulk, error) {
 // its place in its order: before younger ones, unless one of them is being worked. An event whose
 // payload was removed cannot be replayed, and is left alone.
 //
-// Each batch is a transaction of its own. progress, which may be nil, follows each. When ctx ends,
+// Each batch is its own transaction. progress, which may be nil, follows each. When ctx ends,
 // the batch at hand is finished, and the error says why it ended; Bulk is what was done, with any
 // error. It can be called again.
 func (o *Ops) Replay(ctx context.Context, s Selection, progress func(Bulk)) (Bulk, error) {
@@ -88,7 +88,7 @@ func (o *Ops) Replay(ctx context.Context, s Selection, progress func(Bulk)) (Bul
 }
 
 // Ignore marks the chosen events, failed or pending ones, as of no concern. What waits behind them
-// in their ordering keys goes on. It works in batches as Replay does.
+// in their ordering keys continues. It works in batches as Replay does.
 func (o *Ops) Ignore(ctx context.Context, s Selection, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, ignoreAction(), s, progress)
 }

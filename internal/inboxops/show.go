@@ -199,7 +199,7 @@ func (e Event) waits(a around) (all []Wait) {
 		for _, b := range a.before {
 			hint := ""
 			if b.State == Failed {
-				hint = fmt.Sprintf("; to go on: outbox-relay inbox replay %d, or outbox-relay inbox ignore %[1]d", b.InboxID)
+				hint = fmt.Sprintf("; to continue: outbox-relay inbox replay %d, or outbox-relay inbox ignore %[1]d", b.InboxID)
 			}
 			add("behind", "behind inbox id %d of its ordering key, which is %s%s", b.InboxID, b.State, hint)
 		}
@@ -222,7 +222,7 @@ func (e Event) waits(a around) (all []Wait) {
 	case e.State == Failed:
 		add("failed", "failed: no worker tries it again; to try it: outbox-relay inbox replay %d", e.InboxID)
 		if a.behind > 0 {
-			add("blocks", "it may block its ordering key: events wait behind it (%s); to go on without it: outbox-relay inbox ignore %d", atMost(a.behind), e.InboxID)
+			add("blocks", "it may block its ordering key: events wait behind it (%s); to continue without it: outbox-relay inbox ignore %d", atMost(a.behind), e.InboxID)
 		}
 	}
 	return all

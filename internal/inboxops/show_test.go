@@ -93,8 +93,8 @@ func TestShow(t *testing.T) {
 	d.event(7, succeeded)
 	d.exec(`INSERT INTO processed_events (receiver, source, idempotency_key, event_type, processing_state) VALUES ('billing', 'finance', 'direct', 'paid', 'ignored')`)
 	for id, want := range map[int64][]string{
-		1: {"failed: failed: no worker tries it again; to try it: outbox-relay inbox replay 1", "blocks: it may block its ordering key: events wait behind it (1); to go on without it: outbox-relay inbox ignore 1"},
-		2: {"behind: behind inbox id 1 of its ordering key, which is failed; to go on: outbox-relay inbox replay 1, or outbox-relay inbox ignore 1"},
+		1: {"failed: failed: no worker tries it again; to try it: outbox-relay inbox replay 1", "blocks: it may block its ordering key: events wait behind it (1); to continue without it: outbox-relay inbox ignore 1"},
+		2: {"behind: behind inbox id 1 of its ordering key, which is failed; to continue: outbox-relay inbox replay 1, or outbox-relay inbox ignore 1"},
 		3: {"not_due: attempt 8 is due in "},
 		4: {"due: due: the next free worker of its receiver takes it"},
 		5: {"unreleased: nothing keeps it waiting: a running worker releases it within half a minute"},

@@ -54,7 +54,7 @@ type changedKey struct {
 	Events                        int64
 }
 
-// change runs one of the two statements in a transaction of its own.
+// change runs one of the two statements in its own transaction.
 func (o *Ops) change(ctx context.Context, statement string, found []candidate) (changed []changedKey, err error) {
 	ids, claims, states := make([]int64, len(found)), make([]int64, len(found)), make([]string, len(found))
 	for i, c := range found {

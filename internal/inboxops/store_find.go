@@ -27,7 +27,7 @@ func idsOfKey(ctx context.Context, tx pgx.Tx, s Selection) ([]int64, error) {
 	return rows.Values[int64](ctx, tx, "find events of a key", selectIDsOfKey, s.Key, s.Receiver, s.Source)
 }
 
-// Each branch has an index of its own. ORDER BY names its columns: without it the planner may read
+// Each branch has its own index. ORDER BY names its columns: without it the planner may read
 // the primary key where statistics are old. $4 and $5 switch branches off, $3 is the most that is
 // read of each.
 const (

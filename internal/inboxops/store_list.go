@@ -102,7 +102,7 @@ func memoryOf(ctx context.Context, tx pgx.Tx, places []MemoryKey) (all []Memory,
 }
 
 // What keeps an event of an ordering key waiting: the first failed one before it, the one that is
-// due or being worked, the first waiting one before it; each by an index of its own.
+// due or being worked, the first waiting one before it; each by its own index.
 const selectBefore = `
 SELECT inbox_id, processing_state FROM (
     (SELECT e.inbox_id, e.processing_state FROM inbox_events e

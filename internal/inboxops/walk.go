@@ -188,7 +188,7 @@ func (o *Ops) walk(ctx context.Context, s Selection, needPayload bool, visit fun
 	return nil
 }
 
-// next is [way.next] in a transaction of its own.
+// next is [way.next] in its own transaction.
 func (o *Ops) next(ctx context.Context, w *way, s Selection, needPayload bool, limit int64) (list []candidate, more bool, err error) {
 	err = o.read(ctx, func(tx pgx.Tx) error {
 		list, more, err = w.next(ctx, tx, s, needPayload, limit)

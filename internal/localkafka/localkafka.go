@@ -84,7 +84,7 @@ func faults(mode string) ([]kfake.Fault, []kfake.Opt) {
 	return nil, nil
 }
 
-// serve is a broker in a process of its own.
+// serve is a broker in its own process.
 func serve(port, dir, mode string) {
 	number, err := strconv.Atoi(port)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 // BaseBackup copies the data of the running server with pg_basebackup and returns the directory,
 // for [Options.CopyOf]. With standby the copy follows this server until it is promoted; without, it
-// starts as a server of its own. The directory goes with this server.
+// starts as its own server. The directory goes with this server.
 func (s *Server) BaseBackup(ctx context.Context, standby bool) (dir string, err error) {
 	dir = filepath.Join(s.dir, "backup-"+strings.ToLower(rand.Text()[:10]))
 	u, err := url.Parse(s.DSN(""))

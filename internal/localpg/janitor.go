@@ -15,7 +15,7 @@ import (
 var janitorScript string
 
 // janitor is the process that owns a directory and the server in it. It is a shell
-// in a session of its own, so that neither Ctrl-C nor the death of this process
+// in its own session, so that neither Ctrl-C nor the death of this process
 // reaches it other than as the end of its standard input.
 type janitor struct {
 	cmd *exec.Cmd

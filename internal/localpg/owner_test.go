@@ -24,7 +24,7 @@ type owner struct {
 	dir   string
 }
 
-// newOwner starts an owner in a process group of its own, as a shell would, and
+// newOwner starts an owner in its own process group, as a shell would, and
 // returns once it has named its directory.
 func newOwner(t *testing.T, stage, binary string, account *syscall.Credential) *owner {
 	t.Helper()

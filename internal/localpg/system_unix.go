@@ -34,7 +34,7 @@ func unprivileged() account {
 	return &syscall.Credential{Uid: 65534, Gid: 65534}
 }
 
-// runAs makes cmd run as the account. In a session of its own no signal of the terminal reaches it.
+// runAs makes cmd run as the account. In its own session no signal of the terminal reaches it.
 func runAs(cmd *exec.Cmd, as account, ownSession bool) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}

@@ -90,7 +90,7 @@ func OfURL(u *url.URL, more ...string) *Mask {
 	return m
 }
 
-// Add adds secrets, each as it is and decoded: one that contains an escape of its own may come back
+// Add adds secrets, each as it is and decoded: one that contains its own escape may come back
 // either way.
 func (m *Mask) Add(secrets ...string) {
 	for _, secret := range secrets {

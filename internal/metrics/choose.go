@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// DefaultMost is how many destinations have series of their own.
+	// DefaultMost is how many destinations have their own series.
 	DefaultMost = 100
-	// other is the destination as which those without series of their own are counted.
+	// other is the destination as which those without their own series are counted.
 	other = "other"
 	// chooseEvery is the least time between two choices.
 	chooseEvery = 10 * time.Second
@@ -30,7 +30,7 @@ const (
 	replaceScore = troubleScore
 )
 
-// destinations knows which destinations have series of their own. While there are few, all have.
+// destinations knows which destinations have their own series. While there are few, all have.
 // Among many they are those with the most deliveries and troubles of late: each scrape chooses the
 // first most of them. One that has series keeps them, until twice as many have: then one that is
 // chosen takes the place of the one with the lowest score, whose series end. What was counted for a
@@ -41,7 +41,7 @@ type destinations struct {
 	mu    sync.RWMutex // held while something is counted, so that nothing is counted for series that ended
 	known map[string]*destination
 	own   int
-	rest  *series // nil: every destination has series of its own
+	rest  *series // nil: every destination has its own series
 	next  time.Time
 }
 
@@ -99,7 +99,7 @@ func (m *Metrics) lock(name string) *destination {
 	}
 }
 
-// add makes a destination known, with series of its own if it may have them. The caller holds mu,
+// add makes a destination known, with its own series if it may have them. The caller holds mu,
 // or is the only one.
 func (m *Metrics) add(name string) {
 	d := &m.destinations
@@ -176,7 +176,7 @@ func (m *Metrics) end(name string) {
 	}
 }
 
-// chosen reports whether a destination has series of its own.
+// chosen reports whether a destination has its own series.
 func (d *destinations) chosen(name string) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()

@@ -20,7 +20,7 @@ type Config struct {
 	// Destinations of the configuration. Unless there are more than Most, they get their series at
 	// once. Those of a later configuration get theirs when they are first seen.
 	Destinations []string
-	// Most bounds how many destinations have series of their own. All others are counted together,
+	// Most bounds how many destinations have their own series. All others are counted together,
 	// as the destination "other". 0: 100. See choose.go.
 	Most int
 	// PollInterval of the relay. /healthz expects a turn of the claimer at least so often, and some

@@ -25,7 +25,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-var update = flag.Bool("update", false, "write the golden list of metrics anew")
+var update = flag.Bool("update", false, "write the golden list of metrics again")
 
 // idle follows a relay that does nothing, with one destination and a sample.
 func idle(m *Metrics) {
@@ -66,7 +66,7 @@ func TestNamesAndLabelsAreStable(t *testing.T) {
 	want, err := os.ReadFile(golden)
 	relaytest.Must(t, err)
 	if list.String() != string(want) {
-		t.Errorf("metrics differ from %s (write it anew with -update):\n%s", golden, &list)
+		t.Errorf("metrics differ from %s (write it again with -update):\n%s", golden, &list)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 const (
 	// sampleInterval is the time between two samples.
 	sampleInterval = 15 * time.Second
-	// scrapedWithin is how long after a scrape samples go on: an idle relay that is not scraped
+	// scrapedWithin is how long after a scrape samples continue: an idle relay that is not scraped
 	// asks nothing.
 	scrapedWithin = 5 * time.Minute
 	// staleSample is how old a sample may be before its gauges are left out.

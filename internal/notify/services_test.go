@@ -25,7 +25,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 )
 
-var update = flag.Bool("update", false, "write the golden messages anew")
+var update = flag.Bool("update", false, "write the golden messages again")
 
 // strays counts what was sent to the proxy that the environment names. No alert may go there.
 var strays atomic.Int64

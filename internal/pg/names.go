@@ -83,7 +83,7 @@ func (n *Names) Pin(cfg *pgxpool.Config) {
 	}
 }
 
-// token finds what must stay as it is (comments, strings, other names) and what is written anew:
+// token finds what must stay as it is (comments, strings, other names) and what is written again:
 // names of ours, also as a regclass, and current_schema().
 var token = regexp.MustCompile(`--[^\n]*|'(?:outbox|inbox|processed)\w*'::regclass\b|\bto_regclass\('\w+'\)|'(?:[^']|'')*'` +
 	`|\bcurrent_schema\(\)|(?:"(?:[^"]|"")*"|[A-Za-z_]\w*)(?:\.(?:"(?:[^"]|"")*"|[A-Za-z_]\w*|\*))*`)

@@ -164,7 +164,7 @@ func TestSecurityForgedSchemaOfTheRelay(t *testing.T) {
 	pgtest.Exec(t, conn, fmt.Sprintf(`SET ROLE %q`, login))
 	names = NewNames("", "outbox")
 	if found, err := names.Find(t.Context(), conn); err != nil || !found || names.known() != fmt.Sprintf("%q", login) {
-		t.Errorf("in a schema of its own: found %t in %s: %v", found, names.known(), err)
+		t.Errorf("in its own schema: found %t in %s: %v", found, names.known(), err)
 	}
 	pgtest.Exec(t, conn, `RESET ROLE`)
 }

@@ -105,7 +105,7 @@ func SchemaMayDiffer(err error) bool {
 
 // ErrTakenForDead says that a relay is not registered any more: others have taken it for dead, and
 // its claims have ended.
-var ErrTakenForDead = errors.New("this relay was taken for dead; registering anew")
+var ErrTakenForDead = errors.New("this relay was taken for dead; registering again")
 
 // ErrTwoDatabases says that a relay's session and its pool lead to different databases.
 var ErrTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
@@ -151,7 +151,7 @@ func Hint(err error) string {
 	case HasCode(err, tooManyConnections):
 		return "the server has no connection left: a relay needs four"
 	case errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "XX") || strings.HasPrefix(pgErr.Code, "58")):
-		return "the server cannot read or write some of its own data: see its log, check the disk, and run pg_amcheck; a damaged index is mended by REINDEX"
+		return "the server cannot read or write some of its own data: see its log, check the disk, and run pg_amcheck; a damaged index is fixed by REINDEX"
 	case errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "23") || strings.HasPrefix(pgErr.Code, "P0")):
 		return "a constraint or trigger that does not belong to the outbox stands on its tables: drop it, or let it pass what relays write"
 	case errors.As(err, &pgErr) && refusedByPooler(pgErr):

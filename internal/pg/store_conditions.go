@@ -41,7 +41,7 @@ const IsHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_owner <> $1)`
 
 // IsDue is true of a pending delivery d that stands in the index of what is due: it waits for
 // nothing but its time. IsWaiting is true of one that waits behind the head of its ordering key, in
-// an index of its own.
+// its own index.
 const (
 	IsDue     = `d.status = 'pending' AND d.blocked_by IS NULL`
 	IsWaiting = `d.status = 'pending' AND d.blocked_by IS NOT NULL`

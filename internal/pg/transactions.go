@@ -18,7 +18,7 @@ import (
 // statement sets the settings that it is given.
 type Prologue func(ctx context.Context, names, values []string) (statement string, args []any)
 
-// Transactions runs every statement in a transaction of its own that begins with the settings of a
+// Transactions runs every statement in its own transaction that begins with the settings of a
 // session, all of it in one round trip where statements are not described before. It leaves nothing
 // behind on a connection that another user gets next.
 type Transactions struct {

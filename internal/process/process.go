@@ -30,7 +30,7 @@ type Command struct {
 }
 
 // A Process is a running command. It does not outlive this process, however that one ends: a guard,
-// in a session of its own that Ctrl-C does not reach, kills it when the pipe to the guard closes.
+// in its own session that Ctrl-C does not reach, kills it when the pipe to the guard closes.
 type Process struct {
 	PID    int // of the command, not of the guard
 	guard  *exec.Cmd

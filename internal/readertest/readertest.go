@@ -56,7 +56,7 @@ type Env struct {
 	Pool    *pgxpool.Pool
 }
 
-// NewEnv returns a log with a database of its own.
+// NewEnv returns a log with its own database.
 func NewEnv(t *testing.T, log Log) *Env {
 	t.Helper()
 	e := &Env{T: t, Carrier: log, DSN: pgtest.New(t, migrations.Inbox)}

@@ -81,7 +81,7 @@ func (r *Receiver) Answer(ctx context.Context, q Request) (a Answer, err error) 
 }
 
 // digest reads the table from q.Page on, in the order in which its rows lie, for [sliceTime]. Each
-// statement has a snapshot of its own: a row that moves meanwhile may count twice or not at all,
+// statement has its own snapshot: a row that moves meanwhile may count twice or not at all,
 // which makes its range differ, and its keys are compared one by one.
 func (r *Receiver) digest(ctx context.Context, q Request, a *Answer) error {
 	d := NewDigest(q.Salt, q.Bounds)

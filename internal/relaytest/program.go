@@ -62,7 +62,7 @@ func (p *Program) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// A Running is a relay in a process of its own.
+// A Running is a relay in its own process.
 type Running struct {
 	testing.TB
 	cmd *exec.Cmd

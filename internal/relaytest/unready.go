@@ -7,30 +7,30 @@ import (
 )
 
 // An Unready is a destination of a log that cannot store events, or not all of them, until a person
-// mends something.
+// fixes something.
 type Unready struct {
-	Settings string // the destination's, as YAML in a line; from Mend on with what that returns
+	Settings string // the destination's, as YAML in a line; from Fix on with what that returns
 	// Problem is what run logs at the start, and config check --connect reports, with exit code 1.
 	// Empty: they find none.
 	Problem string
 	// Warning is what run logs at the start of a destination that works, and config check --connect
 	// reports.
 	Warning string
-	// Attempt is the error of the attempts until Mend; empty: that of Problem, or none after a
+	// Attempt is the error of the attempts until Fix; empty: that of Problem, or none after a
 	// Warning.
 	Attempt string
 	// Refused is the error of the one event that fails, since it is larger than LargeEvent; empty:
 	// it is delivered.
 	Refused string
-	// Mend mends it, and returns the settings from then on; empty: those of before.
-	Mend func() (settings string)
+	// Fix fixes it, and returns the settings from then on; empty: those of before.
+	Fix func() (settings string)
 	// Stored returns the idempotency keys that the log holds.
 	Stored func() []string
 }
 
 // What a relay logs at the start.
 const (
-	notReady  = "destination is not ready: its events wait, and nothing is lost; other destinations go on"
+	notReady  = "destination is not ready: its events wait, and nothing is lost; other destinations continue"
 	halfReady = "destination is ready, but it will not store all events as they should be"
 )
 
@@ -40,7 +40,7 @@ const LargeEvent = 6000
 
 // CheckUnready runs one relay with all destinations, and a good one beside them. It shows that each
 // is reported at the start, that the good one gets its events, that the others' events wait, and
-// that they arrive once each is mended.
+// that they arrive once each is fixed.
 func CheckUnready(t *testing.T, program, good string, all map[string]Unready) {
 	t.Helper()
 	names := []string{"good"}
@@ -80,8 +80,8 @@ func CheckUnready(t *testing.T, program, good string, all map[string]Unready) {
 	}
 	mended := map[string]string{}
 	for name, u := range all {
-		if u.Mend != nil {
-			mended[name] = u.Mend()
+		if u.Fix != nil {
+			mended[name] = u.Fix()
 		}
 	}
 	configure(mended)
@@ -136,7 +136,7 @@ func checkConnect(p *Program, all map[string]Unready) {
 	}
 }
 
-// checkWaiting checks what became of the events of one destination before it was mended.
+// checkWaiting checks what became of the events of one destination before it was fixed.
 func checkWaiting(db *Database, name string, u Unready) {
 	db.Helper()
 	attempt := u.Attempt

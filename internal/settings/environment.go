@@ -25,7 +25,7 @@ type variable struct {
 }
 
 // acts reports whether the variable sets a setting. One that the file refers to acts only there: a
-// file that gives OUTBOX_DESTINATION_URL a name of its own would otherwise deliver to it twice.
+// file that gives OUTBOX_DESTINATION_URL its own name would otherwise deliver to it twice.
 func (v *variable) acts() bool { return v != nil && !v.broken && !v.referred }
 
 func (v *variable) origin() Origin { return Origin{source: fromEnv, name: v.name} }
@@ -174,7 +174,7 @@ func (s *Set) expand(e environment, text string) (expanded, problem string) {
 		case unread != "":
 			problem = unread
 		case set && v.broken:
-			problem = fmt.Sprintf("${%s} has a problem of its own", name)
+			problem = fmt.Sprintf("${%s} has its own problem", name)
 		case set && v.value != "":
 			return v.value
 		case hasFallback:

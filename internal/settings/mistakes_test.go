@@ -143,7 +143,7 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		"a directory":          {env: "TEST_TOKEN_FILE=DIR", want: []string{`env TEST_TOKEN_FILE: cannot read DIR: it is a directory`}},
 		"a FIFO":               {env: "TEST_TOKEN_FILE=DIR/fifo", want: []string{`env TEST_TOKEN_FILE: cannot read DIR/fifo: it is not a regular file`}},
 		"a reference to what is broken": {file: broken, env: "TEST_TOKEN_FILE=DIR/none", want: []string{
-			`DIR/test.yaml:1: name: ${TEST_TOKEN} has a problem of its own`, `env TEST_TOKEN_FILE: cannot read DIR/none: no such file or directory`,
+			`DIR/test.yaml:1: name: ${TEST_TOKEN} has its own problem`, `env TEST_TOKEN_FILE: cannot read DIR/none: no such file or directory`,
 		}},
 		"a reference to a file that is gone": {file: "name: ${SHOP}\n", env: "SHOP_FILE=DIR/none", want: []string{`DIR/test.yaml:1: name: ${SHOP}: SHOP_FILE: cannot read DIR/none: no such file or directory`}},
 		"a default for a file that is gone":  {file: "name: ${SHOP:-x}\n", env: "SHOP_FILE=DIR/none", want: []string{`DIR/test.yaml:1: name: ${SHOP}: SHOP_FILE: cannot read DIR/none: no such file or directory`}},

@@ -148,7 +148,7 @@ func (t Table) variable(r Row) string {
 func (t Table) configEnv() string { return t.Prefix + "CONFIG" }
 
 // A shape is the tree that the rows make. Its nodes are named by patterns, in which the position in
-// a list is a step of its own: "routes.[].event".
+// a list is its own step: "routes.[].event".
 type shape struct {
 	paths    []string // of the rows
 	rows     map[string]Row

@@ -1,5 +1,5 @@
 // Command routers records a shipment for every invoice, behind the router chi and the frameworks
-// echo and gin, each below a path of its own.
+// echo and gin, each below its own path.
 package main
 
 import (

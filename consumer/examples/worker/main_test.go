@@ -66,7 +66,7 @@ func TestAnnouncesWhatItWillForget(t *testing.T) {
 	e.Await("SELECT EXISTS (SELECT FROM inbox_forgotten WHERE source = 'finance' AND received_before > now() - interval '91 days')")
 }
 
-// A stop in the middle of the work leaves nothing half done, and the next process goes on.
+// A stop in the middle of the work leaves nothing half done, and the next process continues.
 func TestStopsInGoodOrder(t *testing.T) {
 	t.Parallel()
 	e := exampletest.Start(t, exampletest.Invoices)

@@ -195,7 +195,7 @@ func TestFreshnessOverHTTP(t *testing.T) {
 	})
 }
 
-// inTx runs what in a transaction of its own, through both drivers' functions.
+// inTx runs what in its own transaction, through both drivers' functions.
 func inTx(t *testing.T, e *receivertest.Env, driver string, what func(ask func(scope, entity string, v consumer.Version) (bool, error))) {
 	t.Helper()
 	if driver == "pgx" {

@@ -28,7 +28,7 @@ import (
 // The advisory lock finds out about requests in flight, not the unique index: an INSERT waits for a
 // transaction that holds the key for as long as that one takes. Who inserts without the lock (Once,
 // plain SQL) is met by lock_timeout, set for this INSERT alone: what was set before is put aside in
-// a setting of our own, and put back by the RETURNING, which runs last. CASE, because it keeps that
+// our own setting, and put back by the RETURNING, which runs last. CASE, because it keeps that
 // order. Without a row it is not put back, but then the transaction goes no further. ON CONSTRAINT,
 // because an inferred index misses the one that REINDEX CONCURRENTLY is building.
 //

@@ -40,7 +40,7 @@ func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 		testkit.ErrorIs(t, name, end(tx), ErrRowsOpen)
 		tx.handler.calls.RUnlock()
 		if !conn.IsClosed() {
-			t.Errorf("%s: the connection goes on", name)
+			t.Errorf("%s: the connection continues", name)
 		}
 		if _, err := tx.handler.Exec(t.Context(), "SELECT 1"); !errors.Is(err, pgx.ErrTxClosed) {
 			t.Errorf("%s: a later call: %v", name, err)

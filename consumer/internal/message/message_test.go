@@ -66,7 +66,7 @@ func TestDeliverReadsTheAnswer(t *testing.T) {
 	}
 }
 
-// A process that was frozen for a minute must not cost its partition another one, when it goes on
+// A process that was frozen for a minute must not cost its partition another one, when it continues
 // or dies.
 func TestDelay(t *testing.T) {
 	t.Parallel()

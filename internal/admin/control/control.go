@@ -138,7 +138,7 @@ func (c *Control) withTrouble(status ops.Status) ops.Status {
 	return status
 }
 
-// Forget makes the next Status read anew: an operator has changed something.
+// Forget makes the next Status read again: an operator has changed something.
 func (c *Control) Forget() {
 	c.sampling.Lock()
 	defer c.sampling.Unlock()
@@ -249,7 +249,7 @@ func (c *Control) Start(ctx context.Context, actor ops.Actor, order ops.Order, t
 	}, actor)
 }
 
-// Resume goes on with an operation that was interrupted, or whose process was killed.
+// Resume continues with an operation that was interrupted, or whose process was killed.
 func (c *Control) Resume(ctx context.Context, actor ops.Actor, id int64) error {
 	_, err := c.launch(func(outbox *ops.Outbox) (int64, ops.Order, error) {
 		if _, runs := c.running[id]; runs { // it looks stalled while it finds nothing to change

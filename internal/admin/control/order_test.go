@@ -104,7 +104,7 @@ func TestSecurityOrdersNeedTheirPreview(t *testing.T) {
 	testkit.Equal(t, "operations recorded", relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`), 0)
 }
 
-// An operation whose process was killed goes on, once, until it is interrupted or done.
+// An operation whose process was killed continues, once, until it is interrupted or done.
 func TestKilledOperationGoesOn(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

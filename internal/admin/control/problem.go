@@ -48,7 +48,7 @@ func (c *Control) Problem(ctx context.Context, err error) (p Problem, unexpected
 	if _, pingErr := c.Outbox.Now(ctx); pingErr != nil {
 		return Problem{
 			http.StatusServiceUnavailable, KindDatabase, "The database does not answer",
-			"The relay waits for it and goes on by itself; nothing is lost. Check the load and the disk of PostgreSQL, and the network in between.",
+			"The relay waits for it and continues by itself; nothing is lost. Check the load and the disk of PostgreSQL, and the network in between.",
 		}, true
 	}
 	return p, unexpected
@@ -84,7 +84,7 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 	case errors.Is(err, ErrNotConfirmed):
 		return Problem{http.StatusConflict, "not-confirmed", "The order is not confirmed", err.Error()}, false
 	case errors.Is(err, ops.ErrNotResumable):
-		return Problem{http.StatusConflict, "not-resumable", "The operation cannot go on", err.Error()}, false
+		return Problem{http.StatusConflict, "not-resumable", "The operation cannot continue", err.Error()}, false
 	case errors.Is(err, ErrBusy):
 		return Problem{http.StatusServiceUnavailable, "busy", "Other operations run", err.Error()}, false
 	case errors.Is(err, pg.ErrSchema):
@@ -106,7 +106,7 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 func unreachable() Problem {
 	return Problem{
 		http.StatusServiceUnavailable, KindDatabase, "The database cannot be reached",
-		"The relay waits for it and goes on by itself; nothing is lost. Check that PostgreSQL runs and that database.url is right.",
+		"The relay waits for it and continues by itself; nothing is lost. Check that PostgreSQL runs and that database.url is right.",
 	}
 }
 
@@ -125,7 +125,7 @@ func ofServer(server *pgconn.PgError) Problem {
 	case "57014": // query_canceled: the statement timeout of the page
 		return tooMuch()
 	case "57P01", "57P02", "57P03", "53300": // shutdown, crash, starting up, too many connections
-		return Problem{http.StatusServiceUnavailable, KindDatabase, "The database refuses connections", "It is stopping, starting, or has too many connections. The relay waits for it and goes on by itself."}
+		return Problem{http.StatusServiceUnavailable, KindDatabase, "The database refuses connections", "It is stopping, starting, or has too many connections. The relay waits for it and continues by itself."}
 	}
 	return Problem{http.StatusInternalServerError, "internal", "The database refused a statement", "The log of the relay says which, with SQLSTATE " + server.Code + "."}
 }

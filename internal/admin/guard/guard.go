@@ -152,7 +152,7 @@ func setHeaders(h http.Header) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// Allows reports whether a request may name the host. A foreign site can point a name of its own
+// Allows reports whether a request may name the host. A foreign site can point its own name
 // here, but no IP address.
 func (c Config) Allows(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {

@@ -57,7 +57,7 @@ func (l *link) pool(t *testing.T, dsn string) *pgxpool.Pool {
 	return pool
 }
 
-// mend makes the link work again, with new connections.
+// fix makes the link work again, with new connections.
 func (l *link) mend() {
 	l.state.Store(linkWorks)
 	l.mu.Lock()
@@ -88,7 +88,7 @@ func (c *linkedConn) Write(b []byte) (int, error) {
 var falseWithoutDatabase = []string{"No alert is open", "No relay is registered", "Nothing was changed yet", "No event yet", "No delivery matches", "All is well", "No destination yet", "Narrow it"}
 
 // While the database is away or answers nothing, each page says so, shows what it showed last with
-// its age, claims nothing else, and goes on by itself.
+// its age, claims nothing else, and continues by itself.
 func TestPagesWithoutTheirDatabase(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -273,7 +273,7 @@ func done(word string) string {
 		"silenced":      "Silent for two hours. What lasts longer is sent then.",
 		"unsilenced":    "The silence has ended. What lasts is sent.",
 		"interrupted":   "It ends after its present batch. What was changed stays changed.",
-		"continued":     "It goes on.",
+		"continued":     "It continues.",
 	}[word]
 }
 

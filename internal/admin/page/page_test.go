@@ -269,7 +269,7 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 	s.posts(404, "/destinations/nowhere/pause", nil)
 }
 
-// An operation whose process was killed says so, and goes on from the page.
+// An operation whose process was killed says so, and continues from the page.
 func TestKilledOperationGoesOn(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -281,7 +281,7 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	if _, body := s.get("/operations/1"); !strings.Contains(body, "probably killed") || !strings.Contains(body, "Go on") {
 		t.Fatal(body)
 	}
-	s.posts(200, "/operations/1/resume", nil, "It goes on.")
+	s.posts(200, "/operations/1/resume", nil, "It continues.")
 	relaytest.Becomes(db, "done 8", `SELECT state || ' ' || done FROM outbox_audit WHERE id = 1`)
 	if got := relaytest.Row[string](db, `SELECT split_part(actor, '@', 1) || ' ' || origin || ' ' || detail FROM outbox_audit WHERE action = 'resume_operation'`); got != "ann page operation 1" {
 		t.Error(got)
@@ -403,7 +403,7 @@ func TestFindsEvents(t *testing.T) {
 	}
 }
 
-// A search by reference that was cut says so, how far it came, and goes on from there.
+// A search by reference that was cut says so, how far it came, and continues from there.
 func TestSearchByReferenceSaysWhereItEnded(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -432,7 +432,7 @@ func TestTimelineOfManyProbes(t *testing.T) {
 	}
 }
 
-// Attempts count anew after a replay: the timeline names who replayed the event, and that the
+// Attempts count again after a replay: the timeline names who replayed the event, and that the
 // replay delivered it.
 func TestTimelineOfReplay(t *testing.T) {
 	t.Parallel()

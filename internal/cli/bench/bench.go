@@ -38,14 +38,14 @@ type Command struct {
 }
 
 func (Command) Help() string {
-	return `Measures what a relay does on this machine with your database. The events live in a schema of their own, outbox_bench_ and a random name,
+	return `Measures what a relay does on this machine with your database. The events live in their own schema, outbox_bench_ and a random name,
 which is removed at the end, also after Ctrl-C. The tables of a real outbox are neither read nor written; but the load is real, and
 so are the requests that --url receives: their type is bench.event, and their payload is {"pad":"xxx…"}.
 
 It takes about 20 seconds, in three parts. First as many events as --events wait, and the relay drains them. Then events are committed at --rate,
-each in a transaction of its own, and the time from the commit to the receiver's answer is measured. At last 8 clients commit events as fast as the
+each in its own transaction, and the time from the commit to the receiver's answer is measured. At last 8 clients commit events as fast as the
 database answers, beside the relay and without it: that is how many events producers can commit. Requests to --url have what the section
-defaults and the environment say: secrets, credentials, timeout, limits. Beside a configuration file with destinations of its own, name another file with --config.
+defaults and the environment say: secrets, credentials, timeout, limits. Beside a configuration file with its own destinations, name another file with --config.
 
 Processor time is that of this process and of the whole PostgreSQL server, all its sessions included, so that the second part counts the inserts, too. It is
 counted where the server runs on this machine, and where it is long enough: of a few hundred events it is not. The WAL is that of the whole
@@ -123,7 +123,7 @@ type Steady struct {
 	CommittedAt float64  `json:"committed_per_second"` // what the producers reached
 }
 
-// Inserts is how fast clients committed events, each in a transaction of its own.
+// Inserts is how fast clients committed events, each in its own transaction.
 type Inserts struct {
 	Clients int        `json:"clients"`
 	Seconds float64    `json:"seconds"` // each of the two
@@ -211,7 +211,7 @@ func (b *bench) createSchema(ctx context.Context) (err error) {
 	}
 	if _, err := b.pool.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{b.schema}.Sanitize()); err != nil {
 		if conn := b.pool.Config().ConnConfig; pg.HasCode(err, pg.LacksPrivilege) {
-			err = fmt.Errorf("%w; let the database's owner run GRANT CREATE ON DATABASE %s TO %s, or try a database of your own", err,
+			err = fmt.Errorf("%w; let the database's owner run GRANT CREATE ON DATABASE %s TO %s, or try your own database", err,
 				pgx.Identifier{conn.Database}.Sanitize(), pgx.Identifier{conn.User}.Sanitize())
 		}
 		return fmt.Errorf("create schema %s: %w", b.schema, err)
@@ -262,7 +262,7 @@ func printReport(w io.Writer, r Report) error {
 		}
 	}
 	if i := r.Inserts; i != nil {
-		fmt.Fprintf(w, "\ninserts   %d clients, each event in a transaction of its own\n", i.Clients)
+		fmt.Fprintf(w, "\ninserts   %d clients, each event in its own transaction\n", i.Clients)
 		fmt.Fprintf(w, "          without a relay: %.0f/s, PostgreSQL's CPU %s per event\n", i.Alone.PerSecond, amount(i.Alone.PostgresMS, "%.2f ms"))
 		_, err = fmt.Fprintf(w, "          beside the relay, which delivers meanwhile: %.0f/s, PostgreSQL's CPU %s per event, claims and settles included\n",
 			i.Beside.PerSecond, amount(i.Beside.PostgresMS, "%.2f ms"))

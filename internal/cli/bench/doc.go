@@ -3,6 +3,6 @@
 //
 //	bench.go    the command, the schema, the report
 //	measure.go  the drain and the steady rate, with a relay in this process
-//	load.go     producers and receiver, in a process of their own
+//	load.go     producers and receiver, in their own process
 //	limit.go    what limited a drain
 package bench

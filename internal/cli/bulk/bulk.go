@@ -125,7 +125,7 @@ func (b Operation[B]) finish(inv *cli.Invocation, found, result B, err error) er
 	if f.More {
 		leftText = "an unknown number"
 	}
-	text := fmt.Sprintf("%d %s, %s left; the same command goes on", r.Done, b.Done, leftText)
+	text := fmt.Sprintf("%d %s, %s left; the same command continues", r.Done, b.Done, leftText)
 	if errors.Is(err, cli.ErrInterrupted) {
 		return cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted: " + text)}
 	}

@@ -26,7 +26,7 @@ type Config struct {
 	SleepAfter    time.Duration   // for relay.Config, if there are several
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
 	MetricsListen string          // empty: off
-	// MetricsDestinations is how many destinations have series of their own.
+	// MetricsDestinations is how many destinations have their own series.
 	MetricsDestinations int
 	Traces              Traces
 	Admin               Admin

@@ -150,7 +150,7 @@ func (c *Config) DirectURL() string {
 	return string(cmp.Or(c.listenURL, c.databaseURL))
 }
 
-// OpenMigrator returns what migrates the database, with a connection of its own. The caller closes
+// OpenMigrator returns what migrates the database, with its own connection. The caller closes
 // that.
 func (c *Config) OpenMigrator(set migrations.Set, options migrations.Options) (*sql.DB, *migrations.Migrator, error) {
 	if c.Direct == nil && c.Relay.Pooler.Mode == relay.PoolerTransaction {

@@ -36,7 +36,7 @@ func (cmd Pause) Run(inv *cli.Invocation) error {
 		if !p.Changed {
 			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, output.AfterColon(p.Reason)), err
 		}
-		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %[1]s", cmd.Destination, output.AfterColon(p.Reason)), err
+		return p, fmt.Sprintf("%s is paused%s. To continue: outbox-relay resume %[1]s", cmd.Destination, output.AfterColon(p.Reason)), err
 	})
 }
 

@@ -65,7 +65,7 @@ const (
 	maxRate  = 1000
 	maxFor   = time.Minute
 	maxTime  = 10 * time.Minute
-	patience = 75 * time.Second // how long a receiver may wait for a request that does not go on; proxies wait for a minute
+	patience = 75 * time.Second // how long a receiver may wait for a request that does not continue; proxies wait for a minute
 )
 
 // What relays and their receivers promise each other.

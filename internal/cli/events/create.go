@@ -24,7 +24,7 @@ func (createCommand) Help() string {
 them. This gives each of them the deliveries that its type has by the stored routes, or parks it. Events that have a delivery
 are left alone, and so are those that a relay has yet to route. They are sent as new ones: an event with an ordering key arrives after later ones that were delivered.
 
-It works in batches, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+It works in batches, each a transaction; Ctrl-C ends it between two. The same command again continues.`
 }
 
 func (cmd createCommand) Run(inv *cli.Invocation) error {

@@ -32,7 +32,7 @@ can be brought back with replay --status discarded, until it is archived.
   outbox-relay discard --parked --type 'test.*' --dry-run
   outbox-relay discard --destination logistics --head-of-key invoice-4711   # skip what blocks this key
 
-It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again continues.`
 }
 
 func (cmd Discard) Run(inv *cli.Invocation) error {

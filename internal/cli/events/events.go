@@ -109,7 +109,7 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	if at := page.Searched.CreatedAt; at != nil {
 		created = " of " + output.Cell(*at)
 	}
-	_, err = fmt.Fprintf(inv.Stderr, "Searched back to event %d%s; to go on, repeat the command with --after %s\n", page.Searched.EventID, created, page.Next)
+	_, err = fmt.Fprintf(inv.Stderr, "Searched back to event %d%s; to continue, repeat the command with --after %s\n", page.Searched.EventID, created, page.Next)
 	return err
 }
 

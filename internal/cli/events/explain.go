@@ -22,7 +22,7 @@ type Explain struct {
 
 func (Explain) Help() string {
 	return `Tells the history of one event in the order of time, from its insert on: every attempt that the log holds, what became of
-each delivery, and why what is pending still waits, with the command that goes on.
+each delivery, and why what is pending still waits, with the command that continues.
 
   outbox-relay explain 17
   outbox-relay explain invoice-4711      # by its idempotency key, or its related reference`

@@ -36,7 +36,7 @@ Of an ordering key, the later deliveries that are still pending wait until a rep
   outbox-relay replay $(cat ids.txt)                          # - reads them from standard input, in a script
 
 It makes 500 deliveries a second due, or --rate of them, in small batches, each a transaction, and lasts as long as that takes:
-what it has not made due stays failed. Ctrl-C ends it between two batches. The same command again goes on.`
+what it has not made due stays failed. Ctrl-C ends it between two batches. The same command again continues.`
 }
 
 func (cmd Replay) Run(inv *cli.Invocation) error {

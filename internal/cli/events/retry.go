@@ -14,7 +14,7 @@ type Retry struct {
 }
 
 func (Retry) Help() string {
-	return `Makes due what waits for its next attempt, such as after a wrong secret or URL was mended. Deliveries keep their attempts, so
+	return `Makes due what waits for its next attempt, such as after a wrong secret or URL was fixed. Deliveries keep their attempts, so
 that one which fails again waits for the next time of its schedule; their place in their ordering key; and the time after which
 they are not sent. Left alone is what is due, what its producer wants sent later, and what failed for good: replay sends that again.
 
@@ -23,7 +23,7 @@ they are not sent. Left alone is what is due, what its producer wants sent later
   outbox-relay retry 17                                            # one event
 
 A destination that is paused or held stays so; the command says so, and what ends it. It works in batches of 1000, each a
-transaction; Ctrl-C ends it between two. The same command again goes on.`
+transaction; Ctrl-C ends it between two. The same command again continues.`
 }
 
 func (cmd Retry) Run(inv *cli.Invocation) error {

@@ -40,7 +40,7 @@ harmless when repeated.
   outbox-relay inbox replay --type 'invoice.*' --since 2h --dry-run
   outbox-relay inbox replay --key invoice-4711 --status succeeded
 
-It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again continues.`
 }
 
 func (cmd replayCommand) Run(inv *cli.Invocation) error {
@@ -57,13 +57,13 @@ type ignoreCommand struct {
 
 func (ignoreCommand) Help() string {
 	return `Marks events as of no concern to the receiver: failed or pending ones, never those that are being worked. What waits behind
-them in their ordering keys goes on. replay --status ignored brings them back, until they are pruned.
+them in their ordering keys continues. replay --status ignored brings them back, until they are pruned.
 
   outbox-relay inbox ignore 17
   outbox-relay inbox ignore --ordering-key invoice-4711 --status failed     # what blocks this key
   outbox-relay inbox ignore --type 'test.*' --dry-run
 
-It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again continues.`
 }
 
 func (cmd ignoreCommand) Run(inv *cli.Invocation) error {
@@ -155,7 +155,7 @@ func (operation) Sample(found inboxops.Bulk) (remark string, rows [][]any) {
 func (b operation) LeftOut(found inboxops.Bulk) (lines []string) {
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if found.KeysLeft > 0 {
-		add("%s busy: workers go on with them within half a minute.", plain.Plural(found.KeysLeft, "ordering key was", "ordering keys were"))
+		add("%s busy: workers continue with them within half a minute.", plain.Plural(found.KeysLeft, "ordering key was", "ordering keys were"))
 	}
 	if found.NoPayload > 0 {
 		add("Left alone: %d whose payload was removed.", found.NoPayload)

@@ -22,7 +22,7 @@ type listCommand struct {
 	Remembered bool     `help:"List what the receiver remembers (processed_events), also of events that no inbox has: in the order of receiver, source and key."`
 	Limit      int64    `default:"50" help:"How many at most."`
 	Before     int64    `placeholder:"ID" help:"Go on behind a list that ended with this inbox id."`
-	After      string   `placeholder:"PLACE" help:"With --remembered: go on behind a list that ended there, as it says."`
+	After      string   `placeholder:"PLACE" help:"With --remembered: continue behind a list that ended there, as it says."`
 	JSON       bool     `help:"Print JSON: {events, next}, or {remembered, next}; next is for --before or --after, absent at the end. Fields are added, never renamed or removed."`
 }
 
@@ -38,7 +38,7 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	case cmd.Remembered && (cmd.OrderingKey != "" || cmd.From != 0 || cmd.To != 0 || cmd.Before != 0):
 		return cli.Usagef("--remembered excludes --ordering-key, --from, --to and --before: only inboxes know them")
 	case cmd.After != "" && !cmd.Remembered:
-		return cli.Usagef("--after needs --remembered; a list of the inbox goes on with --before")
+		return cli.Usagef("--after needs --remembered; a list of the inbox continues with --before")
 	}
 	for _, state := range s.States {
 		switch {

@@ -27,7 +27,7 @@ type Command struct {
 }
 
 func (Command) Help() string {
-	return `Receives events and prints each, until it is interrupted: to look at what a relay sends, without a receiver of your own. With a secret it verifies
+	return `Receives events and prints each, until it is interrupted: to look at what a relay sends, without your own receiver. With a secret it verifies
 the signature as receivers do, and answers 401 to what is not signed with it. It keeps nothing, and does not deduplicate.
 
   OUTBOX_DESTINATION_URL=http://127.0.0.1:8080 outbox-relay run

@@ -182,7 +182,7 @@ func (h *handler) ask(ctx context.Context, q reconcile.Request) (a reconcile.Ans
 	return a, nil
 }
 
-// post sends a question under a key of its own.
+// post sends a question under its own key.
 func (h *handler) post(ctx context.Context, body []byte) (status int, text []byte, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url, bytes.NewReader(body))
 	if err != nil {

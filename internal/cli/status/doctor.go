@@ -62,7 +62,7 @@ func (cmd Doctor) Run(inv *cli.Invocation) error {
 		return err
 	}
 	if failed {
-		return cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something needs mending")}
+		return cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something needs fixing")}
 	}
 	return nil
 }

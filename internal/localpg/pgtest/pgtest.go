@@ -1,4 +1,4 @@
-// Package pgtest gives every test a PostgreSQL database of its own, migrated
+// Package pgtest gives every test its own PostgreSQL database, migrated
 // and empty. One throwaway server per test process starts at the first need:
 //
 //	func TestMain(m *testing.M) { pgtest.RunTests(m) }

@@ -82,14 +82,14 @@ func (m *MailServer) serve(conn net.Conn) {
 		case verb == "EHLO":
 			answer = "250-mail.test\r\n250 " + extension
 		case verb == "STARTTLS":
-			_ = talk.PrintfLine("220 go on")
+			_ = talk.PrintfLine("220 continue")
 			talk, extension, answer = textproto.NewConn(tls.Server(conn, m.tls)), "AUTH PLAIN", ""
 		case verb == "AUTH":
 			known, answer = extension == "AUTH PLAIN" && argument == "PLAIN AHVzZXIAcEBzcw==", "235 welcome" // user, p@ss
 		case !known:
 			answer = "530 authenticate over TLS first"
 		case verb == "DATA":
-			_ = talk.PrintfLine("354 go on")
+			_ = talk.PrintfLine("354 continue")
 			text, _ := talk.ReadDotBytes()
 			m.mu.Lock()
 			m.mails = append(m.mails, envelope.String()+string(text))

@@ -18,7 +18,7 @@ import (
 )
 
 // serviceURLs has the URL of a channel of every service that is offered, with its options, by the
-// host that the service talks to. Mail is not among them: it has a server of its own.
+// host that the service talks to. Mail is not among them: it has its own server.
 var serviceURLs = map[string]string{ //nolint:gosec // they are made up, and lead to hosts that do not exist
 	"bark.test":                "bark://:device-key@bark.test/sub?sound=bell&icon=i&group=g&url=u&category=c&copy=y&badge=3",
 	"discord.com":              "discord://token@123456789?username=relay&avatarurl=a&color=ff0000&thread_id=7&splitLines=no",

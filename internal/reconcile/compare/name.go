@@ -37,7 +37,7 @@ type cursor[T any] struct {
 	done  bool
 }
 
-// peek returns the next row without going on; false: there is none.
+// peek returns the next row without continuing; false: there is none.
 func (c *cursor[T]) peek() (row T, ok bool, err error) {
 	if len(c.page) == 0 && !c.done {
 		c.limit = min(max(listed, 2*c.limit), reconcile.MaxKeys)

@@ -90,7 +90,7 @@ func (c *comparison) digestReceiver(ctx context.Context) error {
 		case err != nil:
 			return err
 		case !c.received.Merge(a.Ranges) || a.Next <= q.Page || asked > maxAnswers:
-			return fmt.Errorf("the receiver's answer is malformed: it names a range that was not asked for, or does not go on")
+			return fmt.Errorf("the receiver's answer is malformed: it names a range that was not asked for, or does not continue")
 		}
 		c.doubtful = append(c.doubtful, a.Held...)
 		if q.Page = a.Next; a.Next >= a.Pages {

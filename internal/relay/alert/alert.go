@@ -27,7 +27,7 @@ type Config struct {
 	// Channels that each alert is sent to. None: only the log tells.
 	Channels []Channel
 	// After is how long a condition must last before it is sent, unless its rule is in AfterByRule
-	// or has a default of its own: RuleFailed 5 s, RuleRelaysDiffer and RuleRoutesChanged 5 min,
+	// or has its own default: RuleFailed 5 s, RuleRelaysDiffer and RuleRoutesChanged 5 min,
 	// and 0 for what no time heals (RuleBlockedKeys, RuleReloadRefused, RuleQuarantined) or took
 	// minutes to measure. 0: 45 s.
 	After time.Duration

@@ -158,7 +158,7 @@ func TestTimelines(t *testing.T) {
 		{name: "failures gather for some seconds", rule: RuleFailed, steps: "0 begin 1; 3 grow 501; 300 end", want: "5s lasts 501, 5m0s ended 501"},
 		{name: "what took minutes to measure waits no longer", rule: RuleLag, steps: "0 begin 10; 60 end", want: "0s lasts 10, 1m0s ended 10"},
 		{name: "relays differ during a deploy", rule: RuleRelaysDiffer, steps: "0 begin 2; 240 end", want: ""},
-		{name: "a rule with a wait of its own", rule: RuleParked, steps: "0 begin 2; 240 end", want: "2m0s lasts 2, 4m0s ended 2"},
+		{name: "a rule with its own wait", rule: RuleParked, steps: "0 begin 2; 240 end", want: "2m0s lasts 2, 4m0s ended 2"},
 	} {
 		p := Config{AfterByRule: map[string]time.Duration{RuleParked: 2 * time.Minute}}.WithDefaults().Policy()
 		if c.never {

@@ -71,7 +71,7 @@ func Fault(text string) string {
 	case policy.ReasonEgress:
 		return "has an address that the relay may not connect to"
 	case policy.ReasonServerError, policy.ReasonUnavailable:
-		return "answers with errors of its own"
+		return "answers with its own errors"
 	}
 	return "is down"
 }

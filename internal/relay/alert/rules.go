@@ -42,7 +42,7 @@ const (
 	// others.
 	RuleRoutesChanged = "routes_changed"
 	// RuleMisconfigured says that deliveries to a destination fail in a way that only a person
-	// mends, and none has arrived since.
+	// fixes, and none has arrived since.
 	RuleMisconfigured = "misconfigured"
 	// RuleReloadRefused tells that a relay could not use its new configuration, and keeps what was
 	// in effect.

@@ -62,7 +62,7 @@ func (s *Sender) channelNames() (names []string) {
 }
 
 // Run sends what is due whenever it is signalled, until ctx is done. It shares nothing with
-// deliveries but the database, and every channel has a goroutine of its own, so that a dead one
+// deliveries but the database, and every channel has its own goroutine, so that a dead one
 // delays neither deliveries nor the others.
 func (s *Sender) Run(ctx context.Context) {
 	var senders sync.WaitGroup

@@ -18,7 +18,7 @@ type Schedule struct {
 	cancel context.CancelFunc // ends the run that is under way; nil: nothing is planned
 }
 
-// Follow plans anew if the configuration has changed. A run that is under way ends, because it may
+// Follow plans again if the configuration has changed. A run that is under way ends, because it may
 // remove what the new configuration keeps. Later runs end with ctx.
 func (p *Schedule) Follow(ctx context.Context, keep Retention) {
 	if keep == p.keep {

@@ -22,7 +22,7 @@ type Call struct {
 	Line []byte            // of the batch's body
 	Sent map[string]string // the headers of the event
 	// Result is set by the function that sends the batch. Alone: it is not, the receiver did not
-	// take the batch, and the attempt is to be made by a request of its own.
+	// take the batch, and the attempt is to be made by its own request.
 	Result policy.Result
 	Alone  bool
 

@@ -161,7 +161,7 @@ func TestOneRelayTries(t *testing.T) {
 	}
 }
 
-// The wait for the next probe doubles with each that fails, up to a bound, and begins anew after
+// The wait for the next probe doubles with each that fails, up to a bound, and begins again after
 // one that passed.
 func TestProbesWaitLonger(t *testing.T) {
 	t.Parallel()

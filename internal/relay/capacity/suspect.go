@@ -8,7 +8,7 @@ import (
 // A delivery that kills its relay looks like every other one that the relay held. A delivery is a
 // suspect when relays died three times in a row while they held it. A suspect waits before its next
 // claim, longer each time. Most are only unlucky: they are sent in between, and their count begins
-// anew. From the sixth death on a suspect is sent alone, with no other POST of this relay beside
+// again. From the sixth death on a suspect is sent alone, with no other POST of this relay beside
 // it. From then on only requests that were sent alone count, and only they fail it.
 //
 // SuspectFrom and AloneFrom are also in the SQL of claims, and a test compares them.

@@ -38,6 +38,6 @@ func TestSolitudeIsRare(t *testing.T) {
 		s.end(now)
 	}
 	if !s.HasEnough() {
-		t.Error("a relay that survived them goes on sending suspects alone")
+		t.Error("a relay that survived them continues sending suspects alone")
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// claimApartFor is how long each part of a claim has a statement of its own after one of them
+	// claimApartFor is how long each part of a claim has its own statement after one of them
 	// met data that cannot be read.
 	claimApartFor = time.Minute
 	// damagedAgain is how long such a part is put off. It is shorter than lane.LiveWindow: what
@@ -36,8 +36,8 @@ type damagedPart struct {
 const noClass lane.Class = -1
 
 // claimAll claims for all requests in one statement. A damaged page fails the whole statement. Each
-// scan, and the keys of each destination, then get a statement of their own for a while, so that
-// other destinations, and newer deliveries of the same one, go on.
+// scan, and the keys of each destination, then get their own statement for a while, so that
+// other destinations, and newer deliveries of the same one, continue.
 func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request) (Result, error) {
 	now := time.Now()
 	if !now.Before(c.damaged.until) {
@@ -108,7 +108,7 @@ func (c *Rows) claimPart(ctx context.Context, instance int32, part Request, now 
 		c.damaged.again[which] = now.Add(damagedAgain)
 		c.Agenda.At(agenda.CauseDamage, c.damaged.again[which])
 		result = Result{scans: make([]lane.ScanResult, len(part.Scans))}
-		if forNew { // go on behind what cannot be read, with what becomes due from now on
+		if forNew { // continue behind what cannot be read, with what becomes due from now on
 			result.scans[0] = lane.ScanResult{Last: lane.Keyset{At: c.Clock.Now()}, More: true}
 		}
 		return result, nil

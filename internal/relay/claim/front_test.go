@@ -65,7 +65,7 @@ func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
 	}
 }
 
-// Only one claim at a time reads what shared scans ask for. Other scans go on beside it.
+// Only one claim at a time reads what shared scans ask for. Other scans continue beside it.
 func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "a", "b")

@@ -202,7 +202,7 @@ func TestConcurrentClaims(t *testing.T) {
 	}
 }
 
-// next returns where the next scan goes on, or begins again.
+// next returns where the next scan continues, or begins again.
 func next(r lane.ScanResult) lane.Keyset {
 	if !r.More {
 		return lane.Keyset{}

@@ -84,7 +84,7 @@ func (c *Rows) newScans(l *lane.Lane, now time.Time, free [lane.Classes]int, sca
 		}
 		after = window
 	}
-	// Deliveries that are claimed by their key take no room from these: keys that always go on
+	// Deliveries that are claimed by their key take no room from these: keys that always continue
 	// would leave none.
 	if free[lane.Live] > 0 && (scanLive || w.More && worthwhile) {
 		scans = append(scans, w.Scan(lane.Live, now, free[lane.Live], after, lane.Keyset{}))

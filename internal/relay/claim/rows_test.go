@@ -120,7 +120,7 @@ func TestScanOfAFullLaneIsOverdue(t *testing.T) {
 	}
 }
 
-// Ordering keys that go on fill whatever room there is; others are looked for nevertheless.
+// Ordering keys that continue fill whatever room there is; others are looked for nevertheless.
 func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, nil, named("default"))
@@ -131,7 +131,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	}
 	for _, of := range c.laneClaims(time.Now(), true) {
 		if len(of.request.Keys) == 0 || len(of.request.Scans) == 0 || of.request.Scans[0].Free == 0 {
-			t.Errorf("%d keys go on, with %+v for others", len(of.request.Keys), of.request.Scans)
+			t.Errorf("%d keys continue, with %+v for others", len(of.request.Keys), of.request.Scans)
 		}
 	}
 }

@@ -68,7 +68,7 @@ const (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS fence FROM outbox_relay WHERE instance = $1`
 
 	// lockFound locks the deliveries d of the candidates c that are still free, all in one node of
-	// the plan: with one node for each, PostgreSQL prepares anew (30 µs) for each row that another
+	// the plan: with one node for each, PostgreSQL prepares again (30 µs) for each row that another
 	// relay has claimed meanwhile. CASE makes ctid the only way to a row. Conditions on d alone let
 	// a plan that was made on a small table read all of a large one.
 	lockFound = `, outbox_delivery d

@@ -148,7 +148,7 @@ func sum(counts map[Key]*Counts) map[Key]*Counts {
 	return all
 }
 
-// busiest returns the keys of sums that get rows of their own, and adds the destinations among the
+// busiest returns the keys of sums that get their own rows, and adds the destinations among the
 // others to the rest.
 func busiest(sums map[Key]*Counts) []Key {
 	var destinations, pairs []Key

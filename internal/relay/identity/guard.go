@@ -225,7 +225,7 @@ func (g *Guard) Await(ctx context.Context, h pg.DB) error {
 
 // Recheck returns an error if the database that was accepted is no longer this relay's. It looks
 // now and then: what is recorded may change, and a pooler may lead elsewhere. pool is the one that
-// the guard watches; hasSession reports whether h is a session of its own, so that the two may lead
+// the guard watches; hasSession reports whether h is its own session, so that the two may lead
 // to different databases.
 func (g *Guard) Recheck(ctx context.Context, h, pool pg.DB, hasSession bool) error {
 	pooled, isPooled := pool.(*pg.Transactions)

@@ -162,7 +162,7 @@ VALUES ($1, $2, $3, $4, $5) RETURNING instance`
 const updateQuarantined = `
 UPDATE outbox_relay SET heartbeat_at = now(), quarantined = $3 WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
 
-// registerQuarantined shows a relay that does nothing among the relays, or goes on showing it as
+// registerQuarantined shows a relay that does nothing among the relays, or continues showing it as
 // instance. It has no session, so that it works through a pooler too: only its heartbeat says that
 // it lives.
 func registerQuarantined(ctx context.Context, h pg.DB, instance int32, r QuarantinedRelay, version string) (int32, error) {

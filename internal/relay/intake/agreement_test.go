@@ -153,7 +153,7 @@ func TestGoAndTableAgreeOnWhatever(t *testing.T) {
 			RelatedReference: textGenerator.Draw(r, "reference"),
 			Headers:          rapid.MapOfN(textGenerator, textGenerator, 0, 3).Draw(r, "headers"),
 		}
-		// Most fields are mended most of the time, or hardly an event would be valid.
+		// Most fields are fixed most of the time, or hardly an event would be valid.
 		valid := event("some key")
 		keep := rapid.SampledFrom([]string{"type", "payload", "key", "texts", "headers", "all"}).Draw(r, "keep")
 		if keep != "type" && keep != "all" {

@@ -28,7 +28,7 @@ func newRoom(t testing.TB) *room {
 	return registered(relaytest.New(t))
 }
 
-// onServer returns one on a server of its own.
+// onServer returns one on its own server.
 func onServer(t testing.TB, options localpg.Options) *room {
 	t.Helper()
 	dsn := pgtest.StartCopy(t, options).DSN("")

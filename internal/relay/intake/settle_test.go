@@ -302,7 +302,7 @@ func TestKeysStay(t *testing.T) {
 	r := newRoom(t)
 	r.Exec(insertKeyed, "a", "k")
 	first := r.take(1, usual)
-	r.Exec(`UPDATE outbox_range SET taken_at = now() + interval '1 hour' WHERE seq = $1`, first.Seq) // it goes on taking
+	r.Exec(`UPDATE outbox_range SET taken_at = now() + interval '1 hour' WHERE seq = $1`, first.Seq) // it continues taking
 	r.Exec(insertOne, "b")
 	r.wantTaken(2, "b")
 	r.Exec(insertKeyed, "c", "other")

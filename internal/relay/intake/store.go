@@ -67,7 +67,7 @@ SELECT CASE WHEN t.seq IS NOT NULL THEN '' WHEN l.more OR s.events > $2 OR s.eve
 FROM last l CROSS JOIN size s CROSS JOIN open p LEFT JOIN taken t ON true LEFT JOIN found e ON t.seq IS NOT NULL
 ORDER BY e.id`
 
-// The oldest open range, and whether another relay has ordering keys in hand and goes on taking.
+// The oldest open range, and whether another relay has ordering keys in hand and continues taking.
 // Were relays to take keys in turns, each would wait for the other with each of its ranges.
 const openRanges = `open AS MATERIALIZED (
     SELECT min(o.seq) AS oldest, coalesce(bool_or(

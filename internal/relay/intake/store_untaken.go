@@ -51,9 +51,9 @@ const Untaken = `last AS MATERIALIZED (
 
 // Stuck is the part of a WITH, behind [Untaken], that finds the events which a relay has had in
 // hand for more than ten seconds and which have no delivery yet, as stuck (id, event_type, at,
-// created_at): about a second is usual, so that the relay is dead or cannot go on. It reads the ten
-// oldest ranges, each as a rescue does, up to the same bound. OFFSET 0 keeps PostgreSQL from a join
-// with all deliveries.
+// created_at): about a second is usual, so that the relay is dead or cannot continue. It reads the
+// ten oldest ranges, each as a rescue does, up to the same bound. OFFSET 0 keeps PostgreSQL from a
+// join with all deliveries.
 const Stuck = `held AS MATERIALIZED (
     SELECT h.* FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT o.base, o.target, o.low, o.upto, o.young FROM outbox_range o

@@ -165,7 +165,7 @@ func (r *room) wantInTurn(terms Terms, want ...string) {
 	}
 }
 
-// On a server of their own, on which no other transaction ends between theirs.
+// On their own server, on which no other transaction ends between theirs.
 func TestTakeOnQuietServer(t *testing.T) {
 	t.Parallel()
 	r := onServer(t, localpg.Options{Settings: map[string]string{"max_prepared_transactions": "4"}})

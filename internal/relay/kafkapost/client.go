@@ -62,7 +62,7 @@ const (
 	// configured, and refuse all or none of them.
 	maxBatch = 1_000_000
 	// maxRecord bounds a record that is written alone: the largest payload and its headers. Brokers
-	// and topics have a limit of their own, which answers.
+	// and topics have their own limit, which answers.
 	maxRecord = 4 << 20
 )
 
@@ -72,7 +72,7 @@ const (
 const brokerRetries = 4
 
 // use returns the producer, and makes it if there is none. That of records which are written alone
-// has a connection of its own. The caller calls unuse after it.
+// has its own connection. The caller calls unuse after it.
 func (c *Client) use(alone bool) (*kgo.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -46,7 +46,7 @@ func (c *Client) Publish(ctx context.Context, topic string, m Message) policy.Re
 	return policy.Result{Reason: policy.ReasonOK, Posted: true}
 }
 
-// produceAlone writes a record in a batch of its own.
+// produceAlone writes a record in its own batch.
 func (c *Client) produceAlone(ctx context.Context, topic string, m Message) error {
 	select {
 	case c.alone <- struct{}{}:

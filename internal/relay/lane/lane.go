@@ -95,8 +95,8 @@ func (l *Lane) isAtRest(now time.Time) bool {
 }
 
 // RestartScans makes the next claim begin at the front of backlog and replays. A cursor that has
-// found nothing to send so far goes on to its end first, and then begins again: if each call began
-// it again, it would never come to its end.
+// found nothing to send so far continues to its end first, and then begins again: if each call
+// began it again, it would never come to its end.
 func (l *Lane) RestartScans() {
 	l.Stopped = false
 	for _, c := range []Class{Backlog, Replays} {

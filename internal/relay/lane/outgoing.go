@@ -290,7 +290,7 @@ func (o *outgoing) holdsNothing() bool {
 	return o.taken() == 0 && o.senders == 0 && len(o.keys.ready) == 0 && o.dueSince.IsZero() && o.breaker.IsQuiet()
 }
 
-// hasNoMemory reports whether a lane made anew would do as this one does, which rests.
+// hasNoMemory reports whether a lane made again would do as this one does, which rests.
 func (o *outgoing) hasNoMemory(now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -139,7 +139,7 @@ func (c *batchConn) Write(b []byte) (int, error) {
 }
 
 func (c *batchConn) flush() {
-	runtime.Gosched() // attempts that can go on do so first, and add their messages
+	runtime.Gosched() // attempts that can continue do so first, and add their messages
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = false

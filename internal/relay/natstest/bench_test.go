@@ -18,7 +18,7 @@ import (
 )
 
 // BenchmarkDeadCluster compares how long live events take to a receiver over HTTP, alone and beside
-// a dead cluster with 20,000 due events. Both take turns, each with a relay of its own, because a
+// a dead cluster with 20,000 due events. Both take turns, each with its own relay, because a
 // busy machine makes each of them slower by more than the other.
 func BenchmarkDeadCluster(b *testing.B) {
 	for _, dead := range deadClusters {
@@ -76,7 +76,7 @@ func newLiveLane(b *testing.B, cluster string) *liveLane {
 	return l
 }
 
-// insertApart adds n events in a session of its own. The session whose first statement inserts many
+// insertApart adds n events in its own session. The session whose first statement inserts many
 // keeps a plan for many, which PostgreSQL compiles (jit) for each single event after that, for 8
 // ms: the live events must come from another one.
 func (l *liveLane) insertApart(eventType, prefix string, n int) {

@@ -152,7 +152,7 @@ func TestErrorsOfAStream(t *testing.T) {
 }
 
 // A message in flight when its connection ends may have been stored; the next attempt connects
-// anew.
+// again.
 func TestShutdownOfTheServer(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

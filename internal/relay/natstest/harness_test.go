@@ -106,7 +106,7 @@ func to(t testing.TB, s *server.Server, changes ...func(*relay.Destination)) *po
 	return endpointOf(t, settingsOf("nats://"+addressOf(s), changes...), relay.Egress{})
 }
 
-// message returns an event of the given type with a key of its own.
+// message returns an event of the given type with its own key.
 func message(eventType, key string) post.Message {
 	version := 1
 	return post.Message{EventID: 7, Destination: "audit", Fence: 3, Attempt: 1, NotAfter: time.Unix(2e9, 0), Event: post.Event{

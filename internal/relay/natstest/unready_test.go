@@ -33,7 +33,7 @@ func keysIn(t *testing.T, js jetstream.JetStream, stream string) (keys []string)
 	return keys
 }
 
-// unreadyStreams are the rows for whose mending the owner of the streams is needed.
+// unreadyStreams are the rows for whose fixing the owner of the streams is needed.
 func unreadyStreams(t *testing.T) (good string, rows map[string]relaytest.Unready) {
 	t.Helper()
 	s := startServer(t)
@@ -50,7 +50,7 @@ func unreadyStreams(t *testing.T) (good string, rows map[string]relaytest.Unread
 			_, err := js.CreateStream(t.Context(), before)
 			pgtest.Must(t, err)
 		}
-		u.Mend = func() string {
+		u.Fix = func() string {
 			_, err := js.CreateOrUpdateStream(t.Context(), after)
 			pgtest.Must(t, err)
 			return ""
@@ -85,12 +85,12 @@ func unreadyServers(t *testing.T, rows map[string]relaytest.Unready) {
 	// A server that is not there, until it is.
 	dead := closedPort(t)
 	var later jetstream.JetStream
-	rows["dead"] = relaytest.Unready{Settings: fmt.Sprintf(settings, dead), Problem: "connection refused", Mend: func() string {
+	rows["dead"] = relaytest.Unready{Settings: fmt.Sprintf(settings, dead), Problem: "connection refused", Fix: func() string {
 		_, later = admin(t, restart(t, dead, t.TempDir()))
 		addStream(t, later)
 		return ""
 	}, Stored: func() []string { return keysIn(t, later, "EVENTS") }}
-	// Another program, a server without JetStream, and one without TLS; mended by other settings.
+	// Another program, a server without JetStream, and one without TLS; fixed by other settings.
 	stranger, err := net.Listen("tcp", "127.0.0.1:0")
 	pgtest.Must(t, err)
 	t.Cleanup(func() { pgtest.Must(t, stranger.Close()) })
@@ -113,7 +113,7 @@ func unreadyServers(t *testing.T, rows map[string]relaytest.Unready) {
 		right := startServer(t)
 		_, js := admin(t, right)
 		addStream(t, js)
-		row.Mend = func() string { return fmt.Sprintf(settings, addressOf(right)) }
+		row.Fix = func() string { return fmt.Sprintf(settings, addressOf(right)) }
 		row.Stored = func() []string { return keysIn(t, js, "EVENTS") }
 		rows[name] = row
 	}
@@ -126,7 +126,7 @@ func unreadyServers(t *testing.T, rows map[string]relaytest.Unready) {
 	addStream(t, js, func(c *jetstream.StreamConfig) { c.Storage = jetstream.FileStorage })
 	rows["small-payload"] = relaytest.Unready{
 		Settings: fmt.Sprintf(settings, address), Warning: "the server takes messages of at most 4096 bytes, and an event may have 1048576",
-		Refused: "the message is too large for this server", Mend: func() string {
+		Refused: "the message is too large for this server", Fix: func() string {
 			small.Shutdown()
 			small.WaitForShutdown()
 			_, js = admin(t, restart(t, address, dir))
@@ -159,7 +159,7 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 		pgtest.Must(t, create(t, js, name))
 		settings := fmt.Sprintf("url: 'nats://%s', stream: %s, subject: '%s.{type}'", addressOf(s), name, name)
 		u.Settings = settings + ", " + identity
-		u.Mend = func() string { return mend(settings) }
+		u.Fix = func() string { return mend(settings) }
 		u.Stored = func() []string { return keysIn(t, js, name) }
 		rows[name] = u
 	}
@@ -180,7 +180,7 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	pgtest.Must(t, create(t, owner, "expired"))
 	rows["expired"] = relaytest.Unready{
 		Settings: fmt.Sprintf("url: 'nats://%s', stream: expired, subject: 'expired.{type}', credentials_file: %s", addressOf(operated), path("creds")),
-		Problem:  "the user's credentials expired at", Mend: func() string { write("creds", issue(time.Time{})); return "" },
+		Problem:  "the user's credentials expired at", Fix: func() string { write("creds", issue(time.Time{})); return "" },
 		Stored: func() []string { return keysIn(t, owner, "expired") },
 	}
 	ca := localcert.NewAuthority(nil)
@@ -194,14 +194,14 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	pgtest.Must(t, create(t, guarded, "authority"))
 	rows["authority"] = relaytest.Unready{
 		Settings: fmt.Sprintf("url: 'tls://%s', stream: authority, subject: 'authority.{type}', tls: {server_name: localhost, ca_file: %s}", addressOf(secure), path("ca")),
-		Problem:  "set tls.ca_file to the authority's certificate", Mend: func() string {
+		Problem:  "set tls.ca_file to the authority's certificate", Fix: func() string {
 			write("ca", string(certificate))
 			return ""
 		}, Stored: func() []string { return keysIn(t, guarded, "authority") },
 	}
 }
 
-// Each row of the second table in docs/nats.md: a relay reports it when it starts, goes on with
+// Each row of the second table in docs/nats.md: a relay reports it when it starts, continues with
 // other destinations, and loses nothing.
 func TestUnreadyDestinations(t *testing.T) {
 	t.Parallel()

@@ -21,14 +21,14 @@ type Advice struct {
 	Subject string `json:"subject"`
 	// Level says how bad it is.
 	Level Level `json:"level"`
-	// Text says what is wrong, and Remedy what mends it; Remedy may be empty.
+	// Text says what is wrong, and Remedy what fixes it; Remedy may be empty.
 	Text   string `json:"text"`
 	Remedy string `json:"remedy"`
 	// Commands come next, in this order. What each does stands behind a #.
 	Commands []string `json:"commands"`
 }
 
-// String returns what is wrong and what mends it.
+// String returns what is wrong and what fixes it.
 func (a Advice) String() string { return strings.TrimSpace(a.Text + " " + a.Remedy) }
 
 // Destination returns which destination it is about; empty: none.
@@ -187,7 +187,7 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 		}
 		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
 			remedy, fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
-			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
+			"outbox-relay retry --destination "+word+"    # once it is fixed: attempt all that waits for its next attempt")
 	}
 	if d.Failed > d.failedHeads() { // what blocks a key is told below
 		text, remedy, commands := d.adviseFailed(word)
@@ -198,7 +198,7 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 		if d.Failed <= d.failedHeads() {
 			text = strings.TrimSuffix(text, ".") + labelled("; last: %s", strings.TrimRight(d.FailedError, ". ")) + "."
 		}
-		add("blocked", Warning, text, "Mend the cause and replay the failed delivery, or skip it.", commands...)
+		add("blocked", Warning, text, "Fix the cause and replay the failed delivery, or skip it.", commands...)
 	}
 	for _, h := range d.behindEarly() {
 		add("waiting", Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
@@ -226,7 +226,7 @@ const failingWithin = 10 * time.Second
 // them, for a destination to fail at once.
 const failingOnes = 3
 
-// failing reports whether the destination's latest attempts failed through a fault of its own or of
+// failing reports whether the destination's latest attempts failed through its own fault or of
 // the configuration, and none has delivered lately.
 func (d DestinationStatus) failing() bool {
 	at, reason := d.RetryAt, d.RetryReason
@@ -240,8 +240,8 @@ func (d DestinationStatus) failing() bool {
 	return all || d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
 }
 
-// needsPerson reports whether deliveries that fail for this reason go on failing until a person
-// mends something.
+// needsPerson reports whether deliveries that fail for this reason continue failing until a person
+// fixes something.
 func needsPerson(reason policy.Reason) bool {
 	switch reason {
 	case policy.ReasonUnauthorized, policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS, policy.ReasonTLS, policy.ReasonEgress:
@@ -264,12 +264,12 @@ func (d DestinationStatus) adviseFailed(word string) (text, remedy string, comma
 		remedy += "No route leads there any more: add destination and route to a relay's configuration and reload it (SIGHUP) to send them again, or give them up."
 		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed    # gives them up")
 	case d.FailedUnsendable > 0:
-		commands = append(commands, "outbox-relay replay --destination "+word+" --reason REASON    # once its cause is mended; not invalid_event")
+		commands = append(commands, "outbox-relay replay --destination "+word+" --reason REASON    # once its cause is fixed; not invalid_event")
 	default:
-		commands = append(commands, "outbox-relay replay --destination "+word+"    # once the cause is mended")
+		commands = append(commands, "outbox-relay replay --destination "+word+"    # once the cause is fixed")
 	}
 	if remedy == "" {
-		remedy = "Look at the reasons, mend the cause, then replay them."
+		remedy = "Look at the reasons, fix the cause, then replay them."
 	}
 	return text, strings.TrimSpace(remedy), commands
 }
@@ -287,7 +287,7 @@ func (d DestinationStatus) adviseBlocked(word string) (text string, commands []s
 		heads = append(heads, fmt.Sprintf("%s behind event %d, failed (%s)", waiting, b.EventID, b.Reason))
 		commands = append(commands, fmt.Sprintf("outbox-relay explain %d    # why it failed", b.EventID))
 		if d.Routed && !unsendable(b.Reason) {
-			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
+			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is fixed", b.EventID, word))
 		}
 		commands = append(commands, fmt.Sprintf("outbox-relay discard --destination %s %s    # skips it: its effect is lost", word, plain.ShellFlag("--head-of-key", b.Key)))
 	}

@@ -149,7 +149,7 @@ func TestAdviceBeforeTheFirstStart(t *testing.T) {
 	}
 }
 
-// What is said first is what a person must do something about. What only a person mends is no mere
+// What is said first is what a person must do something about. What only a person fixes is no mere
 // notice.
 func TestAdviceBeginsWithTheWorst(t *testing.T) {
 	t.Parallel()
@@ -183,11 +183,11 @@ func TestStateOfAFailingDestination(t *testing.T) {
 	}{
 		"nothing was tried":          {DestinationStatus{}, "ok"},
 		"refuses all":                {DestinationStatus{RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
-		"was mended":                 {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Minute), LastDeliveredAt: at(0)}, "ok"},
+		"was fixed":                  {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Minute), LastDeliveredAt: at(0)}, "ok"},
 		"broke lately":               {DestinationStatus{RetryReason: policy.ReasonServerError, RetryAt: at(0), LastDeliveredAt: at(time.Minute)}, "failing"},
 		"refuses some":               {DestinationStatus{RetryReason: policy.ReasonServerError, RetryAt: at(0), LastDeliveredAt: at(time.Second)}, "ok"},
 		"refused all, attempts over": {DestinationStatus{FailedReason: policy.ReasonServerError, FailedAt: at(0)}, "failing"},
-		"mended, and one failed":     {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Hour), FailedReason: policy.ReasonRejected, FailedAt: at(0)}, "ok"},
+		"fixed, and one failed":      {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Hour), FailedReason: policy.ReasonRejected, FailedAt: at(0)}, "ok"},
 		"an event is at fault":       {DestinationStatus{FailedReason: policy.ReasonInvalidEvent, FailedAt: at(0)}, "ok"},
 		"paused":                     {DestinationStatus{Paused: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "paused"},
 		"asks to wait":               {DestinationStatus{Pending: 1, WaitUntil: at(0), RetryReason: policy.ReasonRateLimited, RetryAt: at(0)}, "slowed"},

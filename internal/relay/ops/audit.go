@@ -66,7 +66,7 @@ type AuditEntry struct {
 	Detail *string `json:"detail"`
 }
 
-// Resumable reports whether [Outbox.TakeUp] can go on with the operation. One that changes
+// Resumable reports whether [Outbox.TakeUp] can continue with the operation. One that changes
 // delivered or discarded deliveries is not: it would find again what it has replayed already.
 func (e AuditEntry) Resumable() bool {
 	ended := e.State == "stalled" || e.State == "interrupted" || e.State == "failed"
@@ -85,8 +85,8 @@ func (s Selection) repeatable() bool {
 // auditedIDs is up to how many events the audit keeps the ids of a selection.
 const auditedIDs = 1000
 
-// ErrNotResumable says that an operation cannot go on: it runs, is done, or cannot be repeated.
-var ErrNotResumable = errors.New("the operation cannot go on")
+// ErrNotResumable says that an operation cannot continue: it runs, is done, or cannot be repeated.
+var ErrNotResumable = errors.New("the operation cannot continue")
 
 // An Order is a bulk change that an operator wants.
 type Order struct {

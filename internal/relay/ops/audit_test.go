@@ -92,7 +92,7 @@ func TestAuditIsPartOfTheChange(t *testing.T) {
 	}
 }
 
-// An operation that was interrupted, or whose process was killed, goes on under its number, once.
+// An operation that was interrupted, or whose process was killed, continues under its number, once.
 func TestOperationGoesOn(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -129,8 +129,8 @@ func TestOperationGoesOn(t *testing.T) {
 	}
 }
 
-// What goes on replays nothing twice, though it has failed again meanwhile, and keeps to the limit
-// that was confirmed.
+// What continues replays nothing twice, though it has failed again meanwhile, and keeps to the
+// limit that was confirmed.
 func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

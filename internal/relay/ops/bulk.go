@@ -68,7 +68,7 @@ type Selection struct {
 	// replay has a rate.
 	Rate *int64 `json:"rate,omitempty"`
 
-	begun     time.Time // of a retry, and of an operation that goes on: when it was ordered
+	begun     time.Time // of a retry, and of an operation that continues: when it was ordered
 	waitingAt time.Time // of a retry: what is due later waits for its next attempt
 }
 
@@ -180,7 +180,7 @@ func (o *Outbox) PreviewRetry(ctx context.Context, selection Selection) (Bulk, e
 // created longer ago than memory: the receiver may have forgotten that it processed them, and would
 // process them twice. 0: it never forgets.
 //
-// Each batch is a transaction of its own, and progress, which may be nil, is called after each.
+// Each batch is its own transaction, and progress, which may be nil, is called after each.
 // When ctx ends, the current batch is finished, and the error says why it ended. With every error,
 // Bulk is what was done. A call finds a delivery at most once, and not while it is pending, so that
 // a replay can be repeated.
@@ -205,8 +205,8 @@ func (o *Outbox) Retry(ctx context.Context, selection Selection, progress func(B
 // DiscardQuarantined gives every pending delivery of a copied database up, parked ones and those in
 // flight too, for the reason "quarantined"; see [identity.Report.Discardable]. Events that are not
 // routed yet, or in a relay's hand, get pending deliveries before. It accepts nothing, so that
-// relays go on waiting. It works in batches as Discard does, and returns an error if a delivery was
-// missed: accepted then, it would be sent.
+// relays continue waiting. It works in batches as Discard does, and returns an error if a delivery
+// was missed: accepted then, it would be sent.
 func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, progress func(Bulk)) (Bulk, error) {
 	report, err := o.Identity(ctx, environment)
 	if err == nil {
@@ -262,7 +262,7 @@ func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit 
 			}
 			first := b.Done == 0
 			b.Changed(len(part), done)
-			if first && b.Done > 0 { // relays go on looking there as long as they find something
+			if first && b.Done > 0 { // relays continue looking there as long as they find something
 				if err := o.requestSweep(context.WithoutCancel(ctx)); err != nil {
 					return false, err
 				}

@@ -254,7 +254,7 @@ func TestRetry(t *testing.T) {
 		t.Errorf("a second time: %+v, %v", b, err)
 	}
 	// One that was attempted after an operation began, and failed again, waits for its next attempt
-	// also when the operation goes on.
+	// also when the operation continues.
 	db.Exec(waits)
 	db.RewriteAudit(`state = 'interrupted' WHERE id = 2`)
 	order, err := outbox.TakeUp(t.Context(), 2)

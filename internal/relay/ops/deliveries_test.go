@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// Whatever a filter asks, a page reads a bounded part of the table, and going on from page to page
-// finds all that match.
+// Whatever a filter asks, a page reads a bounded part of the table, and continuing from page to
+// page finds all that match.
 func TestListsAreBounded(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "default", "other")

@@ -28,7 +28,7 @@ type Finding struct {
 	Check  string `json:"check"` // one of [Checkup.Checks]
 	Level  string `json:"level"`
 	Text   string `json:"text"`
-	Remedy string `json:"remedy"` // what mends it: commands, each on its line, a statement, or a setting
+	Remedy string `json:"remedy"` // what fixes it: commands, each on its line, a statement, or a setting
 	// Commands are those of the remedy; nil where it is something else.
 	Commands []string `json:"commands,omitempty"`
 }

@@ -134,7 +134,7 @@ func checkOf(kind string) string {
 	return map[string]string{"index": "indexes", "constraint": "constraints", "domain": "constraints", "trigger": "triggers", "function": "functions"}[kind]
 }
 
-// describe says what follows from it, and what mends it.
+// describe says what follows from it, and what fixes it.
 func (d damage) describe() (text, remedy string) {
 	text = fmt.Sprintf("the %s %s is %s: ", d.Kind, d.Name, d.state)
 	switch d.Kind {

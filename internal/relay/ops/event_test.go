@@ -54,7 +54,7 @@ func TestFindEvents(t *testing.T) {
 	}
 }
 
-// Attempts count anew after a replay: the history names who replayed the event, and does not say
+// Attempts count again after a replay: the history names who replayed the event, and does not say
 // that its first attempt delivered.
 func TestExplainReplays(t *testing.T) {
 	t.Parallel()

@@ -45,8 +45,8 @@ func TestPace(t *testing.T) {
 }
 
 // A replay goes through small batches, within which deliveries become due one after the other, and
-// leaves at its interruption what it has not reached, also between two batches. What goes on keeps
-// the rate.
+// leaves at its interruption what it has not reached, also between two batches. What continues
+// keeps the rate.
 func TestReplayIsSpread(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -83,7 +83,7 @@ func TestReplayIsSpread(t *testing.T) {
 	taken, err := outbox.TakeUp(t.Context(), id)
 	relaytest.Must(t, err)
 	if taken.Selection.Rate == nil || *taken.Selection.Rate != 100 {
-		t.Errorf("goes on with %+v", taken.Selection)
+		t.Errorf("continues with %+v", taken.Selection)
 	}
 	// In the pause between two batches it does not wait for the next one either.
 	slow, hurry := context.WithCancel(t.Context())

@@ -116,7 +116,7 @@ func (e EventReport) replayedAfter(destination string, at time.Time) bool {
 	return slices.ContainsFunc(e.Replays, func(r Replay) bool { return r.Certain && r.Destination == destination && r.At.After(at) })
 }
 
-// Arrival says with which attempt a delivery arrived. Attempts count anew after a replay.
+// Arrival says with which attempt a delivery arrived. Attempts count again after a replay.
 func (d Delivery) Arrival() string {
 	text := "with the "
 	if d.Replay {

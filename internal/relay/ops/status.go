@@ -189,7 +189,7 @@ type RelayStatus struct {
 	HeartbeatAgeSeconds float64 `json:"heartbeat_age_seconds"`
 	// Idle reports whether the relay has claimed nothing, and has no new events in hand.
 	Idle bool `json:"idle"`
-	// Session reports whether the relay has a connection of its own, which ends with it. Behind a
+	// Session reports whether the relay has its own connection, which ends with it. Behind a
 	// pooler it has none, and only the heartbeat shows that it lives.
 	Session bool `json:"session"`
 	// InFlight counts the deliveries that it has claimed or, of new events, in hand. Another relay

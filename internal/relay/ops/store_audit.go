@@ -90,7 +90,7 @@ func (o *Outbox) resumeAudit(ctx context.Context, id int64) error {
 		case err != nil:
 			return fmt.Errorf("write audit: %w", err)
 		case tag.RowsAffected() == 0:
-			return fmt.Errorf("%w: another process goes on with operation %d", ErrNotResumable, id)
+			return fmt.Errorf("%w: another process continues with operation %d", ErrNotResumable, id)
 		}
 		return o.record(ctx, tx, auditRow{action: "resume_operation", detail: fmt.Sprintf("operation %d", id)})
 	})

@@ -239,7 +239,7 @@ WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + pg.QueueHasRoom
 
-// changeDeliveries runs one of the statements above in a durable transaction of its own that
+// changeDeliveries runs one of the statements above in its own durable transaction that
 // notifies relays, and adds to the audit entry of the operation.
 func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate, pace pace, audit int64) (changed int64, err error) {
 	ids, claims := make([]int64, len(found)), make([]int64, len(found))

@@ -171,7 +171,7 @@ func (o *Outbox) LatestAttempts(ctx context.Context, destination string) ([]Atte
 	return rows.Structs[Attempt](ctx, o.pool, "list attempts", selectLatestAttempts, destination)
 }
 
-// Each of the two statuses has an index of its own. What has not joined the key yet holds nothing.
+// Each of the two statuses has its own index. What has not joined the key yet holds nothing.
 const selectHead = selectDeliveries + ` AND d.destination = $1 AND d.event_id = (SELECT h.event_id FROM (
     (SELECT joined, event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' AND joined IS NOT NULL
      ORDER BY joined, event_id LIMIT 1)

@@ -142,7 +142,7 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 		if reason == "" {
 			reason = "no reason given"
 		}
-		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, plain.ShellWord(w.Destination))
+		add("paused", "the destination is paused since %s: %s; to continue: outbox-relay resume %s", timeText(w.PausedAt), reason, plain.ShellWord(w.Destination))
 	}
 	if w.Breaker != "closed" {
 		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
@@ -206,7 +206,7 @@ func (w waitState) parked(eventID int64) string {
 	return fmt.Sprintf("parked: no route matches its type; add one and reload the relays (SIGHUP), or give it up: outbox-relay discard %d", eventID)
 }
 
-// behindHint says what makes the ordering key go on; empty: it goes on by itself.
+// behindHint says what makes the ordering key continue; empty: it continues by itself.
 func (w waitState) behindHint() string {
 	if w.BehindStatus != "failed" {
 		if w.BehindAttempts == 0 || w.BehindNext == nil {
@@ -217,9 +217,9 @@ func (w waitState) behindHint() string {
 	}
 	skip := fmt.Sprintf("outbox-relay discard --destination %s %s", plain.ShellWord(w.Destination), plain.ShellFlag("--head-of-key", w.OrderingKey))
 	if unsendable(w.BehindReason) {
-		return fmt.Sprintf(" (%s) and can never be sent; to go on: %s", w.BehindReason, skip)
+		return fmt.Sprintf(" (%s) and can never be sent; to continue: %s", w.BehindReason, skip)
 	}
-	return fmt.Sprintf("; to go on: outbox-relay replay %d --destination %s, or %s", w.BehindEvent, plain.ShellWord(w.Destination), skip)
+	return fmt.Sprintf("; to continue: outbox-relay replay %d --destination %s, or %s", w.BehindEvent, plain.ShellWord(w.Destination), skip)
 }
 
 // nextProbe says when a held destination is probed.

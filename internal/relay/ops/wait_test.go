@@ -78,7 +78,7 @@ func TestWaits(t *testing.T) {
 	db.Settled("failed", "event_id = 1")
 	list, err := outbox.Waits(t.Context(), 2)
 	relaytest.Must(t, err)
-	if want := "behind event 1 of its ordering key, which has failed; to go on: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[1].Text != want {
+	if want := "behind event 1 of its ordering key, which has failed; to continue: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[1].Text != want {
 		t.Errorf("got %s, want %s", list[1].Text, want)
 	}
 }

@@ -138,7 +138,7 @@ func scansOfPending(s Selection) (all []*scan) {
 	return append(all, &scan{statement: candidatesDue, after: first})
 }
 
-// attemptedSince reports whether a delivery was attempted since an operation began that goes on
+// attemptedSince reports whether a delivery was attempted since an operation began that continues
 // now.
 func (s Selection) attemptedSince(c candidate) bool {
 	return !s.begun.IsZero() && c.LastAttemptAt != nil && !c.LastAttemptAt.Before(s.begun)

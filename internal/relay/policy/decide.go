@@ -15,7 +15,7 @@ const (
 	// BlockFailed keeps the later deliveries of the key waiting until an operator replays or
 	// discards the failed one.
 	BlockFailed FailurePolicy = "block"
-	// SkipFailed goes on with the next delivery of the key.
+	// SkipFailed continues with the next delivery of the key.
 	SkipFailed FailurePolicy = "skip"
 )
 

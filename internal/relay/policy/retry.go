@@ -38,7 +38,7 @@ type RetryPolicy struct {
 	// under way. Requests state the end of it in X-Outbox-Not-After, and receivers need remember
 	// what they processed no longer; whatever is pending then, after a long outage or pause, is
 	// failed instead of sent. It may not be shorter than what schedule, timeouts and leases come
-	// to. What never had a connection to its receiver is promised anew each time, so that it bears
+	// to. What never had a connection to its receiver is promised again each time, so that it bears
 	// an outage of any length. 0: 30 days.
 	NotAfter time.Duration
 }

@@ -53,7 +53,7 @@ type Destination struct {
 	// Headers sent with every POST, such as Authorization. They may not repeat a header of the wire
 	// contract.
 	Headers map[string]string
-	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty:
+	// SigningSecrets, each used for its own signature: more than one while rotating. Empty:
 	// requests are unsigned.
 	SigningSecrets []webhook.Secret
 	// Batch says whether events may share a request of HTTP.

@@ -84,7 +84,7 @@ func (r *Readiness) askOne(ctx context.Context, e *Endpoint, s *readinessState) 
 	case err != nil:
 		if cause := plain.Clip(err.Error()); cause != s.cause {
 			s.cause = cause
-			log.Warn().Str("error", cause).Msg("destination is not ready: its events wait, and nothing is lost; other destinations go on")
+			log.Warn().Str("error", cause).Msg("destination is not ready: its events wait, and nothing is lost; other destinations continue")
 		}
 		return
 	case s.cause != "":

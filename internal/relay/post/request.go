@@ -291,7 +291,7 @@ func Refused(err error) policy.Result {
 }
 
 // formatTime formats a time as TimeFormat says, in half the time: package time reads a layout of
-// its own anew for each time.
+// its own again for each time.
 func formatTime(at time.Time) string {
 	var room [len(TimeFormat)]byte
 	text := at.UTC().AppendFormat(room[:0], time.RFC3339)

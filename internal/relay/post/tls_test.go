@@ -17,7 +17,7 @@ import (
 )
 
 // What is wrong with the TLS of a receiver: never a request, always a label and a text that says
-// what to mend. What is not here is revocation, which crypto/tls does not look into.
+// what to fix. What is not here is revocation, which crypto/tls does not look into.
 func TestTLSTable(t *testing.T) {
 	t.Parallel()
 	ca, other := newAuthority(), newAuthority()

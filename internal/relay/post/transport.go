@@ -221,7 +221,7 @@ func (e *Endpoint) roundTrip(ctx context.Context, req *http.Request, payload []b
 }
 
 // newBody returns a request's body, from its beginning. It is one of the few that net/http knows to
-// be at hand: before any other, a type of our own for instance, it flushes the header, and each
+// be at hand: before any other, our own type for instance, it flushes the header, and each
 // request is two writes and two packets.
 func newBody(payload []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(payload)) }
 

@@ -121,7 +121,7 @@ func TestRelayOfAnotherConfigurationTakesNothing(t *testing.T) {
 	relaytest.Must(t, first.keeper.Follow(t.Context(), first.instance))
 	first.wantLog(`"event":"*","destination":"default","message":"route removed by another relay or by hand"`)
 	relaytest.Must(t, first.keeper.Withdraw(t.Context(), first.instance))
-	wantStored(db, "* logistics") // producers go on while all relays are away
+	wantStored(db, "* logistics") // producers continue while all relays are away
 }
 
 // Routes that are removed by hand return by themselves, and what was parked meanwhile is looked

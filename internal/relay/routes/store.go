@@ -71,7 +71,7 @@ const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 
 // syncRoutes records what this relay is configured for, unless own is nil, and makes the stored
 // routes those of all registered relays together. While no relay has recorded any, they stay:
-// producers go on while all relays are away. last is the change before, whose routes it does not
+// producers continue while all relays are away. last is the change before, whose routes it does not
 // read again if they are the same. describe words the alert about the change for the relays that
 // did not make it. Producers never wait: the lock only orders relays that do the same.
 func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, describe func(Change) string) (change Change, err error) {

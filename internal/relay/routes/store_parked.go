@@ -21,7 +21,7 @@ func latestEvent(ctx context.Context, db pg.DB) (id int64, err error) {
 	return pg.Value[int64](ctx, db, "read the latest event", selectLatestEvent)
 }
 
-// Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without
+// Locked first: a relay that adds a route meanwhile waits, and then begins the pass again. Without
 // anything parked, the whole range is done.
 const lockParkedSearch = `
 SELECT coalesce(min(f.parked_after), $1), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')

@@ -106,7 +106,7 @@ type Database struct {
 	sockets *sockets // of Direct
 }
 
-// Open makes the pool, which connects at its first use. It fails only for what waiting cannot mend.
+// Open makes the pool, which connects at its first use. It fails only for what waiting cannot fix.
 // The caller closes Database.
 func (s *Session) Open(ctx context.Context) error {
 	return s.open(ctx, s.Config.Pooler.Mode == PoolerTransaction)

@@ -85,8 +85,8 @@ func TestArmingLeavesNoRowVersions(t *testing.T) {
 	}
 }
 
-// Producers go on notifying a relay that stays idle, also when another one that is busy has stopped
-// them: then its beat says that what was committed meanwhile was announced by no producer.
+// Producers continue notifying a relay that stays idle, also when another one that is busy has
+// stopped them: then its beat says that what was committed meanwhile was announced by no producer.
 func TestIdleRelayStaysArmed(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -109,7 +109,7 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 	}
 }
 
-// A declaration fails, and by the next turn there is nothing to declare any more. Beats go on as
+// A declaration fails, and by the next turn there is nothing to declare any more. Beats continue as
 // the claimer does: a relay that believes that producers notify keeps them notifying.
 func TestFailedDeclarationChangesNothing(t *testing.T) {
 	t.Parallel()

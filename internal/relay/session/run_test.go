@@ -186,12 +186,12 @@ func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	r.away.Store(false)
 	again := r.alive()
 	if again == instance {
-		t.Error("it goes on under the number of which others know that it is dead")
+		t.Error("it continues under the number of which others know that it is dead")
 	}
 	db.Exec(`DELETE FROM outbox_relay`)
 	r.await("the notice", func() bool { return errors.Is(r.last, pg.ErrTakenForDead) })
 	if r.alive() == again {
-		t.Error("it goes on although its row is gone")
+		t.Error("it continues although its row is gone")
 	}
 }
 

@@ -382,7 +382,7 @@ func (s *Session) register(ctx context.Context, on *standing) (instance int32, r
 	return instance, false, nil
 }
 
-// sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does
+// sameDatabase keeps a session with its own URL from saying that a relay lives where it does
 // not work.
 func (s *Session) sameDatabase(ctx context.Context, on *standing) error {
 	if s.Config.Pooler.Session == nil {

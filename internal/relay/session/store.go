@@ -44,8 +44,8 @@ SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, 
 WHERE instance = $1
 RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
-// resume lets a relay go on under its number, with q as its session if it has one. It returns false
-// if the relay was taken for dead meanwhile: then the relay must register anew.
+// resume lets a relay continue under its number, with q as its session if it has one. It returns
+// false if the relay was taken for dead meanwhile: then the relay must register again.
 func resume(ctx context.Context, q pg.DB, isSession bool, instance int32, lease time.Duration) (resumed bool, err error) {
 	err = q.QueryRow(ctx, resumeRelay, instance, isSession, lease.Seconds()).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -111,7 +111,7 @@ type pulse struct {
 	writeAfter       time.Duration // how old the heartbeat may become before it is written again
 	findSilent       bool
 	findDisconnected bool
-	armed            bool // go on making producers notify
+	armed            bool // continue making producers notify
 }
 
 // echo is what a beat finds out.
@@ -187,7 +187,7 @@ const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed
        CASE WHEN $1 AND ` + pg.QueueHasRoom + ` THEN pg_notify('outbox_wake', current_schema()) END`
 
 // Arm makes producers notify, or stops them. Another relay that is still armed makes them notify
-// again at its next beat. If it fails, beats go on with what was declared before, as the claimer
+// again at its next beat. If it fails, beats continue with what was declared before, as the claimer
 // does: an armed relay whose beats do not keep producers notifying would wait for each safety tick.
 func (p *Producers) Arm(ctx context.Context, db pg.DB, armed bool) error {
 	before := p.armed.Load()

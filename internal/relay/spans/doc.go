@@ -2,7 +2,7 @@
 // exports them is the provider's, which package relay is given.
 //
 // One attempt is one span, a child of the producer's trace context. Without one, the event's
-// attempts make a trace of their own, whose id follows from the event. The request carries the
+// attempts make their own trace, whose id follows from the event. The request carries the
 // context of its span, so that the receiver continues it.
 //
 // # Links
@@ -13,6 +13,6 @@
 // relay. The attempt number would not do: a probe spends no number, and a relay that dies in an
 // attempt leaves none.
 //
-// A promise begins anew when no receiver can know of it: after a request that found no connection,
+// A promise begins again when no receiver can know of it: after a request that found no connection,
 // and with a replay. The next request is then the first attempt that later ones link to.
 package spans

@@ -45,7 +45,7 @@ func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *
 	return c, instance
 }
 
-// While the database does not answer, a range that was taken over goes on waiting with all that
+// While the database does not answer, a range that was taken over continues waiting with all that
 // follows it, and the turn says so: it would be repeated without a wait and without a word.
 func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
 	t.Parallel()

@@ -96,7 +96,7 @@ func TestMarkInFrontOfMany(t *testing.T) {
 	left := []Behind{{"default", "k", 1, ordering.Place{Event: 2}}}
 	for rounds := 0; len(left) > 0; rounds++ {
 		if rounds == 2 {
-			t.Fatalf("goes on: %v", left)
+			t.Fatalf("continues: %v", left)
 		}
 		var err error
 		left, _, err = store{db.Pool}.mark(t.Context(), left, 10)

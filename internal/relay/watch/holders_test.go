@@ -22,7 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// alone returns an outbox on a server of its own, which shares neither transactions nor roles with
+// alone returns an outbox on its own server, which shares neither transactions nor roles with
 // others.
 func alone(t *testing.T, settings map[string]string) *relaytest.Database {
 	t.Helper()

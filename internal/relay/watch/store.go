@@ -58,11 +58,11 @@ CROSS JOIN LATERAL (SELECT l.destination) lane
 CROSS JOIN ` + Blocked + ` b
 WHERE l.destination <> ''`
 
-// Destinations with two failures or more that only a person mends, or three of one event where
+// Destinations with two failures or more that only a person fixes, or three of one event where
 // others arrived before: what is retried may be over soon. What is retried stands first among what
 // is not due, or first among what is due. Whether anything was delivered is asked of the
 // neighbouring events alone: no index leads to what was delivered. A destination that is held has
-// an alert of its own.
+// its own alert.
 const watchMisconfigured = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, '')))
 FROM pending l

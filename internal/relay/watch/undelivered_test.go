@@ -9,7 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-// A search looks at a bounded number of events, the new ones first, goes on where any relay has
+// A search looks at a bounded number of events, the new ones first, continues where any relay has
 // stopped, and comes by all of them again and again.
 func TestSearchOfUndeliveredGoesOn(t *testing.T) {
 	t.Parallel()
@@ -32,7 +32,7 @@ func TestSearchOfUndeliveredGoesOn(t *testing.T) {
 	i := 1
 	for ; len(search(i)) < 3; i++ {
 		if i > 7 {
-			t.Fatal("the walk through all events does not go on")
+			t.Fatal("the walk through all events does not continue")
 		}
 	}
 	if got, want := search(i), slices.Concat(old, recent); !slices.Equal(got, want) {

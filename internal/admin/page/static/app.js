@@ -115,7 +115,7 @@
       }))],
     }, data, box);
   };
-  const draw = (anew) => {
+  const draw = (again) => {
     const source = $("template#series");
     if (!window.uPlot) return;
     const seen = new Set();
@@ -127,7 +127,7 @@
       const something = lines.some((line) => line.some((v) => v > 0));
       seen.add(box);
       const old = charts.get(box);
-      if (old && old.plot && something && !anew) {
+      if (old && old.plot && something && !again) {
         old.range = [s.from, s.to];
         old.plot.setData(data);
         continue;
