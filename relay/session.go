@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
@@ -18,7 +17,7 @@ func (r *Relay) newSession() *session.Session {
 			PollInterval: r.cfg.PollInterval, Lease: r.cfg.Lease, Log: r.cfg.Log,
 		},
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.producers,
-		Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.mailbox.listening.Store, Idle: r.idle,
+		Restore: r.settler.WriteAgain, Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.mailbox.listening.Store, Idle: r.idle,
 		SleepAfter: r.cfg.SleepAfter,
 		FallAsleep: func(instance int32, schema string) { r.fail(&Asleep{Instance: instance, Schema: schema}) },
 		Rescued: func(instance int32) {
@@ -31,11 +30,8 @@ func (r *Relay) newSession() *session.Session {
 	}
 }
 
-// enter writes the last outcomes again and applies the routes, before this relay counts as alive.
-func (r *Relay) enter(ctx context.Context, on pg.Pool, instance int32, alive func()) error {
-	if err := r.settler.WriteAgain(ctx, on, instance); err != nil {
-		return err
-	}
+// enter applies the routes before this relay counts as alive.
+func (r *Relay) enter(ctx context.Context, alive func()) error {
 	return r.meetRoutes(ctx, func() {
 		r.markBeat() // the database has just taken the registration
 		alive()

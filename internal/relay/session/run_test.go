@@ -266,17 +266,47 @@ func TestFailingSessionLeavesOneRegistration(t *testing.T) {
 			r.Config.Pooler.Mode = mode
 			entering := r.Enter
 			entries := 0
-			r.Enter = func(ctx context.Context, on pg.Pool, instance int32, alive func()) error {
+			r.Enter = func(ctx context.Context, alive func()) error {
 				if entries++; entries <= 4 {
 					return errors.New("half-way")
 				}
-				return entering(ctx, on, instance, alive)
+				return entering(ctx, alive)
 			}
 			r.begin()
 			r.awaitFailures(4)
 			r.alive()
 			testkit.Equal(t, "registrations of one relay", relaytest.Row[int](db, relays), 1)
 		})
+	}
+}
+
+// What a crash has undone is written again before anything else is: until then the pool lets no
+// statement through, also after a connection that was lost.
+func TestNothingIsWrittenBeforeWhatWasUndone(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	r := prepared(db)
+	restored, entered := make(chan error, 2), make(chan error, 2)
+	try := func(ctx context.Context) error {
+		_, err := r.Database.Pool.Exec(ctx, `SELECT 1`)
+		return err
+	}
+	r.Restore = func(ctx context.Context, on pg.Pool, _ int32) error {
+		restored <- try(ctx)
+		_, err := on.Exec(ctx, `SELECT 1`)
+		return err
+	}
+	r.Enter = func(ctx context.Context, alive func()) error {
+		entered <- try(ctx)
+		alive()
+		return nil
+	}
+	r.begin()
+	for range 2 {
+		testkit.ErrorIs(t, "a statement before", <-restored, identity.ErrGuarded)
+		testkit.ErrorIs(t, "a statement after", <-entered, nil)
+		r.alive()
+		db.Exec(`SELECT pg_terminate_backend(session_pid) FROM outbox_relay`)
 	}
 }
 
@@ -373,10 +403,8 @@ func TestSessionConnectsAsThePoolDoes(t *testing.T) {
 		return err
 	}
 	shown := ""
-	r.Enter = func(ctx context.Context, on pg.Pool, _ int32, alive func()) error {
-		err := on.QueryRow(ctx, `SHOW work_mem`).Scan(&shown)
-		alive()
-		return err
+	r.Restore = func(ctx context.Context, on pg.Pool, _ int32) error {
+		return on.QueryRow(ctx, `SHOW work_mem`).Scan(&shown)
 	}
 	r.begin().alive()
 	if n := connected.Load(); n != 3 || shown != "7MB" { // the one that finds the schema, the pool's first, which was checked, and the session's

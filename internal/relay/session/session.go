@@ -20,7 +20,7 @@ import (
 // the relay lives, sends its heartbeat, finds dead relays, and receives notifications. Through a
 // pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is
 // received. Set all exported fields, [Session.Open] it and then [Session.Run] it; what it calls
-// runs on the goroutine of Run, and must return at once, except Enter.
+// runs on the goroutine of Run, and must return at once, except Restore and Enter.
 type Session struct {
 	Config    Config
 	Guard     *identity.Guard
@@ -28,10 +28,13 @@ type Session struct {
 	Producers *Producers // each beat keeps those notifying that were armed
 	Database  Database   // is set by Open and Check
 
-	// Enter is called for each registration before it counts as alive, with the session's
-	// connection. It calls alive as its last step; an error ends the session, which then tries
-	// again.
-	Enter func(ctx context.Context, on pg.Pool, instance int32, alive func()) error
+	// Restore is called for each registration, with the session's connection, while Database lets
+	// no statement through: what a crash has undone is written again before anything else is. An
+	// error of it, or of Enter, ends the session, which then tries again.
+	Restore func(ctx context.Context, on pg.Pool, instance int32) error
+	// Enter is called then, before the registration counts as alive. It calls alive as its last
+	// step.
+	Enter func(ctx context.Context, alive func()) error
 	// Beaten follows every beat that the database has taken, which began at the given time, with
 	// what it found.
 	Beaten func(began time.Time, instance int32, found News)
@@ -353,12 +356,15 @@ func (s *Session) enter(ctx context.Context, on *standing) error {
 	if err != nil {
 		return err
 	}
+	if err := s.Restore(ctx, on, instance); err != nil {
+		return err
+	}
 	s.Guard.Admit(instance)
 	if before := s.started; !before.IsZero() && !before.Equal(started) {
 		s.Database.Direct.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
-	if err := s.Enter(ctx, on, instance, func() { s.Presence.Set(instance, true) }); err != nil {
+	if err := s.Enter(ctx, func() { s.Presence.Set(instance, true) }); err != nil {
 		return err
 	}
 	s.Config.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")

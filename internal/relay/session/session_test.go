@@ -28,8 +28,9 @@ func alone(t testing.TB, db *relaytest.Database) *Session {
 	return &Session{
 		Config: Config{Pool: pool, Name: "test", Lease: time.Minute}, Guard: identity.NewGuard(identity.Config{Failed: failed}),
 		Presence: &Presence{}, Producers: &Producers{}, Failed: failed,
-		Enter:  func(_ context.Context, _ pg.Pool, _ int32, alive func()) error { alive(); return nil },
-		Beaten: func(time.Time, int32, News) {}, Wake: func(Requests) {}, Listening: func(bool) {},
+		Restore: func(context.Context, pg.Pool, int32) error { return nil },
+		Enter:   func(_ context.Context, alive func()) error { alive(); return nil },
+		Beaten:  func(time.Time, int32, News) {}, Wake: func(Requests) {}, Listening: func(bool) {},
 		Idle: func() bool { return false }, Rescued: func(int32) {},
 	}
 }
