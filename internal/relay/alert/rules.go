@@ -110,7 +110,7 @@ func allRules() []rule {
 		{
 			RuleParked, usual, "outbox-relay events list --parked",
 			"Events of {name} match no route[: {detail}]",
-			"every event of {name} matches a route",
+			"no event of {name} is parked",
 			"Add a route to the relays' configuration and reload them (SIGHUP).",
 		},
 		{
@@ -192,10 +192,10 @@ func allRules() []rule {
 			"{unarchived} Nothing is lost; tables grow until it has run.",
 		},
 		{
-			RuleReconcile, 0, "outbox-relay reconcile --destination {word}",
+			RuleReconcile, 0, "outbox-relay reconcile --destination {word} --url URL",
 			"The comparison of {name} with its receiver has not passed[: {detail}]",
 			"everything compared that was delivered to {name} took effect, once",
-			"Run the comparison by hand, as it is run every night; it names the keys, and `--heal` replays what never arrived.",
+			"Run the comparison by hand, with the URL or database that is asked every night; it names the keys, and `--heal` replays what never arrived.",
 		},
 		{
 			RuleDatabase, usual, "outbox-relay doctor",
