@@ -200,7 +200,7 @@ func TestFiftyBehindPlainSQL(t *testing.T) {
 		}
 		got := one.Post("k", "{}")
 		receivertest.WantProblem(t, got, 409, "in-flight")
-		testkit.Contains(t, "the problem", got.Body, "Another transaction is in the way")
+		testkit.Contains(t, "the problem", got.Body, "a lock that its row needs")
 		release() // the key was held until here: no request has waited for it
 		receivertest.WantReplayed(t, one.Post("k", "{}"), 200, "")
 		one.WantRows("k", 0, 1)

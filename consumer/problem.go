@@ -68,15 +68,18 @@ func otherDestination() *problem {
 }
 
 func inFlight() *problem {
-	return newProblem(http.StatusConflict, "in-flight", "The same event is being processed",
-		"Another request with this key has not ended yet. Send it again later: it will get that request's status, or run.")
+	return heldByAnother("Another request with this key has not ended yet. Send it again later: it will get that request's status, or run.")
 }
 
 // locked is for a request that waited in vain for another transaction, mostly one that has the key
 // without its lock, as [Once] has.
 func locked() *problem {
-	return newProblem(http.StatusConflict, "in-flight", "Another transaction is in the way",
-		"In the receiver's database another transaction has held this event, or a lock that its row needs, for "+memory.LockTimeout+". Nothing was changed. Send it again later.")
+	return heldByAnother("In the receiver's database another transaction has held this event, or a lock that its row needs, for " + memory.LockTimeout +
+		". Nothing was changed. Send it again later.")
+}
+
+func heldByAnother(detail string) *problem {
+	return newProblem(http.StatusConflict, "in-flight", "The same event is being processed", detail)
 }
 
 func tooOld() *problem {

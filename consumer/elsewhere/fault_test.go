@@ -18,11 +18,11 @@ func carelessHandlers(t *testing.T, r *receiver) {
 	wantProblem(t, r.send(t, "k9 swallows", invoice("INV-9"), typed("swallows")), 500, "commit-failed")
 	r.wantRows(t, "k9 swallows", "INV-9", 0, 0)
 
-	// What the handler has committed is remembered; only the answer is lost.
+	// What the handler has committed is remembered, and what it has not is unknown.
 	wantProblem(t, r.send(t, "k9 commits", invoice("INV-9"), typed("commits")), 500, "handler-ended-transaction")
-	wantDuplicate(t, r.send(t, "k9 commits", invoice("INV-9"), typed("commits")), 204)
+	wantDuplicate(t, r.send(t, "k9 commits", invoice("INV-9"), typed("commits")), 422)
 
-	// Every connection of a pool gets the setting, and each event comes again.
+	// Every connection of a pool gets the setting and the table, and each event comes again.
 	for range 2 {
 		var answers []<-chan answer
 		for _, key := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"} {

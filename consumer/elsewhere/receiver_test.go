@@ -56,7 +56,7 @@ var languages = []language{
 		cases: `
   if (event.type === 'test.swallows') return client.query('SELECT 1 / 0').catch(() => {});
   if (event.type === 'test.commits') await client.query('COMMIT');
-  if (event.type === 'test.search-path') await client.query("SELECT set_config('search_path', 'tenant, public', false)");
+  if (event.type === 'test.search-path') await client.query("SELECT set_config('search_path', 'tenant, public', false); CREATE TEMP TABLE staging (n integer)");
   event.type = event.type.replace(/^test\..*/, 'invoice.created');`,
 		prepare: prepareNode,
 	},
@@ -73,7 +73,7 @@ var languages = []language{
     if event["type"] == "test.commits":
         conn.commit()
     if event["type"] == "test.search-path":
-        conn.execute("SELECT set_config('search_path', 'tenant, public', false)")
+        conn.execute("SELECT set_config('search_path', 'tenant, public', false); CREATE TEMP TABLE staging (n integer)")
     event["type"] = re.sub("^test[.].*", "invoice.created", event["type"])`,
 		prepare: preparePython,
 	},
@@ -88,7 +88,7 @@ var languages = []language{
             }
         }
         if (event.type().equals("test.commits")) db.commit();
-        if (event.type().equals("test.search-path")) execute(db, "SELECT set_config('search_path', 'tenant, public', false)");
+        if (event.type().equals("test.search-path")) execute(db, "SELECT set_config('search_path', 'tenant, public', false); CREATE TEMP TABLE staging (n integer)");
         if (event.type().startsWith("test.")) event = new Event(event.key(), "invoice.created", 1, null, null, null, null, null);`,
 		prepare: prepareJava, jdbc: true,
 	},

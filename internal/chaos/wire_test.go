@@ -30,9 +30,9 @@ const (
 	hung    = "hung"       // the receiver accepted it, and the answer is later than the relay waits
 )
 
-// inTheWay is the title of a receiver's answer after it has waited in vain for a lock that no other
+// inTheWay is in a receiver's answer after it has waited in vain for a lock that no other
 // request has: the server's log says which.
-const inTheWay = "Another transaction is in the way"
+const inTheWay = "a lock that its row needs"
 
 var refusals = map[string]int{refused: http.StatusInternalServerError, unfit: http.StatusUnprocessableEntity, busy: http.StatusTooManyRequests}
 

@@ -60,7 +60,7 @@ public final class Receiver {
     // the wait for another transaction that has the event. The idle timeout ends a handler that hangs. A sender never repeats
     // what was answered, so the commit must reach the disk.
     static final String BEGIN = """
-        RESET ALL; RESET ROLE;
+        RESET ALL; RESET ROLE; DISCARD TEMP; SELECT pg_advisory_unlock_all();
         SET LOCAL lock_timeout = '100ms';
         SET LOCAL idle_in_transaction_session_timeout = '60s';
         SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'""";
@@ -89,6 +89,14 @@ public final class Receiver {
     // handler did not pass on. Without it COMMIT would then roll back.
     static final String UNENDED = "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text = ?";
 
+    // ENDED marks an event whose handler has committed by itself: what that left out is unknown, so that its duplicates are
+    // refused.
+    static final String ENDED = """
+        UPDATE processed_events
+        SET processing_state = 'failed', processed_at = now(), response_status = 422, last_error = 'the handler ended the transaction'
+        WHERE receiver = ? AND source = ? AND idempotency_key = ? AND processing_state = 'succeeded'
+        AND pg_xact_status(?::xid8) = 'committed'""";
+
     record Answer(int status, boolean replayed) {}
 
     // once lets the event take effect unless it has, and returns the status to answer.
@@ -96,6 +104,7 @@ public final class Receiver {
         byte[] hash = MessageDigest.getInstance("SHA-256").digest(body);
         Problem failure = new Problem(503, "database-unavailable", "Nothing was changed. Send the request again later.");
         try (Connection db = pool.getConnection()) {
+            Object xact = null;
             try {
                 db.setAutoCommit(false);
                 execute(db, BEGIN);
@@ -107,20 +116,23 @@ public final class Receiver {
                 }
                 execute(db, "SET LOCAL lock_timeout TO DEFAULT");
                 failure = new Problem(500, "handler-failed", "Everything was rolled back. The receiver's log has the cause.");
+                xact = admitted.get(1);
                 handle(db, event, body);
                 failure = new Problem(500, "commit-failed", "The commit failed or its result is unknown. Send the request again.");
-                if (query(db, UNENDED, admitted.get(1)) == null) {
-                    throw new Problem(500, "handler-ended-transaction", "The handler must neither commit nor roll back.");
-                }
+                if (query(db, UNENDED, xact) == null) throw handlerEnded();
+                xact = null;
                 db.commit();
                 return new Answer(204, false);
             } catch (Throwable e) {
+                boolean ended = false;
                 try {
-                    db.rollback();
+                    ended = giveUp(db, event, xact);
                 } catch (SQLException lost) {
                     e.addSuppressed(lost);
                 }
-                throw e;
+                if (!ended) throw e;
+                System.err.println("event " + event.key() + ": the handler committed by itself");
+                throw handlerEnded();
             }
         } catch (Problem e) {
             throw e;
@@ -133,6 +145,22 @@ public final class Receiver {
             }
             throw failure;
         }
+    }
+
+    // giveUp rolls back, and reports whether the handler had committed by itself before.
+    static boolean giveUp(Connection db, Event event, Object xact) throws SQLException {
+        db.rollback();
+        if (xact == null) return false;
+        execute(db, BEGIN);
+        try (PreparedStatement mark = prepare(db, ENDED, RECEIVER, SOURCE, event.key(), xact)) {
+            int ended = mark.executeUpdate();
+            db.commit();
+            return ended == 1;
+        }
+    }
+
+    static Problem handlerEnded() {
+        return new Problem(500, "handler-ended-transaction", "The handler must neither commit nor roll back.");
     }
 
     // recall answers for an event that was not admitted.

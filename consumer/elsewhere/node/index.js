@@ -7,12 +7,12 @@ import express from 'express';
 const TOLERANCE_SECONDS = 300;
 const MAX_BODY_BYTES = 1 << 20;
 
-// An earlier handler may have changed this connection: a search_path would hide the memory of events. lock_timeout bounds the
-// wait for another transaction that has the event. The idle timeout ends a handler that hangs. A sender never repeats what was
-// answered, so the commit must reach the disk.
+// An earlier handler may have left something on this connection: a search_path would hide the memory of events, and the rows of a
+// temporary table would take effect once more. lock_timeout bounds the wait for another transaction that has the event. The idle
+// timeout ends a handler that hangs. A sender never repeats what was answered, so the commit must reach the disk.
 const BEGIN = `
 BEGIN;
-RESET ALL; RESET ROLE;
+RESET ALL; RESET ROLE; DISCARD TEMP; SELECT pg_advisory_unlock_all();
 SET LOCAL lock_timeout = '100ms';
 SET LOCAL idle_in_transaction_session_timeout = '60s';
 SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'`;
@@ -41,11 +41,18 @@ WHERE receiver = $1 AND source = $2 AND idempotency_key = $3 AND coalesce(not_af
 // did not pass on. Without it COMMIT would then roll back and report no error.
 const UNENDED = 'SELECT WHERE pg_current_xact_id_if_assigned()::text = $1';
 
+// ENDED marks an event whose handler has committed by itself: what that left out is unknown, so that its duplicates are refused.
+const ENDED = `
+UPDATE processed_events
+SET processing_state = 'failed', processed_at = now(), response_status = 422, last_error = 'the handler ended the transaction'
+WHERE receiver = $1 AND source = $2 AND idempotency_key = $3 AND processing_state = 'succeeded'
+AND pg_xact_status($4::xid8) = 'committed'`;
+
 // once lets the event take effect unless it has, and returns the status to answer.
 export async function once({ pool, receiver, source, handle }, event, body) {
   const key = [receiver, source, event.key];
   const hash = createHash('sha256').update(body).digest();
-  let client, broken, failure = UNAVAILABLE;
+  let client, broken, xact, failure = UNAVAILABLE;
   try {
     client = await pool.connect();
     await client.query(BEGIN);
@@ -63,13 +70,17 @@ export async function once({ pool, receiver, source, handle }, event, body) {
     }
     await client.query('SET LOCAL lock_timeout TO DEFAULT');
     failure = HANDLER_FAILED;
+    xact = admitted.xact;
     await handle(client, event, body);
     failure = COMMIT_FAILED;
-    if ((await client.query(UNENDED, [admitted.xact])).rowCount !== 1) throw ENDED;
+    if ((await client.query(UNENDED, [xact])).rowCount !== 1) throw HANDLER_ENDED;
+    xact = undefined;
     await client.query('COMMIT');
     return { status: 204, replayed: false };
   } catch (error) {
-    await client?.query('ROLLBACK').catch(() => { broken = true; });
+    const ended = await giveUp(client, key, xact).catch(() => { broken = true; });
+    if (ended) logError('the handler committed by itself', event.key);
+    if (ended) throw HANDLER_ENDED;
     if (error instanceof Problem) throw error;
     if (error.code === '55P03' && failure === UNAVAILABLE) throw IN_FLIGHT;
     logError(error, event.key);
@@ -77,6 +88,14 @@ export async function once({ pool, receiver, source, handle }, event, body) {
   } finally {
     client?.release(broken);
   }
+}
+
+// giveUp rolls back, and reports whether the handler had committed by itself before.
+async function giveUp(client, key, xact) {
+  await client?.query('ROLLBACK');
+  if (!xact) return false;
+  await client.query('RESET ALL; RESET ROLE');
+  return (await client.query(ENDED, [...key, xact])).rowCount === 1;
 }
 
 // Problem is a refusal as docs/wire.md lists it.
@@ -93,7 +112,7 @@ const OTHER_DESTINATION = new Problem(421, 'other-destination', 'Two destination
 const KEY_REUSED = new Problem(422, 'key-reused', 'The key was processed with another body. Send new content under a new key.');
 const FORGOTTEN = new Problem(422, 'forgotten', 'The event may have been processed and forgotten. Nothing was changed.');
 const HANDLER_FAILED = new Problem(500, 'handler-failed', 'Everything was rolled back. The receiver\'s log has the cause.');
-const ENDED = new Problem(500, 'handler-ended-transaction', 'The handler must neither commit nor roll back.');
+const HANDLER_ENDED = new Problem(500, 'handler-ended-transaction', 'The handler must neither commit nor roll back.');
 const COMMIT_FAILED = new Problem(500, 'commit-failed', 'The commit failed or its result is unknown. Send the request again.');
 const NOT_POST = new Problem(405, 'method-not-allowed', 'outbox-relay reconcile sends them.');
 const REPEATED = new Problem(409, 'question-repeated', 'Each question has its own key, and is answered once.');

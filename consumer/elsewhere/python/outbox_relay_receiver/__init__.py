@@ -58,11 +58,11 @@ def parse_secrets(text: str) -> list[bytes]:
     return secrets
 
 
-# An earlier handler may have changed this connection: a search_path would hide the memory of events. lock_timeout bounds the
-# wait for another transaction that has the event. The idle timeout ends a handler that hangs. A sender never repeats what was
-# answered, so the commit must reach the disk.
+# An earlier handler may have left something on this connection: a search_path would hide the memory of events, and the rows of a
+# temporary table would take effect once more. lock_timeout bounds the wait for another transaction that has the event. The idle
+# timeout ends a handler that hangs. A sender never repeats what was answered, so the commit must reach the disk.
 BEGIN = """
-RESET ALL; RESET ROLE;
+RESET ALL; RESET ROLE; DISCARD TEMP; SELECT pg_advisory_unlock_all();
 SET LOCAL lock_timeout = '100ms';
 SET LOCAL idle_in_transaction_session_timeout = '60s';
 SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"""
@@ -93,6 +93,13 @@ AND coalesce(not_after, '-infinity') < %(not_after)s"""
 # did not pass on. Without it COMMIT would then roll back and report no error.
 UNENDED = "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text = %s"
 
+# ENDED marks an event whose handler has committed by itself: what that left out is unknown, so that its duplicates are refused.
+ENDED = """
+UPDATE processed_events
+SET processing_state = 'failed', processed_at = now(), response_status = 422, last_error = 'the handler ended the transaction'
+WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(key)s AND processing_state = 'succeeded'
+AND pg_xact_status(%(xact)s::xid8) = 'committed'"""
+
 
 def once(to: Receiver, event: Event, body: bytes) -> tuple[int, bool]:
     """Let the event take effect unless it has. Return the status to answer, and whether it is that of an earlier answer."""
@@ -109,10 +116,19 @@ def once(to: Receiver, event: Event, body: bytes) -> tuple[int, bool]:
                 raise Problem(422, "forgotten", "The event may have been processed and forgotten. Nothing was changed.")
             conn.execute("SET LOCAL lock_timeout TO DEFAULT")
             failure = Problem(500, "handler-failed", "Everything was rolled back. The receiver's log has the cause.")
-            to.handle(conn, event, body)
-            failure = Problem(500, "commit-failed", "The commit failed or its result is unknown. Send the request again.")
-            if conn.execute(UNENDED, [xact]).fetchone() is None:
-                raise Problem(500, "handler-ended-transaction", "The handler must neither commit nor roll back.")
+            try:
+                to.handle(conn, event, body)
+                failure = Problem(500, "commit-failed", "The commit failed or its result is unknown. Send the request again.")
+                if conn.execute(UNENDED, [xact]).fetchone() is None:
+                    raise HANDLER_ENDED
+            except Exception:
+                conn.rollback()
+                conn.execute(BEGIN)
+                if conn.execute(ENDED, dict(row, xact=xact)).rowcount == 1:
+                    conn.commit()
+                    logging.error("event %s: the handler committed by itself", event["key"])
+                    raise HANDLER_ENDED
+                raise
             conn.commit()
             return 204, False
     except Problem:
@@ -149,6 +165,7 @@ class Problem(Exception):
 
 
 IN_FLIGHT = Problem(409, "in-flight", "The same event is being processed. Send it again later.")
+HANDLER_ENDED = Problem(500, "handler-ended-transaction", "The handler must neither commit nor roll back.")
 BUSY = Problem(503, "receiver-busy", "Another question is being answered. Ask again later.")
 
 
