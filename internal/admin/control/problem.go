@@ -111,7 +111,7 @@ func unreachable() Problem {
 }
 
 func tooMuch() Problem {
-	return Problem{http.StatusServiceUnavailable, kindTooMuch, "That takes too long", "The question was ended to protect the database. Narrow it: add a destination, a status or a time."}
+	return Problem{http.StatusServiceUnavailable, kindTooMuch, "That takes too long", "The question was ended to protect the database. Narrow it: add a destination, a status or a time. If there is nothing to narrow, a lock may hold it up: outbox-relay doctor."}
 }
 
 func ofServer(server *pgconn.PgError) Problem {

@@ -27,6 +27,7 @@ func ReasonOf(text string) policy.Reason {
 		{"tls: ", policy.ReasonTLS},
 		{"x509: ", policy.ReasonTLS},
 		{"certificate", policy.ReasonTLS},
+		{plainHTTP, policy.ReasonTLS},
 		{"dial ", policy.ReasonConnect},
 		{"timeout", policy.ReasonTimeout},
 		{"deadline exceeded", policy.ReasonTimeout},
@@ -45,11 +46,21 @@ func clocksDiffer(reason policy.Reason, text string) bool {
 	return reason == policy.ReasonUnauthorized && strings.Contains(text, "timestamp-out-of-tolerance")
 }
 
+// plainHTTP is what Go says of an answer in plain HTTP at an https URL.
+const plainHTTP = "server gave HTTP response to HTTPS client"
+
+func speaksNoTLS(text string) bool {
+	return strings.Contains(text, plainHTTP) || strings.Contains(text, "does not look like a TLS handshake")
+}
+
 // Fault says what a destination does for which everything sent there fails, with the given error.
 func Fault(text string) string {
 	reason := ReasonOf(text)
 	if clocksDiffer(reason, text) {
 		return "finds the time of the relay's requests too far from its own clock"
+	}
+	if speaksNoTLS(text) {
+		return "does not speak TLS, which its URL asks for"
 	}
 	switch reason {
 	case policy.ReasonUnauthorized:
@@ -92,6 +103,9 @@ func Repair(destination string, reason policy.Reason, text string, mark Marker) 
 	found := logNamed.FindStringSubmatch(text)
 	if clocksDiffer(reason, text) {
 		return repairClocks(mark)
+	}
+	if found == nil && speaksNoTLS(text) {
+		return fmt.Sprintf("Correct the scheme or the port of %s, then %s.", mark("destinations."+destination+".url"), reload(destination))
 	}
 	if found == nil {
 		return repairReceiver(destination, reason, mark)

@@ -48,3 +48,14 @@ func TestRemedyOfTheArchive(t *testing.T) {
 	a.FirstError = "process 7 has had a transaction open for 5m"
 	testkit.Contains(t, "found", a.Text(), "The log of the relays says more (archive)")
 }
+
+// Who asks for TLS where plain HTTP is spoken has no wrong certificate.
+func TestPlainHTTPAtAnHTTPSURL(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		"tls: first record does not look like a TLS handshake", "the answer is no HTTP: server gave HTTP response to HTTPS client",
+	} {
+		a := Alert{Rule: RuleBreakerOpen, Subject: "shop", FirstError: text}
+		testkit.Contains(t, "the alert", a.Text(), "does not speak TLS, which its URL asks for", "Correct the scheme or the port of destinations.shop.url")
+	}
+}
