@@ -42,8 +42,8 @@ func TestWaiterThatDiesKeepsTheOrder(t *testing.T) {
 	relaytest.Becomes(db, int(r.instance()), `SELECT relay FROM outbox_range WHERE seq = $1`, first.Seq+1)
 	testkit.Equal(t, "sent while another relay has k-1 in hand", rc.Keys(), []string{"unkeyed-1"})
 	_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
-		Relay: other, Ranges: []intake.RangeRef{{Seq: first.Seq, Fence: first.Fence, Ended: true}},
-		Deliveries: []intake.NewRow{{Seq: first.Seq, EventID: first.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
+		Relay: other, Ranges: []intake.RangeRef{first.Ref()}, Ended: []intake.RangeRef{first.Ref()},
+		Deliveries: []intake.NewRow{{Range: first.Ref(), EventID: first.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
 	})
 	relaytest.Must(t, err)
 	r.settles(t, policy.Delivered, 2)

@@ -351,7 +351,7 @@ func TestArchiveLeavesUnroutedEvents(t *testing.T) {
 	r, err := intake.TakeRange(t.Context(), db.Pool, 1, intake.Terms{Events: 1}, false)
 	relaytest.Must(t, err)
 	want("in hand", 0)
-	_, err = intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{Relay: 1, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: true}}})
+	_, err = intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{Relay: 1, Ranges: []intake.RangeRef{r.Ref()}, Ended: []intake.RangeRef{r.Ref()}})
 	relaytest.Must(t, err)
 	want("routed", 1)
 }

@@ -28,9 +28,9 @@ func TestAcceptForeignIDs(t *testing.T) {
 	}
 	s := intake.NewRows{Relay: 1}
 	r := take()
-	s.Ranges = []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: true}}
+	s.Ranges, s.Ended = []intake.RangeRef{r.Ref()}, []intake.RangeRef{r.Ref()}
 	for _, e := range r.Events {
-		s.Deliveries = append(s.Deliveries, intake.NewRow{Seq: r.Seq, EventID: e.ID, Destination: "default", Status: intake.Delivered})
+		s.Deliveries = append(s.Deliveries, intake.NewRow{Range: r.Ref(), EventID: e.ID, Destination: "default", Status: intake.Delivered})
 	}
 	_, err = intake.SettleRanges(t.Context(), db.Pool, s)
 	relaytest.Must(t, err)

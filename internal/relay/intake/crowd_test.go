@@ -182,7 +182,7 @@ func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, ra
 				continue // the sends take longer
 			}
 			half := settlement(instance, of, of.Events[:random.IntN(len(of.Events)+1)])
-			half.Ranges[0].Ended = false
+			half.Ended = nil
 			if err := c.settleSome(ctx, pool, half); err != nil {
 				return false, err
 			}

@@ -89,12 +89,12 @@ func (r *room) settle(relay int32, of Range) Settled {
 }
 
 func settlement(relay int32, of Range, events []Event) NewRows {
-	s := NewRows{Relay: relay, Ranges: []RangeRef{{of.Seq, of.Fence, true}}}
+	s := NewRows{Relay: relay, Ranges: []RangeRef{of.Ref()}, Ended: []RangeRef{of.Ref()}}
 	for i := range events {
 		e := &events[i]
 		if !slices.Contains(e.Settled, "default") {
 			s.Deliveries = append(s.Deliveries, NewRow{
-				Seq: of.Seq, EventID: e.ID, Destination: "default", Status: Delivered, Attempts: 1, OrderingKey: e.OrderingKey,
+				Range: of.Ref(), EventID: e.ID, Destination: "default", Status: Delivered, Attempts: 1, OrderingKey: e.OrderingKey,
 				PayloadBytes: len(e.Payload),
 			})
 		}

@@ -79,7 +79,7 @@ func TestUpDownUp(t *testing.T) {
 	r.wantRules()
 	half := r.wantTaken(1, "after") // goes to two destinations, is settled at one
 	s := settlement(1, half, half.Events)
-	s.Ranges[0].Ended = false
+	s.Ended = nil
 	_, err = SettleRanges(t.Context(), r.pool, s)
 	relaytest.Must(t, err)
 	relaytest.Must(t, beside.Commit(t.Context()))
@@ -142,7 +142,9 @@ func TestForeignIDs(t *testing.T) {
 				if i < 3 {
 					got := r.take(1, usual)
 					s := settlement(1, got, got.Events[:min(2-i, 1)])
-					s.Ranges[0].Ended = i == 0
+					if i > 0 {
+						s.Ended = nil
+					}
 					if i == 0 {
 						other := s.Deliveries[0]
 						other.Destination = "other"

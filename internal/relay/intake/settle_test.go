@@ -18,7 +18,7 @@ func TestSettle(t *testing.T) {
 	of := r.take(1, usual)
 	promise := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	one := func(event int64, destination string, status Status) NewRow {
-		return NewRow{Seq: of.Seq, EventID: event, Destination: destination, Status: status, PayloadBytes: 8}
+		return NewRow{Range: of.Ref(), EventID: event, Destination: destination, Status: status, PayloadBytes: 8}
 	}
 	retried := one(2, "default", Pending)
 	retried.Attempts, retried.Wait, retried.Since, retried.Code, retried.Reason, retried.Error = 1, time.Hour, time.Minute, 503, "server_error", "503"
@@ -29,7 +29,7 @@ func TestSettle(t *testing.T) {
 	behind.BlockedBy, behind.OrderingKey = 2, new("k")
 	inFlight := one(5, "default", Pending)
 	inFlight.Lease = time.Minute
-	s := NewRows{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []NewRow{
+	s := NewRows{Relay: 1, Ranges: []RangeRef{of.Ref()}, Deliveries: []NewRow{
 		delivered, retried, one(3, "default", "failed"), behind, inFlight, one(6, "", Pending), one(1, "other", "discarded"),
 	}}
 	done, err := SettleRanges(t.Context(), r.pool, s)
@@ -62,7 +62,7 @@ func TestSettle(t *testing.T) {
 
 	// Again, as after a lost acknowledgement, now with the end of the range; a delivery that is
 	// given twice is written once.
-	s.Ranges[0].Ended = true
+	s.Ended = s.Ranges
 	s.Deliveries = append(s.Deliveries[5:], one(2, "new", Delivered), one(2, "new", Delivered))
 	done, err = SettleRanges(t.Context(), r.pool, s)
 	relaytest.Must(t, err)
@@ -71,7 +71,7 @@ func TestSettle(t *testing.T) {
 	}
 	done, err = SettleRanges(t.Context(), r.pool, s)
 	relaytest.Must(t, err)
-	if !slices.Equal(done.Lost, []int64{of.Seq}) || done.Existing != nil {
+	if !slices.Equal(done.Lost, []RangeRef{of.Ref()}) || done.Existing != nil {
 		t.Errorf("after the end: %+v", done)
 	}
 }
@@ -85,8 +85,8 @@ func TestRowsOfARangeKeepTheirOrder(t *testing.T) {
 	of := r.take(1, usual)
 	r.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, joined) VALUES (1, 'default', 'k', 1)`)
 	for _, event := range []int64{2, 3} {
-		_, err := SettleRanges(t.Context(), r.pool, NewRows{Relay: 1, Ranges: []RangeRef{{Seq: of.Seq, Fence: of.Fence}}, Deliveries: []NewRow{
-			{Seq: of.Seq, EventID: event, Destination: "default", Status: Pending, OrderingKey: new("k")},
+		_, err := SettleRanges(t.Context(), r.pool, NewRows{Relay: 1, Ranges: []RangeRef{of.Ref()}, Deliveries: []NewRow{
+			{Range: of.Ref(), EventID: event, Destination: "default", Status: Pending, OrderingKey: new("k")},
 		}})
 		relaytest.Must(t, err)
 		r.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id = 1`)
@@ -150,10 +150,10 @@ func TestSettleStale(t *testing.T) {
 			relaytest.Must(t, tx.Commit(t.Context()))
 			s := settlement(1, lost, lost.Events)
 			s2 := settlement(1, kept, kept.Events)
-			s.Ranges, s.Deliveries = append(s.Ranges, s2.Ranges...), append(s.Deliveries, s2.Deliveries...)
+			s.Ranges, s.Ended, s.Deliveries = append(s.Ranges, s2.Ranges...), append(s.Ended, s2.Ended...), append(s.Deliveries, s2.Deliveries...)
 			done, err := SettleRanges(t.Context(), r.pool, s)
 			relaytest.Must(t, err)
-			if !slices.Equal(done.Lost, []int64{lost.Seq}) || done.Existing != nil {
+			if !slices.Equal(done.Lost, []RangeRef{lost.Ref()}) || done.Existing != nil {
 				t.Errorf("%+v", done)
 			}
 			testkit.Equal(t, "written", relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery`), []int64{2})
@@ -184,7 +184,7 @@ func TestRescue(t *testing.T) {
 		t.Fatalf("took %q", keys(second.Events))
 	}
 	part := settlement(1, first, first.Events[:2])
-	part.Ranges[0].Ended = false
+	part.Ended = nil
 	_, err = SettleRanges(t.Context(), r.pool, part)
 	relaytest.Must(t, err)
 	if got, found := rescue(); found {
@@ -201,7 +201,7 @@ func TestRescue(t *testing.T) {
 			t.Errorf("event %d is settled at %q", i, got.Events[i].Settled)
 		}
 	}
-	if done := r.settle(1, first); !slices.Equal(done.Lost, []int64{first.Seq}) {
+	if done := r.settle(1, first); !slices.Equal(done.Lost, []RangeRef{first.Ref()}) {
 		t.Errorf("the former owner settled: %+v", done)
 	}
 	if done := r.settle(2, got); done.Lost != nil || done.Existing != nil {
@@ -279,7 +279,7 @@ func TestFindBlockedKeys(t *testing.T) {
 	}
 	check := func(want ...Blocked) {
 		t.Helper()
-		got, err := FindBlockedKeys(t.Context(), r.pool, 2, RangeRef{Seq: mine.Seq, Fence: mine.Fence}, ask)
+		got, err := FindBlockedKeys(t.Context(), r.pool, 2, mine.Ref(), ask)
 		relaytest.Must(t, err)
 		if !slices.Equal(got, want) {
 			t.Errorf("%+v", got)
@@ -290,7 +290,7 @@ func TestFindBlockedKeys(t *testing.T) {
 	r.settle(1, theirs)
 	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
 	r.Exec(`DELETE FROM outbox_range WHERE seq = $1`, mine.Seq)
-	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, RangeRef{Seq: mine.Seq, Fence: mine.Fence}, ask); !errors.Is(err, ErrLost) {
+	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, mine.Ref(), ask); !errors.Is(err, ErrLost) {
 		t.Errorf("of a range that was lost: %v", err)
 	}
 }

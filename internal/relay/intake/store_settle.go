@@ -3,6 +3,7 @@ package intake
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,7 +25,9 @@ type NewRows struct {
 	Relay int32
 	// Ranges names each range of which there are deliveries, and each that ends, in ascending
 	// order.
-	Ranges     []RangeRef
+	Ranges []RangeRef
+	// Ended are those of Ranges of which each delivery has a row after this settlement.
+	Ended      []RangeRef
 	Deliveries []NewRow
 	// Witnesses name one row of each earlier transaction that wrote rows of a range that ends. One
 	// that is missing was lost in a crash of the server, with all of its transaction, and the range
@@ -34,20 +37,21 @@ type NewRows struct {
 
 // A Witness is a row of outbox_delivery that was written before.
 type Witness struct {
-	Seq, EventID int64
-	Destination  string
+	Range       RangeRef
+	EventID     int64
+	Destination string
 }
 
-// A RangeRef names a range that a relay has.
-type RangeRef struct {
-	Seq, Fence int64
-	// Ended says that after this settlement each delivery of the range has a row.
-	Ended bool
-}
+// A RangeRef names a range as one relay has it. The number alone names no range: a crash of the
+// server that undoes a take gives it out again, perhaps to the same relay.
+type RangeRef struct{ Seq, Fence int64 }
+
+// Ref names the range as its relay has it.
+func (r *Range) Ref() RangeRef { return RangeRef{Seq: r.Seq, Fence: r.Fence} }
 
 // A NewRow is a row of outbox_delivery that does not exist yet.
 type NewRow struct {
-	Seq         int64 // of the range
+	Range       RangeRef
 	EventID     int64
 	Destination string // "": no route matches, the event waits for one
 	Status      Status
@@ -75,7 +79,7 @@ type NewRow struct {
 // Settled is what became of a settlement.
 type Settled struct {
 	// Lost are ranges that are not this relay's any more. Nothing of them was written.
-	Lost []int64
+	Lost []RangeRef
 	// Existing are the indexes of deliveries that had a row already.
 	Existing []int
 	// Missing are the witnesses that have no row.
@@ -83,17 +87,18 @@ type Settled struct {
 }
 
 // held are the ranges that are still this relay's. They are locked, so that no rescue comes in
-// between. missing are witnesses without a row, each looked up alone, whatever the planner
-// believes; a parked one may have been given its destinations since. moved are the ordering keys
-// with rows that joined them when they became due. What comes from a later range stands behind
-// these.
+// between. Rows and witnesses name their range by its place in the list: two of the list may have
+// one number (see [RangeRef]). missing are witnesses without a row, each looked up alone, whatever
+// the planner believes; a parked one may have been given its destinations since. moved are the
+// ordering keys with rows that joined them when they became due. What comes from a later range
+// stands behind these.
 const settleRanges = `
 WITH held AS MATERIALIZED (
-    SELECT r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[]) AS w (seq, fence) CROSS JOIN LATERAL (
+    SELECT w.number, w.ended, r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[], $4::bool[]) WITH ORDINALITY AS w (seq, fence, ended, number) CROSS JOIN LATERAL (
         SELECT o.seq, o.fence FROM outbox_range o
         WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE) r
 ), missing AS MATERIALIZED (
-    SELECT w.seq, w.event_id, w.destination FROM unnest($22::bigint[], $23::bigint[], $24::text[]) AS w (seq, event_id, destination)
+    SELECT w.range, w.event_id, w.destination FROM unnest($22::int[], $23::bigint[], $24::text[]) AS w (range, event_id, destination)
     WHERE (SELECT d.event_id FROM outbox_delivery d WHERE d.event_id = w.event_id AND (d.destination = w.destination OR w.destination = '') LIMIT 1) IS NULL
 ), moved AS MATERIALIZED (
     SELECT k.destination, k.ordering_key, first.joined
@@ -108,8 +113,8 @@ WITH held AS MATERIALIZED (
          WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'failed' AND d.joined > 0
          ORDER BY d.joined, d.event_id LIMIT 1)) first
 ), ended AS (
-    UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT h.seq FROM held h WHERE h.seq = ANY ($4::bigint[])
-        AND h.seq <> ALL (ARRAY (SELECT m.seq FROM missing m))))
+    UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT h.seq FROM held h WHERE h.ended
+        AND h.number <> ALL (ARRAY (SELECT m.range FROM missing m))))
 ), written AS (
     INSERT INTO outbox_delivery (event_id, destination, status, claim, attempts, next_attempt_at, delivered_at, last_attempt_at,
         last_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues, joined)
@@ -118,16 +123,16 @@ WITH held AS MATERIALIZED (
            s.code, s.reason, s.error, s.ordering_key, s.bytes, s.not_after, s.blocked_by,
            CASE WHEN s.lease IS NOT NULL THEN $1 END, now() + make_interval(secs => s.lease), s.rescues,
            CASE WHEN s.due_at IS NULL THEN CASE WHEN EXISTS (
-               SELECT FROM moved m WHERE m.destination = s.destination AND m.ordering_key = s.ordering_key AND m.joined <= s.seq << 22)
-               THEN s.seq << 22 ELSE 0 END END
-    FROM unnest($5::bigint[], $6::bigint[], $7, $8, $9::int[], $10::float8[], $11::float8[], $12::smallint[],
+               SELECT FROM moved m WHERE m.destination = s.destination AND m.ordering_key = s.ordering_key AND m.joined <= h.seq << 22)
+               THEN h.seq << 22 ELSE 0 END END
+    FROM unnest($5::int[], $6::bigint[], $7, $8, $9::int[], $10::float8[], $11::float8[], $12::smallint[],
                 $13::text[], $14::text[], $15, $16::int[], $17::timestamptz[], $18::bigint[], $19::float8[], $20::smallint[], $21)
-        AS s (seq, event_id, destination, status, attempts, wait, since, code, reason, error, ordering_key, bytes, not_after, blocked_by, lease, rescues, due_at)
-    CROSS JOIN LATERAL (SELECT h.fence FROM held h WHERE h.seq = s.seq LIMIT 1) h
+        AS s (range, event_id, destination, status, attempts, wait, since, code, reason, error, ordering_key, bytes, not_after, blocked_by, lease, rescues, due_at)
+    CROSS JOIN LATERAL (SELECT h.seq, h.fence FROM held h WHERE h.number = s.range LIMIT 1) h
     ON CONFLICT DO NOTHING
     RETURNING event_id, destination
 )
-SELECT 'lost', w.seq, '' FROM unnest($2) AS w (seq) WHERE NOT EXISTS (SELECT FROM held h WHERE h.seq = w.seq)
+SELECT 'lost', n, '' FROM generate_series(1, cardinality($2)) AS n WHERE NOT EXISTS (SELECT FROM held h WHERE h.number = n)
 UNION ALL
 SELECT 'missing', event_id, destination FROM missing
 UNION ALL
@@ -160,11 +165,13 @@ func (s *NewRows) Queue(batch *pgx.Batch, done *Settled) {
 func (s *NewRows) read(rows pgx.Rows) (done Settled, err error) {
 	var what, destination string
 	var number int64
-	lost, missing, written := map[int64]bool{}, map[target]bool{}, map[target]bool{}
+	lost, missing, written := map[RangeRef]bool{}, map[target]bool{}, map[target]bool{}
 	if _, err := pgx.ForEachRow(rows, []any{&what, &number, &destination}, func() error {
 		switch what {
 		case "lost":
-			lost[number] = true
+			of := s.Ranges[number-1]
+			lost[of] = true
+			done.Lost = append(done.Lost, of)
 		case "missing":
 			missing[target{number, destination}] = true
 		default:
@@ -174,11 +181,6 @@ func (s *NewRows) read(rows pgx.Rows) (done Settled, err error) {
 	}); err != nil {
 		return Settled{}, err
 	}
-	for _, h := range s.Ranges {
-		if lost[h.Seq] {
-			done.Lost = append(done.Lost, h.Seq)
-		}
-	}
 	for _, w := range s.Witnesses {
 		if missing[target{w.EventID, w.Destination}] {
 			done.Missing = append(done.Missing, w)
@@ -186,9 +188,11 @@ func (s *NewRows) read(rows pgx.Rows) (done Settled, err error) {
 	}
 	for i := range s.Deliveries {
 		d := &s.Deliveries[i]
-		if key := (target{d.EventID, d.Destination}); !lost[d.Seq] && !written[key] {
+		switch key := (target{d.EventID, d.Destination}); {
+		case lost[d.Range]:
+		case !written[key]:
 			done.Existing = append(done.Existing, i)
-		} else {
+		default:
 			delete(written, key) // the same delivery given twice is written once
 		}
 	}
@@ -202,21 +206,20 @@ type target struct {
 
 func (s *NewRows) arguments() []any {
 	var ranges, fences []int64
-	ended := []int64{}
-	for _, h := range s.Ranges {
-		ranges, fences = append(ranges, h.Seq), append(fences, h.Fence)
-		if h.Ended {
-			ended = append(ended, h.Seq)
-		}
+	var ended []bool
+	numbers := make(map[RangeRef]int32, len(s.Ranges))
+	for i, h := range s.Ranges {
+		ranges, fences, ended = append(ranges, h.Seq), append(fences, h.Fence), append(ended, slices.Contains(s.Ended, h))
+		numbers[h] = int32(i + 1)
 	}
 	n := len(s.Deliveries)
-	seqs, events, destinations, statuses := make([]int64, n), make([]int64, n), make([]string, n), make([]string, n)
+	of, events, destinations, statuses := make([]int32, n), make([]int64, n), make([]string, n), make([]string, n)
 	attempts, waits, since, codes := make([]int32, n), make([]float64, n), make([]*float64, n), make([]*int16, n)
 	reasons, errors, keys, sizes := make([]*string, n), make([]*string, n), make([]*string, n), make([]int32, n)
 	notAfter, blocked, leases, rescues, dueAt := make([]*time.Time, n), make([]*int64, n), make([]*float64, n), make([]int16, n), make([]*time.Time, n)
 	for i := range s.Deliveries {
 		d := &s.Deliveries[i]
-		seqs[i], events[i], destinations[i], statuses[i] = d.Seq, d.EventID, d.Destination, string(d.Status)
+		of[i], events[i], destinations[i], statuses[i] = numbers[d.Range], d.EventID, d.Destination, string(d.Status)
 		attempts[i], waits[i], codes[i], reasons[i], errors[i] = int32(d.Attempts), d.Wait.Seconds(), set(d.Code), set(d.Reason), set(d.Error)
 		if d.Attempts > 0 {
 			since[i] = new(d.Since.Seconds())
@@ -231,12 +234,12 @@ func (s *NewRows) arguments() []any {
 		leases[i], rescues[i] = set(d.Lease.Seconds()), int16(d.Rescues)
 	}
 	m := len(s.Witnesses)
-	witnessed, witnessedEvents, witnessedDestinations := make([]int64, m), make([]int64, m), make([]string, m)
+	witnessed, witnessedEvents, witnessedDestinations := make([]int32, m), make([]int64, m), make([]string, m)
 	for i, w := range s.Witnesses {
-		witnessed[i], witnessedEvents[i], witnessedDestinations[i] = w.Seq, w.EventID, w.Destination
+		witnessed[i], witnessedEvents[i], witnessedDestinations[i] = numbers[w.Range], w.EventID, w.Destination
 	}
 	return []any{
-		s.Relay, ranges, fences, ended, seqs, events, destinations, statuses, attempts, waits, since, codes, reasons, errors, keys, sizes,
+		s.Relay, ranges, fences, ended, of, events, destinations, statuses, attempts, waits, since, codes, reasons, errors, keys, sizes,
 		notAfter, blocked, leases, rescues, dueAt, witnessed, witnessedEvents, witnessedDestinations,
 	}
 }

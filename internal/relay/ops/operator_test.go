@@ -79,10 +79,14 @@ func TestTail(t *testing.T) {
 	relaytest.Must(t, err)
 	settle := func(ended bool, destination string, status intake.Status) {
 		t.Helper()
-		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
-			Relay: 1, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: ended}},
-			Deliveries: []intake.NewRow{{Seq: r.Seq, EventID: 2, Destination: destination, Status: status}},
-		})
+		s := intake.NewRows{
+			Relay: 1, Ranges: []intake.RangeRef{r.Ref()},
+			Deliveries: []intake.NewRow{{Range: r.Ref(), EventID: 2, Destination: destination, Status: status}},
+		}
+		if ended {
+			s.Ended = s.Ranges
+		}
+		_, err := intake.SettleRanges(t.Context(), db.Pool, s)
 		relaytest.Must(t, err)
 	}
 	settle(false, "second", intake.Delivered)

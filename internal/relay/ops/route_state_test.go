@@ -88,9 +88,13 @@ func TestEventThatIsNotRouted(t *testing.T) {
 	settle := func(ended bool, deliveries ...intake.NewRow) {
 		t.Helper()
 		for i := range deliveries {
-			deliveries[i].Seq, deliveries[i].Status = r.Seq, intake.Delivered
+			deliveries[i].Range, deliveries[i].Status = r.Ref(), intake.Delivered
 		}
-		_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{Relay: 2, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: ended}}, Deliveries: deliveries})
+		s := intake.NewRows{Relay: 2, Ranges: []intake.RangeRef{r.Ref()}, Deliveries: deliveries}
+		if ended {
+			s.Ended = s.Ranges
+		}
+		_, err := intake.SettleRanges(t.Context(), db.Pool, s)
 		relaytest.Must(t, err)
 	}
 	settle(false, intake.NewRow{EventID: 1, Destination: "second"}, intake.NewRow{EventID: 3, Destination: ""})

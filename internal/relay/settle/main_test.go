@@ -38,7 +38,7 @@ type room struct {
 	mu      sync.Mutex
 	written []Settlement
 	dropped []int64 // events
-	ended   []int64 // ranges
+	ended   []intake.RangeRef
 	failed  []error
 	stale   int
 }
@@ -66,7 +66,7 @@ func newRoom(t testing.TB, taken bool, destinations ...string) *room {
 	w.ForOthers = func(destination string) bool { return destination == r.forOthers }
 	w.Written = func(s []Settlement) { r.note(func() { r.written = append(r.written, s...) }) }
 	w.Dropped = func(s *Settlement) { r.note(func() { r.dropped = append(r.dropped, s.EventID) }) }
-	w.RangeEnded = func(seq int64) { r.note(func() { r.ended = append(r.ended, seq) }) }
+	w.RangeEnded = func(of intake.RangeRef) { r.note(func() { r.ended = append(r.ended, of) }) }
 	w.Failed = func(_ string, err error) { r.note(func() { r.failed = append(r.failed, err) }) }
 	w.Stale = func(n int) { r.note(func() { r.stale += n }) }
 	return r

@@ -65,7 +65,7 @@ func (d *InHand) UntilDue(now time.Time) time.Duration { return d.Wait - now.Sub
 // row returns the delivery as a pending row that this relay has claimed, for the rest of the lease.
 func (d *InHand) row(now time.Time) intake.NewRow {
 	return intake.NewRow{
-		Seq: d.Range.Seq, EventID: d.EventID, Destination: d.Destination, Status: intake.Pending, Wait: d.UntilDue(now), OrderingKey: d.OrderingKey,
+		Range: d.Range.Ref(), EventID: d.EventID, Destination: d.Destination, Status: intake.Pending, Wait: d.UntilDue(now), OrderingKey: d.OrderingKey,
 		PayloadBytes: d.PayloadBytes, NotAfter: d.NotAfter, Rescues: d.Rescues, DueAt: d.Scheduled, Lease: max(d.LeaseEnds.Sub(now), time.Second),
 	}
 }
@@ -150,7 +150,7 @@ type part []*InHand
 
 // witness names a row that is there if the part is.
 func (p part) witness() intake.Witness {
-	return intake.Witness{Seq: p[0].Range.Seq, EventID: p[0].EventID, Destination: p[0].Destination}
+	return intake.Witness{Range: p[0].Range.Ref(), EventID: p[0].EventID, Destination: p[0].Destination}
 }
 
 // rangesWritten notes what a batch has written of ranges.
@@ -209,7 +209,7 @@ func (w *Settler) forgetParts(missing []intake.Witness) (torn map[*TakenRange]bo
 func (w *Settler) forgetRange(r *TakenRange) {
 	if i := slices.Index(w.ranges, r); i >= 0 {
 		w.ranges = slices.Delete(w.ranges, i, i+1)
-		w.RangeEnded(r.Seq)
+		w.RangeEnded(r.Ref())
 	}
 }
 

@@ -42,7 +42,7 @@ func TestOutcomesOfARange(t *testing.T) {
 	if !relaytest.Row[bool](r.Database, `SELECT status = 'pending' AND attempts = 0 AND claimed_by IS NULL AND not_after IS NULL FROM outbox_delivery WHERE event_id = 3`) {
 		t.Errorf("%q", r.rows())
 	}
-	if !slices.Equal(r.ended, []int64{next.Seq, of.Seq}) {
+	if !slices.Equal(r.ended, []intake.RangeRef{next.Ref(), of.Ref()}) {
 		t.Errorf("ended %v", r.ended)
 	}
 	if n := r.openRanges(); n != 0 || r.stale != 0 || len(r.failed) != 0 {
@@ -115,7 +115,7 @@ func TestCrashUndoesAPartOfARange(t *testing.T) {
 	r.settle(d[4].settlement())
 	r.awaitsWritten(5)
 	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 pending 1 500 server_error no later", "4 delivered 1 204 dated", "5 delivered 1 204 dated")
-	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []int64{of.Seq}) })
+	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []intake.RangeRef{of.Ref()}) })
 	r.end()
 	testkit.Equal(t, "ranges open", r.openRanges(), 0)
 	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 pending 1 500 server_error no later", "4 delivered 1 204 dated", "5 delivered 1 204 dated")
@@ -145,7 +145,7 @@ func TestCrashUndoesRowsOfARange(t *testing.T) {
 			}
 			r.settle(d[4].settlement())
 			r.awaitsWritten(3)
-			r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []int64{of.Seq}) })
+			r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []intake.RangeRef{of.Ref()}) })
 			r.end()
 			testkit.Equal(t, "ranges open", r.openRanges(), 0)
 			testkit.Equal(t, "rows", relaytest.Rows[string](r.Database, `SELECT concat_ws(' ', event_id, status, claimed_by) FROM outbox_delivery ORDER BY 1`),
@@ -173,7 +173,7 @@ func TestLostRangeChangesNothing(t *testing.T) {
 	r.settle(of.Deliveries[1].settlement(), of.Deliveries[2].settlement())
 	r.end()
 	r.wantRows("1 delivered 1 204 dated")
-	if r.stale != 2 || len(r.written) != 3 || !slices.Equal(r.ended, []int64{of.Seq}) || r.openRanges() != 1 {
+	if r.stale != 2 || len(r.written) != 3 || !slices.Equal(r.ended, []intake.RangeRef{of.Ref()}) || r.openRanges() != 1 {
 		t.Errorf("%d stale, %d written, ended %v", r.stale, len(r.written), r.ended)
 	}
 }
@@ -198,6 +198,34 @@ func TestRefusedDeliveryOfARange(t *testing.T) {
 	testkit.Equal(t, "ranges open", r.openRanges(), 1)
 	r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
 	r.awaitsWritten(3)
-	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []int64{of.Seq}) })
+	r.awaits("the end of the range", func() bool { return slices.Equal(r.ended, []intake.RangeRef{of.Ref()}) })
 	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 delivered 1 204 dated")
+}
+
+// A crash of the server undoes a take, and its number is given out again, to this relay, before the
+// settler has written what it had of the first range. What is settled of that one says nothing of
+// the other: this one does not end, and its outcomes are written.
+func TestRangeWhoseNumberIsGivenOutAgain(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(1, "key")
+	undone := r.take()
+	r.Exec(`DELETE FROM outbox_range WHERE seq = $1`, undone.Seq)
+	r.Insert(2, "next")
+	again := r.take()
+	undone.keepYoung()
+	again.keepYoung()
+	if again.Seq != undone.Seq || len(again.Deliveries) != 3 {
+		t.Fatalf("%d has %d events, after %d", again.Seq, len(again.Deliveries), undone.Seq)
+	}
+	r.settle(undone.Deliveries[0].settlement(), again.Deliveries[1].settlement())
+	r.begin()
+	r.awaitsWritten(2)
+	r.wantRows("2 delivered 1 204 dated")
+	testkit.Equal(t, "ranges open", r.openRanges(), 1)
+	r.settle(again.Deliveries[0].settlement(), with(again.Deliveries[2].settlement(), policy.Retry))
+	r.end()
+	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 pending 1 500 server_error no later")
+	testkit.Equal(t, "ranges open", r.openRanges(), 0)
+	testkit.Equal(t, "stale", r.stale, 1)
 }

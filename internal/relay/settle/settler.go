@@ -8,6 +8,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
@@ -42,7 +43,7 @@ type Settler struct {
 	Dropped func(*Settlement)
 	// RangeEnded is called when each delivery of a range has a row, or the range is another
 	// relay's.
-	RangeEnded func(seq int64)
+	RangeEnded func(intake.RangeRef)
 	// Failed is called with an error of the database.
 	Failed func(operation string, err error)
 	// Ran is called after each batch that the database has taken, with its size and how long that

@@ -41,9 +41,9 @@ func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 	for _, r := range all {
 		slices.SortFunc(r.ranges, func(a, b *TakenRange) int { return int(a.Seq - b.Seq) })
 		for _, held := range r.ranges {
-			ended := slices.Contains(b.ended, held)
-			r.Ranges = append(r.Ranges, intake.RangeRef{Seq: held.Seq, Fence: held.Fence, Ended: ended})
-			if ended {
+			r.Ranges = append(r.Ranges, held.Ref())
+			if slices.Contains(b.ended, held) {
+				r.Ended = append(r.Ended, held.Ref())
 				for _, part := range held.parts {
 					r.Witnesses = append(r.Witnesses, part.witness())
 				}
@@ -82,7 +82,7 @@ func (r *rangeBatch) tooLate() (n int) {
 		if outcome == "" || outcome == policy.Fail { // which its own statement counts
 			continue
 		}
-		if slices.Contains(r.done.Existing, i) || slices.Contains(r.done.Lost, r.Deliveries[i].Seq) {
+		if slices.Contains(r.done.Existing, i) || slices.Contains(r.done.Lost, r.Deliveries[i].Range) {
 			n++
 		}
 	}
@@ -97,7 +97,7 @@ func (b *batch) noteRanges(ranges []*rangeBatch) (tooLate int) {
 		tooLate += r.tooLate()
 		b.missing = append(b.missing, r.done.Missing...)
 		for _, of := range r.ranges {
-			if slices.Contains(r.done.Lost, of.Seq) {
+			if slices.Contains(r.done.Lost, of.Ref()) {
 				b.lost = append(b.lost, of)
 			}
 		}

@@ -184,8 +184,8 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 		t.Errorf("sent while another relay has k-1: %v", keys)
 	}
 	_, err = intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
-		Relay: other, Ranges: []intake.RangeRef{{Seq: theirs.Seq, Fence: theirs.Fence, Ended: true}},
-		Deliveries: []intake.NewRow{{Seq: theirs.Seq, EventID: theirs.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
+		Relay: other, Ranges: []intake.RangeRef{theirs.Ref()}, Ended: []intake.RangeRef{theirs.Ref()},
+		Deliveries: []intake.NewRow{{Range: theirs.Ref(), EventID: theirs.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
 	})
 	relaytest.Must(t, err)
 	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))

@@ -26,10 +26,10 @@ func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32)
 			t.Agenda.At(agenda.CauseRescue, now.Add(rescueIntervals*t.PollInterval))
 			return nil
 		}
-		t.Hands.add(r.Seq)
+		t.Hands.add(r.Ref())
 		waits, err := t.giveBackRescued(ctx, instance, &r, t.awaitedKeys())
 		if err != nil {
-			t.Hands.Remove(r.Seq)
+			t.Hands.Remove(r.Ref())
 			return err
 		}
 		if len(waits) > 0 {
@@ -66,7 +66,7 @@ func (t *Taker) giveBackRescued(ctx context.Context, instance int32, r *intake.R
 		t.findArrivals(keyed, waitingKeys)
 		blocked, err = t.findBlocked(ctx, instance, inHand.Ref(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
-			t.Hands.Remove(r.Seq)
+			t.Hands.Remove(r.Ref())
 			t.Agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())
 			return nil, nil
 		}

@@ -186,7 +186,7 @@ func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun
 	}
 	targets := t.newTargets()
 	inHand, deliveries := t.spread(targets, instance, r, begun)
-	t.Hands.add(inHand.Seq)
+	t.Hands.add(inHand.Ref())
 	if len(deliveries) == 0 {
 		return t.endRange(ctx, inHand)
 	}
@@ -233,10 +233,9 @@ func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun
 
 // endRange ends a range of which each delivery has a row.
 func (t *Taker) endRange(ctx context.Context, inHand *settle.TakenRange) error {
-	ref := inHand.Ref()
-	ref.Ended = true
-	_, err := intake.SettleRanges(ctx, t.DB, intake.NewRows{Relay: inHand.Instance, Ranges: []intake.RangeRef{ref}})
-	t.Hands.Remove(inHand.Seq)
+	of := []intake.RangeRef{inHand.Ref()}
+	_, err := intake.SettleRanges(ctx, t.DB, intake.NewRows{Relay: inHand.Instance, Ranges: of, Ended: of})
+	t.Hands.Remove(inHand.Ref())
 	return err
 }
 
@@ -343,20 +342,20 @@ func (t *Taker) handOutGiven(parts map[string][]lane.Delivery) {
 	}
 }
 
-// Hands are the ranges that this relay has in hand, by their numbers. It is safe for concurrent
-// use.
-type Hands struct{ seqs sync.Map }
+// Hands are the ranges that this relay has in hand. It is safe for concurrent use.
+type Hands struct{ ranges sync.Map }
 
-func (h *Hands) add(seq int64) { h.seqs.Store(seq, true) }
+func (h *Hands) add(r intake.RangeRef) { h.ranges.Store(r, true) }
 
-// Remove notes that a range has ended, or is another relay's.
-func (h *Hands) Remove(seq int64) { h.seqs.Delete(seq) }
+// Remove notes that a range has ended, or is another relay's. One that has got its number since
+// stays in hand.
+func (h *Hands) Remove(r intake.RangeRef) { h.ranges.Delete(r) }
 
-// list is not nil: to the database that would be an unknown list.
+// list returns the numbers. It is not nil: to the database that would be an unknown list.
 func (h *Hands) list() []int64 {
 	list := []int64{}
-	for seq := range h.seqs.Range {
-		list = append(list, seq.(int64))
+	for r := range h.ranges.Range {
+		list = append(list, r.(intake.RangeRef).Seq)
 	}
 	return list
 }

@@ -95,3 +95,17 @@ func TestEventsWithoutATimeJoinWithTheirRange(t *testing.T) {
 		t.Fatalf("%+v", all)
 	}
 }
+
+// The end of a range whose take a crash of the server has undone takes none out of this relay's
+// hands that has got its number since.
+func TestNumberOfARangeIsGivenOutAgain(t *testing.T) {
+	t.Parallel()
+	undone, again := intake.RangeRef{Seq: 100, Fence: 2}, intake.RangeRef{Seq: 100, Fence: 4}
+	var h Hands
+	h.add(undone)
+	h.add(again)
+	h.Remove(undone)
+	testkit.Equal(t, "in hand", h.list(), []int64{100})
+	h.Remove(again)
+	testkit.Equal(t, "in hand", h.list(), []int64{})
+}

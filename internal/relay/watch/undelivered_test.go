@@ -76,9 +76,9 @@ func TestSearchLeavesUnroutedEvents(t *testing.T) {
 	r, err := intake.TakeRange(t.Context(), w.DB, 1, intake.Terms{Events: 10}, false)
 	relaytest.Must(t, err)
 	want("in hand", lost...)
-	s := intake.NewRows{Relay: 1, Ranges: []intake.RangeRef{{Seq: r.Seq, Fence: r.Fence, Ended: true}}}
+	s := intake.NewRows{Relay: 1, Ranges: []intake.RangeRef{r.Ref()}, Ended: []intake.RangeRef{r.Ref()}}
 	for _, e := range r.Events[1:] {
-		s.Deliveries = append(s.Deliveries, intake.NewRow{Seq: r.Seq, EventID: e.ID, Destination: "default", Status: intake.Pending})
+		s.Deliveries = append(s.Deliveries, intake.NewRow{Range: r.Ref(), EventID: e.ID, Destination: "default", Status: intake.Pending})
 	}
 	_, err = intake.SettleRanges(t.Context(), w.DB, s)
 	relaytest.Must(t, err)
