@@ -1,6 +1,7 @@
 package settle
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -15,6 +16,14 @@ import (
 func (r *room) openRanges() int {
 	r.Helper()
 	return relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
+}
+
+// refuseRows makes the database refuse each row of an event.
+func refuseRows(r *room, event int64) {
+	r.Helper()
+	r.Exec(fmt.Sprintf(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.event_id = %d THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`, event))
 }
 
 // Each delivery of a range is written once, with its outcome, and the last one ends the range.
@@ -186,9 +195,7 @@ func TestRefusedDeliveryOfARange(t *testing.T) {
 	r.Insert(3, "key")
 	of := r.take()
 	of.keepYoung()
-	r.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id = 2 THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	refuseRows(r, 2)
 	r.begin()
 	for i := range of.Deliveries {
 		r.settle(of.Deliveries[i].settlement())

@@ -92,14 +92,14 @@ func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) er
 	return nil
 }
 
-// writeBatchAgain writes one batch again, row by row if the database refuses it. What is refused
-// then waits for its lease.
+// writeBatchAgain writes one batch again, in parts if the database refuses it. What is refused then
+// waits for its lease, or for the end of its range.
 func (w *Settler) writeBatchAgain(ctx context.Context, over store, instance int32, b batch) (restored int, err error) {
 	for range 2 { // the first try restores lost claims (see RestoreLostClaims), the second settles them
 		missed, stale, err := over.settle(ctx, instance, &b)
 		if pg.ClassifyError(err) != pg.ErrorPassing {
 			w.Failed("settle", err)
-			for _, part := range b.parts(err) {
+			for _, part := range b.partsAgain() {
 				n, err := w.writeBatchAgain(ctx, over, instance, part)
 				if err != nil {
 					return restored, err
@@ -118,4 +118,24 @@ func (w *Settler) writeBatchAgain(ctx context.Context, over store, instance int3
 		b.settlements = copies(missed)
 	}
 	return restored, nil
+}
+
+// partsAgain returns the smaller batches to write again in place of one that was refused: all that
+// has no row, since one row of it is the witness of the others, and each other settlement alone.
+func (b *batch) partsAgain() (parts []batch) {
+	whole := batch{rows: b.rows, apart: true}
+	for i := range b.settlements {
+		if one := b.settlements[i : i+1]; one[0].rowless {
+			whole.settlements = append(whole.settlements, one...)
+		} else {
+			parts = append(parts, batch{settlements: one, apart: true})
+		}
+	}
+	if len(whole.settlements)+len(whole.rows) > 0 {
+		parts = append(parts, whole)
+	}
+	if len(parts) == 1 { // this batch
+		return nil
+	}
+	return parts
 }

@@ -101,3 +101,24 @@ func TestWriteAgain(t *testing.T) {
 	want[0] = "1 pending 0 claimed" // what was durable is not written again
 	r.wantRows(want...)
 }
+
+// A crash of the server undoes what one transaction wrote of a range, and the database then refuses
+// a part of that: the range does not end as if all of it were there.
+func TestWriteAgainOfARangeIsWhole(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(3, "key")
+	of := r.take()
+	of.keepYoung()
+	d := of.Deliveries
+	r.settle(with(d[0].settlement(), policy.Retry), with(d[1].settlement(), policy.Retry))
+	r.begin()
+	r.awaitsWritten(2)
+	r.Exec(`DELETE FROM outbox_delivery`)
+	refuseRows(r, 2)
+	relaytest.Must(t, r.settler.WriteAgain(t.Context(), r.settler.DB, relay))
+	r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
+	r.settle(d[2].settlement())
+	r.awaits("the end of the range", func() bool { return len(r.ended) == 1 })
+	r.wantRows("1 pending 1 500 server_error no later", "2 pending 1 500 server_error no later", "3 delivered 1 204 dated")
+}
