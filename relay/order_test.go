@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,5 +101,38 @@ func TestOrderIsPerDestination(t *testing.T) {
 	}
 	if got := fast.Keys(); strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Errorf("%v", got)
+	}
+}
+
+// The database refuses the row of a delivery for longer than its lease. What comes later in its key
+// does not pass it, although nothing in the database shows the key.
+func TestNothingPassesARefusedRow(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.event_id = 1 THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	var accepts atomic.Bool
+	rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if r.Header.Get(webhook.OrderingKey) == "k" && !accepts.Load() {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	d := to(rc.URL)
+	d.Timeout = time.Second
+	cfg := config(db, d)
+	cfg.Lease = d.Timeout + leaseMargin
+	db.InsertKeyed("k", 1, 1)
+	r := start(t, cfg)
+	relaytest.Becomes(db, true, `SELECT coalesce(min(taken_at) < now() - interval '7 seconds', false) FROM outbox_range WHERE ended_at IS NULL`)
+	accepts.Store(true)
+	db.InsertKeyed("k", 2, 2)
+	db.Insert(1, "other")
+	r.settles(t, policy.Delivered, 1)
+	db.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
+	relaytest.Becomes(db, 3, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'`)
+	keys := slices.DeleteFunc(rc.Keys(), func(key string) bool { return key == "other-1" })
+	if second := slices.Index(keys, "k-2"); second < 0 || slices.Contains(keys[second:], "k-1") {
+		t.Errorf("sent: %v", keys)
 	}
 }

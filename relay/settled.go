@@ -50,9 +50,6 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 			continue
 		}
 		counts[label{s.Destination, s.Outcome, s.Reason, lane.Class(s.Class), s.PausesDestination}]++
-		if s.Outcome == policy.Retry {
-			r.mailbox.retries.Add(now, s.Delay)
-		}
 		givenBack = givenBack || needsScan(s)
 	}
 	for of, n := range counts {
@@ -88,6 +85,9 @@ func needsScan(s *settle.Settlement) bool {
 // settled.
 func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	l := r.lanes.Get(s.Destination)
+	if s.Outcome == policy.Retry {
+		r.mailbox.retries.Add(now, s.Delay)
+	}
 	if s.Outcome == policy.Hold && s.InHand != nil {
 		if wait := s.InHand.UntilDue(now); wait > 0 {
 			r.mailbox.retries.Add(now, wait)
@@ -102,13 +102,17 @@ func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 }
 
 // applyDropped gives the room and the ordering key of an outcome back that the database refused
-// until its lease ended.
+// until its lease ended. The key of one without a row stands until it has one: nothing else shows
+// that it comes first.
 func (r *Relay) applyDropped(s *settle.Settlement) {
 	l := r.lanes.Get(s.Destination)
 	if l == nil {
 		return
 	}
-	l.SettleKey(s, true, true)
+	if !s.HasRow() && s.OrderingKey != nil {
+		l.BeginSpill(*s.OrderingKey)
+	}
+	l.SettleKey(s, s.HasRow(), true)
 	r.lanes.Engage(l)
 	if s.Spilled {
 		return

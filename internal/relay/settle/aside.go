@@ -18,7 +18,7 @@ const (
 
 // setAside keeps settlements that could not be written, to try them again. They keep their lane's
 // room. A refused one is dropped when its lease has ended: the delivery can be claimed again then,
-// and its receiver can bear that.
+// and its receiver can bear that. One without a row cannot: only its room is given back.
 func (w *Settler) setAside(left []Settlement) {
 	now := time.Now()
 	var locked, refused *Settlement // the first new ones
@@ -33,8 +33,13 @@ func (w *Settler) setAside(left []Settlement) {
 		a.again = now.Add(min(limit, asideFirst<<min(a.tries-1, 16)))
 		switch {
 		case a.refused != nil && !s.LeaseEnds.After(now):
-			w.Dropped(s)
-			continue
+			if !s.Spilled || !s.rowless {
+				w.Dropped(s)
+			}
+			if !s.rowless {
+				continue
+			}
+			s.Spilled = true
 		case a.refused != nil && s.LeaseEnds.Before(a.again):
 			a.again = s.LeaseEnds
 		}

@@ -98,7 +98,7 @@ func (w *Settler) resolveRanges(b *batch) {
 	blocks := false
 	for i := range b.settlements {
 		s := &b.settlements[i]
-		if s.rowless = s.InHand != nil && !s.InHand.HasRow; s.rowless {
+		if s.rowless = !s.HasRow(); s.rowless {
 			w.addRange(s.InHand.Range)
 			left[s.InHand.Range]++
 			inBatch[s.InHand] = true
@@ -183,6 +183,11 @@ func (w *Settler) rangesWritten(b *batch) {
 			r.Deliveries[i].HasRow = true
 		}
 		w.forgetRange(r)
+	}
+	for i := range w.aside { // while this relay has the row claimed
+		if s := &w.aside[i]; s.rowless && s.HasRow() {
+			s.aside.again = time.Now()
+		}
 	}
 }
 

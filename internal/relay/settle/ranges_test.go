@@ -236,3 +236,40 @@ func TestRangeWhoseNumberIsGivenOutAgain(t *testing.T) {
 	testkit.Equal(t, "ranges open", r.openRanges(), 0)
 	testkit.Equal(t, "stale", r.stale, 1)
 }
+
+// The database refuses the row of a delivery that joins its ordering key later for longer than its
+// lease. Nothing else makes a row of it, so it is tried again, and its lane has only its room back.
+func TestDeliveryWithoutARowIsNotGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, scheduled := range map[string]bool{"joins its key later": true, "sent": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRoom(t, true)
+			r.Insert(2, "key")
+			of := r.take()
+			of.keepYoung()
+			refuseRows(r, 2)
+			d := &of.Deliveries[1]
+			d.LeaseEnds = time.Now().Add(100 * time.Millisecond)
+			s := with(d.settlement(), policy.Retry)
+			wantDropped, want := []int64{2}, "2 pending 1 500 server_error no later"
+			if scheduled {
+				d.Scheduled = time.Now().Add(time.Hour)
+				s = with(s, policy.Hold)
+				s.Spilled, wantDropped, want = true, nil, "2 pending 0 later"
+			}
+			r.begin()
+			r.settle(of.Deliveries[0].settlement(), s)
+			r.awaitsWritten(1)
+			r.awaits("tries after the lease", func() bool { return time.Now().After(d.LeaseEnds) && len(r.failed) > 6 })
+			r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
+			r.awaitsWritten(2)
+			r.end()
+			r.wantRows("1 delivered 1 204 dated", want)
+			testkit.Equal(t, "ranges open", r.openRanges(), 0)
+			if !slices.Equal(r.dropped, wantDropped) || !r.written[1].Spilled {
+				t.Errorf("dropped %v, written %+v", r.dropped, r.written[1])
+			}
+		})
+	}
+}

@@ -41,6 +41,9 @@ func (s *Settlement) mayHold() bool {
 	return s.OrderingKey != nil && s.Outcome != policy.Delivered && s.InHand.Scheduled.IsZero()
 }
 
+// HasRow reports whether the delivery has a row.
+func (s *Settlement) HasRow() bool { return s.InHand == nil || s.InHand.HasRow }
+
 // isBound reports whether the receiver may know the promise of this delivery, from an earlier
 // request or from this one.
 func (s *Settlement) isBound() bool { return !s.Promised || s.Posted && !s.Unreached }
