@@ -54,6 +54,10 @@ type InHand struct {
 	undone bool // it had a row, which a crash of the server has undone: it gets one, whatever it waits for
 }
 
+// mayHold reports whether other deliveries of the ordering key may have to wait for a row of this
+// one.
+func (d *InHand) mayHold() bool { return d.OrderingKey != nil && d.Scheduled.IsZero() }
+
 // Ref names the range as this relay has it.
 func (r *TakenRange) Ref() intake.RangeRef { return intake.RangeRef{Seq: r.Seq, Fence: r.Fence} }
 
@@ -106,8 +110,12 @@ func (w *Settler) resolveRanges(b *batch) {
 		}
 	}
 	b.rows = slices.DeleteFunc(b.rows, func(d *InHand) bool { return d.HasRow })
+	for _, d := range b.rows {
+		inBatch[d] = true
+		blocks = blocks || d.mayHold()
+	}
 	if blocks {
-		b.rows = w.earlier(b, inBatch)
+		b.rows = append(b.rows, w.earlier(b, inBatch)...)
 	}
 	for _, d := range b.rows {
 		left[d.Range]++
@@ -123,11 +131,18 @@ func (w *Settler) resolveRanges(b *batch) {
 // are not in the batch themselves.
 func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 	last := map[ordering.Key]int64{}
+	note := func(d *InHand) {
+		key := ordering.Key{Destination: d.Destination, Key: *d.OrderingKey}
+		last[key] = max(last[key], d.EventID)
+	}
 	for i := range b.settlements {
-		s := &b.settlements[i]
-		if s.rowless && s.mayHold() {
-			key := ordering.Key{Destination: s.Destination, Key: *s.OrderingKey}
-			last[key] = max(last[key], s.EventID)
+		if s := &b.settlements[i]; s.rowless && s.mayHold() {
+			note(s.InHand)
+		}
+	}
+	for _, d := range b.rows {
+		if d.mayHold() {
+			note(d)
 		}
 	}
 	for _, r := range w.ranges {
@@ -239,9 +254,14 @@ func (w *Settler) endOldRanges(ctx context.Context, now time.Time) {
 	if len(b.rows) > 0 {
 		w.write(ctx, b)
 	}
-	for _, r := range w.ranges { // again later, if the database refuses it, or something awaits another relay
+	for _, r := range w.ranges { // again later, if something awaits another relay
 		if !now.Before(r.rowsAt) {
 			r.rowsAt = now.Add(RowsAfter)
+		}
+	}
+	for _, d := range b.rows { // ever more rarely: each refused row is a statement
+		if !d.HasRow {
+			d.Range.rowsAt = now.Add(min(max(now.Sub(d.Range.Begun), RowsAfter), asideRefused))
 		}
 	}
 }

@@ -273,3 +273,50 @@ func TestDeliveryWithoutARowIsNotGivenUp(t *testing.T) {
 		})
 	}
 }
+
+// The database refuses one row of what is left of old ranges. The others get theirs, but for those
+// that follow it in its ordering key, and the other ranges end.
+func TestRefusedRowKeepsNoOtherRange(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.InsertKeyed("k", 1, 1)
+	r.Insert(1, "first")
+	refused := r.take()
+	r.Insert(2, "second")
+	other := r.take()
+	r.InsertKeyed("k", 2, 2)
+	r.InsertKeyed("j", 1, 1)
+	follows := r.take()
+	refuseRows(r, 1)
+	r.begin()
+	r.awaits("the end of the other range", func() bool { return slices.Equal(r.ended, []intake.RangeRef{other.Ref()}) })
+	relaytest.Becomes(r.Database, "2 3 4 6", `SELECT string_agg(event_id::text, ' ' ORDER BY event_id) FROM outbox_delivery`)
+	r.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
+	r.awaits("the end of all ranges", func() bool {
+		return slices.Contains(r.ended, refused.Ref()) && slices.Contains(r.ended, follows.Ref())
+	})
+	testkit.Equal(t, "ranges open", r.openRanges(), 0)
+}
+
+// A person locks the row of a range. What belongs to others is written beside it.
+func TestLockedRangeKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(1, "key")
+	locked := r.take()
+	r.Insert(2, "other")
+	other := r.take()
+	operator := r.Begin()
+	_, err := operator.Exec(t.Context(), `SELECT FROM outbox_range WHERE seq = $1 FOR UPDATE`, locked.Seq)
+	relaytest.Must(t, err)
+	locked.keepYoung()
+	other.keepYoung()
+	r.settle(locked.Deliveries[0].settlement(), other.Deliveries[0].settlement(), other.Deliveries[1].settlement())
+	r.begin()
+	r.awaitsWritten(2)
+	r.wantRows("2 delivered 1 204 dated", "3 delivered 1 204 dated")
+	relaytest.Must(t, operator.Rollback(t.Context()))
+	r.end()
+	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated", "3 delivered 1 204 dated")
+	testkit.Equal(t, "ranges open", r.openRanges(), 0)
+}

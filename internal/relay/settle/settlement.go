@@ -6,6 +6,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
@@ -38,7 +39,7 @@ type Settlement struct {
 // mayHold reports whether other deliveries of the ordering key may have to wait for this one of a
 // range.
 func (s *Settlement) mayHold() bool {
-	return s.OrderingKey != nil && s.Outcome != policy.Delivered && s.InHand.Scheduled.IsZero()
+	return s.Outcome != policy.Delivered && s.InHand.mayHold()
 }
 
 // HasRow reports whether the delivery has a row.
@@ -112,28 +113,59 @@ func (b *batch) byOutcome() (o outcomes) {
 	return o
 }
 
+// A partOf names what of a batch is written together when the batch has failed.
+type partOf struct {
+	outcome policy.Outcome
+	taken   *TakenRange
+	key     ordering.Key
+	alone   int
+}
+
 // parts returns the smaller batches to write in place of one that failed with err: the settlements
-// of each outcome, then each settlement alone. It returns none when smaller batches would fail,
-// too: a batch that leaves out locked deliveries and still meets a lock needs the row of an alert
-// or a destination, and so does each of its settlements.
+// of each outcome, then each settlement alone. What met a lock is divided by ranges, since another
+// session may have locked the row of one. Rows of ranges are divided by these, and then by ordering
+// keys. It returns none when smaller batches would fail, too: a batch that leaves out locked
+// deliveries and still meets a lock needs the row of an alert, a destination or a range, and so
+// does each of its settlements.
 func (b *batch) parts(err error) (parts []batch) {
-	switch {
-	case !b.apart:
-		for _, outcome := range []policy.Outcome{policy.Delivered, policy.Retry, policy.Hold, policy.Fail} {
-			part := batch{apart: true}
-			for i := range b.settlements {
-				if b.settlements[i].Outcome == outcome {
-					part.settlements = append(part.settlements, b.settlements[i])
-				}
-			}
-			if len(part.settlements) > 0 {
-				parts = append(parts, part)
-			}
+	locked := pg.HasCode(err, pg.LockNotAvailable)
+	single := b.apart && !locked
+	numbers := map[partOf]int{}
+	part := func(of partOf) *batch {
+		n, known := numbers[of]
+		if !known {
+			n = len(parts)
+			numbers[of], parts = n, append(parts, batch{apart: true})
 		}
-	case len(b.settlements) > 1 && !pg.HasCode(err, pg.LockNotAvailable):
-		for i := range b.settlements {
-			parts = append(parts, batch{settlements: b.settlements[i : i+1], apart: true})
+		return &parts[n]
+	}
+	for i := range b.settlements {
+		s := &b.settlements[i]
+		of := partOf{outcome: s.Outcome}
+		switch {
+		case single:
+			of.alone = i + 1
+		case locked && s.rowless:
+			of.taken = s.InHand.Range
 		}
+		p := part(of)
+		p.settlements = append(p.settlements, *s)
+	}
+	if len(b.settlements) == 0 && !(b.apart && locked) { // otherwise the settlements bring the rows along
+		for i, d := range b.rows {
+			of := partOf{alone: i + 1}
+			switch {
+			case !b.apart:
+				of = partOf{taken: d.Range}
+			case d.OrderingKey != nil: // with those of other ranges, without which none is written
+				of = partOf{key: ordering.Key{Destination: d.Destination, Key: *d.OrderingKey}}
+			}
+			p := part(of)
+			p.rows = append(p.rows, d)
+		}
+	}
+	if b.apart && len(parts) == 1 { // this batch
+		return nil
 	}
 	return parts
 }
