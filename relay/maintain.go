@@ -20,6 +20,10 @@ import (
 // added.
 const parkedEvery = time.Hour
 
+// routesAgain is how long routes that open ranges keep are left alone. Ranges end within about a
+// second.
+const routesAgain = time.Second
+
 // maintain runs what has to be done now and then, until ctx is done.
 func (r *Relay) maintain(ctx context.Context) {
 	jobs := newJobs(r.cfg.Log)
@@ -37,8 +41,12 @@ func (r *Relay) maintain(ctx context.Context) {
 	archiving := archive.Schedule{Jobs: jobs, Run: r.archive}
 	archiving.Follow(ctx, r.config().Retention)
 	jobs.Start()
+	again := time.NewTimer(routesAgain)
+	defer again.Stop()
 	for ctx.Err() == nil {
 		select {
+		case <-again.C:
+			signal(r.signals.routes)
 		case <-r.signals.parked:
 			if err := parked.Run(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
@@ -47,8 +55,12 @@ func (r *Relay) maintain(ctx context.Context) {
 			searchParked()
 			signal(r.signals.parked)
 		case <-r.signals.routes:
-			if err := r.followRoutes(ctx); err != nil && ctx.Err() == nil {
+			kept, err := r.followRoutes(ctx)
+			if err != nil && ctx.Err() == nil {
 				r.databaseError("follow routes", err)
+			}
+			if kept {
+				again.Reset(routesAgain)
 			}
 		case <-r.signals.schema:
 			// A session that cannot register because of the schema leaves the guard shut for good.

@@ -186,7 +186,12 @@ func (r *Relay) begin(ctx context.Context) *work {
 
 	w.presence.Go(func() { r.session.Run(present) })
 	w.settler.Go(func() { r.settler.Run(r.Settling) })
-	w.takers.Go(func() { r.newClaimer().run(ctx) })
+	w.takers.Go(func() {
+		r.newClaimer().run(ctx)
+		if !isAsleep(context.Cause(ctx)) {
+			r.withdrawRoutes() // not before: each range that it took is to keep them
+		}
+	})
 	w.takers.Go(func() { r.maintain(ctx) })
 	w.takers.Go(func() { r.alerter().Run(ctx) })
 	w.takers.Go(func() { r.watcher.Run(ctx) })
@@ -213,9 +218,6 @@ func (r *Relay) end(w *work, asleep bool) {
 	// Once POSTs are cut off, only the database can hold things up, and it may be away.
 	defer context.AfterFunc(r.Doing, func() { time.AfterFunc(settleGrace, w.giveUp) })()
 
-	if !asleep {
-		w.takers.Go(r.withdrawRoutes)
-	}
 	w.takers.Wait()
 	r.senders.GiveBackUnsent()
 	r.senders.Wait()

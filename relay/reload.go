@@ -214,9 +214,9 @@ func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (r
 	return r.reloads.keeper.Apply(ctx, instance, destinations, cfg.Routes)
 }
 
-// withdrawRoutes takes this relay's routes back as soon as it stops. Until its last requests have
-// ended, events would otherwise go to destinations that it no longer claims for, and perhaps no
-// other relay does.
+// withdrawRoutes takes this relay's routes back as soon as it takes no events any more. Until its
+// last requests have ended, events would otherwise go to destinations that it no longer claims for,
+// and perhaps no other relay does.
 func (r *Relay) withdrawRoutes() {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
@@ -232,18 +232,19 @@ func (r *Relay) withdrawRoutes() {
 }
 
 // followRoutes notices what others have changed about the routes, and removes those that only dead
-// relays had.
-func (r *Relay) followRoutes(ctx context.Context) error {
+// relays had. It asks to be called again while open ranges keep some of these.
+func (r *Relay) followRoutes(ctx context.Context) (again bool, err error) {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
 	instance, alive := r.current()
 	if !alive {
-		return nil
+		return false, nil
 	}
 	if err := r.report(ctx, instance); err != nil {
-		return err
+		return false, err
 	}
-	return r.reloads.keeper.Follow(ctx, instance)
+	err = r.reloads.keeper.Follow(ctx, instance)
+	return r.reloads.keeper.Keeps(), err
 }
 
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when

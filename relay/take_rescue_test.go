@@ -158,3 +158,40 @@ func TestRestOfARescuedRangeFollowsItsRows(t *testing.T) {
 		t.Errorf("sent: %v; want %v", got, want)
 	}
 }
+
+// A range of a dead relay that alone served a destination goes there all the same: the dead relay
+// may have sent its events, and had no delivery.
+func TestRescuedRangeTakesTheRoutesOfItsRelay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "a", "b")
+	rc := relaytest.NewReceiver(t, nil)
+	db.Insert(1, "key")
+	takeAs(db, db.Pool, deadRelay)
+	r := start(t, config(db, named("b", to(rc.URL))))
+	r.settles(t, policy.Delivered, 1)
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND status = 'pending'`)
+	relaytest.Becomes(db, "b", `SELECT string_agg(destination, ' ') FROM outbox_route`)
+}
+
+// A relay that stops leaves a range that waits for keys of another relay. It goes where the relay
+// routed it.
+func TestStopLeavesTheRoutesOfARangeThatWaits(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "a")
+	rc := relaytest.NewReceiver(t, nil)
+	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING instance`)
+	db.Exec(insertKeyedEvent, "j-1", "j")
+	takeAs(db, db.Pool, living)
+	a := start(t, config(db, named("a", to(rc.URL))))
+	db.Exec(insertKeyedEvent, "j-2", "j")
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_range WHERE relay = $1 AND ended_at IS NULL`, a.instance())
+	b := start(t, config(db, named("b", to(rc.URL))))
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_route`)
+	left := a.instance()
+	a.stop()
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay = $1 AND ended_at IS NULL`, left)
+	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, living)
+	b.settles(t, policy.Delivered, 2)
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND status = 'pending'`)
+	relaytest.Becomes(db, "b", `SELECT string_agg(destination, ' ') FROM outbox_route`)
+}

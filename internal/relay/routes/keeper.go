@@ -48,15 +48,17 @@ func (k *Keeper) Apply(ctx context.Context, instance int32, destinations []strin
 	return change, nil
 }
 
-// Withdraw takes back the routes of the relay that is registered as instance. A route that no other
-// registered relay has is removed, unless it was the last one of all.
+// Withdraw takes back the routes of the relay that is registered as instance, once it takes no
+// events any more. A route that no other registered relay has is removed, unless it was the last
+// one of all, or ranges are open: then the others remove it when these have ended.
 func (k *Keeper) Withdraw(ctx context.Context, instance int32) error {
 	_, err := k.sync(ctx, instance, &routing{instance: instance})
 	return err
 }
 
 // Follow notices what others have changed about the routes, and removes those that only dead relays
-// had. After an Apply it also logs which deliveries wait for a destination that no relay serves.
+// had, unless a range of before is open: see [Keeper.Keeps]. After an Apply it also logs which
+// deliveries wait for a destination that no relay serves.
 func (k *Keeper) Follow(ctx context.Context, instance int32) error {
 	if k.applied {
 		k.applied = false
@@ -69,10 +71,14 @@ func (k *Keeper) Follow(ctx context.Context, instance int32) error {
 	return err
 }
 
+// Keeps reports whether the keeper has left routes that no registered relay has, because a range is
+// open that a relay may have taken by them. A later Follow removes them.
+func (k *Keeper) Keeps() bool { return len(k.last.kept) > 0 }
+
 // sync synchronises the stored routes and logs what has changed. While nothing changes, that is one
 // statement, which writes nothing.
 func (k *Keeper) sync(ctx context.Context, instance int32, own *routing) (Change, error) {
-	if k.last.after != nil && (own == nil || own.equal(k.recorded)) {
+	if k.last.after != nil && !k.Keeps() && (own == nil || own.equal(k.recorded)) {
 		if same, err := isSynchronised(ctx, k.DB, k.last.state); err != nil || same {
 			return Change{}, err
 		}
@@ -90,7 +96,7 @@ func (k *Keeper) sync(ctx context.Context, instance int32, own *routing) (Change
 		k.logRoutes(zerolog.WarnLevel, missingRoutes(change.before, known), "route added by another relay or by hand")
 		k.logRoutes(zerolog.WarnLevel, missingRoutes(known, change.before), "route removed by another relay or by hand")
 	}
-	k.last = Change{after: change.after, state: change.state}
+	k.last = Change{after: change.after, state: change.state, kept: change.kept}
 	if own != nil {
 		k.recorded = own
 	}

@@ -59,6 +59,9 @@ func isSynchronised(ctx context.Context, q pg.DB, last state) (bool, error) {
 type Change struct {
 	before, after map[Row]bool
 	state         state // that it left
+	// kept are stored routes that no registered relay has any more, by the last range that may have
+	// taken one.
+	kept map[Row]int64
 
 	Added, Removed []Row
 }
@@ -77,9 +80,10 @@ const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, describe func(Change) string) (change Change, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
+	withdraws := own != nil && len(own.routes) == 0
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		wait := waitBriefly
-		if own != nil && len(own.routes) > 0 {
+		if own != nil && !withdraws {
 			if err := keepRegistered(ctx, tx, own.instance); err != nil {
 				return err
 			}
@@ -96,13 +100,20 @@ func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, desc
 		if err != nil {
 			return err
 		}
+		var dropped []Row
 		if own != nil {
-			if err := recordRouting(ctx, tx, own); err != nil {
+			if dropped, err = recordRouting(ctx, tx, own); err != nil {
 				return err
 			}
 		}
-		change, err = uniteRoutes(ctx, tx, found, last)
-		if err != nil || len(change.Added)+len(change.Removed) == 0 {
+		change, err = uniteRoutes(ctx, tx, found, last, dropped)
+		if err != nil {
+			return err
+		}
+		if len(change.Added)+len(change.Removed) == 0 {
+			if withdraws && len(change.kept) > 0 {
+				_, err = tx.Exec(ctx, notifyRoutes)
+			}
 			return err
 		}
 		return announceRoutes(ctx, tx, describe(change), own == nil && len(change.Added) > 0)
@@ -145,25 +156,29 @@ SELECT $1, pattern, destination FROM unnest($2::text[], $3::text[]) AS o (patter
 
 // recordRouting writes what a relay serves and where it routes, instead of what it wrote before.
 // The sets are compared here: a statement that compared 100,000 rows with an array would compare
-// each with each.
-func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) error {
+// each with each. dropped are the routes that its configuration had and has no longer.
+func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) (dropped []Row, err error) {
 	if len(own.routes) > 0 {
 		if err := recordDestinations(ctx, tx, own); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	list, err := queryRoutes(ctx, tx, selectOwnRoutes, own.instance)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	recorded := map[Row]bool{}
 	for _, route := range list {
 		recorded[route] = true
 	}
-	if err := execRoutes(ctx, tx, dropOwnRoutes, missingRoutes(recorded, own.routes), own.instance); err != nil {
-		return err
+	gone := missingRoutes(recorded, own.routes)
+	if err := execRoutes(ctx, tx, dropOwnRoutes, gone, own.instance); err != nil {
+		return nil, err
 	}
-	return execRoutes(ctx, tx, addOwnRoutes, missingRoutes(own.routes, recorded), own.instance)
+	if len(own.routes) > 0 {
+		dropped = gone
+	}
+	return dropped, execRoutes(ctx, tx, addOwnRoutes, missingRoutes(own.routes, recorded), own.instance)
 }
 
 func recordDestinations(ctx context.Context, tx pgx.Tx, own *routing) error {
@@ -207,6 +222,41 @@ SELECT t.pattern, t.destination FROM outbox_route t
 WHERE EXISTS (SELECT FROM outbox_relay_route)
   AND NOT EXISTS (SELECT FROM outbox_relay_route o WHERE o.pattern = t.pattern AND o.destination = t.destination)`
 
+const selectRanges = `
+SELECT coalesce(l.seq, 0), coalesce((
+    SELECT min(o.seq) FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL), l.seq + 1, 1)
+FROM (SELECT 1) one LEFT JOIN (SELECT seq, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l ON true`
+
+// keepUsed divides stale routes into those to remove and those to keep: a dead or stopping relay
+// may have sent events of an open range by them, without a delivery. Whoever rescues the range has
+// to find the routes. known are those that were kept before. Only dropped routes go at once.
+func keepUsed(ctx context.Context, tx pgx.Tx, stale, dropped []Row, known map[Row]int64) (removed []Row, kept map[Row]int64, err error) {
+	if len(stale) == 0 {
+		return nil, nil, nil
+	}
+	var last, oldestOpen int64
+	if err := tx.QueryRow(ctx, selectRanges).Scan(&last, &oldestOpen); err != nil {
+		return nil, nil, err
+	}
+	goes := make(map[Row]bool, len(dropped))
+	for _, route := range dropped {
+		goes[route] = true
+	}
+	kept = map[Row]int64{}
+	for _, route := range stale {
+		upto, was := known[route]
+		if !was {
+			upto = last
+		}
+		if goes[route] || upto < oldestOpen {
+			removed = append(removed, route)
+		} else {
+			kept[route] = upto
+		}
+	}
+	return removed, kept, nil
+}
+
 const selectLacking = `
 SELECT DISTINCT o.pattern, o.destination FROM outbox_relay_route o
 WHERE NOT EXISTS (SELECT FROM outbox_route t WHERE t.pattern = o.pattern AND t.destination = o.destination)`
@@ -222,8 +272,9 @@ SELECT pattern, destination FROM unnest($1::text[], $2::text[]) AS o (pattern, d
 
 // uniteRoutes makes the stored routes the union of what the registered relays have recorded. It
 // writes only what differs: even a statement that changes no row would count as a change, after
-// which every relay reads all routes again.
-func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change) (change Change, err error) {
+// which every relay reads all routes again. Of what no relay has any more, it keeps what an open
+// range may need, unless it is among dropped.
+func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change, dropped []Row) (change Change, err error) {
 	change.state = found
 	if last.after != nil && found.changes != nil && last.state.changes != nil && *found.changes == *last.state.changes {
 		change.before = last.after
@@ -240,7 +291,11 @@ func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change) (chan
 	if _, err := tx.Exec(ctx, allowMerges); err != nil {
 		return Change{}, err
 	}
-	if change.Removed, err = queryRoutes(ctx, tx, selectStale); err != nil {
+	stale, err := queryRoutes(ctx, tx, selectStale)
+	if err != nil {
+		return Change{}, err
+	}
+	if change.Removed, change.kept, err = keepUsed(ctx, tx, stale, dropped, last.kept); err != nil {
 		return Change{}, err
 	}
 	if change.Added, err = queryRoutes(ctx, tx, selectLacking); err != nil {
