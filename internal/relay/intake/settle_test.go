@@ -277,9 +277,10 @@ func TestFindBlockedKeys(t *testing.T) {
 		{Key: "free", Destination: "default", SkipsFailed: false},
 		{Key: "pending", Destination: "other", SkipsFailed: false},
 	}
+	var known []int64
 	check := func(want ...Blocked) {
 		t.Helper()
-		got, err := FindBlockedKeys(t.Context(), r.pool, 2, mine.Ref(), ask)
+		got, err := FindBlockedKeys(t.Context(), r.pool, 2, mine.Ref(), known, ask)
 		relaytest.Must(t, err)
 		if !slices.Equal(got, want) {
 			t.Errorf("%+v", got)
@@ -289,8 +290,12 @@ func TestFindBlockedKeys(t *testing.T) {
 	check(hand, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
 	r.settle(1, theirs)
 	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
+	r.Exec(`UPDATE outbox_range SET relay = 2, ended_at = NULL WHERE seq = $1`, theirs.Seq)
+	check(hand, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{}) // its own, and not known
+	known = []int64{theirs.Seq, mine.Seq}
+	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
 	r.Exec(`DELETE FROM outbox_range WHERE seq = $1`, mine.Seq)
-	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, mine.Ref(), ask); !errors.Is(err, ErrLost) {
+	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, mine.Ref(), known, ask); !errors.Is(err, ErrLost) {
 		t.Errorf("of a range that was lost: %v", err)
 	}
 }

@@ -21,7 +21,8 @@ SELECT k.number, 'hand', NULL FROM (
 WHERE (k.hash IN (
     SELECT unnest(o.keys) FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT r.keys FROM outbox_range r
-        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND r.relay <> $1 AND r.keys IS NOT NULL OFFSET 0) o)) IS TRUE
+        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay <> $1 OR r.seq <> ALL ($8::bigint[])) AND r.keys IS NOT NULL
+        OFFSET 0) o)) IS TRUE
 UNION ALL
 SELECT w.number, 'row', NULL FROM unnest($3, $4::text[], $5::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
 CROSS JOIN LATERAL (
@@ -51,14 +52,20 @@ var ErrLost = errors.New("the range is not this relay's any more")
 // elsewhere must be asked about again before it is sent: its range may end with a pending row. The
 // error is [ErrLost] if a crash of the server has undone the take: it may have undone those before
 // it too, and then nothing shows what comes first.
-func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of RangeRef, keys []Key) (blocked []Blocked, err error) {
+//
+// inHand are the ranges that the relay knows to have. Another one that is its own counts as
+// elsewhere: the take whose answer was lost may have committed late.
+func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of RangeRef, inHand []int64, keys []Key) (blocked []Blocked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
+	if inHand == nil {
+		inHand = []int64{}
+	}
 	names, destinations, skips, due := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys)), make([]*time.Time, len(keys))
 	for i, k := range keys {
 		names[i], destinations[i], skips[i], due[i] = k.Key, k.Destination, k.SkipsFailed, set(k.Due)
 	}
-	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence, due)
+	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence, due, inHand)
 	if err != nil {
 		return nil, fmt.Errorf("find blocked keys: %w", err)
 	}
@@ -100,7 +107,9 @@ type Key struct {
 
 // Blocked says why a key has to wait.
 type Blocked struct {
-	InHand bool      // another relay has an event of it in an open range before this one, or one of another key with the same hash
+	// InHand says that an open range before this one has an event of it, or one of another key with
+	// the same hash. The range is another relay's, or this one does not know it.
+	InHand bool
 	ByRow  bool      // a pending or failed row of it comes first: what follows becomes pending too
 	Due    time.Time // when the first row of it became due that has not joined it: see [JoinKeys]; zero: there is none
 }

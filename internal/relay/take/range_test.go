@@ -2,11 +2,15 @@ package take
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
@@ -191,6 +195,40 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
 	testkit.Equal(t, "then", r.deliver("default"), []string{"k-2", "k-3"})
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`)
+}
+
+// silent is a database from which no answer to a take comes.
+type silent struct{ pg.Pool }
+
+func (silent) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	return nil, errors.New("connection reset")
+}
+
+// A take commits after its answer was lost, and after the search for ranges that this relay has
+// without knowing. Later events of its keys wait until the next search, which comes at once.
+func TestTakeThatCommitsLateKeepsItsKeys(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	r := start(t, db, "default")
+	db.Exec(insertEvent, "k-1", "k")
+	r.DB = silent{db.Pool}
+	if err := r.TakeEvents(t.Context(), r.instance, true); err == nil {
+		t.Fatal("it took events")
+	}
+	r.DB = db.Pool
+	r.has(t, agenda.CauseRescue)
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
+	_, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	relaytest.Must(t, err)
+	db.Exec(insertEvent, "k-2", "k")
+	r.take(t)
+	if keys := r.deliver("default"); len(keys) != 0 {
+		t.Errorf("sent before k-1: %v", keys)
+	}
+	r.has(t, agenda.CauseRescue)
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
+	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+	r.becomes("default k-1 pending", "default k-2 pending")
 }
 
 // Events of a key that has a row follow it through rows.

@@ -52,7 +52,8 @@ type Taker struct {
 	Ran    func(events int, took time.Duration)
 
 	taken
-	awaiting []awaitingRange // in their order
+	awaiting   []awaitingRange // in their order
+	unanswered bool            // a take brought an error: it may commit until another one comes to an end
 }
 
 // taken is what a taker knows of the server's events.
@@ -118,6 +119,7 @@ func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun t
 	}
 	r, err := intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
 	if err != nil {
+		t.unanswered = true
 		t.Agenda.At(agenda.CauseRescue, begun) // it may have been taken
 		if pg.ClassifyError(err) == pg.ErrorDamaged {
 			t.blindUntil = begun.Add(blindFor)
@@ -126,6 +128,10 @@ func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun t
 	}
 	if r.Found == intake.Missing {
 		return r, intake.ErrNoIntake
+	}
+	if t.unanswered && (r.Found == intake.Taken || r.Found == intake.Nothing) {
+		t.unanswered = false
+		t.Agenda.At(agenda.CauseRescue, begun) // it has committed by now, or never will
 	}
 	if r.Found == intake.Nothing || r.Whole {
 		t.Complete = r.TakenAt
@@ -307,7 +313,7 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 		}
 		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.NextAttemptAt.Time})
 	}
-	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, keys)
+	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, t.Hands.list(), keys)
 	if err != nil {
 		return nil, err
 	}
