@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -84,7 +85,8 @@ func spoil(t *testing.T, path string, block int64) {
 	relaytest.Must(t, f.Close())
 }
 
-// A payload that cannot be read keeps no other event from being taken.
+// A payload that cannot be read keeps no other event from being taken, also not as part of a range
+// of a dead relay.
 func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
@@ -93,10 +95,15 @@ func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
 	db := relaytest.At(t, server.DSN(""))
 	db.Route()
 	db.Exec(`ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL`)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), 'damaged')`)
+	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), $1)`
+	db.Exec(insert, "damaged-1")
+	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 10}, false)
+	relaytest.Must(t, err)
+	db.Exec(insert, "damaged-2")
 	path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath(reltoastrelid) FROM pg_class WHERE oid = 'outbox'::regclass`))
 	relaytest.Must(t, server.Shutdown(t.Context()))
 	spoil(t, path, 0)
+	spoil(t, path, 6) // a payload has five pages
 	relaytest.Must(t, server.StartAgain(t.Context()))
 	db.Pool.Reset()
 	rc := relaytest.NewReceiver(t, nil)
@@ -105,5 +112,6 @@ func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
 	r.settles(t, policy.Delivered, 3)
 	db.Insert(3, "later")
 	r.settles(t, policy.Delivered, 6)
-	r.await(t, "the attempt to load it", func(o *observer) bool { return o.failures["load payload"] > 0 })
+	r.await(t, "the attempt to load them", func(o *observer) bool { return o.failures["load payload"] > 1 })
+	relaytest.Becomes(db, 8, `SELECT count(*) FROM outbox_delivery`)
 }

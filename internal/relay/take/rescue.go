@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
@@ -15,10 +16,16 @@ import (
 )
 
 // RescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this
-// one if the answer of a take was lost. Their deliveries become pending rows.
+// one if the answer of a take was lost. Their deliveries become pending rows. Once a payload cannot
+// be read, none is.
 func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32) error {
+	bytes := int64(1)
 	for {
-		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.list(), 1)
+		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.list(), bytes)
+		if bytes > 0 && pg.ClassifyError(err) == pg.ErrorDamaged {
+			bytes = 0
+			continue
+		}
 		if err != nil {
 			return err
 		}
