@@ -239,6 +239,19 @@ func TestEventThatBreaksARuleFails(t *testing.T) {
 	relaytest.Becomes(db, 2, `SELECT count FROM outbox_alert WHERE rule = 'failed'`)
 }
 
+// A payload that is too large fails the event under the rule's name, also if the event got its row
+// before the payload was read.
+func TestTooLargePayloadFailsWhenItIsLoaded(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	rc := relaytest.NewReceiver(t, nil)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', (1 << 20) - 2)), 'fits'), ('t', to_json(repeat('x', (1 << 20) - 1)), 'large')`)
+	r := start(t, config(db, to(rc.URL)))
+	r.settles(t, policy.Delivered, 1)
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_error LIKE '%the rule outbox\_payload\_is\_at\_most\_1\_mib'`)
+	testkit.Equal(t, "sent", rc.Keys(), []string{"fits"})
+}
+
 // An event of the future is not sent early, and is sent in time.
 func TestEventOfTheFutureBecomesPending(t *testing.T) {
 	t.Parallel()

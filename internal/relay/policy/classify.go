@@ -232,6 +232,11 @@ func ErrorReason(err error) Reason {
 	}
 }
 
+// BreaksRule returns the result of an event that breaks a rule of the outbox.
+func BreaksRule(rule string) Result {
+	return Result{Reason: ReasonInvalidEvent, Message: "the event breaks the rule " + rule}
+}
+
 // Panicked returns the result of an attempt that tripped a defect. It holds the text of a runtime
 // error, which holds no data, and of any other panic only its type: its value may be part of a
 // request.

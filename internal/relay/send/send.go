@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
@@ -250,6 +251,9 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 			s.Failed("load payload", err)
 			s.postpone(d, s.Poll) // or only a scan from the front would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
+		}
+		if rule := intake.BrokenByPayload(payload); rule != "" {
+			return policy.BreaksRule(rule)
 		}
 		d.Event.Payload = payload
 	}

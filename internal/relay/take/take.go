@@ -281,12 +281,11 @@ func (t *Taker) settleSpilled(s settle.Settlement) {
 
 // fail settles an event that breaks a rule.
 func (t *Taker) fail(d *lane.Delivery) {
-	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: "the event breaks the rule " + d.Rule}
 	about := policy.Circumstances{Ordered: d.Event.OrderingKey != nil}
 	if l := t.Lanes.Get(d.Destination); l != nil {
 		about.OnFailure = l.Current().Destination.OnFailure
 	}
-	s := d.Settlement(policy.Decide(v, about), time.Now(), 0)
+	s := d.Settlement(policy.Decide(policy.BreaksRule(d.Rule), about), time.Now(), 0)
 	t.settleSpilled(s)
 }
 
