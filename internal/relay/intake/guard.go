@@ -3,12 +3,15 @@ package intake
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Origin is the server that gave out the transaction ids of events and ranges.
 type Origin struct {
 	SystemIdentifier int64 // 0: the server did not tell
 	Timeline         int32 // 0: the server did not tell
+
+	recordedBefore time.Time // of what was found: when the recorded one was written
 }
 
 // A ForeignError says that the transaction ids in the tables are not this server's, or may not be:

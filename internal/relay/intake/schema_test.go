@@ -199,6 +199,40 @@ func TestForeignIDs(t *testing.T) {
 	}
 }
 
+// Several relays find the ids foreign. Once one of them has begun again and takes, the others leave
+// what it has in hand alone, and wait for no more than a batch of theirs.
+func TestOneRelayRebases(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	r.Exec(`UPDATE outbox_intake SET system_identifier = 1`)
+	r.Exec(insertOne, "before")
+	foreign, ok := errors.AsType[*ForeignError](CheckOrigin(t.Context(), r.pool))
+	if !ok {
+		t.Fatal("the ids are not foreign")
+	}
+	batch := r.Begin()
+	_, err := batch.Exec(t.Context(), coverEvents, 0, 10, "3:3:", foreign.Found.recordedBefore)
+	relaytest.Must(t, err)
+	rebased := make(chan error, 1)
+	go func() {
+		_, err := Rebase(t.Context(), r.Pool, foreign.Found, 10)
+		rebased <- err
+	}()
+	relaytest.Becomes(r.Database, true, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+	r.Exec(`UPDATE outbox_intake SET routes = routes + 1`) // no pause of a destination waits for it
+	relaytest.Must(t, batch.Commit(t.Context()))
+	relaytest.Must(t, <-rebased)
+
+	r.Exec(insertOne, "in hand")
+	r.wantTaken(1, "in hand")
+	n, err := Rebase(t.Context(), r.pool, foreign.Found, 10)
+	relaytest.Must(t, err)
+	open := relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
+	if n != 0 || open != 1 {
+		t.Errorf("%d deliveries were made, and %d ranges are open", n, open)
+	}
+}
+
 // A real dump, restored on another server.
 func TestRestoredDump(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ func FindOrigin(ctx context.Context, db pg.DB) (found Origin, err error) {
 	defer cancel()
 	var recorded Origin
 	var begun, future bool
-	into := []any{&recorded.SystemIdentifier, &recorded.Timeline, &found.SystemIdentifier, &found.Timeline, &begun, &future}
+	into := []any{&recorded.SystemIdentifier, &recorded.Timeline, &found.SystemIdentifier, &found.Timeline, &found.recordedBefore, &begun, &future}
 	err = db.QueryRow(ctx, selectOrigin).Scan(into...)
 	if pg.HasCode(err, pg.LacksPrivilege) {
 		err = db.QueryRow(ctx, selectOriginWithoutControl).Scan(into...)
