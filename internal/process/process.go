@@ -97,13 +97,16 @@ func (p *Process) Kill() {
 	<-p.Ended
 }
 
-// Stop ends the process with SIGTERM, and with SIGKILL if that takes longer than patience.
-func (p *Process) Stop(patience time.Duration) {
+// Stop ends the process with SIGTERM, and with SIGKILL if that takes longer than patience. It
+// reports whether SIGTERM was enough.
+func (p *Process) Stop(patience time.Duration) (inTime bool) {
 	p.Signal("TERM")
 	select {
 	case <-p.Ended:
+		return true
 	case <-time.After(patience):
 		p.Kill()
+		return false
 	}
 }
 
