@@ -23,7 +23,7 @@ const aged = "aged-"
 const ageOutbox = `
 SET LOCAL session_replication_role = replica;
 INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, created_at, available_at, xid)
-SELECT 'sale.made', '{}', 'aged-' || n, CASE WHEN n BETWEEN 310001 AND 350000 THEN 'aged-' || n % 10000 END, now() - interval '20 days', now() - interval '20 days', '2'
+SELECT 'sale.made', json_build_object('key', 'aged-' || n), 'aged-' || n, CASE WHEN n BETWEEN 310001 AND 350000 THEN 'aged-' || n % 10000 END, now() - interval '20 days', now() - interval '20 days', '2'
 FROM generate_series(1, 430000) n;
 INSERT INTO outbox_delivery (event_id, destination, ordering_key, status, attempts, claim, last_attempt_at, delivered_at, next_attempt_at, last_status, last_reason, blocked_by)
 SELECT id, CASE WHEN id > 400000 THEN 'paused' WHEN id > 380000 THEN '' ELSE 'default' END, ordering_key,

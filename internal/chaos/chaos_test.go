@@ -127,6 +127,9 @@ func (s *stage) produceMeanwhile(perSecond float64, most int) (end func()) {
 		producing.Wait()
 		cancel()
 		watching.Wait()
+		if s.compared == 0 {
+			s.t.Error("effects and processed_events were never compared in one snapshot")
+		}
 	})
 	s.t.Cleanup(func() { cancel(); end() })
 	return end

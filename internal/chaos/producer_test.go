@@ -18,23 +18,33 @@ CREATE TABLE chaos_aged AS SELECT 0::bigint AS upto; -- events up to this one ar
 CREATE TABLE chaos_reopened (what text);
 CREATE FUNCTION chaos_reopened() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
-    INSERT INTO chaos_reopened VALUES (format('%s %s > %s', OLD.event_id, OLD.status, NEW.status));
+    INSERT INTO chaos_reopened VALUES (format('%s %s > %s', OLD.event_id, OLD.status, coalesce(NEW.status, 'deleted')));
     RETURN NULL;
 END $$;
 CREATE TRIGGER chaos_reopened AFTER UPDATE ON outbox_delivery
-    FOR EACH ROW WHEN (OLD.status <> 'pending' AND OLD.status <> NEW.status) EXECUTE FUNCTION chaos_reopened();`
+    FOR EACH ROW WHEN (OLD.status <> 'pending' AND OLD.status <> NEW.status
+        OR OLD.status = 'delivered' AND (OLD.claim, OLD.attempts, OLD.delivered_at) IS DISTINCT FROM (NEW.claim, NEW.attempts, NEW.delivered_at))
+    EXECUTE FUNCTION chaos_reopened();
+-- What is parked has the destination '', and other rows take its place when a route comes.
+CREATE TRIGGER chaos_deleted AFTER DELETE ON outbox_delivery
+    FOR EACH ROW WHEN (OLD.status <> 'pending' OR OLD.destination <> '') EXECUTE FUNCTION chaos_reopened();`
 
 const (
 	insertSale = `INSERT INTO sales (key) VALUES ($1)`
 	// insertEvent is how a service in any language enqueues.
 	insertEvent = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
-VALUES ('sale.made', '{}', $1, nullif($2, ''), now() + $3 * interval '1 ms')`
+VALUES ('sale.made', json_build_object('key', $1::text), $1, nullif($2, ''), now() + $3 * interval '1 ms')`
 )
 
 const (
 	producers = 4
 	keysEach  = 10 // ordering keys of one producer, so that only successive transactions share one
 )
+
+// A payload is that of an event.
+type payload struct {
+	Key string `json:"key"`
+}
 
 // A sale is one business transaction, as the seed chooses it.
 type sale struct {
@@ -111,7 +121,7 @@ func enqueue(ctx context.Context, tx pgx.Tx, sale sale) error {
 		_, err := tx.Exec(ctx, insertEvent, sale.key, sale.orderingKey, sale.due)
 		return err
 	}
-	event, err := outbox.NewEvent("sale.made", sale.key, struct{}{})
+	event, err := outbox.NewEvent("sale.made", sale.key, payload{sale.key})
 	if err != nil {
 		return err
 	}

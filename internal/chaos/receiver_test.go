@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,7 +18,8 @@ import (
 const receiverTables = `
 CREATE TABLE effects (
     id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    key text NOT NULL -- not unique: a doubled effect must show
+    key text NOT NULL, -- not unique: a doubled effect must show
+    at  timestamptz NOT NULL DEFAULT now()
 )`
 
 const insertEffect = `INSERT INTO effects (key) VALUES ($1)`
@@ -38,7 +40,11 @@ func receive() error {
 	defer pool.Close()
 	handler, err := consumer.New(pool, consumer.Config{Receiver: "chaos", Secrets: []string{os.Getenv(receiverSecret)}},
 		func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-			_, err := tx.Exec(ctx, insertEffect, event.Key)
+			var sold payload // another event's under this key must show
+			if err := json.Unmarshal(event.Payload, &sold); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, insertEffect, sold.Key)
 			return err
 		})
 	if err != nil {
