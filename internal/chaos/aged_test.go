@@ -2,14 +2,25 @@ package chaos
 
 import (
 	"context"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// aged begins the idempotency keys of events that were there before a run. The wire accepts them,
-// or a receiver does in a batch, and the judge leaves them out.
+// aged begins the idempotency keys of events that were there before a run. The wire accepts those
+// that are due, or a receiver does in a batch, and the judge leaves them out. Others are not to be
+// sent: their requests are recorded, and the judge knows no such event.
 const aged = "aged-"
+
+// isAgedAndDue reports whether a key is that of an event that was there before a run, and may be
+// sent in it.
+func isAgedAndDue(key string) bool {
+	number, found := strings.CutPrefix(key, aged)
+	n, err := strconv.Atoi(number)
+	return found && err == nil && (350_000 < n && n <= 365_000 || 380_000 < n && n <= 400_000)
+}
 
 // ageOutbox writes what a database holds after a long time, as command_test.go's settled does for a
 // few events. By event:
