@@ -48,8 +48,8 @@ func TestCalm(t *testing.T) {
 	s.produceMeanwhile(1000, testsize.Of(2000, 300))()
 	s.drained()
 	figures := s.judge()
-	if figures.requests != figures.events || figures.events == 0 {
-		t.Errorf("%d requests for %d events", figures.requests, figures.events)
+	if figures.Requests != figures.events || figures.events == 0 {
+		t.Errorf("%d requests for %d events", figures.Requests, figures.events)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestChaos(t *testing.T) {
 	ended()
 	s.drained()
 	figures := s.judge()
-	t.Logf("seed %d, %s, %d relays: %s, the last request %s after the last fault; %s; the server's errors: %s", seed, lasts, *relays, figures, figures.recovery.Round(time.Millisecond), s.faultsMade(), s.serverErrors())
+	t.Logf("seed %d, %s, %d relays: %s; %s; the server's errors: %s", seed, lasts, *relays, figures, s.faultsMade(), s.serverErrors())
 	if figures.events == 0 || len(s.made) == 0 || figures.batched == 0 && *relays > 1 && !testing.Short() {
 		t.Error("nothing was sent, or nothing went wrong")
 	}
@@ -153,12 +153,15 @@ func (s *stage) serverErrors() string {
 }
 
 type figures struct {
-	events, requests, batched, more, waited, breaches int
-	recovery                                          time.Duration // from the end of the last fault to that of the last request
+	history.Figures
+	events, batched, waited, breaches int
 }
 
 func (f figures) String() string {
-	return fmt.Sprintf("%d events, sent %d times, %d of them in batches and %d more than once, %d met a lock, %d breaches", f.events, f.requests, f.batched, f.more, f.waited, f.breaches)
+	return fmt.Sprintf("%d events, sent %d times, %d of them in batches and %d more than once, of these %d after they were accepted; %d met a lock; a fault would excuse %.1f %% of the requests; "+
+		"from commit to first request %s for 99 %%, at most %s; the last request %s after the last fault and commit; %d breaches",
+		f.events, f.Requests, f.batched, f.More, f.Repeats, f.waited, 100*float64(f.Excused)/float64(max(f.Requests, 1)),
+		f.P99.Round(time.Millisecond), f.Longest.Round(time.Millisecond), f.Recovery.Round(time.Millisecond), f.breaches)
 }
 
 // judge fails the test with every breach of a promise, and keeps the history and the tables then.
@@ -166,23 +169,12 @@ func (s *stage) judge() figures {
 	s.t.Helper()
 	calls, tables := s.history.Calls(), s.tables()
 	breaches := history.Check(calls, tables)
-	f, keys := figures{events: len(tables.Business), batched: int(s.wire.batched.Load()), breaches: len(breaches)}, map[string]bool{}
-	var lastFault, lastPost time.Duration
+	f := figures{Figures: history.Measure(calls, tables), events: len(tables.Business), batched: int(s.wire.batched.Load()), breaches: len(breaches)}
 	for _, c := range calls {
-		switch c.Kind {
-		case history.Post:
-			f.requests++
-			keys[c.Key] = true
-			lastPost = max(lastPost, c.To)
-			if c.Note == waited {
-				f.waited++
-			}
-		case history.Fault:
-			lastFault = max(lastFault, c.To)
+		if c.Note == waited {
+			f.waited++
 		}
 	}
-	f.recovery = lastPost - lastFault
-	f.more = f.requests - len(keys)
 	for i, b := range breaches {
 		if i == 30 {
 			s.t.Errorf("… and %d more", len(breaches)-i)

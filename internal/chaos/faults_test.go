@@ -24,10 +24,14 @@ var faults = []struct {
 }{
 	{"relay killed", func(s *stage) { s.on(s.relay().Unit, (*process.Process).Kill) }},
 	{"relay frozen", func(s *stage) { s.freeze(s.relay().Unit, s.between(time.Second, 6*time.Second)) }},
-	{"relay reloads", func(s *stage) { s.on(s.relay().Unit, func(p *process.Process) { p.Signal("HUP") }) }},
+	{history.Reload, func(s *stage) { s.on(s.relay().Unit, func(p *process.Process) { p.Signal("HUP") }) }},
 	{"relays restart in turn", func(s *stage) {
 		for _, r := range s.relays {
-			s.on(r.Unit, func(p *process.Process) { p.Stop(patience) })
+			s.on(r.Unit, func(p *process.Process) {
+				if !p.Stop(patience) { // longer than it drains, and nothing else is wrong meanwhile
+					s.t.Errorf("%s was still there %s after SIGTERM", r.Role, patience)
+				}
+			})
 			s.reborn(r.Unit)
 		}
 	}},

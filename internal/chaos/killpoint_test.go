@@ -108,6 +108,7 @@ func meetsItsFate(t *testing.T, fate, to string, at stageOfMessage) {
 			t.Logf("at message %d: %q", n, message)
 		}
 	}
+	s.repeats = 10 * rounds // each begins with requests that were accepted, and whose relay died
 	figures := s.judge()
 	t.Logf("%d times %s: %s", rounds, fate, figures)
 	if rounds == 0 {

@@ -91,7 +91,11 @@ func (s *stage) produce(ctx context.Context, producer int, perSecond float64, mo
 
 // sell runs one transaction and records what its producer knows of it.
 func (s *stage) sell(ctx context.Context, producer int, sale sale) {
-	done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key})
+	note := ""
+	if sale.due > 0 {
+		note = history.Later
+	}
+	done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key, Note: note})
 	done(s.transact(ctx, sale), 0, "")
 }
 

@@ -24,6 +24,7 @@ import (
 const (
 	receivers     = 2 // processes that share a database, and get requests in turn
 	timeout       = 3 * time.Second
+	firstRetry    = 100 * time.Millisecond
 	patience      = 30 * time.Second // for what ought to happen within a second or two
 	year          = 365 * 24 * time.Hour
 	drainPatience = 90 * time.Second // longer than a lease: what waited for one shows as late, not as stuck
@@ -53,9 +54,9 @@ type stage struct {
 	making        string         // the fault that is being made
 	made          map[string]int // faults by their names
 	torn          []string
-	deadlocked    int  // deadlocks that ended the statement of the fault, and not that of a relay
 	compared      int  // snapshots of effects and processed_events
 	repeats       int  // [history.Tables.Repeats]
+	deadlocked    int  // deadlocks that ended the statement of the fault, and not that of a relay
 	clockMoves    bool // of the databases
 }
 
@@ -71,7 +72,7 @@ type receiver struct {
 }
 
 var relaySettings = []string{
-	"OUTBOX_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_MAX_ATTEMPTS=50", "OUTBOX_RETRY_AFTER_MAX=1s", "OUTBOX_BREAKER_PROBE_AFTER=100ms", "OUTBOX_BREAKER_PROBE_MAX=500ms",
+	"OUTBOX_RETRY_SCHEDULE=" + firstRetry.String() + ",300ms,1s", "OUTBOX_MAX_ATTEMPTS=50", "OUTBOX_RETRY_AFTER_MAX=1s", "OUTBOX_BREAKER_PROBE_AFTER=100ms", "OUTBOX_BREAKER_PROBE_MAX=500ms",
 	"OUTBOX_TIMEOUT=" + timeout.String(), "OUTBOX_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
 }
 
@@ -192,7 +193,7 @@ SELECT coalesce(string_agg(format('%s %s', what, key), ', '), '') FROM (
 
 // watch compares effects with processed_events until ctx is done, and once more then.
 func (s *stage) watch(ctx context.Context) {
-	tick := time.NewTicker(250 * time.Millisecond)
+	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for over := false; !over; {
 		select {

@@ -22,11 +22,12 @@ WHERE id > (SELECT upto FROM chaos_aged) AND NOT EXISTS (SELECT FROM outbox_deli
 // A replay counts its attempts from the beginning.
 const selectEvents = `
 SELECT o.id, o.idempotency_key, coalesce(o.ordering_key, ''), coalesce(d.status, ''), coalesce(format('%s-%s-%s', d.event_id, d.destination, d.claim), ''),
-       CASE WHEN d.replay THEN (SELECT 1 + count(DISTINCT a.claim)::int FROM outbox_attempt a WHERE a.event_id = o.id AND outcome NOT IN ('delivered', 'hold')) ELSE coalesce(d.attempts, 0) END
+       CASE WHEN d.replay THEN (SELECT 1 + count(DISTINCT a.claim)::int FROM outbox_attempt a WHERE a.event_id = o.id AND outcome NOT IN ('delivered', 'hold')) ELSE coalesce(d.attempts, 0) END,
+       coalesce((extract(epoch FROM d.delivered_at - $1) * 1000000)::bigint * 1000, 0)
 FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id WHERE o.id > (SELECT upto FROM chaos_aged)`
 
 const selectFailures = `
-SELECT DISTINCT ON (delivery) idempotency_key, delivery, coalesce(status, 0)::int, outcome = 'hold'
+SELECT DISTINCT ON (delivery) idempotency_key, delivery, coalesce(status, 0)::int, outcome = 'hold', outcome = 'retry'
 FROM (SELECT *, format('%s-%s-%s', event_id, destination, claim) AS delivery FROM outbox_attempt WHERE outcome <> 'delivered') a JOIN outbox o ON o.id = event_id
 WHERE event_id > (SELECT upto FROM chaos_aged)
 ORDER BY delivery, a.id DESC`
@@ -54,14 +55,14 @@ func (s *stage) drained() {
 
 // tables reads what both databases hold.
 func (s *stage) tables() history.Tables {
-	began := s.history.Began
-	if s.clockMoves { // commit times say nothing then
-		began = began.Add(2 * year)
+	began, begun, schedule := s.history.Began, s.history.Began, firstRetry
+	if s.clockMoves { // times of the database say nothing then: effects are early enough, and deliveries late enough
+		began, begun, schedule = began.Add(2*year), begun.Add(-2*year), 0
 	}
 	return history.Tables{
-		Timeout: timeout, Torn: s.torn,
+		Timeout: timeout, Schedule: schedule, Repeats: s.repeats, Torn: s.torn,
 		Business:  all(s, s.outbox, `SELECT key FROM sales`, pgx.RowTo[string]),
-		Events:    all(s, s.outbox, selectEvents, pgx.RowToStructByPos[history.Event]),
+		Events:    all(s, s.outbox, selectEvents, pgx.RowToStructByPos[history.Event], begun),
 		Failures:  all(s, s.outbox, selectFailures, pgx.RowToStructByPos[history.Failure]),
 		Reopened:  all(s, s.outbox, `SELECT what FROM chaos_reopened`, pgx.RowTo[string]),
 		Open:      all(s, s.outbox, selectOpen+` LIMIT 20`, pgx.RowTo[string]),

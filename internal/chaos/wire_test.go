@@ -21,10 +21,10 @@ import (
 
 // What a wire does to a request on purpose.
 const (
-	refused = "refused"    // 500, and the receiver never sees it
-	unfit   = "unfit"      // 422, likewise: of events whose key begins so
-	busy    = "busy"       // 429, likewise
-	undone  = "undone"     // the receiver accepted it, and the relay is answered 500
+	refused = "refused" // 500, and the receiver never sees it
+	unfit   = "unfit"   // 422, likewise: of events whose key begins so
+	busy    = "busy"    // 429, likewise
+	undone  = history.Undone
 	waited  = "waited"     // by the receiver itself: see [inTheWay]
 	unheard = "unanswered" // the receiver accepted it, and the connection is closed instead of an answer
 	hung    = "hung"       // the receiver accepted it, and the answer is later than the relay waits

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ type Event struct {
 	Status      string // of its delivery; empty: it has none
 	Delivery    string // the delivery id of the last claim
 	Attempts    int
+	DeliveredAt time.Duration // since the history began
 }
 
 // An Effect is what the receiver's handler wrote for an event.
@@ -31,6 +33,7 @@ type Failure struct {
 	Key, Delivery string
 	Status        int  // that it says the receiver answered; 0: none
 	Held          bool // by the breaker: it counts as no attempt
+	Retry         bool // the schedule says when the next request comes
 }
 
 // Tables are what both databases hold when all is over.
@@ -44,6 +47,10 @@ type Tables struct {
 	Torn      []string // moments at which effects and processed_events differed in one snapshot
 	Open      []string // what was still in flight
 	Timeout   time.Duration
+	Schedule  time.Duration // the least time between an attempt and its retry; 0: not checked
+	// Repeats is how many accepted requests beyond the first of their events the run may have; 0:
+	// 50 and 0.5 % of the events.
+	Repeats int
 }
 
 // A Breach is one way in which a promise was broken.
@@ -60,27 +67,32 @@ const (
 	Dedupe       = "dedupe not atomic"
 	Early        = "2xx before commit"
 	Unexplained  = "unexplained request"
+	Repeated     = "accepted too often"
 	Order        = "order"
 	Attempts     = "attempts"
+	Schedule     = "retry before its time"
+	Late         = "late after the last fault"
 	NotTerminal  = "terminal state left"
 	InFlight     = "in flight at the end"
 	settleGrace  = 3 * time.Second      // within it a relay has written what it was answered, and a crash of the database cannot undo it any more
 	timeoutGrace = time.Second          // an answer in the last second of the relay's patience may have come too late
 	clockGrace   = 5 * time.Millisecond // between the clock of the history and the database's
+	recoverGrace = 15 * time.Second     // for the last request after the last fault and the last commit
+	keyRepeats   = 4                    // accepted requests beyond the first that one event may have
 )
 
 // checker has the history and the tables by what they are looked up with.
 type checker struct {
 	Tables
 	faults   []Call
+	commits  []Call
 	posts    map[string][]Call // by key
 	events   map[string]Event
 	effects  map[string][]Effect
 	breaches []Breach
 }
 
-// Check returns every breach of a promise in a history that ended in these tables.
-func Check(calls []Call, t Tables) []Breach {
+func newChecker(calls []Call, t Tables) *checker {
 	c := &checker{Tables: t, posts: map[string][]Call{}, events: map[string]Event{}, effects: map[string][]Effect{}}
 	for _, e := range t.Events {
 		c.events[e.Key] = e
@@ -88,7 +100,6 @@ func Check(calls []Call, t Tables) []Breach {
 	for _, e := range t.Effects {
 		c.effects[e.Key] = append(c.effects[e.Key], e)
 	}
-	business := set(t.Business)
 	for _, call := range calls {
 		switch call.Kind {
 		case Fault:
@@ -96,12 +107,21 @@ func Check(calls []Call, t Tables) []Breach {
 		case Post:
 			c.posts[call.Key] = append(c.posts[call.Key], call)
 		case Commit:
-			switch {
-			case call.Outcome == OK && !business[call.Key]:
-				c.breach(Lost, call.Key, "was committed, and the producer's own row is gone")
-			case call.Outcome == Fail && business[call.Key]:
-				c.breach(Phantom, call.Key, "was rolled back, and the producer's own row is there")
-			}
+			c.commits = append(c.commits, call)
+		}
+	}
+	return c
+}
+
+// Check returns every breach of a promise in a history that ended in these tables.
+func Check(calls []Call, t Tables) []Breach {
+	c, business := newChecker(calls, t), set(t.Business)
+	for _, call := range c.commits {
+		switch {
+		case call.Outcome == OK && !business[call.Key]:
+			c.breach(Lost, call.Key, "was committed, and the producer's own row is gone")
+		case call.Outcome == Fail && business[call.Key]:
+			c.breach(Phantom, call.Key, "was rolled back, and the producer's own row is there")
 		}
 	}
 	for _, key := range t.Business {
@@ -109,6 +129,10 @@ func Check(calls []Call, t Tables) []Breach {
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.posts)) {
 		c.requests(key, c.posts[key])
+	}
+	c.repeats()
+	if after := c.recovery(); after > recoverGrace {
+		c.breach(Late, "", "the last request came %s after the last fault and the last commit", after)
 	}
 	c.receiver(business)
 	c.order()
@@ -135,8 +159,10 @@ func (c *checker) committed(key string) {
 	}
 	if e.Status != "delivered" {
 		c.breach(Lost, key, "is %q, want delivered", e.Status)
-	} else if !slices.ContainsFunc(c.posts[key], func(p Call) bool { return p.Delivery == e.Delivery && p.Outcome == OK }) {
+	} else if i := slices.IndexFunc(c.posts[key], func(p Call) bool { return p.Delivery == e.Delivery && p.Outcome == OK }); i < 0 {
 		c.breach(False, key, "is delivered by %s, which was not answered with success", e.Delivery)
+	} else if p := c.posts[key][i]; e.DeliveredAt < p.To-clockGrace {
+		c.breach(False, key, "is delivered since %s, and was answered at %s", e.DeliveredAt, p.To)
 	}
 	switch n := len(c.effects[key]); {
 	case n == 0:
@@ -173,20 +199,62 @@ func (c *checker) requests(key string, posts []Call) {
 // had written the outcome. A request without an answer, or with another one than success, may also
 // have a fault of the receivers as its cause.
 func (c *checker) explained(p Call) bool {
-	if p.Note != "" || p.To-p.At > c.Timeout-timeoutGrace {
-		return true
-	}
+	return p.Note != "" || p.To-p.At > c.Timeout-timeoutGrace || c.excused(p)
+}
+
+// excused reports whether a fault explains that a request did not deliver its event.
+func (c *checker) excused(p Call) bool {
 	return c.relayHit(p) || p.Outcome != OK && c.during(p, func(f Call) bool { return strings.HasPrefix(f.Who, "receiver") })
 }
 
 // relayHit reports whether a fault hit the relay that sent a request, from its sending until its
-// outcome had to be written.
+// outcome had to be written. A reload is none.
 func (c *checker) relayHit(p Call) bool {
-	return c.during(p, func(f Call) bool { return f.Who == "" || strings.HasPrefix(p.Who, f.Who+".") })
+	return c.during(p, func(f Call) bool { return f.Note != Reload && (f.Who == "" || strings.HasPrefix(p.Who, f.Who+".")) })
 }
 
 func (c *checker) during(p Call, is func(fault Call) bool) bool {
 	return slices.ContainsFunc(c.faults, func(f Call) bool { return f.At <= p.To+settleGrace && p.At <= f.To+timeoutGrace && is(f) })
+}
+
+// repeats checks how often events were accepted more than once, of one event and of all. Each such
+// request may have a fault as its cause, but faults are near many requests, and undo few.
+func (c *checker) repeats() {
+	all, most := 0, cmp.Or(c.Repeats, 50+len(c.Events)/200)
+	for _, key := range slices.Sorted(maps.Keys(c.posts)) {
+		n := repeats(c.posts[key])
+		if all += n; n > keyRepeats {
+			c.breach(Repeated, key, "was accepted %d times more than once", n)
+		}
+	}
+	if all > most {
+		c.breach(Repeated, "", "%d accepted requests were not the first of their event, more than %d", all, most)
+	}
+}
+
+// repeats returns how many requests of one event were accepted, and their answers passed on, beyond
+// the first.
+func repeats(posts []Call) (n int) {
+	for _, p := range posts {
+		if p.Outcome == OK && p.Note == "" {
+			n++
+		}
+	}
+	return max(n-1, 0)
+}
+
+// recovery returns how long after the last fault and the last commit the last request came.
+func (c *checker) recovery() time.Duration {
+	var calm, last time.Duration
+	for _, calls := range [][]Call{c.faults, c.commits} {
+		for _, call := range calls {
+			calm = max(calm, call.To)
+		}
+	}
+	for _, posts := range c.posts {
+		last = max(last, posts[len(posts)-1].At)
+	}
+	return last - calm
 }
 
 // receiver checks what the receiver's database holds.
@@ -254,8 +322,14 @@ func (c *checker) attempts() {
 			if f.Status != 0 && !sent {
 				c.breach(Attempts, e.Key, "was answered %d as %s, says the log, and was never sent so", f.Status, f.Delivery)
 			}
+			if f.Status != 0 && sent && f.Status != answer(p) {
+				c.breach(Attempts, e.Key, "was answered %d as %s, says the log, and the wire answered %d", f.Status, f.Delivery, answer(p))
+			}
 			if f.Held {
 				continue
+			}
+			if f.Retry && sent && !c.relayHit(p) {
+				c.retried(p)
 			}
 			made++
 			if sent && c.relayHit(p) || !sent && len(c.faults) > 0 {
@@ -271,6 +345,31 @@ func (c *checker) attempts() {
 			}
 		}
 	}
+}
+
+// retried checks that the request after one that is to be retried came when the schedule says. A
+// relay may have given up a request without an answer before the wire did.
+func (c *checker) retried(p Call) {
+	posts := c.posts[p.Key]
+	next := slices.IndexFunc(posts, func(q Call) bool { return q.Call == p.Call }) + 1
+	ended := p.To
+	if p.Outcome == Unknown {
+		ended = p.At
+	}
+	if c.Tables.Schedule > 0 && next < len(posts) && posts[next].At < ended+c.Tables.Schedule-clockGrace {
+		c.breach(Schedule, p.Key, "was to be retried after %s, and was sent again at %s", ended, posts[next].At)
+	}
+}
+
+// answer returns the status that the wire answered a request with; 0: none.
+func answer(p Call) int {
+	switch {
+	case p.Outcome == Unknown:
+		return 0
+	case p.Note == Undone:
+		return http.StatusInternalServerError
+	}
+	return p.Status
 }
 
 func set(keys []string) map[string]bool {

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -41,15 +42,16 @@ func story() (calls []Call, t Tables) {
 	t = Tables{
 		Business: []string{"A", "B", "C", "D"},
 		Events: []Event{
-			{1, "A", "k", "delivered", "1-d-1", 1},
-			{2, "B", "", "delivered", "2-d-2", 2},
-			{3, "C", "k", "delivered", "3-d-2", 1},
-			{4, "D", "", "delivered", "4-d-2", 2},
+			{1, "A", "k", "delivered", "1-d-1", 1, seconds(2.2)},
+			{2, "B", "", "delivered", "2-d-2", 2, seconds(3.2)},
+			{3, "C", "k", "delivered", "3-d-2", 1, seconds(22.2)},
+			{4, "D", "", "delivered", "4-d-2", 2, seconds(43.2)},
 		},
 		Effects:   []Effect{{1, "A", seconds(2.05)}, {2, "B", seconds(3.05)}, {3, "C", seconds(20.05)}, {4, "D", seconds(41)}},
 		Processed: []string{"A", "B", "C", "D"},
-		Failures:  []Failure{{"B", "2-d-1", 500, false}, {"D", "4-d-1", 0, false}},
+		Failures:  []Failure{{"B", "2-d-1", 500, false, true}, {"D", "4-d-1", 0, false, true}},
 		Timeout:   seconds(5),
+		Schedule:  seconds(0.5),
 	}
 	return calls, t
 }
@@ -68,6 +70,17 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 	t.Parallel()
 	find := func(calls []Call, delivery string) *Call {
 		return &calls[slices.IndexFunc(calls, func(c Call) bool { return c.Delivery == delivery })]
+	}
+	copies := func(calls []Call, delivery string, events, each int) []Call {
+		p := *find(calls, delivery)
+		for i := range events * each {
+			p.Delivery = fmt.Sprintf("%s-%d", delivery, i)
+			if events > 1 {
+				p.Key = fmt.Sprintf("%s-%d", delivery, i/each)
+			}
+			calls = append(calls, p)
+		}
+		return calls
 	}
 	fault := func(calls []Call, note string) *Call {
 		return &calls[slices.IndexFunc(calls, func(c Call) bool { return c.Note == note })]
@@ -103,8 +116,23 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			f.At, f.To = seconds(10), seconds(11)
 			return c
 		}, Unexplained, "C"},
-		"a 500 that nobody made":       {func(c []Call, _ *Tables) []Call { find(c, "2-d-1").Note = ""; return c }, Unexplained, "B"},
-		"no receiver was frozen":       {func(c []Call, _ *Tables) []Call { fault(c, "receiver frozen").Who = "relay-3"; return c }, Unexplained, "D"},
+		"a 500 that nobody made":      {func(c []Call, _ *Tables) []Call { find(c, "2-d-1").Note = ""; return c }, Unexplained, "B"},
+		"no receiver was frozen":      {func(c []Call, _ *Tables) []Call { fault(c, "receiver frozen").Who = "relay-3"; return c }, Unexplained, "D"},
+		"a reload is no kill":         {func(c []Call, _ *Tables) []Call { fault(c, "relay killed").Note = Reload; return c }, Unexplained, "C"},
+		"one event accepted often":    {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
+		"many events accepted twice":  {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 51, 2) }, Repeated, ""},
+		"delivered before the answer": {func(c []Call, t *Tables) []Call { t.Events[0].DeliveredAt = seconds(2.05); return c }, False, "A"},
+		"another answer is logged":    {func(c []Call, t *Tables) []Call { t.Failures[0].Status = 503; return c }, Attempts, "B"},
+		"undone is answered as 500": {func(c []Call, t *Tables) []Call {
+			p := find(c, "2-d-1")
+			p.Status, p.Note = 200, Undone
+			t.Failures[0].Status = 200
+			return c
+		}, Attempts, "B"},
+		"an answer that never came":    {func(c []Call, t *Tables) []Call { t.Failures[1].Status = 200; return c }, Attempts, "D"},
+		"a retry too soon":             {func(c []Call, _ *Tables) []Call { find(c, "2-d-2").At = seconds(2.3); return c }, Schedule, "B"},
+		"the last request is late":     {func(c []Call, _ *Tables) []Call { find(c, "4-d-2").At = seconds(60); return c }, Late, ""},
+		"a payload under another key":  {func(c []Call, t *Tables) []Call { t.Effects[1].Key = "A"; return c }, Doubled, "A"},
 		"twice under one claim":        {func(c []Call, _ *Tables) []Call { return append(c, *find(c, "1-d-1")) }, Unexplained, "A"},
 		"a key's events swapped":       {func(c []Call, t *Tables) []Call { t.Effects[0].Number = 8; return c }, Order, "C"},
 		"sent before its head":         {func(c []Call, _ *Tables) []Call { find(c, "1-d-1").To = seconds(25); return c }, Order, "C"},

@@ -3,6 +3,7 @@
 //
 //	history.go  the record: what was invoked, and what came back
 //	check.go    the promises, as one pure function of the record and the final tables
+//	measure.go  figures of a run
 package history
 
 import (
@@ -33,6 +34,12 @@ const (
 	OK      Outcome = "ok"      // it happened
 	Fail    Outcome = "fail"    // it did not happen
 	Unknown Outcome = "unknown" // it may have happened
+)
+
+// Notes that the checker knows.
+const (
+	Reload = "relay reloads" // a fault that excuses nothing
+	Undone = "undone"        // the receiver accepted a request, and the relay was answered 500
 )
 
 // A Record is one line of a history: an invocation if Outcome is empty, and else the return of the
