@@ -55,7 +55,7 @@ func TestCommandsMeetTheirFateAtEveryMessage(t *testing.T) {
 	}
 }
 
-// interrupts lets a command meet its fate at a message, runs it again, and reports whether there
+// interrupts kills a command at a message, or cuts it off, runs it again, and reports whether there
 // was that message.
 func (s *stage) interrupts(command []string, fate string, n int64, at stageOfMessage) (reached bool) {
 	s.t.Helper()

@@ -61,9 +61,9 @@ type round struct {
 }
 
 // A relay takes over from a dead one, delivers, is refused, retries, fails an event, sends an alert
-// and stops, and meets each fate at each message of that to its database, and at each stage of each
-// request to the receiver or to whom it alerts. Then another relay takes over, or it continues:
-// nothing is lost, effects are made once, keys keep their order, the alert is sent.
+// and stops. It is killed, frozen or cut off at each message of that to its database, and at each
+// stage of each request to the receiver or to whom it alerts. Then another relay takes over, or it
+// continues: nothing is lost, effects are made once, keys keep their order, the alert is sent.
 func TestRelayMeetsItsFateAtEveryMessage(t *testing.T) {
 	for _, fate := range []string{killed, frozen, cutOff} {
 		for to, stages := range map[string][]stageOfMessage{
