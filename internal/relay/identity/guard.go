@@ -149,6 +149,14 @@ func Unguarded(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unguardedKey{}, true)
 }
 
+type enteringKey struct{}
+
+// Entering lets the statements of a relay that registers through a pooler reach the database that
+// Await accepted, and no other, before Admit lets all of them.
+func Entering(ctx context.Context) context.Context {
+	return context.WithValue(ctx, enteringKey{}, true)
+}
+
 // Watch makes a pool ask the guard for every connection. Connections that sessions share, behind a
 // pooler, lead to another place at any time, so that a comparison proves nothing. names are those
 // of the pool's statements.
@@ -176,12 +184,10 @@ func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, names *pg.Names
 	switch {
 	case state == guardPreparing || ctx.Value(unguardedKey{}) != nil:
 		return true, nil
-	case state == guardShut:
+	case state == guardShut, instance == 0 && !(pooled && ctx.Value(enteringKey{}) != nil):
 		return true, ErrGuarded
 	case pooled:
 		return true, nil
-	case instance == 0:
-		return true, ErrGuarded
 	}
 	data := conn.PgConn().CustomData()
 	if data[comparedKey] == session {

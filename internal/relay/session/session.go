@@ -145,6 +145,9 @@ func (s *Session) Run(ctx context.Context) {
 		if err == nil {
 			return
 		}
+		if s.Config.Pooler.Mode == PoolerTransaction { // without one, each new connection is compared with the session
+			s.Guard.Shut()
+		}
 		if errors.Is(err, errFlooded) {
 			s.Config.Log.Warn().Dur("for", s.deafFor()).Msg("too many notifications: not listening for a while, events are found by polling")
 			continue // at once: without a session the relay looks dead
@@ -336,7 +339,7 @@ func (s *Session) catchUp() {
 
 // enter starts to listen, registers this relay, and lets it enter.
 func (s *Session) enter(ctx context.Context, on *standing) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	ctx, cancel := context.WithTimeout(identity.Entering(ctx), pg.StatementTimeout)
 	defer cancel()
 	var started time.Time
 	if err := on.QueryRow(ctx, selectServer).Scan(&on.schema, &started); err != nil {
