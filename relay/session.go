@@ -42,8 +42,12 @@ func (r *Relay) enter(ctx context.Context, alive func()) error {
 func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 	r.markBeat()
 	r.settler.ForgetDurable(began)
-	if r.lanes.ApplyStates(began, time.Now(), found.States, instance) {
+	changed, closed := r.lanes.ApplyStates(began, time.Now(), found.States, instance)
+	if changed {
 		r.mailbox.post(agenda.CauseSweep)
+	}
+	for _, destination := range closed {
+		r.cfg.Log.Info().Str("destination", destination).Msg("breaker closed by another relay or an operator: nothing is held any more")
 	}
 	if found.Unheard {
 		r.mailbox.post(agenda.CauseNotifyGap)

@@ -92,12 +92,12 @@ func (s store) clearRefusal(ctx context.Context, destination string, instance in
 }
 
 // The alert is part of the opening: an operator who sees a held lane can find out since when and
-// why. One that is open since before an operator's reset says since when. A destination that was
-// removed while it was held, and is back, is told of again.
+// why. One that an operator's reset has not ended yet continues. A destination that was removed
+// while it was held, and is back, is told of again.
 const openBreaker = `
 WITH opened AS (
     INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error, breaker_events)
-    VALUES ($1, 'open', coalesce((SELECT opened_at FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL), now()), now() + make_interval(secs => $3), $5, $7)
+    VALUES ($1, 'open', now(), now() + make_interval(secs => $3), $5, $7)
     ON CONFLICT (destination) DO UPDATE
     SET breaker = 'open', breaker_opened_at = coalesce(d.breaker_opened_at, excluded.breaker_opened_at), breaker_owner = NULL,
         breaker_probes = CASE WHEN d.breaker = 'closed' OR $6 THEN 0 ELSE d.breaker_probes + 1 END,
@@ -105,14 +105,14 @@ WITH opened AS (
             ELSE least($4, $3 * power(2, least(d.breaker_probes + 1, 30))) END),
         breaker_error = excluded.breaker_error, breaker_failures = 0, breaker_events = excluded.breaker_events
     WHERE d.breaker = 'closed' OR d.breaker = 'half_open' AND d.breaker_owner = $2
-    RETURNING d.destination, d.breaker_probes, d.breaker_opened_at = now() AS anew, extract(epoch FROM d.breaker_until - now())::float8 AS wait
+    RETURNING d.destination, d.breaker_probes, extract(epoch FROM d.breaker_until - now())::float8 AS wait
 ), together AS (
     UPDATE outbox_relay_destination SET refused_at = NULL, refused_error = NULL
     WHERE destination = $1 AND refused_at IS NOT NULL AND EXISTS (SELECT FROM opened)
 ), alerted AS (
     INSERT INTO outbox_alert AS a (rule, subject, first_error)
     SELECT 'breaker_open', destination, $5 FROM opened
-    WHERE anew OR NOT EXISTS (SELECT FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL)
+    WHERE NOT EXISTS (SELECT FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL)
     ON CONFLICT (rule, subject) DO UPDATE
     SET count = a.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error
 )

@@ -280,8 +280,8 @@ func (ls *Lanes) RangeSize(now time.Time, lease time.Duration, most int) int {
 
 // ApplyStates applies the states of destinations that a beat read, which began at the given time. A
 // destination that is not among them has a closed breaker and no evidence against it. It reports
-// whether a breaker has opened or closed.
-func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool) {
+// whether a breaker has changed, and which are closed now that were not.
+func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool, closed []string) {
 	byName := make(map[string]policy.DestinationState, len(states))
 	for _, s := range states {
 		if byName[s.Destination] = s; s.Breaker != "closed" {
@@ -301,13 +301,16 @@ func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationSt
 			before := b.State
 			b.ApplyState(began, now, state, instance)
 			changed = changed || b.State != before
+			if b.State == policy.BreakerClosed && before != b.State {
+				closed = append(closed, l.Name)
+			}
 			known = b.State != policy.BreakerClosed || b.State != before
 		})
 		if known {
 			ls.Engage(l)
 		}
 	}
-	return changed
+	return changed, closed
 }
 
 // Divide divides the relay's capacity. A lane for which something was brought is active, too.

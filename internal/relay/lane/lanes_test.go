@@ -139,17 +139,17 @@ func TestApplyStates(t *testing.T) {
 	ls := lanesOf(t, many(Few+20)...)
 	now := time.Now()
 	open := []policy.DestinationState{{Destination: "d003", Breaker: "open", Remaining: time.Minute}, {Destination: "unknown", Breaker: "open"}}
-	if !ls.ApplyStates(now, now, open, 1) {
+	if changed, closed := ls.ApplyStates(now, now, open, 1); !changed || closed != nil {
 		t.Error("no breaker opened")
 	}
 	l := ls.Get("d003")
 	if got := ls.Visited(); len(got) != 1 || got[0] != l || l.State().Breaker != "open" || l.State().Concurrency != 0 || l.StopReason() != policy.ReasonBreaker {
 		t.Errorf("%+v, %d lanes work", l.State(), len(got))
 	}
-	if ls.ApplyStates(now, now, open, 1) {
+	if changed, _ := ls.ApplyStates(now, now, open, 1); changed {
 		t.Error("the same state is a change")
 	}
-	if !ls.ApplyStates(now.Add(time.Second), now.Add(time.Second), nil, 1) || l.State().Breaker != "closed" {
+	if changed, closed := ls.ApplyStates(now.Add(time.Second), now.Add(time.Second), nil, 1); !changed || len(closed) != 1 || closed[0] != l.Name || l.State().Breaker != "closed" {
 		t.Errorf("another relay closed the breaker, and it is %s", l.State().Breaker)
 	}
 }

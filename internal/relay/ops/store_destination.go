@@ -132,8 +132,8 @@ func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, 
 
 const endPause = `UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL WHERE destination = $1`
 
-// The alert stays: nothing says yet that the destination works. Relays end it when its breaker has
-// stayed closed for ten seconds, or it lasts, since when it did before.
+// The alert stays: nothing says yet that the destination works. If its breaker stays closed for a
+// minute, or ten seconds where nothing waits, relays end the alert as of this time.
 const resetBreaker = `
 WITH closed AS (
     UPDATE outbox_destination

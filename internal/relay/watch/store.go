@@ -232,7 +232,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                                AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
                                OR a.last_at < now() - CASE WHEN EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `) THEN interval '1 minute' ELSE interval '10 seconds' END
-                               AND NOT EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND (d.breaker <> 'closed' OR d.breaker_failures > 0))
+                               AND NOT EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker <> 'closed')
                            WHEN 'reconcile' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                            -- Not at once, or a relay that came and went would never be reported.
                            WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
@@ -266,7 +266,8 @@ func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string,
 }
 
 // What another relay has found since the look may be more than what the look saw, and is not ended
-// by it. What was found in the future was found before the clock was set back.
+// by it. What was found in the future was found before the clock was set back. A hold that an
+// operator's reset has ended, ended at that time, which is the last one of its alert.
 const applyConditions = `
 WITH fired AS (
     INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id, first_error, opened_at, began_at)
@@ -278,7 +279,9 @@ WITH fired AS (
         opened_at = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.opened_at ELSE a.opened_at END,
         first_event_id = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.first_event_id ELSE a.first_event_id END
 )
-UPDATE outbox_alert a SET resolved_at = now()
+UPDATE outbox_alert a
+SET resolved_at = CASE WHEN a.rule = 'breaker_open' AND EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker = 'closed')
+                       THEN least(a.last_at, now()) ELSE now() END
 FROM unnest($8::text[], $9::text[]) AS e (rule, subject)
 WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND (a.last_at <= $10 OR a.last_at > now())`
 

@@ -161,9 +161,8 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 		{`DELETE FROM outbox_route WHERE destination = 'goes'`, "goes stays"},
 		{`UPDATE outbox_delivery SET status = 'discarded' WHERE destination = 'goes'`, "stays"},
 		{`UPDATE outbox_destination SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_failures = 1`, "stays"},
-		{`UPDATE outbox_alert SET last_at = now() - interval '11 seconds'`, "stays"},
-		{`UPDATE outbox_destination SET breaker_failures = 0`, "stays"}, // what waits may be under way
-		{`UPDATE outbox_alert SET last_at = now() - interval '61 seconds'`, ""},
+		{`UPDATE outbox_alert SET last_at = now() - interval '11 seconds'`, "stays"}, // what waits may be under way
+		{`UPDATE outbox_alert SET opened_at = now() - interval '2 minutes', last_at = now() - interval '61 seconds'`, ""},
 	} {
 		db.Exec(step.change)
 		look(t, w)
@@ -171,6 +170,8 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 			t.Errorf("after %s: open are %s, want %s", step.change, got, step.open)
 		}
 	}
+	// The hold has lasted until the reset.
+	testkit.Equal(t, "seconds", relaytest.Row[int](db, `SELECT extract(epoch FROM resolved_at - opened_at)::int FROM outbox_alert WHERE subject = 'stays'`), 59)
 }
 
 // A destination with a wrong secret or path is alerted after its second failure, or after the third
