@@ -55,13 +55,13 @@ func printRelays(w io.Writer, list []ops.RelayStatus, differences []watch.Differ
 	note := func(format string, args ...any) { output.Prose(w, "  ", fmt.Sprintf(format, args...)) }
 	for _, r := range list {
 		if r.Quarantined != "" {
-			note("%s is quarantined: %s", r.Name, output.Printable(r.Quarantined))
+			note("%s is quarantined: %s", r.Called, output.Printable(r.Quarantined))
 		}
 		if r.ReloadError != "" {
-			note("%s refused its new configuration%s: %s", r.Name, since(r.ReloadFailedAt), output.Printable(r.ReloadError))
+			note("%s refused its new configuration%s: %s", r.Called, since(r.ReloadFailedAt), output.Printable(r.ReloadError))
 		}
 		if len(r.RefusedBy) > 0 {
-			note("%s is refused by %s, and other relays are not", r.Name, strings.Join(r.RefusedBy, ", "))
+			note("%s is refused by %s, and other relays are not", r.Called, strings.Join(r.RefusedBy, ", "))
 		}
 	}
 	for _, d := range differences {

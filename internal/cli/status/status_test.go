@@ -105,9 +105,9 @@ func TestRelaysAreTold(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var b bytes.Buffer
 	err := printRelays(output.NewTextWriter(&b, false), []ops.RelayStatus{
-		{Instance: 1, Name: "a", ReloadError: "line 3:\nno url", ReloadFailedAt: &at},
-		{Instance: 2, Name: "b", RefusedBy: []string{"mail", "shop"}},
-		{Instance: 3, Name: "c", Quarantined: "a copy"},
+		{Instance: 1, Name: "a", Called: "a", ReloadError: "line 3:\nno url", ReloadFailedAt: &at},
+		{Instance: 2, Name: "b", Called: "b", RefusedBy: []string{"mail", "shop"}},
+		{Instance: 3, Name: "c", Called: "c", Quarantined: "a copy"},
 	}, []watch.Difference{{Destination: "shop", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}})
 	testkit.Must(t, err)
 	for _, want := range []string{

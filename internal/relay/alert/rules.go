@@ -183,7 +183,7 @@ func allRules() []rule {
 			RuleRelayRefused, usual, "outbox-relay relays",
 			"Some relays are refused by {name}, and leave its deliveries to the others[: {detail}][: {failure}]",
 			"no relay is refused alone by {name}",
-			"{compare} No delivery waits for it.",
+			"{compare} What it was refused follows its schedule; the other relays deliver the rest.",
 		},
 		{
 			RuleArchive, 0, "outbox-relay archive run",

@@ -83,8 +83,8 @@ func advise(s Status) []Advice {
 		all = append(all, adviseParked(s.Parked, routed))
 	}
 	for _, r := range s.Relays {
-		if refused := (alert.Alert{Rule: alert.RuleReloadRefused, Subject: r.Name, FirstError: r.ReloadError}); r.ReloadError != "" {
-			all = append(all, Advice{refused.Rule, r.Name, Warning, refused.Happened() + ".", refused.Remedy(plainly), []string{refused.Command()}})
+		if refused := (alert.Alert{Rule: alert.RuleReloadRefused, Subject: r.Called, FirstError: r.ReloadError}); r.ReloadError != "" {
+			all = append(all, Advice{refused.Rule, r.Called, Warning, refused.Happened() + ".", refused.Remedy(plainly), []string{refused.Command()}})
 		}
 	}
 	for _, r := range s.Refusals {

@@ -100,4 +100,22 @@ func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 	}; !slices.Equal(said, want) {
 		t.Errorf("said %q", said)
 	}
+
+	db.Exec(`UPDATE outbox_relay SET name = 'vm', reload_error = 'routes: there are none.'`) // all of one host
+	s, err = New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	said = nil
+	for _, a := range s.Advice {
+		said = append(said, a.Text)
+	}
+	if want := []string{
+		`Relay "vm (instance 1)" refused its new configuration: routes: there are none.`,
+		`Relay "vm (instance 2)" refused its new configuration: routes: there are none.`,
+		`Relay "vm (instance 3)" refused its new configuration: routes: there are none.`,
+		`Only relays vm (instance 2) and vm (instance 3) are refused by "mail": dial tcp: connection refused. The other relays deliver.`,
+		`Only relay vm (instance 2) is refused by "shop": 401 Unauthorized. The other relays deliver. ` +
+			`Relays have other secrets at vm (instance 2) than at vm (instance 1) and vm (instance 3).`,
+	}; !slices.Equal(said, want) {
+		t.Errorf("said %q", said)
+	}
 }

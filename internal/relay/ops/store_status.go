@@ -189,8 +189,15 @@ func relayStatus(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
 
 func listRelays(ctx context.Context, q pg.DB, statement string) ([]RelayStatus, error) {
 	list, err := rows.Structs[RelayStatus](ctx, q, "list relays", statement)
+	named := map[string]int{}
+	for _, r := range list {
+		named[r.Name]++
+	}
 	for i := range list {
-		list[i].State = list[i].state()
+		r := &list[i]
+		if r.State, r.Called = r.state(), r.Name; named[r.Name] > 1 {
+			r.Called = fmt.Sprintf("%s (instance %d)", r.Name, r.Instance)
+		}
 	}
 	return list, err
 }

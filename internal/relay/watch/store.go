@@ -83,6 +83,10 @@ WHERE l.destination <> '' AND r.attempts >= 2
   AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
                     AND o.destination = l.destination AND o.status = 'delivered' AND (r.most < 3 OR o.delivered_at > r.last))`
 
+// Relays of one host have one name: each is then told apart by its instance.
+const namedRelays = `(SELECT instance, reload_error, reload_failed_at,
+    name || CASE WHEN count(*) OVER (PARTITION BY name) > 1 THEN ' (instance ' || instance || ')' ELSE '' END AS name FROM outbox_relay)`
+
 // Whose settings of a destination differ: the relays of each digest. Relays that serve the same
 // with the same settings cost one comparison.
 const watchDiffer = `
@@ -90,7 +94,7 @@ SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'secrets', x.s
 FROM (
     SELECT g.destination, count(DISTINCT g.settings) = 1 AS secrets, jsonb_agg(g.relays ORDER BY g.relays) AS relays
     FROM (SELECT d.destination, d.settings, array_agg(r.name ORDER BY r.name) AS relays
-          FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
+          FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.instance = d.instance
           WHERE d.settings <> '' GROUP BY d.destination, d.settings, d.secrets) g
     GROUP BY g.destination HAVING count(*) > 1 ORDER BY g.destination LIMIT 100
 ) x
@@ -122,7 +126,7 @@ SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'relays', x.re
 FROM (
     SELECT d.destination, array_agg(r.name ORDER BY r.name) AS relays, (array_agg(d.refused_error ORDER BY d.refused_at DESC))[1] AS error,
            extract(epoch FROM now() - min(d.refused_at)) AS seconds
-    FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
+    FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.instance = d.instance
     WHERE d.refused_at IS NOT NULL GROUP BY d.destination ORDER BY d.destination LIMIT 100
 ) x`
 
@@ -218,7 +222,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
         'lock_waits', (` + watchLockWaits + `),
         'unserved', (SELECT jsonb_agg(u) FROM (` + pg.UnservedOf + `) u),
         'refused', (SELECT jsonb_agg(jsonb_build_object('relay', r.name, 'error', r.reload_error, 'seconds', extract(epoch FROM now() - r.reload_failed_at)))
-                    FROM outbox_relay r WHERE r.reload_error IS NOT NULL),
+                    FROM ` + namedRelays + ` r WHERE r.reload_error IS NOT NULL),
         'differ', (` + watchDiffer + `),
         'refusals', (` + watchRefusals + `),
         'archive', jsonb_build_object('at', w.archived_at, 'error', coalesce(w.archive_error, '')),

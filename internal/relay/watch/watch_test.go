@@ -89,6 +89,16 @@ func TestEachRuleOpensAndEnds(t *testing.T) {
 	testkit.Equal(t, "alerts", relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert`), len(rules))
 }
 
+// Relays of one name that could not read their configuration have an alert each.
+func TestRelaysOfOneNameHaveAnAlertEach(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_relay (instance, name, version, reload_error, reload_failed_at) OVERRIDING SYSTEM VALUE
+		VALUES (1, 'vm', '1', 'no url', now()), (2, 'vm', '1', 'no url', now())`)
+	look(t, newWatcher(t, enginePool(t, db.DSN), alert.Config{}))
+	testkit.Equal(t, "alerts of", relaytest.Row[string](db, `SELECT string_agg(subject, ', ' ORDER BY subject) FROM outbox_alert WHERE rule = 'reload_refused'`), "vm (instance 1), vm (instance 2)")
+}
+
 // A session that waits for a lock on the outbox is a reason to stand down.
 func TestLockWaitsAreSeen(t *testing.T) {
 	t.Parallel()
