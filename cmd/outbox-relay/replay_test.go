@@ -285,7 +285,11 @@ func TestPauseCommands(t *testing.T) {
 	}
 	command(env, "resume", "logistics", "--reset-breaker").expect(t, 0, "logistics was not paused. Its breaker was not open.\n", "")
 	execute(t, db, "UPDATE outbox_destination SET breaker = 'open', breaker_opened_at = now(), breaker_until = now() + interval '1 hour'")
-	command(env, "resume", "logistics").expect(t, 0, "logistics was not paused. It is still held, because it is down, and probed by itself; to send at once: outbox-relay resume logistics --reset-breaker\n", "")
+	command(env, "resume", "logistics").expect(t, 0, "logistics was not paused. It is still held, because it is down, and probed by itself; to send what is due, without a probe: outbox-relay resume logistics --reset-breaker\n", "")
+	if r = command(env, "resume", "logistics", "--reset-breaker"); r.code != 0 || !strings.HasSuffix(r.stdout, "Its breaker is closed: what is due is sent. To try now what waits for its next attempt: outbox-relay retry --destination logistics\n") {
+		t.Errorf("%+v", r)
+	}
+	execute(t, db, "UPDATE outbox_destination SET breaker = 'open', breaker_opened_at = now(), breaker_until = now() + interval '1 hour'")
 	if r = command(env, "resume", "logistics", "--reset-breaker", "--json"); r.code != 0 || !strings.Contains(r.stdout, `"breaker_reset": true`) || !strings.Contains(r.stderr, `"breaker_reset":true`) {
 		t.Errorf("%+v", r)
 	}

@@ -72,7 +72,7 @@ func (a *API) routes() []route {
 		{Method: "GET", Path: "/api/v1/destinations/{name}", ID: "getDestination", Summary: "One destination, and what fails there by reason.", Answer: destinationAnswer{}, handle: a.destination},
 		{Method: "POST", Path: "/api/v1/destinations/{name}/pause", ID: "pauseDestination", Summary: "Keep relays from claiming for a destination.", Request: pauseRequest{}, Answer: ops.Pause{}, Changes: true, handle: a.pause},
 		{Method: "POST", Path: "/api/v1/destinations/{name}/resume", ID: "resumeDestination", Summary: "End a pause.", Answer: ops.Pause{}, Changes: true, handle: a.resume},
-		{Method: "POST", Path: "/api/v1/destinations/{name}/reset-breaker", ID: "resetBreaker", Summary: "Close the breaker and send at once.", Answer: ops.Pause{}, Changes: true, handle: a.resetBreaker},
+		{Method: "POST", Path: "/api/v1/destinations/{name}/reset-breaker", ID: "resetBreaker", Summary: "Close the breaker and send what is due, without a probe.", Answer: ops.Pause{}, Changes: true, handle: a.resetBreaker},
 		{Method: "GET", Path: "/api/v1/events", ID: "listDeliveries", Summary: "Deliveries that match a filter, the newest first.", Query: control.FilterNames(), Answer: deliveryPage{}, handle: a.deliveries},
 		{Method: "GET", Path: "/api/v1/events/{id}", ID: "getEvent", Summary: "One event: its deliveries, attempts, and why it waits. Never its payload.", Answer: ops.EventReport{}, handle: withID(a.event)},
 		{Method: "POST", Path: "/api/v1/events/{id}/reveal", ID: "revealEvent", Summary: "One event with its payload. The audit records it.", Answer: ops.EventReport{}, Changes: true, Reveals: true, handle: withID(a.reveal)},

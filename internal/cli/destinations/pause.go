@@ -45,7 +45,7 @@ type Resume struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	Destination  string `arg:"" help:"The destination's name."`
-	ResetBreaker bool   `help:"Close its breaker too, and send at once, without a probe first."`
+	ResetBreaker bool   `help:"Close its breaker too, and send what is due, without a probe first."`
 	JSON         bool   `help:"Print JSON. Fields are added, never renamed or removed."`
 }
 
@@ -63,9 +63,9 @@ func (cmd Resume) Run(inv *cli.Invocation) error {
 		}
 		switch {
 		case p.BreakerReset:
-			text += " Its breaker is closed: deliveries flow at once."
+			text += " Its breaker is closed: what is due is sent. To try now what waits for its next attempt: outbox-relay retry --destination " + cmd.Destination
 		case p.Breaker != "closed":
-			text += fmt.Sprintf(" It is still held, because it is down, and probed by itself; to send at once: outbox-relay resume %s --reset-breaker", cmd.Destination)
+			text += fmt.Sprintf(" It is still held, because it is down, and probed by itself; to send what is due, without a probe: outbox-relay resume %s --reset-breaker", cmd.Destination)
 		case cmd.ResetBreaker:
 			text += " Its breaker was not open."
 		}

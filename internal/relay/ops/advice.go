@@ -162,14 +162,20 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	calm := d.Breaker == "half_open" && d.Pending == 0 // what was held has arrived, or was given up
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm {
 		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
-		command := "outbox-relay resume " + word + " --reset-breaker    # once it works: send at once, without a probe"
+		commands := []string{
+			"outbox-relay resume " + word + " --reset-breaker    # once it works: send what is due, without a probe",
+			"outbox-relay retry --destination " + word + "    # once it works: try now what waits for its next attempt",
+		}
 		remedy := held.Remedy(plainly)
-		if d.Due == 0 && d.Retrying > 0 {
+		switch {
+		case d.Retrying == 0:
+			commands = commands[:1]
+		case d.Due == 0:
 			remedy += " " + spendsAttempts
-			command = "outbox-relay retry --destination " + word + "    # once it works: try now what waits for its next attempt"
+			commands = commands[1:]
 		}
 		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
-			remedy, command)
+			remedy, commands...)
 	} else if d.WaitUntil != nil && d.Pending > 0 {
 		level := Notice
 		if d.failing() {

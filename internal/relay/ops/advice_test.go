@@ -42,7 +42,7 @@ func TestAdvice(t *testing.T) {
 		},
 		"paused":                   {lane(DestinationStatus{Paused: true, PausedReason: "holiday"}), `"d" is paused (holiday)`, []string{"outbox-relay resume d"}},
 		"held":                     {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
-		"held, and due":            {lane(DestinationStatus{Breaker: "open", Due: 1, Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, and due":            {lane(DestinationStatus{Breaker: "open", Due: 1, Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker", "outbox-relay retry --destination d"}},
 		"held, and nothing is due": {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), "every few seconds, with what is due. The log of the receiver says more. An event that alone is answered with errors follows the schedule, and spends attempts", []string{"outbox-relay retry --destination d"}},
 		"tried, and nothing waits": {lane(DestinationStatus{Breaker: "half_open", BreakerError: "dial tcp: connection refused"}), "", nil},
 		"delivered since": {

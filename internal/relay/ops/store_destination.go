@@ -145,8 +145,8 @@ WITH closed AS (
 UPDATE outbox_alert SET last_at = now()
 FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND resolved_at IS NULL`
 
-// Resume ends a pause. An open breaker stays open unless reset is true: then deliveries flow at
-// once, at the risk that the destination is still down. The error wraps [ErrUnknownDestination] as
+// Resume ends a pause. An open breaker stays open unless reset is true: then what is due is sent,
+// at the risk that the destination is still down. The error wraps [ErrUnknownDestination] as
 // that of Pause does.
 func (o *Outbox) Resume(ctx context.Context, destination string, reset bool) (Pause, error) {
 	return o.resume(ctx, destination, true, reset)
