@@ -93,7 +93,7 @@ type DestinationStatus struct {
 	// unserved.
 	Served bool `json:"served"`
 	// WaitUntil is when relays try the destination again that has asked them to wait (Retry-After);
-	// nil: it has not.
+	// nil: it has not, or refuses single events among others, which alone wait.
 	WaitUntil *time.Time `json:"wait_until,omitempty"`
 	// SlowedTo is how many requests a second relays make that the destination's 429s have slowed;
 	// 0: they have slowed none.
