@@ -314,7 +314,7 @@ func TestDoctor(t *testing.T) {
 	t.Cleanup(func() { r.signals <- syscall.SIGTERM; <-r.code })
 	r.stderr.wait(t, `"registered"`, r.code)
 	until(t, open(t, dsn), "SELECT EXISTS (SELECT FROM outbox_identity WHERE environment = 'production')")
-	command(env, "doctor").expect(t, 0, "Nothing is wrong. Checked: configuration, server, session, transactions, schema, rights, indexes, constraints, triggers, functions, vacuum, identity, intake, events, deliveries, destinations.\n", "")
+	command(env, "doctor").expect(t, 0, "Nothing is wrong. Checked: configuration, server, session, transactions, locks, schema, rights, indexes, constraints, triggers, functions, vacuum, identity, intake, events, deliveries, destinations.\n", "")
 
 	conn, err := pgx.Connect(t.Context(), dsn)
 	pgtest.Must(t, err)
@@ -366,7 +366,7 @@ func TestDoctorNamesWhatItCouldNotCheck(t *testing.T) {
 	}{
 		{[]string{broken}, "Checked: configuration.\nCould not be checked because of these: the database, the destinations.\n"},
 		{[]string{broken, "OUTBOX_DATABASE_URL=" + coveredOutbox(t)}, "intake, events, deliveries.\nCould not be checked because of these: destinations.\n"},
-		{[]string{away, receiver}, "Checked: configuration, server, destinations.\nCould not be checked because of these: session, transactions, schema, "},
+		{[]string{away, receiver}, "Checked: configuration, server, destinations.\nCould not be checked because of these: session, transactions, locks, schema, "},
 	} {
 		if r := command(c.env, "doctor"); r.code != cli.ExitFailed || !strings.Contains(r.stdout, c.want) {
 			t.Errorf("%+v does not say %q", r, c.want)

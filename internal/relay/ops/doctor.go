@@ -112,6 +112,7 @@ func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error
 		{"server", x.server},
 		{"session", x.session},
 		{"transactions", x.transactions},
+		{"locks", x.locks},
 		{"schema", x.schema},
 		{"rights", x.rights},
 		{"indexes", x.damaged("index")},
@@ -132,7 +133,10 @@ func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error
 			continue
 		}
 		x.Checks = append(x.Checks, s.check)
-		if err := s.run(ctx); errors.Is(err, errEnd) {
+		within, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+		err := s.run(within)
+		cancel()
+		if errors.Is(err, errEnd) {
 			ended = true
 		} else if pg.HasCode(err, "42501") { // insufficient_privilege
 			x.add(s.check, LevelError, "this login may not look: "+err.Error(), "grant it outbox_reader or outbox_relay of migrations/roles.sql")
@@ -223,6 +227,24 @@ func (x *examination) transactions(ctx context.Context) error {
 	return err
 }
 
+// locks checks who keeps relays from the tables. What keeps them from reading ends the examination,
+// which would wait as they do.
+func (x *examination) locks(ctx context.Context) error {
+	held, err := x.o.tableLocks(ctx)
+	for _, l := range held {
+		does := "holds " + l.Mode + " on " + l.Table
+		if !l.Granted {
+			does = fmt.Sprintf("waits for %s on %s behind %v, and others behind it", l.Mode, l.Table, l.Behind)
+		}
+		x.add("locks", LevelError, fmt.Sprintf("process %d (application %q, %s) %s, in a transaction of %s: relays wait for it",
+			l.PID, l.Name, l.State, does, plain.Span(time.Duration(l.Seconds*float64(time.Second)))), fmt.Sprintf("let its owner end it, or: SELECT pg_terminate_backend(%d)", l.PID))
+		if l.Mode == "AccessExclusiveLock" {
+			err = errEnd
+		}
+	}
+	return err
+}
+
 func (x *examination) vacuum(ctx context.Context) error {
 	tables, err := x.o.tableHealth(ctx)
 	for _, t := range tables {
@@ -301,6 +323,8 @@ func (x *examination) deliveries(ctx context.Context) error {
 			continue
 		case "no_relay", "unserved":
 			level = LevelError
+		case "untaken": // it would advise to run what runs
+			a.Commands = []string{"outbox-relay relays    # who lives, and what each has in flight"}
 		}
 		x.Findings = append(x.Findings, Finding{Check: "deliveries", Level: level, Text: a.String(), Remedy: strings.Join(a.Commands, "\n"), Commands: a.Commands})
 	}

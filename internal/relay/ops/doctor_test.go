@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -71,6 +72,24 @@ var faults = map[string]fault{
 		relaytest.Must(p, err)
 		p.cfg.OldestTransaction = time.Millisecond
 	}, "transactions", "has had a transaction open for", "pg_terminate_backend("},
+	"a lock": {func(p *patient) {
+		_, err := p.Begin().Exec(p.Context(), "LOCK TABLE outbox_delivery")
+		relaytest.Must(p, err)
+	}, "locks", ") holds AccessExclusiveLock on outbox_delivery, in a transaction of ", "pg_terminate_backend("},
+	"a lock that waits": {func(p *patient) {
+		_, err := p.Begin().Exec(p.Context(), "SELECT FROM outbox_delivery")
+		relaytest.Must(p, err)
+		ctx, stop := context.WithCancel(p.Context())
+		var waiting sync.WaitGroup
+		waiting.Go(func() { _, _ = p.Pool.Exec(ctx, "TRUNCATE outbox_delivery") })
+		p.Cleanup(func() { stop(); waiting.Wait() })
+		relaytest.Eventually(p, "the session that waits", func() bool {
+			return relaytest.Row[bool](p.Database, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+		})
+	}, "locks", ") waits for AccessExclusiveLock on outbox_delivery behind [", "pg_terminate_backend("},
+	"an event that no relay takes": {func(p *patient) {
+		p.execute("ALTER TABLE outbox DISABLE TRIGGER USER", "INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '{}', 'k', now() - interval '1 hour')", "ALTER TABLE outbox ENABLE TRIGGER USER")
+	}, "deliveries", "no relay has taken them", "outbox-relay relays"},
 	"no schema": {func(p *patient) { p.execute("DROP TABLE outbox_schema_version") }, "schema", "there is no outbox schema here", "outbox-relay migrate up"},
 	"rights": {func(p *patient) {
 		p.execute("CREATE ROLE looks LOGIN", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO looks")
@@ -197,7 +216,7 @@ func TestExamine(t *testing.T) {
 		p := healthy(t, "healthy")
 		// Roles belong to the whole server. This one was made for another database of it.
 		p.execute("DO $$ BEGIN CREATE ROLE outbox_producer; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$")
-		if found := examine(p); len(found.Findings) != 0 || len(found.Checks) != 15 || found.Failed() {
+		if found := examine(p); len(found.Findings) != 0 || len(found.Checks) != 16 || found.Failed() {
 			t.Errorf("%+v", found)
 		}
 	})

@@ -56,6 +56,31 @@ func (o *Outbox) oldTransactions(ctx context.Context, age time.Duration) ([]oldT
 	return rows.Structs[oldTransaction](ctx, o.pool, "look for old transactions", selectOldTransactions, age.Seconds())
 }
 
+// tableLock is a lock on a table of the outbox that keeps relays from writing it.
+type tableLock struct {
+	PID         int32
+	Name, State string
+	Table, Mode string
+	Granted     bool
+	Behind      []int32 // the processes that one that waits waits for
+	Seconds     float64
+}
+
+// What waits for such a lock holds up those who come after it. What relays lock, they lock briefly.
+const selectTableLocks = `
+SELECT l.pid, coalesce(a.application_name, ''), coalesce(a.state, ''), c.relname::text, l.mode, l.granted,
+       CASE WHEN l.granted THEN '{}' ELSE pg_blocking_pids(l.pid) END, coalesce(extract(epoch FROM now() - a.xact_start), 0)::float8
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') AND l.pid <> pg_backend_pid()
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND n.nspname = current_schema() AND c.relkind IN ('r', 'p') AND starts_with(c.relname, 'outbox')
+  AND NOT coalesce(a.usename = current_user AND starts_with(a.application_name, 'outbox-relay'), false)
+ORDER BY l.granted DESC, a.xact_start, c.relname LIMIT 5`
+
+func (o *Outbox) tableLocks(ctx context.Context) ([]tableLock, error) {
+	return rows.Structs[tableLock](ctx, o.pool, "look for locks", selectTableLocks)
+}
+
 // heldRole is a role of migrations/roles.sql, and what it lacks of what that script grants it.
 type heldRole struct {
 	// Used: it holds a right of a table here, so that the script was run. Every role has some
