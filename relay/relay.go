@@ -117,7 +117,7 @@ func New(cfg Config) (*Relay, error) {
 func (r *Relay) guardConfig() identity.Config {
 	cfg := identity.Config{
 		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
-		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
+		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, Unnoticed: identity.DefaultUnnoticed, AlertEvery: alert.Retry,
 		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
 		Alert: func() { signal(r.signals.alerts) }, Disown: func() { r.presence.Set(0, false) },
 	}

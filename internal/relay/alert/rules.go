@@ -199,7 +199,7 @@ func allRules() []rule {
 		},
 		{
 			RuleDatabase, usual, "outbox-relay doctor",
-			"Relay {name} has trouble with its database[ {database}][: {failure}][: {detail}]",
+			"Relay {name} has trouble with its database[ {database}][: {latest}][: {detail}]",
 			"relay {name} works with its database again",
 			"See whether the server runs, whether it has disk space and connections left, and whether a lock or a missing right keeps the relay from its tables. Events are stored as long as it takes writes, and nothing is lost.",
 		},

@@ -22,7 +22,7 @@ type Alert struct {
 	OpenedAt     time.Time  `json:"opened_at"` // when it began, or returned last
 	FirstEventID int64      `json:"first_event_id,string,omitempty"`
 	FirstError   string     `json:"first_error,omitempty"`
-	LastError    string     `json:"last_error,omitempty"`  // of a destination that is held
+	LastError    string     `json:"last_error,omitempty"`  // of what lasts: a destination that is held, trouble with the database
 	Detail       string     `json:"detail,omitempty"`      // the latest state, in words
 	ResolvedAt   *time.Time `json:"resolved_at,omitempty"` // when it ended; nil while it lasts
 	Returned     int        `json:"returned,omitempty"`    // how often it returned soon after its end, since BeganAt

@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -25,6 +26,7 @@ type Trouble struct {
 	lasting bool // a statement that works does not end it, as others may be refused still
 	stuck   bool // only [Trouble.Unstuck] ends it
 	cause   string
+	said    string           // the cause that was sent first; empty: none was
 	told    map[string]State // by channel: what it knows
 }
 
@@ -46,7 +48,7 @@ func (t *Trouble) Failed(now time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.since.IsZero() || !t.ended.IsZero() {
-		t.since, t.ended, t.lasting = now, time.Time{}, false
+		t.since, t.ended, t.lasting, t.said = now, time.Time{}, false, ""
 	}
 	t.last, t.lasting, t.cause = now, t.lasting || lacking, plain.Clip(err.Error())
 	if hint := pg.Hint(err); hint != "" {
@@ -67,7 +69,7 @@ func (t *Trouble) Stuck(now, since time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.since.IsZero() || !t.ended.IsZero() {
-		t.since, t.ended, t.lasting = since, time.Time{}, false
+		t.since, t.ended, t.lasting, t.said = since, time.Time{}, false, ""
 	}
 	t.last, t.stuck, t.cause = now, true, "nothing is claimed: "+plain.Clip(err.Error())
 	if hint := pg.Hint(err); hint != "" {
@@ -103,10 +105,15 @@ func (t *Trouble) observe(relay string) (a Alert, found bool) {
 	if t.since.IsZero() {
 		return Alert{}, false
 	}
-	a = Alert{Rule: RuleDatabase, Subject: relay, Count: 1, Database: t.Database, OpenedAt: t.since, BeganAt: t.since, FirstError: t.cause}
+	a = Alert{
+		Rule: RuleDatabase, Subject: relay, Count: 1, Database: t.Database, OpenedAt: t.since, BeganAt: t.since,
+		FirstError: cmp.Or(t.said, t.cause),
+	}
 	if !t.ended.IsZero() {
 		ended := t.ended
 		a.ResolvedAt = &ended
+	} else if t.cause != a.FirstError {
+		a.LastError = t.cause
 	}
 	return a, true
 }
@@ -122,6 +129,13 @@ func (t *Trouble) toldTo(channel string) State {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.told[channel]
+}
+
+// say notes the cause that is sent, which is that of the end too.
+func (t *Trouble) say(cause string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.said = cause
 }
 
 // tell notes what a channel knows.
@@ -162,6 +176,7 @@ func (s *Sender) sendTrouble(ctx context.Context, now time.Time, name string) {
 	if !cfg.Policy().Decide(now, state).Send {
 		return
 	}
+	s.Trouble.say(a.FirstError)
 	composed := s.compose(a, state, cfg)
 	err := s.notify(ctx, channel, composed)
 	s.notified(channel, composed, err)

@@ -43,7 +43,10 @@ func TestTroubleWithTheDatabaseIsSent(t *testing.T) {
 		"an outage":                 {strings.Repeat("l", 100) + "w....", "45s firing connection lost, 1m40s resolved connection lost"},
 		"no disk, while reads work": {strings.Repeat("fw", 50) + strings.Repeat("w", 60), "45s firing : no space left (SQLSTATE 53100), 2m8s resolved : no space left (SQLSTATE 53100)"},
 		"a lock is no trouble":      {strings.Repeat("k", 100), ""},
-		"another outage":            {strings.Repeat("l", 60) + strings.Repeat("w", 10) + strings.Repeat("l", 60) + "w", "45s firing connection lost, 1m0s resolved connection lost, 1m55s firing connection lost, 2m10s resolved connection lost"},
+		"an outage that ends with another error": {
+			strings.Repeat("l", 50) + strings.Repeat("f", 50) + strings.Repeat("w", 31), "45s firing connection lost, 2m9s resolved connection lost",
+		},
+		"another outage": {strings.Repeat("l", 60) + strings.Repeat("w", 10) + strings.Repeat("l", 60) + "w", "45s firing connection lost, 1m0s resolved connection lost, 1m55s firing connection lost, 2m10s resolved connection lost"},
 		"claims that fail, while beats work": {
 			strings.Repeat("sw", 50) + "u" + strings.Repeat("w", 20), "45s firing nothing is claimed: : permission denied (SQLSTATE 42501): the role lacks a right: run migrations/roles.sql and grant it outbox_relay, 1m40s resolved nothing is claimed: : permission denied (SQLSTATE 42501): the role lacks a right: run migrations/roles.sql and grant it outbox_relay",
 		},

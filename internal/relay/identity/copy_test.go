@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -151,6 +152,18 @@ func TestPoolThatLeadsToACopy(t *testing.T) {
 	}
 	turn(true)
 	relaytest.Must(t, pool.Ping(t.Context()))
+}
+
+// A server that was restarted has not the session that the relay takes for living. That is no
+// second server.
+func TestSessionThatEndedUnnoticed(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	r := comes(db, identity.Config{Unnoticed: time.Hour})
+	r.works()
+	pool := watched(r, db.DSN, false)
+	r.Admit(99) // which has no session here
+	testkit.ErrorIs(t, "without the session", pool.Ping(t.Context()), identity.ErrGuarded)
 }
 
 // A pooler may lead elsewhere from one statement to the next: none is run there, whether or not the

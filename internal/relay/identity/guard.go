@@ -28,6 +28,8 @@ type Guard struct {
 	// session counts registrations: each may be on another server, so that connections have to be
 	// compared again.
 	session int
+	// missed is when a connection was first not on the server of the session; zero: none was.
+	missed time.Time
 
 	// system and database that were accepted last; 0: unknown.
 	system, database int64
@@ -53,6 +55,8 @@ const (
 	// DefaultGrace is how long a relay under a new address looks for another that works here before
 	// it raises an alarm: they may be starting together.
 	DefaultGrace = 6 * time.Second
+	// DefaultUnnoticed is a beat, and what a connection takes to fail.
+	DefaultUnnoticed = 10 * time.Second
 	// DefaultInterval is how often a relay with a connection to the server itself looks whether it
 	// still belongs there: seldom, since no connection leads elsewhere than where it led before.
 	DefaultInterval = 30 * time.Second
@@ -86,6 +90,9 @@ type Config struct {
 	// Grace is how long a relay under a new address waits for another that works here before it
 	// raises an alarm. 0: not at all.
 	Grace time.Duration
+	// Unnoticed is for how long a session may have ended with its server before the relay knows.
+	// Only after that do connections without it lead to another server. 0: they do at once.
+	Unnoticed time.Duration
 	// AlertEvery is how long after an alert a relay in quarantine asks for it again, as a channel
 	// may have failed.
 	AlertEvery time.Duration
@@ -109,7 +116,7 @@ func NewGuard(cfg Config) *Guard { return &Guard{cfg: cfg} }
 func (g *Guard) set(state guardState, instance int32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.state, g.instance = state, instance
+	g.state, g.instance, g.missed = state, instance, time.Time{}
 	g.session++
 }
 
@@ -195,13 +202,26 @@ func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, names *pg.Names
 	}
 	same, err := sameDatabase(ctx, names.On(conn), instance)
 	if err == nil && !same {
-		err = errElsewhere
+		err = g.miss(time.Now())
 	}
 	if err != nil {
 		return false, err
 	}
 	data[comparedKey] = session
 	return true, nil
+}
+
+// miss returns the error of a connection that is not on the server of the session.
+func (g *Guard) miss(now time.Time) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.missed.IsZero() {
+		g.missed = now
+	}
+	if now.Sub(g.missed) < g.cfg.Unnoticed {
+		return ErrGuarded
+	}
+	return errElsewhere
 }
 
 // Await returns nil once the database behind h is this relay's: mostly at once, after a quarantine
