@@ -280,6 +280,9 @@ func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit 
 		if sweepErr := o.requestSweep(context.WithoutCancel(ctx)); err == nil {
 			err = sweepErr
 		}
+		if alertErr := o.endFailed(context.WithoutCancel(ctx)); err == nil {
+			err = alertErr
+		}
 	}
 	state, detail := endOf(ctx, err)
 	if auditErr := o.endAudit(ctx, audit, state, detail); err == nil {

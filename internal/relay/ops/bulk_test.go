@@ -68,6 +68,27 @@ func TestReplay(t *testing.T) {
 	testkit.ErrorContains(t, "error", err, `status "pending" cannot be chosen; choose failed, delivered, discarded`)
 }
 
+// The alert about failed deliveries ends with the replay of the last one.
+func TestReplayEndsTheAlert(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "shop", "mail")
+	db.Insert(2, "k")
+	db.Settled("failed", "destination = 'shop' OR event_id = 1")
+	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'shop'), ('failed', 'mail'), ('lag', 'shop')`)
+	open := func() string {
+		return relaytest.Row[string](db, `SELECT string_agg(rule || ' ' || subject, ', ' ORDER BY rule, subject) FROM outbox_alert WHERE resolved_at IS NULL`)
+	}
+	outbox := ops.New(db.Pool)
+	for _, step := range []struct {
+		event int64
+		open  string
+	}{{1, "failed shop, lag shop"}, {2, "lag shop"}} {
+		_, err := outbox.Replay(t.Context(), ops.Selection{EventIDs: []int64{step.event}}, 0, nil)
+		relaytest.Must(t, err)
+		testkit.Equal(t, "open alerts", open(), step.open)
+	}
+}
+
 // Receivers forget: what they may have processed long ago is not sent again by mistake.
 func TestReplayOfOldEvents(t *testing.T) {
 	t.Parallel()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
@@ -65,6 +66,28 @@ func (o *Outbox) AlertReconciled(ctx context.Context, destination string, findin
 		return fmt.Errorf("alert about the comparison: %w", err)
 	}
 	return nil
+}
+
+// What another session changes now is left to the next look of a relay.
+const lockFailedAlerts = `
+SELECT subject FROM outbox_alert WHERE rule = 'failed' AND resolved_at IS NULL ORDER BY subject FOR UPDATE SKIP LOCKED`
+
+const endFailedAlerts = `
+UPDATE outbox_alert a SET resolved_at = now()
+WHERE a.rule = 'failed' AND a.subject = ANY ($1)
+  AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.destination = a.subject AND d.status = 'failed')`
+
+// endFailed ends the alerts about failed deliveries where none is left: the looks of relays, which
+// end them too, are rarer on a busy database. What fails meanwhile waits for the lock, and opens
+// its alert again.
+func (o *Outbox) endFailed(ctx context.Context) error {
+	return o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		locked, err := rows.Values[string](ctx, tx, "find alerts", lockFailedAlerts)
+		if err != nil || len(locked) == 0 {
+			return err
+		}
+		return pg.Exec(ctx, tx, "end alerts", endFailedAlerts, locked)
+	})
 }
 
 const silenceAlerts = `
