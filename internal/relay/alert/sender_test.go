@@ -373,4 +373,18 @@ func TestEndedAlertsAreListed(t *testing.T) {
 	if len(ended) != 1 || ended[0].Rule != alert.RuleBreakerOpen || len(ended[0].Notices) != 2 || ended[0].Notices[1].Channel != "ops" || ended[0].Notices[1].SentAt == nil || ended[0].Notices[1].EndedAt == nil {
 		t.Errorf("%+v", ended)
 	}
+
+	// One that may return is listed at once, and no longer when it has.
+	fire(db, alert.RuleLag)
+	for _, step := range []struct {
+		change func(*relaytest.Database, string)
+		ended  int
+	}{{resolve, 2}, {fire, 1}} {
+		step.change(db, alert.RuleLag)
+		ended, err = alert.Ended(t.Context(), db.Pool)
+		relaytest.Must(t, err)
+		if len(ended) != step.ended || (ended[0].Rule == alert.RuleLag) != (step.ended == 2) {
+			t.Errorf("want %d: %+v", step.ended, ended)
+		}
+	}
 }

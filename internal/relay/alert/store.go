@@ -93,12 +93,24 @@ type Notice struct {
 	EndedAt *time.Time `json:"ended_at"`
 }
 
+// noticesOf an alert c are those that were sent, as outbox_alert_past stores them.
+const noticesOf = `(
+    SELECT coalesce(jsonb_agg(jsonb_build_object('channel', n.channel, 'sent_at', n.first_sent_at, 'ended_at', n.ended_sent_at) ORDER BY n.channel), '[]')
+    FROM outbox_alert_notice n WHERE n.rule = c.rule AND n.subject = c.subject AND n.first_sent_at IS NOT NULL)`
+
+// One that has just ended is kept as long as it may return.
 const selectPast = `
 SELECT rule, subject, began_at, resolved_at, returned, count, coalesce(first_event_id, 0), coalesce(first_error, ''), coalesce(detail, ''),
        coalesce(acknowledged_by, ''), notices
-FROM outbox_alert_past ORDER BY resolved_at DESC, id DESC LIMIT 50`
+FROM ((SELECT rule, subject, began_at, resolved_at, returned, count, first_event_id, first_error, detail, acknowledged_by, notices
+       FROM outbox_alert_past ORDER BY resolved_at DESC, id DESC LIMIT 50)
+      UNION ALL
+      SELECT c.rule, c.subject, c.began_at, c.resolved_at, c.returned, c.count - c.counted_before, c.first_event_id, c.first_error, c.detail, c.acknowledged_by, ` + noticesOf + `
+      FROM outbox_alert c WHERE c.resolved_at IS NOT NULL) past
+ORDER BY resolved_at DESC, rule, subject LIMIT 50`
 
-// Ended lists the 50 alerts that ended last, within two weeks.
+// Ended lists the 50 alerts that ended last, within two weeks. One that returns within minutes is
+// open again, and no longer among them.
 func Ended(ctx context.Context, q pg.DB) ([]Past, error) {
 	return rows.Structs[Past](ctx, q, "list alerts that have ended", selectPast)
 }
@@ -227,9 +239,7 @@ WITH seen AS MATERIALIZED (
 ), past AS (
     INSERT INTO outbox_alert_past (rule, subject, began_at, resolved_at, returned, count, first_event_id, first_error, detail, acknowledged_by, notices)
     SELECT c.rule, c.subject, c.began_at, coalesce(c.resolved_at, now()), c.returned, c.count - c.counted_before, c.first_event_id, c.first_error, c.detail,
-           c.acknowledged_by, (
-               SELECT coalesce(jsonb_agg(jsonb_build_object('channel', n.channel, 'sent_at', n.first_sent_at, 'ended_at', n.ended_sent_at) ORDER BY n.channel), '[]')
-               FROM outbox_alert_notice n WHERE n.rule = c.rule AND n.subject = c.subject AND n.first_sent_at IS NOT NULL)
+           c.acknowledged_by, ` + noticesOf + `
     FROM closed c
 ), forgotten AS (
     DELETE FROM outbox_alert_past WHERE resolved_at < now() - interval '14 days' AND EXISTS (SELECT FROM closed)
