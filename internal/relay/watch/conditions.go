@@ -24,10 +24,11 @@ type sample struct {
 	Undelivered *UndeliveredSample `json:"undelivered"`
 
 	Misconfigured []struct {
-		Destination string `json:"destination"`
-		Attempts    int64  `json:"attempts"`
-		Event       int64  `json:"event"`
-		Error       string `json:"error"`
+		Destination string  `json:"destination"`
+		Attempts    int64   `json:"attempts"`
+		Event       int64   `json:"event"`
+		Error       string  `json:"error"`
+		Seconds     float64 `json:"seconds"` // since the first attempt of that event
 	} `json:"misconfigured"`
 
 	Holders []struct {
@@ -242,7 +243,7 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 	}
 	for _, n := range s.Misconfigured {
 		hold = append(hold, condition{
-			subject: subject{alert.RuleMisconfigured, n.Destination}, level: n.Attempts, event: n.Event, failure: plain.Clip(n.Error),
+			subject: subject{alert.RuleMisconfigured, n.Destination}, level: n.Attempts, event: n.Event, failure: plain.Clip(n.Error), age: inSeconds(n.Seconds),
 			detail: fmt.Sprintf("%s that failed, the first of event %d; last: %s", plain.Plural(n.Attempts, "attempt", "attempts"), n.Event, plain.Clip(n.Error)),
 		})
 	}

@@ -64,7 +64,9 @@ WHERE l.destination <> ''`
 // neighbouring events alone: no index leads to what was delivered. A destination that is held has
 // its own alert.
 const watchMisconfigured = `
-SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, '')))
+SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, ''),
+    'seconds', (SELECT coalesce(extract(epoch FROM now() - min(t.started_at)), 0) FROM (
+                    SELECT started_at FROM outbox_attempt WHERE event_id = r.event AND destination = l.destination ORDER BY claim DESC LIMIT r.most) t)))
 FROM pending l
 CROSS JOIN LATERAL (
     SELECT sum(x.attempts) AS attempts, max(x.attempts) AS most, min(x.event_id) AS event, max(x.last_attempt_at) AS last, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error

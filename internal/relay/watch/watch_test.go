@@ -212,6 +212,8 @@ func TestMisconfiguredDestinationIsAlerted(t *testing.T) {
 				db.Exec(`UPDATE outbox_delivery SET delivered_at = now() + $1::text::interval WHERE event_id = 1`, c.delivered)
 			}
 			db.Exec(`UPDATE outbox_delivery SET attempts = $2, last_reason = $1, last_error = 'refused', last_attempt_at = now(), next_attempt_at = now() + interval '1 h' WHERE event_id = 2`, c.reason, c.attempts)
+			db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+				SELECT 2, i, now() - make_interval(secs => 60 * ($2 - i)), 1, i, 1, 'default', 'retry', $1 FROM generate_series(1, $2) i`, c.reason, c.attempts)
 			w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
 			look(t, w)
 			if !c.alerted {
@@ -220,6 +222,7 @@ func TestMisconfiguredDestinationIsAlerted(t *testing.T) {
 			}
 			wantAlerts(db, alert.RuleMisconfigured)
 			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT detail FROM outbox_alert`), fmt.Sprintf("%d attempts that failed, the first of event 2; last: refused", c.attempts))
+			testkit.Equal(t, "minutes since its beginning", relaytest.Row[int](db, `SELECT floor(extract(epoch FROM now() - opened_at) / 60)::int FROM outbox_alert`), c.attempts-1)
 			db.Settled("delivered", "event_id = 2")
 			look(t, w)
 			wantAlerts(db)
