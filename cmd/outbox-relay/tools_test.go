@@ -89,7 +89,7 @@ func TestSendListenTailAndWatch(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	tail.stdout.wait(t, "  event 1: inserted, invoice.created, key k1\n", tail.code)
-	tail.stdout.wait(t, "  default  event 1: delivered after ", tail.code)
+	tail.stdout.wait(t, "  default  event 1: delivered, ", tail.code)
 
 	command(env, "send", "t", "--payload={").holds(t, cli.ExitUsage, "", "--payload: is not JSON")
 	command(env, "send", "t", "--payload=@absent").holds(t, cli.ExitFailed, "", "absent")

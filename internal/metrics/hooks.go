@@ -75,7 +75,7 @@ func (m *Metrics) attempted(a relay.Attempt) {
 	}
 	if a.Outcome == policy.Delivered {
 		if observer := s.latency[a.Class]; observer != nil {
-			observer.Observe(a.SinceCreated.Seconds())
+			observer.Observe(a.SinceFirstDue.Seconds())
 			s.dueLatency[a.Class].Observe(a.SinceDue.Seconds())
 		}
 	}

@@ -126,7 +126,8 @@ func (m *Metrics) define() {
 		"Deliveries whose outcome this relay has written: delivered, retry, fail or hold (given back without spending an attempt).", "destination", "outcome", "reason")
 	m.answer = factory.histograms("outbox_attempt_duration_seconds", "Duration of the POSTs, by what became of them.", durationBounds, "destination", "outcome")
 	m.latency = factory.histograms("outbox_delivery_latency_seconds",
-		"Time from the event's created_at until its receiver accepted it, with all waits and attempts.", latencyBounds, "destination", "class")
+		"Time from when the event became due (its created_at, or a later available_at) until its receiver accepted it, with all waits and attempts.",
+		latencyBounds, "destination", "class")
 	m.dueLatency = factory.histograms("outbox_delivery_due_latency_seconds",
 		"Time from when a delivery became due until its receiver accepted it: what relay and receiver add.", latencyBounds, "destination", "class")
 	m.claimTime = factory.histograms("outbox_claim_duration_seconds", "Duration of the statements that claim.", durationBounds).WithLabelValues().(prometheus.Histogram)

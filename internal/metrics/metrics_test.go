@@ -202,12 +202,13 @@ func TestValuesOfAStagedRun(t *testing.T) {
 }
 
 // Latencies are those of the database's clock, however its time differs from that of this process.
-func TestLatencyCountsFromCreationAndFromDue(t *testing.T) {
+func TestLatencyCountsFromFirstDueAndFromDue(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer receiver.Close()
 	db := relaytest.Covered(t)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '{}', 'old', now() - interval '2 hours')`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+		VALUES ('t', '{}', 'old', now() - interval '3 hours', now() - interval '2 hours')`)
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '20 minutes', replay = true`)
 	m := start(t, config(t, db, to("default", receiver.URL)))
 	m.becomes(1, "outbox_delivery_latency_seconds", "destination=default", "class=replay")
@@ -300,7 +301,7 @@ func TestHooksDoNotAllocate(t *testing.T) {
 		h.Claimed("shop", 3)
 		h.ClaimRan(3, time.Millisecond)
 		h.Woken(relay.WakeNotify)
-		h.Attempted(relay.Attempt{Destination: "shop", Outcome: policy.Delivered, Reason: policy.ReasonOK, Class: "live", Duration: time.Second, SinceCreated: time.Second})
+		h.Attempted(relay.Attempt{Destination: "shop", Outcome: policy.Delivered, Reason: policy.ReasonOK, Class: "live", Duration: time.Second, SinceFirstDue: time.Second})
 		h.Settled("shop", policy.Delivered, policy.ReasonOK, 3)
 		h.SettleRan(3, time.Millisecond)
 	})

@@ -156,7 +156,7 @@ func timeline(report ops.EventReport) (all []moment) {
 	for _, d := range report.Deliveries {
 		switch {
 		case d.Status == "delivered" && d.DeliveredAt != nil:
-			add(*d.DeliveredAt, "delivered", d.Destination, "Delivered", deliveredAfter(d))
+			add(*d.DeliveredAt, "delivered", d.Destination, "Delivered", d.Arrival())
 		case d.Status == "failed" && d.LastAttemptAt != nil:
 			add(*d.LastAttemptAt, "failed", d.Destination, "Failed", "after "+plain.Plural(d.Attempts, "attempt", "attempts")+"; an operator may replay it")
 		case d.Status == "discarded":
@@ -192,15 +192,6 @@ func withoutMiddles(all []moment) (short []moment) {
 		}
 	}
 	return short
-}
-
-// deliveredAfter says with which attempt a delivery arrived, and how long that took.
-func deliveredAfter(d ops.Delivery) string {
-	text := d.Arrival()
-	if d.LatencySeconds != nil && *d.LatencySeconds >= 0 {
-		text += ", " + took(d.LatencySeconds) + " after the commit"
-	}
-	return text
 }
 
 func timeOr(at *time.Time) time.Time {

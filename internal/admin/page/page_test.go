@@ -177,7 +177,7 @@ func TestCanariesStayInert(t *testing.T) {
 var field = regexp.MustCompile(`name="(\w+)" value="([^"]*)"`)
 
 // Both times are shown, each by its name: how long receivers take, and how long events take from
-// their commit.
+// when they are due.
 func TestPageNamesResponseTimeAndLatency(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
@@ -185,7 +185,7 @@ func TestPageNamesResponseTimeAndLatency(t *testing.T) {
 	s := serve(t, db.Pool)
 	for _, page := range []string{"/", "/destinations/default"} {
 		_, body := s.get(page)
-		for _, label := range []string{"<dt>Response <small>p50, 1h", "<dt>From commit <small>p50, 1h", `aria-label="Response time"`, `aria-label="Latency from commit"`, "latency_p99"} {
+		for _, label := range []string{"<dt>Response <small>p50, 1h", "<dt>From due <small>p50, 1h", `aria-label="Response time"`, `aria-label="Latency from due"`, "latency_p99"} {
 			if !strings.Contains(body, label) {
 				t.Errorf("%s lacks %s", page, label)
 			}

@@ -236,12 +236,8 @@ func printEvent(w io.Writer, shown ops.EventReport) error {
 		return nil
 	}
 	fmt.Fprintln(w)
-	err := output.Table(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tAFTER COMMIT\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
-		after := "-"
-		if d.LatencySeconds != nil {
-			after = time.Duration(max(*d.LatencySeconds, 0) * float64(time.Second)).Round(time.Millisecond).String()
-		}
-		return []any{orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), after, d.LastReason, d.LastError}
+	err := output.Table(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tAFTER DUE\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
+		return []any{orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), cmp.Or(d.Latency(), "-"), d.LastReason, d.LastError}
 	})
 	if err != nil {
 		return err

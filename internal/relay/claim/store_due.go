@@ -88,12 +88,12 @@ const (
 )
 SELECT c.number, c.before, c.event_id, c.joined, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.not_after, c.promised,
        c.was_claimed, e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference, nullif(e.headers, '{}'),
-       e.created_at, CASE WHEN c.payload_bytes <= $3 THEN e.payload END, now(),
+       e.created_at, greatest(e.created_at::timestamptz, e.available_at), CASE WHEN c.payload_bytes <= $3 THEN e.payload END, now(),
        NULL::bigint[], NULL::bigint[], NULL::text[], NULL::timestamptz[], NULL::boolean[], NULL::bigint[], NULL::boolean, NULL::bigint[], NULL::boolean[]
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
 SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bigint, 0::bigint, 0, 0::smallint, NULL::timestamptz, 0, false, NULL::timestamptz, false, false,
-       NULL::text COLLATE "C", NULL::integer, NULL::text COLLATE "C", NULL::text COLLATE "C", NULL::text, NULL::jsonb, NULL::timestamptz, NULL::json, now(),
+       NULL::text COLLATE "C", NULL::integer, NULL::text COLLATE "C", NULL::text COLLATE "C", NULL::text, NULL::jsonb, NULL::timestamptz, NULL::timestamptz, NULL::json, now(),
        `
 )
 
@@ -152,7 +152,7 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	into := []any{
 		&r.number, &r.After, &r.EventID, &r.Joined, &r.Fence, &r.Attempts, &r.Rescues, &r.NextAttemptAt, &r.PayloadBytes, &r.Replay,
 		&notAfter, &r.Promised, &r.wasClaimed, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
-		&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond, &seen.read, &seen.contended,
+		&e.CreatedAt, &r.FirstDue, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond, &seen.read, &seen.contended,
 		&seen.joined, &seen.waits,
 	}
 	for rows.Next() {

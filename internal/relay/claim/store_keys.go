@@ -89,7 +89,7 @@ WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
        array_agg(CASE WHEN unblocked THEN joined ELSE barrier_joined END), array_agg(NOT clear)
 FROM run WHERE nth = 1 AND NOT (fits AND unblocked)
 UNION ALL
-SELECT number, reordered_now, 0, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now(),
+SELECT number, reordered_now, 0, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now(),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM lane WHERE reordered_now <> reordered`
 

@@ -35,7 +35,8 @@ type Counts struct {
 	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt
 	// of a delivery.
 	Probes int64 `json:"probes"`
-	// Took are the times of the requests that delivered; Latency those from the commit until then.
+	// Took are the times of the requests that delivered; Latency those from when the event became
+	// due until then, without replays.
 	Took    Durations `json:"took"`
 	Latency Durations `json:"latency"`
 }
@@ -64,8 +65,11 @@ type Recorder struct {
 // New returns a Recorder that has counted nothing.
 func New() *Recorder { return &Recorder{counts: map[Key]*Counts{}} }
 
-// Attempted counts one request. took is its time, latency that from the commit of the event to its
-// end. A nil Recorder counts nothing.
+// NoLatency is the latency of a replay, which is not counted.
+const NoLatency time.Duration = -1
+
+// Attempted counts one request. took is its time, latency that from when the event became due to
+// the end of the request, or [NoLatency]. A nil Recorder counts nothing.
 func (r *Recorder) Attempted(key Key, outcome policy.Outcome, took, latency time.Duration) {
 	if r == nil {
 		return
@@ -86,7 +90,9 @@ func (r *Recorder) Attempted(key Key, outcome policy.Outcome, took, latency time
 	case policy.Delivered:
 		c.Delivered++
 		c.Took.note(took)
-		c.Latency.note(latency)
+		if latency != NoLatency {
+			c.Latency.note(latency)
+		}
 	case policy.Fail:
 		c.Failed++
 	case policy.Retry:

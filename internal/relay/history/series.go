@@ -52,8 +52,8 @@ type Sum struct {
 	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt
 	// of a delivery.
 	Probes int64 `json:"probes"`
-	// Response is how long the requests took that delivered. Latency is from the commit until then,
-	// with all waits and attempts.
+	// Response is how long the requests took that delivered. Latency is from when the event became
+	// due until then, with all waits and attempts, without replays.
 	Response Quantiles `json:"response"`
 	Latency  Quantiles `json:"latency"`
 }
@@ -79,7 +79,7 @@ type Series struct {
 	P50 []*float64 `json:"p50"`
 	P95 []*float64 `json:"p95"`
 	P99 []*float64 `json:"p99"`
-	// LatencyP50, LatencyP95 and LatencyP99 from the commit.
+	// LatencyP50, LatencyP95 and LatencyP99 of the times from when the event became due.
 	LatencyP50 []*float64 `json:"latency_p50"`
 	LatencyP95 []*float64 `json:"latency_p95"`
 	LatencyP99 []*float64 `json:"latency_p99"`

@@ -48,6 +48,7 @@ type Delivery struct {
 	Lost          bool // a suspect's previous claim was not settled
 	Alone         bool // a suspect is being sent with nothing beside it
 	NextAttemptAt pgtype.Timestamptz
+	FirstDue      pgtype.Timestamptz // when its event became due: created_at, or a later available_at
 	PayloadBytes  int
 	Replay        bool
 	LeaseEnds     time.Time // on this process's clock, never later than what the database holds

@@ -205,8 +205,8 @@ type Delivery struct {
 	// NotAfter is when the last request may reach the receiver, as X-Outbox-Not-After said. nil:
 	// any time.
 	NotAfter *time.Time `json:"not_after"`
-	// LatencySeconds is from the commit, or from the time before which it was not to be sent, to
-	// the delivery. nil: not delivered.
+	// LatencySeconds is from when the event became due (its created_at, or a later available_at) to
+	// the delivery. nil: not delivered, or by a replay.
 	LatencySeconds *float64 `json:"latency_seconds"`
 }
 

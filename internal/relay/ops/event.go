@@ -122,11 +122,7 @@ func (e EventReport) Explain() Explanation {
 	for _, d := range e.Deliveries {
 		switch {
 		case d.Status == "delivered" && d.DeliveredAt != nil:
-			text := "delivered " + d.Arrival()
-			if d.LatencySeconds != nil {
-				text += ", " + exact(*d.LatencySeconds) + " after it was committed"
-			}
-			add(*d.DeliveredAt, d.Destination, "delivered", "%s", text)
+			add(*d.DeliveredAt, d.Destination, "delivered", "delivered %s", d.Arrival())
 		case d.Status == "failed":
 			at := d.NextAttemptAt
 			if d.LastAttemptAt != nil {
@@ -171,11 +167,6 @@ func ordinal(n int) string {
 		return fmt.Sprintf("%drd", n)
 	}
 	return fmt.Sprintf("%dth", n)
-}
-
-// exact writes seconds to the millisecond.
-func exact(s float64) string {
-	return time.Duration(max(s, 0) * float64(time.Second)).Round(time.Millisecond).String()
 }
 
 // Unknown says which name of a filter the outbox does not know, and the known ones, for a filter

@@ -54,6 +54,25 @@ func TestFindEvents(t *testing.T) {
 	}
 }
 
+// A delivery took as long as its event was due. The time until an operator replayed it says
+// nothing.
+func TestLatencyBeginsWhenTheEventIsDue(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+		SELECT 't', '{}', n, now() - interval '1 hour', now() - interval '1 hour' + make_interval(mins => (n = 2)::int * 20) FROM generate_series(1, 3) n`)
+	db.Settled("delivered", "true")
+	db.Exec(`UPDATE outbox_delivery d SET attempts = 1, delivered_at = greatest(e.created_at::timestamptz, e.available_at) + interval '41 ms', replay = d.event_id = 3
+		FROM outbox e WHERE e.id = d.event_id`)
+	for id, want := range map[int64]string{1: "with the 1st attempt, 41ms after it was due", 2: "with the 1st attempt, 41ms after it was due", 3: "by the replay, with its 1st attempt"} {
+		report, err := ops.New(db.Pool).Event(t.Context(), id)
+		relaytest.Must(t, err)
+		if got := report.Deliveries[0].Arrival(); got != want {
+			t.Errorf("event %d: %q, want %q", id, got, want)
+		}
+	}
+}
+
 // Attempts count again after a replay: the history names who replayed the event, and does not say
 // that its first attempt delivered.
 func TestExplainReplays(t *testing.T) {

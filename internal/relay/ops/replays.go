@@ -116,11 +116,29 @@ func (e EventReport) replayedAfter(destination string, at time.Time) bool {
 	return slices.ContainsFunc(e.Replays, func(r Replay) bool { return r.Certain && r.Destination == destination && r.At.After(at) })
 }
 
-// Arrival says with which attempt a delivery arrived. Attempts count again after a replay.
+// Latency returns LatencySeconds as text; empty: there is none.
+func (d Delivery) Latency() string {
+	if d.LatencySeconds == nil {
+		return ""
+	}
+	return time.Duration(max(*d.LatencySeconds, 0) * float64(time.Second)).Round(time.Millisecond).String()
+}
+
+// afterDue says how long after its event became due a delivery ended; empty: that is not known, or
+// before.
+func afterDue(seconds *float64) string {
+	if seconds == nil || *seconds < 0 {
+		return ""
+	}
+	return Delivery{LatencySeconds: seconds}.Latency() + " after it was due"
+}
+
+// Arrival says with which attempt a delivery arrived, and how long that took. Attempts count again
+// after a replay.
 func (d Delivery) Arrival() string {
 	text := "with the "
 	if d.Replay {
 		text = "by the replay, with its "
 	}
-	return text + ordinal(d.Attempts) + " attempt"
+	return text + ordinal(d.Attempts) + " attempt" + labelled(", %s", afterDue(d.LatencySeconds))
 }

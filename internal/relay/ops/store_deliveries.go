@@ -12,12 +12,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
+// eventDue is when an event e became due.
+const eventDue = `greatest(e.created_at::timestamptz, e.available_at)`
+
 // deliveryColumns are the fields of a Delivery under the names of its JSON.
 const deliveryColumns = `
 SELECT d.event_id, coalesce(e.event_type, '') AS event_type, coalesce(e.idempotency_key, '') AS idempotency_key, e.created_at, d.destination, d.status,
        d.attempts, d.next_attempt_at, d.last_attempt_at, d.delivered_at, d.last_status, d.last_reason, d.last_error,
        d.claimed_by, d.ordering_key, d.replay, d.not_after,
-       extract(epoch FROM d.delivered_at - greatest(e.created_at::timestamptz, e.available_at))::float8 AS latency_seconds`
+       CASE WHEN NOT d.replay THEN extract(epoch FROM d.delivered_at - ` + eventDue + `)::float8 END AS latency_seconds`
 
 const selectDeliveries = deliveryColumns + `
 FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id

@@ -87,7 +87,7 @@ type tailedEnd struct {
 const selectEnded = `
 WITH settled AS MATERIALIZED (` + intake.SettledSnapshot + `)
 SELECT f.event_id, coalesce(d.destination, ''), coalesce(d.status, ''), coalesce(d.delivered_at, d.last_attempt_at, now()),
-       coalesce(extract(epoch FROM coalesce(d.delivered_at, d.last_attempt_at, now()) - e.created_at::timestamptz), 0)::float8,
+       coalesce(extract(epoch FROM coalesce(d.delivered_at, d.last_attempt_at, now()) - ` + eventDue + `), 0)::float8,
        coalesce(pg_visible_in_snapshot(e.xid, (SELECT snapshot FROM settled)), true)
            AND NOT EXISTS (SELECT FROM outbox_delivery p WHERE p.event_id = f.event_id AND p.status = 'pending'),
        coalesce(e.event_type, ''), coalesce(e.idempotency_key, '')

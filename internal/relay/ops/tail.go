@@ -42,7 +42,7 @@ type TailMoment struct {
 	Attempt int           `json:"attempt,omitempty"`
 	Reason  policy.Reason `json:"reason,omitempty"`
 	Error   string        `json:"error,omitempty"`
-	// Seconds from the insert until the delivery ended.
+	// Seconds from when the event became due until the delivery ended; below 0: before that.
 	Seconds *float64 `json:"seconds,omitempty"`
 }
 
@@ -125,7 +125,7 @@ func (t *Tail) Look(ctx context.Context) ([]TailMoment, error) {
 		if d.Status != "" && !slices.Contains(t.open[d.EventID], d.Destination) {
 			t.open[d.EventID] = append(t.open[d.EventID], d.Destination)
 			m := TailMoment{EventID: d.EventID, Type: d.Type, Key: d.Key, Seconds: &d.Seconds}
-			add(m, d.At, d.Destination, d.Status, "event %d: %s after %s", d.EventID, d.Status, exact(d.Seconds))
+			add(m, d.At, d.Destination, d.Status, "event %d: %s%s", d.EventID, d.Status, labelled(", %s", afterDue(&d.Seconds)))
 		}
 	}
 	for _, d := range ended {

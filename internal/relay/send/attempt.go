@@ -27,9 +27,10 @@ type Attempt struct {
 	Batch int
 	// Class is live, backlog or replay; see [Classes].
 	Class string
-	// SinceCreated and SinceDue are the times from the event's created_at, and from when this
-	// attempt became due, until the attempt ended. The database's clock dates both. Never negative.
-	SinceCreated, SinceDue time.Duration
+	// SinceFirstDue and SinceDue are the times from when the event became due (its created_at, or a
+	// later available_at), and from when this attempt became due, until the attempt ended. The
+	// database's clock dates both. Never negative.
+	SinceFirstDue, SinceDue time.Duration
 }
 
 // Phases end one after the other at a stop. After taking nothing more is claimed or sent; after

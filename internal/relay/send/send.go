@@ -168,20 +168,24 @@ func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, prob
 	if d.Span != nil {
 		spans.End(d.Span, *decided, ended)
 	}
-	sinceCreated := since(d, d.Event.CreatedAt, ended)
+	sinceFirstDue := since(d, d.FirstDue, ended)
 	if d.Event.EventType != nil { // else the event is gone
 		counted := decided.Outcome
 		if counted == policy.Hold && !probe {
 			counted = policy.Retry // the attempt that opened the breaker
 		}
-		s.History.Attempted(history.Key{Destination: d.Destination, EventType: *d.Event.EventType}, counted, took, sinceCreated)
+		latency := sinceFirstDue
+		if d.Replay { // the time until an operator replayed it says nothing about deliveries
+			latency = history.NoLatency
+		}
+		s.History.Attempted(history.Key{Destination: d.Destination, EventType: *d.Event.EventType}, counted, took, latency)
 	}
 	if hook := s.Attempted; hook != nil {
 		hook(Attempt{
 			EventID: d.EventID, Destination: d.Destination, Number: d.Attempts + 1, StatusCode: decided.StatusCode, Outcome: decided.Outcome,
 			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders, Batch: decided.Batch,
-			Class:        d.Class.String(),
-			SinceCreated: sinceCreated, SinceDue: since(d, d.NextAttemptAt, ended),
+			Class:         d.Class.String(),
+			SinceFirstDue: sinceFirstDue, SinceDue: since(d, d.NextAttemptAt, ended),
 		})
 	}
 }

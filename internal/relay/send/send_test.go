@@ -3,6 +3,7 @@ package send
 import (
 	"context"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
@@ -227,6 +228,24 @@ func TestSendsWithTheDatabase(t *testing.T) {
 	gone.Event.Payload = nil
 	if v := s.attempt(l, &gone); v.Reason != policy.ReasonEventMissing {
 		t.Errorf("%+v", v)
+	}
+}
+
+// The history has the latency of what was sent once it was due, and none of a replay.
+func TestHistoryHasNoLatencyOfReplays(t *testing.T) {
+	t.Parallel()
+	receiver := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer receiver.Close()
+	for _, replay := range []bool{false, true} {
+		s, l, settled := newSenders(t, post.Destination{Name: "default", URL: receiver.URL})
+		s.History = history.New()
+		d := newDelivery(1)
+		d.Replay = replay
+		s.sendRun(l, []lane.Delivery{d}, false)
+		sum := s.History.Unwritten()[history.Key{}].Sum()
+		if outcome := (<-settled).Outcome; outcome != policy.Delivered || sum.Delivered != 1 || sum.Response.P50 == nil || sum.Latency.P50 != nil == replay {
+			t.Errorf("replay %t: %s, %+v", replay, outcome, sum)
+		}
 	}
 }
 

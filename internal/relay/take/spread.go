@@ -56,6 +56,7 @@ func (s *spreader) add(e *intake.Event, destinations []string) {
 	if rule != "" {
 		due, wait = e.CreatedAt, 0 // it fails now, whatever time it asks for
 	}
+	firstDue := due
 	var scheduled time.Time
 	if e.OrderingKey != nil && rule == "" {
 		if scheduled = s.schedule.joinsAt(*e.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {
@@ -73,7 +74,8 @@ func (s *spreader) add(e *intake.Event, destinations []string) {
 			continue
 		}
 		s.deliveries = append(s.deliveries, lane.Delivery{
-			EventID: e.ID, Destination: to, Fence: s.r.Fence, NextAttemptAt: due, PayloadBytes: bytes, LeaseEnds: s.leaseEnds, Given: g, Event: event,
+			EventID: e.ID, Destination: to, Fence: s.r.Fence, NextAttemptAt: due, FirstDue: firstDue, PayloadBytes: bytes, LeaseEnds: s.leaseEnds,
+			Given: g, Event: event,
 		})
 		d := &s.deliveries[len(s.deliveries)-1]
 		if to != "" {
