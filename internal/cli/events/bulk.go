@@ -118,6 +118,7 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 	add(found.NotWaiting, "due already, or not to be sent before the time that their producer set.")
 	add(found.TooOld, "older than receivers remember (--force).")
 	add(found.EventMissing, "whose event is gone.")
+	add(found.BreaksRule, "whose event breaks a rule (explain names it): insert a corrected event under a new key.")
 	for _, status := range []string{"pending", "failed", "delivered", "discarded"} {
 		n := found.OtherStatus[status]
 		switch {

@@ -96,6 +96,8 @@ type Bulk struct {
 	Obstacles []string `json:"obstacles,omitempty"`
 	// EventMissing ones cannot be replayed: their event is gone.
 	EventMissing int64 `json:"event_missing"`
+	// BreaksRule ones are never sent: their event breaks a rule of its table.
+	BreaksRule int64 `json:"breaks_rule,omitempty"`
 	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out
 	// for their status.
 	OtherStatus map[string]int64 `json:"other_status,omitempty"`

@@ -121,6 +121,27 @@ func TestReplayOfOldEvents(t *testing.T) {
 	}
 }
 
+// No replay sends an event that breaks a rule, whatever its status was, nor one before its time.
+func TestReplayKeepsToTheTable(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(3, "k")
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'later', now() + interval '1 day')`)
+	db.Exec(`UPDATE outbox_delivery SET status = (ARRAY['failed', 'discarded', 'failed', 'discarded'])[event_id],
+		last_reason = CASE WHEN event_id < 4 THEN 'invalid_event' END,
+		last_error = CASE WHEN event_id < 3 THEN 'the event breaks the rule outbox_payload_is_at_most_1_mib' WHEN event_id = 3 THEN 'no topic has this name' END`)
+	selection := ops.Selection{Destination: "default", Statuses: []string{"failed", "discarded"}}
+	for _, s := range []ops.Selection{{EventIDs: ops.EventIDs{1, 2}, Statuses: selection.Statuses}, selection} {
+		b, err := ops.New(db.Pool).Replay(t.Context(), s, 0, nil)
+		relaytest.Must(t, err)
+		if b.BreaksRule != 2 || len(s.EventIDs) > 0 == (b.Done > 0) {
+			t.Errorf("%+v", b)
+		}
+	}
+	testkit.Equal(t, "what is sent now, and later", relaytest.Rows[string](db, `SELECT d.event_id || CASE WHEN d.next_attempt_at = e.available_at THEN ' in time' ELSE ' now' END
+		FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id WHERE d.status = 'pending' ORDER BY 1`), []string{"3 now", "4 in time"})
+}
+
 func TestDiscard(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/waiting"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
@@ -34,6 +35,7 @@ type candidate struct {
 	IdempotencyKey string
 	LastAttemptAt  *time.Time
 	Scheduled      bool // its producer wants it sent later
+	BreaksRule     bool // see [policy.RuleBroken]
 }
 
 // An attempt of the future was made before the clock was put back, and so before any operation.
@@ -56,7 +58,8 @@ SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at
        coalesce($9::float8 > 0 AND e.created_at < now() - make_interval(secs => $9), false),
        e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''),
        CASE WHEN c.last_attempt_at > now() THEN to_timestamp(0) ELSE c.last_attempt_at END,
-       c.last_attempt_at IS NULL AND coalesce(e.available_at > greatest(now(), e.created_at), true)
+       c.last_attempt_at IS NULL AND coalesce(e.available_at > greatest(now(), e.created_at), true),
+       coalesce(c.last_reason = '` + string(policy.ReasonInvalidEvent) + `' AND starts_with(c.last_error, '` + policy.RuleBroken + `'), false)
 FROM candidate c
 LEFT JOIN LATERAL (
     SELECT created_at, available_at, event_type, idempotency_key FROM outbox WHERE c.eligible AND id = c.event_id LIMIT 1
@@ -206,15 +209,17 @@ WITH found AS MATERIALIZED (
 // The fence grows, though there is no claim: a settle of an earlier claim that comes late, or again
 // because its commit was not acknowledged, would otherwise settle the replay before it is sent. The
 // result of the last attempt stays: it says why an operator replays. They become due one after the
-// other, $6 seconds apart. not_after ended with the delivery, and the replay gets its own.
-// reordered makes relays forget up to where they know the ordering keys to be settled.
+// other, $6 seconds apart, and none before its available_at. not_after ended with the delivery, and
+// the replay gets its own. reordered makes relays forget up to where they know the ordering keys to
+// be settled.
 const replayDeliveries = lockFound + `, replayed AS (
-    UPDATE outbox_delivery
+    UPDATE outbox_delivery d
     SET status = 'pending', replay = true, blocked_by = NULL, attempts = 0, rescues = 0, delivered_at = NULL,
         claim = claim + 1, not_after = NULL,
-        next_attempt_at = clock_timestamp() + (array_position($1, event_id) - 1) * make_interval(secs => $6)
+        next_attempt_at = greatest(clock_timestamp() + (array_position($1, event_id) - 1) * make_interval(secs => $6),
+                                   (SELECT e.available_at FROM outbox e WHERE e.id = d.event_id))
     WHERE ctid = ANY (ARRAY (SELECT place FROM found))
-    RETURNING destination, ordering_key
+    RETURNING d.destination, d.ordering_key
 ), reordered AS (
     INSERT INTO outbox_destination AS d (destination, reordered)
     SELECT DISTINCT destination, 1 FROM replayed WHERE ordering_key IS NOT NULL AND destination <> '' ORDER BY destination

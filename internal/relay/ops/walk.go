@@ -169,6 +169,8 @@ func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) 
 			b.NotWaiting++
 		case c.Matched && a.name == "replay" && c.CreatedAt == nil:
 			b.EventMissing++
+		case c.Matched && a.name == "replay" && c.BreaksRule:
+			b.BreaksRule++
 		case c.Matched && c.TooOld:
 			b.TooOld++
 		case c.Matched:

@@ -87,6 +87,10 @@ const (
 // Outcomes returns every outcome.
 func Outcomes() []Outcome { return []Outcome{Delivered, Retry, Fail, Hold} }
 
+// RuleBroken begins the message of an event that breaks a rule of its table. The name of the rule
+// follows. No change of a destination makes such an event fit to be sent.
+const RuleBroken = "the event breaks the rule "
+
 // Reasons returns every reason.
 func Reasons() []Reason {
 	return []Reason{
@@ -234,7 +238,7 @@ func ErrorReason(err error) Reason {
 
 // BreaksRule returns the result of an event that breaks a rule of the outbox.
 func BreaksRule(rule string) Result {
-	return Result{Reason: ReasonInvalidEvent, Message: "the event breaks the rule " + rule}
+	return Result{Reason: ReasonInvalidEvent, Message: RuleBroken + rule}
 }
 
 // Panicked returns the result of an attempt that tripped a defect. It holds the text of a runtime
