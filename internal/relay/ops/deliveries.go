@@ -264,6 +264,6 @@ func (o *Outbox) Event(ctx context.Context, id int64) (e EventReport, err error)
 	if err != nil {
 		return EventReport{}, err
 	}
-	e.Replays, e.discarded = replaysOf(e.Deliveries, replays), discardsOf(e.Deliveries, discards)
+	e.Replays, e.discarded = replaysOf(e.Deliveries, replays, e.Attempts), discardsOf(e.Deliveries, discards)
 	return e, nil
 }

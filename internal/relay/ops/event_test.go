@@ -129,6 +129,42 @@ func TestExplainReplays(t *testing.T) {
 	want(3, bob, cem, "perhaps replayed by dora (cli): the order includes it, if its last reason was timeout", eva, arrived)
 }
 
+// An order for what failed has not replayed what was pending then.
+func TestExplainNamesNoReplayOfWhatWasPending(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(3, "k")
+	db.Settled("delivered", "event_id = 1")
+	db.Settled("failed", "event_id > 1")
+	outbox := ops.New(db.Pool)
+	attempt := func(outcome string, ids ...int64) {
+		db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
+			SELECT id, 'default', (SELECT count(*) FROM outbox_attempt), 1, 1, $1, 'server_error', 5, clock_timestamp() FROM unnest($2::bigint[]) id`, outcome, ids)
+	}
+	replay := func(actor string, s ops.Selection) {
+		_, err := outbox.As(ops.Actor{Name: actor}).Replay(t.Context(), s, 0, nil)
+		relaytest.Must(t, err)
+	}
+	attempt("fail", 2, 3)
+	replay("ann", ops.Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}})
+	replay("bob", ops.Selection{Destination: "default"}) // events 2 and 3
+	attempt("retry", 2)
+	attempt("fail", 3)
+	db.Settled("failed", "event_id = 3")
+	replay("cem", ops.Selection{Destination: "default"}) // event 3
+	for id, want := range map[int64][]string{1: {"ann"}, 2: {"bob"}, 3: {"bob", "cem"}} {
+		report, err := outbox.Event(t.Context(), id)
+		relaytest.Must(t, err)
+		var got []string
+		for _, r := range report.Replays {
+			got = append(got, r.Actor)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("event %d was replayed by %q, want %q", id, got, want)
+		}
+	}
+}
+
 // The history says when an operator gave a delivery up, and not when it was attempted last.
 func TestExplainDiscards(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
 // A Replay is an operator's order that made a delivery pending again.
@@ -47,15 +49,28 @@ func (r Replay) String() string {
 
 // replaysOf returns the orders that replayed the deliveries of one event. An order that came after
 // the delivery has found nothing to replay: a nightly replay of all that failed includes the event
-// every night.
-func replaysOf(deliveries []Delivery, orders []bulkOrder) []Replay {
+// every night. Nor has an order for what failed, as long as the log of attempts says that the
+// delivery was retried, or says nothing since an earlier replay.
+func replaysOf(deliveries []Delivery, orders []bulkOrder, attempts []Attempt) []Replay {
 	all := []Replay{}
 	for _, d := range deliveries {
 		if !d.Replay {
 			continue
 		}
+		var replayed time.Time // by the latest order that has surely done so
 		possible := slices.DeleteFunc(slices.Clone(orders), func(o bulkOrder) bool {
-			return o.Destination != "" && o.Destination != d.Destination || d.DeliveredAt != nil && o.At.After(*d.DeliveredAt)
+			if o.Destination != "" && o.Destination != d.Destination || d.DeliveredAt != nil && o.At.After(*d.DeliveredAt) {
+				return true
+			}
+			last := lastOutcome(attempts, d.Destination, replayed, o.At)
+			ofFailed := o.was() == "failed"
+			if ofFailed && last != policy.Fail && (last != "" || !replayed.IsZero()) {
+				return true
+			}
+			if ofFailed && last == policy.Fail && o.condition() == "" || o.Named && (ofFailed || last != policy.Fail) {
+				replayed = o.At
+			}
+			return false
 		})
 		for _, o := range possible {
 			r := Replay{Destination: d.Destination, At: o.At, Actor: o.Actor, Origin: o.Origin, Was: o.was(), Certain: o.Named || len(possible) == 1}
@@ -66,6 +81,17 @@ func replaysOf(deliveries []Delivery, orders []bulkOrder) []Replay {
 		}
 	}
 	return all
+}
+
+// lastOutcome returns the outcome of the last logged attempt between two times; empty: there is
+// none.
+func lastOutcome(attempts []Attempt, destination string, from, to time.Time) (last policy.Outcome) {
+	for _, a := range attempts {
+		if a.Destination == destination && a.StartedAt.After(from) && a.StartedAt.Before(to) {
+			last = a.Outcome
+		}
+	}
+	return last
 }
 
 // condition returns on what it depends whether the order changed a delivery that it includes;

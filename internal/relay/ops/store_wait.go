@@ -13,7 +13,7 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
        coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
        coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM greatest(p.breaker_until, CASE WHEN p.breaker = 'open' THEN (` + pg.NextDue + `) END) - now()), 0)::float8, coalesce(p.breaker_error, ''),
-       coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(h.attempts, 0), coalesce(h.last_error, ''), h.next_attempt_at, coalesce(d.ordering_key, ''),
+       coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(h.attempts, 0), coalesce(h.last_error, ''), h.next_attempt_at, coalesce(h.next_attempt_at <= now(), false), coalesce(d.ordering_key, ''),
        d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
        EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
        (SELECT CASE WHEN bool_and(s.wait_until IS NOT NULL AND s.wait_until > now()) THEN min(s.wait_until) END

@@ -102,6 +102,7 @@ type waitState struct {
 	BehindAttempts int
 	BehindError    string
 	BehindNext     *time.Time // when it is attempted next
+	BehindDue      bool       // that time has come
 	OrderingKey    string
 	Routed         bool          // it is parked, but its type has a route now
 	Served         bool          // a registered relay serves the destination
@@ -212,8 +213,15 @@ func (w waitState) behindHint() string {
 		if w.BehindAttempts == 0 || w.BehindNext == nil {
 			return ""
 		}
-		return fmt.Sprintf(": after %s, the last of which ended with %s, it is tried at %s; see: outbox-relay explain %d",
-			plain.Plural(w.BehindAttempts, "attempt", "attempts"), orReason(w.BehindError, w.BehindReason), timeText(w.BehindNext), w.BehindEvent)
+		next := "it is tried at " + timeText(w.BehindNext)
+		switch {
+		case w.Paused || w.Breaker != "closed" || w.WaitUntil != nil && w.WaitUntil.After(*w.BehindNext):
+			next = "it waits for the destination"
+		case w.BehindDue:
+			next = "it is due"
+		}
+		return fmt.Sprintf(": after %s, the last of which ended with %s, %s; see: outbox-relay explain %d",
+			plain.Plural(w.BehindAttempts, "attempt", "attempts"), orReason(w.BehindError, w.BehindReason), next, w.BehindEvent)
 	}
 	skip := fmt.Sprintf("outbox-relay discard --destination %s %s", plain.ShellWord(w.Destination), plain.ShellFlag("--head-of-key", w.OrderingKey))
 	if unsendable(w.BehindReason) {

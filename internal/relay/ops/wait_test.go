@@ -75,6 +75,20 @@ func TestWaits(t *testing.T) {
 	if list, err := outbox.Waits(t.Context(), 2); err != nil || !strings.HasSuffix(list[1].Text, "which is pending: after 2 attempts, the last of which ended with no answer within 5s, it is tried at 2099-01-02T03:04:05Z; see: outbox-relay explain 1") {
 		t.Errorf("%v %+v", err, list)
 	}
+	for _, c := range []struct{ change, want string }{
+		{`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute' WHERE event_id = 1`, "it is due"},
+		{`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute' WHERE event_id = 1;
+			INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error) VALUES ('default', 'open', now(), now() + interval '1 hour', '500')
+			ON CONFLICT (destination) DO UPDATE SET breaker = 'open', breaker_opened_at = now(), breaker_until = now() + interval '1 hour', breaker_error = '500'`, "it waits for the destination"},
+	} {
+		db.Exec(c.change)
+		list, err := outbox.Waits(t.Context(), 2)
+		relaytest.Must(t, err)
+		if !strings.HasSuffix(list[len(list)-1].Text, "no answer within 5s, "+c.want+"; see: outbox-relay explain 1") {
+			t.Errorf("%+v, want %s", list, c.want)
+		}
+	}
+	db.Exec(`DELETE FROM outbox_destination`)
 	db.Settled("failed", "event_id = 1")
 	list, err := outbox.Waits(t.Context(), 2)
 	relaytest.Must(t, err)
@@ -92,6 +106,7 @@ func TestStatusOfBlockedLanes(t *testing.T) {
 	}
 	db.Settled("failed", "destination = 'a' AND event_id IN (1, 2, 4, 9)") // of the last key nothing waits behind it
 	db.Exec(`UPDATE outbox_delivery SET last_attempt_at = now() - interval '1 hour' WHERE event_id = 1`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '30 minutes' WHERE event_id = 3`) // event 2 has failed, too
 	db.Exec(`DELETE FROM outbox_route WHERE destination = 'b'`)
 	db.Exec(`UPDATE outbox_delivery SET replay = true WHERE destination = 'b' AND event_id < 3`)
 	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r', 'v')`)
@@ -103,7 +118,7 @@ func TestStatusOfBlockedLanes(t *testing.T) {
 		t.Errorf("%s: %+v", got, s.Destinations)
 	}
 	testkit.Equal(t, "waiting behind", fmt.Sprint(a.WaitingBehind), "[{1 0 o1 failed 0 0 server_error} {4 0 o2 failed 0 0 server_error}]")
-	if a.BlockedSeconds < 3600 || b.BlockedSeconds != 0 {
+	if a.BlockedSeconds < 1800 || a.BlockedSeconds > 3000 || b.BlockedSeconds != 0 {
 		t.Errorf("blocked for %g and %g seconds", a.BlockedSeconds, b.BlockedSeconds)
 	}
 	relays, err := ops.New(db.Pool).Relays(t.Context())

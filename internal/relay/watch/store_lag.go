@@ -53,15 +53,16 @@ const Lag = firstPending + `, ` + intake.Untaken + `, ` + intake.Stuck + `, lag 
 )`
 
 // Blocked is a subselect of a FROM, behind a "lane (destination)", of the ordering keys that wait
-// there behind a failed delivery: how many, up to 10,001, for how many seconds at most, and the
-// three that have waited for longest, as JSON. The statement says in "lenient (destination)" where
+// there behind a failed delivery: how many, up to 10,001, for how many seconds at most (since the
+// failure, or since the next delivery was due if that is later), and the three that have waited for
+// longest, as JSON. The statement says in "lenient (destination)" where
 // a failed delivery blocks nothing; [Lenient] is what the relay that looked last has configured. It
 // is the only definition, like that of [Lag]. With EXISTS, a plan without statistics compares each
 // head with all that is pending and has a key.
 const Blocked = `LATERAL (
-    SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(h.since)), 0)::float8 AS seconds,
+    SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(later.since)), 0)::float8 AS seconds,
            coalesce(to_jsonb((array_agg(jsonb_build_object('key', h.ordering_key, 'event_id', h.event_id::text, 'reason', coalesce(h.last_reason, ''))
-                                        ORDER BY h.since, h.event_id))[1:3]), '[]') AS heads
+                                        ORDER BY later.since, h.event_id))[1:3]), '[]') AS heads
     FROM (WITH RECURSIVE head AS (
               (SELECT f.ordering_key, f.joined, f.event_id, f.last_reason, coalesce(f.last_attempt_at, f.next_attempt_at) AS since FROM outbox_delivery f
                WHERE f.destination = lane.destination AND f.ordering_key >= '' AND f.status = 'failed'
@@ -74,10 +75,10 @@ const Blocked = `LATERAL (
                   ORDER BY f.ordering_key, f.joined, f.event_id LIMIT 1) following
           ) SELECT * FROM head LIMIT 10001) h
     CROSS JOIN LATERAL (
-        SELECT FROM outbox_delivery p
+        SELECT least(greatest(h.since, p.next_attempt_at), now()) AS since FROM outbox_delivery p
         WHERE p.destination = lane.destination AND p.ordering_key = h.ordering_key AND p.status = 'pending' AND p.joined IS NOT NULL
           AND (p.joined, p.event_id) > (h.joined, h.event_id)
-        LIMIT 1) later
+        ORDER BY p.joined, p.event_id LIMIT 1) later
 )`
 
 // Lenient is the part of a WITH that names the destinations where a failed delivery blocks nothing,
