@@ -202,6 +202,8 @@ func TestHealthcheck(t *testing.T) {
 	if want := `outbox-relay: relay "dead" was last seen 1h`; r.code != cli.ExitFailed || r.stdout != "" || !strings.HasPrefix(r.stderr, want) {
 		t.Errorf("%+v", r)
 	}
+	execute(t, open(t, dsn), `UPDATE outbox_relay SET session_pid = pg_backend_pid() WHERE name = 'lives'`) // of another name
+	command(env, "status", "--healthcheck", "--name=lives").expect(t, cli.ExitFailed, "", "outbox-relay: relay \"lives\" was last seen 0s ago, and its session has ended\n")
 	hostname, err := os.Hostname()
 	pgtest.Must(t, err)
 	command(env, "status", "--healthcheck").expect(t, cli.ExitFailed, "", fmt.Sprintf("outbox-relay: no relay named %q is registered in the database\n", hostname))

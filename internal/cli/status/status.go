@@ -149,7 +149,11 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 	case latest == nil:
 		return fmt.Errorf("no relay named %q is registered in the database", name)
 	}
-	return fmt.Errorf("relay %q was last seen %s ago", name, output.Age(latest.HeartbeatAgeSeconds))
+	ended := ""
+	if latest.Cut {
+		ended = ", and its session has ended"
+	}
+	return fmt.Errorf("relay %q was last seen %s ago%s", name, output.Age(latest.HeartbeatAgeSeconds), ended)
 }
 
 func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
