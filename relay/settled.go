@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
@@ -38,6 +39,7 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 		reason      policy.Reason
 		class       lane.Class
 		pauses      bool
+		spilled     bool // an event that breaks a rule, which no lane has
 	}
 	counts := map[label]int{}
 	givenBack, failed := false, false
@@ -46,10 +48,13 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 		s := &settlements[i]
 		r.noteWritten(s, now)
 		failed = failed || s.Outcome == policy.Fail
-		if s.Spilled {
+		if s.Outcome == policy.Fail && !s.Posted && s.EventType != nil { // the senders count requests
+			r.cfg.History.Attempted(history.Key{Destination: s.Destination, EventType: *s.EventType}, policy.Fail, 0, history.NoLatency)
+		}
+		if s.Spilled && s.Outcome != policy.Fail {
 			continue
 		}
-		counts[label{s.Destination, s.Outcome, s.Reason, lane.Class(s.Class), s.PausesDestination}]++
+		counts[label{s.Destination, s.Outcome, s.Reason, lane.Class(s.Class), s.PausesDestination, s.Spilled}]++
 		givenBack = givenBack || needsScan(s)
 	}
 	for of, n := range counts {
@@ -58,7 +63,9 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 			r.cfg.Log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
 			l.PauseWritten()
 		}
-		l.Release(of.class, n)
+		if !of.spilled {
+			l.Release(of.class, n)
+		}
 		if hook := r.cfg.Hooks.Settled; hook != nil {
 			hook(of.destination, of.outcome, of.reason, n)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -230,11 +231,15 @@ func TestEventThatBreaksARuleFails(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
-	r := start(t, config(db, to(rc.URL)))
+	cfg := config(db, to(rc.URL))
+	cfg.History = history.New()
+	r := start(t, cfg)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('t', '{}', 'bad', '{"content-length": "1"}')`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'never', 'infinity')`)
 	db.Insert(1, "good")
 	r.settles(t, policy.Delivered, 1)
+	r.settles(t, policy.Fail, 2)
+	testkit.Equal(t, "failures in the history", cfg.History.Unwritten()[history.Key{Destination: "default", EventType: "t"}].Failed, 2)
 	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'invalid_event' AND last_error LIKE '%the rule outbox\_%'`)
 	relaytest.Becomes(db, 2, `SELECT count FROM outbox_alert WHERE rule = 'failed'`)
 }

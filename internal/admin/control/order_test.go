@@ -141,12 +141,14 @@ func TestOverview(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "logistics", "shop")
 	db.Insert(3, "k")
+	db.Insert(1, "parked")
+	db.Exec(`DELETE FROM outbox_delivery WHERE event_id = 4 AND destination = 'shop'; UPDATE outbox_delivery SET destination = '' WHERE event_id = 4`)
 	db.Settled("failed", "event_id = 1 AND destination = 'shop'")
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' WHERE event_id = 2`)
 	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r1', '1'); INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'shop')`)
 	c := newControl(db)
 	o, err := c.Overview(t.Context(), List{})
-	if err != nil || o.Backlog != 5 || o.Failed != 1 || o.LagSeconds < 3600 || o.Relays != 1 || o.Alerts != 1 || len(o.Destinations) != 2 || len(o.Advice) == 0 {
+	if err != nil || o.Backlog != 5 || o.Parked != 1 || o.Failed != 1 || o.LagSeconds < 3600 || o.Relays != 1 || o.Alerts != 1 || len(o.Destinations) != 2 || len(o.Advice) == 0 {
 		t.Errorf("%+v, %v", o, err)
 	}
 	d, advice, err := c.Destination(t.Context(), "shop")

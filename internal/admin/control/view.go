@@ -34,7 +34,8 @@ type Overview struct {
 	Backlog    int64   `json:"backlog"`
 	LagSeconds float64 `json:"lag_seconds"`
 	Failed     int64   `json:"failed"`
-	// Untaken events are not routed yet, and no part of the backlog.
+	// Untaken events are not routed yet, and Parked ones have no route. Neither are part of the
+	// backlog.
 	Untaken int64 `json:"untaken"`
 	Parked  int64 `json:"parked"`
 	// LastHour of all relays; what others did in the last minute may be missing.
@@ -55,7 +56,7 @@ func (c *Control) Overview(ctx context.Context, list List) (Overview, error) {
 		return Overview{}, err
 	}
 	o := Overview{
-		At: s.At, Advice: s.Advice, Untaken: s.Untaken.Events, Parked: s.Parked, Backlog: s.Parked,
+		At: s.At, Advice: s.Advice, Untaken: s.Untaken.Events, Parked: s.Parked,
 		Destinations: []Destination{}, Alerts: len(s.Alerts),
 	}
 	for _, d := range s.Destinations {

@@ -32,8 +32,8 @@ type Counts struct {
 	Delivered int64 `json:"delivered"`
 	Failed    int64 `json:"failed"`
 	Retried   int64 `json:"retried"`
-	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt
-	// of a delivery.
+	// Probes are failed requests that were held, so that they spent no attempt of a delivery: those
+	// that opened the breaker, and the probes after.
 	Probes int64 `json:"probes"`
 	// Took are the times of the requests that delivered; Latency those from when the event became
 	// due until then, without replays.
@@ -68,8 +68,9 @@ func New() *Recorder { return &Recorder{counts: map[Key]*Counts{}} }
 // NoLatency is the latency of a replay, which is not counted.
 const NoLatency time.Duration = -1
 
-// Attempted counts one request. took is its time, latency that from when the event became due to
-// the end of the request, or [NoLatency]. A nil Recorder counts nothing.
+// Attempted counts one request, or a delivery that failed without one. took is its time, latency
+// that from when the event became due to the end of the request, or [NoLatency]. A nil Recorder
+// counts nothing.
 func (r *Recorder) Attempted(key Key, outcome policy.Outcome, took, latency time.Duration) {
 	if r == nil {
 		return

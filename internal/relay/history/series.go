@@ -49,8 +49,8 @@ type Sum struct {
 	Delivered int64 `json:"delivered"`
 	Failed    int64 `json:"failed"`
 	Retried   int64 `json:"retried"`
-	// Probes are failed attempts that were sent after the breaker had opened. They spend no attempt
-	// of a delivery.
+	// Probes are failed requests that were held, so that they spent no attempt of a delivery: those
+	// that opened the breaker, and the probes after.
 	Probes int64 `json:"probes"`
 	// Response is how long the requests took that delivered. Latency is from when the event became
 	// due until then, with all waits and attempts, without replays.

@@ -23,14 +23,6 @@ func (o *outgoing) RecordResult(now time.Time, event int64, v *policy.Result, to
 	return atFault, o.breaker.Write != write || o.breaker.Pending() != pending
 }
 
-// IsTrying reports whether the breaker is half open, so that what is sent now is a probe.
-func (o *outgoing) IsTrying() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	trying, _ := o.breaker.Trying()
-	return trying
-}
-
 // breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes
 // the next request wait.
 func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn time.Duration) {

@@ -108,7 +108,6 @@ func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bo
 			started = time.Now()
 		}
 		to := l.Current()
-		probe := l.IsTrying() // before the request: one that opens the breaker is no probe
 		if ready {
 			v = s.attempt(l, d)
 		}
@@ -130,7 +129,7 @@ func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bo
 			behind = l.StopKey(*key)
 		}
 		if decided.Posted {
-			s.recordAttempt(d, &decided, probe, started, took)
+			s.recordAttempt(d, &decided, started, took)
 		}
 		s.Settle(d.Settlement(decided, started, took))
 		d.Event.Payload = nil // of a long run, only what is being sent is kept in memory
@@ -146,7 +145,7 @@ func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bo
 }
 
 // recordAttempt ends the trace of an attempt, logs it, and calls the hook.
-func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, probe bool, started time.Time, took time.Duration) {
+func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, started time.Time, took time.Duration) {
 	level := zerolog.InfoLevel
 	switch decided.Outcome {
 	case policy.Delivered: // too many
@@ -170,15 +169,11 @@ func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, prob
 	}
 	sinceFirstDue := since(d, d.FirstDue, ended)
 	if d.Event.EventType != nil { // else the event is gone
-		counted := decided.Outcome
-		if counted == policy.Hold && !probe {
-			counted = policy.Retry // the attempt that opened the breaker
-		}
 		latency := sinceFirstDue
 		if d.Replay { // the time until an operator replayed it says nothing about deliveries
 			latency = history.NoLatency
 		}
-		s.History.Attempted(history.Key{Destination: d.Destination, EventType: *d.Event.EventType}, counted, took, latency)
+		s.History.Attempted(history.Key{Destination: d.Destination, EventType: *d.Event.EventType}, decided.Outcome, took, latency)
 	}
 	if hook := s.Attempted; hook != nil {
 		hook(Attempt{

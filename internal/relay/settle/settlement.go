@@ -15,8 +15,9 @@ type Settlement struct {
 	policy.Decision
 	EventID     int64
 	Destination string
-	Fence       int64 // of the claim or the range: a row with another one is left as it is
-	Attempts    int   // requests before this one
+	Fence       int64   // of the claim or the range: a row with another one is left as it is
+	Attempts    int     // requests before this one
+	EventType   *string // nil: the event is gone
 	OrderingKey *string
 	Key         *string       // idempotency key; nil: the event is gone
 	NotAfter    time.Time     // what the receiver was promised, by the database's clock

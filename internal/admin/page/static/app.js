@@ -76,7 +76,7 @@
   const quantiles = [["p50", "--accent"], ["p95", "--p95"], ["p99", "--p99"]];
   const kinds = {
     delivered: { of: ["delivered"], lines: [["Delivered", "--good", true]], format: short, none: "Nothing was delivered" },
-    others: { of: ["retried", "failed", "probes"], lines: [["Retried", "--odd"], ["Failed", "--bad"], ["Probes", "--p95"]], format: short, none: "None" },
+    others: { of: ["retried", "failed", "probes"], lines: [["Retried", "--odd"], ["Failed", "--bad"], ["Held", "--p95"]], format: short, none: "None" },
     latency: { of: ["latency_p50", "latency_p95", "latency_p99"], lines: quantiles, format: seconds, log: true, none: "Nothing was delivered" },
     response: { of: ["p50", "p95", "p99"], lines: quantiles, format: seconds, log: true, none: "Nothing was delivered" },
     backlog: { of: ["backlog"], lines: [["Backlog", "--accent", true]], format: short, none: "Nothing waited" },
