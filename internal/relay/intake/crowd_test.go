@@ -147,8 +147,8 @@ func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, ra
 	for {
 		producing := c.producing.Load()
 		inHand := []int64{}
-		for seq := range hands {
-			inHand = append(inHand, seq)
+		for _, of := range hands {
+			inHand = append(inHand, of.Fence)
 		}
 		rescued, found, err := RescueRange(ctx, pool, instance, inHand, 1<<20)
 		if err != nil {

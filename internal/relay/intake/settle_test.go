@@ -213,7 +213,7 @@ func TestRescue(t *testing.T) {
 	if !found || again.Seq != second.Seq || keys(again.Events) != "late f1 f2" {
 		t.Fatalf("%v, %q of %+v", found, keys(again.Events), again)
 	}
-	if got, found := rescue(again.Seq); found {
+	if got, found := rescue(again.Fence); found {
 		t.Errorf("%+v is in hand", got)
 	}
 	r.settle(2, again)
@@ -292,7 +292,7 @@ func TestFindBlockedKeys(t *testing.T) {
 	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
 	r.Exec(`UPDATE outbox_range SET relay = 2, ended_at = NULL WHERE seq = $1`, theirs.Seq)
 	check(hand, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{}) // its own, and not known
-	known = []int64{theirs.Seq, mine.Seq}
+	known = []int64{theirs.Fence, mine.Fence}
 	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
 	r.Exec(`DELETE FROM outbox_range WHERE seq = $1`, mine.Seq)
 	if _, err := FindBlockedKeys(t.Context(), r.pool, 2, mine.Ref(), known, ask); !errors.Is(err, ErrLost) {

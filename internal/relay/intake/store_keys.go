@@ -21,7 +21,7 @@ SELECT k.number, 'hand', NULL FROM (
 WHERE (k.hash IN (
     SELECT unnest(o.keys) FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT r.keys FROM outbox_range r
-        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay <> $1 OR r.seq <> ALL ($8::bigint[])) AND r.keys IS NOT NULL
+        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay <> $1 OR r.fence <> ALL ($8::bigint[])) AND r.keys IS NOT NULL
         OFFSET 0) o)) IS TRUE
 UNION ALL
 SELECT w.number, 'row', NULL FROM unnest($3, $4::text[], $5::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
@@ -53,8 +53,8 @@ var ErrLost = errors.New("the range is not this relay's any more")
 // error is [ErrLost] if a crash of the server has undone the take: it may have undone those before
 // it too, and then nothing shows what comes first.
 //
-// inHand are the ranges that the relay knows to have. Another one that is its own counts as
-// elsewhere: the take whose answer was lost may have committed late.
+// inHand are the fences of the ranges that the relay knows to have. Another one that is its own
+// counts as elsewhere: the take whose answer was lost may have committed late.
 func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of RangeRef, inHand []int64, keys []Key) (blocked []Blocked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -19,7 +19,7 @@ free AS MATERIALIZED (
     SELECT r.seq FROM last l CROSS JOIN LATERAL (
         SELECT o.seq FROM outbox_range o
         WHERE o.seq >= l.oldest AND o.ended_at IS NULL
-          AND CASE WHEN o.relay = $1::int THEN o.seq <> ALL ($2::bigint[])
+          AND CASE WHEN o.relay = $1::int THEN o.fence <> ALL ($2::bigint[])
                    ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.instance = o.relay) END
         ORDER BY o.seq LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) r
 )
@@ -54,9 +54,9 @@ SELECT ` + eventResults + `,
 FROM r LEFT JOIN e ON true WHERE r.fence = $2 ORDER BY e.id`
 
 // RescueRange takes over the oldest open range that no relay has in hand: of a relay that is no
-// longer registered, or of this relay and not among inHand, as after a take whose answer was lost.
-// The range comes with the destinations that are settled already. found is false if there is none.
-// A range of which nothing is left comes too: the caller ends it.
+// longer registered, or of this relay with a fence that is not in inHand, as after a take whose
+// answer was lost. The range comes with the destinations that are settled already. found is false
+// if there is none. A range of which nothing is left comes too: the caller ends it.
 //
 // Two statements: the second one sees all that the former owner wrote before the fence changed. If
 // the relay dies between them, the next call finds the range again.

@@ -135,7 +135,7 @@ func TestRangeIsHandedOut(t *testing.T) {
 	}
 	relaytest.Becomes(db, 10, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`)
-	if list := r.Hands.list(); len(list) != 0 {
+	if list := r.Hands.fences(); len(list) != 0 {
 		t.Errorf("still in hand: %v", list)
 	}
 	r.take(t)
@@ -226,6 +226,27 @@ func TestTakeThatCommitsLateKeepsItsKeys(t *testing.T) {
 		t.Errorf("sent before k-1: %v", keys)
 	}
 	r.has(t, agenda.CauseRescue)
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
+	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+	r.becomes("default k-1 pending", "default k-2 pending")
+}
+
+// A crash of the server has undone a take that is still in hand here, and another one has got its
+// number: the keys of that one wait for it, and it is rescued.
+func TestLostRangeHidesNoneOfItsNumber(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	r := start(t, db, "default")
+	db.Exec(insertEvent, "k-1", "k")
+	unknown, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	relaytest.Must(t, err)
+	lost := intake.RangeRef{Seq: unknown.Seq, Fence: unknown.Fence - 2}
+	r.Hands.add(lost)
+	db.Exec(insertEvent, "k-2", "k")
+	r.take(t)
+	if keys := r.deliver("default"); len(keys) != 0 {
+		t.Errorf("sent before k-1: %v", keys)
+	}
 	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
 	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
 	r.becomes("default k-1 pending", "default k-2 pending")

@@ -21,7 +21,7 @@ import (
 func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32) error {
 	bytes := int64(1)
 	for {
-		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.list(), bytes)
+		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.fences(), bytes)
 		if bytes > 0 && pg.ClassifyError(err) == pg.ErrorDamaged {
 			bytes = 0
 			continue

@@ -312,7 +312,7 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 		}
 		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.NextAttemptAt.Time})
 	}
-	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, t.Hands.list(), keys)
+	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, t.Hands.fences(), keys)
 	if err != nil {
 		return nil, err
 	}
@@ -356,11 +356,11 @@ func (h *Hands) add(r intake.RangeRef) { h.ranges.Store(r, true) }
 // stays in hand.
 func (h *Hands) Remove(r intake.RangeRef) { h.ranges.Delete(r) }
 
-// list returns the numbers. It is not nil: to the database that would be an unknown list.
-func (h *Hands) list() []int64 {
+// fences returns those of the ranges. It is not nil: to the database that would be an unknown list.
+func (h *Hands) fences() []int64 {
 	list := []int64{}
 	for r := range h.ranges.Range {
-		list = append(list, r.(intake.RangeRef).Seq)
+		list = append(list, r.(intake.RangeRef).Fence)
 	}
 	return list
 }
