@@ -67,6 +67,9 @@ func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
 	waitingKeys := map[ordering.Key]bool{}
 	for n, a := range list {
 		if a.instance != instance { // this relay was taken for dead, and with it what it had in hand
+			if a.rescued != nil {
+				t.Hands.Remove(a.rescued.Ref())
+			}
 			a.abandon()
 			continue
 		}

@@ -109,3 +109,15 @@ func TestNumberOfARangeIsGivenOutAgain(t *testing.T) {
 	h.Remove(again)
 	testkit.Equal(t, "in hand", h.fences(), []int64{})
 }
+
+// What this relay had rescued when it was taken for dead is not in its hands any more.
+func TestRelayTakenForDeadHasNothingRescued(t *testing.T) {
+	t.Parallel()
+	c, _ := newTaker(t, nil, "default")
+	rescued := intake.Range{Seq: 90, Fence: 2}
+	c.Hands.add(rescued.Ref())
+	c.awaiting = []awaitingRange{{instance: 1, seq: rescued.Seq, rescued: &rescued}}
+	relaytest.Must(t, c.RecheckAwaiting(t.Context(), 2))
+	testkit.Equal(t, "in hand", c.Hands.fences(), []int64{})
+	testkit.Equal(t, "ranges that wait", len(c.awaiting), 0)
+}
