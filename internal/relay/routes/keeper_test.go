@@ -16,7 +16,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -199,47 +198,6 @@ func TestUnchangedRoutesAreNotSynchronised(t *testing.T) {
 		wantStored(db, "* a, t b")
 		relaytest.Must(t, quiet())
 	}
-}
-
-// The routes of a relay that died or stops stay until each range that was open then has ended:
-// another relay may have to route its events. Later ranges keep none, and a reload removes its own
-// at once.
-func TestOpenRangesKeepRoutes(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t, "history")
-	first, second, third := registered(db, "first"), registered(db, "second"), registered(db, "third")
-	first.apply("* a")
-	second.apply("* b", "* old")
-	third.apply("* c")
-	take := func(by *relay) (seq int64) {
-		db.Insert(1, fmt.Sprint("key", relaytest.Row[int](db, `SELECT count(*) FROM outbox`)))
-		r, err := intake.TakeRange(t.Context(), db.Pool, by.instance, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
-		relaytest.Must(t, err)
-		if r.Found != intake.Taken {
-			t.Fatalf("took nothing: %s", r.Found)
-		}
-		return r.Seq
-	}
-	end := func(seq int64) { db.Exec(`UPDATE outbox_range SET ended_at = now() WHERE seq = $1`, seq) }
-	follow := func(keeps bool, want string) {
-		t.Helper()
-		relaytest.Must(t, second.keeper.Follow(t.Context(), second.instance))
-		testkit.Equal(t, "it keeps routes", second.keeper.Keeps(), keeps)
-		wantStored(db, want)
-	}
-	of1 := take(first)
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, first.instance)
-	follow(true, "* a, * b, * c, * old")
-	of2 := take(second)
-	second.apply("* b")
-	wantStored(db, "* a, * b, * c")
-	relaytest.Must(t, third.keeper.Withdraw(t.Context(), third.instance))
-	follow(true, "* a, * b, * c")
-	take(second)
-	end(of1)
-	follow(true, "* b, * c")
-	end(of2)
-	follow(false, "* b")
 }
 
 // A relay that others have taken for dead changes nothing: it has to register again first.

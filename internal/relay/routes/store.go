@@ -222,20 +222,24 @@ SELECT t.pattern, t.destination FROM outbox_route t
 WHERE EXISTS (SELECT FROM outbox_relay_route)
   AND NOT EXISTS (SELECT FROM outbox_relay_route o WHERE o.pattern = t.pattern AND o.destination = t.destination)`
 
+// The last range, the oldest open one, and the last open one of a relay that is not registered.
 const selectRanges = `
-SELECT coalesce(l.seq, 0), coalesce((
-    SELECT min(o.seq) FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL), l.seq + 1, 1)
-FROM (SELECT 1) one LEFT JOIN (SELECT seq, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l ON true`
+SELECT coalesce(l.seq, 0), coalesce(r.oldest, l.seq + 1, 1), coalesce(r.strange, 0)
+FROM (SELECT 1) one LEFT JOIN (SELECT seq, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l ON true
+CROSS JOIN LATERAL (
+    SELECT min(o.seq) AS oldest, max(o.seq) FILTER (WHERE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.instance = o.relay)) AS strange
+    FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL) r`
 
 // keepUsed divides stale routes into those to remove and those to keep: a dead or stopping relay
 // may have sent events of an open range by them, without a delivery. Whoever rescues the range has
-// to find the routes. known are those that were kept before. Only dropped routes go at once.
+// to find the routes. A relay that was taken for dead may even take one more by them: it does not
+// know yet. known are the routes that were kept before. Only dropped routes go at once.
 func keepUsed(ctx context.Context, tx pgx.Tx, stale, dropped []Row, known map[Row]int64) (removed []Row, kept map[Row]int64, err error) {
 	if len(stale) == 0 {
 		return nil, nil, nil
 	}
-	var last, oldestOpen int64
-	if err := tx.QueryRow(ctx, selectRanges).Scan(&last, &oldestOpen); err != nil {
+	var last, oldestOpen, strange int64
+	if err := tx.QueryRow(ctx, selectRanges).Scan(&last, &oldestOpen, &strange); err != nil {
 		return nil, nil, err
 	}
 	goes := make(map[Row]bool, len(dropped))
@@ -248,6 +252,7 @@ func keepUsed(ctx context.Context, tx pgx.Tx, stale, dropped []Row, known map[Ro
 		if !was {
 			upto = last
 		}
+		upto = max(upto, strange)
 		if goes[route] || upto < oldestOpen {
 			removed = append(removed, route)
 		} else {
