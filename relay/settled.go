@@ -55,6 +55,9 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 			continue
 		}
 		counts[label{s.Destination, s.Outcome, s.Reason, lane.Class(s.Class), s.PausesDestination, s.Spilled}]++
+		if s.Outcome == policy.Retry {
+			r.mailbox.retries.Add(now, s.Delay)
+		}
 		givenBack = givenBack || needsScan(s)
 	}
 	for of, n := range counts {
@@ -92,9 +95,6 @@ func needsScan(s *settle.Settlement) bool {
 // settled.
 func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	l := r.lanes.Get(s.Destination)
-	if s.Outcome == policy.Retry {
-		r.mailbox.retries.Add(now, s.Delay)
-	}
 	if s.Outcome == policy.Hold && s.InHand != nil {
 		if wait := s.InHand.UntilDue(now); wait > 0 {
 			r.mailbox.retries.Add(now, wait)
@@ -109,17 +109,13 @@ func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 }
 
 // applyDropped gives the room and the ordering key of an outcome back that the database refused
-// until its lease ended. The key of one without a row stands until it has one: nothing else shows
-// that it comes first.
+// until its lease ended.
 func (r *Relay) applyDropped(s *settle.Settlement) {
 	l := r.lanes.Get(s.Destination)
 	if l == nil {
 		return
 	}
-	if !s.HasRow() && s.OrderingKey != nil {
-		l.BeginSpill(*s.OrderingKey)
-	}
-	l.SettleKey(s, s.HasRow(), true)
+	l.SettleKey(s, true, true)
 	r.lanes.Engage(l)
 	if s.Spilled {
 		return

@@ -14,11 +14,15 @@ const (
 	asideFirst   = 50 * time.Millisecond
 	asideLocked  = time.Second // while another session has locked its row
 	asideRefused = time.Minute // while the database refuses it
+
+	// refusedEach is how much longer all that is refused waits for each of it: each is a statement,
+	// and all destinations have one settler.
+	refusedEach = 10 * time.Millisecond
 )
 
 // setAside keeps settlements that could not be written, to try them again. They keep their lane's
-// room. A refused one is dropped when its lease has ended: the delivery can be claimed again then,
-// and its receiver can bear that. One without a row cannot: only its room is given back.
+// room and their ordering key. A refused one is dropped when its lease has ended: the delivery can
+// be claimed again then, and its receiver can bear that. One without a row cannot, and is kept.
 func (w *Settler) setAside(left []Settlement) {
 	now := time.Now()
 	var locked, refused *Settlement // the first new ones
@@ -26,21 +30,19 @@ func (w *Settler) setAside(left []Settlement) {
 		s := &left[i]
 		a := s.aside
 		a.tries++
-		limit := asideLocked
+		limit, least := asideLocked, time.Duration(0)
 		if a.refused != nil {
-			limit = asideRefused
+			limit, least = asideRefused, time.Duration(len(w.aside))*refusedEach
 		}
-		a.again = now.Add(min(limit, asideFirst<<min(a.tries-1, 16)))
+		a.again = now.Add(max(min(limit, asideFirst<<min(a.tries-1, 16)), least))
 		switch {
-		case a.refused != nil && !s.LeaseEnds.After(now):
-			if !s.Spilled || !s.rowless {
-				w.Dropped(s)
-			}
-			if !s.rowless {
-				continue
-			}
-			s.Spilled = true
-		case a.refused != nil && s.LeaseEnds.Before(a.again):
+		case s.rowless && s.HasRow(): // another part of its batch has made the row
+			a.again = now
+		case s.rowless || a.refused == nil:
+		case !s.LeaseEnds.After(now):
+			w.Dropped(s)
+			continue
+		case s.LeaseEnds.Before(a.again):
 			a.again = s.LeaseEnds
 		}
 		switch {
@@ -58,7 +60,7 @@ func (w *Settler) setAside(left []Settlement) {
 	if refused != nil {
 		w.Log.Error().Err(refused.aside.refused).Int("deliveries", len(left)).Int64("event_id", refused.EventID).
 			Str("destination", refused.Destination).Str("outcome", string(refused.Outcome)).Str("hint", pg.Hint(refused.aside.refused)).
-			Msg("the database refuses the outcome of deliveries; trying again until their lease ends, then they are attempted again")
+			Msg("the database refuses the outcome of deliveries; trying again, those with a row until their lease ends, when they are attempted again")
 	}
 }
 

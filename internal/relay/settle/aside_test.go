@@ -1,6 +1,7 @@
 package settle
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,6 +42,24 @@ func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
 	testkit.Equal(t, "unsettled", relaytest.Rows[int64](r.Database, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL`), []int64{77})
 	if n := strings.Count(r.logged.String(), "the database refuses the outcome of deliveries"); n == 0 || n > 3 {
 		t.Errorf("%d lines of the log: %s", n, r.logged.String())
+	}
+}
+
+// However many settlements the database refuses, they are a hundred statements a second at most.
+func TestManyRefusedAreTriedRarely(t *testing.T) {
+	t.Parallel()
+	w := New()
+	of := func() *Settlement {
+		return &Settlement{InHand: &InHand{}, rowless: true, aside: &aside{refused: errors.New("not this one")}}
+	}
+	for range 12_000 {
+		w.aside = append(w.aside, *of())
+	}
+	last := of()
+	least := time.Now().Add(2 * time.Minute)
+	w.setAside([]Settlement{*last})
+	if again := last.aside.again; again.Before(least) {
+		t.Errorf("tried %v too early", least.Sub(again))
 	}
 }
 

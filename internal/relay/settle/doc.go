@@ -20,9 +20,9 @@
 // A batch is one transaction. It does not wait for the disk unless a delivery of it failed: losing
 // another outcome in a crash of the server costs a duplicate at most, and usually nothing, since
 // [Settler.WriteAgain] repeats the last ones. A batch that is refused is written in parts, by
-// outcome and then one by one, or by range if it met a lock, so that one row cannot keep the others
-// from being written. What is left is set aside and tried again: until another session unlocks the
-// row, or until the lease ends. What has no row is tried until it has one.
+// outcome and destination and then one by one, or by range if it met a lock, so that one row cannot
+// keep the others from being written. What is left is set aside and tried again: until another
+// session unlocks the row, or until the lease ends. What has no row is tried until it has one.
 //
 // # Ranges
 //

@@ -199,6 +199,9 @@ func (w *Settler) rangesWritten(b *batch) {
 		}
 		w.forgetRange(r)
 	}
+	if len(b.rows)+len(b.lost) == 0 {
+		return
+	}
 	for i := range w.aside { // while this relay has the row claimed
 		if s := &w.aside[i]; s.rowless && s.HasRow() {
 			s.aside.again = time.Now()
@@ -254,14 +257,16 @@ func (w *Settler) endOldRanges(ctx context.Context, now time.Time) {
 	if len(b.rows) > 0 {
 		w.write(ctx, b)
 	}
+	open := 0
 	for _, r := range w.ranges { // again later, if something awaits another relay
+		open += r.open
 		if !now.Before(r.rowsAt) {
 			r.rowsAt = now.Add(RowsAfter)
 		}
 	}
 	for _, d := range b.rows { // ever more rarely: each refused row is a statement
 		if !d.HasRow {
-			d.Range.rowsAt = now.Add(min(max(now.Sub(d.Range.Begun), RowsAfter), asideRefused))
+			d.Range.rowsAt = now.Add(max(min(max(now.Sub(d.Range.Begun), RowsAfter), asideRefused), time.Duration(open)*refusedEach))
 		}
 	}
 }

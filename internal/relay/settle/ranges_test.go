@@ -237,8 +237,9 @@ func TestRangeWhoseNumberIsGivenOutAgain(t *testing.T) {
 	testkit.Equal(t, "stale", r.stale, 1)
 }
 
-// The database refuses the row of a delivery that joins its ordering key later for longer than its
-// lease. Nothing else makes a row of it, so it is tried again, and its lane has only its room back.
+// The database refuses the row of a delivery for longer than its lease. Nothing else shows the
+// delivery, or makes a row of one that joins its ordering key later. So it is tried again, and its
+// lane keeps room and key for it.
 func TestDeliveryWithoutARowIsNotGivenUp(t *testing.T) {
 	t.Parallel()
 	for name, scheduled := range map[string]bool{"joins its key later": true, "sent": false} {
@@ -252,11 +253,11 @@ func TestDeliveryWithoutARowIsNotGivenUp(t *testing.T) {
 			d := &of.Deliveries[1]
 			d.LeaseEnds = time.Now().Add(100 * time.Millisecond)
 			s := with(d.settlement(), policy.Retry)
-			wantDropped, want := []int64{2}, "2 pending 1 500 server_error no later"
+			want := "2 pending 1 500 server_error no later"
 			if scheduled {
 				d.Scheduled = time.Now().Add(time.Hour)
 				s = with(s, policy.Hold)
-				s.Spilled, wantDropped, want = true, nil, "2 pending 0 later"
+				s.Spilled, want = true, "2 pending 0 later"
 			}
 			r.begin()
 			r.settle(of.Deliveries[0].settlement(), s)
@@ -267,10 +268,32 @@ func TestDeliveryWithoutARowIsNotGivenUp(t *testing.T) {
 			r.end()
 			r.wantRows("1 delivered 1 204 dated", want)
 			testkit.Equal(t, "ranges open", r.openRanges(), 0)
-			if !slices.Equal(r.dropped, wantDropped) || !r.written[1].Spilled {
+			if len(r.dropped) > 0 || r.written[1].Spilled != scheduled {
 				t.Errorf("dropped %v, written %+v", r.dropped, r.written[1])
 			}
 		})
+	}
+}
+
+// The database refuses the outcome of a delivery without a row whose lease has ended. The same
+// batch makes its row, for a later one of its key: the outcome is written into that.
+func TestRowIsMadeBesideARefusal(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.InsertKeyed("k", 1, 2)
+	of := r.take()
+	of.keepYoung()
+	r.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.event_id = 1 AND NEW.claimed_by IS NULL THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	of.Deliveries[0].LeaseEnds = time.Now()
+	r.settle(of.Deliveries[0].settlement(), with(of.Deliveries[1].settlement(), policy.Retry))
+	r.begin()
+	r.awaitsWritten(2)
+	r.end()
+	r.wantRows("1 delivered 1 204 dated", "2 pending 1 500 server_error no later")
+	if len(r.dropped) > 0 || r.written[1].Spilled || r.stale > 0 {
+		t.Errorf("dropped %v, %d stale, written %+v", r.dropped, r.stale, r.written[1])
 	}
 }
 

@@ -116,18 +116,19 @@ func (b *batch) byOutcome() (o outcomes) {
 
 // A partOf names what of a batch is written together when the batch has failed.
 type partOf struct {
-	outcome policy.Outcome
-	taken   *TakenRange
-	key     ordering.Key
-	alone   int
+	outcome     policy.Outcome
+	destination string
+	taken       *TakenRange
+	key         ordering.Key
+	alone       int
 }
 
 // parts returns the smaller batches to write in place of one that failed with err: the settlements
-// of each outcome, then each settlement alone. What met a lock is divided by ranges, since another
-// session may have locked the row of one. Rows of ranges are divided by these, and then by ordering
-// keys. It returns none when smaller batches would fail, too: a batch that leaves out locked
-// deliveries and still meets a lock needs the row of an alert, a destination or a range, and so
-// does each of its settlements.
+// of each outcome and destination, then each settlement alone. What met a lock is divided by
+// ranges, since another session may have locked the row of one. Rows of ranges are divided by
+// these, and then by ordering keys. It returns none when smaller batches would fail, too: a batch
+// that leaves out locked deliveries and still meets a lock needs the row of an alert, a destination
+// or a range, and so does each of its settlements.
 func (b *batch) parts(err error) (parts []batch) {
 	locked := pg.HasCode(err, pg.LockNotAvailable)
 	single := b.apart && !locked
@@ -142,7 +143,7 @@ func (b *batch) parts(err error) (parts []batch) {
 	}
 	for i := range b.settlements {
 		s := &b.settlements[i]
-		of := partOf{outcome: s.Outcome}
+		of := partOf{outcome: s.Outcome, destination: s.Destination}
 		switch {
 		case single:
 			of.alone = i + 1

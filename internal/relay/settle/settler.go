@@ -39,8 +39,7 @@ type Settler struct {
 	// those that came too late. The settler keeps the slice: it must not be changed.
 	Written func([]Settlement)
 	// Dropped is called with an outcome that the database refused until its lease ended. The
-	// delivery is claimed again. One without a row is only given up by its lane: it is spilled, and
-	// comes through Written or Dropped once it has a row.
+	// delivery has a row, and is claimed again.
 	Dropped func(*Settlement)
 	// RangeEnded is called when each delivery of a range has a row, or the range is another
 	// relay's.
