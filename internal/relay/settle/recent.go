@@ -76,11 +76,12 @@ func (w *Settler) ForgetDurable(at time.Time) {
 // WriteAgain writes the settlements of the last seconds once more, over a connection of the
 // session, before anything is claimed: the server may have been restarted, or replaced. What it did
 // not lose stays as it is, since each settle is fenced and has happened. They stay remembered,
-// because the next crash may come at once.
+// because the next crash may come at once. What needs a lock that a stranger keeps is left out:
+// nothing else of the relay works meanwhile.
 func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) error {
 	restored := 0
 	for _, recent := range w.recent.all() {
-		n, err := w.writeBatchAgain(ctx, store{on}, instance, batch{settlements: recent.settlements, rows: recent.rows, apart: true})
+		n, err := w.writeBatchAgain(ctx, store{pool: on, boundsLocks: true}, instance, batch{settlements: recent.settlements, rows: recent.rows, apart: true})
 		if err != nil {
 			return fmt.Errorf("write the last outcomes again: %w", err)
 		}
@@ -92,14 +93,14 @@ func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) er
 	return nil
 }
 
-// writeBatchAgain writes one batch again, in parts if the database refuses it. What is refused then
-// waits for its lease, or for the end of its range.
+// writeBatchAgain writes one batch again, in parts if the database refuses it, or another session
+// has locked what it needs. What is left then waits for its lease, or for the end of its range.
 func (w *Settler) writeBatchAgain(ctx context.Context, over store, instance int32, b batch) (restored int, err error) {
 	for range 2 { // the first try restores lost claims (see RestoreLostClaims), the second settles them
 		missed, stale, err := over.settle(ctx, instance, &b)
 		if pg.ClassifyError(err) != pg.ErrorPassing {
 			w.Failed("settle", err)
-			for _, part := range b.partsAgain() {
+			for _, part := range b.partsAgain(pg.HasCode(err, pg.LockNotAvailable)) {
 				n, err := w.writeBatchAgain(ctx, over, instance, part)
 				if err != nil {
 					return restored, err
@@ -121,18 +122,24 @@ func (w *Settler) writeBatchAgain(ctx context.Context, over store, instance int3
 }
 
 // partsAgain returns the smaller batches to write again in place of one that was refused: all that
-// has no row, since one row of it is the witness of the others, and each other settlement alone.
-func (b *batch) partsAgain() (parts []batch) {
-	whole := batch{rows: b.rows, apart: true}
+// has no row, since one row of it is the witness of the others, and each other settlement alone. If
+// a lock was in the way, these stay together: they leave locked rows out.
+func (b *batch) partsAgain(locked bool) (parts []batch) {
+	whole, others := batch{rows: b.rows, apart: true}, batch{apart: true}
 	for i := range b.settlements {
-		if one := b.settlements[i : i+1]; one[0].rowless {
+		switch one := b.settlements[i : i+1]; {
+		case one[0].rowless:
 			whole.settlements = append(whole.settlements, one...)
-		} else {
+		case locked:
+			others.settlements = append(others.settlements, one...)
+		default:
 			parts = append(parts, batch{settlements: one, apart: true})
 		}
 	}
-	if len(whole.settlements)+len(whole.rows) > 0 {
-		parts = append(parts, whole)
+	for _, part := range []batch{whole, others} {
+		if len(part.settlements)+len(part.rows) > 0 {
+			parts = append(parts, part)
+		}
 	}
 	if len(parts) == 1 { // this batch
 		return nil

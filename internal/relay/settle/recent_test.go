@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -41,7 +43,7 @@ func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 				Decision: policy.Decision{Outcome: c.outcome, Result: policy.Result{Reason: policy.ReasonServerError, Posted: c.outcome != policy.Hold}, Delay: time.Minute},
 			}
 			for range 2 {
-				_, _, err := store{db.Pool}.settle(t.Context(), 5, &batch{settlements: []Settlement{s}, apart: true})
+				_, _, err := store{pool: db.Pool}.settle(t.Context(), 5, &batch{settlements: []Settlement{s}, apart: true})
 				relaytest.Must(t, err)
 			}
 			got := relaytest.Row[string](db, `SELECT concat_ws(' ', status, claim, attempts) FROM outbox_delivery`)
@@ -121,4 +123,38 @@ func TestWriteAgainOfARangeIsWhole(t *testing.T) {
 	r.settle(d[2].settlement())
 	r.awaits("the end of the range", func() bool { return len(r.ended) == 1 })
 	r.wantRows("1 pending 1 500 server_error no later", "2 pending 1 500 server_error no later", "3 delivered 1 204 dated")
+}
+
+// A stranger keeps a lock while the session writes again what a crash has undone. The relay enters
+// nevertheless: what needs the lock is left out, and only that.
+func TestWriteAgainWaitsForNoLock(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, true)
+	r.Insert(1, "key")
+	locked := r.take()
+	r.Insert(1, "other")
+	other := r.take()
+	locked.keepYoung()
+	other.keepYoung()
+	r.begin()
+	r.settle(locked.Deliveries[0].settlement())
+	r.awaitsWritten(1)
+	r.settle(other.Deliveries[0].settlement())
+	r.awaitsWritten(2)
+	r.end()
+	r.Exec(`DELETE FROM outbox_delivery`)
+	r.Exec(`UPDATE outbox_range SET ended_at = NULL WHERE seq IN ($1, $2)`, locked.Seq, other.Seq)
+	operator := r.Begin()
+	_, err := operator.Exec(t.Context(), `SELECT FROM outbox_range WHERE seq = $1 FOR UPDATE`, locked.Seq)
+	relaytest.Must(t, err)
+	cfg := r.settler.DB.(*pgxpool.Pool).Config()
+	cfg.ConnConfig.RuntimeParams["lock_timeout"] = "0" // as in a session
+	session, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	relaytest.Must(t, err)
+	t.Cleanup(session.Close)
+	relaytest.Must(t, r.settler.WriteAgain(t.Context(), session, relay))
+	r.wantRows("2 delivered 1 204 dated")
+	relaytest.Must(t, operator.Rollback(t.Context()))
+	relaytest.Must(t, r.settler.WriteAgain(t.Context(), session, relay))
+	r.wantRows("1 delivered 1 204 dated", "2 delivered 1 204 dated")
 }

@@ -191,7 +191,7 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 			return nil, nil
 		}
 		begun := time.Now()
-		left, stale, err := store{w.DB}.settle(ctx, w.Instance(), b)
+		left, stale, err := store{pool: w.DB}.settle(ctx, w.Instance(), b)
 		if err == nil {
 			w.rangesWritten(b)
 			if len(b.missing) > 0 { // the server has crashed, and the session does not know it yet
@@ -264,7 +264,7 @@ func (w *Settler) written(ctx context.Context, settlements []Settlement, rows []
 		left = left || s.Outcome == policy.Hold && s.Destination != "" && w.ForOthers(s.Destination)
 	}
 	if left {
-		store{w.DB}.requestSweep(ctx)
+		store{pool: w.DB}.requestSweep(ctx)
 	}
 	w.Written(settlements)
 	if !durable {

@@ -15,7 +15,15 @@ import (
 )
 
 // store runs the settler's statements.
-type store struct{ pool pg.Pool }
+type store struct {
+	pool pg.Pool
+	// boundsLocks bounds how long a settle waits for locks, over a session, which waits for them as
+	// long as they last.
+	boundsLocks bool
+}
+
+// boundLocks makes a transaction wait for locks no longer than the relay's other statements do.
+const boundLocks = `SELECT set_config('lock_timeout', '200ms', true)`
 
 // settle writes a batch in one round trip and one transaction: all of it or nothing, except for
 // rows that another session has locked or was just changing. It returns the settlements of those
@@ -39,6 +47,9 @@ func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*
 	if len(o.failed) > 0 {
 		queries.Queue("BEGIN")
 		queries.Queue(pg.CommitDurably)
+	}
+	if s.boundsLocks {
+		queries.Queue(boundLocks)
 	}
 	ranges := newRangeBatches(b, &o, now)
 	for _, r := range ranges { // first: a failed delivery of a range has its row from here
