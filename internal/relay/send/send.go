@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relay/spans"
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
@@ -209,7 +210,7 @@ func (s *Senders) awaitToken(l *lane.Lane, d *lane.Delivery) (ready bool) {
 
 // attempt makes the one POST of a claim, or returns why there is none.
 func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
-	to, now := l.Current(), time.Now()
+	to := l.Current()
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
@@ -222,7 +223,7 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 	if reason := l.StopReason(); reason != "" {
 		return policy.Result{Reason: reason}
 	}
-	if d.TooLate(to, now) {
+	if d.TooLate(to, time.Now()) {
 		return policy.Result{Reason: policy.ReasonLease}
 	}
 	leave, instead := s.awaitPost(d)
@@ -230,13 +231,6 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 		return *instead
 	}
 	defer leave()
-	now = time.Now()
-	if d.TooLate(to, now) { // after waiting
-		return policy.Result{Reason: policy.ReasonLease}
-	}
-	if d.PromiseEnds.Sub(now) < to.Destination.Timeout {
-		return policy.Result{Reason: policy.ReasonNotAfter, Message: fmt.Sprintf(pastPromise, d.NotAfter.UTC().Format(time.RFC3339), d.EventID)}
-	}
 	missing := policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 	if d.Event.Key == nil {
 		return missing
@@ -256,6 +250,9 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 		}
 		d.Event.Payload = payload
 	}
+	if late := tooLate(d, to); late != nil { // after waiting and loading
+		return *late
+	}
 	message := d.Message()
 	if traces := s.Spans; traces != nil {
 		d.Span, message.Trace = traces.Start(message, d.Promised, to.URL)
@@ -267,10 +264,24 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 				s.Failed("count suspect", err)
 				return &policy.Result{Reason: policy.ReasonDatabase}
 			}
-			return nil
+			return tooLate(d, to)
 		}
 	}
 	return to.Deliver(s.Doing, message, ready)
+}
+
+// tooLate returns why no request of a delivery may begin any more: it could outlast the lease, when
+// another relay sends the delivery too, or what its receiver was promised. It returns nil if one
+// may.
+func tooLate(d *lane.Delivery, to *post.Endpoint) *policy.Result {
+	now := time.Now()
+	switch {
+	case d.TooLate(to, now):
+		return &policy.Result{Reason: policy.ReasonLease}
+	case d.PromiseEnds.Sub(now) < to.Destination.Timeout:
+		return &policy.Result{Reason: policy.ReasonNotAfter, Message: fmt.Sprintf(pastPromise, d.NotAfter.UTC().Format(time.RFC3339), d.EventID)}
+	}
+	return nil
 }
 
 // GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when

@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
@@ -228,6 +231,51 @@ func TestSendsWithTheDatabase(t *testing.T) {
 	gone.Event.Payload = nil
 	if v := s.attempt(l, &gone); v.Reason != policy.ReasonEventMissing {
 		t.Errorf("%+v", v)
+	}
+}
+
+// slowPool is a database during whose statements time passes.
+type slowPool struct {
+	pg.Pool
+	pass func()
+}
+
+func (p slowPool) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	defer p.pass()
+	return p.Pool.Query(ctx, sql, args...)
+}
+
+func (p slowPool) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	defer p.pass()
+	return p.Pool.Exec(ctx, sql, args...)
+}
+
+// What ends while the database is asked for a payload, or counts a suspect, is not sent any more:
+// the lease, or what the receiver was promised.
+func TestTimeThatTheDatabaseTakesIsCounted(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(1, "key")
+	rc := relaytest.NewReceiver(t, nil)
+	for name, change := range map[string]func(d *lane.Delivery){
+		"payload": func(d *lane.Delivery) { d.Event.Payload = nil },
+		"suspect": func(d *lane.Delivery) { d.Rescues = capacity.AloneFrom },
+	} {
+		for reason, end := range map[policy.Reason]func(d *lane.Delivery){
+			policy.ReasonLease:    func(d *lane.Delivery) { d.LeaseEnds = time.Now() },
+			policy.ReasonNotAfter: func(d *lane.Delivery) { d.PromiseEnds = time.Now() },
+		} {
+			s, l, _ := newSenders(t, post.Destination{Name: "default", URL: rc.URL})
+			d := newDelivery(1)
+			change(&d)
+			s.DB = slowPool{db.Pool, func() { end(&d) }}
+			if v := s.attempt(l, &d); v.Reason != reason || v.Posted {
+				t.Errorf("%s, %s: %+v", name, reason, v)
+			}
+		}
+	}
+	if n := rc.Total(); n > 0 {
+		t.Errorf("%d requests", n)
 	}
 }
 
