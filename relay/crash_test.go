@@ -22,7 +22,6 @@ type crashing struct {
 func newCrashing(t *testing.T) *crashing {
 	server, db := relaytest.Serve(t, localpg.Options{Durable: true})
 	db.Route()
-	db.Cover()
 	return &crashing{Database: db, server: server}
 }
 
@@ -55,13 +54,15 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		losesClaim bool
-		answer     int // to the first request
-		requests   int // in all, for two events
+		scheduled  bool // the first event: the crash undoes that it joined its key, too
+		answer     int  // to the first request
+		requests   int  // in all, for two events
 	}{
-		"the outcome is lost":           {false, http.StatusNoContent, 2},
-		"the claim is lost, too":        {true, http.StatusNoContent, 2},
-		"a retry is lost":               {false, http.StatusInternalServerError, 3},
-		"a retry and its claim is lost": {true, http.StatusInternalServerError, 3},
+		"the outcome is lost":           {false, false, http.StatusNoContent, 2},
+		"the claim is lost, too":        {true, false, http.StatusNoContent, 2},
+		"a retry is lost":               {false, false, http.StatusInternalServerError, 3},
+		"a retry and its claim is lost": {true, false, http.StatusInternalServerError, 3},
+		"a retry and its place is lost": {true, true, http.StatusInternalServerError, 3},
 	} {
 		for _, restarted := range []bool{true, false} {
 			if restarted && c.answer != http.StatusNoContent {
@@ -74,6 +75,9 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 				}
 				t.Parallel()
 				db := newCrashing(t)
+				if !c.scheduled {
+					db.Cover()
+				}
 				g := relaytest.NewGate(t)
 				rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
 					if r.Key == "key-1" && r.Number == 1 {
@@ -88,10 +92,17 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 				r := start(t, cfg)
 				r.instance()
 				writer := db.freeze()
-				insert := func(key string) {
-					db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', $1, 'k')`, key)
+				insert := func(key string, after time.Duration) {
+					db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
+						VALUES ('t', '{}', $1, 'k', now() + make_interval(secs => $2))`, key, after.Seconds())
 				}
-				insert("key-1")
+				if c.scheduled {
+					insert("key-1", 2*time.Second)
+					relaytest.Becomes(db.Database, 1, `SELECT count(*) FROM outbox_delivery`)
+					db.Exec(`CREATE TABLE flushed ()`)
+				} else {
+					insert("key-1", 0)
+				}
 				<-g.Arrived
 				if !c.losesClaim {
 					db.Exec(`CREATE TABLE flushed ()`) // waits for the disk, and so has all that came before
@@ -110,10 +121,10 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 					return err == nil && back
 				})
 				db.Pool.Reset()
-				insert("key-2")
+				insert("key-2", 0)
 				relaytest.Becomes(db.Database, 2, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-				if rc.Total() != c.requests {
-					t.Errorf("%v were sent, want %d requests", rc.Keys(), c.requests)
+				if keys := rc.Keys(); len(keys) != c.requests || keys[len(keys)-1] != "key-2" {
+					t.Errorf("%v were sent, want %d requests", keys, c.requests)
 				}
 				if attempts := relaytest.Row[int](db.Database, `SELECT attempts FROM outbox_delivery WHERE event_id = 1`); attempts != c.requests-1 {
 					t.Errorf("%d attempts are counted", attempts)

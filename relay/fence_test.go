@@ -138,6 +138,7 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
 	db := newCrashing(t)
+	db.Cover()
 	db.Insert(1, "key")
 	s, instance := registered(db.Database)
 	conn := engineConn(db.Database) // its commits wait for no disk

@@ -87,8 +87,8 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 	},
 	"unsettled": {"bigint[], text[], bigint[], int[], text[]", settle.FindUnsettled, aRow + `, ARRAY[0], ARRAY['retry']`},
 	"restore": {
-		"int, bigint[], text[], bigint[], int[], text[], timestamptz[], bool[]", settle.RestoreLostClaims,
-		`1, ` + aRow + `, ARRAY[0], ARRAY['k'], ARRAY[now()], ARRAY[true]`,
+		"int, bigint[], text[], bigint[], int[], text[], timestamptz[], bool[], bigint[]", settle.RestoreLostClaims,
+		`1, ` + aRow + `, ARRAY[0], ARRAY['k'], ARRAY[now()], ARRAY[true], ARRAY[0]`,
 	},
 	"payload": {"bigint", send.SelectPayload, `1`},
 	"rescue":  {"int", session.RescueRelay, `1`},

@@ -91,7 +91,7 @@ func (d *Delivery) PlaceInKey() ordering.Place {
 func (d *Delivery) Settlement(decided policy.Decision, startedAt time.Time, took time.Duration) settle.Settlement {
 	return settle.Settlement{
 		Decision: decided, EventID: d.EventID, Destination: d.Destination, Fence: d.Fence, Attempts: d.Attempts,
-		EventType: d.Event.EventType, OrderingKey: d.Event.OrderingKey, Key: d.Event.Key,
+		EventType: d.Event.EventType, OrderingKey: d.Event.OrderingKey, Joined: d.Joined, Key: d.Event.Key,
 		NotAfter: d.NotAfter, Promised: d.Promised, LeaseEnds: d.LeaseEnds,
 		StartedAt: startedAt, Took: took, InHand: d.Given, Class: int(d.Class), DueAt: d.NextAttemptAt.Time,
 	}

@@ -52,6 +52,23 @@ func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 	}
 }
 
+// With the claim a crash may undo that the delivery joined its ordering key when it became due, and
+// that it was released from behind another one. Its retry holds the key again, and is found.
+func TestLostPlaceInAKeyIsRestored(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t, false).begin()
+	r.InsertKeyed("k", 1, 2)
+	r.Exec(`UPDATE outbox_delivery SET joined = NULL, blocked_by = 1 WHERE event_id = 2`)
+	key, ordering := relaytest.Row[string](r.Database, `SELECT idempotency_key FROM outbox WHERE id = 2`), "k"
+	s := with(Settlement{
+		EventID: 2, Destination: "default", Fence: fence, LeaseEnds: time.Now().Add(time.Hour), StartedAt: time.Now(), NotAfter: time.Now().Add(time.Hour),
+		Key: &key, OrderingKey: &ordering, Joined: 5 << 22,
+	}, policy.Retry)
+	r.settle(s)
+	r.awaitsWritten(1)
+	testkit.Equal(t, "the row", relaytest.Row[string](r.Database, `SELECT concat_ws(' ', joined >> 22, attempts, blocked_by) FROM outbox_delivery WHERE event_id = 2`), "5 1")
+}
+
 // What is remembered has an end: in number, and once the session has shown that the server lives.
 func TestRecentSettlementsAreForgotten(t *testing.T) {
 	t.Parallel()

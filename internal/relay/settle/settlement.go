@@ -19,6 +19,7 @@ type Settlement struct {
 	Attempts    int     // requests before this one
 	EventType   *string // nil: the event is gone
 	OrderingKey *string
+	Joined      int64         // where it stood in its ordering key when it was claimed
 	Key         *string       // idempotency key; nil: the event is gone
 	NotAfter    time.Time     // what the receiver was promised, by the database's clock
 	Promised    bool          // by this claim: no earlier request told the receiver

@@ -88,14 +88,16 @@ func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*
 // RestoreLostClaims restores claims that a crash of the server has lost together with their
 // settles. Such a row is as it was before the claim: its claim number is smaller, and since fences
 // grow with the clock, no other relay has claimed it since. The POST did happen, so the claim is
-// restored, to be settled by the next try. The idempotency key must be the same: a crash may also
-// lose events of producers that do not wait for their commit, and the server gives their ids to
-// others.
+// restored, to be settled by the next try, and so is the place that the delivery had in its ordering
+// key: without it a retry would hold nothing of its key. The idempotency key must be the same: a
+// crash may also lose events of producers that do not wait for their commit, and the server gives
+// their ids to others.
 const RestoreLostClaims = `
 UPDATE outbox_delivery d
-SET claim = s.claim, claimed_by = $1, lease_expires_at = now() + interval '10 seconds', not_after = coalesce(d.not_after, s.not_after)
-FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::int[], $6::text[], $7::timestamptz[], $8::bool[])
-    AS s (event_id, destination, claim, attempts, key, not_after, posted)
+SET claim = s.claim, claimed_by = $1, lease_expires_at = now() + interval '10 seconds', not_after = coalesce(d.not_after, s.not_after),
+    joined = coalesce(d.joined, s.joined), blocked_by = NULL
+FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::int[], $6::text[], $7::timestamptz[], $8::bool[], $9::bigint[])
+    AS s (event_id, destination, claim, attempts, key, not_after, posted, joined)
 CROSS JOIN LATERAL (SELECT e.idempotency_key AS key FROM outbox e WHERE e.id = s.event_id LIMIT 1) event
 CROSS JOIN LATERAL (` + lookUp + ` FOR NO KEY UPDATE SKIP LOCKED) found
 WHERE s.posted AND d.ctid = found.place AND d.claim < s.claim AND d.attempts = s.attempts AND event.key = s.key
@@ -127,7 +129,7 @@ func (s store) missed(ctx context.Context, instance int32, b *batch) (missed []*
 	}
 	c := columnsOf(withRows, time.Time{})
 	if slices.Contains(c.posted, true) {
-		_, err := s.pool.Exec(ctx, RestoreLostClaims, instance, c.events, c.destinations, c.fences, c.attempts, c.keys, c.notAfter, c.posted)
+		_, err := s.pool.Exec(ctx, RestoreLostClaims, instance, c.events, c.destinations, c.fences, c.attempts, c.keys, c.notAfter, c.posted, c.joined)
 		if err != nil {
 			return nil, fmt.Errorf("restore lost claims: %w", err)
 		}
@@ -157,6 +159,7 @@ type columns struct {
 	pauses            []bool
 	keys              []*string
 	notAfter          []time.Time
+	joined            []int64
 }
 
 func columnsOf(settlements []*Settlement, now time.Time) (c columns) {
@@ -167,7 +170,7 @@ func columnsOf(settlements []*Settlement, now time.Time) (c columns) {
 		c.took, c.outcomes = append(c.took, int32(s.Took.Milliseconds())), append(c.outcomes, string(s.Outcome))
 		c.reasons, c.messages = append(c.reasons, string(s.Reason)), append(c.messages, s.Message)
 		c.bound, c.posted, c.pauses = append(c.bound, s.isBound()), append(c.posted, s.Posted), append(c.pauses, s.PausesDestination)
-		c.keys, c.notAfter = append(c.keys, s.Key), append(c.notAfter, s.NotAfter)
+		c.keys, c.notAfter, c.joined = append(c.keys, s.Key), append(c.notAfter, s.NotAfter), append(c.joined, s.Joined)
 	}
 	return c
 }
