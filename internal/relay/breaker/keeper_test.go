@@ -212,6 +212,29 @@ func TestLostTrial(t *testing.T) {
 	other.want("half_open owner 2 probes 0 failures 0")
 }
 
+// A trial whose acknowledgement was lost is this relay's. It makes it, and holds up no relay until
+// the time of the trial is over.
+func TestTrialWithoutAcknowledgement(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(1, "held")
+	one := newSide(db, 1)
+	one.fail(policy.ReasonConnect, 1)
+	one.tend()
+	one.pass()
+	_, _, err := store{db.Pool}.tryBreaker(t.Context(), "default", one.instance, time.Minute, time.Hour)
+	relaytest.Must(t, err)
+	b := &one.view.Breaker
+	b.ApplyState(time.Now(), time.Now(), policy.DestinationState{Breaker: "half_open", Owner: one.instance, Remaining: time.Minute}, one.instance)
+	if wait := time.Until(b.TryAt); wait > 0 {
+		t.Errorf("it waits for itself, for %s", wait)
+	}
+	if look := one.tend(); !look || b.State != policy.BreakerHalfOpen {
+		t.Errorf("claims look for a probe: %t; %s", look, b.State)
+	}
+	one.want("half_open owner 1 probes 0 failures 0")
+}
+
 // No trial begins while nothing that waits is due or an operator has paused the destination; one
 // that finds nothing to send closes the breaker.
 func TestTrialNeedsADelivery(t *testing.T) {

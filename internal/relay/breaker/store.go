@@ -138,7 +138,7 @@ func (s store) openBreaker(ctx context.Context, destination string, instance int
 const tryBreaker = `
 UPDATE outbox_destination d
 SET breaker = 'half_open', breaker_owner = $2, breaker_until = now() + make_interval(secs => $3)
-WHERE destination = $1 AND breaker <> 'closed' AND (breaker_until <= now() OR breaker_until > now() + make_interval(secs => $4)) AND NOT paused
+WHERE destination = $1 AND breaker <> 'closed' AND (breaker_until <= now() OR breaker_until > now() + make_interval(secs => $4) OR breaker_owner = $2) AND NOT paused
   AND (EXISTS (SELECT FROM outbox_delivery d
                WHERE d.destination = $1 AND d.replay IN (false, true) AND ` + pg.IsDue + ` AND d.next_attempt_at <= now())
        OR NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.destination = $1 AND ` + pg.IsDue + `))
@@ -147,6 +147,7 @@ RETURNING breaker_events`
 // tryBreaker gives a held destination to this relay alone for the given time, and returns the
 // events that were answered with a failure. It returns false if another relay has it, it is not yet
 // time, or nothing that waits is due. A time further away than implausible is taken to have passed.
+// A trial that this relay has, since an acknowledgement was lost, is given to it again.
 func (s store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

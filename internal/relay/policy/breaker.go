@@ -445,10 +445,14 @@ func (b *Breaker) ApplyState(began, now time.Time, s DestinationState, instance 
 		}
 	case b.State == BreakerHalfOpen && s.Breaker == "half_open" && s.Owner == instance:
 	default: // it waits, or another relay tries
+		wait := s.Remaining
+		if b.State == BreakerOpen && s.Owner == instance { // this one does, and the acknowledgement was lost
+			wait = 0
+		}
 		if b.State != BreakerOpen {
 			b.Enter(now, BreakerOpen)
 		}
 		b.Alone, b.failedAlone = false, 0
-		b.TryAt = now.Add(s.Remaining)
+		b.TryAt = now.Add(wait)
 	}
 }
