@@ -2,6 +2,7 @@ package waiting
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -184,6 +185,8 @@ func (k *Keeper) release(ctx context.Context) error {
 	k.mu.Unlock()
 	if released > 0 {
 		k.Released()
+		// Relays that serve other destinations have read past what they have to claim now.
+		err = errors.Join(err, pg.Exec(ctx, k.DB, "request sweep", pg.RequestSweep))
 	}
 	return err
 }

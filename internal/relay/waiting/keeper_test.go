@@ -141,6 +141,27 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// What a keeper releases may be of a destination that other relays serve: they sweep, too.
+func TestReleaseAsksOtherRelaysToSweep(t *testing.T) {
+	t.Parallel()
+	db := keyed(t, 2)
+	db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE event_id > 1`)
+	db.Exec(`DELETE FROM outbox_delivery WHERE event_id = 1`)
+	other, err := pgx.Connect(t.Context(), db.DSN)
+	relaytest.Must(t, err)
+	defer func() { _ = other.Close(context.WithoutCancel(t.Context())) }()
+	_, err = other.Exec(t.Context(), `LISTEN outbox_wake`)
+	relaytest.Must(t, err)
+	k := NewKeeper()
+	k.DB, k.Lenient, k.Released = db.Pool, func() []string { return nil }, func() {}
+	relaytest.Must(t, k.release(t.Context()))
+	ctx, cancel := context.WithTimeout(t.Context(), relaytest.Patience)
+	defer cancel()
+	got, err := other.WaitForNotification(ctx)
+	relaytest.Must(t, err)
+	testkit.Equal(t, "the notification", got.Payload, "sweep "+relaytest.Row[string](db, `SELECT current_schema()`))
+}
+
 // A sweep writes nothing, and wakes nobody, while the first delivery of a key is due: what waits
 // behind a head that has ended comes in its turn.
 func TestSweepLeavesAloneWhatIsDue(t *testing.T) {
