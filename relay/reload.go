@@ -162,18 +162,19 @@ func (r *Relay) reroute(ctx context.Context, next *Config) (restored int, err er
 	// Not while this relay is away: the session applies what is in effect when it is back.
 	instance, alive := r.current()
 	if alive {
-		change, err := r.applyRoutes(ctx, instance, next)
+		var change routes.Change
+		change, err = r.applyRoutes(ctx, instance, next)
 		switch {
 		case err == nil && len(routes.Differences(r.config().Routes, next.Routes)) == 0:
 			return len(change.Added), nil
 		case err == nil:
 			return 0, nil
-		case !errors.Is(err, pg.ErrTakenForDead):
-			return 0, err
+		case errors.Is(err, pg.ErrTakenForDead):
+			err = nil
 		}
 	}
-	r.reloads.recorded = 0
-	return 0, nil
+	r.reloads.recorded = 0 // after an error, too: the database may have taken them, although no answer came
+	return 0, err
 }
 
 // begin notes that the relay runs until ctx is done.
@@ -189,16 +190,26 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
 	instance, _ := r.current()
-	// A relay that is stopping has withdrawn its routes.
-	stopping := r.reloads.running != nil && r.reloads.running.Err() != nil
-	if !stopping && r.reloads.recorded != instance {
-		if _, err := r.applyRoutes(ctx, instance, r.config()); err != nil {
-			return err
-		}
-		r.reloads.recorded, r.reloads.digests, r.reloads.reported = instance, digests{}, ""
+	if err := r.restoreRoutes(ctx, instance); err != nil {
+		return err
 	}
 	alive()
 	signal(r.signals.routes) // for what others changed while this relay was away
+	return nil
+}
+
+// restoreRoutes applies the routes of the configuration in effect, unless they are recorded. The
+// caller holds r.reloads.mu.
+func (r *Relay) restoreRoutes(ctx context.Context, instance int32) error {
+	// A relay that is stopping has withdrawn its routes.
+	stopping := r.reloads.running != nil && r.reloads.running.Err() != nil
+	if stopping || r.reloads.recorded == instance {
+		return nil
+	}
+	if _, err := r.applyRoutes(ctx, instance, r.config()); err != nil {
+		return err
+	}
+	r.reloads.recorded, r.reloads.digests, r.reloads.reported = instance, digests{}, ""
 	return nil
 }
 
@@ -232,13 +243,17 @@ func (r *Relay) withdrawRoutes() {
 }
 
 // followRoutes notices what others have changed about the routes, and removes those that only dead
-// relays had. It asks to be called again while open ranges keep some of these.
+// relays had. Where it is not known what the database has of this relay, it restores that. It asks
+// to be called again after that failed, and while open ranges keep some routes.
 func (r *Relay) followRoutes(ctx context.Context) (again bool, err error) {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
 	instance, alive := r.current()
 	if !alive {
 		return false, nil
+	}
+	if err := r.restoreRoutes(ctx, instance); err != nil {
+		return true, err
 	}
 	if err := r.report(ctx, instance); err != nil {
 		return false, err

@@ -1,18 +1,24 @@
 package relay
 
 import (
+	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
@@ -296,6 +302,49 @@ func TestReloadRestoresRoutes(t *testing.T) {
 	}
 	testkit.Equal(t, "changes", fmt.Sprint(r.reload(cfg)), "[routes: 10000 added, 1 removed]")
 	testkit.Equal(t, "routes", relaytest.Row[int](db, "SELECT count(*) FROM outbox_route"), 10_000)
+}
+
+// A lostCommit is a database whose first commit succeeds, but whose answer is lost.
+type lostCommit struct {
+	pg.Pool
+	lost atomic.Bool
+}
+
+type lostCommitTx struct {
+	pgx.Tx
+	lost *atomic.Bool
+}
+
+func (c *lostCommit) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := c.Pool.Begin(ctx)
+	return lostCommitTx{tx, &c.lost}, err
+}
+
+func (t lostCommitTx) Commit(ctx context.Context) error {
+	err := t.Tx.Commit(ctx)
+	if err == nil && t.lost.CompareAndSwap(false, true) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// The database may have taken the routes of a configuration that was refused, since no answer came.
+// Soon it has those of the configuration in effect.
+func TestReloadWhoseCommitGetsNoAnswer(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	r := start(t, config(db, to("http://receiver.invalid")))
+	r.instance()
+	r.reloads.mu.Lock()
+	r.reloads.keeper.DB = &lostCommit{Pool: r.reloads.keeper.DB}
+	r.reloads.mu.Unlock()
+	other := to("http://receiver.invalid")
+	other.Name = "other"
+	if _, err := r.Reload(config(db, other)); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Fatalf("the reload: %v", err)
+	}
+	relaytest.Becomes(db, "default", `SELECT string_agg(destination, ' ') FROM outbox_relay_destination`)
+	relaytest.Becomes(db, "default", `SELECT string_agg(destination, ' ') FROM outbox_route`)
 }
 
 // Alerts go to the channels that there are now.
