@@ -69,6 +69,46 @@ func TestOrderWithinAKey(t *testing.T) {
 	testkit.Equal(t, "taken", len(taken), keys*each)
 }
 
+// An event that was committed after a later one of its key holds what follows it, although all
+// deliveries before the later one were known to be settled: while it waits, and once it has failed.
+func TestLateEventHoldsItsKey(t *testing.T) {
+	t.Parallel()
+	for name, status := range map[string]int{"waits": http.StatusServiceUnavailable, "failed": http.StatusBadRequest} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := relaytest.New(t, "default")
+			rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+				switch {
+				case r.Key == "2" && r.Number == 1:
+					w.WriteHeader(http.StatusServiceUnavailable)
+				case r.Key == "1" && r.Number == 1:
+					w.WriteHeader(status)
+				}
+			})
+			d := to(rc.URL)
+			d.Retry.Schedule = []time.Duration{2 * time.Second}
+			start(t, config(db, d))
+			const insert = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', $1, 'k')`
+			late := db.Begin()
+			_, err := late.Exec(t.Context(), insert, "1")
+			relaytest.Must(t, err)
+			db.Exec(insert, "2")
+			relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+			relaytest.Must(t, late.Commit(t.Context()))
+			relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE event_id = 1 AND attempts = 1`)
+			db.Exec(insert, "3")
+			want := "2 2 1 1 3"
+			if status == http.StatusBadRequest {
+				want = "2 2 1"
+				relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE blocked_by = 1`)
+			} else {
+				relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+			}
+			testkit.Equal(t, "sent", strings.Join(rc.Keys(), " "), want)
+		})
+	}
+}
+
 // While a key waits for its head, the lane continues, and its position moves past what follows in
 // the key. That must not wait, event by event, for the next routine sweep, which here is an hour
 // away.

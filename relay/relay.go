@@ -315,7 +315,7 @@ func (r *Relay) newClaimer() *claimer {
 	c.taker = take.Taker{
 		DB: db, Log: cfg.Log, Lease: cfg.Lease, PollInterval: cfg.PollInterval, MaxInFlight: maxInFlight,
 		Lanes: r.lanes, Hands: &r.hands, Agenda: &c.agenda, Pace: &c.pace, Clock: &c.clock, Joins: &c.joins, Settler: r.settler,
-		Start: r.senders.Start, Reparked: func() { signal(r.signals.reparked) }, Handed: hooks.Claimed, Ran: hooks.ClaimRan,
+		Start: r.senders.Start, Spread: c.rows.NoteRange, Reparked: func() { signal(r.signals.reparked) }, Handed: hooks.Claimed, Ran: hooks.ClaimRan,
 	}
 	c.rows = claim.Rows{
 		DB: db, Lease: cfg.Lease, PollInterval: cfg.PollInterval, MaxInFlight: maxInFlight, RestFactor: r.restFactor,

@@ -48,7 +48,7 @@ func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request)
 		c.Failed("claim", err)
 		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
 	}
-	all := Result{at: c.Clock.Now(), reordered: map[int]int64{}}
+	all := Result{at: c.Clock.Now(), reordered: map[int]int64{}, apart: true}
 	var failed error
 	for i, request := range requests {
 		for _, part := range request.parts() {
@@ -168,6 +168,6 @@ func (r *Result) include(part Result, request, scans int) {
 		r.heads = append(r.heads, head)
 	}
 	if reordered, changed := part.reordered[0]; changed {
-		r.reordered[request] = reordered
+		r.reordered[request], r.newest = reordered, part.newest
 	}
 }

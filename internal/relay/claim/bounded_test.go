@@ -80,7 +80,7 @@ func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) i
 		Destination: "default", Run: lane.MaxRun, skipFailed: true, Promise: time.Hour,
 		Scans: []lane.Scan{{Free: 100, After: position}}, Keys: []lane.ReadyKey{{Key: "hot", Floor: floor}},
 	}
-	reader := claimReader{requests: []Request{request}, lease: time.Minute}
+	reader := claimReader{requests: []Request{request}, lease: time.Minute, after: relaytest.Row[int64](db, `SELECT max(seq) FROM outbox_range`)}
 	var queries pgx.Batch
 	reader.queueKeys(&queries, instance)
 	reader.queueDue(&queries, instance)

@@ -64,7 +64,11 @@ func named(name string) post.Destination {
 type claims struct{ db pg.Pool }
 
 func (c claims) Claim(ctx context.Context, instance int32, lease time.Duration, requests []Request) (Result, error) {
-	return (&Rows{DB: c.db, Lease: lease}).Claim(ctx, instance, requests)
+	rows := &Rows{DB: c.db, Lease: lease}
+	if err := c.db.QueryRow(ctx, `SELECT max(seq) FROM outbox_range`).Scan(&rows.floors.Range); err != nil {
+		return Result{}, err
+	}
+	return rows.Claim(ctx, instance, requests)
 }
 
 // registered returns a relay that claims nothing by itself.

@@ -215,7 +215,7 @@ func TestReleaseOfManyKeys(t *testing.T) {
 	_, err := conn.Exec(t.Context(), `PREPARE claim (`+hotStatements["claim keys"].types+`) AS `+claimKeys, pgx.QueryExecModeSimpleProtocol)
 	relaytest.Must(t, err)
 	keys, floors := relaytest.Row[string](db, `SELECT array_agg('k' || i)::text FROM generate_series(0, 499) i`), relaytest.Row[string](db, `SELECT array_agg(0)::text FROM generate_series(0, 499)`)
-	result, err := conn.Query(t.Context(), fmt.Sprintf(`EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) EXECUTE claim (%d, 60, 8192, '{default}', '{1}', '{f}', '{600}', '{0}', '{1}', '{%d}', '%s', '%s')`,
+	result, err := conn.Query(t.Context(), fmt.Sprintf(`EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) EXECUTE claim (%d, 60, 8192, '{default}', '{1}', '{f}', '{600}', '{0}', '{1}', '{%d}', '%s', '%s', 1)`,
 		instance, n, keys, floors), pgx.QueryExecModeSimpleProtocol)
 	relaytest.Must(t, err)
 	plan, err := pgx.CollectRows(result, pgx.RowTo[string])

@@ -71,8 +71,8 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY[2592000,2592000], ARRAY[200,200], ARRAY[false,true]`,
 	},
 	"claim keys": {
-		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[]", claimKeys,
-		`1, 60, 8192, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[]`,
+		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[], bigint", claimKeys,
+		`1, 60, 8192, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[], 1`,
 	},
 	"search":    {"int", selectDue, `1`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settle.WriteDelivered, aRow + `, ARRAY[0], ARRAY[200]`},

@@ -52,6 +52,22 @@ type Rows struct {
 // Forget drops the remembered floors: after a failover they may not hold.
 func (c *Rows) Forget() { c.floors = ordering.Floors{} }
 
+// NoteRange drops the floors above events that this relay has in hand of a range. It must be called
+// before any of them gets a row.
+func (c *Rows) NoteRange(r *settle.TakenRange) {
+	switch {
+	case r.Seq == c.floors.Range+1:
+		c.floors.Range = r.Seq
+	case r.Seq > c.floors.Range: // other relays have taken ranges
+		c.floors = ordering.Floors{Range: r.Seq}
+	}
+	for i := range r.Deliveries {
+		if d := &r.Deliveries[i]; d.OrderingKey != nil {
+			c.floors.Forget(ordering.Key{Destination: d.Destination, Key: *d.OrderingKey}, d.EventID)
+		}
+	}
+}
+
 // ClaimRows claims what the lanes ask for, if they do. scan makes those with room read what is due.
 func (c *Rows) ClaimRows(ctx context.Context, instance int32, scan bool) error {
 	c.Lanes.Dismiss(time.Now(), c.LaneChanged)
@@ -139,6 +155,9 @@ func (c *Rows) applyResult(claims []laneClaim, result Result, took time.Duration
 			claim.lane.Reordered = reordered
 		}
 	}
+	if result.newest > 0 {
+		c.floors = ordering.Floors{Range: result.newest}
+	}
 	c.rememberFloors(claims, result) // before noteKeys: a key of which a scan saw an earlier event loses its floor again
 	c.noteWaiting(claims, result.heads)
 	brought := result.broughtByScan()
@@ -157,19 +176,23 @@ func (c *Rows) applyResult(claims []laneClaim, result Result, took time.Duration
 
 // rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head
 // that the claim brought, or at the one that it found and could not claim. No floor stands at one
-// that joined its key later: rows of events that were in hand then come before it.
+// that joined its key later: rows of events that were in hand then come before it. For the same
+// reason none is learnt while an open range has events of the key.
 func (c *Rows) rememberFloors(claims []laneClaim, result Result) {
+	if result.apart {
+		return
+	}
 	index := map[string]int{}
 	for i := range claims {
 		index[claims[i].lane.Name] = i
 	}
 	remember := func(request int, key string, head ordering.Place) {
-		if head.Joined != 0 {
+		claim := claims[request]
+		of := ordering.Key{Destination: claim.lane.Name, Key: key}
+		if head.Joined != 0 || result.inHand[of] {
 			return
 		}
-		claim := claims[request]
-		c.floors.Set(ordering.Key{Destination: claim.lane.Name, Key: key},
-			ordering.Floor{Event: head.Event - 1, Reordered: claim.lane.Reordered, SkipFailed: claim.request.skipFailed})
+		c.floors.Set(of, ordering.Floor{Event: head.Event - 1, Reordered: claim.lane.Reordered, SkipFailed: claim.request.skipFailed})
 	}
 	for _, head := range result.heads {
 		remember(head.request, head.key, head.place)

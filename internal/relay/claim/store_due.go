@@ -31,10 +31,13 @@ type Request struct {
 type Result struct {
 	at         time.Time // the database's
 	Deliveries []lane.Delivery
-	scans      []lane.ScanResult // of all scans of all requests, in their order
-	heads      []keyHead         // of keys that were asked for and brought nothing
-	reordered  map[int]int64     // by the index of a request, where it differs
-	contended  bool              // another session held the front's lock, so that shared scans have read nothing
+	scans      []lane.ScanResult     // of all scans of all requests, in their order
+	heads      []keyHead             // of keys that were asked for and brought nothing
+	reordered  map[int]int64         // by the index of a request, where it differs
+	newest     int64                 // the last range, if it is not that of the floors and keys were asked for; 0: it is
+	inHand     map[ordering.Key]bool // of the keys that were asked for: an open range may have events of them
+	apart      bool                  // it was found by several statements, which have seen different rows
+	contended  bool                  // another session held the front's lock, so that shared scans have read nothing
 }
 
 // A keyHead is where the unsettled deliveries of an ordering key begin.
@@ -105,7 +108,7 @@ func (c *Rows) Claim(ctx context.Context, instance int32, requests []Request) (R
 	defer cancel()
 	// Lease and promise are counted from before the statement, so that this clock's view of them
 	// ends before the database's.
-	reader := claimReader{requests: requests, begun: time.Now(), lease: c.Lease}
+	reader := claimReader{requests: requests, begun: time.Now(), lease: c.Lease, after: c.floors.Range}
 	reader.result.Deliveries = make([]lane.Delivery, 0, c.claimed)
 	var queries pgx.Batch
 	reader.queueKeys(&queries, instance) // first, or the scans would find the same keys
@@ -123,6 +126,7 @@ type claimReader struct {
 	requests []Request
 	begun    time.Time
 	lease    time.Duration
+	after    int64 // the range of the floors
 	result   Result
 }
 

@@ -12,7 +12,8 @@ import (
 // A delivery with an ordering key is claimed by its key alone: the first pending one behind the
 // key's floor, if no failed or parked one stands before it, together with those that follow it
 // without a gap. LIMIT bounds both. The floor keeps dead index entries from being read again and
-// again while a long transaction blocks vacuum.
+// again while a long transaction blocks vacuum. It does not count once another relay has taken a
+// range: that may have an event below it, which was committed late.
 //
 // Parked deliveries have the destination ”. (SELECT ”) keeps the planner from seeing that constant:
 // it would choose the small index of parked deliveries, and read all of it for each key.
@@ -27,7 +28,9 @@ import (
 // has events of the key: these have no rows, and come first. It is reported too.
 const claimKeys = `
 WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
-), ` + intake.KeysInHand + `, lane AS MATERIALIZED (
+), ` + intake.KeysInHand + `, newest AS MATERIALIZED (
+    SELECT seq FROM outbox_range ORDER BY seq DESC LIMIT 1
+), lane AS MATERIALIZED (
     SELECT l.*, coalesce(s.reordered, 0) AS reordered_now, s.parked_after
     FROM unnest($4::text[], $5::int[], $6::bool[], $7::float8[], $8::bigint[], $9::int[], $10::int[])
         WITH ORDINALITY AS l (destination, run, skip_failed, promised_for, reordered, first_key, last_key, number)
@@ -37,7 +40,7 @@ WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
     SELECT lane.number, lane.destination, lane.run, lane.promised_for, k.ordering_key, k.floor, barrier.joined AS barrier_joined, barrier.event_id AS barrier
     FROM lane
     CROSS JOIN LATERAL (
-        SELECT n.ordering_key, CASE WHEN lane.reordered = lane.reordered_now THEN n.floor ELSE -9223372036854775808 END AS floor
+        SELECT n.ordering_key, CASE WHEN lane.reordered = lane.reordered_now AND (SELECT seq FROM newest) = $13::bigint THEN n.floor ELSE -9223372036854775808 END AS floor
         FROM unnest(($11::text[])[lane.first_key:lane.last_key], ($12::bigint[])[lane.first_key:lane.last_key]) AS n (ordering_key, floor)
     ) k
     LEFT JOIN LATERAL (
@@ -89,16 +92,20 @@ WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
        array_agg(CASE WHEN unblocked THEN joined ELSE barrier_joined END), array_agg(NOT clear)
 FROM run WHERE nth = 1 AND NOT (fits AND unblocked)
 UNION ALL
-SELECT number, reordered_now, 0, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now(),
+SELECT number, reordered_now, 0, (SELECT seq FROM newest), 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now(),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM lane WHERE reordered_now <> reordered`
+FROM lane WHERE reordered_now <> reordered OR (SELECT seq FROM newest) <> $13
+UNION ALL
+SELECT number, 0, 0, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, ordering_key, NULL, NULL, NULL, NULL, NULL, now(),
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM key asked WHERE (hashtext(ordering_key) IN (SELECT h.hash FROM hand h)) IS TRUE`
 
 func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
 	a := newKeyArguments(c.requests)
 	if len(a.keys) == 0 {
 		return
 	}
-	queries.Queue(claimKeys, append([]any{instance, c.lease.Seconds(), lane.InlinePayload}, a.columns()...)...).Query(func(rows pgx.Rows) error {
+	queries.Queue(claimKeys, append(append([]any{instance, c.lease.Seconds(), lane.InlinePayload}, a.columns()...), c.after)...).Query(func(rows pgx.Rows) error {
 		return c.read(rows, func(r *claimedRow) {
 			switch {
 			case r.number == nil:
@@ -107,11 +114,16 @@ func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
 						a.requests[request-1], *r.seen.keys[i], ordering.Place{Joined: *r.seen.joined[i], Event: r.seen.eventIDs[i]}, r.seen.beyond[i], r.seen.waits[i],
 					})
 				}
+			case r.EventID == 0 && r.Event.OrderingKey != nil:
+				if c.result.inHand == nil {
+					c.result.inHand = map[ordering.Key]bool{}
+				}
+				c.result.inHand[ordering.Key{Destination: a.destinations[*r.number-1], Key: *r.Event.OrderingKey}] = true
 			case r.EventID == 0:
 				if c.result.reordered == nil {
 					c.result.reordered = map[int]int64{}
 				}
-				c.result.reordered[a.requests[*r.number-1]] = r.After
+				c.result.reordered[a.requests[*r.number-1]], c.result.newest = r.After, r.Joined
 			default:
 				r.Destination = a.destinations[*r.number-1]
 				c.result.Deliveries = append(c.result.Deliveries, r.Delivery)

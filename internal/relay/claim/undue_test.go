@@ -21,7 +21,7 @@ func TestRowsThatAreNotDueCostNothing(t *testing.T) {
 		db.Exec(prepare)
 		pool := db.Pool
 		a := newKeyArguments([]Request{{Destination: "default", Run: 16, Keys: []lane.ReadyKey{{Key: "k", Floor: -1 << 63}}}})
-		claim := relaytest.Explain(t, pool, claimKeys, append([]any{instance, 60.0, lane.InlinePayload}, a.columns()...)...)
+		claim := relaytest.Explain(t, pool, claimKeys, append([]any{instance, 60.0, lane.InlinePayload}, append(a.columns(), 1)...)...)
 		t.Logf("%d rows, after %s: claim of the key: %d pages", n, prepare, claim.Buffers)
 		if claim.Buffers > 200 {
 			t.Errorf("%d pages:\n%s", claim.Buffers, claim.Plan)

@@ -9,11 +9,16 @@ import (
 // claim need not read them again: while a long transaction blocks vacuum, the index keeps an entry
 // of every delivery that was ever pending.
 //
-// A floor never passes an event that may still appear: see [Writers]. When settled deliveries
-// become pending again, the destination's reordered number grows, and its floors no longer count. A
-// forgotten floor costs one read of the key's history. The zero value knows none. They are not safe
-// for concurrent use.
+// An event may be committed after later ones of its key. So floors count only until another relay
+// takes a range, the relay drops those of the keys that it takes itself, and it learns none while a
+// key is in an open range. When settled deliveries become pending again, the destination's
+// reordered number grows, and its floors no longer count. A forgotten floor costs one read of the
+// key's history. The zero value knows none. They are not safe for concurrent use.
 type Floors struct {
+	// Range is the last range that was taken when they were learnt, or that this relay has taken
+	// since.
+	Range int64
+
 	recent, older map[Key]Floor // at most floorsKept each; the older half is dropped when the recent one is full
 }
 
@@ -55,9 +60,7 @@ func (f *Floors) LookUp(key Key, reordered int64, skipFailed bool) Floor {
 	return known
 }
 
-// Forget drops the floor of a key if a pending delivery was found at or below it. [Writers] cannot
-// foresee such an event: its producer chose the id, or took it from a sequence that hands out ids
-// in blocks.
+// Forget drops the floor of a key if a delivery that is not settled was found at or below it.
 func (f *Floors) Forget(key Key, eventID int64) {
 	if known, found := f.recent[key]; found && eventID <= known.Event {
 		delete(f.recent, key)

@@ -27,6 +27,9 @@ func (t *Taker) spread(targets *targets, instance int32, r *intake.Range, begun 
 	for i := range r.Events {
 		s.add(&r.Events[i], destinations[i])
 	}
+	if t.Spread != nil {
+		t.Spread(s.inHand)
+	}
 	return s.inHand, s.deliveries
 }
 

@@ -46,6 +46,9 @@ type Taker struct {
 	Settler *settle.Settler
 	Start   func(*lane.Lane) // a sender
 
+	// Spread follows when the deliveries of a range are known, before any of them is given away;
+	// nil: nothing does.
+	Spread   func(*settle.TakenRange)
 	Reparked func() // follows when events were parked by routes that had changed
 	// What follows what happens; nil: nothing does.
 	Handed func(destination string, deliveries int)
