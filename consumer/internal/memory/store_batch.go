@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -170,9 +171,13 @@ func (s *savepoints) Begin(ctx context.Context, scan func(pgx.Row) error, query 
 	if s.current != nil && s.current.release {
 		b.Queue("RELEASE SAVEPOINT outbox_event")
 	}
-	b.Queue("SAVEPOINT outbox_event")
+	made := false
+	b.Queue("SAVEPOINT outbox_event").Exec(func(pgconn.CommandTag) error { made = true; return nil })
 	b.Queue(query, args...).QueryRow(scan)
 	err := s.tx.conn.SendBatch(ctx, b).Close()
+	if !made { // the name is still the savepoint's of the event before, which is remembered
+		return nil, cmp.Or(err, ErrBatchBroken)
+	}
 	s.current = &savepoint{of: s, view: &handlerTx{inner: s.tx.tx, ending: &ending{}}}
 	return s.current, err
 }

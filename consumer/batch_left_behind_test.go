@@ -1,0 +1,99 @@
+package consumer_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// newBatchEnv returns a receiver with one connection, whose handler runs the statements behind the
+// effect of an event.
+func newBatchEnv(t *testing.T, statements func(key string) []string, settings ...string) *receivertest.Env {
+	t.Helper()
+	dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
+	for i := 0; i < len(settings); i += 2 {
+		dsn = receivertest.WithSetting(dsn, settings[i], settings[i+1])
+	}
+	e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, event consumer.Event) error {
+			if err := e.Exec(ctx, "INSERT INTO public.effect VALUES ($1)", event.Key); err != nil {
+				return err
+			}
+			for _, statement := range statements(event.Key) {
+				if err := e.Exec(ctx, statement); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	})
+	e.MustExec(receivertest.Schema)
+	return e
+}
+
+// What an event has been answered 2xx for is there, also where the event behind it could not begin:
+// a rollback to the savepoint before would undo what was remembered.
+func TestBatchKeepsWhatItAnswers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ mode, statement string }{
+		"an admission that cannot be parsed": {"describe_exec", "SET search_path = pg_catalog"},
+		"a statement that is no more": {"cache_statement", `DO $$ BEGIN
+			EXECUTE (SELECT format('DEALLOCATE %I', name) FROM pg_prepared_statements WHERE statement LIKE 'RELEASE%'); END $$`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newBatchEnv(t, func(key string) []string {
+				if key == "k1" {
+					return []string{c.statement}
+				}
+				return nil
+			}, "default_query_exec_mode", c.mode)
+			e.Do(batchRequest(e, "a", "b", "c")) // whose statements are known to the connection from here on
+			answer := e.Do(batchRequest(e, "k1", "k2", "k3"))
+			for key, result := range webhook.ParseBatchResults([]byte(answer.Body)) {
+				rows := 0
+				if result.Status == http.StatusNoContent {
+					rows = 1
+				}
+				e.WantRows(key, rows, rows)
+			}
+		})
+	}
+}
+
+// A client that goes between two events of a batch undoes nothing of the one before: it has taken
+// effect, and the others come again.
+func TestBatchKeepsWhatIsDoneWhenTheClientGoes(t *testing.T) {
+	t.Parallel()
+	working := make(chan struct{})
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, event consumer.Event) error {
+			err := receivertest.EffectOf(ctx, event.Key)
+			close(working)
+			<-ctx.Done()
+			return err
+		}
+	})
+	ctx, hangUp := context.WithCancel(t.Context())
+	sent := make(chan error, 1)
+	go func() {
+		_, err := e.Try(batchRequest(e, "k1", "k2", "k3").WithContext(ctx))
+		sent <- err
+	}()
+	<-working
+	hangUp()
+	testkit.ErrorIs(t, "the client", <-sent, context.Canceled)
+	e.WantResult(consumer.ResultProcessed)
+	for range 2 {
+		e.WantResult(consumer.ResultUnavailable)
+	}
+	e.WantRows("k1", 1, 1)
+	e.WantRows("k2", 0, 0)
+}
