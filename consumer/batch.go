@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
@@ -46,8 +47,8 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 }
 
 // commitTogether works the first events in one transaction, commits it, and returns how many these
-// are: all, unless one met a conflict, or they took longer than locksFor. What is locked so far is
-// released then.
+// are: all, unless one met a conflict, left something in the transaction that the next must not
+// find, or they took longer than locksFor. What is locked so far is released then.
 func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, events []*outcome) (n int) {
 	batch := rc.batches.Batch()
 	defer batch.Rollback()
@@ -59,6 +60,12 @@ func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, event
 			continue
 		}
 		one.workInBatch(w, o)
+		if batch.Ended() {
+			rc.Breaker.Leave(o.pass, time.Now(), breaker.Unknown, nil)
+			o.report, o.answer = Report{}, nil
+			n--
+			break
+		}
 		if sqlstate.IsConflict(o.report.Err) || time.Since(began) > locksFor {
 			break
 		}

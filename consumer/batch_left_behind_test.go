@@ -2,7 +2,9 @@ package consumer_test
 
 import (
 	"context"
+	"maps"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -96,4 +98,46 @@ func TestBatchKeepsWhatIsDoneWhenTheClientGoes(t *testing.T) {
 	}
 	e.WantRows("k1", 1, 1)
 	e.WantRows("k2", 0, 0)
+}
+
+// No setting, role, temporary table or cursor of a handler reaches the next event of its batch, and
+// none keeps it away: each event of the batch takes effect once, as if it had come alone.
+func TestSecurityBatchLeavesNothingForTheNextEvent(t *testing.T) {
+	t.Parallel()
+	all := map[string][]string{
+		"staging":   {"CREATE TEMP TABLE IF NOT EXISTS staging (key text) ON COMMIT DROP", "INSERT INTO staging VALUES ('%s')", "INSERT INTO public.staged SELECT key FROM staging"},
+		"new table": {"CREATE TEMP TABLE new_table (key text) ON COMMIT DROP"},
+		"cursor":    {"DECLARE c CURSOR FOR SELECT 1"},
+		"path":      {"SET LOCAL search_path = tenant"},
+		"local":     {"SET LOCAL ROLE pg_read_all_data"},
+		"read only": {"SET TRANSACTION READ ONLY"},
+	}
+	maps.Copy(all, changes)
+	delete(all, "exchange") // which ends the transaction
+	delete(all, "default")  // which keeps the next transaction away, also from a single event
+	e := newBatchEnv(t, func(key string) (statements []string) {
+		name, _, _ := strings.Cut(key, ".")
+		statements = []string{`INSERT INTO public.met SELECT '` + key + `', current_setting('search_path') || ' ' || current_user,
+			(SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) FROM pg_settings WHERE source = 'session' AND name !~ '^transaction_')`}
+		for _, statement := range all[name] {
+			statements = append(statements, strings.ReplaceAll(statement, "%s", key))
+		}
+		return statements
+	})
+	e.MustExec(`CREATE TABLE met (key text, name text, session text); CREATE TABLE staged (key text);
+		CREATE SCHEMA tenant; CREATE TABLE tenant.processed_events (LIKE public.processed_events INCLUDING ALL);
+		GRANT ALL ON ALL TABLES IN SCHEMA public TO pg_read_all_data`) // a role that every server has
+	for name := range all {
+		one, two, three := name+".1", name+".2", name+".3"
+		wantBatch(e, batchRequest(e, one, two, three), map[string]int{one: 204, two: 204, three: 204})
+		for _, key := range []string{one, two, three} {
+			e.WantRows(key, 1, 1)
+		}
+	}
+	testkit.Equal(t, "events of the staging table", e.Count("SELECT count(*) FROM staged"), 3)
+	var met string
+	pgtest.Must(t, e.Pool.QueryRow(t.Context(), "SELECT string_agg(DISTINCT name || ': ' || session, E'\n') FROM met").Scan(&met))
+	if strings.Contains(met, "\n") {
+		t.Errorf("handlers met several sessions:\n%s", met)
+	}
 }

@@ -33,6 +33,7 @@ type ending struct {
 	over       atomic.Bool  // the handler has returned
 	rolledBack atomic.Bool  // the handler asked to roll back
 	spoiled    atomic.Bool  // no other event may get the connection
+	declared   atomic.Bool  // the handler has opened a cursor
 }
 
 // close closes the transaction to its handler. It reports false while a call is under way all the
@@ -91,7 +92,11 @@ func (t *handlerTx) Exec(ctx context.Context, query string, args ...any) (pgconn
 	}
 	t.calls.RLock()
 	defer t.calls.RUnlock()
-	return t.current().Exec(ctx, query, args...)
+	tag, err := t.current().Exec(ctx, query, args...)
+	if tag.String() == "DECLARE CURSOR" {
+		t.declared.Store(true)
+	}
+	return tag, err
 }
 
 func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {

@@ -42,7 +42,13 @@ import (
 //
 // What is not known may have been forgotten: then the row is rolled back. So it is when it comes
 // later than its sender said; an event more than a day old is checked by forgottenSQL.
-const admitSQL = `
+const admitSQL = admitHead + `current_user::text`
+
+// admitBehindSQL admits an event of a batch, in one transaction with others. It returns an empty
+// role where one of them has left a temporary table.
+const admitBehindSQL = admitHead + `CASE WHEN ` + nothingTemporary + ` THEN current_user::text ELSE '' END`
+
+const admitHead = `
 INSERT INTO processed_events
     (receiver, source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
      destination, processing_state, processed_at, response_status)
@@ -58,7 +64,7 @@ RETURNING pg_current_xact_id()::text, tableoid::bigint,
           coalesce($14::timestamptz < now() - interval '24 hours', false),
           coalesce($15::timestamptz < now(), false),
           CASE WHEN set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true) IS NOT NULL THEN ` + PathLimited + ` END,
-          current_user::text`
+          `
 
 // LockTimeout bounds how long the INSERT waits for another transaction, in PostgreSQL's notation.
 const LockTimeout = "100ms"
@@ -90,6 +96,7 @@ type inDatabase struct {
 	Settings
 	db Database
 
+	admission                               string
 	receiver, source, limit, senderNotAfter any // arguments that every admission has
 
 	tables *sync.Map               // *memoryTable by oid
@@ -99,7 +106,7 @@ type inDatabase struct {
 // InDatabase returns the memory in the tables of db.
 func InDatabase(s Settings, db Database) Memory {
 	return &inDatabase{
-		Settings: s, db: db, receiver: s.Receiver, source: s.Source, limit: s.Limit(), senderNotAfter: orNull(s.SenderNotAfter.Seconds()),
+		Settings: s, db: db, admission: admitSQL, receiver: s.Receiver, source: s.Source, limit: s.Limit(), senderNotAfter: orNull(s.SenderNotAfter.Seconds()),
 		tables: &sync.Map{}, name: &atomic.Pointer[string]{},
 	}
 }
@@ -143,7 +150,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 		return err
 	}
 	created := Shifted(e.CreatedAt, -m.Tolerance) // here and below: the clocks may differ by that much
-	tx, err := m.db.Begin(ctx, scan, admitSQL, []any{
+	tx, err := m.db.Begin(ctx, scan, m.admission, []any{
 		m.receiver, m.source, e.Key, rq.Hash[:], m.limit, e.Type, int32(e.Version), orNull(e.RelatedReference), orNull(e.ID),
 		Shifted(e.NotAfter, 0), m.senderNotAfter, orNull(e.Destination()), !lock, created, Shifted(e.NotAfter, m.Tolerance),
 	})

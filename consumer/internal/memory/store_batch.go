@@ -10,11 +10,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
 // ErrBatchBroken says that the transaction of a batch has ended, or that its connection is lost, so
 // that no event of it commits.
 var ErrBatchBroken = errors.New("the transaction of the batch has ended")
+
+// errLeftBehind ends a batch. It is never reported.
+var errLeftBehind = errors.New("the handler before has left something in the transaction of the batch")
 
 // A Batcher is a memory that can hold the events of a batch in one transaction.
 type Batcher interface {
@@ -29,6 +33,9 @@ type Batch interface {
 	// Commit commits what was remembered, and fails if a handler has ended the transaction, or left
 	// it unfit.
 	Commit(ctx context.Context) error
+	// Ended reports whether the last Admit failed behind another event of the batch. That one may be
+	// why: the event is for the next batch, in another transaction.
+	Ended() bool
 	// Rollback gives the batch up, unless it was committed.
 	Rollback()
 }
@@ -42,7 +49,7 @@ func (m *inDatabase) Batch() Batch {
 	}
 	points := &savepoints{PgxDatabase: db}
 	own := *m
-	own.db = points
+	own.db, own.admission = points, admitBehindSQL
 	return &batch{inDatabase: &own, points: points}
 }
 
@@ -51,15 +58,26 @@ type batch struct {
 	*inDatabase
 	points *savepoints
 	last   *held // the last one that was remembered
+	ended  bool
 }
 
-// Admit admits an event behind those before it.
+// Admit admits an event behind those before it, if they have left the transaction as it was found.
 func (b *batch) Admit(ctx context.Context, rq *Request) (Found, error) {
+	behind := b.points.current != nil
 	found, err := b.inDatabase.Admit(ctx, rq)
-	if h, ok := found.Held.(*held); ok && err == nil {
+	h, ok := found.Held.(*held)
+	if ok && behind && (b.points.changed || b.last != nil && b.last.xact != h.xact) {
+		h.Transaction.Rollback()
+		err = errLeftBehind
+	}
+	if err != nil {
+		b.ended = behind && !sqlstate.IsConflict(err)
+		return Found{}, err
+	}
+	if ok {
 		found.Held = &heldInBatch{held: h, batch: b}
 	}
-	return found, err
+	return found, nil
 }
 
 // nothingSQL stands where a batch of which nothing is remembered has no last statement.
@@ -80,6 +98,9 @@ func (b *batch) Commit(ctx context.Context) error {
 	t.Enter(b.points.found)
 	return committed(t.Commit(ctx, b.last.table.end, []any{b.last.xact, b.Receiver, b.Source, b.last.key}))
 }
+
+// Ended reports whether the event of the last Admit is for another batch.
+func (b *batch) Ended() bool { return b.ended }
 
 // Rollback ends what Commit has not ended.
 func (b *batch) Rollback() {
@@ -112,6 +133,7 @@ func (h *heldInBatch) Remember(ctx context.Context, status int, ignored string) 
 			return committed(Lost(err))
 		}
 	}
+	point.of.changed = point.view.declared.Load()
 	point.release = true
 	h.batch.last = h.held
 	return nil
@@ -135,6 +157,7 @@ type savepoints struct {
 	found   Surroundings
 	current *savepoint
 	gone    bool // the transaction is not the batch's any more
+	changed bool // the surroundings are not as found
 }
 
 // broken reports whether the transaction can no longer be used.
@@ -194,11 +217,16 @@ func (p *savepoint) QueryRow(ctx context.Context, query string, args []any) pgx.
 	return p.of.tx.QueryRow(ctx, query, args)
 }
 
-// Enter notes the surroundings of the first event: those of the connection, as it was found.
+// Enter notes the surroundings of the first event: those of the connection, as it was found. Where
+// another event finds others, the handler before it has left them.
 func (p *savepoint) Enter(found Surroundings) {
-	if found.Table != "" && p.of.found.Table == "" {
+	switch {
+	case found.Table == "":
+	case p.of.found.Table == "":
 		p.of.found = found
 		p.of.tx.Enter(found)
+	case p.of.found != found || found.Role == "":
+		p.of.changed = true
 	}
 }
 

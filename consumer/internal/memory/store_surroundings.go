@@ -44,9 +44,18 @@ SELECT CASE WHEN 1 / `
 	AsFound = ` < 1 THEN NULL
        WHEN pg_catalog.pg_advisory_unlock_all() IS NULL THEN NULL
        WHEN pg_catalog.current_setting('synchronous_commit') = 'off' AND pg_catalog.set_config('synchronous_commit', 'on', true) IS NULL THEN NULL
-       ELSE pg_catalog.pg_my_temp_schema() = 0::pg_catalog.oid AND pg_catalog.current_setting('search_path') = `
+       ELSE ` + nothingOpen + ` AND pg_catalog.current_setting('search_path') = `
 	RoleAsFound = `::pg_catalog.text AND current_user = `
 	LastEnd     = `::pg_catalog.text END`
+)
+
+// nothingTemporary is true where there is no temporary table, and nothingOpen where there is no
+// cursor either. That costs more. A session that had a temporary table keeps an empty schema. The
+// cursor without a name is that of the statement.
+const (
+	nothingTemporary = `(pg_catalog.pg_my_temp_schema() = 0::pg_catalog.oid
+            OR NOT EXISTS (SELECT FROM pg_catalog.pg_class WHERE relnamespace = pg_catalog.pg_my_temp_schema()))`
+	nothingOpen = nothingTemporary + ` AND NOT EXISTS (SELECT FROM pg_catalog.pg_cursors WHERE name <> ''::pg_catalog.text)`
 )
 
 // resetSQL restores the settings of the session, so that no setting of a handler reaches the next
@@ -59,8 +68,7 @@ const resetSQL = `SELECT inbox_reset()`
 // tables.
 const tidySQL = `
 SELECT CASE WHEN pg_catalog.pg_advisory_unlock_all() IS NULL OR inbox_reset() IS NULL THEN NULL
-       ELSE pg_catalog.current_setting('search_path') = $1::pg_catalog.text AND current_user = $2::pg_catalog.text
-            AND (pg_catalog.pg_my_temp_schema() = 0::pg_catalog.oid OR NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = pg_catalog.pg_my_temp_schema())) END`
+       ELSE pg_catalog.current_setting('search_path') = $1::pg_catalog.text AND current_user = $2::pg_catalog.text AND ` + nothingOpen + ` END`
 
 // Tidy returns tidySQL and its arguments.
 func (s Surroundings) Tidy() (query string, args []any) {
