@@ -2,8 +2,10 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -139,5 +141,38 @@ func TestSecurityBatchLeavesNothingForTheNextEvent(t *testing.T) {
 	pgtest.Must(t, e.Pool.QueryRow(t.Context(), "SELECT string_agg(DISTINCT name || ': ' || session, E'\n') FROM met").Scan(&met))
 	if strings.Contains(met, "\n") {
 		t.Errorf("handlers met several sessions:\n%s", met)
+	}
+}
+
+// A handler that commits by itself, and continues in another transaction, is found out in a batch as
+// it is alone: what it did behind the commit is undone, so its event must not count as processed.
+func TestBatchMarksAHandlerThatCommits(t *testing.T) {
+	t.Parallel()
+	for name, keys := range map[string][]string{"first": {"k", "b"}, "last": {"a", "k"}, "alone": {"k"}} {
+		for _, status := range []int{http.StatusNoContent, http.StatusOK} {
+			t.Run(fmt.Sprint(name, status), func(t *testing.T) {
+				t.Parallel()
+				e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
+					return func(w http.ResponseWriter, r *http.Request) {
+						mustNot(e, receivertest.EffectOf(r.Context(), consumer.EventFrom(r.Context()).Key))
+						if consumer.EventFrom(r.Context()).Key == "k" {
+							mustNot(e, e.Exec(r.Context(), unseen+"COMMIT AND CHAIN"))
+							mustNot(e, e.Exec(r.Context(), "INSERT INTO effect VALUES ('late')"))
+						}
+						w.WriteHeader(status)
+					}
+				})
+				want := map[string]int{"a": 500, "k": 500, "b": status}
+				again := map[string]int{"a": status, "k": 422, "b": status}
+				for _, all := range []map[string]int{want, again} {
+					maps.DeleteFunc(all, func(key string, _ int) bool { return !slices.Contains(keys, key) })
+					wantBatch(e, batchRequest(e, keys...), all)
+				}
+				for _, key := range keys {
+					e.WantRows(key, 1, 1)
+				}
+				e.WantRows("late", 0, 0)
+			})
+		}
 	}
 }

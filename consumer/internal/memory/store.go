@@ -328,11 +328,17 @@ func (h *held) Remember(ctx context.Context, status int, ignored string) error {
 	query, args := h.answer(status, ignored)
 	err := h.Commit(ctx, query, args)
 	if isHandlers(err) {
-		if noted := h.noteEnded(); noted != nil && !errors.Is(err, noted) {
-			err = fmt.Errorf("%w: %w", noted, err)
-		}
+		err = h.ended(err)
 	}
 	return committed(err)
+}
+
+// ended returns the error of a commit that was not carried out, with what else is known then.
+func (h *held) ended(err error) error {
+	if noted := h.noteEnded(); noted != nil && !errors.Is(err, noted) {
+		return fmt.Errorf("%w: %w", noted, err)
+	}
+	return err
 }
 
 // answer returns the last statement of an event, which stores the status where that is not there

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
@@ -56,9 +57,10 @@ func (m *inDatabase) Batch() Batch {
 // batch is a memory whose events are savepoints.
 type batch struct {
 	*inDatabase
-	points *savepoints
-	last   *held // the last one that was remembered
-	ended  bool
+	points    *savepoints
+	last      *held // the last one that was remembered
+	unchecked *held // the same, until another is admitted in its transaction
+	ended     bool
 }
 
 // Admit admits an event behind those before it, if they have left the transaction as it was found.
@@ -75,6 +77,7 @@ func (b *batch) Admit(ctx context.Context, rq *Request) (Found, error) {
 		return Found{}, err
 	}
 	if ok {
+		b.unchecked = nil
 		found.Held = &heldInBatch{held: h, batch: b}
 	}
 	return found, nil
@@ -85,18 +88,24 @@ const nothingSQL = `SELECT 1`
 
 // Commit commits the batch. The last statement is that of the last event that was remembered: it
 // fails in any other transaction.
-func (b *batch) Commit(ctx context.Context) error {
+func (b *batch) Commit(ctx context.Context) (err error) {
 	t := b.points.tx
 	switch {
 	case t == nil:
 		return nil // nothing was begun
 	case b.points.broken():
-		return ErrBatchBroken
+		b.Rollback() // whose connection must not be waited for while it is held
+		err = ErrBatchBroken
 	case b.last == nil: // nothing to keep but what was learned of duplicates
 		return committed(t.Commit(ctx, nothingSQL, nil))
+	default:
+		t.Enter(b.points.found)
+		err = t.Commit(ctx, b.last.table.end, []any{b.last.xact, b.Receiver, b.Source, b.last.key})
 	}
-	t.Enter(b.points.found)
-	return committed(t.Commit(ctx, b.last.table.end, []any{b.last.xact, b.Receiver, b.Source, b.last.key}))
+	if b.unchecked != nil && (errors.Is(err, ErrBatchBroken) || isHandlers(err)) {
+		err = b.unchecked.ended(err)
+	}
+	return committed(err)
 }
 
 // Ended reports whether the event of the last Admit is for another batch.
@@ -120,23 +129,27 @@ type heldInBatch struct {
 func (h *heldInBatch) Remember(ctx context.Context, status int, ignored string) error {
 	point := h.Transaction.(*savepoint)
 	if err := point.unfit(); err != nil {
-		if !h.Rollback() {
-			err = ErrEnded
-		}
-		return committed(err)
+		return committed(h.undo(err))
 	}
 	if status != http.StatusNoContent || ignored != "" {
 		query, args := h.answer(status, ignored)
 		var asFound any
 		if err := point.of.tx.QueryRow(ctx, query, append(args, point.of.found.SearchPath, point.of.found.Role)).Scan(&asFound); err != nil {
-			point.Rollback()
-			return committed(Lost(err))
+			return committed(h.undo(Lost(err)))
 		}
 	}
 	point.of.changed = point.view.declared.Load()
 	point.release = true
-	h.batch.last = h.held
+	h.batch.last, h.batch.unchecked = h.held, h.held
 	return nil
+}
+
+// undo gives the event up because of err, and returns what to report.
+func (h *heldInBatch) undo(err error) error {
+	if !h.Rollback() && !errors.Is(err, ErrEnded) {
+		return fmt.Errorf("%w: %w", ErrEnded, err)
+	}
+	return err
 }
 
 // Rollback gives the event up. It reports false when the handler has committed the batch's
