@@ -176,3 +176,19 @@ func TestBatchMarksAHandlerThatCommits(t *testing.T) {
 		}
 	}
 }
+
+// A batch of which nothing is remembered commits what it has learned of a duplicate.
+func TestBatchOfNothingNew(t *testing.T) {
+	t.Parallel()
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+		return func(_ context.Context, event consumer.Event) error {
+			if event.Key == "failing" {
+				return receivertest.ErrHandler
+			}
+			return nil
+		}
+	})
+	wantBatch(e, batchRequest(e, "known"), map[string]int{"known": 204})
+	wantBatch(e, batchRequest(e, "known", "failing"), map[string]int{"known": 204, "failing": 500})
+	wantBatch(e, batchRequest(e, "failing"), map[string]int{"failing": 500})
+}

@@ -83,8 +83,8 @@ func (b *batch) Admit(ctx context.Context, rq *Request) (Found, error) {
 	return found, nil
 }
 
-// nothingSQL stands where a batch of which nothing is remembered has no last statement.
-const nothingSQL = `SELECT 1`
+// nothingSQL is the last statement of a batch of which nothing is remembered.
+const nothingSQL = LastHead + `1` + AsFound + `$1` + RoleAsFound + `$2` + LastEnd
 
 // Commit commits the batch. The last statement is that of the last event that was remembered: it
 // fails in any other transaction.
@@ -96,10 +96,11 @@ func (b *batch) Commit(ctx context.Context) (err error) {
 	case b.points.broken():
 		b.Rollback() // whose connection must not be waited for while it is held
 		err = ErrBatchBroken
+	case b.points.found.Table == "": // no handler was called
+		return committed(t.Commit(ctx, "SELECT 1", nil))
 	case b.last == nil: // nothing to keep but what was learned of duplicates
 		return committed(t.Commit(ctx, nothingSQL, nil))
 	default:
-		t.Enter(b.points.found)
 		err = t.Commit(ctx, b.last.table.end, []any{b.last.xact, b.Receiver, b.Source, b.last.key})
 	}
 	if b.unchecked != nil && (errors.Is(err, ErrBatchBroken) || isHandlers(err)) {
