@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/http"
 	"sync"
@@ -155,6 +156,9 @@ func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time
 	o.r = r.Clone(r.Context())
 	o.r.Header = header
 	event, p := headers.Event{}, s.checkKeyHeaders(header)
+	if _, nested := e.Header[webhook.Batch]; nested {
+		p = batchInvalid(errors.New("an event of it has " + webhook.Batch))
+	}
 	if p == nil {
 		event, p = eventOf(header, key)
 	}

@@ -243,6 +243,13 @@ func TestBatchRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) { receivertest.WantProblem(t, e.Do(c.request()), c.status, c.problem) })
 	}
 	e.WantRows("k", 0, 0)
+	foreign := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Verify: consumer.Verify{AcceptForeign: true}}, receivertest.Effect)
+	stripped := batchRequest(foreign, "k")
+	stripped.Header.Del(webhook.Batch) // v1 still matches
+	receivertest.WantProblem(t, foreign.Do(stripped), 401, "signature-invalid")
+	testkit.Equal(t, "events of a batch that passed for an event", foreign.Count("SELECT count(*) FROM processed_events"), 0)
+	nested := []byte(`{"headers":{"X-Idempotency-Key":"n","X-Outbox-Batch":"1"},"body":"e30="}` + "\n")
+	wantBatch(e, signedBatch(e, 1, nested), map[string]int{"n": 400})
 	// A malformed event fails alone.
 	mixed := []byte(`{"headers":{"X-Idempotency-Key":"bad","X-Outbox-Attempt":"x"},"body":"e30="}` + "\n" + line)
 	wantBatch(e, signedBatch(e, 2, mixed), map[string]int{"bad": 400, "k": 201})
