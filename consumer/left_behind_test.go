@@ -296,6 +296,27 @@ func TestConnectionsThatCannotBeUsedAreClosed(t *testing.T) {
 	})
 }
 
+// A cursor WITH HOLD outlives its transaction. The next event must neither read from it nor fail
+// because its name is taken.
+func TestHeldCursorReachesNoOtherEvent(t *testing.T) {
+	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
+		for name, answer := range answers {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				dsn := pgtest.New(t, migrations.Inbox)
+				if f.Name == "pgx" {
+					dsn = receivertest.WithSetting(dsn, "pool_max_conns", "1")
+				}
+				e := newAnswering(t, f, dsn, answer, sending)
+				for _, key := range []string{"first", "second"} {
+					e.Do(e.NewRequest(key, "{}", running("DECLARE held CURSOR WITH HOLD FOR SELECT 1")))
+					e.WantRows(key, 1, 1)
+				}
+			})
+		}
+	})
+}
+
 // A statement that a handler prepares under the name of another would take its place for every
 // event on the connection: without a transaction, the event is remembered although its handler
 // refuses it.
