@@ -34,8 +34,8 @@ type Batch interface {
 	// Commit commits what was remembered, and fails if a handler has ended the transaction, or left
 	// it unfit.
 	Commit(ctx context.Context) error
-	// Ended reports whether the last Admit failed behind another event of the batch. That one may be
-	// why: the event is for the next batch, in another transaction.
+	// Ended reports whether the last Admit failed behind another event of the batch. That one may
+	// be why: the event is for the next batch, in another transaction.
 	Ended() bool
 	// Rollback gives the batch up, unless it was committed.
 	Rollback()
