@@ -91,11 +91,20 @@ func needsScan(s *settle.Settlement) bool {
 		s.Reason != policy.ReasonBreaker && s.Reason != policy.ReasonOrder && s.Reason != policy.ReasonDatabase && s.Reason != policy.ReasonSuspect
 }
 
+// heldAgain is how long after a request that was held its row is read again, if the breaker has not
+// opened.
+const heldAgain = time.Second
+
 // noteWritten records when a row that was made is due, and that a delivery of an ordering key is
 // settled.
 func (r *Relay) noteWritten(s *settle.Settlement, now time.Time) {
 	l := r.lanes.Get(s.Destination)
-	if s.Outcome == policy.Hold && s.InHand != nil {
+	switch {
+	case s.Outcome != policy.Hold:
+	case s.InHand == nil && s.Posted && l != nil:
+		l.NoteHeld(s.DueAt, now.Add(heldAgain))
+		r.mailbox.retries.Add(now, heldAgain)
+	case s.InHand != nil:
 		if wait := s.InHand.UntilDue(now); wait > 0 {
 			r.mailbox.retries.Add(now, wait)
 		} else if l != nil {

@@ -35,7 +35,7 @@ func (c *Rows) laneClaims(now time.Time, scan bool) []laneClaim {
 
 // newRequest returns what to claim for one lane: without scans and keys, nothing.
 func (c *Rows) newRequest(l *lane.Lane, now time.Time, scan bool) (request Request) {
-	since, due := l.TakeDue()
+	since, due := l.TakeDue(now)
 	if due {
 		l.RescanSince(since.Add(-time.Millisecond))
 	}

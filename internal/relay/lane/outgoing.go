@@ -33,6 +33,8 @@ type outgoing struct {
 	removed    bool      // from the configuration
 	releasedAt time.Time // when outcomes were last written
 	dueSince   time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
+	heldSince  time.Time // the same of rows that were held; the next claim after heldUntil reads them
+	heldUntil  time.Time
 }
 
 // Bounds of what a lane claims and holds. Counts are deliveries.
@@ -287,7 +289,7 @@ func (o *outgoing) busy() bool {
 func (o *outgoing) holdsNothing() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.taken() == 0 && o.senders == 0 && len(o.keys.ready) == 0 && o.dueSince.IsZero() && o.breaker.IsQuiet()
+	return o.taken() == 0 && o.senders == 0 && len(o.keys.ready) == 0 && o.dueSince.IsZero() && o.heldSince.IsZero() && o.breaker.IsQuiet()
 }
 
 // hasNoMemory reports whether a lane made again would do as this one does, which rests.

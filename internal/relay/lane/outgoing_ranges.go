@@ -3,6 +3,7 @@ package lane
 import (
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 )
 
@@ -97,15 +98,38 @@ func (o *outgoing) AwaitsArrival(key string, due time.Time) bool {
 func (o *outgoing) NoteDue(at time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.noteDue(at)
+}
+
+func (o *outgoing) noteDue(at time.Time) {
 	if o.dueSince.IsZero() || at.Before(o.dueSince) {
 		o.dueSince = at
 	}
 }
 
-// TakeDue returns since when rows are due that were noted after the last call.
-func (o *outgoing) TakeDue() (since time.Time, are bool) {
+// NoteHeld notes a row that became due at the given time, by the database's clock, was held, and is
+// to be read again after until.
+func (o *outgoing) NoteHeld(at, until time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.heldSince.IsZero() {
+		o.heldSince, o.heldUntil = at, until
+	} else if at.Before(o.heldSince) {
+		o.heldSince = at
+	}
+}
+
+// TakeDue returns since when rows are due that were noted after the last call. Held ones are none
+// of them once the breaker is not closed: probes lead to them.
+func (o *outgoing) TakeDue(now time.Time) (since time.Time, are bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.heldSince.IsZero() && !now.Before(o.heldUntil) {
+		if o.breaker.State == policy.BreakerClosed {
+			o.noteDue(o.heldSince)
+		}
+		o.heldSince = time.Time{}
+	}
 	since, o.dueSince = o.dueSince, time.Time{}
 	return since, !since.IsZero()
 }
