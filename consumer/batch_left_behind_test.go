@@ -22,8 +22,8 @@ import (
 func newBatchEnv(t *testing.T, statements func(key string) []string, settings ...string) *receivertest.Env {
 	t.Helper()
 	dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
-	for i := 0; i < len(settings); i += 2 {
-		dsn = receivertest.WithSetting(dsn, settings[i], settings[i+1])
+	for setting := range slices.Chunk(settings, 2) { // a name and a value
+		dsn = receivertest.WithSetting(dsn, setting[0], setting[1])
 	}
 	e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {

@@ -72,6 +72,17 @@ func newRoom(t testing.TB, taken bool, destinations ...string) *room {
 	return r
 }
 
+// waiting returns a pool whose statements wait for locks as long as they last, as a session does.
+func (r *room) waiting() *pgxpool.Pool {
+	r.Helper()
+	cfg := r.settler.DB.(*pgxpool.Pool).Config()
+	cfg.ConnConfig.RuntimeParams["lock_timeout"] = "0"
+	pool, err := pgxpool.NewWithConfig(r.Context(), cfg)
+	relaytest.Must(r, err)
+	r.Cleanup(pool.Close)
+	return pool
+}
+
 func (r *room) note(change func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -321,10 +321,12 @@ func TestRefusedRowKeepsNoOtherRange(t *testing.T) {
 	testkit.Equal(t, "ranges open", r.openRanges(), 0)
 }
 
-// A person locks the row of a range. What belongs to others is written beside it.
+// A person locks the row of a range. What belongs to others is written beside it, and no statement
+// waits for the lock.
 func TestLockedRangeKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t, true)
+	r.settler.DB = r.waiting()
 	r.Insert(1, "key")
 	locked := r.take()
 	r.Insert(2, "other")

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -162,13 +160,9 @@ func TestWriteAgainWaitsForNoLock(t *testing.T) {
 	r.Exec(`DELETE FROM outbox_delivery`)
 	r.Exec(`UPDATE outbox_range SET ended_at = NULL WHERE seq IN ($1, $2)`, locked.Seq, other.Seq)
 	operator := r.Begin()
-	_, err := operator.Exec(t.Context(), `SELECT FROM outbox_range WHERE seq = $1 FOR UPDATE`, locked.Seq)
+	_, err := operator.Exec(t.Context(), `INSERT INTO outbox_delivery (event_id, destination) VALUES (1, 'default')`)
 	relaytest.Must(t, err)
-	cfg := r.settler.DB.(*pgxpool.Pool).Config()
-	cfg.ConnConfig.RuntimeParams["lock_timeout"] = "0" // as in a session
-	session, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	t.Cleanup(session.Close)
+	session := r.waiting()
 	relaytest.Must(t, r.settler.WriteAgain(t.Context(), session, relay))
 	r.wantRows("2 delivered 1 204 dated")
 	relaytest.Must(t, operator.Rollback(t.Context()))

@@ -88,10 +88,10 @@ func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*
 // RestoreLostClaims restores claims that a crash of the server has lost together with their
 // settles. Such a row is as it was before the claim: its claim number is smaller, and since fences
 // grow with the clock, no other relay has claimed it since. The POST did happen, so the claim is
-// restored, to be settled by the next try, and so is the place that the delivery had in its ordering
-// key: without it a retry would hold nothing of its key. The idempotency key must be the same: a
-// crash may also lose events of producers that do not wait for their commit, and the server gives
-// their ids to others.
+// restored, to be settled by the next try, and so is the place that the delivery had in its
+// ordering key: without it a retry would hold nothing of its key. The idempotency key must be the
+// same: a crash may also lose events of producers that do not wait for their commit, and the server
+// gives their ids to others.
 const RestoreLostClaims = `
 UPDATE outbox_delivery d
 SET claim = s.claim, claimed_by = $1, lease_expires_at = now() + interval '10 seconds', not_after = coalesce(d.not_after, s.not_after),
