@@ -145,7 +145,8 @@ func TestSecurityBatchLeavesNothingForTheNextEvent(t *testing.T) {
 }
 
 // A handler that commits by itself, and continues in another transaction, is found out in a batch
-// as it is alone: what it did behind the commit is undone, so its event must not count as processed.
+// as it is alone: what it did behind the commit is undone, so its event must not count as
+// processed.
 func TestBatchMarksAHandlerThatCommits(t *testing.T) {
 	t.Parallel()
 	for name, keys := range map[string][]string{"first": {"k", "b"}, "last": {"a", "k"}, "alone": {"k"}} {

@@ -105,8 +105,8 @@ func boundX1(header http.Header, id string) (Verified, error) {
 var derivedID = regexp.MustCompile(`^(evt_[0-9a-f]{32}|bat_[A-Z2-7]{26})$`)
 
 // IsDerivedID reports whether id has the form that [DeriveID] or [Signer.SignBatch] gives. A
-// request with such an id and no valid x1 is a relay's request stripped of its stronger signature, not one
-// of a foreign sender.
+// request with such an id and no valid x1 is a relay's request stripped of its stronger signature,
+// not one of a foreign sender.
 func IsDerivedID(id string) bool { return derivedID.MatchString(id) }
 
 // single returns the header's only value. A header that is repeated has no one value that both

@@ -83,6 +83,9 @@ func (b *batch) Admit(ctx context.Context, rq *Request) (Found, error) {
 	return found, nil
 }
 
+// emptySQL is the last statement of a batch for which no handler was called.
+const emptySQL = `SELECT 1`
+
 // nothingSQL is the last statement of a batch of which nothing is remembered.
 const nothingSQL = LastHead + `1` + AsFound + `$1` + RoleAsFound + `$2` + LastEnd
 
@@ -97,7 +100,7 @@ func (b *batch) Commit(ctx context.Context) (err error) {
 		b.Rollback() // whose connection must not be waited for while it is held
 		err = ErrBatchBroken
 	case b.points.found.Table == "": // no handler was called
-		return committed(t.Commit(ctx, "SELECT 1", nil))
+		return committed(t.Commit(ctx, emptySQL, nil))
 	case b.last == nil: // nothing to keep but what was learned of duplicates
 		return committed(t.Commit(ctx, nothingSQL, nil))
 	default:
