@@ -49,7 +49,8 @@ type Tables struct {
 	Timeout   time.Duration
 	Schedule  time.Duration // the least time between an attempt and its retry; 0: not checked
 	// Repeats is how many accepted requests beyond the first of their events the run may have; 0:
-	// 50 and 0.5 % of the events.
+	// 300, as a crash undoes a second's settles, of 200 events and a burst, and 0.5 % of the
+	// events.
 	Repeats int
 }
 
@@ -220,7 +221,7 @@ func (c *checker) during(p Call, is func(fault Call) bool) bool {
 // repeats checks how often events were accepted more than once, of one event and of all. Each such
 // request may have a fault as its cause, but faults are near many requests, and undo few.
 func (c *checker) repeats() {
-	all, most := 0, cmp.Or(c.Repeats, 50+len(c.Events)/200)
+	all, most := 0, cmp.Or(c.Repeats, 300+len(c.Events)/200)
 	for _, key := range slices.Sorted(maps.Keys(c.posts)) {
 		n := repeats(c.posts[key])
 		if all += n; n > keyRepeats {

@@ -120,7 +120,7 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 		"no receiver was frozen":      {func(c []Call, _ *Tables) []Call { fault(c, "receiver frozen").Who = "relay-3"; return c }, Unexplained, "D"},
 		"a reload is no kill":         {func(c []Call, _ *Tables) []Call { fault(c, "relay killed").Note = Reload; return c }, Unexplained, "C"},
 		"one event accepted often":    {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
-		"many events accepted twice":  {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 51, 2) }, Repeated, ""},
+		"many events accepted twice":  {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},
 		"delivered before the answer": {func(c []Call, t *Tables) []Call { t.Events[0].DeliveredAt = seconds(2.05); return c }, False, "A"},
 		"another answer is logged":    {func(c []Call, t *Tables) []Call { t.Failures[0].Status = 503; return c }, Attempts, "B"},
 		"undone is answered as 500": {func(c []Call, t *Tables) []Call {
