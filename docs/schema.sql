@@ -639,10 +639,10 @@ CREATE FUNCTION outbox_release_parked(after_id bigint, last_id bigint) RETURNS b
     ), gone AS (
         DELETE FROM outbox_delivery p USING parked
         WHERE p.event_id = parked.event_id AND p.destination = ''
-        RETURNING p.event_id, parked.event_type, p.next_attempt_at, p.ordering_key, p.payload_bytes
+        RETURNING p.event_id, parked.event_type, p.joined, p.next_attempt_at, p.ordering_key, p.payload_bytes
     ), routed AS (
         INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
-        SELECT DISTINCT g.event_id, r.destination, CASE WHEN g.ordering_key IS NULL OR g.next_attempt_at <= now() THEN 0 END, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
+        SELECT DISTINCT g.event_id, r.destination, g.joined, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
         FROM gone g JOIN outbox_route r ON g.event_type LIKE r.like_pattern
         ON CONFLICT DO NOTHING
         RETURNING destination, ordering_key

@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -58,6 +59,23 @@ func TestSearchForParkedBeginsAgain(t *testing.T) {
 	testkit.Equal(t, "destinations are searched for", relaytest.Row[int](db, `SELECT count(parked_after) FROM outbox_destination`), 1)
 	if released := search(db, db.Pool); released != 1 || relaytest.Row[int](db, parked) != 0 {
 		t.Errorf("released in %d steps", released)
+	}
+}
+
+// What was put off and is due when it gets its destination joins its key then, behind what has
+// joined before. What was due when it was parked has its place already.
+func TestReleasedJoinTheirKeyWhenDue(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`DELETE FROM outbox_route`)
+	db.InsertKeyed("k", 1, 1)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
+		VALUES ('t', '{}', 'was put off', 'k', now() + interval '1 hour'), ('t', '{}', 'is put off', 'k', now() + interval '1 hour')`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 second' WHERE event_id = 2`)
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'default')`)
+	search(db, db.Pool)
+	if got := relaytest.Rows[string](db, `SELECT destination || coalesce(joined::text, '-') FROM outbox_delivery ORDER BY event_id`); !slices.Equal(got, []string{"default0", "default-", "default-"}) {
+		t.Errorf("released: %v", got)
 	}
 }
 
