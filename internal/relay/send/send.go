@@ -260,11 +260,17 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 	var ready func() *policy.Result
 	if d.Alone { // if the relay dies of it, nothing can be written afterwards
 		ready = func() *policy.Result {
-			if err := s.countAlone(s.Settling, d); err != nil {
+			if err := s.countAlone(s.Settling, d, 1); err != nil {
 				s.Failed("count suspect", err)
 				return &policy.Result{Reason: policy.ReasonDatabase}
 			}
-			return tooLate(d, to)
+			late := tooLate(d, to)
+			if late != nil { // there is no request
+				if err := s.countAlone(s.Settling, d, -1); err != nil {
+					s.Failed("count suspect", err)
+				}
+			}
+			return late
 		}
 	}
 	return to.Deliver(s.Doing, message, ready)

@@ -256,6 +256,7 @@ func TestTimeThatTheDatabaseTakesIsCounted(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(1, "key")
+	db.Exec(`UPDATE outbox_delivery SET claim = 9, rescues = $1`, capacity.AloneFrom)
 	rc := relaytest.NewReceiver(t, nil)
 	for name, change := range map[string]func(d *lane.Delivery){
 		"payload": func(d *lane.Delivery) { d.Event.Payload = nil },
@@ -277,6 +278,7 @@ func TestTimeThatTheDatabaseTakesIsCounted(t *testing.T) {
 	if n := rc.Total(); n > 0 {
 		t.Errorf("%d requests", n)
 	}
+	testkit.Equal(t, "requests counted", relaytest.Row[int](db, `SELECT rescues FROM outbox_delivery`), capacity.AloneFrom)
 }
 
 // The history has the latency of what was sent once it was due, and none of a replay.

@@ -26,12 +26,13 @@ func (s *Senders) postponeClaimed(ctx context.Context, d *lane.Delivery, wait ti
 }
 
 const countSuspect = `
-UPDATE outbox_delivery SET rescues = least(rescues + 1, 32767)
+UPDATE outbox_delivery SET rescues = least(rescues + $4::int, 32767)
 WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('delivered', 'failed', 'discarded')`
 
-// countAlone counts a request that is about to be sent alone. A settle sets the count back.
-func (s *Senders) countAlone(ctx context.Context, d *lane.Delivery) error {
-	return s.changeClaimed(ctx, "count suspect", countSuspect, d)
+// countAlone counts a request that is about to be sent alone, or takes that back if requests is -1.
+// A settle sets the count back.
+func (s *Senders) countAlone(ctx context.Context, d *lane.Delivery, requests int) error {
+	return s.changeClaimed(ctx, "count suspect", countSuspect, d, requests)
 }
 
 // changeClaimed runs a statement on the row of a delivery that this relay has claimed.
