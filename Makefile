@@ -10,6 +10,7 @@ PACKAGES      ?= $$((2 * $$(getconf _NPROCESSORS_ONLN)))
 CHAOS_TIME    ?= 10m
 TIME          ?= 30m
 SEED          ?= 0
+AGE           ?= 0
 FUZZ_TIME     ?= 20s
 ROUNDS        ?= 5
 BENCH_ROUNDS  ?= 5
@@ -302,8 +303,8 @@ chaos: ## Make faults of all kinds for CHAOS_TIME (10m) under three relays and t
 	$(GO) test ./internal/chaos -count 1 -v -timeout 0 -chaos $(CHAOS_TIME) -seed $(SEED)
 
 .PHONY: soak
-soak: #: The faults of make chaos for TIME (30m), with a word each minute (SEED=n repeats those of a run that printed n; STATE=aged: in a database that is full)
-	$(GO) test ./internal/chaos -run TestChaos -count 1 -v -timeout 0 -chaos $(TIME) -seed $(SEED) -state '$(STATE)'
+soak: #: The faults of make chaos for TIME (30m), with a word each minute (SEED=n repeats those of a run that printed n; AGE=n: in a database that is full of n times 430,000 deliveries)
+	$(GO) test ./internal/chaos -run TestChaos -count 1 -v -timeout 0 -chaos $(TIME) -seed $(SEED) -age '$(AGE)'
 
 .PHONY: chaos-order
 chaos-order: #: Kill relays while 200 events of each of 200 ordering keys are delivered, check the order of each key, and time a takeover

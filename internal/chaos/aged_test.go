@@ -18,43 +18,60 @@ const aged = "aged-"
 // sent in it.
 func isAgedAndDue(key string) bool {
 	number, found := strings.CutPrefix(key, aged)
-	n, err := strconv.Atoi(number)
-	return found && err == nil && (350_000 < n && n <= 365_000 || 380_000 < n && n <= 400_000)
+	id, err := strconv.Atoi(number)
+	if !found || err != nil || *age < 1 {
+		return false
+	}
+	group := 1 + (id-1)/(*age)
+	return 350_000 < group && group <= 365_000 || 380_000 < group && group <= 400_000
 }
 
 // ageOutbox writes what a database holds after a long time, as command_test.go's settled does for a
-// few events. By event:
+// few events: 430,000 groups of $1 events. By group:
 //
-//	     1 to 300000  delivered
+//	     1 to 300000  delivered, the last third with one of two ordering keys of producer 1
 //	300001 to 320000  failed; the second half are heads of ordering keys
-//	320001 to 350000  wait behind these heads
+//	320001 to 350000  wait behind these heads, half of them behind one
 //	350001 to 365000  due within an hour, 365001 to 380000 within a year
 //	380001 to 400000  parked, until relays add their route
 //	400001 to 430000  wait for a paused destination
-const ageOutbox = `
-SET LOCAL session_replication_role = replica;
-INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, created_at, available_at, xid)
-SELECT 'sale.made', json_build_object('key', 'aged-' || n), 'aged-' || n, CASE WHEN n BETWEEN 310001 AND 350000 THEN 'aged-' || n % 10000 END, now() - interval '20 days', now() - interval '20 days', '2'
-FROM generate_series(1, 430000) n;
-INSERT INTO outbox_delivery (event_id, destination, ordering_key, status, attempts, claim, last_attempt_at, delivered_at, next_attempt_at, last_status, last_reason, blocked_by)
-SELECT id, CASE WHEN id > 400000 THEN 'paused' WHEN id > 380000 THEN '' ELSE 'default' END, ordering_key,
-       CASE WHEN id <= 300000 THEN 'delivered' WHEN id <= 320000 THEN 'failed' ELSE 'pending' END,
-       CASE WHEN id <= 300000 THEN 1 WHEN id <= 320000 THEN 8 ELSE 0 END, 1,
-       CASE WHEN id <= 320000 THEN created_at END, CASE WHEN id <= 300000 THEN created_at END,
-       CASE WHEN id BETWEEN 350001 AND 365000 THEN now() + (id - 350000) * interval '240 ms' WHEN id BETWEEN 365001 AND 380000 THEN now() + interval '300 days' ELSE created_at END,
-       CASE WHEN id <= 300000 THEN 200 WHEN id <= 320000 THEN 500 END, CASE WHEN id BETWEEN 300001 AND 320000 THEN 'server_error' END,
-       CASE WHEN id BETWEEN 320001 AND 350000 THEN 310000 + coalesce(nullif(id % 10000, 0), 10000) END
-FROM outbox;
-INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at) VALUES ('paused', true, 'aged', now());
-UPDATE chaos_aged SET upto = 430000;
-DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE relname LIKE 'outbox%');
-UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE relname LIKE 'outbox%' AND relkind IN ('r', 'i')`
+var ageOutbox = []string{
+	`SET LOCAL session_replication_role = replica`,
+	`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, created_at, available_at, xid)
+	SELECT 'sale.made', json_build_object('key', 'aged-' || id), 'aged-' || id,
+	       CASE WHEN n BETWEEN 200001 AND 300000 THEN 'customer-1-' || n % 2 WHEN n BETWEEN 310001 AND 335000 THEN 'aged-' || n % 10000 WHEN n BETWEEN 335001 AND 350000 THEN 'aged-9999' END,
+	       now() - interval '20 days', now() - interval '20 days', '2'
+	FROM generate_series(1, 430000 * $1::int) id, LATERAL (SELECT 1 + (id - 1) / $1::int AS n) g`,
+	`INSERT INTO outbox_delivery (event_id, destination, ordering_key, status, attempts, claim, last_attempt_at, delivered_at, next_attempt_at, last_status, last_reason, blocked_by)
+	SELECT id, CASE WHEN n > 400000 THEN 'paused' WHEN n > 380000 THEN '' ELSE 'default' END, ordering_key,
+	       CASE WHEN n <= 300000 THEN 'delivered' WHEN n <= 320000 THEN 'failed' ELSE 'pending' END,
+	       CASE WHEN n <= 300000 THEN 1 WHEN n <= 320000 THEN 8 ELSE 0 END, 1,
+	       CASE WHEN n <= 320000 THEN created_at END, CASE WHEN n <= 300000 THEN created_at END,
+	       CASE WHEN n BETWEEN 350001 AND 365000 THEN now() + (n - 350000) * interval '240 ms' WHEN n BETWEEN 365001 AND 380000 THEN now() + interval '300 days' ELSE created_at END,
+	       CASE WHEN n <= 300000 THEN 200 WHEN n <= 320000 THEN 500 END, CASE WHEN n BETWEEN 300001 AND 320000 THEN 'server_error' END,
+	       CASE WHEN n BETWEEN 335001 AND 350000 THEN 319998 * $1::int + 1 WHEN n BETWEEN 320001 AND 335000 THEN (309999 + coalesce(nullif(n % 10000, 0), 10000)) * $1::int + 1 END
+	FROM outbox, LATERAL (SELECT 1 + (id - 1) / $1::int AS n) g`,
+	`INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at) VALUES ('paused', true, 'aged', now())`,
+	`UPDATE chaos_aged SET upto = 430000 * $1::int`,
+	`DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE relname LIKE 'outbox%')`,
+	`UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE relname LIKE 'outbox%' AND relkind IN ('r', 'i')`,
+}
 
-// age leaves much behind in the outbox, no statistics of it, and a snapshot that no version of a
+// makeOld leaves much behind in the outbox, no statistics of it, and a snapshot that no version of a
 // row can be removed under, until the test ends.
-func (s *stage) age() {
-	_, err := s.outbox.Exec(s.Ctx, ageOutbox)
-	s.must(err)
+func (s *stage) makeOld() {
+	s.must(pgx.BeginFunc(s.Ctx, s.outbox, func(tx pgx.Tx) error {
+		for _, statement := range ageOutbox {
+			var arguments []any
+			if strings.Contains(statement, "$1") {
+				arguments = []any{*age}
+			}
+			if _, err := tx.Exec(s.Ctx, statement, arguments...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
 	s.Go(func(ctx context.Context) error {
 		for ctx.Err() == nil {
 			s.blockVacuum(ctx)

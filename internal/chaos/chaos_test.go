@@ -29,7 +29,7 @@ var (
 	chaosTime = flag.Duration("chaos", 40*time.Second, "how long TestChaos makes faults")
 	chaosSeed = flag.Uint64("seed", 0, "repeats the faults of a run that printed this seed; 0: a new one")
 	oldRelay  = flag.String("old", "", "an outbox-relay of another version: every second process of a relay is one, as in an upgrade and its reversal")
-	state     = flag.String("state", "", "aged: the outbox of TestChaos holds 430,000 deliveries before it begins, no statistics, and a snapshot that blocks vacuum")
+	age       = flag.Int("age", 0, "how many times 430,000 deliveries the outbox of TestChaos holds before it begins, without statistics, while a snapshot blocks vacuum")
 	relays    = flag.Int("relays", 3, "how many relays deliver in TestChaos")
 )
 
@@ -82,8 +82,8 @@ func TestChaos(t *testing.T) {
 	}
 	t.Logf("repeat these faults with -seed %d", seed)
 	s := newStage(t, seed, 0)
-	if *state == "aged" {
-		s.age()
+	if *age > 0 {
+		s.makeOld()
 	}
 	s.openRelays(*relays)
 	s.wire.share.Store(1)
