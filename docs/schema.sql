@@ -3,9 +3,11 @@
 CREATE DOMAIN outbox_created_at AS timestamp with time zone
 	CONSTRAINT outbox_created_at_is_in_years_2000_to_9998 CHECK (((VALUE >= '2000-01-01 00:00:00+00'::timestamp with time zone) AND (VALUE < '9999-01-01 00:00:00+00'::timestamp with time zone)));
 
-CREATE DOMAIN outbox_event_type AS text COLLATE pg_catalog."C";
+CREATE DOMAIN outbox_event_type AS text COLLATE pg_catalog."C"
+	CONSTRAINT outbox_event_type_is_1_to_255_printable_ascii_no_blanks CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND (VALUE !~ '[^\x21-\x7e]'::text)));
 
-CREATE DOMAIN outbox_idempotency_key AS text COLLATE pg_catalog."C";
+CREATE DOMAIN outbox_idempotency_key AS text COLLATE pg_catalog."C"
+	CONSTRAINT outbox_idempotency_key_is_1_to_255_printable_ascii CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND (VALUE !~ '[^\x20-\x7e]|^ | $'::text)));
 
 CREATE FUNCTION inbox_has_payload(id bigint) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -320,7 +322,7 @@ $$;
 
 CREATE FUNCTION outbox_compatible_since() RETURNS integer
     LANGUAGE sql IMMUTABLE
-    AS $$SELECT 24$$;
+    AS $$SELECT 6$$;
 
 COMMENT ON FUNCTION outbox_compatible_since() IS 'The oldest schema version whose programs work with this schema.';
 
@@ -742,13 +744,13 @@ CREATE TABLE inbox_forgotten (
 COMMENT ON TABLE inbox_forgotten IS 'By receiver and sender: rows of processed_events that were received before this moment may be gone. Events created before it that are not known are refused.';
 
 CREATE TABLE inbox_freshness (
+    receiver text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
     scope text NOT NULL COLLATE pg_catalog."C",
     entity text NOT NULL COLLATE pg_catalog."C",
     sequence bigint,
     at timestamp with time zone,
     tiebreak bigint,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    receiver text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
     CONSTRAINT inbox_freshness_entity_is_1_to_255_bytes CHECK (((octet_length(entity) >= 1) AND (octet_length(entity) <= 255))),
     CONSTRAINT inbox_freshness_is_by_sequence_or_by_time CHECK ((((sequence IS NULL) <> (at IS NULL)) AND ((at IS NULL) = (tiebreak IS NULL)))),
     CONSTRAINT inbox_freshness_scope_is_1_to_255_bytes CHECK (((octet_length(scope) >= 1) AND (octet_length(scope) <= 255)))
@@ -794,24 +796,24 @@ WITH (autovacuum_vacuum_scale_factor='0.05', toast.autovacuum_vacuum_scale_facto
 
 COMMENT ON TABLE outbox IS 'Events, written once by producers inside their own transactions. Relays take them and write their deliveries.';
 
-COMMENT ON COLUMN outbox.xid IS 'The transaction that inserted the event. 2: its deliveries were made when it was inserted, or by outbox_cover_events.';
+COMMENT ON COLUMN outbox.xid IS 'The transaction that inserted the event. 2: its deliveries were made by outbox_cover_events.';
 
 CREATE TABLE outbox_alert (
     rule text NOT NULL COLLATE pg_catalog."C",
     subject text NOT NULL COLLATE pg_catalog."C",
+    began_at timestamp with time zone DEFAULT now() NOT NULL,
     opened_at timestamp with time zone DEFAULT now() NOT NULL,
     last_at timestamp with time zone DEFAULT now() NOT NULL,
-    count bigint DEFAULT 1 NOT NULL,
-    first_event_id bigint,
-    first_error text,
-    detail text,
-    level bigint DEFAULT 0 NOT NULL,
-    counted_before bigint DEFAULT 0 NOT NULL,
-    notified_count bigint DEFAULT 0 NOT NULL,
     resolved_at timestamp with time zone,
     due_at timestamp with time zone DEFAULT now(),
+    count bigint DEFAULT 1 NOT NULL,
+    counted_before bigint DEFAULT 0 NOT NULL,
+    notified_count bigint DEFAULT 0 NOT NULL,
+    level bigint DEFAULT 0 NOT NULL,
+    first_event_id bigint,
     returned integer DEFAULT 0 NOT NULL,
-    began_at timestamp with time zone DEFAULT now() NOT NULL,
+    first_error text,
+    detail text,
     acknowledged_by text,
     CONSTRAINT outbox_alert_counts_are_sane CHECK (((count > 0) AND ((notified_count >= 0) AND (notified_count <= count))))
 )
@@ -819,21 +821,21 @@ WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox_alert IS 'Open alerts, one row per rule and subject, so that many relays send each once.';
 
-COMMENT ON COLUMN outbox_alert.detail IS 'What it is about, in words; the latest state.';
+COMMENT ON COLUMN outbox_alert.resolved_at IS 'When what the alert is about ended; NULL while it lasts. The row goes some time after that has been told.';
 
 COMMENT ON COLUMN outbox_alert.notified_count IS 'The highest count that any channel has been told.';
 
-COMMENT ON COLUMN outbox_alert.resolved_at IS 'When what the alert is about ended; NULL while it lasts. The row goes some time after that has been told.';
+COMMENT ON COLUMN outbox_alert.detail IS 'What it is about, in words; the latest state.';
 
 CREATE TABLE outbox_alert_notice (
     rule text NOT NULL COLLATE pg_catalog."C",
     subject text NOT NULL COLLATE pg_catalog."C",
     channel text NOT NULL,
-    claimed_until timestamp with time zone,
     sent_at timestamp with time zone,
     sent_level bigint DEFAULT 0 NOT NULL,
     first_sent_at timestamp with time zone,
-    ended_sent_at timestamp with time zone
+    ended_sent_at timestamp with time zone,
+    claimed_until timestamp with time zone
 )
 WITH (fillfactor='50');
 
@@ -962,6 +964,8 @@ CREATE TABLE outbox_delivery (
     event_id bigint NOT NULL,
     claim bigint DEFAULT 0 NOT NULL,
     next_attempt_at timestamp with time zone DEFAULT now() NOT NULL,
+    joined bigint DEFAULT 0,
+    blocked_by bigint,
     lease_expires_at timestamp with time zone,
     last_attempt_at timestamp with time zone,
     delivered_at timestamp with time zone,
@@ -976,9 +980,7 @@ CREATE TABLE outbox_delivery (
     status text DEFAULT 'pending'::text NOT NULL COLLATE pg_catalog."C",
     ordering_key text COLLATE pg_catalog."C",
     last_reason text,
-    last_error text,
-    blocked_by bigint,
-    joined bigint DEFAULT 0
+    last_error text
 )
 WITH (fillfactor='44', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='1');
 ALTER TABLE ONLY outbox_delivery ALTER COLUMN ordering_key SET (n_distinct=-0.9);
@@ -987,6 +989,10 @@ COMMENT ON TABLE outbox_delivery IS 'One event to one destination. Destination '
 
 COMMENT ON COLUMN outbox_delivery.claim IS 'The fence: grows with every claim; a settle with an older number changes nothing.';
 
+COMMENT ON COLUMN outbox_delivery.joined IS 'The place in the order of the ordering key, before event_id. 0: the event was due when a relay took it. NULL: it has not joined its key yet, and holds no other event. Otherwise 2^22 times the number of a range, and a number behind it.';
+
+COMMENT ON COLUMN outbox_delivery.blocked_by IS 'The event of its ordering key behind which a pending delivery waits. Claims do not see it until that event is delivered or discarded. NULL: it waits for nothing but its time.';
+
 COMMENT ON COLUMN outbox_delivery.not_after IS 'When the last request may reach the receiver, as X-Outbox-Not-After has told it, or may have told it; afterwards only an operator sends it again. NULL: it was told nothing, or has accepted.';
 
 COMMENT ON COLUMN outbox_delivery.attempts IS 'POSTs made. Written by the settle: a stop, a rescue or a hold spends none.';
@@ -994,10 +1000,6 @@ COMMENT ON COLUMN outbox_delivery.attempts IS 'POSTs made. Written by the settle
 COMMENT ON COLUMN outbox_delivery.rescues IS 'Claims lost to a dead relay since the last settle and, from the sixth on, requests sent alone that were never settled; at a limit the delivery is failed as crash_loop.';
 
 COMMENT ON COLUMN outbox_delivery.replay IS 'An operator made it pending again: it is sent after live events and backlog, and says so in a header.';
-
-COMMENT ON COLUMN outbox_delivery.blocked_by IS 'The event of its ordering key behind which a pending delivery waits. Claims do not see it until that event is delivered or discarded. NULL: it waits for nothing but its time.';
-
-COMMENT ON COLUMN outbox_delivery.joined IS 'The place in the order of the ordering key, before event_id. 0: the event was due when a relay took it. NULL: it has not joined its key yet, and holds no other event. Otherwise 2^22 times the number of a range, and a number behind it.';
 
 CREATE TABLE outbox_destination (
     destination text NOT NULL COLLATE pg_catalog."C",
@@ -1133,12 +1135,12 @@ CREATE TABLE outbox_relay (
     lease interval DEFAULT '00:01:00'::interval NOT NULL,
     session_pid integer,
     server_started_at timestamp with time zone DEFAULT pg_postmaster_start_time() NOT NULL,
+    asleep boolean DEFAULT false NOT NULL,
     quarantined text,
     environment text,
     address text,
     reload_error text,
-    reload_failed_at timestamp with time zone,
-    asleep boolean DEFAULT false NOT NULL
+    reload_failed_at timestamp with time zone
 )
 WITH (fillfactor='50');
 
@@ -1150,9 +1152,9 @@ COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s sessi
 
 COMMENT ON COLUMN outbox_relay.server_started_at IS 'When the server of the session started. A copy of this row on another server has no session there.';
 
-COMMENT ON COLUMN outbox_relay.quarantined IS 'Why the relay does nothing here. Null: it works. Set together with its environment and address, which accepting records.';
-
 COMMENT ON COLUMN outbox_relay.asleep IS 'Nothing of the relay runs: a connection that outboxes share writes its heartbeat twice a minute and listens for it.';
+
+COMMENT ON COLUMN outbox_relay.quarantined IS 'Why the relay does nothing here. Null: it works. Set together with its environment and address, which accepting records.';
 
 CREATE TABLE outbox_relay_destination (
     instance integer NOT NULL,
@@ -1296,14 +1298,8 @@ ALTER TABLE ONLY outbox_delivery
 ALTER TABLE ONLY outbox_destination
     ADD CONSTRAINT outbox_destination_pkey PRIMARY KEY (destination);
 
-ALTER DOMAIN outbox_event_type
-    ADD CONSTRAINT outbox_event_type_is_1_to_255_printable_ascii_no_blanks CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND (VALUE !~ '[^\x21-\x7e]'::text))) NOT VALID;
-
 ALTER TABLE ONLY outbox_history
     ADD CONSTRAINT outbox_history_pkey PRIMARY KEY (step, destination, at, event_type);
-
-ALTER DOMAIN outbox_idempotency_key
-    ADD CONSTRAINT outbox_idempotency_key_is_1_to_255_printable_ascii CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND (VALUE !~ '[^\x20-\x7e]|^ | $'::text))) NOT VALID;
 
 ALTER TABLE ONLY outbox
     ADD CONSTRAINT outbox_idempotency_key_is_unique UNIQUE (idempotency_key);

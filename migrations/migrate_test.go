@@ -84,26 +84,47 @@ func TestDownAndUpAgain(t *testing.T) {
 	}
 }
 
+// upTo applies the first files of the outbox.
+func upTo(t *testing.T, db *sql.DB, version int64) {
+	t.Helper()
+	files := fstest.MapFS{}
+	names, err := fs.Glob(migrations.Outbox.FS(), "*.sql")
+	pgtest.Must(t, err)
+	for _, name := range names[:version] {
+		text, err := fs.ReadFile(migrations.Outbox.FS(), name)
+		pgtest.Must(t, err)
+		files[name] = &fstest.MapFile{Data: text}
+	}
+	m, err := migrations.NewOver(db, migrations.Outbox, files, migrations.Options{})
+	pgtest.Must(t, err)
+	if _, err := m.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A producer may insert events as soon as there is a table, in a transaction that is open until all
+// files are applied. No event is taken for one that relays have had.
+func TestEventsFromBetweenTheFilesAreNew(t *testing.T) {
+	t.Parallel()
+	db := open(t, pgtest.New(t))
+	upTo(t, db, 1)
+	first := produce(t, db)
+	if _, err := db.ExecContext(t.Context(), insert, "between"); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Must(t, migrations.Up(t.Context(), db, migrations.Outbox))
+	pgtest.Must(t, first.Commit())
+	testkit.Equal(t, "new events", scan[int](t, db, `SELECT count(*) FROM outbox WHERE NOT pg_visible_in_snapshot(xid, (SELECT target FROM outbox_range))`), 2)
+}
+
 // Down restores what Up has dropped, as the files before have made it: with its body, its settings,
 // its owner's rights and those of others.
 func TestDownRestoresFunctions(t *testing.T) {
 	t.Parallel()
 	const functions = `SELECT string_agg(concat_ws(E'\n', pg_get_functiondef(oid), proacl::text), E'\n' ORDER BY oid::regprocedure::text)
 		FROM pg_proc WHERE pronamespace = 'public'::regnamespace`
-	files := fstest.MapFS{}
-	names, err := fs.Glob(migrations.Outbox.FS(), "*.sql")
-	pgtest.Must(t, err)
-	for _, name := range names[:len(names)-1] {
-		text, err := fs.ReadFile(migrations.Outbox.FS(), name)
-		pgtest.Must(t, err)
-		files[name] = &fstest.MapFile{Data: text}
-	}
 	db := open(t, pgtest.New(t))
-	before, err := migrations.NewOver(db, migrations.Outbox, files, migrations.Options{})
-	pgtest.Must(t, err)
-	if _, err := before.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	upTo(t, db, migrations.Outbox.Latest()-1)
 	want := scan[string](t, db, functions)
 	pgtest.Must(t, migrations.Up(t.Context(), db, migrations.Outbox))
 	all, err := migrations.New(db, migrations.Outbox, migrations.Options{})

@@ -21,7 +21,7 @@ type Object struct {
 	File string
 	// SQL of an index or trigger: the statement that makes it.
 	SQL string
-	// Body of a function, with {schema}, {name} and {armed} where the migration writes the schema.
+	// Body of a function, with {schema} and {name} where the migration writes the schema.
 	// Empty: later versions may have another.
 	Body string
 	// Settings of a function as pg_proc has them: "search_path=pg_catalog, pg_temp".
@@ -32,14 +32,11 @@ type Object struct {
 
 var (
 	statementEnd = regexp.MustCompile(`;\s*(?:--[^\n]*)?\n`)
-	made         = regexp.MustCompile(`(?m)^(?: *CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|SEQUENCE|DOMAIN|INDEX|TRIGGER|FUNCTION)(?: CONCURRENTLY)?|` +
-		`(?:ALTER TABLE \w+ )?DROP (CONSTRAINT|TRIGGER|FUNCTION)|(?:ALTER DOMAIN \w+ ADD| ) *(CONSTRAINT)) (?:\{schema\}\.)?(\w+)`)
-	onTable     = regexp.MustCompile(`\sON (\w+)`)
-	calls       = regexp.MustCompile(`EXECUTE FUNCTION (\w+)`)
-	setting     = regexp.MustCompile(`\bSET (\w+) = '?(pg_catalog, pg_temp|\w+)`)
-	alteration  = regexp.MustCompile(`(?m)^ALTER FUNCTION (\w+)\([^)]*\) SET (\w+) = (\w+);`)
-	replacement = regexp.MustCompile(`\('(outbox_\w+)', '([^']+)',\s+'([^']+)'\)`)
-	primaryKey  = regexp.MustCompile(`(?m)^\s+.*\bPRIMARY KEY\b`)
+	made         = regexp.MustCompile(`(?m)^(?:CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|SEQUENCE|DOMAIN|INDEX|TRIGGER|FUNCTION)(?: CONCURRENTLY)?| +(CONSTRAINT)) (?:\{schema\}\.)?(\w+)`)
+	onTable      = regexp.MustCompile(`\sON (\w+)`)
+	calls        = regexp.MustCompile(`EXECUTE FUNCTION (\w+)`)
+	setting      = regexp.MustCompile(`\bSET (\w+) = '?(pg_catalog, pg_temp|\w+)`)
+	primaryKey   = regexp.MustCompile(`(?m)^\s+.*\bPRIMARY KEY\b`)
 )
 
 // Objects returns what [Outbox] leaves in a database, in the order of the files. It reads the
@@ -64,30 +61,12 @@ func Objects() (all []Object) {
 				}
 				return up[at[2*n]:at[2*n+1]]
 			}
-			o := Object{Kind: strings.ToLower(group(1) + group(2) + group(3)), Name: group(4), File: name}
-			all = slices.DeleteFunc(all, func(old Object) bool { // replaced, or dropped; a file drops the overload of what it makes
-				return old.Name == o.Name && old.Kind == o.Kind && (group(2) == "" || old.File != name)
-			})
-			if group(2) != "" {
-				continue
-			}
+			o := Object{Kind: strings.ToLower(group(1) + group(2)), Name: group(3), File: name}
+			all = slices.DeleteFunc(all, func(old Object) bool { return old.Name == o.Name && old.Kind == o.Kind }) // replaced
 			all = append(all, o.read(up[at[0]:])...)
-		}
-		for _, m := range alteration.FindAllStringSubmatch(up, -1) {
-			i := slices.IndexFunc(all, func(o Object) bool { return o.Kind == "function" && o.Name == m[1] })
-			all[i].Settings = append(all[i].Settings, m[2]+"="+m[3])
-		}
-		for _, m := range replacement.FindAllStringSubmatch(up, -1) { // of a part of a function's body
-			i := slices.IndexFunc(all, func(o Object) bool { return o.Kind == "function" && o.Name == m[1] })
-			all[i].Body, all[i].File = strings.Replace(all[i].Body, inSchema(m[2]), inSchema(m[3]), 1), name
 		}
 	}
 	return all
-}
-
-// inSchema writes a placeholder where the argument of format has the schema.
-func inSchema(text string) string {
-	return strings.NewReplacer("%1$s", "{schema}", "%s", "{schema}").Replace(text)
 }
 
 // read completes an object with what its statement says, and returns it with what the statement

@@ -4,14 +4,11 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -49,7 +46,7 @@ func TestObjectsAreThoseOfTheDatabase(t *testing.T) {
 			t.Errorf("the database lacks %s", name)
 		}
 	}
-	fill := strings.NewReplacer("{schema}", "public", "{name}", "'public'", "{armed}", "'public.outbox_armed'")
+	fill := strings.NewReplacer("{schema}", "public", "{name}", "'public'")
 	for _, o := range migrations.Objects() {
 		if o.Body == "" {
 			continue
@@ -78,43 +75,4 @@ func TestGrantsAreThoseOfTheScript(t *testing.T) {
 			t.Errorf("%+v is missing in %+v", want, all)
 		}
 	}
-}
-
-// The switch waits for a producer who has inserted an event, but no other producer waits with it.
-// Each event from before it has its deliveries, each one from after it a transaction that relays
-// have yet to take.
-func TestSwitchBesideProducers(t *testing.T) {
-	t.Parallel()
-	const before = 14
-	db := open(t, pgtest.New(t, migrations.Outbox))
-	waits := make(chan struct{}, 1000)
-	m, err := migrations.New(db, migrations.Outbox, migrations.Options{
-		LockTimeout: 20 * time.Millisecond, OnWait: func(*migrations.LockedError) { waits <- struct{}{} },
-	})
-	pgtest.Must(t, err)
-	if _, err := m.DownTo(t.Context(), before); err != nil {
-		t.Fatal(err)
-	}
-	first := produce(t, db)
-	var migrating sync.WaitGroup
-	migrating.Go(func() {
-		if _, err := m.Up(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(migrating.Wait)
-	t.Cleanup(func() { _ = first.Rollback() })
-	<-waits
-	if _, err := db.ExecContext(t.Context(), insert, "beside"); err != nil {
-		t.Fatal(err)
-	}
-	<-waits
-	pgtest.Must(t, first.Commit())
-	migrating.Wait()
-	if _, err := db.ExecContext(t.Context(), insert, "after"); err != nil {
-		t.Fatal(err)
-	}
-	const events = `SELECT string_agg(e.idempotency_key || ' ' || (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = e.id) || ' ' ||
-		pg_visible_in_snapshot(e.xid, (SELECT target FROM outbox_range ORDER BY seq DESC LIMIT 1)), ', ' ORDER BY e.id) FROM outbox e`
-	testkit.Equal(t, "deliveries, and whether relays pass an event over", scan[string](t, db, events), "open 1 true, beside 1 true, after 0 false")
 }

@@ -70,11 +70,13 @@ CREATE TABLE inbox_forgotten (
 
 COMMENT ON TABLE inbox_forgotten IS 'By receiver and sender: rows of processed_events that were received before this moment may be gone. Events created before it that are not known are refused.';
 
--- The newest version of each entity that a receiver has applied, so that a late event does not undo a newer one.
+-- The newest version of each entity that a receiver has applied, so that a late event does not undo a newer one. Two receivers in one
+-- database may name the same entities, and must not take each other's versions for theirs.
 --
 -- A row outlives its entity: it is what keeps a late update from bringing a deleted one back. Delete rows only of
 -- entities of which no event can come any more.
 CREATE TABLE inbox_freshness (
+    receiver   text COLLATE "C" NOT NULL DEFAULT '',
     scope      text COLLATE "C" NOT NULL,
     entity     text COLLATE "C" NOT NULL,
     -- A version is a number, or a time and what decides between equal times.
@@ -82,7 +84,7 @@ CREATE TABLE inbox_freshness (
     at         timestamptz,
     tiebreak   bigint,
     updated_at timestamptz      NOT NULL DEFAULT now(),
-    CONSTRAINT inbox_freshness_pkey PRIMARY KEY (scope, entity),
+    CONSTRAINT inbox_freshness_pkey PRIMARY KEY (receiver, scope, entity),
     CONSTRAINT inbox_freshness_scope_is_1_to_255_bytes CHECK (octet_length(scope) BETWEEN 1 AND 255),
     CONSTRAINT inbox_freshness_entity_is_1_to_255_bytes CHECK (octet_length(entity) BETWEEN 1 AND 255),
     -- Also what refuses to compare the one kind with the other.
@@ -92,7 +94,32 @@ CREATE TABLE inbox_freshness (
 
 COMMENT ON TABLE inbox_freshness IS 'The newest version of each entity that was applied: what comes with an older one is stale.';
 
+-- Makes the settings of the session what the first event on this connection found, whatever a handler has changed since. It is called
+-- in the first statement of each event, in which it may be rolled back: so is then what the handler changes. Settings that the
+-- session had of its own before, as a pool gives them to each connection, are kept in one more setting.
+--
+-- It runs with the rights of its caller. Nothing in it is sought outside of pg_catalog.
+-- +goose StatementBegin
+CREATE FUNCTION inbox_reset() RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    own pg_catalog.text := pg_catalog.current_setting('outbox_relay.session', true);
+BEGIN
+    IF pg_catalog.length(own) OPERATOR(pg_catalog.>) 0 THEN
+        RESET ALL;
+        IF pg_catalog.length(own) OPERATOR(pg_catalog.>) 2 THEN
+            PERFORM pg_catalog.set_config(s.key, s.value, false) FROM pg_catalog.json_each_text(own::pg_catalog.json) s;
+        END IF;
+    ELSE
+        SELECT coalesce(pg_catalog.json_object_agg(s.name, s.setting)::pg_catalog.text, '{}') INTO own FROM pg_catalog.pg_settings s
+        WHERE s.source OPERATOR(pg_catalog.=) 'session' AND s.name OPERATOR(pg_catalog.!~) '^(transaction_|outbox_relay\.)';
+    END IF;
+    RETURN pg_catalog.set_config('outbox_relay.session', own, false) IS NOT NULL;
+END
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
+DROP FUNCTION inbox_reset();
 DROP TABLE inbox_freshness;
 DROP TABLE inbox_forgotten;
 DROP TABLE processed_events;

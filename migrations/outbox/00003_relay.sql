@@ -1,4 +1,4 @@
--- What relays know of each other: who is alive and for what, which database this is, and which alert is open.
+-- Relays: who is alive and for what, which events they have taken, and which database this is.
 
 -- +goose Up
 CREATE TABLE outbox_relay (
@@ -11,9 +11,13 @@ CREATE TABLE outbox_relay (
     lease             interval    NOT NULL DEFAULT '60 seconds',
     session_pid       integer,
     server_started_at timestamptz NOT NULL DEFAULT pg_postmaster_start_time(),
+    asleep            boolean     NOT NULL DEFAULT false,
     quarantined       text,
     environment       text,
-    address           text
+    address           text,
+    -- What the relay refused when it was to read its configuration again; NULL: it uses what is configured.
+    reload_error      text,
+    reload_failed_at  timestamptz
 ) WITH (fillfactor = 50);
 
 -- A session and not an advisory lock shows that the relay lives: any login of the database could hold, or queue for, the lock.
@@ -22,10 +26,21 @@ COMMENT ON COLUMN outbox_relay.lease IS 'For how long the claims of the relay ho
 COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s session, whose application_name is ''outbox-relay session '' and the instance. Null, behind a pooler: only an old heartbeat says that the relay is dead.';
 COMMENT ON COLUMN outbox_relay.server_started_at IS 'When the server of the session started. A copy of this row on another server has no session there.';
 COMMENT ON COLUMN outbox_relay.quarantined IS 'Why the relay does nothing here. Null: it works. Set together with its environment and address, which accepting records.';
+COMMENT ON COLUMN outbox_relay.asleep IS 'Nothing of the relay runs: a connection that outboxes share writes its heartbeat twice a minute and listens for it.';
 
 CREATE TABLE outbox_relay_destination (
-    instance    integer          NOT NULL REFERENCES outbox_relay ON DELETE CASCADE,
-    destination text COLLATE "C" NOT NULL,
+    instance      integer          NOT NULL REFERENCES outbox_relay ON DELETE CASCADE,
+    destination   text COLLATE "C" NOT NULL,
+    -- A salted digest of the settings, and one of the secrets, that the relay has for the destination. They are too short to tell a
+    -- secret by.
+    settings      text             NOT NULL DEFAULT '',
+    secrets       text             NOT NULL DEFAULT '',
+    -- Since when the destination refuses this relay, and what it answers; NULL: it does not, or all relays hold the destination.
+    refused_at    timestamptz,
+    refused_error text,
+    -- Until when it asked the relay to wait (Retry-After), and to how many requests a second its 429s have slowed the relay; NULL: it has not.
+    wait_until    timestamptz,
+    slowed_to     float8,
     PRIMARY KEY (destination, instance)
 );
 
@@ -65,6 +80,60 @@ CREATE TABLE outbox_void (
 
 COMMENT ON TABLE outbox_void IS 'Claims that no longer hold although their lease lasts: of relays that died or left, or claims whose acknowledgement was lost.';
 
+-- The last row is how far all relays have come. It is inserted, never updated, so that reading it costs the same while
+-- vacuum is blocked. Its primary key is the lock of the takers. See docs/decisions/0069-intake-by-snapshot-difference.md.
+CREATE TABLE outbox_range (
+    seq      bigint      PRIMARY KEY,
+    relay    integer     NOT NULL,
+    fence    bigint      NOT NULL,
+    base     pg_snapshot NOT NULL,
+    target   pg_snapshot NOT NULL,
+    low      bigint      NOT NULL,
+    upto     bigint      NOT NULL,
+    young    bigint,
+    more     boolean     NOT NULL,
+    oldest   bigint      NOT NULL,
+    keys     integer[],
+    promised interval    NOT NULL DEFAULT '0',
+    taken_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at timestamptz,
+    beyond   boolean     NOT NULL DEFAULT false
+) WITH (fillfactor = 50);
+
+-- No transaction is visible in this snapshot: all events are new, also those that are inserted before this file is applied.
+INSERT INTO outbox_range (seq, relay, fence, base, target, low, upto, more, oldest, ended_at)
+VALUES (1, 0, 0, '3:3:', '3:3:', 0, 0, false, 1, now());
+
+COMMENT ON TABLE outbox_range IS 'Events that a relay has taken together: those visible in target and not in base, with ids above low and up to upto. The last row is how far all relays have come.';
+COMMENT ON COLUMN outbox_range.fence IS 'Grows with the clock at each take and rescue. A settle with another number writes nothing.';
+COMMENT ON COLUMN outbox_range.young IS 'NULL: the range is a whole difference. Otherwise it was cut by id: transactions from xmax(base) on have no event up to this id.';
+COMMENT ON COLUMN outbox_range.more IS 'The difference of base and target has events above upto. The next range continues it.';
+COMMENT ON COLUMN outbox_range.oldest IS 'No range before this one was open when the range was taken.';
+COMMENT ON COLUMN outbox_range.keys IS 'Hashes of the ordering keys of its events. NULL: none has a key.';
+COMMENT ON COLUMN outbox_range.promised IS 'The shortest X-Outbox-Not-After that its relay may have told a receiver, counted from taken_at.';
+COMMENT ON COLUMN outbox_range.ended_at IS 'When each of its deliveries had a row. NULL: the range is open.';
+COMMENT ON COLUMN outbox_range.beyond IS 'Events that are not visible in target may have rows already. A take leaves these out.';
+
+-- Only the server that gave out the transaction ids can compare them.
+CREATE TABLE outbox_intake (
+    only_row          boolean     PRIMARY KEY DEFAULT true,
+    system_identifier bigint      NOT NULL DEFAULT 0,
+    timeline          integer     NOT NULL DEFAULT 0,
+    recorded_at       timestamptz NOT NULL DEFAULT now(),
+    -- A take returns both numbers as its snapshot sees them, so that a relay knows whether what it remembers still holds.
+    routes            bigint      NOT NULL DEFAULT 0,
+    destinations      bigint      NOT NULL DEFAULT 0,
+    CONSTRAINT outbox_intake_is_one_row CHECK (only_row)
+);
+-- Some servers let only superusers read the control file.
+INSERT INTO outbox_intake (system_identifier, timeline) SELECT
+    CASE WHEN has_function_privilege('pg_control_system()', 'EXECUTE') THEN (SELECT system_identifier FROM pg_control_system()) ELSE 0 END,
+    CASE WHEN has_function_privilege('pg_control_checkpoint()', 'EXECUTE') THEN (SELECT timeline_id FROM pg_control_checkpoint()) ELSE 0 END;
+
+COMMENT ON TABLE outbox_intake IS 'The server whose transaction ids outbox and outbox_range have. 0: it did not tell its identifier or timeline.';
+COMMENT ON COLUMN outbox_intake.routes IS 'Grows with each change of outbox_route.';
+COMMENT ON COLUMN outbox_intake.destinations IS 'Grows whenever a destination is paused or resumed, or its breaker changes.';
+
 -- Which database this is, so that a relay which wakes up on a copy of it sends nothing.
 CREATE TABLE outbox_identity (
     only_row          boolean          PRIMARY KEY DEFAULT true,
@@ -84,95 +153,152 @@ CREATE TABLE outbox_identity (
 
 COMMENT ON TABLE outbox_identity IS 'The database that relays last accepted as theirs. On any other they quarantine.';
 
--- A relay that sees a condition inserts (rule, subject) ON CONFLICT DO UPDATE SET count = count + 1; one that sees its end sets
--- resolved_at. The trigger below does the rest.
-CREATE TABLE outbox_alert (
-    rule           text COLLATE "C" NOT NULL,
-    subject        text COLLATE "C" NOT NULL,
-    opened_at      timestamptz      NOT NULL DEFAULT now(),
-    last_at        timestamptz      NOT NULL DEFAULT now(),
-    count          bigint           NOT NULL DEFAULT 1,
-    first_event_id bigint,
-    first_error    text,
-    detail         text,
-    -- How bad it was when the count last grew, in the unit of the rule.
-    level          bigint           NOT NULL DEFAULT 0,
-    -- What the count was when the present episode began.
-    counted_before bigint           NOT NULL DEFAULT 0,
-    notified_count bigint           NOT NULL DEFAULT 0,
-    resolved_at    timestamptz,
-    -- When the first channel was told of the recovery: what fires after that begins a new episode.
-    recovered_at   timestamptz,
-    -- When a relay should look at this row again; NULL: not before something happens to it.
-    due_at         timestamptz      DEFAULT now(),
-    PRIMARY KEY (rule, subject),
-    CONSTRAINT outbox_alert_counts_are_sane CHECK (count > 0 AND notified_count BETWEEN 0 AND count)
+CREATE TABLE outbox_undelivered (
+    only_row    boolean     PRIMARY KEY DEFAULT true,
+    searched_at timestamptz NOT NULL DEFAULT '-infinity',
+    -- Up to which id new events have been looked at; NULL: none yet. Up to which id this round through all of them has come.
+    recent_id   bigint,
+    round_id    bigint      NOT NULL DEFAULT 0,
+    missing     bigint[]    NOT NULL DEFAULT '{}',
+    CONSTRAINT outbox_undelivered_is_one_row CHECK (only_row)
 ) WITH (fillfactor = 50);
+COMMENT ON TABLE outbox_undelivered IS 'How far relays have looked for events without deliveries, and the ids that they found, at most 1,001.';
+INSERT INTO outbox_undelivered DEFAULT VALUES;
 
-COMMENT ON TABLE outbox_alert IS 'Open alerts, one row per rule and subject, so that many relays send each once.';
-COMMENT ON COLUMN outbox_alert.notified_count IS 'The highest count that any channel has been told.';
-COMMENT ON COLUMN outbox_alert.resolved_at IS 'When what the alert is about ended; NULL while it lasts. The row goes some time after that has been told.';
-COMMENT ON COLUMN outbox_alert.detail IS 'What it is about, in words; the latest state.';
-
+-- Names are found as in outbox_wake (00001_event.sql). The settings travel with each function: neither a caller's nor statistics from when the tables
+-- were empty may change what it does.
 -- +goose StatementBegin
-CREATE FUNCTION outbox_alert_changed() RETURNS trigger LANGUAGE plpgsql
+DO $do$
+BEGIN
+    EXECUTE pg_catalog.replace($sql$
+
+-- Relays remember routes and the states of destinations until the numbers in outbox_intake have grown.
+CREATE FUNCTION {schema}.outbox_count_change() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NEW.resolved_at IS NULL AND OLD.resolved_at IS NOT NULL AND NEW.count = OLD.count THEN
-        NEW.count := OLD.count + 1;
+    IF TG_TABLE_NAME = 'outbox_route' THEN
+        UPDATE {schema}.outbox_intake SET routes = routes + 1;
+    ELSE
+        UPDATE {schema}.outbox_intake SET destinations = destinations + 1;
     END IF;
-    IF NEW.count > OLD.count THEN
-        NEW.resolved_at := NULL; -- it has fired again, whether or not the statement says so
-        IF OLD.recovered_at IS NOT NULL THEN
-            NEW.opened_at := now();
-            NEW.counted_before := OLD.count;
-            NEW.recovered_at := NULL;
-        END IF;
-        NEW.due_at := now();
-    ELSIF NEW.resolved_at IS NOT NULL AND OLD.resolved_at IS NULL THEN
-        NEW.due_at := now();
-    END IF;
-    RETURN NEW;
+    RETURN NULL;
 END
 $$;
+
+-- Reports whether each delivery of an event that is not in outbox_delivery is missing for good. Otherwise a relay has yet to take the
+-- event, or has it in hand.
+CREATE FUNCTION {schema}.outbox_is_routed(event_id bigint) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+    SELECT pg_visible_in_snapshot(
+        (SELECT o.xid FROM {schema}.outbox o WHERE o.id = event_id LIMIT 1),
+        (SELECT coalesce((SELECT o.base FROM {schema}.outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
+                         CASE WHEN l.more THEN l.base ELSE l.target END)
+         FROM (SELECT * FROM {schema}.outbox_range ORDER BY seq DESC LIMIT 1) l))
+$$;
+
+-- Makes pending deliveries of the next events, in the order of their ids, on another server: of those without any, and of those
+-- that were in hand or not yet taken. It marks all events that are not visible in since, so that no relay takes
+-- them again: their transaction ids may come from another server.
+CREATE FUNCTION {schema}.outbox_cover_events(after_id bigint, batch integer, since pg_snapshot,
+    OUT last_id bigint, OUT finished boolean, OUT deliveries bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+DECLARE
+    -- All events that are visible in it are settled.
+    settled     pg_snapshot;
+    inserted_at timestamptz := clock_timestamp();
+BEGIN
+    SELECT coalesce((SELECT o.base FROM {schema}.outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
+                    CASE WHEN l.more THEN l.base ELSE l.target END)
+    INTO settled FROM (SELECT * FROM {schema}.outbox_range ORDER BY seq DESC LIMIT 1) l;
+    SELECT coalesce(max(e.id), after_id), count(*) < batch INTO last_id, finished
+    FROM (SELECT o.id FROM {schema}.outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
+    WITH covered AS (
+        INSERT INTO {schema}.outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
+        SELECT DISTINCT ON (e.id, r.destination) e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
+               octet_length(e.payload::text)
+        FROM {schema}.outbox e LEFT JOIN {schema}.outbox_route r ON e.event_type LIKE r.like_pattern
+        WHERE e.id > after_id AND e.id <= last_id
+          AND (NOT EXISTS (SELECT FROM {schema}.outbox_delivery d WHERE d.event_id = e.id)
+               OR r.destination IS NOT NULL AND NOT pg_visible_in_snapshot(e.xid, settled))
+        ON CONFLICT DO NOTHING
+        RETURNING destination, ordering_key
+    ), reordered AS (
+        INSERT INTO {schema}.outbox_destination AS t (destination, reordered)
+        SELECT DISTINCT c.destination, 1::bigint FROM covered c WHERE c.ordering_key IS NOT NULL AND c.destination <> '' ORDER BY 1
+        ON CONFLICT (destination) DO UPDATE SET reordered = t.reordered + 1
+    )
+    SELECT count(*) INTO deliveries FROM covered;
+    UPDATE {schema}.outbox SET xid = '2'
+    WHERE id > after_id AND id <= last_id AND NOT pg_visible_in_snapshot(xid, since);
+END
+$$;
+
+-- Gives the next batch of events behind an id the deliveries that their types have by the stored routes. An event that has any
+-- delivery, also a parked or discarded one, is left alone, and so is one that a relay has yet to route. Call it again with
+-- last_id until it is finished.
+CREATE FUNCTION {schema}.outbox_create_deliveries(after_id bigint DEFAULT 0, batch integer DEFAULT 10000,
+    OUT last_id bigint, OUT finished boolean, OUT events integer, OUT deliveries integer)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+DECLARE
+    looked_at   integer;
+    missing     bigint[];
+    inserted_at timestamptz := clock_timestamp();
+BEGIN
+    SELECT coalesce(max(e.id), after_id), count(*),
+           array_agg(e.id) FILTER (WHERE NOT EXISTS (SELECT FROM {schema}.outbox_delivery d WHERE d.event_id = e.id) AND {schema}.outbox_is_routed(e.id))
+    INTO last_id, looked_at, missing
+    FROM (SELECT o.id FROM {schema}.outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
+    finished := looked_at < batch;
+    events := coalesce(cardinality(missing), 0);
+    INSERT INTO {schema}.outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
+    SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
+           octet_length(e.payload::text)
+    FROM unnest(missing) m (id) CROSS JOIN LATERAL (SELECT * FROM {schema}.outbox o WHERE o.id = m.id LIMIT 1) e
+    LEFT JOIN {schema}.outbox_route r ON e.event_type LIKE r.like_pattern
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS deliveries = ROW_COUNT;
+    -- They are behind later events of their ordering keys that are settled.
+    INSERT INTO {schema}.outbox_destination AS t (destination, reordered)
+    SELECT DISTINCT d.destination, 1::bigint FROM {schema}.outbox_delivery d
+    WHERE d.event_id = ANY (missing) AND d.ordering_key IS NOT NULL AND d.destination <> '' ORDER BY 1
+    ON CONFLICT (destination) DO UPDATE SET reordered = t.reordered + 1;
+END
+$$;
+
+    $sql$, '{schema}', pg_catalog.quote_ident(pg_catalog.current_schema()));
+END
+$do$;
 -- +goose StatementEnd
+REVOKE ALL ON FUNCTION outbox_count_change(), outbox_is_routed(bigint), outbox_cover_events(bigint, integer, pg_snapshot),
+    outbox_create_deliveries(bigint, integer) FROM PUBLIC;
 
-CREATE TRIGGER outbox_alert_changed BEFORE UPDATE OF count, resolved_at ON outbox_alert
-    FOR EACH ROW EXECUTE FUNCTION outbox_alert_changed();
-
-CREATE TABLE outbox_alert_notice (
-    rule            text COLLATE "C" NOT NULL,
-    subject         text COLLATE "C" NOT NULL,
-    channel         text             NOT NULL,
-    -- The alert's count as this channel was told it last, and as it was when the channel was told of the recovery.
-    count           bigint           NOT NULL DEFAULT 0,
-    recovered_count bigint           NOT NULL DEFAULT 0,
-    notified_at     timestamptz,
-    -- The relay that sends holds the row until then; after a failure, when to try again.
-    claimed_until   timestamptz,
-    PRIMARY KEY (rule, subject, channel),
-    FOREIGN KEY (rule, subject) REFERENCES outbox_alert ON DELETE CASCADE
-) WITH (fillfactor = 50);
-
-COMMENT ON TABLE outbox_alert_notice IS 'What each channel has been told of each open alert.';
-
-CREATE TABLE outbox_watch (
-    only_row   boolean     PRIMARY KEY DEFAULT true,
-    watched_at timestamptz NOT NULL DEFAULT '-infinity',
-    sample     jsonb       NOT NULL DEFAULT '{}',
-    CONSTRAINT outbox_watch_is_one_row CHECK (only_row)
-) WITH (fillfactor = 50);
-
-COMMENT ON TABLE outbox_watch IS 'What a relay saw when it last looked around the database, for the others.';
-
-INSERT INTO outbox_watch DEFAULT VALUES;
+CREATE TRIGGER outbox_route_is_counted AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON outbox_route
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox_count_change();
+CREATE TRIGGER outbox_destination_is_counted AFTER UPDATE ON outbox_destination FOR EACH ROW
+    WHEN ((OLD.paused, OLD.breaker, OLD.breaker_owner) IS DISTINCT FROM (NEW.paused, NEW.breaker, NEW.breaker_owner))
+    EXECUTE FUNCTION outbox_count_change();
+CREATE TRIGGER outbox_destination_is_counted_when_new AFTER INSERT ON outbox_destination FOR EACH ROW
+    WHEN (NEW.paused OR NEW.breaker <> 'closed') EXECUTE FUNCTION outbox_count_change();
+CREATE TRIGGER outbox_destination_is_counted_when_gone AFTER DELETE ON outbox_destination FOR EACH ROW
+    WHEN (OLD.paused OR OLD.breaker <> 'closed') EXECUTE FUNCTION outbox_count_change();
 
 -- +goose Down
-DROP TABLE outbox_watch;
-DROP TABLE outbox_alert_notice;
-DROP TABLE outbox_alert;
-DROP FUNCTION outbox_alert_changed();
+DROP TRIGGER outbox_destination_is_counted_when_gone ON outbox_destination;
+DROP TRIGGER outbox_destination_is_counted_when_new ON outbox_destination;
+DROP TRIGGER outbox_destination_is_counted ON outbox_destination;
+DROP TRIGGER outbox_route_is_counted ON outbox_route;
+DROP FUNCTION outbox_create_deliveries(bigint, integer);
+DROP FUNCTION outbox_cover_events(bigint, integer, pg_snapshot);
+DROP FUNCTION outbox_is_routed(bigint);
+DROP FUNCTION outbox_count_change();
+DROP TABLE outbox_undelivered;
 DROP TABLE outbox_identity;
+DROP TABLE outbox_intake;
+DROP TABLE outbox_range;
 DROP TABLE outbox_void;
 DROP TABLE outbox_rescue;
 DROP TABLE outbox_relay_route;

@@ -27,7 +27,7 @@ CREATE INDEX outbox_archive_key ON outbox_archive (idempotency_key);
 -- An event stays in the archive for 30 days, however old it is: what was archived last is looked up before a month is dropped.
 CREATE INDEX outbox_archive_archived_at ON outbox_archive (archived_at);
 
--- Names are found as in the functions of 00002_delivery.sql. The settings travel with each function: neither a caller's nor
+-- Names are found as in outbox_wake (00001_event.sql). The settings travel with each function: neither a caller's nor
 -- statistics from when the tables were empty may change what it does.
 -- +goose StatementBegin
 DO $do$
@@ -113,7 +113,7 @@ BEGIN
                             AND greatest(d.delivered_at, d.last_attempt_at, d.next_attempt_at) < cutoff) AS all_settled
             FROM {schema}.outbox_delivery d WHERE d.event_id = e.id
         ) s
-        WHERE s.deliveries > 0 AND s.all_settled
+        WHERE s.deliveries > 0 AND s.all_settled AND {schema}.outbox_is_routed(e.id)
     ) c;
     IF too_much IS NOT NULL THEN
         last_id := too_much - 1;

@@ -37,17 +37,14 @@ func Rebase(ctx context.Context, db pg.DB, progress func(events int64)) (deliver
 // database.
 func Cover(ctx context.Context, db pg.DB, progress func(events int64)) (deliveries int64, err error) {
 	found, err := intake.FindOrigin(ctx, db)
-	if errors.Is(err, intake.ErrNoIntake) {
-		return 0, nil
-	}
 	if err != nil {
 		return 0, err
 	}
 	return intake.Rebase(ctx, counted(db, progress), found, rebaseBatch)
 }
 
-// checkOrigin returns what is wrong with the transaction ids; nil: they are this server's, or none
-// are compared yet.
+// checkOrigin returns what is wrong with the transaction ids; nil: they are this server's, or there
+// are none to compare.
 func checkOrigin(ctx context.Context, db pg.DB) (*intake.ForeignError, error) {
 	err := intake.CheckOrigin(ctx, db)
 	if foreign, is := errors.AsType[*intake.ForeignError](err); is {

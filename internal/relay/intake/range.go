@@ -17,7 +17,7 @@ const (
 	Nothing Found = "none"    // nothing is new
 	Busy    Found = "busy"    // another relay has ordering keys in hand and takes the next ones too; take again when it may have stopped
 	Beaten  Found = "beaten"  // another relay was faster; take again
-	Missing Found = "missing" // outbox_range is empty: the switch has not been made
+	Missing Found = "missing" // outbox_range is empty
 
 	mustCut Found = "cut"
 )

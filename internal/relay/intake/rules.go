@@ -10,15 +10,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// The rules of an event that no domain of outbox keeps, by the names that producers know from
-// before the switch.
+// The rules of an event. Domains of outbox keep those of the type and the key too, so that an event
+// which breaks them can be neither named nor routed.
 const (
 	RuleAvailable = "outbox_available_at_is_in_year_1_to_366_days_ahead"
-	RuleType      = "outbox_event_type_is_1_to_255_printable_ascii_no_blanks" // of events from before the domain
+	RuleType      = "outbox_event_type_is_1_to_255_printable_ascii_no_blanks"
 	RuleVersion   = "outbox_event_version_is_positive"
 	RuleHeaders   = "outbox_headers_have_unreserved_names_and_printable_values"
 	RuleID        = "outbox_id_is_positive"
-	RuleKey       = "outbox_idempotency_key_is_1_to_255_printable_ascii" // as RuleType
+	RuleKey       = "outbox_idempotency_key_is_1_to_255_printable_ascii"
 	RuleOrdering  = "outbox_ordering_key_is_1_to_255_printable_ascii"
 	RuleReference = "outbox_related_reference_is_1_to_255_printable_ascii"
 	RulePayload   = "outbox_payload_is_at_most_1_mib"
@@ -31,10 +31,8 @@ const (
 	maxAhead   = 366 * 24 * time.Hour
 )
 
-// BrokenRule returns the name of the first rule that an event breaks, in the order of
-// outbox_check_event; empty: it breaks none. The event then has no route: it fails under that name.
-//
-// The trigger compared available_at with the time of the insert, which created_at says.
+// BrokenRule returns the name of the first rule that an event breaks, in the order of their names;
+// empty: it breaks none. An event that breaks one has no route: it fails under that name.
 func BrokenRule(e *Event) string {
 	switch {
 	case !isNear(e.AvailableAt, e.CreatedAt):

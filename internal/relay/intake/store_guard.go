@@ -21,8 +21,8 @@ SELECT i.system_identifier, i.timeline, 0::bigint, 0, i.recorded_at,
        l.target IS NOT NULL, coalesce(pg_snapshot_xmax(l.target) > pg_snapshot_xmax(pg_current_snapshot()), false)
 FROM outbox_intake i LEFT JOIN (SELECT target FROM outbox_range ORDER BY seq DESC LIMIT 1) l ON true`
 
-// ErrNoIntake says that the switch to this intake has not been made.
-var ErrNoIntake = errors.New("events are still routed when they are inserted: migrate the outbox")
+// ErrNoIntake says that outbox_range or outbox_intake lacks the row that the migrations insert.
+var ErrNoIntake = errors.New("the table outbox_range or outbox_intake is empty: restore both from a backup")
 
 // CheckOrigin returns a [ForeignError] if the transaction ids in the tables are not this server's.
 // A relay calls it whenever it connects, before its first take.

@@ -118,8 +118,7 @@ type Unrouted struct {
 }
 
 // CountUntaken counts the events that are committed and in no range, up to limit, and returns the
-// age of the oldest among them. Its cost does not depend on the history. Before the switch there
-// are none.
+// age of the oldest among them. Its cost does not depend on the history.
 func CountUntaken(ctx context.Context, db pg.DB, limit int) (u Unrouted, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -273,7 +273,7 @@ func (x *examination) identity(ctx context.Context) error {
 // intake checks what keeps relays from taking events, or what they have taken from being sent.
 func (x *examination) intake(ctx context.Context) error {
 	if err := intake.CheckOrigin(ctx, x.o.pool); errors.Is(err, intake.ErrNoIntake) {
-		x.add("intake", LevelError, "the table outbox_range or outbox_intake is empty: no relay takes events", "restore both tables from a backup, or: outbox-relay migrate up")
+		x.add("intake", LevelError, "the table outbox_range or outbox_intake is empty: no relay takes events", "restore both tables from a backup")
 		return nil
 	}
 	expressions, err := x.o.xidDefault(ctx)
@@ -282,7 +282,7 @@ func (x *examination) intake(ctx context.Context) error {
 	}
 	if len(expressions) != 1 || !strings.Contains(expressions[0], "outbox_wake()") || !strings.Contains(expressions[0], "pg_current_xact_id()") {
 		x.add("intake", LevelError, fmt.Sprintf("the column xid of outbox has not the default of the migrations (%s): no relay finds new events", strings.Join(expressions, ", ")),
-			"give it the default that migrations/outbox/00013_intake.sql has")
+			"give it the default that migrations/outbox/00001_event.sql has")
 	}
 	ranges, err := x.o.oldRange(ctx, rangeWarning)
 	for _, r := range ranges {

@@ -105,7 +105,7 @@ var faults = map[string]fault{
 	}, "triggers", "the trigger outbox_delivery_columns_are_sane is disabled", "ENABLE TRIGGER outbox_delivery_columns_are_sane"},
 	"a missing guard of the audit": {func(p *patient) {
 		p.execute("DROP TRIGGER outbox_audit_is_kept ON outbox_audit")
-	}, "triggers", "the trigger outbox_audit_is_kept is missing", "migrations/outbox/00007_keep_audit.sql"},
+	}, "triggers", "the trigger outbox_audit_is_kept is missing", "migrations/outbox/00006_audit.sql"},
 	"a trigger that calls another function": {func(p *patient) {
 		p.execute("DROP TRIGGER outbox_route_added ON outbox_route", `CREATE FUNCTION hand() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 			CREATE TRIGGER outbox_route_added AFTER INSERT ON outbox_route REFERENCING NEW TABLE AS new_route FOR EACH STATEMENT EXECUTE FUNCTION hand()`)
@@ -113,14 +113,14 @@ var faults = map[string]fault{
 	"a function replaced by hand": {func(p *patient) {
 		p.execute(`CREATE OR REPLACE FUNCTION outbox_is_routed(event_id bigint) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER
 			SET search_path = pg_catalog, pg_temp AS 'SELECT true'`)
-	}, "functions", "the function outbox_is_routed is not that of the migrations", "migrations/outbox/00013_intake.sql"},
-	"a function without its search_path": {func(p *patient) { p.execute("ALTER FUNCTION outbox_wake() RESET search_path") }, "functions", "the function outbox_wake is without its settings (search_path=pg_catalog, pg_temp)", "00013"},
+	}, "functions", "the function outbox_is_routed is not that of the migrations", "migrations/outbox/00003_relay.sql"},
+	"a function without its search_path": {func(p *patient) { p.execute("ALTER FUNCTION outbox_wake() RESET search_path") }, "functions", "the function outbox_wake is without its settings (search_path=pg_catalog, pg_temp)", "00001_event.sql"},
 	"a function open to all": {func(p *patient) {
 		p.execute("GRANT EXECUTE ON FUNCTION outbox_create_deliveries(bigint, integer) TO PUBLIC")
 	}, "functions", "the function outbox_create_deliveries is open to PUBLIC", "REVOKE ALL ON FUNCTION outbox_create_deliveries"},
 	"a missing constraint": {func(p *patient) {
 		p.execute("ALTER TABLE outbox_alert DROP CONSTRAINT outbox_alert_counts_are_sane")
-	}, "constraints", "the constraint outbox_alert_counts_are_sane is missing", "migrations/outbox/00003_relay.sql"},
+	}, "constraints", "the constraint outbox_alert_counts_are_sane is missing", "migrations/outbox/00005_alert.sql"},
 	"a missing domain": {func(p *patient) {
 		p.execute("DROP TRIGGER outbox_is_immutable ON outbox", "ALTER TABLE outbox ALTER created_at TYPE timestamptz", "DROP DOMAIN outbox_created_at")
 	}, "constraints", "the domain outbox_created_at is missing", "migrations/outbox/00001_event.sql"},
@@ -144,10 +144,10 @@ var faults = map[string]fault{
 	"another server's transaction ids": {func(p *patient) {
 		p.execute("UPDATE outbox_intake SET system_identifier = 1")
 	}, "identity", "no relay takes events: the transaction ids of the events are from another server", "outbox-relay identity show"},
-	"no range": {func(p *patient) { p.execute("DELETE FROM outbox_range") }, "intake", "the table outbox_range or outbox_intake is empty", "outbox-relay migrate up"},
+	"no range": {func(p *patient) { p.execute("DELETE FROM outbox_range") }, "intake", "the table outbox_range or outbox_intake is empty", "restore both tables from a backup"},
 	"another default": {func(p *patient) {
 		p.execute("ALTER TABLE outbox ALTER xid SET DEFAULT '2'")
-	}, "intake", "the column xid of outbox has not the default of the migrations ('2'::xid8)", "00013_intake.sql"},
+	}, "intake", "the column xid of outbox has not the default of the migrations ('2'::xid8)", "00001_event.sql"},
 	"a range that stays open": {func(p *patient) { p.openRange(1) }, "intake", "relay 1 test has had events in hand for 3m (range 2)", "the log of that relay"},
 	"a range of a silent relay": {func(p *patient) {
 		p.openRange(1)

@@ -156,15 +156,13 @@ type object struct {
 	Definer    bool
 }
 
-// The rules of domains are not validated, which would read whole tables: they hold for what is
-// inserted.
 const selectObjects = `
 WITH s AS (SELECT n.oid, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'outbox'::regclass)
 SELECT CASE c.relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, c.relname::text,
        '', '', '', '{}'::text[], false
 FROM s JOIN pg_class c ON c.relnamespace = s.oid WHERE c.relkind IN ('r', 'p', 'S') AND starts_with(c.relname, 'outbox')
 UNION ALL SELECT 'domain', t.typname, '', '', '', '{}', false FROM s JOIN pg_type t ON t.typnamespace = s.oid WHERE t.typtype = 'd'
-UNION ALL SELECT 'constraint', k.conname, CASE WHEN NOT k.convalidated AND k.contypid = 0 THEN 'not validated' WHEN NOT i.indisvalid THEN 'invalid' ELSE '' END, '', '', '{}', false
+UNION ALL SELECT 'constraint', k.conname, CASE WHEN NOT k.convalidated THEN 'not validated' WHEN NOT i.indisvalid THEN 'invalid' ELSE '' END, '', '', '{}', false
 FROM s JOIN pg_constraint k ON k.connamespace = s.oid LEFT JOIN pg_index i ON i.indexrelid = k.conindid AND k.contype IN ('p', 'u')
 UNION ALL SELECT 'index', c.relname, CASE WHEN NOT i.indisvalid THEN 'invalid' ELSE '' END, '', '', '{}', false
 FROM s JOIN pg_class c ON c.relnamespace = s.oid JOIN pg_index i ON i.indexrelid = c.oid
@@ -174,7 +172,7 @@ UNION ALL SELECT 'function', p.proname, CASE WHEN p.prosecdef AND p.proname <> '
            SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee = 0) THEN 'open to PUBLIC' ELSE '' END, '',
        p.prosrc, coalesce(p.proconfig, '{}'), p.prosecdef
 FROM s JOIN pg_proc p ON p.pronamespace = s.oid
-UNION ALL SELECT 'schema', quote_ident(nspname), quote_literal(nspname), quote_literal(format('%I.outbox_armed', nspname)), '', '{}', false FROM s`
+UNION ALL SELECT 'schema', quote_ident(nspname), quote_literal(nspname), '', '', '{}', false FROM s`
 
 // objects returns what stands in the schema of the outbox.
 func (o *Outbox) objects(ctx context.Context) ([]object, error) {

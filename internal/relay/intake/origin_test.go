@@ -2,130 +2,20 @@ package intake
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/pressly/goose/v3"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
-
-// The migration applied, reverted and applied again to an outbox that is in use, between
-// transactions that are open.
-func TestUpDownUp(t *testing.T) {
-	t.Parallel()
-	r := &room{relaytest.New(t, "default", "other"), nil}
-	r.pool = relayPool(t, r.DSN)
-	db, err := sql.Open("pgx", r.DSN)
-	relaytest.Must(t, err)
-	defer db.Close()
-	runner, err := goose.NewProvider(goose.DialectPostgres, db, os.DirFS("../../../migrations/outbox"), goose.WithTableName("outbox_schema_version"),
-		goose.WithDisableGlobalRegistry(true), goose.WithLogger(goose.NopLogger()))
-	relaytest.Must(t, err)
-	const byTrigger = 12 // when the trigger made deliveries
-	_, err = runner.DownTo(t.Context(), byTrigger)
-	relaytest.Must(t, err)
-	files := func() string {
-		return relaytest.Row[string](r.Database, `SELECT string_agg(relname || relfilenode, ' ' ORDER BY relname) FROM pg_class
-			WHERE oid = 'outbox'::regclass OR relname IN ('outbox_pkey', 'outbox_idempotency_key_is_unique')`)
-	}
-	schema := func() string {
-		return relaytest.Row[string](r.Database, `SELECT string_agg(x, E'\n' ORDER BY x) FROM (
-			SELECT 'column ' || attname || format_type(atttypid, atttypmod) || attnotnull || coalesce(c.collname, '') || coalesce(pg_get_expr(adbin, adrelid), '')
-			FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum LEFT JOIN pg_collation c ON c.oid = attcollation
-			WHERE attrelid = 'outbox'::regclass AND NOT attisdropped
-			UNION ALL SELECT 'trigger ' || pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'outbox'::regclass
-			UNION ALL SELECT 'index ' || indexdef FROM pg_indexes WHERE tablename LIKE 'outbox%'
-			UNION ALL SELECT 'function ' || oid::regprocedure || coalesce(proacl::text, '') FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-			UNION ALL SELECT 'rule ' || conname FROM pg_constraint WHERE connamespace = 'public'::regnamespace
-			UNION ALL SELECT 'table ' || relname || coalesce((SELECT string_agg(a::text, ' ') FROM aclexplode(relacl) a WHERE a.grantee <> relowner), '') FROM pg_class
-			WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'S')) s (x)`)
-	}
-
-	r.Fill(500, 60)
-	r.Exec(insertKeyed, "a key that a rule would refuse later "+strings.Repeat("x", 200), "k")
-	r.Exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id % 50 = 1 AND status = 'pending'`)
-	before, first := files(), schema()
-	deliveries := func() []string {
-		return relaytest.Rows[string](r.Database, `SELECT d::text FROM outbox_delivery d WHERE event_id <= 501 ORDER BY event_id, destination`)
-	}
-	rows := deliveries()
-	beside := r.Begin() // has not written to the outbox: the migration does not wait for it
-	_, err = beside.Exec(t.Context(), `SELECT pg_current_xact_id()`)
-	relaytest.Must(t, err)
-
-	_, err = runner.Up(t.Context())
-	relaytest.Must(t, err)
-	second := schema()
-	if files() != before {
-		t.Errorf("the table or an index was written again: %s, before %s", files(), before)
-	}
-	relaytest.Must(t, CheckOrigin(t.Context(), r.pool))
-	r.find(1, Nothing)
-	_, err = beside.Exec(t.Context(), insertOne, "beside")
-	relaytest.Must(t, err)
-	r.Exec(insertOne, "after")
-	r.wantRules()
-	half := r.wantTaken(1, "after") // goes to two destinations, is settled at one
-	s := settlement(1, half, half.Events)
-	s.Ended = nil
-	_, err = SettleRanges(t.Context(), r.pool, s)
-	relaytest.Must(t, err)
-	relaytest.Must(t, beside.Commit(t.Context()))
-	r.settle(1, r.wantTaken(1, "beside")) // has both
-	r.Exec(insertKeyed, "not taken", "k")
-	r.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', 'x' || i FROM generate_series(1, 50) i`)
-
-	_, err = runner.DownTo(t.Context(), byTrigger)
-	relaytest.Must(t, err)
-	if files() != before || schema() != first {
-		t.Errorf("after Down: files %s, before %s; the schema is\n%s\nand was\n%s", files(), before, schema(), first)
-	}
-	if got := deliveries(); !slices.Equal(got, rows) {
-		t.Error("deliveries from before have changed")
-	}
-	got := relaytest.Rows[string](r.Database, `SELECT e.idempotency_key || ' ' || string_agg(d.destination || ' ' || d.status, ', ' ORDER BY d.destination)
-		FROM outbox e JOIN outbox_delivery d ON d.event_id = e.id WHERE e.idempotency_key IN ('beside', 'after', 'not taken') GROUP BY e.id ORDER BY e.id`)
-	if want := []string{"beside default delivered, other pending", "after default delivered, other pending", "not taken default pending, other pending"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-	r.Exec(insertOne, "by trigger")
-	testkit.Equal(t, "events without two deliveries", relaytest.Row[int](r.Database, `SELECT count(*)::int FROM outbox e WHERE 2 <> (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = e.id)`), 0)
-
-	_, err = runner.Up(t.Context())
-	relaytest.Must(t, err)
-	if schema() != second {
-		t.Errorf("the second Up makes\n%s\nthe first one made\n%s", schema(), second)
-	}
-	r.find(1, Nothing)
-	r.Exec(insertOne, "again")
-	r.wantTaken(1, "again")
-}
-
-// The domains refuse what the trigger refused, by the same names.
-func (r *room) wantRules() {
-	r.Helper()
-	for rule, values := range map[string]string{RuleType: `'a b', 'x'`, RuleKey: `'t', ' x'`} {
-		_, err := r.Pool.Exec(r.Context(), `INSERT INTO outbox (event_type, idempotency_key, payload) VALUES (`+values+`, '{}')`)
-		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != "23514" || e.ConstraintName != rule {
-			r.Errorf("%s: %v", values, err)
-		}
-	}
-	if _, err := r.Pool.Exec(r.Context(), `UPDATE outbox SET payload = '1'`); err == nil || !strings.Contains(err.Error(), "immutable") {
-		r.Errorf("an event was changed: %v", err)
-	}
-}
 
 // Events restored on another server have transaction ids that say nothing there. The guard refuses,
 // and Rebase makes all of them pending or leaves them settled, whatever is inserted meanwhile.
@@ -290,7 +180,7 @@ func (s savepoints) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	return s.Tx.QueryRow(ctx, sql, args...)
 }
 
-// A server that does not show its control file, and an outbox before the switch.
+// A server that does not show its control file, and an outbox that has lost its row.
 func TestCheckOriginUnknown(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
