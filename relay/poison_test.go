@@ -14,17 +14,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
-// unruled lifts the rules of an event, which a disabled trigger or another program may have got
-// past.
-func unruled(db *relaytest.Database) {
-	db.Helper()
-	db.Exec(`CREATE OR REPLACE FUNCTION outbox_refuse(rule text, idempotency_key text) RETURNS integer LANGUAGE sql AS 'SELECT 0'`)
-}
-
 // unconstrained drops everything that keeps odd rows out.
 func unconstrained(db *relaytest.Database) {
 	db.Helper()
-	unruled(db)
 	db.Exec(`DO $$ DECLARE c record; BEGIN
 		FOR c IN SELECT conrelid::regclass AS tab, conname FROM pg_constraint
 		         WHERE conrelid IN ('outbox'::regclass, 'outbox_delivery'::regclass) AND contype = 'c' LOOP
