@@ -361,9 +361,10 @@ BEGIN
     FROM (SELECT o.id FROM outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
     WITH covered AS (
         INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
-        SELECT DISTINCT ON (e.id, r.destination) e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
-               octet_length(e.payload::text)
-        FROM outbox e LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern
+        SELECT DISTINCT ON (e.id, r.destination) e.id, coalesce(r.destination, ''), CASE WHEN k.key IS NULL OR e.available_at <= inserted_at THEN 0 END,
+               greatest(e.available_at, inserted_at), k.key, octet_length(e.payload::text)
+        FROM outbox e CROSS JOIN LATERAL (SELECT CASE WHEN octet_length(e.ordering_key) <= 255 THEN e.ordering_key END AS key) k
+        LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern
         WHERE e.id > after_id AND e.id <= last_id
           AND (NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id)
                OR r.destination IS NOT NULL AND NOT pg_visible_in_snapshot(e.xid, settled))
@@ -375,8 +376,15 @@ BEGIN
         ON CONFLICT (destination) DO UPDATE SET reordered = t.reordered + 1
     )
     SELECT count(*) INTO deliveries FROM covered;
-    UPDATE outbox SET xid = '2'
-    WHERE id > after_id AND id <= last_id AND NOT pg_visible_in_snapshot(xid, since);
+    -- What was committed since the statement before has no delivery, and a transaction id of this server: a take finds it.
+    UPDATE outbox o SET xid = '2'
+    WHERE id > after_id AND id <= last_id AND NOT pg_visible_in_snapshot(xid, since)
+      AND EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id);
+    -- Logical replication copies events, and not the sequence of their ids. Other transactions may take ids meanwhile: a gap is
+    -- harmless.
+    IF finished AND last_id >= (SELECT last_value + is_called::integer FROM outbox_id_seq) THEN
+        PERFORM setval(format('%I.outbox_id_seq', 'public'), last_id + 10000);
+    END IF;
 END
 $$;
 
@@ -401,9 +409,10 @@ BEGIN
     finished := looked_at < batch;
     events := coalesce(cardinality(missing), 0);
     INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
-    SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
-           octet_length(e.payload::text)
+    SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN k.key IS NULL OR e.available_at <= inserted_at THEN 0 END,
+           greatest(e.available_at, inserted_at), k.key, octet_length(e.payload::text)
     FROM unnest(missing) m (id) CROSS JOIN LATERAL (SELECT * FROM outbox o WHERE o.id = m.id LIMIT 1) e
+    CROSS JOIN LATERAL (SELECT CASE WHEN octet_length(e.ordering_key) <= 255 THEN e.ordering_key END AS key) k
     LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS deliveries = ROW_COUNT;
@@ -613,6 +622,19 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox_refuse_truncate() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF EXISTS (SELECT FROM outbox_delivery) THEN
+        RAISE EXCEPTION 'outbox: events have deliveries'
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Stop all relays and TRUNCATE outbox_delivery, outbox_attempt first.';
+    END IF;
+    RETURN NULL;
+END
+$$;
+
 CREATE FUNCTION outbox_refuse_update() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -674,7 +696,7 @@ CREATE FUNCTION outbox_route_added() RETURNS trigger
     AS $$
 BEGIN
     INSERT INTO outbox_destination AS d (destination, parked_after)
-    SELECT DISTINCT r.destination, 0::bigint FROM new_route r
+    SELECT DISTINCT r.destination, 0::bigint FROM new_route r ORDER BY 1 -- as others lock them
     ON CONFLICT (destination) DO UPDATE SET parked_after = 0;
     RETURN NULL;
 END
@@ -688,6 +710,7 @@ BEGIN
     IF coalesce(current_setting('outbox.notify', true), '') <> 'off' AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('outbox_wake', 'public');
     END IF;
+    PERFORM set_config('outbox.woken', pg_current_xact_id()::text, true);
     RETURN pg_current_xact_id();
 END
 $$;
@@ -788,7 +811,7 @@ CREATE TABLE outbox (
     created_at outbox_created_at DEFAULT now() NOT NULL,
     xid xid8 DEFAULT 
 CASE
-    WHEN ((pg_sequence_last_value('outbox_armed'::regclass))::double precision > (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) THEN outbox_wake()
+    WHEN (((pg_sequence_last_value('outbox_armed'::regclass))::double precision > (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) AND (COALESCE(current_setting('outbox.woken'::text, true), ''::text) <> (pg_current_xact_id())::text)) THEN outbox_wake()
     ELSE pg_current_xact_id()
 END NOT NULL
 )
@@ -1191,6 +1214,8 @@ CREATE TABLE outbox_rescue (
     instance integer NOT NULL
 );
 
+ALTER TABLE ONLY outbox_rescue REPLICA IDENTITY FULL;
+
 COMMENT ON TABLE outbox_rescue IS 'Relays that were found dead in the last day.';
 
 CREATE TABLE outbox_route (
@@ -1392,6 +1417,8 @@ CREATE TRIGGER outbox_destination_is_counted_when_new AFTER INSERT ON outbox_des
 
 CREATE TRIGGER outbox_is_immutable BEFORE UPDATE OF id, event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at, created_at ON outbox FOR EACH ROW EXECUTE FUNCTION outbox_refuse_update();
 
+CREATE TRIGGER outbox_keeps_deliveries BEFORE TRUNCATE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION outbox_refuse_truncate();
+
 CREATE TRIGGER outbox_route_added AFTER INSERT ON outbox_route REFERENCING NEW TABLE AS new_route FOR EACH STATEMENT EXECUTE FUNCTION outbox_route_added();
 
 CREATE TRIGGER outbox_route_is_counted AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON outbox_route FOR EACH STATEMENT EXECUTE FUNCTION outbox_count_change();
@@ -1440,6 +1467,8 @@ REVOKE ALL ON FUNCTION outbox_prune_attempts(after_id bigint, batch integer, old
 REVOKE ALL ON FUNCTION outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, rehearsal boolean, OUT mine boolean, OUT next_page bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox_refuse_delivery() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox_refuse_truncate() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox_release_parked(after_id bigint, last_id bigint) FROM PUBLIC;
 

@@ -114,6 +114,10 @@ BEGIN
         GRANT INSERT (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)
             ON outbox TO outbox_producer;
         GRANT EXECUTE ON FUNCTION outbox_compare_events(text[], integer[], json[], text[], text[], text[], jsonb[]) TO outbox_producer;
+        -- The default of a column runs with the producer's rights. PUBLIC has these, until somebody takes them or restores a dump
+        -- without rights.
+        GRANT SELECT ON SEQUENCE outbox_armed TO outbox_producer;
+        GRANT EXECUTE ON FUNCTION outbox_wake() TO outbox_producer;
 
         -- A relay reads events but can neither write nor alter one; state lives in the other tables. It makes deliveries and changes
         -- their state. Removing anything that says what happened to an event is left to functions.
@@ -171,6 +175,12 @@ BEGIN
             outbox_release_parked(bigint, bigint), outbox_cover_events(bigint, integer, pg_snapshot)
             TO outbox_relay;
         GRANT EXECUTE ON FUNCTION outbox_is_routed(bigint) TO outbox_relay, outbox_reader;
+        -- A dump that was restored without rights gave them to all.
+        REVOKE EXECUTE ON FUNCTION outbox_compare_events(text[], integer[], json[], text[], text[], text[], jsonb[]), outbox_outline(bigint),
+            outbox_order_reveal(bigint, text, text), outbox_reveal(bigint), outbox_archive_batch(bigint, integer, interval, boolean),
+            outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
+            outbox_prune_processed_events(bigint, integer, interval, boolean), outbox_create_deliveries(bigint, integer),
+            outbox_release_parked(bigint, bigint), outbox_cover_events(bigint, integer, pg_snapshot), outbox_is_routed(bigint) FROM PUBLIC;
     END IF;
 
     IF inbox IS NOT NULL THEN
@@ -194,6 +204,7 @@ BEGIN
             ON processed_events TO inbox_support;
         GRANT SELECT ON inbox_forgotten TO inbox_support;
         GRANT EXECUTE ON FUNCTION inbox_has_payload(bigint) TO inbox_receiver, inbox_support;
+        REVOKE EXECUTE ON FUNCTION inbox_has_payload(bigint) FROM PUBLIC;
     END IF;
     PERFORM pg_catalog.set_config('search_path', former, true);
 END

@@ -44,6 +44,23 @@ func TestSecurityProducersChooseNeitherIdNorTime(t *testing.T) {
 		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '1', 'k', '1999-12-31 00:00+00')`)
 }
 
+// A restore without the rights of PUBLIC, and a script that takes them, leave producers what the
+// roles give them; one that gives PUBLIC everything gives producers no more.
+func TestSecurityRolesNeedNothingOfPublic(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	s.superuser(`REVOKE ALL ON ALL TABLES IN SCHEMA public FROM PUBLIC; REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM PUBLIC;
+		REVOKE ALL ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC`)
+	pgtest.Must(t, s.applyRoles("shop_owner"))
+	s.as("producer").exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
+	s.superuser(`SELECT setval('outbox_armed', 99999999999999)`)
+	s.as("producer").exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'armed')`)
+	s.superuser(`GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC`)
+	pgtest.Must(t, s.applyRoles("shop_owner"))
+	s.as("producer").refused(insufficientPrivilege, `SELECT outbox_order_reveal(1, 'a', 'b')`, `SELECT outbox_reveal(1)`, `SELECT outbox_cover_events(0, 1, '3:3:')`)
+	s.as("producer").exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'again')`)
+}
+
 // Every way in which producers insert events works with the columns that they have.
 func TestProducersInsertWithTheirColumns(t *testing.T) {
 	t.Parallel()

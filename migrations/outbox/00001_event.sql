@@ -32,14 +32,28 @@ BEGIN
 
 -- Returns the transaction's id, and wakes relays when it commits. A producer whose transactions are prepared (two-phase commit),
 -- where NOTIFY is not allowed, sets outbox.notify to off; relays then find its events by polling. A session that listens and never
--- ends its transaction fills the queue, and then no COMMIT that notifies succeeds.
+-- ends its transaction fills the queue, and then no COMMIT that notifies succeeds. outbox.woken keeps a transaction from calling this
+-- for each of its events; a savepoint that is rolled back takes both back.
 CREATE FUNCTION {schema}.outbox_wake() RETURNS xid8 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF coalesce(current_setting('outbox.notify', true), '') <> 'off' AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('outbox_wake', {name});
     END IF;
+    PERFORM set_config('outbox.woken', pg_current_xact_id()::text, true);
     RETURN pg_current_xact_id();
+END
+$$;
+
+-- New events would get ids, and with them the deliveries, of those that are gone.
+CREATE FUNCTION {schema}.outbox_refuse_truncate() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.outbox_delivery) THEN
+        RAISE EXCEPTION 'outbox: events have deliveries'
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Stop all relays and TRUNCATE outbox_delivery, outbox_attempt first.';
+    END IF;
+    RETURN NULL;
 END
 $$;
 
@@ -50,6 +64,7 @@ $do$;
 -- +goose StatementEnd
 -- A producer's DEFAULT calls it. It tells relays no more than any session can.
 GRANT EXECUTE ON FUNCTION outbox_wake() TO PUBLIC;
+REVOKE ALL ON FUNCTION outbox_refuse_truncate() FROM PUBLIC;
 
 CREATE TABLE outbox (
     id                bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -67,6 +82,7 @@ CREATE TABLE outbox (
     -- A function reads the sequence, because a query would start the executor.
     xid               xid8                   NOT NULL DEFAULT
         CASE WHEN pg_sequence_last_value('outbox_armed'::regclass)::float8 > date_part('epoch', clock_timestamp()) * 1000::float8
+              AND coalesce(current_setting('outbox.woken', true), '') <> pg_current_xact_id()::text
              THEN outbox_wake() ELSE pg_current_xact_id() END,
     CONSTRAINT outbox_idempotency_key_is_unique UNIQUE (idempotency_key)
 ) WITH (
@@ -95,6 +111,8 @@ $$;
 -- xid is no part of the event.
 CREATE TRIGGER outbox_is_immutable BEFORE UPDATE OF id, event_type, event_version, payload, idempotency_key, ordering_key,
     related_reference, headers, available_at, created_at ON outbox FOR EACH ROW EXECUTE FUNCTION outbox_refuse_update();
+
+CREATE TRIGGER outbox_keeps_deliveries BEFORE TRUNCATE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION outbox_refuse_truncate();
 
 -- A producer learns whether an event is a duplicate without the right to read events.
 -- +goose StatementBegin
@@ -145,6 +163,7 @@ DROP FUNCTION outbox_compatible_since();
 DROP FUNCTION outbox_compare_events(text[], integer[], json[], text[], text[], text[], jsonb[]);
 DROP TABLE outbox;
 DROP FUNCTION outbox_refuse_update();
+DROP FUNCTION outbox_refuse_truncate();
 DROP FUNCTION outbox_wake();
 DROP SEQUENCE outbox_armed;
 DROP DOMAIN outbox_created_at;

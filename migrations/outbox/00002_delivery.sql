@@ -155,7 +155,7 @@ CREATE FUNCTION {schema}.outbox_route_added() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO {schema}.outbox_destination AS d (destination, parked_after)
-    SELECT DISTINCT r.destination, 0::bigint FROM new_route r
+    SELECT DISTINCT r.destination, 0::bigint FROM new_route r ORDER BY 1 -- as others lock them
     ON CONFLICT (destination) DO UPDATE SET parked_after = 0;
     RETURN NULL;
 END

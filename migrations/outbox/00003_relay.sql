@@ -63,6 +63,8 @@ CREATE TABLE outbox_rescue (
     at       timestamptz NOT NULL DEFAULT now(),
     instance integer     NOT NULL
 );
+-- Without a key, and with this, rows can be deleted while all tables of the database are published.
+ALTER TABLE outbox_rescue REPLICA IDENTITY FULL;
 
 COMMENT ON TABLE outbox_rescue IS 'Relays that were found dead in the last day.';
 
@@ -170,7 +172,7 @@ INSERT INTO outbox_undelivered DEFAULT VALUES;
 -- +goose StatementBegin
 DO $do$
 BEGIN
-    EXECUTE pg_catalog.replace($sql$
+    EXECUTE pg_catalog.replace(pg_catalog.replace($sql$
 
 -- Relays remember routes and the states of destinations until the numbers in outbox_intake have grown.
 CREATE FUNCTION {schema}.outbox_count_change() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
@@ -197,8 +199,9 @@ SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Makes pending deliveries of the next events, in the order of their ids, on another server: of those without any, and of those
--- that were in hand or not yet taken. It marks all events that are not visible in since, so that no relay takes
--- them again: their transaction ids may come from another server.
+-- that were in hand or not yet taken. It marks those that are not visible in since, so that no relay takes them again: their
+-- transaction ids may come from another server. An ordering key that breaks the rules, and that no index may be able to hold, is
+-- left out.
 CREATE FUNCTION {schema}.outbox_cover_events(after_id bigint, batch integer, since pg_snapshot,
     OUT last_id bigint, OUT finished boolean, OUT deliveries bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -216,9 +219,10 @@ BEGIN
     FROM (SELECT o.id FROM {schema}.outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
     WITH covered AS (
         INSERT INTO {schema}.outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
-        SELECT DISTINCT ON (e.id, r.destination) e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
-               octet_length(e.payload::text)
-        FROM {schema}.outbox e LEFT JOIN {schema}.outbox_route r ON e.event_type LIKE r.like_pattern
+        SELECT DISTINCT ON (e.id, r.destination) e.id, coalesce(r.destination, ''), CASE WHEN k.key IS NULL OR e.available_at <= inserted_at THEN 0 END,
+               greatest(e.available_at, inserted_at), k.key, octet_length(e.payload::text)
+        FROM {schema}.outbox e CROSS JOIN LATERAL (SELECT CASE WHEN octet_length(e.ordering_key) <= 255 THEN e.ordering_key END AS key) k
+        LEFT JOIN {schema}.outbox_route r ON e.event_type LIKE r.like_pattern
         WHERE e.id > after_id AND e.id <= last_id
           AND (NOT EXISTS (SELECT FROM {schema}.outbox_delivery d WHERE d.event_id = e.id)
                OR r.destination IS NOT NULL AND NOT pg_visible_in_snapshot(e.xid, settled))
@@ -230,8 +234,15 @@ BEGIN
         ON CONFLICT (destination) DO UPDATE SET reordered = t.reordered + 1
     )
     SELECT count(*) INTO deliveries FROM covered;
-    UPDATE {schema}.outbox SET xid = '2'
-    WHERE id > after_id AND id <= last_id AND NOT pg_visible_in_snapshot(xid, since);
+    -- What was committed since the statement before has no delivery, and a transaction id of this server: a take finds it.
+    UPDATE {schema}.outbox o SET xid = '2'
+    WHERE id > after_id AND id <= last_id AND NOT pg_visible_in_snapshot(xid, since)
+      AND EXISTS (SELECT FROM {schema}.outbox_delivery d WHERE d.event_id = o.id);
+    -- Logical replication copies events, and not the sequence of their ids. Other transactions may take ids meanwhile: a gap is
+    -- harmless.
+    IF finished AND last_id >= (SELECT last_value + is_called::integer FROM {schema}.outbox_id_seq) THEN
+        PERFORM setval(format('%I.outbox_id_seq', {name}), last_id + 10000);
+    END IF;
 END
 $$;
 
@@ -255,9 +266,10 @@ BEGIN
     finished := looked_at < batch;
     events := coalesce(cardinality(missing), 0);
     INSERT INTO {schema}.outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
-    SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN e.ordering_key IS NULL OR e.available_at <= inserted_at THEN 0 END, greatest(e.available_at, inserted_at), e.ordering_key,
-           octet_length(e.payload::text)
+    SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN k.key IS NULL OR e.available_at <= inserted_at THEN 0 END,
+           greatest(e.available_at, inserted_at), k.key, octet_length(e.payload::text)
     FROM unnest(missing) m (id) CROSS JOIN LATERAL (SELECT * FROM {schema}.outbox o WHERE o.id = m.id LIMIT 1) e
+    CROSS JOIN LATERAL (SELECT CASE WHEN octet_length(e.ordering_key) <= 255 THEN e.ordering_key END AS key) k
     LEFT JOIN {schema}.outbox_route r ON e.event_type LIKE r.like_pattern
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS deliveries = ROW_COUNT;
@@ -269,7 +281,8 @@ BEGIN
 END
 $$;
 
-    $sql$, '{schema}', pg_catalog.quote_ident(pg_catalog.current_schema()));
+    $sql$, '{schema}', pg_catalog.quote_ident(pg_catalog.current_schema())),
+    '{name}', pg_catalog.quote_literal(pg_catalog.current_schema()));
 END
 $do$;
 -- +goose StatementEnd
