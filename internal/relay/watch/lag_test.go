@@ -66,3 +66,44 @@ func TestLagOfUnroutedEvents(t *testing.T) {
 	db.Exec(`DELETE FROM outbox_delivery WHERE event_id = 2`)
 	lag("in hand for too long", 1800, 2400)
 }
+
+// What waits behind an earlier delivery of its ordering key is no lag, also while nothing has
+// marked it yet: after its insert, and after each retry of its head. A head that is due is one.
+func TestLagLeavesOutWhatItsKeyBlocks(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Serve("default")
+	add := func(id int, key, status string, due time.Duration) {
+		db.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, status, next_attempt_at)
+			VALUES ($1, 'default', nullif($2, ''), $3, now() - make_interval(secs => $4))`, id, key, status, due.Seconds())
+	}
+	w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
+	var lenient []string
+	w.Lenient = func() []string { return lenient }
+	want := func(what string, minutes float64) {
+		t.Helper()
+		b, err := w.CountBacklog(t.Context(), []string{"default"}, 10)
+		relaytest.Must(t, err)
+		if got := b.Lanes[0].LagSeconds / 60; got < minutes || got > minutes+1 {
+			t.Errorf("%s: a lag of %.1f minutes, want %.0f", what, got, minutes)
+		}
+	}
+	add(1, "retried", "pending", -time.Hour)
+	add(2, "retried", "pending", 50*time.Minute)
+	add(3, "retried", "pending", 45*time.Minute)
+	want("behind a head that is retried later", 0)
+	add(4, "failed", "failed", time.Hour)
+	add(5, "failed", "pending", 40*time.Minute)
+	want("behind a failed one", 0)
+	add(6, "", "pending", 10*time.Minute)
+	want("one without a key", 10)
+	add(7, "head", "pending", 15*time.Minute)
+	add(8, "head", "pending", 30*time.Minute)
+	want("a head that is due", 15)
+	lenient = []string{"default"}
+	want("where a failed one blocks nothing", 40)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '55 minutes' WHERE event_id = 1`)
+	want("the head of the oldest is due", 55)
+	db.Exec(`UPDATE outbox_delivery SET replay = true WHERE event_id = 1`)
+	want("the head of the oldest is a replay", 40)
+}

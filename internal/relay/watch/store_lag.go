@@ -31,18 +31,37 @@ const firstPending = `pending (destination, replay, next_attempt_at, event_id) A
 
 // Lag is the part of a WITH RECURSIVE that says since when each destination lags, as lag
 // (destination, since, event_id), and how many events are not routed yet, as [intake.Untaken],
-// which says what has to come before. It is the only definition of lag: alerts, status, page and
+// which says what has to come before. The statement says in "lenient", as for [Blocked], where a
+// failed delivery blocks nothing. It is the only definition of lag: alerts, status, page and
 // metrics use it. A destination lags since
 //
-//   - its oldest due delivery that no earlier one of its ordering key blocks was due: what waits
-//     behind a head does not stand among what is due. Replays do not count, since they wait by
-//     design;
+//   - its oldest due delivery that no earlier one of its ordering key blocks was due, of the first
+//     1,000. What waits behind a head stands among what is due until a relay has marked it, so the
+//     one before it is looked up. That one is next to it in the index. Only before the first that
+//     nothing blocks dead entries may stand, and there the search ends. Replays do not count, since
+//     they wait by design;
 //   - or the oldest event was available that a route leads there and that is not taken yet, or is
 //     stuck in a relay's hand. Events of the last second are on their way. The 100 types of event
 //     that have waited for longest are compared with the routes.
 const Lag = firstPending + `, ` + intake.Untaken + `, ` + intake.Stuck + `, lag (destination, since, event_id) AS MATERIALIZED (
     SELECT DISTINCT ON (c.destination) c.destination, c.since, c.event_id FROM (
-        SELECT p.destination, p.next_attempt_at AS since, p.event_id FROM pending p
+        SELECT p.destination, x.since, x.event_id FROM pending p CROSS JOIN LATERAL (
+            SELECT z.next_attempt_at AS since, z.event_id
+            FROM (SELECT d.ordering_key, d.joined, d.next_attempt_at, d.event_id FROM outbox_delivery d
+                  WHERE d.destination = p.destination AND d.replay = false AND ` + pg.IsDue + `
+                    AND (d.next_attempt_at, d.event_id) >= (p.next_attempt_at, p.event_id) AND d.next_attempt_at <= now()
+                  ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) z
+            WHERE z.ordering_key IS NULL OR (
+                    SELECT k.event_id FROM outbox_delivery k
+                    WHERE k.destination = p.destination AND k.ordering_key = z.ordering_key AND k.status = 'pending' AND k.joined IS NOT NULL
+                      AND (k.joined, k.event_id) < (z.joined, z.event_id)
+                    ORDER BY k.joined DESC, k.event_id DESC LIMIT 1) IS NULL AND (
+                    SELECT f.event_id FROM outbox_delivery f
+                    WHERE p.destination NOT IN (SELECT l.destination FROM lenient l)
+                      AND f.destination = p.destination AND f.ordering_key = z.ordering_key AND f.status = 'failed'
+                      AND (f.joined, f.event_id) < (z.joined, z.event_id)
+                    ORDER BY f.joined DESC, f.event_id DESC LIMIT 1) IS NULL
+            ORDER BY z.next_attempt_at, z.event_id LIMIT 1) x
         WHERE p.destination <> '' AND NOT p.replay AND p.next_attempt_at <= now()
         UNION ALL
         SELECT r.destination, t.since, t.event_id FROM (
