@@ -37,7 +37,8 @@ type Config struct {
 	// it is twice as bad. 0: 1 h; negative: never.
 	Repeat time.Duration
 	// LagOver is how long a due delivery may wait before an alert: RuleLag, or RuleWaitingKeys if
-	// an earlier delivery of its ordering key that is not due holds it up. 0: 10 min.
+	// an earlier delivery of its ordering key that is not due holds it up; and how long a
+	// destination may accept nothing before RuleFailing. 0: 10 min.
 	LagOver time.Duration
 	// VacuumBlockedOver is for how long a session may keep the database from cleaning up. 0: 5 min.
 	VacuumBlockedOver time.Duration

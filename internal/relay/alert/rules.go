@@ -44,6 +44,9 @@ const (
 	// RuleMisconfigured says that deliveries to a destination fail in a way that only a person
 	// fixes, and none has arrived since.
 	RuleMisconfigured = "misconfigured"
+	// RuleFailing says that a destination has accepted nothing for Config.LagOver, though what it
+	// answers may be over soon, such as 429.
+	RuleFailing = "failing"
 	// RuleReloadRefused tells that a relay could not use its new configuration, and keeps what was
 	// in effect.
 	RuleReloadRefused = "reload_refused"
@@ -166,6 +169,12 @@ func allRules() []rule {
 			"Deliveries to {name} fail, and only a person can fix that[: it {cause}][: {detail}]",
 			"{name} accepts deliveries, or none waits for it",
 			"[{repair}]",
+		},
+		{
+			RuleFailing, 0, "[outbox-relay events show {event}]",
+			"{name} has accepted nothing[ {detail}]",
+			"{name} accepts deliveries, or none is retried",
+			"Each attempt is spent, and after the last one a delivery fails.[ {repair}]",
 		},
 		{
 			RuleReloadRefused, 0, "outbox-relay config check",

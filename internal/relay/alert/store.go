@@ -167,7 +167,7 @@ WITH a AS MATERIALIZED (
     RETURNING n.*
 )
 SELECT ` + columns + `,
-       CASE WHEN a.rule IN ('breaker_open', 'lag', 'misconfigured', 'paused') THEN (SELECT count(*) FROM (VALUES (a.subject)) ` + pg.PendingOf + `) ELSE 0 END,
+       CASE WHEN a.rule IN ('breaker_open', 'lag', 'misconfigured', 'failing', 'paused') THEN (SELECT count(*) FROM (VALUES (a.subject)) ` + pg.PendingOf + `) ELSE 0 END,
        ` + stateColumns + `
 FROM a CROSS JOIN n`
 

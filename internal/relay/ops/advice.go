@@ -336,6 +336,10 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RulePaused, alert.RuleParked, alert.RuleQuarantined, alert.RuleMisconfigured,
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused:
 			continue // counted above, or over since
+		case alert.RuleFailing:
+			if explained(a.Subject, "paused", "held", "slowed", "unserved", "retrying") {
+				continue
+			}
 		case alert.RuleLag:
 			if explained(a.Subject, "no_relay", "paused", "held", "slowed", "unserved", "quarantined", "untaken") {
 				continue

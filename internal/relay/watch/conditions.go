@@ -23,13 +23,8 @@ type sample struct {
 
 	Undelivered *UndeliveredSample `json:"undelivered"`
 
-	Misconfigured []struct {
-		Destination string  `json:"destination"`
-		Attempts    int64   `json:"attempts"`
-		Event       int64   `json:"event"`
-		Error       string  `json:"error"`
-		Seconds     float64 `json:"seconds"` // since the first attempt of that event
-	} `json:"misconfigured"`
+	Misconfigured []failingSample `json:"misconfigured"`
+	Failing       []failingSample `json:"failing"`
 
 	Holders []struct {
 		Kind         string  `json:"kind"`
@@ -89,6 +84,15 @@ type laneSample struct {
 	WaitingKey     string  `json:"waiting_key"`
 	WaitingEvent   int64   `json:"waiting_event"`
 	WaitingUntil   string  `json:"waiting_until"` // in UTC, as text: a year beyond 9999 is no JSON time; empty: it is due by now
+}
+
+// A failingSample is a destination at which attempts fail, the first of event Event.
+type failingSample struct {
+	Destination string  `json:"destination"`
+	Attempts    int64   `json:"attempts"`
+	Event       int64   `json:"event"`
+	Error       string  `json:"error"`   // of the latest
+	Seconds     float64 `json:"seconds"` // since the first attempt of that event or, of Failing, since something was accepted, if that was later
 }
 
 // An UndeliveredSample counts the events without deliveries that are remembered.
@@ -247,6 +251,18 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 			detail: fmt.Sprintf("%s that failed, the first of event %d; last: %s", plain.Plural(n.Attempts, "attempt", "attempts"), n.Event, plain.Clip(n.Error)),
 		})
 	}
+	for _, f := range s.Failing { // one fault, one alert: what follows from it waits and lags
+		undecided[subject{alert.RuleLag, f.Destination}] = true
+		undecided[subject{alert.RuleWaitingKeys, f.Destination}] = true
+		if !slices.ContainsFunc(s.Misconfigured, func(n failingSample) bool { return n.Destination == f.Destination }) {
+			lasted := inSeconds(f.Seconds)
+			hold = append(hold, condition{
+				subject: subject{alert.RuleFailing, f.Destination}, level: int64(lasted.Minutes()), event: f.Event, failure: plain.Clip(f.Error), age: lasted,
+				detail: fmt.Sprintf("for %s, and %s failed, the first of event %d; last: %s",
+					plain.Span(lasted), plain.Plural(f.Attempts, "attempt", "attempts"), f.Event, plain.Clip(f.Error)),
+			})
+		}
+	}
 	for _, open := range s.Alerts {
 		for _, l := range s.Lanes { // one fault, one alert: that of the failure has its error and its end
 			if open.Rule == alert.RuleFailed && open.Failed && l.Destination == open.Subject && l.BlockedEvent == open.Event {
@@ -305,6 +321,7 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool) (hold []condition) {
 	if l.Held {
 		undecided[subject{alert.RuleMisconfigured, l.Destination}] = true
+		undecided[subject{alert.RuleFailing, l.Destination}] = true
 	}
 	lag := subject{alert.RuleLag, l.Destination}
 	switch waited := inSeconds(l.Seconds); {
@@ -335,7 +352,7 @@ func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool)
 		})
 	}
 	switch waiting := (subject{alert.RuleWaitingKeys, l.Destination}); {
-	case l.Held:
+	case l.Held, undecided[waiting]:
 		undecided[waiting] = true
 	case l.Waiting > 0:
 		hold = append(hold, condition{subject: waiting, level: int64(l.Waiting), detail: l.waiting(), event: l.WaitingEvent})
@@ -368,7 +385,7 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RulePaused, alert.RuleUnserved, alert.RuleMisconfigured,
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RulePaused, alert.RuleUnserved, alert.RuleMisconfigured, alert.RuleFailing,
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleArchive, alert.RuleDatabase:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)

@@ -99,6 +99,10 @@ func TestConditions(t *testing.T) {
 		"they agree":                 {open(sample{}, alert.RuleRelaysDiffer, "d", false), "[]", "[{relays_differ d}]"},
 		"the archive has run":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-47 * time.Hour)}}, "[]", "[]"},
 		"the archive has not":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-49 * time.Hour)}}, "[{archive_overdue db}]", "[]"},
+		"it accepts nothing":         {sample{Failing: []failingSample{{Destination: "d", Seconds: 700}}, Lanes: lane(laneSample{Seconds: 601, Waiting: 1}).Lanes}, "[{failing d}]", "[]"},
+		"and that is misconfigured":  {sample{Failing: []failingSample{{Destination: "d"}}, Misconfigured: []failingSample{{Destination: "d"}}}, "[{misconfigured d}]", "[]"},
+		"it accepts again":           {open(lane(laneSample{}), alert.RuleFailing, "d", false), "[]", "[{failing d}]"},
+		"it is held":                 {open(lane(laneSample{Held: true}), alert.RuleFailing, "d", false), "[]", "[]"},
 		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},
 	} {
 		hold, ended := c.seen.conditions(limits, func(last time.Time) time.Time { return last.Add(48 * time.Hour) })

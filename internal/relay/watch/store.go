@@ -58,32 +58,61 @@ CROSS JOIN LATERAL (SELECT l.destination) lane
 CROSS JOIN ` + Blocked + ` b
 WHERE l.destination <> ''`
 
+// failingLanes is the part of a WITH of what was attempted in vain at each destination, apart by
+// whether only a person fixes that. What is retried stands first among what is not due, or first
+// among what is due. A destination that is held has its own alert.
+const failingLanes = `failing AS MATERIALIZED (
+    SELECT l.destination, r.*, (SELECT min(t.started_at) FROM (
+        SELECT started_at FROM outbox_attempt WHERE event_id = r.event AND destination = l.destination ORDER BY claim DESC LIMIT r.most) t) AS since
+    FROM pending l
+    CROSS JOIN LATERAL (
+        SELECT x.last_reason IN ('unauthorized', 'not_found', 'redirect', 'dns', 'tls', 'egress') AS person, sum(x.attempts) AS attempts, max(x.attempts) AS most,
+               min(x.event_id) AS event, max(x.last_attempt_at) AS last, array_agg(x.last_attempt_at) AS attempted,
+               (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
+        FROM ((SELECT * FROM outbox_delivery d
+               WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + ` AND d.next_attempt_at > now()
+               ORDER BY d.next_attempt_at, d.event_id LIMIT 100)
+              UNION ALL
+              (SELECT * FROM outbox_delivery d
+               WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + `
+                 AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
+               ORDER BY d.next_attempt_at, d.event_id LIMIT 100)) x
+        WHERE x.attempts > 0 AND x.last_reason NOT IN ('shutdown', 'lease')
+        GROUP BY person
+    ) r
+    WHERE l.destination <> '' AND r.attempts >= 2
+      AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = l.destination AND (s.paused OR s.breaker <> 'closed'))
+)`
+
 // Destinations with two failures or more that only a person fixes, or three of one event where
-// others arrived before: what is retried may be over soon. What is retried stands first among what
-// is not due, or first among what is due. Whether anything was delivered is asked of the
-// neighbouring events alone: no index leads to what was delivered. A destination that is held has
-// its own alert.
+// others arrived before: what is retried may be over soon. Whether anything was delivered is asked
+// of the neighbouring events alone: no index leads to what was delivered.
 const watchMisconfigured = `
-SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, ''),
-    'seconds', (SELECT coalesce(extract(epoch FROM now() - min(t.started_at)), 0) FROM (
-                    SELECT started_at FROM outbox_attempt WHERE event_id = r.event AND destination = l.destination ORDER BY claim DESC LIMIT r.most) t)))
-FROM pending l
+SELECT jsonb_agg(jsonb_build_object('destination', r.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, ''),
+    'seconds', coalesce(extract(epoch FROM now() - r.since), 0)))
+FROM failing r
+WHERE r.person AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
+                    AND o.destination = r.destination AND o.status = 'delivered' AND (r.most < 3 OR o.delivered_at > r.last))`
+
+// Destinations that have accepted nothing for $4 seconds, and two minutes at least, though what
+// fails there may be over by itself. One delivery that fails between others that are accepted is no
+// such destination: it counts if nothing was accepted since its first attempt, and two or more if
+// nothing was since the latest of each. When something was accepted last is known from the history,
+// to the minute, and from events that are near the first or among the newest.
+const watchFailing = `
+SELECT jsonb_agg(jsonb_build_object('destination', r.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, ''),
+    'seconds', extract(epoch FROM now() - greatest(r.since, a.accepted))))
+FROM failing r
 CROSS JOIN LATERAL (
-    SELECT sum(x.attempts) AS attempts, max(x.attempts) AS most, min(x.event_id) AS event, max(x.last_attempt_at) AS last, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
-    FROM ((SELECT * FROM outbox_delivery d
-           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + ` AND d.next_attempt_at > now()
-           ORDER BY d.next_attempt_at, d.event_id LIMIT 100)
-          UNION ALL
-          (SELECT * FROM outbox_delivery d
-           WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND ` + pg.IsDue + `
-             AND (d.next_attempt_at, d.event_id) >= (l.next_attempt_at, l.event_id) AND d.next_attempt_at <= now()
-           ORDER BY d.next_attempt_at, d.event_id LIMIT 100)) x
-    WHERE x.last_reason IN ('unauthorized', 'not_found', 'redirect', 'dns', 'tls', 'egress')
-) r
-WHERE l.destination <> '' AND r.attempts >= 2
-  AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = l.destination AND (s.paused OR s.breaker <> 'closed'))
-  AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
-                    AND o.destination = l.destination AND o.status = 'delivered' AND (r.most < 3 OR o.delivered_at > r.last))`
+    SELECT greatest((SELECT h.at + interval '1 minute' FROM outbox_history h
+                     WHERE h.step = 1 AND h.destination = r.destination AND h.event_type = '' AND h.delivered > 0 ORDER BY h.at DESC LIMIT 1),
+                    (SELECT max(o.delivered_at) FROM outbox_delivery o
+                     WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000 AND o.destination = r.destination),
+                    (SELECT max(o.delivered_at) FROM outbox_delivery o
+                     WHERE o.event_id > (SELECT n.event_id FROM outbox_delivery n ORDER BY n.event_id DESC LIMIT 1) - 1000 AND o.destination = r.destination)) AS accepted
+) a
+WHERE NOT r.person AND greatest(r.since, a.accepted) < now() - make_interval(secs => greatest($4, 120))
+  AND ((a.accepted > r.since) IS NOT TRUE OR (SELECT count(*) FROM unnest(r.attempted) t (at) WHERE t.at > a.accepted) >= 2)`
 
 // Relays of one host have one name: each is then told apart by its instance.
 const namedRelays = `(SELECT instance, reload_error, reload_failed_at,
@@ -204,7 +233,7 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
 // The lock of the row keeps two from looking at once: unlike an advisory lock, no login without
 // rights on the table can take it. A look in the future was taken before the clock was set back.
 const TakeWatch = `
-WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, due AS MATERIALIZED (
+WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, ` + failingLanes + `, due AS MATERIALIZED (
     SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) OR watched_at > now() + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
 ), watched AS (
     UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
@@ -214,6 +243,7 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
         'untaken', (` + watchUntaken + `),
         'parked', (` + watchParked + `),
         'misconfigured', (` + watchMisconfigured + `),
+        'failing', (` + watchFailing + `),
         'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing), 'event', u.missing[1])
                         FROM outbox_undelivered u WHERE u.missing <> '{}'),
         'holders', (` + watchHolders + `),

@@ -230,6 +230,56 @@ func TestMisconfiguredDestinationIsAlerted(t *testing.T) {
 	}
 }
 
+// A destination that accepts nothing for ten minutes is alerted, also if what it answers never
+// counts as an outage. One that accepts others meanwhile is not, whether that is known from the
+// history or from the events themselves.
+func TestDestinationThatAcceptsNothingIsAlerted(t *testing.T) {
+	t.Parallel()
+	const none = time.Duration(0)
+	for name, c := range map[string]struct {
+		events             int           // that are retried
+		began              time.Duration // ago, of their attempts
+		delivered, history time.Duration // ago, of another event, and by the history
+		lasted             int           // minutes; 0: no alert
+	}{
+		"one event":                               {1, 11 * time.Minute, none, none, 11},
+		"not for long":                            {3, 9 * time.Minute, none, none, 0},
+		"after others were accepted":              {1, 11 * time.Minute, time.Hour, time.Hour, 11},
+		"one fails, others are accepted":          {1, time.Hour, 15 * time.Minute, none, 0},
+		"and the history knows it":                {1, time.Hour, none, 15 * time.Minute, 0},
+		"one was accepted lately":                 {3, time.Hour, time.Minute, none, 0},
+		"several were attempted since the latest": {3, time.Hour, 15 * time.Minute, none, 15},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := relaytest.Covered(t)
+			db.Serve("default")
+			db.Insert(1+c.events, "")
+			db.Settled("delivered", "event_id = 1")
+			db.Exec(`UPDATE outbox_delivery SET delivered_at = now() - make_interval(secs => $1) WHERE event_id = 1 AND $1::float8 > 0`, c.delivered.Seconds())
+			db.Exec(`DELETE FROM outbox_delivery WHERE event_id = 1 AND $1::float8 = 0`, c.delivered.Seconds())
+			db.Exec(`INSERT INTO outbox_history (step, destination, at, event_type, delivered, failed, retried, probes, took, latency) SELECT 1, 'default', now() - make_interval(secs => $1 + 60), '', 5, 0, 0, 0, '{}', '{}' WHERE $1::float8 > 0`, c.history.Seconds())
+			db.Exec(`UPDATE outbox_delivery SET attempts = 4, last_reason = 'rate_limited', last_error = '429 Too Many Requests', last_attempt_at = now() - interval '1 minute',
+				next_attempt_at = now() + interval '1 h' WHERE event_id > 1`)
+			db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+				SELECT e, i, now() - make_interval(secs => $2), 1, i, 1, 'default', 'retry', 'rate_limited' FROM generate_series(2, 1 + $1::int) e, generate_series(1, 4) i`, c.events, c.began.Seconds())
+			w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
+			look(t, w)
+			if c.lasted == 0 {
+				wantAlerts(db)
+				return
+			}
+			wantAlerts(db, alert.RuleFailing)
+			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT detail FROM outbox_alert`),
+				fmt.Sprintf("for %dm, and %d attempts failed, the first of event 2; last: 429 Too Many Requests", c.lasted, 4*c.events))
+			testkit.Equal(t, "minutes since its beginning", relaytest.Row[int](db, `SELECT floor(extract(epoch FROM now() - opened_at) / 60)::int FROM outbox_alert`), c.lasted)
+			db.Settled("delivered", "event_id > 1")
+			look(t, w)
+			wantAlerts(db)
+		})
+	}
+}
+
 // keyedBehind adds an event that waits until a time, and n due ones of its key behind it, due for
 // that long and marked as a relay does.
 func keyedBehind(db *relaytest.Database, key string, until string, n int, due time.Duration) (head int64) {
