@@ -307,6 +307,14 @@ func (x *examination) events(ctx context.Context) error {
 		x.add("events", LevelError, fmt.Sprintf("%s no deliveries, so that nothing sends them; the first is event %d", counted(lost.Events, "event has", "events have"), lost.FirstEventID),
 			"outbox-relay events create-deliveries")
 	}
+	if err != nil {
+		return err
+	}
+	missing, err := x.o.recentMissing(ctx)
+	for _, m := range missing {
+		x.add("events", LevelWarning, fmt.Sprintf("%s no delivery to %q, though others of their type before and after have one; the first is event %d. Were rows of outbox_delivery deleted, or routes changed meanwhile?",
+			counted(m.Events, "event has", "events have"), m.Destination, m.FirstEventID), "see docs/operations.md, A delivery was deleted")
+	}
 	return err
 }
 

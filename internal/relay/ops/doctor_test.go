@@ -158,6 +158,10 @@ var faults = map[string]fault{
 	"events without deliveries": {func(p *patient) {
 		p.execute("INSERT INTO outbox (event_type, payload, idempotency_key, xid) VALUES ('t', '{}', 'loaded', '2'), ('t', '{}', 'new', pg_current_xact_id())")
 	}, "events", "1 event has no deliveries", "outbox-relay events create-deliveries"},
+	"a delivery of several was deleted": {func(p *patient) {
+		p.execute("INSERT INTO outbox_route VALUES ('t', 'second')", "INSERT INTO outbox (event_type, payload, idempotency_key, xid) SELECT 't', '{}', 'e-' || i, '2' FROM generate_series(1, 4) i",
+			"SELECT outbox_create_deliveries(0, 10)", "DELETE FROM outbox_delivery d USING outbox o WHERE o.id = d.event_id AND d.destination = 'second' AND o.idempotency_key IN ('e-1', 'e-3')")
+	}, "events", `1 event has no delivery to "second", though others of their type before and after have one; the first is event 3.`, "A delivery was deleted"},
 	"an unserved destination": {func(p *patient) {
 		p.execute("INSERT INTO outbox_route VALUES ('old', 'old'); INSERT INTO outbox (event_type, payload, idempotency_key, xid) VALUES ('old', '{}', 'old', '2')",
 			"SELECT outbox_create_deliveries(0, 10)")

@@ -215,6 +215,36 @@ func (o *Outbox) recentUndelivered(ctx context.Context) (Undelivered, error) {
 	return u, nil
 }
 
+// missingDeliveries are events without a delivery to a destination that those of their type before
+// and after them have one to.
+type missingDeliveries struct {
+	Destination  string
+	Events       int64
+	FirstEventID int64
+}
+
+// Routes have no history: where an event should have gone is known only from others of its type.
+// What was parked once has waited for a route. An event without any delivery is found by
+// selectRecentUndelivered.
+const selectMissingDeliveries = `
+WITH settled AS MATERIALIZED (` + intake.SettledSnapshot + `), recent AS MATERIALIZED (
+    SELECT id, event_type, xid FROM outbox ORDER BY id DESC LIMIT 10000
+), there AS MATERIALIZED (
+    SELECT e.id, e.event_type, d.destination FROM recent e CROSS JOIN LATERAL (SELECT d.destination FROM outbox_delivery d WHERE d.event_id = e.id OFFSET 0) d
+), between AS MATERIALIZED (
+    SELECT event_type, destination, min(id) AS first, max(id) AS last FROM there WHERE destination <> '' GROUP BY event_type, destination
+)
+SELECT b.destination, count(*), min(e.id)
+FROM between b JOIN recent e ON e.event_type = b.event_type AND e.id > b.first AND e.id < b.last
+WHERE pg_visible_in_snapshot(e.xid, (SELECT snapshot FROM settled)) AND EXISTS (SELECT FROM there t WHERE t.id = e.id)
+  AND NOT EXISTS (SELECT FROM there t WHERE t.id = e.id AND t.destination IN (b.destination, ''))
+GROUP BY b.destination ORDER BY b.destination LIMIT 100`
+
+// recentMissing finds deliveries that are missing among the newest 10,000 events.
+func (o *Outbox) recentMissing(ctx context.Context) ([]missingDeliveries, error) {
+	return rows.Structs[missingDeliveries](ctx, o.pool, "look for missing deliveries", selectMissingDeliveries)
+}
+
 // openRange is the oldest range that has not ended.
 type openRange struct {
 	Seq     int64
