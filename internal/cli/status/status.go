@@ -258,13 +258,13 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 	if d.Paused {
 		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), output.AfterColon(d.PausedReason))
 	}
-	if d.Breaker != "closed" && d.Breaker != "" {
+	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
 		probe := "a probe is due"
 		switch {
-		case !d.Served:
-			probe = "no running relay probes it"
 		case d.Breaker == "half_open":
 			probe = "a probe is under way"
+		case d.Paused:
+			probe = "no probe before it is resumed"
 		case d.BreakerSeconds > 0:
 			probe = "next probe in " + output.Age(d.BreakerSeconds)
 		}

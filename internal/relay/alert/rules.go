@@ -107,8 +107,8 @@ func allRules() []rule {
 		{
 			RuleBreakerOpen, usual, "",
 			"{name} {fault}, and its deliveries are held[ ({pending} pending)][. Latest error: {latest}]",
-			"deliveries to {name} are no longer held",
-			"Nothing is lost: a relay tries it every few seconds, with what is due.[ {repair}]",
+			"deliveries to {name} are no longer held[: {detail}]",
+			"Nothing is lost: {tries}.[ {repair}]",
 		},
 		{
 			RuleParked, usual, "outbox-relay events list --parked",
@@ -322,6 +322,8 @@ func (a Alert) value(name string, v voice) string {
 		return Fault(a.latest())
 	case "repair":
 		return Repair(a.Subject, ReasonOf(a.latest()), a.latest(), v.mark)
+	case "tries":
+		return a.Untried.text()
 	case "compare":
 		if clocksDiffer(ReasonOf(a.FirstError), a.FirstError) {
 			return repairClocks(v.mark)

@@ -102,6 +102,19 @@ func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 			t.Errorf("%q is missing in %s", part, text)
 		}
 	}
+	// Whether a relay tries it, in every state.
+	for _, state := range []struct{ change, says string }{
+		{`SELECT 1`, "no running relay has it, so that none tries it"},
+		{`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r', '') RETURNING instance) INSERT INTO outbox_relay_destination SELECT instance, 'default' FROM r`, "a relay tries it every few seconds, with what is due"},
+		{`UPDATE outbox_destination SET paused = true, paused_at = now()`, "it is paused, and no relay tries it before it is resumed"},
+	} {
+		db.Exec(state.change)
+		open, err := alert.Open(t.Context(), db.Pool)
+		relaytest.Must(t, err)
+		if remedy := open[0].Remedy(strings.TrimSpace); !strings.HasPrefix(remedy, "Nothing is lost: "+state.says+". Make ") {
+			t.Errorf("after %s: %s", state.change, remedy)
+		}
+	}
 }
 
 // A relay dies after it has claimed an alert. Another one sends it when the claim has ended, and
@@ -241,7 +254,7 @@ func TestFlappingIsOneAlert(t *testing.T) {
 		t.Errorf("%+v: %s", a, a.Text())
 	}
 	pass(db, 6*time.Minute)
-	if a := send(8); a.ResolvedAt == nil || !strings.HasPrefix(a.Text(), `Recovered: deliveries to "s" are no longer held. `) || !strings.Contains(a.Text(), "It had returned 22 times since") {
+	if a := send(8); a.ResolvedAt == nil || !strings.HasPrefix(a.Text(), `Recovered: deliveries to "s" are no longer held: detail. `) || !strings.Contains(a.Text(), "It had returned 22 times since") {
 		t.Errorf("%+v: %s", a, a.Text())
 	}
 	// What ends before it was sent is not sent at all.

@@ -24,10 +24,16 @@ const (
 // so that an idle relay asks nothing more.
 const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
+// untried is [Untried] of an alert a.
+const untried = `CASE WHEN a.rule <> 'breaker_open' THEN ''
+            WHEN EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.paused) THEN 'paused'
+            WHEN NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = a.subject) THEN 'unserved' ELSE '' END`
+
 // columns are the fields of an Alert a but for Pending and Source.
 const columns = `a.rule, a.subject, a.count - a.counted_before, a.opened_at, coalesce(a.first_event_id, 0), coalesce(a.first_error, ''),
        coalesce(CASE WHEN a.rule = 'breaker_open' THEN (SELECT d.breaker_error FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker <> 'closed') END, ''),
-       coalesce(a.detail, ''), a.resolved_at, a.returned, a.began_at, coalesce(a.acknowledged_by, ''), ` + silentUntil + `, current_database()::text`
+       coalesce(a.detail, ''), a.resolved_at, a.returned, a.began_at, coalesce(a.acknowledged_by, ''), ` + silentUntil + `, current_database()::text,
+       ` + untried
 
 const silentUntil = `(SELECT max(x.until) FROM outbox_alert_silence x
         WHERE x.rule IN ('', a.rule) AND x.subject IN ('', a.subject) AND x.until > now())`
@@ -187,7 +193,7 @@ func (s *Sender) claim(ctx context.Context, c *candidate) (n notice, claimed boo
 	var now stored
 	err = s.DB.QueryRow(ctx, claimNotice, c.rule, c.subject, c.channel, holdFor.Seconds()).Scan(append([]any{
 		&n.Rule, &n.Subject, &n.Count, &n.OpenedAt, &n.FirstEventID, &n.FirstError, &n.LastError, &n.Detail, &n.ResolvedAt, &n.Returned, &n.BeganAt,
-		&n.AcknowledgedBy, &n.SilentUntil, &n.Database, &n.Pending,
+		&n.AcknowledgedBy, &n.SilentUntil, &n.Database, &n.Untried, &n.Pending,
 	}, now.targets()...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return notice{}, false, nil

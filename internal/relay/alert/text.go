@@ -32,6 +32,8 @@ type Alert struct {
 	// SilentUntil is until when nothing is sent of it; nil: it is not silenced.
 	SilentUntil *time.Time `json:"silent_until,omitempty"`
 	Database    string     `json:"database,omitempty"`
+	// Untried is why no relay tries a destination that is held; empty: one does.
+	Untried Untried `json:"-"`
 	// Pending deliveries of the destination when the alert was composed, up to 10,001.
 	Pending int64 `json:"pending,omitempty"`
 
@@ -46,6 +48,25 @@ type Source struct {
 	Page        string `json:"page,omitempty" db:"-"`     // address of the page of alerts
 	Runbook     string `json:"runbook,omitempty" db:"-"`  // address of the rule's heading in the runbook
 	Repeated    bool   `json:"repeated,omitempty" db:"-"` // it was sent before, and lasts
+}
+
+// Untried is why no relay tries a destination that is held.
+type Untried string
+
+// What keeps relays from trying it.
+const (
+	UntriedPaused   Untried = "paused"
+	UntriedUnserved Untried = "unserved" // no registered relay has the destination
+)
+
+func (u Untried) text() string {
+	switch u {
+	case UntriedPaused:
+		return "it is paused, and no relay tries it before it is resumed"
+	case UntriedUnserved:
+		return "no running relay has it, so that none tries it"
+	}
+	return "a relay tries it every few seconds, with what is due"
 }
 
 // runbook is where the headings of all rules are.

@@ -114,7 +114,7 @@ WITH opened AS (
     SELECT 'breaker_open', destination, $5 FROM opened
     WHERE NOT EXISTS (SELECT FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL)
     ON CONFLICT (rule, subject) DO UPDATE
-    SET count = a.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error
+    SET count = a.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error, detail = NULL
 )
 SELECT wait, breaker_probes FROM opened`
 

@@ -162,6 +162,9 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	calm := d.Breaker == "half_open" && d.Pending == 0 // what was held has arrived, or was given up
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm {
 		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
+		if d.Paused {
+			held.Untried = alert.UntriedPaused
+		}
 		commands := []string{
 			"outbox-relay resume " + word + " --reset-breaker    # once it works: send what is due, without a probe",
 			"outbox-relay retry --destination " + word + "    # once it works: try now what waits for its next attempt",

@@ -139,6 +139,18 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
+// No relay tries what is paused, also if it is held.
+func TestAdviceOnAPausedDestinationThatIsHeld(t *testing.T) {
+	t.Parallel()
+	all := advise(Status{Relays: []RelayStatus{{}}, Destinations: []DestinationStatus{{Destination: "d", Routed: true, Served: true, Paused: true, Breaker: "open"}}})
+	if got := fmt.Sprint(all); len(all) != 2 || !strings.Contains(got, "it is paused, and no relay tries it before it is resumed") || strings.Contains(got, "every few seconds") {
+		t.Error(got)
+	}
+	for d, state := range map[*DestinationStatus]string{{Breaker: "open", Served: true}: "held", {Breaker: "open", Pending: 1}: "unserved", {Breaker: "open"}: "no route"} {
+		testkit.Equal(t, "state", d.state(), state)
+	}
+}
+
 // Before a relay has ever run there is no route: what is parked is no mistake.
 func TestAdviceBeforeTheFirstStart(t *testing.T) {
 	t.Parallel()

@@ -144,9 +144,9 @@ func (d DestinationStatus) state() string {
 		return "paused"
 	case !d.Served && d.Pending > 0: // before held: no relay probes it
 		return "unserved"
-	case d.Breaker == "open":
+	case d.Served && d.Breaker == "open":
 		return "held"
-	case d.Breaker == "half_open":
+	case d.Served && d.Breaker == "half_open":
 		return "trying"
 	case d.WaitUntil != nil && d.Pending > 0:
 		return "slowed"

@@ -237,6 +237,8 @@ func (w waitState) nextProbe() string {
 		return "no running relay probes it"
 	case w.Breaker == "half_open":
 		return "a probe is under way"
+	case w.Paused:
+		return "no probe before it is resumed"
 	case w.BreakerSeconds > 0:
 		return "next probe in " + seconds(w.BreakerSeconds)
 	case w.DueInSeconds > 0:

@@ -264,9 +264,10 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                        SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
                        'event', coalesce(a.first_event_id, 0),
                        'left', CASE a.rule
-                           -- A destination that was removed, or an operator's reset that was right.
+                           -- A destination that was removed, also if deliveries are left that the alert unserved tells of; or an operator's reset that was right.
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
-                               AND NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
+                               AND (NOT EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `)
+                                    OR EXISTS (SELECT FROM outbox_alert u WHERE u.rule = 'unserved' AND u.subject = a.subject AND u.resolved_at IS NULL AND u.opened_at < now() - interval '10 seconds'))
                                OR a.last_at < now() - CASE WHEN EXISTS (SELECT FROM (VALUES (a.subject)) ` + pg.PendingOf + `) THEN interval '1 minute' ELSE interval '10 seconds' END
                                AND NOT EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker <> 'closed')
                            WHEN 'reconcile' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
@@ -316,7 +317,9 @@ WITH fired AS (
         first_event_id = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.first_event_id ELSE a.first_event_id END
 )
 UPDATE outbox_alert a
-SET resolved_at = CASE WHEN a.rule = 'breaker_open' AND EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker = 'closed')
+SET detail = CASE WHEN a.rule = 'breaker_open' AND NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = a.subject)
+                  THEN 'it was removed, no running relay has it' ELSE a.detail END,
+    resolved_at = CASE WHEN a.rule = 'breaker_open' AND EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.breaker = 'closed')
                        THEN least(a.last_at, now()) ELSE now() END
 FROM unnest($8::text[], $9::text[]) AS e (rule, subject)
 WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND (a.last_at <= $10 OR a.last_at > now())`

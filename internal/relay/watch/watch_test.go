@@ -155,9 +155,9 @@ func TestRunFindsEventsWithoutDeliveries(t *testing.T) {
 	relaytest.Becomes(db, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert`)
 }
 
-// The alert of a breaker ends when its destination was removed, and not while anything leads there
-// or waits for it; or when the breaker has been closed for a while, as an operator's reset leaves
-// it.
+// The alert of a breaker ends when its destination was removed, and says so, and not while anything
+// leads there or a relay may be replaced; or when the breaker has been closed for a while, as an
+// operator's reset leaves it.
 func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "stays", "goes")
@@ -169,6 +169,8 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	for _, step := range []struct{ change, open string }{
 		{`SELECT 1`, "goes stays"},
 		{`DELETE FROM outbox_route WHERE destination = 'goes'`, "goes stays"},
+		{`DELETE FROM outbox_relay_destination WHERE destination = 'goes'`, "goes goes stays"}, // unserved, too
+		{`UPDATE outbox_alert SET opened_at = opened_at - interval '11 seconds' WHERE rule = 'unserved'`, "goes stays"},
 		{`UPDATE outbox_delivery SET status = 'discarded' WHERE destination = 'goes'`, "stays"},
 		{`UPDATE outbox_destination SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_failures = 1`, "stays"},
 		{`UPDATE outbox_alert SET last_at = now() - interval '11 seconds'`, "stays"}, // what waits may be under way
@@ -180,6 +182,7 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 			t.Errorf("after %s: open are %s, want %s", step.change, got, step.open)
 		}
 	}
+	testkit.Equal(t, "why it ended", relaytest.Row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'breaker_open' AND subject = 'goes'`), "it was removed, no running relay has it")
 	// The hold has lasted until the reset.
 	testkit.Equal(t, "seconds", relaytest.Row[int](db, `SELECT extract(epoch FROM resolved_at - opened_at)::int FROM outbox_alert WHERE subject = 'stays'`), 59)
 }
