@@ -294,7 +294,7 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.VacuumBlockedOver })); more > 0 {
 			detail += "; " + plain.Plural(more, "more holds", "more hold") + " it back, too"
 		}
-		hold = append(hold, condition{subject: subject{alert.RuleVacuumBlocked, s.Database}, level: int64(holders[0].For.Minutes()), detail: detail})
+		hold = append(hold, condition{subject: subject{alert.RuleVacuumBlocked, s.Database}, level: int64(holders[0].For.Minutes()), detail: detail, age: holders[0].For})
 	}
 	for _, r := range s.Refused {
 		hold = append(hold, condition{subject: subject{alert.RuleReloadRefused, r.Relay}, failure: plain.Clip(r.Error), age: inSeconds(r.Seconds)})
@@ -310,7 +310,7 @@ func (s *sample) conditions(limits alert.Config, archiveDue func(time.Time) time
 	if a := s.Archive; a != nil && archiveDue != nil {
 		if due := archiveDue(a.At); !due.IsZero() && s.at.After(due) {
 			hold = append(hold, condition{
-				subject: subject{alert.RuleArchive, s.Database}, failure: plain.Clip(a.Error), detail: "last on " + a.At.UTC().Format("2006-01-02 15:04 UTC"),
+				subject: subject{alert.RuleArchive, s.Database}, failure: plain.Clip(a.Error), age: s.at.Sub(due), detail: "last on " + a.At.UTC().Format("2006-01-02 15:04 UTC"),
 			})
 		}
 	}
@@ -329,7 +329,7 @@ func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool)
 		undecided[lag] = true
 	case waited > limits.LagOver:
 		hold = append(hold, condition{
-			subject: lag, level: int64(waited.Minutes()), event: l.Event,
+			subject: lag, level: int64(waited.Minutes()), event: l.Event, age: waited,
 			detail: fmt.Sprintf("the oldest one that is due has waited for %s (event %d), longer than %s", plain.Span(waited), l.Event, plain.Span(limits.LagOver)),
 		})
 	}
@@ -355,7 +355,7 @@ func (l *laneSample) conditions(limits alert.Config, undecided map[subject]bool)
 	case l.Held, undecided[waiting]:
 		undecided[waiting] = true
 	case l.Waiting > 0:
-		hold = append(hold, condition{subject: waiting, level: int64(l.Waiting), detail: l.waiting(), event: l.WaitingEvent})
+		hold = append(hold, condition{subject: waiting, level: int64(l.Waiting), detail: l.waiting(), event: l.WaitingEvent, age: inSeconds(l.WaitingSeconds)})
 	}
 	return hold
 }

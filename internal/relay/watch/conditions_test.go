@@ -113,6 +113,19 @@ func TestConditions(t *testing.T) {
 		testkit.Equal(t, name+": holds", fmt.Sprint(subjects), c.hold)
 		testkit.Equal(t, name+": ended", fmt.Sprint(ended), c.ended)
 	}
+	// What is alerted when it has lasted for a while began before that.
+	for _, l := range []laneSample{{Seconds: 3600}, {Waiting: 1, WaitingSeconds: 3600}, {Held: true, PausedSeconds: 5 * 3600}, {Blocked: 1, BlockedSeconds: 3600}} {
+		hold, _ := new(sample{Database: "db", Lanes: []laneSample{l}}).conditions(limits, nil)
+		if len(hold) != 1 || hold[0].age < time.Hour {
+			t.Errorf("began not before it was alerted: %+v", hold)
+		}
+	}
+	pinned := sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-49 * time.Hour)}}
+	testkit.Must(t, json.Unmarshal([]byte(`[{"kind": "prepared", "seconds": 3600}]`), &pinned.Holders))
+	hold, _ := pinned.conditions(limits, func(last time.Time) time.Time { return last.Add(48 * time.Hour) })
+	if len(hold) != 2 || hold[0].age != time.Hour || hold[1].age != time.Hour {
+		t.Errorf("began not before it was alerted: %+v", hold)
+	}
 	differ := Difference{Destination: "d", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}
 	testkit.Equal(t, "found", differ.String(), "other secrets at b than at a and c")
 	// A storm begins with the third death and ends when a window has passed without one.
