@@ -185,6 +185,7 @@ func TestLookingNeedsNoFile(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	command(env, "alert", "silence", "--rule=nothing", "--for=2h").holds(t, cli.ExitUsage, "", "there is no such rule")
+	command(env, "alert", "silence", "--subject=defualt", "--for=2h").holds(t, cli.ExitUsage, "", `did you mean "default"?`)
 	command(env, "alert", "acknowledge", "lag", "nowhere").holds(t, cli.ExitFailed, "", "no such alert is open")
 }
 

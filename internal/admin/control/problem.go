@@ -75,6 +75,8 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 		return Problem{http.StatusNotFound, "unknown-alert", "No such alert is open", "It has ended, or was never there."}, false
 	case errors.Is(err, ops.ErrUnknownRule):
 		return Problem{http.StatusUnprocessableEntity, "unknown-rule", "There is no such rule of alerts", err.Error()}, false
+	case errors.As(err, new(ops.UnknownSubject)):
+		return Problem{http.StatusUnprocessableEntity, "unknown-subject", "There is nothing of this name to be silent about", plain.Capital(err.Error()) + "."}, false
 	case errors.Is(err, ops.ErrNoAuditEntry):
 		return Problem{http.StatusNotFound, "unknown-operation", "There is no such operation", "The audit has no entry of that number."}, false
 	case errors.As(err, &event):

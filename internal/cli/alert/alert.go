@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
 // Command is the command alert.
@@ -69,9 +70,16 @@ func (cmd silenceCommand) Run(inv *cli.Invocation) error {
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		return outbox.SilenceAlerts(ctx, cmd.Rule, cmd.Subject, cmd.For, cmd.Reason)
 	})
+	unknown, isUnknown := errors.AsType[ops.UnknownSubject](err)
 	switch {
 	case errors.Is(err, ops.ErrUnknownRule):
 		return cli.Usagef("--rule: %v", err)
+	case isUnknown:
+		hint := "; see: outbox-relay status"
+		if near := settings.Nearest(unknown.Name, unknown.Known); near != "" {
+			hint = fmt.Sprintf("; did you mean %q?", near)
+		}
+		return cli.Usagef("--subject: %v%s", unknown, hint)
 	case err != nil:
 		return err
 	case cmd.For == 0:

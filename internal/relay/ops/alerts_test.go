@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -18,9 +19,18 @@ func TestAlertsAreAcknowledgedAndSilenced(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, due_at) VALUES ('breaker_open', 'shop', NULL), ('failed', 'mail', NULL)`)
 	o := New(db.Pool).As(Actor{Name: "ada"})
+	db.Exec(`INSERT INTO outbox_route VALUES ('r', 'route'); INSERT INTO outbox_relay (name, version) VALUES ('relay', '');
+		INSERT INTO outbox_alert_past (rule, subject, began_at, resolved_at, returned, count, notices) VALUES ('lag', 'was', now(), now(), 0, 1, '[]')`)
 	relaytest.Must(t, o.AcknowledgeAlert(t.Context(), alert.RuleBreakerOpen, "shop"))
 	testkit.ErrorIs(t, "an alert that is not open", o.AcknowledgeAlert(t.Context(), alert.RuleBreakerOpen, "mail"), ErrNoAlert)
 	testkit.ErrorIs(t, "a rule that does not exist", o.SilenceAlerts(t.Context(), "nothing", "", time.Hour, ""), ErrUnknownRule)
+	for _, known := range []string{"shop", "route", "relay", relaytest.Row[string](db, `SELECT current_database()`), "was"} {
+		relaytest.Must(t, o.checkSubject(t.Context(), known))
+	}
+	unknown, is := errors.AsType[UnknownSubject](o.SilenceAlerts(t.Context(), "", "shpo", time.Hour, ""))
+	if !is || !slices.Contains(unknown.Known, "shop") || relaytest.Row[int](db, `SELECT count(*) FROM outbox_alert_silence`) != 0 {
+		t.Errorf("a misspelt subject: %+v", unknown)
+	}
 	relaytest.Must(t, o.SilenceAlerts(t.Context(), "", "mail", time.Hour, "moves"))
 	open := func() string {
 		t.Helper()

@@ -22,6 +22,16 @@ var ErrNoAlert = errors.New("no such alert is open; see: outbox-relay status")
 // ErrUnknownRule says that there is no such rule of alerts.
 var ErrUnknownRule = errors.New("there is no such rule")
 
+// UnknownSubject says that nothing has the name that alerts are to be silenced about.
+type UnknownSubject struct {
+	Name  string
+	Known []string
+}
+
+func (e UnknownSubject) Error() string {
+	return fmt.Sprintf("no destination, relay or database that an alert may be about has the name %q", plain.Clip(e.Name))
+}
+
 // MaxSilence is for how long alerts can be silenced at most: what is silenced for ever is not
 // watched.
 const MaxSilence = 30 * 24 * time.Hour
@@ -101,12 +111,45 @@ const dueAlerts = `UPDATE outbox_alert SET due_at = now() WHERE $1 IN ('', rule)
 
 const removeSilences = `DELETE FROM outbox_alert_silence WHERE until <= now()`
 
+const selectAlertSubjects = `
+SELECT current_database()::text UNION SELECT subject FROM outbox_alert UNION SELECT subject FROM outbox_alert_past UNION SELECT subject FROM outbox_alert_silence`
+
+// checkSubject returns an [UnknownSubject] for a name that no alert can be about, as far as the
+// database knows.
+func (o *Outbox) checkSubject(ctx context.Context, subject string) error {
+	known, err := rows.Values[string](ctx, o.pool, "list subjects of alerts", selectAlertSubjects)
+	if err != nil || slices.Contains(known, subject) {
+		return err
+	}
+	destinations, err := o.Destinations(ctx)
+	if err != nil {
+		return err
+	}
+	relays, err := o.LifeSigns(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range relays {
+		known = append(known, r.Name, r.Called)
+	}
+	if known = append(known, destinations...); slices.Contains(known, subject) {
+		return nil
+	}
+	return UnknownSubject{subject, known}
+}
+
 // SilenceAlerts keeps alerts from being sent for a while, as during maintenance; 0 or less ends it.
 // An empty rule or subject stands for all. Recoveries of what was sent before are sent. The audit
-// has it.
+// has it. The error wraps [ErrUnknownRule], or is an [UnknownSubject]: a misspelt name would
+// silence nothing.
 func (o *Outbox) SilenceAlerts(ctx context.Context, rule, subject string, lasting time.Duration, reason string) error {
 	if rule != "" && !slices.Contains(alert.Rules(), rule) {
 		return fmt.Errorf("%w %q; there are %s", ErrUnknownRule, plain.Clip(rule), strings.Join(alert.Rules(), ", "))
+	}
+	if subject != "" {
+		if err := o.checkSubject(ctx, subject); err != nil {
+			return err
+		}
 	}
 	lasting = max(0, min(lasting, MaxSilence))
 	name, _ := o.actorOf()
