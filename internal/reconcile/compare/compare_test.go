@@ -125,6 +125,7 @@ func TestEachKindIsNamed(t *testing.T) {
 	lost, doubled, waiting, missing := keys(3, 700, 1999), keys(5, 1500), keys(10, 11, 12), keys(13, 40, 1234)
 	s.there(`DELETE FROM processed_events WHERE idempotency_key = ANY ($1)`, lost)
 	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'shop', 'billing', 'stranger ' || i, 'succeeded', now() - interval '30 min' FROM generate_series(1, 3) i`)
+	s.there(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'shop', 'billing', 'drill-abcdefghij-' || i, 'succeeded', now() - interval '30 min' FROM generate_series(1, 5) i`)
 	s.there(`INSERT INTO effect SELECT unnest($1::text[])`, doubled)
 	// Three in an inbox: one failed, one waits, one waits for its turn. One that is done there, and
 	// one whose handler committed by itself.
@@ -159,7 +160,7 @@ func TestEachKindIsNamed(t *testing.T) {
 	s.want(r, "effect twice", r.Doubled, doubled)
 	s.want(r, "processed, no effect", r.Missing, missing)
 	s.want(r, "no effect", r.NoEffect, slices.Sorted(slices.Values(append(keys(14), waiting...))))
-	if !r.Complete || r.Sent != 1999 || r.Received != 2000 || r.Pending != 1 || r.Failed != 1 || r.Discarded != 1 || r.Young != 4 || r.Forgotten != 0 {
+	if !r.Complete || r.Sent != 1999 || r.Received != 2000 || r.Pending != 1 || r.Failed != 1 || r.Discarded != 1 || r.Young != 4 || r.Forgotten != 0 || r.Drilled != 5 {
 		t.Errorf("report %+v", r)
 	}
 	f := r.NeverArrived[slices.IndexFunc(r.NeverArrived, func(f compare.Finding) bool { return f.Key == key(700) })]

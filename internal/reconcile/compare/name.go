@@ -120,6 +120,7 @@ func (c *comparison) walk(ctx context.Context, s span, found *candidates) error 
 				}
 			case drilled.MatchString(h.Key):
 				c.report.Drilled++
+				c.report.Received-- // the digest has it
 			default:
 				found.strangers = append(found.strangers, h.Key)
 			}

@@ -19,7 +19,7 @@ type Report struct {
 	SenderKeepsSince   *time.Time `json:"sender_keeps_since"`
 	ReceiverKeepsSince *time.Time `json:"receiver_keeps_since"`
 
-	// Sent and Received count what the digests are of.
+	// Sent and Received count what was compared, so Received leaves out what is Drilled.
 	Sent     int64 `json:"sent"`
 	Received int64 `json:"received"`
 	// Ranges of keys, and how many of them differed. RowsRead counts the rows that both sides then
