@@ -301,6 +301,27 @@ func TestResetBeginsNoNewAlert(t *testing.T) {
 	}
 }
 
+// One trouble is one alert: a destination that is held for a status that an open alert names opens
+// no other, and one that then fails in another way does.
+func TestHoldForWhatIsToldOpensNoAlert(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(3, "held")
+	s := newSide(db, 1)
+	s.Exec(`INSERT INTO outbox_alert (rule, subject, first_error) VALUES ('misconfigured', 'default', '401 Unauthorized: who?')`)
+	s.fail(policy.ReasonConnect, 1)
+	s.view.Breaker.Cause = "401 Unauthorized: no"
+	s.tend()
+	s.want("open owner 0 probes 0 failures 0")
+	testkit.Equal(t, "alerts of the hold", s.alerts(), 0)
+	s.pass()
+	s.tend()
+	s.fail(policy.ReasonConnect, 1)
+	s.tend()
+	s.want("open owner 0 probes 1 failures 0")
+	testkit.Equal(t, "alerts of another fault", s.alerts(), 1)
+}
+
 // A held destination of which nothing is due is probed when its next delivery is, not up to a poll
 // later; status says the same.
 func TestProbeWaitsForWhatIsDueNext(t *testing.T) {

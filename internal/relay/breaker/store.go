@@ -92,8 +92,9 @@ func (s store) clearRefusal(ctx context.Context, destination string, instance in
 }
 
 // The alert is part of the opening: an operator who sees a held lane can find out since when and
-// why. One that an operator's reset has not ended yet continues. A destination that was removed
-// while it was held, and is back, is told of again.
+// why. One that an operator's reset has not ended yet continues, and so does one that has told of
+// the same status before the hold: it ends when the destination accepts again, too. A destination
+// that was removed while it was held, and is back, is told of again.
 const openBreaker = `
 WITH opened AS (
     INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error, breaker_events)
@@ -112,7 +113,8 @@ WITH opened AS (
 ), alerted AS (
     INSERT INTO outbox_alert AS a (rule, subject, first_error)
     SELECT 'breaker_open', destination, $5 FROM opened
-    WHERE NOT EXISTS (SELECT FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL)
+    WHERE NOT EXISTS (SELECT FROM outbox_alert t WHERE t.subject = $1 AND t.resolved_at IS NULL AND (t.rule = 'breaker_open'
+        OR t.rule IN ('misconfigured', 'failing') AND t.first_error ~ '^[0-9]{3}( |$)' AND left(t.first_error, 3) = left($5, 3)))
     ON CONFLICT (rule, subject) DO UPDATE
     SET count = a.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error, detail = NULL
 )
