@@ -195,6 +195,7 @@ type State struct {
 	Concurrency int
 	// RateLimit is how many requests there may be in a second, configured or found. 0: any number.
 	RateLimit float64
-	// Breaker is closed, open or half_open. A relay calls open also what another relay tries.
+	// Breaker is closed, open or half_open. A relay calls open also what another relay tries. One
+	// that is refused alone holds and tries the lane for itself: the others have it closed.
 	Breaker string
 }

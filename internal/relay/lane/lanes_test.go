@@ -154,6 +154,22 @@ func TestApplyStates(t *testing.T) {
 	}
 }
 
+// A relay that is refused alone holds and tries the lane, and says so.
+func TestStateOfARefusedRelay(t *testing.T) {
+	t.Parallel()
+	l, now := lanesOf(t, to("shop")).Get("shop"), time.Now()
+	var states []string
+	for _, change := range []func(*policy.Breaker){
+		func(b *policy.Breaker) { b.Enter(now, policy.BreakerOpen); b.HoldAlone(now) },
+		func(b *policy.Breaker) { b.TryAlone(now) },
+		func(b *policy.Breaker) { b.Close(now); b.ClosedAlone(now) },
+	} {
+		l.Change(change)
+		states = append(states, l.State().Breaker)
+	}
+	testkit.Equal(t, "states", states, []string{"open", "half_open", "closed"})
+}
+
 // A take brings as much as each lane that sends quickly has room for, whatever the others hold.
 func TestRangeSize(t *testing.T) {
 	t.Parallel()

@@ -63,11 +63,8 @@ func (o *outgoing) State() State {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	s := State{Destination: o.Destination.Name, Concurrency: o.limit(), RateLimit: o.flow.Paced(), Breaker: o.breaker.State.String()}
-	switch {
-	case o.breaker.Holding():
+	if o.breaker.Holding() {
 		s.Concurrency = 0
-	case o.breaker.Alone: // it sends what comes, with one delivery first
-		s.Breaker = policy.BreakerClosed.String()
 	}
 	return s
 }
