@@ -136,7 +136,7 @@ func timeline(report ops.EventReport) (all []moment) {
 		all = append(all, moment{At: at, Kind: kind, Destination: destination, Title: title, Detail: detail})
 	}
 	if event.Type != "" {
-		add(event.CreatedAt, "created", "", "Committed by its producer", "")
+		add(event.CreatedAt, "created", "", "Inserted by its producer", "When its transaction began; when that committed is not recorded.")
 		if event.AvailableAt.After(event.CreatedAt.Add(time.Second)) {
 			add(event.AvailableAt, "created", "", "Became available", "As its producer asked.")
 		}

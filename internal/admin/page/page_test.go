@@ -443,7 +443,7 @@ func TestTimelineOfReplay(t *testing.T) {
 	relaytest.Must(t, err)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = clock_timestamp(), attempts = 1`)
 	_, body := serve(t, db.Pool).get("/events/1")
-	for _, want := range []string{"replayed by root@vm (cli), after it had failed", "by the replay, with its 1st attempt"} {
+	for _, want := range []string{"Inserted by its producer", "When its transaction began; when that committed is not recorded.", "replayed by root@vm (cli), after it had failed", "by the replay, with its 1st attempt"} {
 		if !strings.Contains(body, want) {
 			t.Errorf("without %q:\n%s", want, body)
 		}
