@@ -48,7 +48,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
                  closed, open (held: the destination is down) or half_open (being tried); served says whether a running
                  relay has the destination: what is pending for another one is unserved; wait_until is when relays try it again that it
                  has asked to wait (Retry-After), and slowed_to how many requests a second they make because of its 429s; retry_… are of the latest attempt
-                 of those that are retried; failed_unsendable counts events that can never be sent; last_delivered_at is
+                 of those that are retried; failed_unsendable counts events that cannot be sent as they are; last_delivered_at is
                  looked for among the newest 1000 deliveries and around retry_event_id
   destinations_total, destinations_left, next
                  how many destinations there are, how many of those asked for follow the last one listed, and --after of the

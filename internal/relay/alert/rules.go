@@ -96,7 +96,7 @@ func allRules() []rule {
 			RuleFailed, 5 * time.Second, "outbox-relay events list --status failed --destination {word}",
 			"{deliveries} to {name} failed for good[. First: {first}]",
 			"no failed delivery to {name} is left, of {count} that failed",
-			"Look at the reasons, fix the cause, then replay them. Until then later events with the same ordering key wait, unless on_failure is skip. What failed as invalid_event can never be sent: its producer must insert a corrected event under a new key.",
+			"Look at the reasons, fix the cause, then replay them. Until then later events with the same ordering key wait, unless on_failure is skip. What failed as invalid_event cannot be sent as it is: its producer must insert a corrected event under a new key.",
 		},
 		{
 			RuleLag, 0, "",

@@ -264,7 +264,7 @@ func (d DestinationStatus) adviseFailed(word string) (text, remedy string, comma
 	commands = append(commands, "outbox-relay events list --status failed --destination "+word+"    # see why")
 	sendable := d.Failed - d.FailedUnsendable
 	if d.FailedUnsendable > 0 {
-		remedy = countedTo(d.FailedUnsendable, FailedTo, "of them can", "of them can") + " never be sent: the producer must insert a corrected event under a new key. "
+		remedy = countedTo(d.FailedUnsendable, FailedTo, "of them cannot be sent as it is", "of them cannot be sent as they are") + ": the producer must insert a corrected event under a new key. "
 		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed --reason invalid_event    # once corrected")
 	}
 	switch {
@@ -307,7 +307,7 @@ func (d DestinationStatus) adviseBlocked(word string) (text string, commands []s
 	return fmt.Sprintf("%s at %q behind a failed delivery%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination, labelled(": %s", strings.Join(heads, ", ")), more), commands
 }
 
-// unsendable reports whether a delivery that failed for this reason can never be sent.
+// unsendable reports whether a delivery that failed for this reason cannot be sent as its event is.
 func unsendable(reason policy.Reason) bool {
 	return reason == policy.ReasonInvalidEvent || reason == policy.ReasonEventMissing
 }

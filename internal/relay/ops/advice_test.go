@@ -89,8 +89,8 @@ func TestAdvice(t *testing.T) {
 		"held, wrong path":     {lane(DestinationStatus{Breaker: "open", BreakerError: "404 Not Found"}), "Correct destinations.d.url", []string{"outbox-relay resume d --reset-breaker"}},
 		"held, late":           {lane(DestinationStatus{Breaker: "open", BreakerError: "read tcp 127.0.0.1:1: i/o timeout"}), "raise destinations.d.timeout", []string{"outbox-relay resume d --reset-breaker"}},
 		"failed":               {lane(DestinationStatus{Failed: 1, FailedError: "422 no"}), `1 delivery to "d" failed; last: 422 no.`, []string{list, "outbox-relay replay --destination d"}},
-		"failed, unsendable":   {lane(DestinationStatus{Failed: 1, FailedUnsendable: 1}), "can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event"}},
-		"failed, some of them": {lane(DestinationStatus{Failed: 9, FailedUnsendable: 1}), "1 of them can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event", "outbox-relay replay --destination d --reason REASON"}},
+		"failed, unsendable":   {lane(DestinationStatus{Failed: 1, FailedUnsendable: 1}), "1 of them cannot be sent as it is", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event"}},
+		"failed, some of them": {lane(DestinationStatus{Failed: 9, FailedUnsendable: 1}), "1 of them cannot be sent as it is", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event", "outbox-relay replay --destination d --reason REASON"}},
 		"failed, no route":     {lane(DestinationStatus{Failed: 2, Routed: true, Served: true}), "No route leads there", []string{list, "outbox-relay discard --destination d --status failed"}},
 		"blocked": {
 			lane(DestinationStatus{BlockedKeys: 5, WaitingBehind: []WaitingHead{{EventID: 3, Waiting: 2, Key: "it's", Status: "failed", Reason: policy.ReasonRejected}, {EventID: 4, Waiting: 1, Key: "b", Status: "failed", Reason: policy.ReasonInvalidEvent}}}),

@@ -102,7 +102,7 @@ type DestinationStatus struct {
 	RetryEventID int64         `json:"retry_event_id,string"`
 	RetryReason  policy.Reason `json:"retry_reason,omitempty"`
 	RetryError   string        `json:"retry_error,omitempty"`
-	// FailedUnsendable of the Failed can never be sent, because the event itself cannot be
+	// FailedUnsendable of the Failed cannot be sent as they are, because the event itself cannot be
 	// expressed as a request, or is gone.
 	FailedUnsendable int64 `json:"failed_unsendable"`
 	// FailedReason and FailedError are of the newest failed event.

@@ -225,7 +225,7 @@ func (w waitState) behindHint() string {
 	}
 	skip := fmt.Sprintf("outbox-relay discard --destination %s %s", plain.ShellWord(w.Destination), plain.ShellFlag("--head-of-key", w.OrderingKey))
 	if unsendable(w.BehindReason) {
-		return fmt.Sprintf(" (%s) and can never be sent; to continue: %s", w.BehindReason, skip)
+		return fmt.Sprintf(" (%s) and cannot be sent as it is; to continue: %s", w.BehindReason, skip)
 	}
 	return fmt.Sprintf("; to continue: outbox-relay replay %d --destination %s, or %s", w.BehindEvent, plain.ShellWord(w.Destination), skip)
 }
