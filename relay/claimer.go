@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -134,7 +135,7 @@ func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) er
 }
 
 // act does what is due. What this relay takes over, and what waits for other relays, precedes what
-// it takes.
+// it takes. An error of some rows keeps no later step from being done: it may last for days.
 func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due agenda.Cause) error {
 	if due.Has(agenda.CauseEntry | agenda.CauseTick) {
 		c.agenda.At(agenda.CauseTick, now.Add(c.pollInterval))
@@ -148,32 +149,31 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due ag
 	// wait until its lease ends. When not even outcomes are written any more, the database does not
 	// answer.
 	ctx = c.breakers.settling
-	if due.Has(agenda.CauseEntry | agenda.CauseRescue) {
-		if err := c.taker.RescueRanges(ctx, now, instance); err != nil {
-			return err
-		}
-	}
-	if due.Has(agenda.CauseAwaitedKeys) {
-		if err := c.taker.RecheckAwaiting(ctx, instance); err != nil {
-			return err
-		}
-	}
 	polling := due.Has(agenda.CausePoll | agenda.CauseTick)
-	if polling || due.Has(agenda.CauseCutRange|agenda.CauseTakeAgain) {
-		if err := c.taker.TakeEvents(ctx, instance, polling); err != nil {
-			return err
-		}
-		if err := c.taker.PassCut(ctx, instance); err != nil {
-			return err
-		}
-	}
-	if due.Has(agenda.CauseJoinKeys) {
-		if err := c.joins.Run(ctx, c.taker.Complete); err != nil {
-			return err
-		}
-	}
+	taking := polling || due.Has(agenda.CauseCutRange|agenda.CauseTakeAgain)
 	scanning := due.Has(agenda.CauseEntry | agenda.CauseTick | agenda.CauseSweep | agenda.CauseRetry | agenda.CauseScan)
-	return c.rows.ClaimRows(ctx, instance, scanning)
+	var failed error
+	for _, step := range []struct {
+		due bool
+		do  func() error
+	}{
+		{due.Has(agenda.CauseEntry | agenda.CauseRescue), func() error { return c.taker.RescueRanges(ctx, now, instance) }},
+		{due.Has(agenda.CauseAwaitedKeys), func() error { return c.taker.RecheckAwaiting(ctx, instance) }},
+		{taking, func() error { return c.taker.TakeEvents(ctx, instance, polling) }},
+		{taking, func() error { return c.taker.PassCut(ctx, instance) }},
+		{due.Has(agenda.CauseJoinKeys), func() error { return c.joins.Run(ctx, c.taker.Complete) }},
+		{true, func() error { return c.rows.ClaimRows(ctx, instance, scanning) }},
+	} {
+		if !step.due {
+			continue
+		}
+		err := step.do()
+		if err != nil && !pg.IsOfRows(err) {
+			return err
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
 }
 
 // plan registers what the pace and the retries of this relay ask for.

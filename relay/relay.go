@@ -311,11 +311,12 @@ func (r *Relay) newClaimer() *claimer {
 		lanes: r.lanes, store: r.store, agenda: &c.agenda, settling: r.Settling, databaseError: r.databaseError,
 		Keeper: breaker.Keeper{DB: db, Log: cfg.Log, Poll: cfg.PollInterval, Due: func() { signal(r.signals.alerts) }},
 	}
-	c.joins = join.Keys{DB: db, Lanes: r.lanes, Agenda: &c.agenda}
+	c.joins = join.Keys{DB: db, Lanes: r.lanes, Agenda: &c.agenda, Failed: r.databaseError}
 	c.taker = take.Taker{
 		DB: db, Log: cfg.Log, Lease: cfg.Lease, PollInterval: cfg.PollInterval, MaxInFlight: maxInFlight,
 		Lanes: r.lanes, Hands: &r.hands, Agenda: &c.agenda, Pace: &c.pace, Clock: &c.clock, Joins: &c.joins, Settler: r.settler,
-		Start: r.senders.Start, Spread: c.rows.NoteRange, Reparked: func() { signal(r.signals.reparked) }, Handed: hooks.Claimed, Ran: hooks.ClaimRan,
+		Start: r.senders.Start, Spread: c.rows.NoteRange, Reparked: func() { signal(r.signals.reparked) }, Failed: r.databaseError,
+		Handed: hooks.Claimed, Ran: hooks.ClaimRan,
 	}
 	c.rows = claim.Rows{
 		DB: db, Lease: cfg.Lease, PollInterval: cfg.PollInterval, MaxInFlight: maxInFlight, RestFactor: r.restFactor,

@@ -40,6 +40,9 @@ type Range struct {
 	// Routes and Destinations have grown since an earlier range if routes, or the states of
 	// destinations, have changed since.
 	Routes, Destinations int64
+	// Unsure says that events may have rows that were not read. They must get theirs before they
+	// are sent.
+	Unsure bool
 	// Events in the order of their ids. A range without events is ended already.
 	Events []Event
 }

@@ -18,8 +18,9 @@ const eventColumns = `o.id, o.event_type::text AS event_type, o.event_version, o
 const eventResults = `e.id, e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference, e.headers, e.created_at,
     e.available_at, (extract(epoch FROM e.available_at) - extract(epoch FROM now()))::float8, CASE WHEN $3::bigint > 0 THEN e.payload END`
 
-// The destinations for which an event has a row already, since it was beyond a cut.
-const rowsBeyond = `CASE WHEN l.beyond THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) END`
+// The destinations for which an event has a row already, since it was beyond a cut. Without a limit
+// of bytes they are not read, as payloads are not, and the list is empty.
+const rowsBeyond = `CASE WHEN l.beyond AND $3 > 0 THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) WHEN l.beyond THEN '{}' END`
 
 // What tells a relay whether the routes and the states of destinations that it remembers are those
 // of the statement's snapshot.
@@ -146,8 +147,10 @@ ORDER BY e.id`
 
 // Terms are those on which a relay takes a range.
 type Terms struct {
-	Events int   // at most; at least 1
-	Bytes  int64 // of all payloads together; a range has at least one event. 0: payloads are not read
+	Events int // at most; at least 1
+	// Bytes bounds all payloads together; a range has at least one event. 0: neither payloads are
+	// read, nor rows that events beyond a cut have.
+	Bytes int64
 	// Promised is the shortest X-Outbox-Not-After, from the take on, that the relay may tell a
 	// receiver of an event before it has a row.
 	Promised time.Duration
@@ -186,6 +189,7 @@ func queryRange(ctx context.Context, db pg.DB, statement string, args ...any) (r
 		if id != nil {
 			e.ID = *id
 			e.Wait, e.Settled = seconds(wait), settled
+			r.Unsure = r.Unsure || settled != nil && len(settled) == 0
 			r.Events = append(r.Events, e)
 		}
 	}

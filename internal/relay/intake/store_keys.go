@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 )
 
 // IS TRUE keeps IN from becoming a join, for which the relay's sessions allow nested loops alone:
@@ -105,6 +106,11 @@ type Key struct {
 	Due time.Time
 }
 
+// OrderingKey returns the key without what a caller asks about it.
+func (k Key) OrderingKey() ordering.Key {
+	return ordering.Key{Destination: k.Destination, Key: k.Key}
+}
+
 // Blocked says why a key has to wait.
 type Blocked struct {
 	// InHand says that an open range before this one has an event of it, or one of another key with
@@ -112,4 +118,6 @@ type Blocked struct {
 	InHand bool
 	ByRow  bool      // a pending or failed row of it comes first: what follows becomes pending too
 	Due    time.Time // when the first row of it became due that has not joined it: see [JoinKeys]; zero: there is none
+	// Unknown says that the database cannot read its rows.
+	Unknown bool
 }

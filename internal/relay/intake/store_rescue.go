@@ -50,13 +50,14 @@ WITH r AS MATERIALIZED (SELECT * FROM outbox_range WHERE seq = $1), e AS MATERIA
         x.created_at, x.available_at, x.payload) n
 )
 SELECT ` + eventResults + `,
-       (SELECT coalesce(array_agg(d.destination), '{}') FROM outbox_delivery d WHERE d.event_id = e.id)
+       CASE WHEN $3 > 0 THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) END
 FROM r LEFT JOIN e ON true WHERE r.fence = $2 ORDER BY e.id`
 
 // RescueRange takes over the oldest open range that no relay has in hand: of a relay that is no
 // longer registered, or of this relay with a fence that is not in inHand, as after a take whose
 // answer was lost. The range comes with the destinations that are settled already. found is false
 // if there is none. A range of which nothing is left comes too: the caller ends it.
+// Without bytes, neither payloads nor rows are read.
 //
 // Two statements: the second one sees all that the former owner wrote before the fence changed. If
 // the relay dies between them, the next call finds the range again.

@@ -16,6 +16,8 @@ const (
 	joinRows  = 1000                  // that one statement joins at most
 	joinChunk = 250                   // keys that one statement is asked about
 
+	// failedAgain is how long a key is put off whose rows cannot be read or joined.
+	failedAgain = 5 * time.Second
 )
 
 // Keys are ordering keys that deliveries have to join, since they have become due, or that have to
@@ -24,6 +26,7 @@ type Keys struct {
 	DB     pg.Pool
 	Lanes  *lane.Lanes
 	Agenda *agenda.Agenda
+	Failed func(operation string, err error)
 	keys   map[ordering.Key]join
 }
 
@@ -31,6 +34,7 @@ type join struct {
 	class lane.Class
 	done  bool           // all have joined: the key waits for events in hand
 	first ordering.Place // of those that have
+	again time.Time      // not before
 }
 
 // Add notes a key of which something is due that has to join it.
@@ -51,7 +55,7 @@ func (j *Keys) add(key ordering.Key, of join) {
 		j.keys = map[ordering.Key]join{}
 	}
 	if known, is := j.keys[key]; is {
-		of.class, of.done = min(of.class, known.class), of.done && known.done
+		of.class, of.done, of.again = min(of.class, known.class), of.done && known.done, known.again
 		if of.first == (ordering.Place{}) || known.first != (ordering.Place{}) && known.first.Compare(of.first) < 0 {
 			of.first = known.first
 		}
@@ -63,6 +67,7 @@ func (j *Keys) add(key ordering.Key, of join) {
 
 // Run joins deliveries that have become due to their keys, and lets the keys be claimed.
 func (j *Keys) Run(ctx context.Context, complete time.Time) error {
+	now := time.Now()
 	var keys []intake.Key
 	for key, of := range j.keys {
 		switch {
@@ -71,56 +76,67 @@ func (j *Keys) Run(ctx context.Context, complete time.Time) error {
 		case of.done:
 			delete(j.keys, key)
 			j.Lanes.MakeReady(key, of.first, of.class)
+		case now.Before(of.again):
+			j.Agenda.At(agenda.CauseJoinKeys, of.again)
 		case len(keys) < joinChunk:
 			keys = append(keys, intake.Key{Destination: key.Destination, Key: key.Key})
-		}
-	}
-	now := time.Now()
-	if len(keys) > 0 {
-		limit := joinRows / len(keys)
-		done, err := intake.JoinKeys(ctx, j.DB, 0, keys, complete, limit)
-		if err != nil {
-			return err
-		}
-		for i, k := range keys {
-			key := ordering.Key{Destination: k.Destination, Key: k.Key}
-			of, joined := j.keys[key], done[i]
-			if joined.Rows > 0 || !joined.InHand && !joined.Early {
-				j.Lanes.MakeReady(key, joined.First, of.class)
-			}
-			switch {
-			case joined.InHand:
-				j.Agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
-			case joined.Early:
-				j.Agenda.At(agenda.CauseTakeAgain, now)
-				j.Agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
-			case joined.Rows == limit:
-				j.Agenda.At(agenda.CauseJoinKeys, now)
-			default:
-				delete(j.keys, key)
-			}
-		}
-		if len(j.keys) > len(keys) {
+		default:
 			j.Agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
 		}
 	}
-	return nil
+	return pg.Apart(keys, func(part []intake.Key) error {
+		limit := joinRows / len(part)
+		done, err := intake.JoinKeys(ctx, j.DB, 0, part, complete, limit)
+		for i := range done {
+			j.joined(part[i].OrderingKey(), done[i], limit, now)
+		}
+		return err
+	}, func(k intake.Key, err error) {
+		of := j.keys[k.OrderingKey()]
+		of.again = now.Add(failedAgain)
+		j.keys[k.OrderingKey()] = of
+		j.Agenda.At(agenda.CauseJoinKeys, of.again)
+		j.Failed("join ordering keys", err)
+	})
+}
+
+// joined notes what a statement, which joins at most limit rows of each key, has done with one.
+func (j *Keys) joined(key ordering.Key, done intake.Joined, limit int, now time.Time) {
+	if done.Rows > 0 || !done.InHand && !done.Early {
+		j.Lanes.MakeReady(key, done.First, j.keys[key].class)
+	}
+	switch {
+	case done.InHand:
+		j.Agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
+	case done.Early:
+		j.Agenda.At(agenda.CauseTakeAgain, now)
+		j.Agenda.At(agenda.CauseJoinKeys, now.Add(joinAgain))
+	case done.Rows == limit:
+		j.Agenda.At(agenda.CauseJoinKeys, now)
+	default:
+		delete(j.keys, key)
+	}
 }
 
 // Before joins to keys of a range what was due before their first deliveries in the range, and
-// places it before these. The caller asks again about the keys.
-func (j *Keys) Before(ctx context.Context, seq int64, keys []intake.Key) error {
-	if len(keys) == 0 {
-		return nil
+// places it before these. The caller asks again about the keys, but not soon about those whose rows
+// cannot be read or joined: it calls alone with each.
+func (j *Keys) Before(ctx context.Context, seq int64, keys []intake.Key, alone func(k intake.Key, err error)) error {
+	if len(keys) > 0 {
+		j.Agenda.At(agenda.CauseJoinKeys, time.Now())
 	}
-	joined, err := intake.JoinKeys(ctx, j.DB, seq, keys, time.Time{}, max(joinRows/len(keys), 1))
-	for i, k := range keys { // also after an error: they may have joined
-		of := join{class: lane.Live, done: true}
-		if err == nil {
-			of.first = joined[i].First
+	return pg.Apart(keys, func(part []intake.Key) error {
+		joined, err := intake.JoinKeys(ctx, j.DB, seq, part, time.Time{}, max(joinRows/len(part), 1))
+		if pg.IsOfRows(err) {
+			return err
 		}
-		j.add(ordering.Key{Destination: k.Destination, Key: k.Key}, of)
-	}
-	j.Agenda.At(agenda.CauseJoinKeys, time.Now())
-	return err
+		for i, k := range part { // also after another error: they may have joined
+			of := join{class: lane.Live, done: true}
+			if err == nil {
+				of.first = joined[i].First
+			}
+			j.add(k.OrderingKey(), of)
+		}
+		return err
+	}, alone)
 }

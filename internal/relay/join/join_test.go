@@ -19,7 +19,7 @@ func newKeys(t *testing.T, db *relaytest.Database) *Keys {
 	t.Helper()
 	lanes := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })
 	relaytest.Must(t, lanes.Set(time.Now(), []post.Destination{post.Destination{Name: "default", URL: "http://receiver.test/"}.WithDefaults(post.Egress{})}, nil))
-	return &Keys{DB: db.Pool, Lanes: lanes, Agenda: &agenda.Agenda{}}
+	return &Keys{DB: db.Pool, Lanes: lanes, Agenda: &agenda.Agenda{}, Failed: func(operation string, err error) { t.Errorf("%s: %v", operation, err) }}
 }
 
 // ready returns the keys that the next claim asks for.
@@ -96,10 +96,40 @@ func TestJoinedKeyIsClaimedAgain(t *testing.T) {
 	if got, _ := j.Lanes.Get("default").TakeReady([lane.Classes]int{9, 9, 9}); len(got) != 1 || got[0].Class != lane.Live || got[0].Found != (ordering.Place{Event: 7}) {
 		t.Errorf("ready: %+v", got)
 	}
-	relaytest.Must(t, j.Before(t.Context(), 0, nil))
+	relaytest.Must(t, j.Before(t.Context(), 0, nil, nil))
 	if len(j.keys) != 0 {
 		t.Errorf("nothing was asked, and noted: %v", j.keys)
 	}
+}
+
+// A key whose rows cannot be joined is put off, and keeps no other from being joined.
+func TestKeyThatCannotBeJoinedWaitsAlone(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.InsertKeyed("good", 1, 2)
+	db.InsertKeyed("bad", 1, 2)
+	db.Exec(`UPDATE outbox_delivery SET joined = NULL, next_attempt_at = now() - interval '1 second'`)
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (OLD.ordering_key = 'bad') EXECUTE FUNCTION refuse()`)
+	j := newKeys(t, db)
+	told := 0
+	j.Failed = func(string, error) { told++ }
+	j.Add(key("good"), lane.Live)
+	j.Add(key("bad"), lane.Live)
+	complete := relaytest.Row[time.Time](db, `SELECT now()`)
+	for range 3 { // and is not tried all the time
+		j.Agenda.Take(time.Now())
+		relaytest.Must(t, j.Run(t.Context(), complete))
+		j.Add(key("bad"), lane.Live)
+	}
+	testkit.Equal(t, "ready", ready(j), []string{"good"})
+	testkit.Equal(t, "told", told, 1)
+	db.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
+	of := j.keys[key("bad")]
+	of.again = time.Time{}
+	j.keys[key("bad")] = of
+	relaytest.Must(t, j.Run(t.Context(), complete))
+	testkit.Equal(t, "ready then", ready(j), []string{"bad"})
 }
 
 // Of very many keys the others are found again by scans.

@@ -120,7 +120,7 @@ func (t *Taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[
 	if err := t.joinFirst(ctx, a.seq, a.deliveries, blocked, waitingKeys); err != nil {
 		return rest, err
 	}
-	followDue(a.deliveries, blocked, waitingKeys)
+	t.followDue(a.deliveries, blocked, waitingKeys)
 	old := time.Since(a.inHand.Begun) > settle.RowsAfter*3/4
 	rest = awaitingRange{instance: a.instance, seq: a.seq, inHand: a.inHand}
 	parts := map[string][]lane.Delivery{}
@@ -180,28 +180,7 @@ func (t *Taker) joinFirst(ctx context.Context, seq int64, of []lane.Delivery, bl
 		}
 	}
 	for _, k := range due {
-		waitingKeys[ordering.Key{Destination: k.Destination, Key: k.Key}] = true
+		waitingKeys[k.OrderingKey()] = true
 	}
-	return t.Joins.Before(ctx, seq, due)
-}
-
-// followDue makes deliveries of a range join their keys by their time, too, if a row became due
-// between the first one of the key in the range and them: they follow it. waitingKeys are the keys
-// that wait anyway.
-func followDue(of []lane.Delivery, blocked map[ordering.Key]intake.Blocked, waitingKeys map[ordering.Key]bool) {
-	last := map[ordering.Key]time.Time{}
-	for i := range of {
-		key, at := of[i].OrderingKey(), of[i].NextAttemptAt.Time
-		if waitingKeys[key] || blocked[key].InHand {
-			continue
-		}
-		due, follows := blocked[key].Due, last[key]
-		if follows.IsZero() && (due.IsZero() || due.After(at)) {
-			continue
-		}
-		if follows.After(at) { // the order of ids is kept
-			at = follows
-		}
-		last[key], of[i].Given.Scheduled = at, at
-	}
+	return t.Joins.Before(ctx, seq, due, t.noteUnreadable)
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // RescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this
-// one if the answer of a take was lost. Their deliveries become pending rows. Once a payload cannot
-// be read, none is.
+// one if the answer of a take was lost. Their deliveries become pending rows. Once a payload or a
+// row cannot be read, none is.
 func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32) error {
 	bytes := int64(1)
 	for {
@@ -100,7 +100,7 @@ func (t *Taker) giveBackRescued(ctx context.Context, instance int32, r *intake.R
 			d.Given.NotAfter = promised
 		}
 	}
-	followDue(keyed, blocked, nil) // it cannot join before the range: other events of the range may have rows, or were sent
+	t.followDue(keyed, blocked, nil) // it cannot join before the range: other events of the range may have rows, or were sent
 	t.Settler.Track(inHand)
 	for _, d := range left { // through the settler, which makes rows of what this relay has in hand of their keys
 		t.spill(d, policy.ReasonShutdown)

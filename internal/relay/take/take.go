@@ -27,6 +27,8 @@ const (
 	rescueIntervals = 6 // poll intervals between two searches for ranges that no relay has in hand, if nothing asks for one
 
 	checkAgain = 2 * time.Millisecond // between two questions whether another relay still has keys in hand
+
+	unreadableAgain = 5 * time.Second // after which time a key is asked about again whose rows could not be read
 )
 
 // A Taker takes new events, routes them and hands them out. It belongs to the claimer's goroutine.
@@ -50,6 +52,7 @@ type Taker struct {
 	// nil: nothing does.
 	Spread   func(*settle.TakenRange)
 	Reparked func() // follows when events were parked by routes that had changed
+	Failed   func(operation string, err error)
 	// What follows what happens; nil: nothing does.
 	Handed func(destination string, deliveries int)
 	Ran    func(events int, took time.Duration)
@@ -65,6 +68,7 @@ type taken struct {
 	passedAt   time.Time // when events beyond a cut were searched for last
 	blindUntil time.Time // payloads are not read until then
 	Complete   time.Time // by the database: what had been committed then has been taken
+	unreadable map[ordering.Key]unreadableKey
 
 	routes   *intake.Routes
 	routesAt int64           // what the take said with which they were read
@@ -217,7 +221,11 @@ func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun
 			keyed = append(keyed, *d)
 			continue
 		}
-		if reason := targets.of(d.Destination).whyNot(d); reason != "" {
+		reason := targets.of(d.Destination).whyNot(d)
+		if reason == "" && r.Unsure { // a row that it has wins over the one that is written now
+			reason = policy.ReasonDatabase
+		}
+		if reason != "" {
 			t.spill(*d, reason)
 			continue
 		}
@@ -290,39 +298,6 @@ func (t *Taker) fail(d *lane.Delivery) {
 	}
 	s := d.Settlement(policy.Decide(policy.BreaksRule(d.Rule), about), time.Now(), 0)
 	t.settleSpilled(s)
-}
-
-// findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it
-// sees.
-func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.RangeRef, of []lane.Delivery) (map[ordering.Key]intake.Blocked, error) {
-	found := make(map[ordering.Key]intake.Blocked, len(of))
-	var keys []intake.Key
-	index := make(map[ordering.Key]int, len(of))
-	for i := range of {
-		d := &of[i]
-		key := d.OrderingKey()
-		if n, known := index[key]; known {
-			if due := d.NextAttemptAt.Time; due.After(keys[n].Due) {
-				keys[n].Due = due
-			}
-			continue
-		}
-		index[key] = len(keys)
-		skips := false
-		if l := t.Lanes.Get(d.Destination); l != nil {
-			l.ForgetBlocked()
-			skips = l.Current().Destination.OnFailure == policy.SkipFailed
-		}
-		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.NextAttemptAt.Time})
-	}
-	blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, t.Hands.fences(), keys)
-	if err != nil {
-		return nil, err
-	}
-	for i, k := range keys {
-		found[ordering.Key{Destination: k.Destination, Key: k.Key}] = blocked[i]
-	}
-	return found, nil
 }
 
 // handOutGiven queues deliveries of a range, and starts senders for them.
