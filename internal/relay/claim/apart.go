@@ -2,6 +2,9 @@ package claim
 
 import (
 	"context"
+	"maps"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -11,126 +14,259 @@ import (
 )
 
 const (
-	// claimApartFor is how long each part of a claim has its own statement after one of them
-	// met data that cannot be read.
+	// claimApartFor is how long each part of a claim has its own statement after one of them met
+	// rows that cannot be read or claimed.
 	claimApartFor = time.Minute
 	// damagedAgain is how long such a part is put off. It is shorter than lane.LiveWindow: what
 	// becomes due meanwhile must still be live then.
 	damagedAgain = lane.LiveWindow / 2
 )
 
-// damaged are the parts of claims that met data which the server cannot read. The claimer owns it.
+// damaged are the parts of claims that met rows which cannot be read or claimed. The claimer owns
+// it.
 type damaged struct {
-	until time.Time                 // claim apart until then
-	again map[damagedPart]time.Time // not before
+	until time.Time // claim apart until then
+	scans map[damagedScan]time.Time
+	keys  map[ordering.Key]damagedKey
+	rows  map[damagedRow]time.Time
 }
 
-// A damagedPart is a class of a destination or, with noClass, its ordering keys. A rescan is a part
-// of its own, since it reads more than the scan behind the cursor.
-type damagedPart struct {
+// A damagedScan names a class of a destination that is not read before its time. A rescan reads
+// more than the scan behind the cursor.
+type damagedScan struct {
 	destination string
 	class       lane.Class
 	rescan      bool
 }
 
-const noClass lane.Class = -1
+// A damagedKey is an ordering key that is not claimed before its time.
+type damagedKey struct {
+	class lane.Class
+	again time.Time
+}
 
-// claimAll claims for all requests in one statement. A damaged page fails the whole statement. Each
-// scan, and the keys of each destination, then get their own statement for a while, so that
-// other destinations, and newer deliveries of the same one, continue.
+// A damagedRow has no ordering key, and scans do not claim it before its time.
+type damagedRow struct {
+	destination string
+	event       int64
+}
+
+// tryDamaged ends what has been put off for long enough.
+func (c *Rows) tryDamaged(now time.Time) {
+	maps.DeleteFunc(c.damaged.scans, func(_ damagedScan, again time.Time) bool { return c.isOver(now, again) })
+	maps.DeleteFunc(c.damaged.rows, func(_ damagedRow, again time.Time) bool { return !now.Before(again) })
+	for key, of := range c.damaged.keys {
+		if c.isOver(now, of.again) {
+			delete(c.damaged.keys, key)
+			c.Lanes.MakeReady(key, ordering.Place{}, of.class)
+		}
+	}
+}
+
+// isOver reports whether it is time to try again, and otherwise plans that.
+func (c *Rows) isOver(now, again time.Time) bool {
+	if now.Before(again) {
+		c.Agenda.At(agenda.CauseDamage, again)
+		return false
+	}
+	return true
+}
+
+// deferDamaged leaves out scans that are put off.
+func (c *Rows) deferDamaged(l *lane.Lane, scans []lane.Scan) []lane.Scan {
+	return slices.DeleteFunc(scans, func(s lane.Scan) bool {
+		_, off := c.damaged.scans[damagedScan{l.Name, s.Class, s.Rescan}]
+		l.ScanOverdue = l.ScanOverdue || off && s.Class == lane.Live
+		return off
+	})
+}
+
+// claimAll claims for all requests in one statement. A row that cannot be read or claimed fails the
+// whole statement. Each scan, and the keys of each destination, then get their own statement for a
+// while, so that other destinations, keys and rows continue.
 func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request) (Result, error) {
 	now := time.Now()
 	if !now.Before(c.damaged.until) {
 		result, err := c.claimOnce(ctx, instance, requests)
-		if pg.ClassifyError(err) != pg.ErrorDamaged {
+		if !pg.IsOfRows(err) {
 			return result, err
 		}
 		c.Failed("claim", err)
-		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
+		c.damaged.until = now.Add(claimApartFor)
+	}
+	if c.damaged.scans == nil {
+		c.damaged.scans, c.damaged.keys, c.damaged.rows = map[damagedScan]time.Time{}, map[ordering.Key]damagedKey{}, map[damagedRow]time.Time{}
 	}
 	all := Result{at: c.Clock.Now(), reordered: map[int]int64{}, apart: true}
 	var failed error
 	for i, request := range requests {
-		for _, part := range request.parts() {
+		for _, s := range request.Scans {
 			var found Result
 			if failed == nil {
-				found, failed = c.claimPart(ctx, instance, part, now)
+				found, failed = c.claimScan(ctx, instance, request, s, now)
 			}
-			if failed != nil { // what is claimed must be sent; the next claim asks for the rest again
-				if len(all.Deliveries) == 0 {
-					return Result{}, failed
-				}
-				for _, key := range part.Keys {
-					c.Lanes.MakeReady(ordering.Key{Destination: part.Destination, Key: key.Key}, ordering.Place{}, key.Class)
-				}
+			if failed != nil {
+				found = unread()
 			}
-			all.include(found, i, len(part.Scans))
+			all.include(found, i)
 		}
+		if failed == nil {
+			failed = c.claimKeysApart(ctx, instance, request, now, func(found Result) { all.include(found, i) })
+		}
+		if failed != nil {
+			for _, key := range request.Keys {
+				c.Lanes.MakeReady(ordering.Key{Destination: request.Destination, Key: key.Key}, ordering.Place{}, key.Class)
+			}
+		}
+	}
+	switch {
+	case failed == nil:
+	case len(all.Deliveries) == 0:
+		return Result{}, failed
+	default: // what is claimed must be sent; the next claim asks for the rest again
+		c.Failed("claim", failed)
+		c.Agenda.At(agenda.CauseScan, now)
 	}
 	return all, nil
 }
 
-// parts returns the request in pieces that can be claimed one by one.
-func (r Request) parts() (parts []Request) {
-	one := r
-	for _, s := range r.Scans {
-		s.Shared = false
-		one.Scans, one.Keys = []lane.Scan{s}, nil
-		parts = append(parts, one)
-	}
-	if len(r.Keys) > 0 {
-		one.Scans, one.Keys = nil, r.Keys
-		parts = append(parts, one)
-	}
-	return parts
-}
+// unread returns the result of a scan that was not made.
+func unread() Result { return Result{scans: []lane.ScanResult{{Unread: true}}} }
 
-// claimPart claims one part, or nothing while it is put off.
-func (c *Rows) claimPart(ctx context.Context, instance int32, part Request, now time.Time) (Result, error) {
-	which := damagedPart{destination: part.Destination, class: noClass}
-	if len(part.Scans) > 0 {
-		which.class, which.rescan = part.Scans[0].Class, part.Scans[0].Rescan
-	}
-	forNew := which.class == lane.Live && !which.rescan
-	if again := c.damaged.again[which]; now.Before(again) {
-		c.Agenda.At(agenda.CauseDamage, again)
-		return Result{scans: []lane.ScanResult{{Unread: forNew}}[:len(part.Scans)]}, nil
-	}
-	result, err := c.claimOnce(ctx, instance, []Request{part})
-	if pg.ClassifyError(err) == pg.ErrorDamaged {
+// claimKeysApart claims for the ordering keys of a request, and puts those off that fail alone.
+func (c *Rows) claimKeysApart(ctx context.Context, instance int32, request Request, now time.Time, found func(Result)) error {
+	part := request
+	part.Scans = nil
+	return pg.Apart(request.Keys, func(keys []lane.ReadyKey) error {
+		part.Keys, part.Run = keys, request.Run
+		result, err := c.claimOnce(ctx, instance, []Request{part})
+		if len(keys) == 1 && part.Run > 1 && pg.IsOfRows(err) { // by what follows the first, perhaps
+			part.Run = 1
+			result, err = c.claimOnce(ctx, instance, []Request{part})
+		}
+		if err == nil {
+			found(result)
+		}
+		return err
+	}, func(key lane.ReadyKey, err error) {
 		c.Failed("claim", err)
-		if forNew {
-			result, err = c.claimBehind(ctx, instance, part)
-			if pg.ClassifyError(err) != pg.ErrorDamaged {
-				return result, err
-			}
-		}
-		c.damaged.again[which] = now.Add(damagedAgain)
-		c.Agenda.At(agenda.CauseDamage, c.damaged.again[which])
-		result = Result{scans: make([]lane.ScanResult, len(part.Scans))}
-		if forNew { // continue behind what cannot be read, with what becomes due from now on
-			result.scans[0] = lane.ScanResult{Last: lane.Keyset{At: c.Clock.Now()}, More: true}
-		}
-		return result, nil
-	}
-	return result, err
+		of := damagedKey{class: key.Class, again: now.Add(damagedAgain)}
+		c.damaged.keys[ordering.Key{Destination: request.Destination, Key: key.Key}] = of
+		c.Agenda.At(agenda.CauseDamage, of.again)
+	})
 }
 
-// claimBehind claims the newer half of a part that met damaged data, or else the newer half of
-// that, and so on.
-func (c *Rows) claimBehind(ctx context.Context, instance int32, part Request) (result Result, err error) {
-	end := c.Clock.Now()
-	width := min(end.Sub(part.Scans[0].After.At), lane.LiveWindow)
-	for range 6 {
-		width /= 2
-		newer := part
-		newer.Scans = []lane.Scan{part.Scans[0]}
-		newer.Scans[0].After = lane.Keyset{At: end.Add(-width)}
-		if result, err = c.claimOnce(ctx, instance, []Request{newer}); pg.ClassifyError(err) != pg.ErrorDamaged {
+// claimScan claims for one scan of a request: around rows that cannot be claimed, and up to the
+// first one that cannot be read. The next scan continues behind that one.
+func (c *Rows) claimScan(ctx context.Context, instance int32, request Request, s lane.Scan, now time.Time) (Result, error) {
+	s.Shared = false
+	part := request
+	part.Keys, part.Scans = nil, []lane.Scan{s}
+	result, err := c.claimOnce(ctx, instance, []Request{part})
+	if !pg.IsOfRows(err) {
+		return result, err
+	}
+	c.Failed("claim", err)
+	for part.reads = s.Reads(); part.reads > 0; part.reads /= 2 {
+		if result, err = c.claimAround(ctx, instance, part, now); !pg.IsOfRows(err) {
 			return result, err
 		}
 	}
-	return result, err
+	place, found, err := c.findUnreadable(ctx, instance, part)
+	if err == nil && !found {
+		again := now.Add(damagedAgain)
+		c.damaged.scans[damagedScan{request.Destination, s.Class, s.Rescan}] = again
+		c.Agenda.At(agenda.CauseDamage, again)
+		return unread(), nil
+	}
+	return Result{scans: []lane.ScanResult{{Last: place, More: true}}}, err
+}
+
+// findUnreadable returns the place of the first row of a scan, which cannot be read: up to there
+// the scan finds nothing. found is false if not even that can be asked.
+func (c *Rows) findUnreadable(ctx context.Context, instance int32, part Request) (place lane.Keyset, found bool, err error) {
+	part.only, part.reads = []int64{}, 1
+	scan := part.Scans[0]
+	isBehind := func(until lane.Keyset) bool {
+		if err != nil {
+			return false
+		}
+		shorter := scan
+		shorter.Until = until
+		part.Scans = []lane.Scan{shorter}
+		_, failed := c.claimOnce(ctx, instance, []Request{part})
+		if pg.IsOfRows(failed) {
+			return false
+		}
+		err = failed
+		return err == nil
+	}
+	from, to := scan.After, scan.Until
+	if from == (lane.Keyset{}) {
+		from.At = time.Unix(0, 0)
+	}
+	if to == (lane.Keyset{}) {
+		to.At = c.Clock.Now()
+	}
+	if !isBehind(from) {
+		return place, false, err
+	}
+	upTo := func(microseconds int64) lane.Keyset {
+		at := from.At.Truncate(time.Microsecond).Add(time.Duration(microseconds) * time.Microsecond)
+		return lane.Keyset{At: at, ID: math.MaxInt64}
+	}
+	most := to.At.Sub(from.At).Microseconds() + 1
+	place = upTo(firstFailing(most, func(n int64) bool { return isBehind(upTo(n)) }))
+	first := int64(0) // of the rows of that time
+	if place.At.Equal(from.At) {
+		first = from.ID
+	}
+	place.ID = first + firstFailing(math.MaxInt64-first, func(n int64) bool { return isBehind(lane.Keyset{At: place.At, ID: first + n}) })
+	return place, true, err
+}
+
+// firstFailing returns the least number, up to most, for which holds is false. It tries few numbers
+// if that one is small.
+func firstFailing(most int64, holds func(n int64) bool) int64 {
+	low, high := int64(-1), int64(0)
+	for high < most && holds(high) {
+		low, high = high, high+min(most-high, max(high, 1))
+	}
+	for high-low > 1 {
+		if middle := low + (high-low)/2; holds(middle) {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return high
+}
+
+// claimAround claims what a scan reads but for the rows that fail alone.
+func (c *Rows) claimAround(ctx context.Context, instance int32, part Request, now time.Time) (Result, error) {
+	part.only = []int64{} // read what there is
+	all, err := c.claimOnce(ctx, instance, []Request{part})
+	if err != nil {
+		return all, err
+	}
+	events := slices.DeleteFunc(all.free, func(event int64) bool {
+		_, off := c.damaged.rows[damagedRow{part.Destination, event}]
+		return off
+	})
+	err = pg.Apart(events, func(some []int64) error {
+		part.only = some
+		found, err := c.claimOnce(ctx, instance, []Request{part})
+		all.Deliveries = append(all.Deliveries, found.Deliveries...)
+		return err
+	}, func(event int64, err error) {
+		c.Failed("claim", err)
+		c.damaged.rows[damagedRow{part.Destination, event}] = now.Add(damagedAgain)
+	})
+	if err != nil && len(all.Deliveries) > 0 { // these must be sent
+		c.Failed("claim", err)
+		all.scans, err = unread().scans, nil
+	}
+	return all, err
 }
 
 // claimOnce runs one statement, and remembers whether its answer came.
@@ -148,8 +284,8 @@ func (c *Rows) claimOnce(ctx context.Context, instance int32, requests []Request
 	return result, err
 }
 
-// include adds what a part of the request with the given index has found, in as many scans.
-func (r *Result) include(part Result, request, scans int) {
+// include adds what a part of the request with the given index has found.
+func (r *Result) include(part Result, request int) {
 	if !part.at.IsZero() {
 		r.at = part.at
 	}
@@ -158,9 +294,6 @@ func (r *Result) include(part Result, request, scans int) {
 			d.Scan = len(r.scans) + 1
 		}
 		r.Deliveries = append(r.Deliveries, d)
-	}
-	if part.scans == nil {
-		part.scans = make([]lane.ScanResult, scans)
 	}
 	r.scans = append(r.scans, part.scans...)
 	for _, head := range part.heads {

@@ -66,9 +66,9 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
 	"claim": {
-		"int, float8, int, int[], text[], bool[], int[], timestamptz[], bigint[], timestamptz[], bigint[], float8[], int[], bool[]", ClaimDue,
+		"int, float8, int, int[], text[], bool[], int[], timestamptz[], bigint[], timestamptz[], bigint[], float8[], int[], bool[], bigint[]", ClaimDue,
 		`1, 60, 8192, ARRAY[200,200], ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[],
-			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY[2592000,2592000], ARRAY[200,200], ARRAY[false,true]`,
+			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY[2592000,2592000], ARRAY[200,200], ARRAY[false,true], NULL`,
 	},
 	"claim keys": {
 		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[], bigint", claimKeys,

@@ -50,6 +50,10 @@ func (c *Rows) newRequest(l *lane.Lane, now time.Time, scan bool) (request Reque
 		c.Agenda.At(agenda.CauseLittleRoom, now.Add(lane.MinPace))
 	}
 	keys, crowded := l.TakeReady(free)
+	keys = slices.DeleteFunc(keys, func(k lane.ReadyKey) bool {
+		_, off := c.damaged.keys[ordering.Key{Destination: l.Name, Key: k.Key}]
+		return off
+	})
 	for class := range free {
 		if crowded[class] {
 			free[class] = 0
@@ -107,7 +111,7 @@ func (c *Rows) newScans(l *lane.Lane, now time.Time, free [lane.Classes]int, sca
 			c.Agenda.At(agenda.CauseCursor, w.Due)
 		}
 	}
-	return c.deferShared(now, scans)
+	return c.deferShared(now, c.deferDamaged(l, scans))
 }
 
 // deferShared leaves out shared scans until it is time to try again. A relay that claims without

@@ -77,6 +77,7 @@ func (c *Rows) ClaimRows(ctx context.Context, instance int32, scan bool) error {
 		}
 	}
 	now := time.Now()
+	c.tryDamaged(now)
 	claims := c.laneClaims(now, scan)
 	if len(claims) == 0 {
 		return nil
@@ -262,13 +263,16 @@ func (c *Rows) noteKeys(l *lane.Lane, class lane.Class, keys []lane.FoundKey) {
 // advanceCursor moves the cursor of a lane past what its scan s has read, which brought so many
 // deliveries.
 func (c *Rows) advanceCursor(l *lane.Lane, s lane.Scan, read lane.ScanResult, brought int, at time.Time, took time.Duration) {
-	if s.Shared && !read.Unread {
+	if read.Unread {
+		return
+	}
+	if s.Shared {
 		c.contention.Record(time.Now(), false)
 	}
 	w := &l.Cursors[s.Class]
 	if s.Rescan {
 		l.AdvanceRescan(read)
-	} else if !read.Unread {
+	} else {
 		// A little less than the poll interval, so that a scan that comes with each safety tick
 		// does not miss every other one.
 		rest := agenda.Rest{Least: c.PollInterval * 9 / 10, Times: c.RestFactor, Most: time.Duration(c.RestFactor) * agenda.LongestWork}

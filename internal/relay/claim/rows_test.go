@@ -5,16 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // While claims are made in parts, around damaged data, the answer to one part is lost after another
@@ -149,6 +152,59 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	if floor := c.floors.LookUp(ordering.Key{Destination: l.Name, Key: key}, 0, false); floor.Event >= 5 {
 		t.Errorf("the next claim begins behind event %d", floor.Event)
 	}
+}
+
+// The parts of a claim that were not made, since one before them failed, are made by the next one.
+func TestPartThatWasNotMadeIsMadeNext(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "a", "b")
+	db.Insert(1, "key")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute' WHERE destination = 'b'`)
+	c := newRows(t, db, named("a"), named("b"))
+	c.DB, c.damaged.until = &lossyExecutor{Pool: c.DB, destination: "b"}, time.Now().Add(time.Hour)
+	b := c.Lanes.Get("b")
+	b.Cursors[lane.Backlog].Rest(time.Now().Add(time.Hour))
+	b.RescanSince(c.Clock.Now().Add(-time.Hour))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	if c.handed["a"] != 1 || b.RescanFrom == (lane.Keyset{}) || b.Cursors[lane.Live].Position != (lane.Keyset{}) {
+		t.Errorf("%v were handed out, %+v is left to be read", c.handed, b.RescanFrom)
+	}
+	if due := c.Agenda.Take(time.Now()); !due.Has(agenda.CauseScan) {
+		t.Errorf("due: %s", due)
+	}
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	testkit.Equal(t, "handed out", c.handed, map[string]int{"a": 1, "b": 1})
+}
+
+// The search of many destinations meets one whose rows cannot be read. It finds the others, and
+// lets claims find out what can be read of that one.
+func TestSearchGoesAroundAnUnreadableDestination(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "bad", "due")
+	db.Insert(1, "key")
+	destinations := []post.Destination{named("bad"), named("due")}
+	for i := range lane.Few {
+		destinations = append(destinations, named(fmt.Sprint("idle-", i)))
+	}
+	c := newRows(t, db, destinations...)
+	c.DB = unsearchable{&relaytest.DamagedPool{Pool: db.Pool, Words: []string{"bad"}}}
+	relaytest.Must(t, c.searchDue(t.Context(), c.instance))
+	var found []string
+	for _, l := range c.Lanes.Visited() {
+		found = append(found, l.Name)
+	}
+	slices.Sort(found)
+	testkit.Equal(t, "found", found, []string{"bad", "due"})
+}
+
+// unsearchable fails the search of all destinations.
+type unsearchable struct{ *relaytest.DamagedPool }
+
+func (u unsearchable) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if sql == selectDue {
+		args = append(args, u.Words)
+	}
+	return u.DamagedPool.Query(ctx, sql, args...)
 }
 
 // A scan that fails is repeated before the next poll.

@@ -25,6 +25,8 @@ type Request struct {
 	skipFailed  bool          // a failed delivery does not block its ordering key
 	Promise     time.Duration // from now until when a delivery that is claimed for the first time may be sent
 	reordered   int64         // of the destination, when the floors of the keys were learnt
+	only        []int64       // the events that scans may claim; nil: all
+	reads       int32         // how many rows each scan may read; 0: as it says
 }
 
 // A Result is what a claim found.
@@ -38,6 +40,7 @@ type Result struct {
 	inHand     map[ordering.Key]bool // of the keys that were asked for: an open range may have events of them
 	apart      bool                  // it was found by several statements, which have seen different rows
 	contended  bool                  // another session held the front's lock, so that shared scans have read nothing
+	free       []int64               // events that scans could claim which were told what they may claim
 }
 
 // A keyHead is where the unsettled deliveries of an ordering key begin.
@@ -211,7 +214,7 @@ WITH front AS MATERIALIZED (
     SELECT c.number, 0::bigint AS before, now() + make_interval(secs => c.promised_for) AS promise, d.ctid AS place, d.claimed_by IS NOT NULL AS was_claimed
     FROM (
         SELECT number, promised_for, place, event_id FROM seen
-        WHERE available AND ordering_key IS NULL AND taken <= free AND EXISTS (SELECT FROM claimant)
+        WHERE available AND ordering_key IS NULL AND taken <= free AND ($15::bigint[] IS NULL OR event_id = ANY ($15)) AND EXISTS (SELECT FROM claimant)
     ) c` + lockFound + `
 ` + claimLocked + `array_agg(number), array_agg(event_id), array_agg(CASE WHEN available THEN ordering_key END), array_agg(next_attempt_at),
        array_agg(taken > free), array_agg(CASE WHEN available THEN read ELSE -read END), true = ANY ($14) AND NOT (SELECT mine FROM front),
@@ -277,6 +280,9 @@ func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 			first[k] = found
 		} else if isFree {
 			scan.Unkeyed++
+			if a.only != nil {
+				c.result.free = append(c.result.free, id)
+			}
 		}
 		if isFree {
 			scan.Candidates++
@@ -304,10 +310,12 @@ type dueArguments struct {
 	promises         []float64
 	reads            []int32
 	shared           []bool
+	only             []int64
 }
 
 func newDueArguments(requests []Request) (a dueArguments) {
 	for _, r := range requests {
+		a.only = r.only
 		for _, s := range r.Scans {
 			until := s.Until
 			if until == (lane.Keyset{}) {
@@ -319,6 +327,9 @@ func newDueArguments(requests []Request) (a dueArguments) {
 			a.afterAt, a.afterID = append(a.afterAt, s.After.Bound(pgtype.NegativeInfinity)), append(a.afterID, s.After.ID)
 			a.untilAt, a.untilID = append(a.untilAt, s.Until.Bound(pgtype.Infinity)), append(a.untilID, until.ID)
 			a.reads, a.shared = append(a.reads, s.Reads()), append(a.shared, s.Shared && !s.Alone)
+			if n := len(a.reads) - 1; r.reads > 0 {
+				a.reads[n], a.candidates[n] = r.reads, min(r.reads, a.candidates[n])
+			}
 		}
 	}
 	return a
@@ -326,7 +337,7 @@ func newDueArguments(requests []Request) (a dueArguments) {
 
 // columns returns the parameters of the statement from the fourth on.
 func (a *dueArguments) columns() []any {
-	return []any{a.candidates, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared}
+	return []any{a.candidates, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared, a.only}
 }
 
 // rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let

@@ -20,8 +20,10 @@ WITH RECURSIVE pending (destination) AS (
     FROM pending p
     CROSS JOIN LATERAL (SELECT d.destination FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination > p.destination` + firstDue + `) n
 )
-SELECT p.destination
-FROM pending p
+SELECT p.destination FROM pending p` + hasDue
+
+// hasDue keeps those of the destinations p of which something may be claimed.
+const hasDue = `
 WHERE (SELECT ` + pg.IsHeld + ` FROM outbox_destination s WHERE s.destination = p.destination LIMIT 1) IS NOT TRUE
   AND least((SELECT d.next_attempt_at FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination = p.destination AND NOT d.replay` + firstDue + `),
             (SELECT d.next_attempt_at FROM outbox_delivery d WHERE ` + pg.IsDue + ` AND d.destination = p.destination AND d.replay` + firstDue + `)) <= now()`
@@ -33,6 +35,15 @@ func (c *Rows) readDue(ctx context.Context, instance int32) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	return rows.Values[string](ctx, c.DB, "search due", selectDue, instance)
+}
+
+const selectDueOf = `SELECT p.destination FROM unnest($2::text[]) AS p (destination)` + hasDue
+
+// readDueOf is readDue of the given destinations alone.
+func (c *Rows) readDueOf(ctx context.Context, instance int32, destinations []string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	return rows.Values[string](ctx, c.DB, "search due", selectDueOf, instance, destinations)
 }
 
 // The next search waits searchRest times as long as the last one took, and searchRestMost at most.
@@ -49,6 +60,15 @@ func (c *Rows) searchDue(ctx context.Context, instance int32) error {
 		return nil
 	}
 	found, err := c.readDue(ctx, instance)
+	if pg.IsOfRows(err) { // what cannot be read is claimed apart
+		c.Failed("search due", err)
+		found = nil
+		err = pg.Apart(c.Lanes.Names(), func(part []string) error {
+			due, err := c.readDueOf(ctx, instance, part)
+			found = append(found, due...)
+			return err
+		}, func(name string, _ error) { found = append(found, name) })
+	}
 	if err != nil {
 		return err
 	}

@@ -171,6 +171,13 @@ func (ls *Lanes) Configured() int {
 	return len(ls.destinations)
 }
 
+// Names returns the names of the configured destinations.
+func (ls *Lanes) Names() []string {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return slices.Collect(maps.Keys(ls.index))
+}
+
 // AreMany reports whether lanes are made when they are needed, and rest.
 func (ls *Lanes) AreMany() bool { return ls.Configured() > Few }
 
