@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -74,15 +77,175 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 	}
 }
 
-// spoil overwrites a page of a relation's file.
-func spoil(t *testing.T, path string, block int64) {
+// spoil overwrites a page of a relation's file, and returns what was there.
+func spoil(t *testing.T, path string, block int64) (before []byte) {
 	t.Helper()
 	const page = 8192
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	before = make([]byte, page)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	relaytest.Must(t, err)
-	_, err = f.WriteAt(bytes.Repeat([]byte{0xab}, page), block*page)
+	_, err = f.ReadAt(before, block*page)
+	relaytest.Must(t, err)
+	overwrite(t, f, block*page, bytes.Repeat([]byte{0xab}, page))
+	return before
+}
+
+func overwrite(t *testing.T, f *os.File, at int64, with []byte) {
+	t.Helper()
+	_, err := f.WriteAt(with, at)
 	relaytest.Must(t, err)
 	relaytest.Must(t, f.Close())
+}
+
+// A row of an ordering key is on a damaged page. What follows in its key waits, and nothing else
+// does: neither what is new, nor what a relay had in hand that died. Once the page is fixed, all is
+// sent, and the key in its order.
+func TestDamagedPageKeepsNoOtherKey(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	for name, state := range map[string]string{
+		"pending":   `next_attempt_at = now()`,
+		"scheduled": `joined = NULL, next_attempt_at = now()`,
+		"failed":    `status = 'failed', last_attempt_at = now(), last_reason = 'rejected', attempts = 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := pgtest.StartCopy(t, localpg.Options{})
+			pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
+			db := relaytest.At(t, server.DSN(""))
+			db.Route()
+			db.Cover()
+			db.InsertKeyed("k", 1, 1)
+			db.Exec(`UPDATE outbox_delivery SET ` + state)
+			db.Insert(500, "fill")
+			db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now(), attempts = 1 WHERE ordering_key IS NULL`)
+			db.Exec(`DROP TRIGGER relaytest_cover ON outbox`)
+			testkit.Equal(t, "page", relaytest.Row[string](db, `SELECT split_part(ctid::text, ',', 1) FROM outbox_delivery WHERE ordering_key = 'k'`), "(0")
+			db.InsertKeyed("k", 2, 2)
+			db.InsertKeyed("other", 1, 1)
+			takeAs(db, db.Pool, deadRelay)
+			path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath('outbox_delivery')`))
+			again := func() {
+				relaytest.Must(t, server.StartAgain(t.Context()))
+				db.Pool.Reset()
+			}
+			relaytest.Must(t, server.Shutdown(t.Context()))
+			page := spoil(t, path, 0)
+			again()
+
+			rc := relaytest.NewReceiver(t, nil)
+			first := start(t, config(db, to(rc.URL)))
+			db.InsertKeyed("k", 3, 3)
+			db.Insert(50, "good")
+			db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'keyed-' || i, 'key-' || i FROM generate_series(1, 50) i`)
+			first.settles(t, policy.Delivered, 101)
+			first.stop()
+			second := start(t, config(db, to(rc.URL)))
+			db.InsertKeyed("k", 4, 4)
+			db.Insert(50, "more")
+			second.settles(t, policy.Delivered, 50)
+			sent := func() string {
+				return strings.Join(slices.DeleteFunc(rc.Keys(), func(key string) bool { return !strings.HasPrefix(key, "k-") }), " ")
+			}
+			testkit.Equal(t, "sent of the key", sent(), "")
+
+			relaytest.Must(t, server.Shutdown(t.Context()))
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			relaytest.Must(t, err)
+			overwrite(t, f, 0, page)
+			again()
+			want, delivered := "k-1 k-2 k-3 k-4", 4
+			if name == "failed" {
+				db.Exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE status = 'failed'`)
+				want, delivered = "k-2 k-3 k-4", 3
+			}
+			second.settles(t, policy.Delivered, 50+delivered)
+			testkit.Equal(t, "sent of the key", sent(), want)
+		})
+	}
+}
+
+// The rows of a damaged page stand among others of their destination, which are delivered. So is
+// what came after a cut and got rows before, once.
+func TestDamagedPageKeepsNoOtherRow(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	server := pgtest.StartCopy(t, localpg.Options{})
+	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
+	db := relaytest.At(t, server.DSN(""))
+	db.Route()
+	db.Insert(4, "cut")
+	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 2, Bytes: 1 << 20}, true)
+	relaytest.Must(t, err)
+	db.Insert(2, "beyond")
+	found, err := intake.FindBeyond(t.Context(), db.Pool)
+	relaytest.Must(t, err)
+	_, _, err = intake.WriteBeyond(t.Context(), db.Pool, deadRelay, found.Seq, []intake.BeyondRow{{EventID: found.Events[0].ID, Destination: "default"}})
+	relaytest.Must(t, err)
+	// Four rows of the first page are due among others, one of these at the same time.
+	db.Insert(300, "old")
+	db.Exec(`UPDATE outbox SET xid = '2' WHERE idempotency_key LIKE 'old-%'`)
+	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, status, payload_bytes, next_attempt_at, delivered_at)
+		SELECT id, 'default', CASE WHEN n BETWEEN 5 AND 270 THEN 'delivered' ELSE 'pending' END, 8, now() - interval '1 hour' + n % 7 * interval '1 minute' + n / 7 * interval '1 ms',
+			CASE WHEN n BETWEEN 5 AND 270 THEN now() END
+		FROM (SELECT id, substr(idempotency_key, 5)::int AS n FROM outbox WHERE idempotency_key LIKE 'old-%') o ORDER BY n`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = (SELECT min(next_attempt_at) FROM outbox_delivery WHERE status = 'pending') WHERE event_id = (SELECT max(event_id) FROM outbox_delivery)`)
+	whole := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND ctid >= '(1,0)'`)
+	testkit.Equal(t, "due rows on other pages", whole, 30)
+	path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath('outbox_delivery')`))
+	relaytest.Must(t, server.Shutdown(t.Context()))
+	page := spoil(t, path, 0)
+	relaytest.Must(t, server.StartAgain(t.Context()))
+	db.Pool.Reset()
+
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
+	r.settles(t, policy.Delivered, whole+5) // all but the event beyond the cut that had a row
+	relaytest.Must(t, server.Shutdown(t.Context()))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	relaytest.Must(t, err)
+	overwrite(t, f, 0, page)
+	relaytest.Must(t, server.StartAgain(t.Context()))
+	db.Pool.Reset()
+	relaytest.Becomes(db, 306, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	for key, n := range counted(rc.Keys()) {
+		if n != 1 {
+			t.Errorf("%s was sent %d times", key, n)
+		}
+	}
+}
+
+// A foreign trigger refuses that rows are claimed, or join their keys. All others are.
+func TestRefusedClaimKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "a", "b")
+	db.InsertKeyed("k", 1, 2)
+	db.InsertKeyed("late", 1, 2)
+	db.Insert(1, "bad")
+	db.Insert(20, "good")
+	db.InsertKeyed("other", 1, 3)
+	db.Exec(`UPDATE outbox_delivery SET joined = NULL WHERE ordering_key = 'late'`)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' + event_id * interval '1 ms'`)
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$`)
+	db.Exec(`CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW
+		WHEN (OLD.destination = 'a' AND OLD.event_id IN (1, 3, 5)) EXECUTE FUNCTION refuse()`)
+	a, b := relaytest.NewReceiver(t, nil), relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, named("a", to(a.URL)), named("b", to(b.URL))))
+	r.settles(t, policy.Delivered, 28+23)
+	db.Exec(`DROP TRIGGER relaytest_cover ON outbox`)
+	db.InsertKeyed("k", 3, 3)
+	db.InsertKeyed("late", 3, 3)
+	db.Insert(20, "new")
+	r.settles(t, policy.Delivered, 28+23+22+20)
+	of := func(rc *relaytest.Receiver, prefix string) string {
+		return strings.Join(slices.DeleteFunc(rc.Keys(), func(key string) bool { return !strings.HasPrefix(key, prefix) }), " ")
+	}
+	testkit.Equal(t, "sent", of(a, "k-")+of(a, "late-")+of(a, "bad-"), "")
+	db.Exec(`DROP TRIGGER refuse ON outbox_delivery`)
+	r.settles(t, policy.Delivered, 2*(28+22))
+	for _, rc := range []*relaytest.Receiver{a, b} {
+		testkit.Equal(t, "sent", of(rc, "k-")+", "+of(rc, "late-"), "k-1 k-2 k-3, late-1 late-2 late-3")
+	}
 }
 
 // A payload that cannot be read keeps no other event from being taken, also not as part of a range
