@@ -348,8 +348,10 @@ func (b *Breaker) Close(now time.Time) {
 }
 
 // Opened records that the database has the open breaker, and how long no relay may try the lane.
+// Also a relay that held it alone needs a turn from then on.
 func (b *Breaker) Opened(now time.Time, wait time.Duration) {
 	if b.State == BreakerOpen {
+		b.Alone, b.failedAlone = false, 0
 		b.Write, b.Since, b.TryAt = WriteNothing, now, now.Add(wait)
 	}
 }
