@@ -2,7 +2,6 @@ package claim
 
 import (
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -142,72 +141,6 @@ func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 		relaytest.Must(t, err)
 		return strings.Join(lines, "\n")
 	}
-}
-
-// However many claim at the same time: no claim gets more than asked for, nothing is given twice,
-// and all is given out.
-func TestConcurrentClaims(t *testing.T) {
-	t.Parallel()
-	const claimers, free, each = 8, 7, 500
-	db := relaytest.Covered(t, "a", "b", "unasked")
-	db.Insert(each, "key")
-	s := claims{db.Pool}
-	var mu sync.Mutex
-	given := map[string]map[int64]int{"a": {}, "b": {}}
-	var running sync.WaitGroup
-	for i := range claimers {
-		instance := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
-		running.Go(func() {
-			var a, b lane.Keyset // a scan reads a bounded number, also of what others have claimed
-			for {
-				result, err := s.Claim(t.Context(), instance, time.Minute, []Request{
-					{Destination: "a", Scans: []lane.Scan{{Free: free, After: a}}}, {Destination: "b", Scans: []lane.Scan{{Free: free + i, After: b}}},
-				})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				claimed := result.Deliveries
-				a, b = next(result.scans[0]), next(result.scans[1])
-				got := map[string]int{}
-				mu.Lock()
-				for i, d := range claimed {
-					got[d.Destination]++
-					given[d.Destination][d.EventID]++
-					if d.Fence == 0 || d.Attempts != 0 || i > 0 && d.NextAttemptAt.Time.Before(claimed[i-1].NextAttemptAt.Time) {
-						t.Errorf("claimed %+v", d)
-					}
-				}
-				done := len(given["a"]) == each && len(given["b"]) == each
-				mu.Unlock()
-				if got["a"] > free || got["b"] > free+i {
-					t.Errorf("asked for %d and %d, got %v", free, free+i, got)
-				}
-				if done || t.Failed() {
-					return
-				}
-			}
-		})
-	}
-	running.Wait()
-	for destination, events := range given {
-		for event, times := range events {
-			if times != 1 {
-				t.Errorf("event %d to %s was given out %d times", event, destination, times)
-			}
-		}
-	}
-	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'unasked' AND claim > 0`); n != 0 {
-		t.Errorf("%d of another destination were claimed", n)
-	}
-}
-
-// next returns where the next scan continues, or begins again.
-func next(r lane.ScanResult) lane.Keyset {
-	if !r.More {
-		return lane.Keyset{}
-	}
-	return r.Last
 }
 
 // No column that a claim writes stands in an index, and the pages have room, also while a
