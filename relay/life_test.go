@@ -32,7 +32,7 @@ func TestLifeOfDeliveries(t *testing.T) {
 	db := relaytest.New(t, "block", "skip") // by what a failure does to its key
 	db.Exec(`UPDATE outbox_route SET pattern = 't'`)
 	rapid.Check(t, func(t *rapid.T) {
-		db.Exec(`TRUNCATE outbox, outbox_delivery, outbox_relay, outbox_void, outbox_attempt CASCADE;
+		db.Exec(`TRUNCATE outbox_delivery, outbox_relay, outbox_void, outbox_attempt CASCADE; TRUNCATE outbox;
 			UPDATE outbox_range SET ended_at = now() WHERE ended_at IS NULL; UPDATE outbox_destination SET paused = false, paused_at = NULL`)
 		l := &life{Database: db, operator: ops.New(db.Pool), paused: map[string]time.Time{}}
 		l.join(t)
