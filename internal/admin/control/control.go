@@ -1,7 +1,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
@@ -160,14 +158,13 @@ func (c *Control) Preview(ctx context.Context, order ops.Order) (Preview, error)
 		return Preview{}, err
 	}
 	order.Memory = c.ReceiverMemory
-	found, err := c.Outbox.Preview(ctx, order)
+	order, found, err := c.Outbox.Preview(ctx, order)
 	if err == nil && found.Matched == 0 {
 		err = c.refuseUnknown(ctx, "selection.", order.Selection)
 	}
 	if err != nil {
 		return Preview{}, err
 	}
-	order.Matched = found.Matched
 	until := c.now().Add(confirmWithin).Truncate(time.Second)
 	return Preview{Order: order, Found: found, Token: c.sign(order, until), ExpiresAt: until}, nil
 }
@@ -197,49 +194,57 @@ func Check(order ops.Order) error {
 	return nil
 }
 
-// sign binds a token to an order, what the preview counted, and a time.
+// sign binds a token to an order, what the preview counted and has seen, and a time.
 func (c *Control) sign(order ops.Order, until time.Time) string {
-	stamp := binary.BigEndian.AppendUint64(nil, uint64(until.Unix()))
-	return base64.RawURLEncoding.EncodeToString(append(stamp, c.mac(order, stamp)...))
+	var head []byte
+	for _, n := range []int64{until.Unix(), order.Selection.SeenAt.UnixMicro(), order.Selection.SeenEvent} {
+		head = binary.BigEndian.AppendUint64(head, uint64(n))
+	}
+	return base64.RawURLEncoding.EncodeToString(append(head, c.mac(order, head)...))
 }
 
-func (c *Control) mac(order ops.Order, stamp []byte) []byte {
+// mac leaves out of the order what the head of the token has: who confirms it need not repeat that.
+func (c *Control) mac(order ops.Order, head []byte) []byte {
+	order.Selection.SeenAt, order.Selection.SeenEvent = time.Time{}, 0
 	text, _ := json.Marshal(order) // strings, numbers and times
 	mac := hmac.New(sha256.New, c.key[:])
-	mac.Write(stamp)
+	mac.Write(head)
 	mac.Write(text)
 	return mac.Sum(nil)
 }
 
-// confirmed reports whether token was given for this very order and count, and lately.
-func (c *Control) confirmed(order ops.Order, token string) bool {
+// confirmed reports whether token was given for this very order and count, and lately, and sets in
+// the order what its preview has seen.
+func (c *Control) confirmed(order *ops.Order, token string) bool {
+	const head = 3 * 8
 	raw, err := base64.RawURLEncoding.DecodeString(token)
-	if err != nil || len(raw) != 8+sha256.Size {
+	if err != nil || len(raw) != head+sha256.Size {
 		return false
 	}
-	until := time.Unix(int64(binary.BigEndian.Uint64(raw)), 0)
-	return hmac.Equal(raw[8:], c.mac(order, raw[:8])) && c.now().Before(until)
+	number := func(i int) int64 { return int64(binary.BigEndian.Uint64(raw[8*i:])) }
+	order.Selection.SeenAt, order.Selection.SeenEvent = time.UnixMicro(number(1)), number(2)
+	return hmac.Equal(raw[head:], c.mac(*order, raw[:head])) && c.now().Before(time.Unix(number(0), 0))
 }
 
 // Start begins an order that a preview has confirmed, and returns its number in the audit. A
-// preview confirms one operation, which changes no more than the preview counted: what matches
+// preview confirms one operation, which changes no more than the preview has seen: what matches
 // since then was not confirmed. The error wraps [ErrNotConfirmed] or [ErrBusy], or is that of the
 // database.
 func (c *Control) Start(ctx context.Context, actor ops.Actor, order ops.Order, token string) (int64, error) {
 	if err := Check(order); err != nil {
 		return 0, err
 	}
-	if !c.confirmed(order, token) {
+	if !c.confirmed(&order, token) {
 		return 0, fmt.Errorf("%w: preview the same selection again, on this relay, and confirm what it counts within %s", ErrNotConfirmed, confirmWithin)
 	}
 	return c.launch(func(outbox *ops.Outbox) (int64, ops.Order, error) {
 		if _, again := c.used[token]; again {
 			return 0, order, fmt.Errorf("%w: an operation was started with this preview already; preview again", ErrNotConfirmed)
 		}
-		if order.Matched < batch.CountLimit {
-			order.Selection.Limit = cmp.Or(order.Matched, -1)
+		if order.Matched == 0 {
+			order.Selection.Limit = -1
 		}
-		id, err := outbox.Begin(ctx, order)
+		id, order, err := outbox.Begin(ctx, order)
 		if err == nil {
 			now := c.now()
 			maps.DeleteFunc(c.used, func(_ string, until time.Time) bool { return !now.Before(until) })

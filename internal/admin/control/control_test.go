@@ -96,25 +96,27 @@ func TestOrders(t *testing.T) {
 func TestOrderIsBoundedByItsPreview(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	db.Insert(3, "k")
-	db.Settled("failed", "true")
+	db.Insert(12, "k")
+	db.Settled("failed", "event_id >= 10")
 	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { c.Run(ctx) })
 	defer running.Wait()
 	defer stop()
-	order := ops.Order{Action: "discard", Selection: ops.Selection{Destination: "default"}}
+	order := ops.Order{Action: "discard", Selection: ops.Selection{Destination: "default", Statuses: []string{"failed"}}}
 	preview, err := c.Preview(ctx, order)
 	relaytest.Must(t, err)
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', last_attempt_at = clock_timestamp() WHERE event_id IN (3, 5)`)
 	db.Insert(20, "later")
-	db.Settled("failed", "true")
+	db.Settled("failed", "event_id > 12")
 	relaytest.Eventually(t, "the start", func() bool {
 		_, err = c.Start(ctx, ops.Actor{Name: "ann"}, preview.Order, preview.Token)
 		return !errors.Is(err, ErrBusy)
 	})
 	relaytest.Must(t, err)
 	relaytest.Becomes(db, "done 3", `SELECT state || ' ' || done FROM outbox_audit`)
+	testkit.Equal(t, "discarded", relaytest.Rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'discarded' ORDER BY 1`), []int64{10, 11, 12})
 	order.Selection.Limit = -1
 	if _, err := c.Preview(ctx, order); err == nil || !strings.Contains(err.Error(), "selection.limit") {
 		t.Errorf("a limit below 0: %v", err)

@@ -194,7 +194,7 @@ func TestAccess(t *testing.T) {
 	full.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default')`)
 	full.Insert(1, "parked")
 	full.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default'); INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'other')`)
-	full.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done) VALUES ('rob', 'page', 'replay', 'interrupted', '{"destination": "default"}', 9, 3)`)
+	full.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done) VALUES ('rob', 'page', 'replay', 'interrupted', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": 1000}', 9, 3)`)
 	none, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?connect_timeout=2")
 	relaytest.Must(t, err)
 	t.Cleanup(none.Close)

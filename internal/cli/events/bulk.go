@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/cli"
@@ -20,13 +21,13 @@ type operation struct {
 	headOfKey bool // the id is that of the head, and not an argument
 	statuses  []string
 	parked    bool
-	rate      *int64 // of a replay
-	found     func(*ops.Outbox, context.Context, ops.Selection) (ops.Bulk, error)
-	change    func(*ops.Outbox, context.Context, ops.Selection, func(ops.Bulk)) (ops.Bulk, error)
+	rate      *int64              // of a replay
+	memory    time.Duration       // of a replay, see [ops.Outbox.Replay]
 	tooOld    func(n int64) error // refuses deliveries of events that receivers have forgotten
 
 	outbox *ops.Outbox
 	s      ops.Selection
+	order  ops.Order // as it was previewed
 }
 
 func (d operation) run(inv *cli.Invocation, c *config.Config) (err error) {
@@ -54,33 +55,33 @@ func (d operation) run(inv *cli.Invocation, c *config.Config) (err error) {
 		}
 		return bulk.Operation[ops.Bulk]{
 			Flags: d.Flags, Action: d.verb, Verb: d.verb, Done: d.done, One: "delivery", Many: "deliveries",
-			Selection: d.describe(d.s), Work: d,
+			Selection: d.describe(d.s), Work: &d,
 		}.Run(ctx, inv, c)
 	})
 }
 
-func (d operation) Preview(ctx context.Context) (ops.Bulk, error) {
-	found, err := d.found(d.outbox, ctx, d.s)
+func (d *operation) Preview(ctx context.Context) (found ops.Bulk, err error) {
+	d.order, found, err = d.outbox.Preview(ctx, ops.Order{Action: d.verb, Selection: d.s, Memory: d.memory})
 	if err == nil && found.Matched == 0 {
 		err = refuseUnknown(ctx, d.outbox, d.Destination, d.Reason, d.Type)
 	}
 	return found, err
 }
 
-func (d operation) Act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
-	return d.change(d.outbox, ctx, d.s, progress)
+func (d *operation) Act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
+	return d.outbox.Do(ctx, d.order, progress)
 }
 
-func (d operation) Refuse(found ops.Bulk) error {
+func (d *operation) Refuse(found ops.Bulk) error {
 	if found.TooOld > 0 {
 		return d.tooOld(found.TooOld)
 	}
 	return nil
 }
 
-func (operation) Counts(b *ops.Bulk) *batch.Counts { return &b.Counts }
+func (*operation) Counts(b *ops.Bulk) *batch.Counts { return &b.Counts }
 
-func (operation) Merge(found *ops.Bulk, result ops.Bulk) {
+func (*operation) Merge(found *ops.Bulk, result ops.Bulk) {
 	found.InFlight = max(found.InFlight, result.InFlight)
 }
 
@@ -90,11 +91,11 @@ type BulkReport struct {
 	ops.Bulk
 }
 
-func (operation) Report(r bulk.Outcome, found ops.Bulk) any {
+func (*operation) Report(r bulk.Outcome, found ops.Bulk) any {
 	return BulkReport{r, found}
 }
 
-func (operation) Sample(found ops.Bulk) (remark string, rows [][]any) {
+func (*operation) Sample(found ops.Bulk) (remark string, rows [][]any) {
 	for _, s := range found.Sample {
 		var created any = ""
 		if s.CreatedAt != nil {
@@ -108,7 +109,7 @@ func (operation) Sample(found ops.Bulk) (remark string, rows [][]any) {
 	return remark, rows
 }
 
-func (d operation) LeftOut(found ops.Bulk) (lines []string) {
+func (d *operation) LeftOut(found ops.Bulk) (lines []string) {
 	add := func(n int64, format string, args ...any) {
 		if n > 0 {
 			lines = append(lines, fmt.Sprintf("Left alone: %d "+format, append([]any{n}, args...)...))

@@ -51,7 +51,6 @@ func (cmd Discard) Run(inv *cli.Invocation) error {
 	bulk := operation{
 		verb: "discard", done: "discarded", selectionFlags: cmd.selectionFlags,
 		statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), parked: cmd.Parked,
-		found: (*ops.Outbox).PreviewDiscard, change: (*ops.Outbox).Discard,
 	}
 	if cmd.HeadOfKey == "" {
 		return bulk.run(inv, c)

@@ -1,14 +1,12 @@
 package events
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
@@ -54,12 +52,7 @@ func (cmd Replay) Run(inv *cli.Invocation) error {
 	}
 	return operation{
 		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), rate: cmd.Rate,
-		found: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection) (ops.Bulk, error) {
-			return outbox.PreviewReplay(ctx, s, memory)
-		},
-		change: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection, progress func(ops.Bulk)) (ops.Bulk, error) {
-			return outbox.Replay(ctx, s, memory, progress)
-		},
+		memory: memory,
 		tooOld: func(n int64) error {
 			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
 				"sent again, they may be processed twice. Leave them out with --since %[2]s, or add --force",

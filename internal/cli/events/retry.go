@@ -3,7 +3,6 @@ package events
 import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
-	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 )
 
 // Retry is the command retry.
@@ -33,6 +32,5 @@ func (cmd Retry) Run(inv *cli.Invocation) error {
 	}
 	return operation{
 		verb: "retry", done: "made due", selectionFlags: cmd.selectionFlags,
-		found: (*ops.Outbox).PreviewRetry, change: (*ops.Outbox).Retry,
 	}.run(inv, c)
 }

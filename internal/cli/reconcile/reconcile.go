@@ -221,8 +221,7 @@ func (cmd Command) heal(ctx context.Context, inv *cli.Invocation, c *config.Conf
 			continue
 		}
 		s := ops.Selection{EventIDs: lost[destination], Destination: destination, Statuses: []string{"delivered"}}
-		memory := c.Relay.Retention.ProcessedEvents
-		found, err := outbox.PreviewReplay(ctx, s, memory)
+		order, found, err := outbox.Preview(ctx, ops.Order{Action: "replay", Selection: s, Memory: c.Relay.Retention.ProcessedEvents})
 		if err != nil {
 			return err
 		}
@@ -238,7 +237,7 @@ func (cmd Command) heal(ctx context.Context, inv *cli.Invocation, c *config.Conf
 				return err
 			}
 		}
-		done, err := outbox.Replay(ctx, s, memory, nil)
+		done, err := outbox.Do(ctx, order, nil)
 		r.Replayed += done.Done
 		bulk.Audit(inv, c, "reconcile heal", fmt.Sprintf("%s --destination %s", plain.Plural(len(s.EventIDs), "event", "events"), destination), done.Done, err)
 		if err != nil {

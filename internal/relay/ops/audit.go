@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
@@ -67,10 +68,11 @@ type AuditEntry struct {
 }
 
 // Resumable reports whether [Outbox.TakeUp] can continue with the operation. One that changes
-// delivered or discarded deliveries is not: it would find again what it has replayed already.
+// delivered or discarded deliveries is not: it would find again what it has replayed already. Nor
+// is one of which the audit does not know when it was ordered: it would change what came since.
 func (e AuditEntry) Resumable() bool {
 	ended := e.State == "stalled" || e.State == "interrupted" || e.State == "failed"
-	return ended && e.Selection != nil && e.Selection.repeatable() && slices.Contains([]string{"replay", "retry", "discard"}, e.Action)
+	return ended && e.Selection != nil && !e.Selection.SeenAt.IsZero() && e.Selection.repeatable() && slices.Contains([]string{"replay", "retry", "discard"}, e.Action)
 }
 
 func (s Selection) repeatable() bool {
@@ -92,8 +94,17 @@ var ErrNotResumable = errors.New("the operation cannot continue")
 type Order struct {
 	Action    string        `json:"action"` // replay, retry or discard
 	Selection Selection     `json:"selection"`
-	Memory    time.Duration `json:"-"` // of a replay, see [Outbox.Replay]
-	Matched   int64         `json:"matched"`
+	Memory    time.Duration `json:"-"`       // of a replay, see [Outbox.Replay]
+	Matched   int64         `json:"matched"` // that a preview counted; 0: there was none
+}
+
+// bounded returns the selection of no more than the preview counted.
+func (r Order) bounded() Selection {
+	s := r.Selection
+	if 0 < r.Matched && r.Matched < batch.CountLimit {
+		s.Limit = r.Matched
+	}
+	return s
 }
 
 func (r Order) action() (action, error) {
@@ -108,22 +119,45 @@ func (r Order) action() (action, error) {
 	return action{}, fmt.Errorf("action %q is not known; choose replay, retry or discard", r.Action)
 }
 
-// Preview counts what the order would change, up to [batch.CountLimit], and changes nothing.
-func (o *Outbox) Preview(ctx context.Context, order Order) (Bulk, error) {
+// Preview counts what the order would change, up to [batch.CountLimit], and changes nothing. The
+// order that it returns changes no more than that: not what came, failed or was delivered since.
+func (o *Outbox) Preview(ctx context.Context, order Order) (Order, Bulk, error) {
 	a, err := order.action()
-	if err != nil {
-		return Bulk{}, err
+	if err == nil {
+		order.Selection, err = o.seen(ctx, order.Selection)
 	}
-	return o.preview(ctx, a, order.Selection)
+	if err != nil {
+		return order, Bulk{}, err
+	}
+	found, err := o.preview(ctx, a, order.Selection)
+	order.Matched = found.Matched
+	return order, found, err
 }
 
-// Begin records the order in the audit and returns its number there. Work does it.
-func (o *Outbox) Begin(ctx context.Context, order Order) (id int64, err error) {
-	a, err := order.action()
+// Do records the order in the audit and does it, as [Outbox.Replay] and [Outbox.Discard] do.
+func (o *Outbox) Do(ctx context.Context, order Order, progress func(Bulk)) (Bulk, error) {
+	id, order, err := o.Begin(ctx, order)
 	if err != nil {
-		return 0, err
+		return Bulk{}, fmt.Errorf("%s: %w", order.Action, err)
 	}
-	return o.beginAudit(ctx, a.name, order.Selection, order.Matched)
+	return o.Work(ctx, id, order, progress)
+}
+
+// Begin records the order in the audit and returns its number there. Work does what it returns.
+func (o *Outbox) Begin(ctx context.Context, order Order) (int64, Order, error) {
+	a, err := order.action()
+	if err == nil && order.Selection.SeenAt.IsZero() {
+		order.Selection, err = o.seen(ctx, order.Selection)
+	}
+	if err != nil {
+		return 0, order, err
+	}
+	row := auditRow{action: a.name, destination: order.Selection.Destination, selection: &order.Selection, matched: order.Matched}
+	if n := len(order.Selection.EventIDs); n > auditedIDs {
+		row.selection, row.detail = nil, fmt.Sprintf("%d events by id", n)
+	}
+	id, err := o.beginAudit(ctx, row)
+	return id, order, err
 }
 
 // Work does an order that Begin or TakeUp has returned. It works as [Outbox.Replay] and
@@ -133,13 +167,13 @@ func (o *Outbox) Work(ctx context.Context, id int64, order Order, progress func(
 	if err != nil {
 		return Bulk{}, err
 	}
-	return o.work(ctx, a, order.Selection, id, progress)
+	return o.work(ctx, a, order.bounded(), id, progress)
 }
 
 // TakeUp makes an operation that was interrupted or killed run again, and returns what is left to
-// do: Work finds what it has not changed, within what is left of the limit. What it has replayed,
-// and what has failed again since, is not replayed a second time. The error wraps [ErrNotResumable]
-// if there is no such operation.
+// do: Work finds what it has not changed, within what is left of what the preview counted. What it
+// has replayed, and what has failed again since, is not replayed a second time. The error wraps
+// [ErrNotResumable] if there is no such operation.
 func (o *Outbox) TakeUp(ctx context.Context, id int64) (Order, error) {
 	entry, err := o.AuditEntry(ctx, id)
 	if err != nil {
@@ -151,12 +185,11 @@ func (o *Outbox) TakeUp(ctx context.Context, id int64) (Order, error) {
 	if err := o.resumeAudit(ctx, id); err != nil {
 		return Order{}, err
 	}
-	left := *entry.Selection
-	left.begun = entry.At
+	left := Order{Selection: *entry.Selection, Matched: entry.Matched}.bounded()
 	if left.Limit > 0 {
 		left.Limit = cmp.Or(max(left.Limit-entry.Done, 0), -1)
 	}
-	return Order{Action: entry.Action, Selection: left, Matched: entry.Matched}, nil
+	return Order{Action: entry.Action, Selection: left}, nil
 }
 
 // RecordInterrupt records in the audit who ends an operation.

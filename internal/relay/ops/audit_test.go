@@ -101,7 +101,7 @@ func TestOperationGoesOn(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	outbox := New(db.Pool).As(Actor{Name: "ann", Origin: OriginAPI})
 	order := Order{Action: "replay", Selection: Selection{Destination: "default", Rate: new(int64(0))}, Matched: 2500}
-	id, err := outbox.Begin(ctx, order)
+	id, order, err := outbox.Begin(ctx, order)
 	relaytest.Must(t, err)
 	if _, err := outbox.TakeUp(ctx, id); !errors.Is(err, ErrNotResumable) {
 		t.Errorf("a running operation was taken up: %v", err)
@@ -139,7 +139,7 @@ func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	outbox := New(db.Pool)
 	order := Order{Action: "replay", Selection: Selection{Destination: "default", Limit: 2000, Rate: new(int64(0))}, Matched: 2000}
-	id, err := outbox.Begin(ctx, order)
+	id, order, err := outbox.Begin(ctx, order)
 	relaytest.Must(t, err)
 	if b, err := outbox.Work(ctx, id, order, func(Bulk) { interrupt() }); err == nil || b.Done != 1000 {
 		t.Errorf("%+v, %v", b, err)

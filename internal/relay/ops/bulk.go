@@ -67,8 +67,12 @@ type Selection struct {
 	// behind them. nil: [DefaultReplayRate]; 0: as many as the database can change. Nothing but a
 	// replay has a rate.
 	Rate *int64 `json:"rate,omitempty"`
+	// SeenAt and SeenEvent are set by a preview, or by the begin of an order without one: the time
+	// of the database, and the largest id of an event that had a delivery. What came, failed or was
+	// delivered later is not changed, however long the operation lasts.
+	SeenAt    time.Time `json:"seen_at,omitzero"`
+	SeenEvent int64     `json:"seen_event,omitempty"`
 
-	begun     time.Time // of a retry, and of an operation that continues: when it was ordered
 	waitingAt time.Time // of a retry: what is due later waits for its next attempt
 }
 
@@ -161,21 +165,6 @@ func quarantineAction() action {
 	return action{name: "discard", allowed: statuses, standard: statuses, inFlight: true, change: discardQuarantined}
 }
 
-// PreviewReplay counts what Replay would do, up to [batch.CountLimit], and changes nothing.
-func (o *Outbox) PreviewReplay(ctx context.Context, selection Selection, memory time.Duration) (Bulk, error) {
-	return o.preview(ctx, replayAction(memory), selection)
-}
-
-// PreviewDiscard counts what Discard would do, up to [batch.CountLimit], and changes nothing.
-func (o *Outbox) PreviewDiscard(ctx context.Context, selection Selection) (Bulk, error) {
-	return o.preview(ctx, discardAction(), selection)
-}
-
-// PreviewRetry counts what Retry would do, up to [batch.CountLimit], and changes nothing.
-func (o *Outbox) PreviewRetry(ctx context.Context, selection Selection) (Bulk, error) {
-	return o.preview(ctx, retryAction(), selection)
-}
-
 // Replay makes deliveries pending again, with all their attempts before them, behind everything
 // that is not a replay: so many a second as the selection says, because a receiver, the relays and
 // the database share what they have with live events. It leaves pending ones alone, and events
@@ -187,13 +176,13 @@ func (o *Outbox) PreviewRetry(ctx context.Context, selection Selection) (Bulk, e
 // Bulk is what was done. A call finds a delivery at most once, and not while it is pending, so that
 // a replay can be repeated.
 func (o *Outbox) Replay(ctx context.Context, selection Selection, memory time.Duration, progress func(Bulk)) (Bulk, error) {
-	return o.act(ctx, replayAction(memory), selection, progress)
+	return o.Do(ctx, Order{Action: "replay", Selection: selection, Memory: memory}, progress)
 }
 
 // Discard gives pending, parked and failed deliveries up for good, unless they are in flight. It
 // works in batches as Replay does.
 func (o *Outbox) Discard(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
-	return o.act(ctx, discardAction(), selection, progress)
+	return o.Do(ctx, Order{Action: "discard", Selection: selection}, progress)
 }
 
 // Retry makes due what was attempted and waits for its next attempt. Its attempts, its place in its
@@ -201,7 +190,7 @@ func (o *Outbox) Discard(ctx context.Context, selection Selection, progress func
 // names them. It works in batches as Replay does, and makes a delivery due once: one that fails
 // again meanwhile waits for its next attempt.
 func (o *Outbox) Retry(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
-	return o.act(ctx, retryAction(), selection, progress)
+	return o.Do(ctx, Order{Action: "retry", Selection: selection}, progress)
 }
 
 // DiscardQuarantined gives every pending delivery of a copied database up, parked ones and those in
@@ -220,14 +209,19 @@ func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, pro
 	if _, err := identity.Cover(ctx, o.pool, nil); err != nil {
 		return Bulk{}, fmt.Errorf("discard: %w", err)
 	}
-	b, err := o.act(ctx, quarantineAction(), Selection{}, progress)
+	a := quarantineAction()
+	audit, err := o.beginAudit(ctx, auditRow{action: a.name, detail: ReasonQuarantined}) // without a selection, it cannot be resumed
+	if err != nil {
+		return Bulk{}, fmt.Errorf("discard: %w", err)
+	}
+	b, err := o.work(ctx, a, Selection{}, audit, progress)
 	if err == nil && b.Missed > 0 {
 		err = fmt.Errorf("discard: %s locked or changed by another session", plain.Plural(b.Missed, "delivery was", "deliveries were"))
 	}
 	return b, err
 }
 
-// preview counts what act would find.
+// preview counts what work would find.
 func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b Bulk, err error) {
 	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
 		for _, c := range found[:min(len(found), batch.SampleSize-len(b.Sample))] {
@@ -241,15 +235,6 @@ func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b 
 	pace := a.pace(selection)
 	b.Rate, b.Seconds = int64(pace), pace.spread(b.Matched).Seconds()
 	return b, nil
-}
-
-// act records the operation in the audit and does it.
-func (o *Outbox) act(ctx context.Context, a action, selection Selection, progress func(Bulk)) (Bulk, error) {
-	id, err := o.beginAudit(ctx, a.name, selection, 0)
-	if err != nil {
-		return Bulk{}, fmt.Errorf("%s: %w", a.name, err)
-	}
-	return o.work(ctx, a, selection, id, progress)
 }
 
 // work changes what it finds, batch by batch, and notifies relays. audit is the operation's number.

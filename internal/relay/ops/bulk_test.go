@@ -29,7 +29,7 @@ func TestReplay(t *testing.T) {
 
 	before := relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`)
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
-	b, err := outbox.PreviewReplay(t.Context(), ops.Selection{EventIDs: ids}, 0)
+	_, b, err := outbox.Preview(t.Context(), ops.Order{Action: "replay", Selection: ops.Selection{EventIDs: ids}})
 	relaytest.Must(t, err)
 	if len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], `"default" is paused: nothing is sent there before outbox-relay resume default`) {
 		t.Errorf("what is replayed waits for the end of a pause: %q", b.Obstacles)
@@ -101,7 +101,8 @@ func TestReplayOfOldEvents(t *testing.T) {
 	outbox, memory := ops.New(db.Pool), 90*24*time.Hour
 	for _, find := range []func() (ops.Bulk, error){
 		func() (ops.Bulk, error) {
-			return outbox.PreviewReplay(t.Context(), ops.Selection{Destination: "default"}, memory)
+			_, b, err := outbox.Preview(t.Context(), ops.Order{Action: "replay", Selection: ops.Selection{Destination: "default"}, Memory: memory})
+			return b, err
 		},
 		func() (ops.Bulk, error) {
 			return outbox.Replay(t.Context(), ops.Selection{Destination: "default"}, memory, nil)
@@ -271,7 +272,7 @@ func TestRetry(t *testing.T) {
 	outbox := ops.New(db.Pool)
 	ids := []int64{1, 2, 3, 4, 5, 6, 7, 77}
 	before := relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`)
-	b, err := outbox.PreviewRetry(t.Context(), ops.Selection{EventIDs: ids})
+	_, b, err := outbox.Preview(t.Context(), ops.Order{Action: "retry", Selection: ops.Selection{EventIDs: ids}})
 	relaytest.Must(t, err)
 	if b.Matched != 2 || b.NotWaiting != 2 || b.InFlight != 1 || b.Unknown != 1 || !maps.Equal(b.OtherStatus, map[string]int64{"failed": 1, "delivered": 1}) {
 		t.Errorf("%+v", b)

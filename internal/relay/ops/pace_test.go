@@ -54,13 +54,12 @@ func TestReplayIsSpread(t *testing.T) {
 	db.Settled("failed", "true")
 	outbox := New(db.Pool)
 	order := Order{Action: "replay", Selection: Selection{Destination: "default", Rate: new(int64(100))}}
-	preview, err := outbox.Preview(t.Context(), order)
+	order, preview, err := outbox.Preview(t.Context(), order)
 	relaytest.Must(t, err)
 	if preview.Rate != 100 || preview.Seconds != 0.6 {
 		t.Errorf("%+v", preview)
 	}
-	order.Matched = preview.Matched
-	id, err := outbox.Begin(t.Context(), order)
+	id, order, err := outbox.Begin(t.Context(), order)
 	relaytest.Must(t, err)
 	var steps []int64
 	interrupted, interrupt := context.WithCancel(t.Context())

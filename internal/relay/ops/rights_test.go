@@ -46,7 +46,7 @@ func TestRightsOnUnroutedEvents(t *testing.T) {
 		"untaken":     func() error { _, err := reader.Untaken(t.Context()); return err },
 		"undelivered": func() error { _, err := reader.Undelivered(t.Context()); return err },
 		"preview": func() error {
-			_, err := reader.PreviewDiscard(t.Context(), ops.Selection{EventIDs: []int64{1}})
+			_, _, err := reader.Preview(t.Context(), ops.Order{Action: "discard", Selection: ops.Selection{EventIDs: []int64{1}}})
 			return err
 		},
 		"tail": func() error {

@@ -41,18 +41,14 @@ func TestEventThatIsNotRouted(t *testing.T) {
 	check := func(named, discarded int64) {
 		t.Helper()
 		s := ops.Selection{EventIDs: []int64{1, 2, 99}}
-		for name, preview := range map[string]func() (ops.Bulk, error){
-			"replay":  func() (ops.Bulk, error) { return outbox.PreviewReplay(t.Context(), s, 0) },
-			"retry":   func() (ops.Bulk, error) { return outbox.PreviewRetry(t.Context(), s) },
-			"discard": func() (ops.Bulk, error) { return outbox.PreviewDiscard(t.Context(), s) },
-		} {
-			b, err := preview()
+		for _, name := range []string{"replay", "retry", "discard"} {
+			_, b, err := outbox.Preview(t.Context(), ops.Order{Action: name, Selection: s})
 			relaytest.Must(t, err)
 			if b.NotRouted != named || b.Unknown != 1 || !slices.Equal(b.UnknownIDs, []int64{99}) {
 				t.Errorf("%s: %+v", name, b)
 			}
 		}
-		b, err := outbox.PreviewDiscard(t.Context(), ops.Selection{Destination: "default"})
+		_, b, err := outbox.Preview(t.Context(), ops.Order{Action: "discard", Selection: ops.Selection{Destination: "default"}})
 		relaytest.Must(t, err)
 		if b.NotRouted != discarded {
 			t.Errorf("%+v", b)

@@ -47,11 +47,8 @@ func (o *Outbox) insertAudit(ctx context.Context, tx pg.DB, row auditRow) (id in
 }
 
 // beginAudit records a bulk operation that has changed nothing so far.
-func (o *Outbox) beginAudit(ctx context.Context, action string, selection Selection, matched int64) (id int64, err error) {
-	row := auditRow{action: action, state: "running", destination: selection.Destination, selection: &selection, matched: matched}
-	if n := len(selection.EventIDs); n > auditedIDs {
-		row.selection, row.detail = nil, fmt.Sprintf("%d events by id", n)
-	}
+func (o *Outbox) beginAudit(ctx context.Context, row auditRow) (id int64, err error) {
+	row.state = "running"
 	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		id, err = o.insertAudit(ctx, tx, row)
 		return err

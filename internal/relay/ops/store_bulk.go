@@ -33,9 +33,9 @@ type candidate struct {
 	CreatedAt      *time.Time // nil: the event is gone
 	EventType      string
 	IdempotencyKey string
-	LastAttemptAt  *time.Time
-	Scheduled      bool // its producer wants it sent later
-	BreaksRule     bool // see [policy.RuleBroken]
+	ChangedAt      *time.Time // by its last attempt, or when it was delivered
+	Scheduled      bool       // its producer wants it sent later
+	BreaksRule     bool       // see [policy.RuleBroken]
 }
 
 // An attempt of the future was made before the clock was put back, and so before any operation.
@@ -57,7 +57,7 @@ SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at
        NOT c.right_status AND m.matched, c.right_status AND m.matched,
        coalesce($9::float8 > 0 AND e.created_at < now() - make_interval(secs => $9), false),
        e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''),
-       CASE WHEN c.last_attempt_at > now() THEN to_timestamp(0) ELSE c.last_attempt_at END,
+       CASE WHEN m.changed_at > now() THEN to_timestamp(0) ELSE m.changed_at END,
        c.last_attempt_at IS NULL AND coalesce(e.available_at > greatest(now(), e.created_at), true),
        coalesce(c.last_reason = '` + string(policy.ReasonInvalidEvent) + `' AND starts_with(c.last_error, '` + policy.RuleBroken + `'), false)
 FROM candidate c
@@ -66,7 +66,8 @@ LEFT JOIN LATERAL (
 ) e ON true
 CROSS JOIN LATERAL (
     SELECT c.eligible AND coalesce(e.event_type LIKE $6, $6 = '%') AND coalesce(e.created_at >= $7, $7 = '-infinity'::timestamptz)
-           AND coalesce(e.created_at < $8, $8 = 'infinity'::timestamptz) AS matched
+           AND coalesce(e.created_at < $8, $8 = 'infinity'::timestamptz) AS matched,
+           greatest(c.last_attempt_at, c.delivered_at) AS changed_at
 ) m`
 
 // Every scan orders its chunks by what its cursor holds, so that the next chunk begins where this
@@ -105,14 +106,14 @@ type scan struct {
 const idChunk = 250
 
 // next returns the next chunk, and whether there may be another.
-func (w *scan) next(ctx context.Context, q pg.DB, s Selection, memory time.Duration, latest int64) (list []candidate, more bool, err error) {
+func (w *scan) next(ctx context.Context, q pg.DB, s Selection, memory time.Duration) (list []candidate, more bool, err error) {
 	from, to := s.Destination, s.Destination
 	if s.Destination == "" && !s.Parked {
 		to = "\x7f" // names are letters, digits, - and _
 	}
 	args := []any{
 		s.Statuses, from, to, s.Reason, s.OrderingKey, batch.LikePattern(cmp.Or(s.Type, "*")), orInfinite(s.Since, pgtype.NegativeInfinity),
-		orInfinite(s.Until, pgtype.Infinity), memory.Seconds(), latest,
+		orInfinite(s.Until, pgtype.Infinity), memory.Seconds(), s.SeenEvent,
 	}
 	switch after := w.after; w.statement {
 	case candidatesByID:
@@ -160,12 +161,12 @@ func orInfinite(at time.Time, end pgtype.InfinityModifier) pgtype.Timestamptz {
 
 const selectLatestEvent = `SELECT coalesce(max(event_id), 0), now() FROM outbox_delivery`
 
-// latestEvent returns the largest id of an event that has a delivery, and the time of the database.
-func (o *Outbox) latestEvent(ctx context.Context) (id int64, now time.Time, err error) {
-	if err := o.pool.QueryRow(ctx, selectLatestEvent).Scan(&id, &now); err != nil {
-		return 0, now, fmt.Errorf("find latest event: %w", err)
+// seen returns the selection of what is there now.
+func (o *Outbox) seen(ctx context.Context, s Selection) (Selection, error) {
+	if err := o.pool.QueryRow(ctx, selectLatestEvent).Scan(&s.SeenEvent, &s.SeenAt); err != nil {
+		return s, fmt.Errorf("find latest event: %w", err)
 	}
-	return id, now, nil
+	return s, nil
 }
 
 const selectObstacles = `

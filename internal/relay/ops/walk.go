@@ -53,15 +53,15 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 	if err := batch.CheckChosen("status", s.Statuses, a.allowed); err != nil {
 		return err
 	}
-	latest, now, err := o.latestEvent(ctx)
+	now, err := o.seen(ctx, s)
 	if err != nil {
 		return err
 	}
+	if s.SeenAt.IsZero() {
+		s = now
+	}
 	if a.name == "retry" {
-		s.waitingAt = now
-		if s.begun.IsZero() {
-			s.begun = now
-		}
+		s.waitingAt = now.SeenAt
 	}
 	left := s.Limit
 	scans := scansOf(s)
@@ -71,7 +71,7 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 		if i > 1 && scan.statement == candidatesDue { // once more
 			b.InFlight = 0
 		}
-		next := func() ([]candidate, bool, error) { return scan.next(ctx, o.pool, s, a.memory, latest) }
+		next := func() ([]candidate, bool, error) { return scan.next(ctx, o.pool, s, a.memory) }
 		for list, err := range batch.Chunks(ctx, next) {
 			if err != nil {
 				return err
@@ -138,10 +138,9 @@ func scansOfPending(s Selection) (all []*scan) {
 	return append(all, &scan{statement: candidatesDue, after: first})
 }
 
-// attemptedSince reports whether a delivery was attempted since an operation began that continues
-// now.
-func (s Selection) attemptedSince(c candidate) bool {
-	return !s.begun.IsZero() && c.LastAttemptAt != nil && !c.LastAttemptAt.Before(s.begun)
+// changedSince reports whether a delivery was attempted, or delivered, since the order was given.
+func (s Selection) changedSince(c candidate) bool {
+	return c.ChangedAt != nil && !c.ChangedAt.Before(s.SeenAt)
 }
 
 // waits reports whether a delivery waits for its next attempt, or for its first only because the
@@ -162,7 +161,7 @@ func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) 
 			if len(b.UnknownIDs) < 10 {
 				b.UnknownIDs = append(b.UnknownIDs, c.EventID)
 			}
-		case c.Matched && a.name != "discard" && s.attemptedSince(c): // by this operation, or it failed first since
+		case c.Matched && (a.name != "discard" || c.Status == "failed") && s.changedSince(c): // by this operation, or it failed first since
 		case c.Matched && c.InFlight && !a.inFlight:
 			b.InFlight++
 		case c.Matched && a.name == "retry" && !s.waits(c):
