@@ -221,12 +221,13 @@ func (o *Outbox) Reveal(ctx context.Context, eventID int64) (EventReport, error)
 	return report, err
 }
 
-// durably runs f in a transaction whose commit survives a crash of the server.
+// durably runs f in a transaction whose commit survives a crash of the server, and that holds its
+// locks for seconds at most.
 func (o *Outbox) durably(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
+		if _, err := tx.Exec(ctx, durable); err != nil {
 			return err
 		}
 		return f(ctx, tx)

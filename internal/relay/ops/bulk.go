@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
@@ -135,10 +136,11 @@ type action struct {
 	allowed  []string // statuses that it can change
 	standard []string // those that it changes unless the selection names some
 	memory   time.Duration
-	inFlight bool   // it changes what is in flight too
-	paced    bool   // it spreads what it changes over time
-	ends     bool   // what it changes blocks its ordering key no longer
-	change   string // statement
+	inFlight bool         // it changes what is in flight too
+	paced    bool         // it spreads what it changes over time
+	ends     bool         // what it changes blocks its ordering key no longer
+	change   string       // statement
+	check    func() error // before each batch; nil: none. Then nothing may be missed
 }
 
 func replayAction(memory time.Duration) action {
@@ -160,9 +162,9 @@ func retryAction() action {
 
 // quarantineAction discards what the original of a copied database delivers, in flight there or
 // not.
-func quarantineAction() action {
+func quarantineAction(check func() error) action {
 	statuses := []string{"pending"}
-	return action{name: "discard", allowed: statuses, standard: statuses, inFlight: true, change: discardQuarantined}
+	return action{name: "discard", allowed: statuses, standard: statuses, inFlight: true, change: discardQuarantined, check: check}
 }
 
 // Replay makes deliveries pending again, with all their attempts before them, behind everything
@@ -197,11 +199,12 @@ func (o *Outbox) Retry(ctx context.Context, selection Selection, progress func(B
 // flight too, for the reason "quarantined"; see [identity.Report.Discardable]. Events that are not
 // routed yet, or in a relay's hand, get pending deliveries before. It accepts nothing, so that
 // relays continue waiting. It works in batches as Discard does, and returns an error if a delivery
-// was missed: accepted then, it would be sent.
+// was missed: accepted then, it would be sent. It ends when somebody accepts the database
+// meanwhile.
 func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, progress func(Bulk)) (Bulk, error) {
-	report, err := o.Identity(ctx, environment)
+	first, err := o.Identity(ctx, environment)
 	if err == nil {
-		err = report.Discardable()
+		err = first.Discardable()
 	}
 	if err != nil {
 		return Bulk{}, err
@@ -209,21 +212,26 @@ func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, pro
 	if _, err := identity.Cover(ctx, o.pool, nil); err != nil {
 		return Bulk{}, fmt.Errorf("discard: %w", err)
 	}
-	a := quarantineAction()
+	a := quarantineAction(func() error {
+		report, err := o.Identity(ctx, environment)
+		if err == nil {
+			err = report.Discardable()
+		}
+		if err == nil && !reflect.DeepEqual(report.Recorded, first.Recorded) {
+			err = fmt.Errorf("%w: it was accepted meanwhile", identity.ErrNotQuarantined)
+		}
+		return err
+	})
 	audit, err := o.beginAudit(ctx, auditRow{action: a.name, detail: ReasonQuarantined}) // without a selection, it cannot be resumed
 	if err != nil {
 		return Bulk{}, fmt.Errorf("discard: %w", err)
 	}
-	b, err := o.work(ctx, a, Selection{}, audit, progress)
-	if err == nil && b.Missed > 0 {
-		err = fmt.Errorf("discard: %s locked or changed by another session", plain.Plural(b.Missed, "delivery was", "deliveries were"))
-	}
-	return b, err
+	return o.work(ctx, a, Selection{}, audit, progress)
 }
 
 // preview counts what work would find.
 func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b Bulk, err error) {
-	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
+	err = o.walk(ctx, a, selection, batch.Size, &b, func(found []candidate) (bool, error) {
 		for _, c := range found[:min(len(found), batch.SampleSize-len(b.Sample))] {
 			b.Sample = append(b.Sample, Sample{c.EventID, c.EventType, c.IdempotencyKey, c.CreatedAt, c.Destination, c.Status})
 		}
@@ -240,9 +248,15 @@ func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b 
 // work changes what it finds, batch by batch, and notifies relays. audit is the operation's number.
 func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit int64, progress func(Bulk)) (b Bulk, err error) {
 	pace := a.pace(selection)
-	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
+	var late error // of what follows a batch: the operation is done all the same
+	err = o.walk(ctx, a, selection, pace.chunk(), &b, func(found []candidate) (bool, error) {
 		for part := range slices.Chunk(found, pace.batch()) {
 			begun := time.Now()
+			if a.check != nil {
+				if err := a.check(); err != nil {
+					return false, err
+				}
+			}
 			done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, part, pace, audit)
 			if err != nil {
 				return false, err
@@ -250,9 +264,7 @@ func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit 
 			first := b.Done == 0
 			b.Changed(len(part), done)
 			if first && b.Done > 0 { // relays continue looking there as long as they find something
-				if err := o.requestSweep(context.WithoutCancel(ctx)); err != nil {
-					return false, err
-				}
+				late = o.requestSweep(context.WithoutCancel(ctx))
 			}
 			if progress != nil {
 				progress(b)
@@ -264,16 +276,17 @@ func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit 
 		return true, nil
 	})
 	if b.Done > 0 { // also after an error: what was done must not wait for a relay's own sweep
-		if sweepErr := o.requestSweep(context.WithoutCancel(ctx)); err == nil {
-			err = sweepErr
-		}
-		if alertErr := o.endFailed(context.WithoutCancel(ctx)); err == nil {
-			err = alertErr
-		}
+		late = errors.Join(late, o.requestSweep(context.WithoutCancel(ctx)), o.endFailed(context.WithoutCancel(ctx)))
+	}
+	if err == nil && a.check != nil && b.Missed > 0 {
+		err = fmt.Errorf("%s locked or changed by another session", plain.Plural(b.Missed, "delivery was", "deliveries were"))
 	}
 	state, detail := endOf(ctx, err)
 	if auditErr := o.endAudit(ctx, audit, state, detail); err == nil {
 		err = auditErr
+	}
+	if err == nil {
+		err = late
 	}
 	if err != nil {
 		return b, fmt.Errorf("%s: %w", a.name, err)

@@ -39,7 +39,7 @@ func (a action) pace(s Selection) pace {
 	return pace(max(*s.Rate, 0))
 }
 
-// chunk returns how many deliveries one statement looks at.
+// chunk returns how many deliveries one statement looks at while there are some to change.
 func (p pace) chunk() int { return min(p.batch()*paceChunk, batch.Size) }
 
 // Spread says over how long a replay that was previewed is spread, and at which rate. Empty: it is

@@ -37,7 +37,7 @@ func TestPace(t *testing.T) {
 		b := Bulk{Rate: int64(p), Seconds: p.spread(100_000).Seconds()}
 		testkit.Equal(t, name, b.Spread(), c.sentence)
 	}
-	for _, a := range []action{retryAction(), discardAction(), quarantineAction()} {
+	for _, a := range []action{retryAction(), discardAction(), quarantineAction(nil)} {
 		if a.pace(Selection{}) != 0 {
 			t.Errorf("%s has a pace", a.name)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
@@ -12,6 +13,12 @@ import (
 // take longer than running it.
 const pinPlans = `SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off`
+
+// durable begins a transaction of an operator. Its commit survives a crash of the server. Where its
+// session stands still, as that of a suspended host, the server soon ends it and releases its
+// locks.
+const durable = pg.CommitDurably + `; SET LOCAL idle_in_transaction_session_timeout = '10s'; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '30s';
+` + pinPlans
 
 const selectNow = `SELECT clock_timestamp()`
 

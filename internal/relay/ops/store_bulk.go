@@ -233,20 +233,21 @@ const retryDeliveries = lockFound + `
 UPDATE outbox_delivery SET next_attempt_at = clock_timestamp()
 WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
+// A discard is dated by next_attempt_at, from which the archive counts.
 const discardDeliveries = lockFound + `
 UPDATE outbox_delivery
-SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL
+SET status = 'discarded', next_attempt_at = clock_timestamp(), claimed_by = NULL, lease_expires_at = NULL
 WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const discardQuarantined = lockFound + `
 UPDATE outbox_delivery
-SET status = 'discarded', last_reason = '` + ReasonQuarantined + `', claimed_by = NULL, lease_expires_at = NULL
-WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
+SET status = 'discarded', next_attempt_at = clock_timestamp(), last_reason = '` + ReasonQuarantined + `', claimed_by = NULL, lease_expires_at = NULL
+WHERE ctid = ANY (ARRAY (SELECT place FROM found)) AND NOT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND ` + pg.IsAlive + `)`
 
 const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + pg.QueueHasRoom
 
-// changeDeliveries runs one of the statements above in its own durable transaction that
-// notifies relays, and adds to the audit entry of the operation.
+// changeDeliveries runs one of the statements above in its own durable transaction, adds to the
+// audit entry of the operation, and notifies relays.
 func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate, pace pace, audit int64) (changed int64, err error) {
 	ids, claims := make([]int64, len(found)), make([]int64, len(found))
 	destinations, statuses := make([]string, len(found)), make([]string, len(found))
@@ -268,16 +269,16 @@ func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candida
 				return err
 			}
 		}
-		if err := growAuditBy(ctx, tx, audit, changed); err != nil {
-			return err
-		}
-		if pace == 0 { // the relays look for what a paced replay adds, and producers' notifications stay a measure of their load
-			_, err = tx.Exec(ctx, notifyRelays)
-		}
-		return err
+		return growAuditBy(ctx, tx, audit, changed)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("change deliveries: %w", err)
+	}
+	if pace == 0 { // the relays look for what a paced replay adds, and producers' notifications stay a measure of their load
+		// A transaction that notifies holds up every other one that does, until its disk and
+		// standby have answered: that of the change must not. Relays find by polling what they are
+		// not told.
+		_ = pg.Exec(ctx, o.pool, "notify relays", notifyRelays)
 	}
 	return changed, nil
 }

@@ -64,7 +64,7 @@ func TestSelection(t *testing.T) {
 			want := slices.DeleteFunc(slices.Clone(test.want), func(d string) bool { return status != "pending" && d == "4 " })
 			var got []string
 			var b Bulk
-			relaytest.Must(t, New(db.Pool).walk(t.Context(), action, test.s, &b, func(found []candidate) (bool, error) {
+			relaytest.Must(t, New(db.Pool).walk(t.Context(), action, test.s, 1000, &b, func(found []candidate) (bool, error) {
 				for _, c := range found {
 					got = append(got, fmt.Sprint(c.EventID, " ", c.Destination))
 				}
@@ -97,7 +97,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 	outbox := New(db.Pool)
 	var b Bulk
 	var found []candidate
-	relaytest.Must(t, outbox.walk(t.Context(), replayAction(0), Selection{Destination: "default"}, &b, func(list []candidate) (bool, error) {
+	relaytest.Must(t, outbox.walk(t.Context(), replayAction(0), Selection{Destination: "default"}, 1000, &b, func(list []candidate) (bool, error) {
 		found = list
 		return true, nil
 	}))

@@ -12,9 +12,10 @@ import (
 // walk calls visit with everything that the selection names and the action can change, at most a
 // batch at a time, until visit returns false. It counts in b what is left out. visit gets no
 // delivery twice, even if its status changes meanwhile: otherwise one that is replayed and
-// delivered again before the walk ends would be replayed for ever.
-func (o *Outbox) walk(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
-	err := o.walkScans(ctx, a, s, b, visit)
+// delivered again before the walk ends would be replayed for ever. Behind a chunk with something to
+// visit comes one of so many deliveries, behind one without a large one.
+func (o *Outbox) walk(ctx context.Context, a action, s Selection, chunk int, b *Bulk, visit func([]candidate) (bool, error)) error {
+	err := o.walkScans(ctx, a, s, chunk, b, visit)
 	if err == nil && (a.name == "retry" || a.name == "replay") {
 		b.Obstacles, err = o.obstacles(ctx, append(b.destinations, s.Destination))
 	}
@@ -43,7 +44,7 @@ func (o *Outbox) countNotRouted(ctx context.Context, a action, s Selection, b *B
 	return nil
 }
 
-func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
+func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, chunk int, b *Bulk, visit func([]candidate) (bool, error)) error {
 	if s.Limit < 0 {
 		return nil
 	}
@@ -67,7 +68,7 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 	scans := scansOf(s)
 	for i := 0; i < len(scans); i++ {
 		scan, done := scans[i], b.Done
-		scan.limit = a.pace(s).chunk()
+		scan.limit = batch.Size
 		if i > 1 && scan.statement == candidatesDue { // once more
 			b.InFlight = 0
 		}
@@ -81,7 +82,9 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 				found = found[:min(int64(len(found)), left)]
 				left -= int64(len(found))
 			}
+			scan.limit = batch.Size
 			if len(found) > 0 {
+				scan.limit = chunk
 				if goOn, err := visit(found); err != nil || !goOn {
 					return err
 				}
