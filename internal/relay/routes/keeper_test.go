@@ -247,6 +247,27 @@ func TestLockedRoutesAreWaitedFor(t *testing.T) {
 	wantStored(db, "* a")
 }
 
+// A relay that removes and adds routes locks a destination before the counters of changes, as a
+// pause and a breaker do.
+func TestRoutesTakeTheirLocksAsAPauseDoes(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	r := registered(db, "test")
+	r.apply("a.* a", "b.* b")
+	pause := db.Begin()
+	_, err := pause.Exec(t.Context(), `SELECT FROM outbox_destination WHERE destination = 'a' FOR UPDATE`)
+	relaytest.Must(t, err)
+	applied := make(chan error, 1)
+	go func() {
+		_, err := r.keeper.Apply(t.Context(), r.instance, []string{"a"}, parse("a.* a", "a2.* a"))
+		applied <- err
+	}()
+	relaytest.Becomes(db, true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
+	_, err = pause.Exec(t.Context(), `UPDATE outbox_destination SET paused = true, paused_at = now() WHERE destination = 'a'`)
+	relaytest.Must(t, errors.Join(err, pause.Commit(t.Context()), <-applied))
+	wantStored(db, "a.* a, a2.* a")
+}
+
 // unservedFails makes the look for unserved deliveries fail, which takes long where a session
 // blocks vacuum.
 type unservedFails struct{ pg.Pool }

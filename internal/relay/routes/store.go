@@ -310,10 +310,12 @@ func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change, dropp
 		change.after = change.before
 		return change, nil
 	}
-	if err := execRoutes(ctx, tx, removeRoutes, change.Removed); err != nil {
+	// In this order: additions lock destinations, and removals lock the counters that pauses and
+	// breakers lock behind their destination.
+	if err := execRoutes(ctx, tx, addRoutes, change.Added); err != nil {
 		return Change{}, err
 	}
-	if err := execRoutes(ctx, tx, addRoutes, change.Added); err != nil {
+	if err := execRoutes(ctx, tx, removeRoutes, change.Removed); err != nil {
 		return Change{}, err
 	}
 	left, err := queryState(ctx, tx)
