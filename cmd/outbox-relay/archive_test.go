@@ -59,7 +59,7 @@ func archiveProcess(t testing.TB, dsn string, args ...string) (*exec.Cmd, *bytes
 	t.Helper()
 	cmd := exec.Command(os.Args[0], append([]string{"archive", "run"}, args...)...)
 	var out bytes.Buffer
-	cmd.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+dsn)
+	cmd.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+dsn, "OUTBOX_RETENTION_ARCHIVE_AFTER=720h")
 	cmd.Stdout, cmd.Stderr = &out, &out
 	pgtest.Must(t, cmd.Start())
 	t.Cleanup(func() {
@@ -101,8 +101,9 @@ func TestArchiveIsInterrupted(t *testing.T) {
 		DryRun, Complete bool
 		Events           int
 	}
-	text, errors, _ := strings.Cut(out.String(), "}\n")
-	if err := json.Unmarshal([]byte(text+"}"), &done); err != nil || errors != "outbox-relay: interrupted\n" || cmd.ProcessState.ExitCode() != cli.ExitInterrupted {
+	line, text, _ := strings.Cut(out.String(), "\n")
+	text, errors, _ := strings.Cut(text, "}\n")
+	if err := json.Unmarshal([]byte(text+"}"), &done); err != nil || errors != "outbox-relay: interrupted\n" || !strings.Contains(line, `"action":"archive run"`) || cmd.ProcessState.ExitCode() != cli.ExitInterrupted {
 		t.Fatalf("exit code %d, %v:\n%s", cmd.ProcessState.ExitCode(), err, out)
 	}
 	if n := moved(t, db, events); n != done.Events || done.Complete || n <= 100 || n >= events {
@@ -125,11 +126,11 @@ func TestArchiveWithRelayRights(t *testing.T) {
 	execute(t, db, `INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) VALUES ('test', 's', 'k', 'succeeded', '2020-01-01'), ('test', 'announced now', 'k', 'succeeded', '2020-01-01')`)
 	execute(t, db, `INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 's', '2020-01-02', '2020-03-01')`)
 	execute(t, db, `CREATE TABLE old PARTITION OF outbox_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01')`)
-	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "archiving_relay@", 1)}
+	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "archiving_relay@", 1), "OUTBOX_RETENTION_ARCHIVE_AFTER=720h"}
 
 	const all = `10 events archived, 1 month dropped (old), 1 attempt and 1 row of processed_events removed` + "\n"
 	command(env, "archive", "run", "--dry-run").expect(t, 0, "to be done: "+all, "")
-	command(env, "archive", "run").expect(t, 0, "done: "+all, "")
+	command(env, "archive", "run").holds(t, 0, "done: "+all, `"action":"archive run"`)
 	command(env, "archive", "run", "--json").expect(t, 0, `{
   "dry_run": false,
   "complete": true,

@@ -125,7 +125,7 @@ func TestEventsCreateDeliveries(t *testing.T) {
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	command(env, "events", "create-deliveries").expect(t, 2, "",
 		"outbox-relay: create the deliveries of 1 event without any, the first is event 2, as the stored routes say; nothing was done: run the command on a terminal, where it asks first\n")
-	command(env, "events", "create-deliveries", "--yes").expect(t, 0, "2 deliveries created for 1 event\n", "")
+	command(env, "events", "create-deliveries", "--yes").holds(t, 0, "2 deliveries created for 1 event\n", `"action":"events create-deliveries"`)
 	command(env, "events", "create-deliveries", "--yes").expect(t, 0, "0 deliveries created for 0 events\n", "")
 	command(env, "events", "create-deliveries", "--json").expect(t, 0, "{\n  \"events\": 0,\n  \"deliveries\": 0\n}\n", "")
 }

@@ -179,8 +179,8 @@ func TestLookingNeedsNoFile(t *testing.T) {
 	}
 	// Alerts are acknowledged and silenced by commands.
 	execute(t, open(t, dsn), "INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default')")
-	command(env, "alert", "acknowledge", "lag", "default", "--as=ada").expect(t, 0, "lag of default is acknowledged: it is not sent again until it returns.\n", "")
-	command(env, "alert", "silence", "--subject=default", "--for=2h", "--as=ada").expect(t, 0, "Silent for 2h0m.\n", "")
+	command(env, "alert", "acknowledge", "lag", "default", "--as=ada").holds(t, 0, "lag of default is acknowledged: it is not sent again until it returns.\n", `"action":"alert acknowledge"`)
+	command(env, "alert", "silence", "--subject=default", "--for=2h", "--as=ada").holds(t, 0, "Silent for 2h0m.\n", `"action":"alert silence"`)
 	if r := command(env, "status"); !strings.Contains(r.stdout, ", acknowledged by ada, silent until ") {
 		t.Errorf("%+v", r)
 	}

@@ -127,7 +127,7 @@ func TestArchiveProgress(t *testing.T) {
 	code := make(chan int, 1)
 	go func() {
 		m := Main{Env: []string{"OUTBOX_DATABASE_URL=" + dsn}, Stdin: program, Stdout: &buffer{}, Stderr: program}
-		code <- m.Run([]string{"archive", "run", "--batch=50"})
+		code <- m.Run([]string{"archive", "run", "--batch=50", "--yes"})
 		_, _ = program.WriteString("the end\n")
 	}()
 	seen := readUntil(t, person, "the end")

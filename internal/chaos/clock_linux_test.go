@@ -75,7 +75,7 @@ func TestClockOfTheDatabaseJumpsByAYear(t *testing.T) {
 	s, move := newClockStage(t)
 	ended := s.produceMeanwhile(200, 0)
 	s.jump(move, year)
-	for _, command := range [][]string{{outboxName, "archive", "run"}, {inboxName, "inbox", "prune", "--older-than", "720h", "--yes"}} {
+	for _, command := range [][]string{{outboxName, "archive", "run", "--yes"}, {inboxName, "inbox", "prune", "--older-than", "720h", "--yes"}} {
 		if err := s.operate(command[0], command[1:]...); err == nil || !strings.Contains(err.Error(), "nothing is removed by its age") {
 			t.Errorf("%s: %v", command[1:], err)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -40,13 +41,26 @@ func (acknowledgeCommand) Help() string {
 }
 
 func (cmd acknowledgeCommand) Run(inv *cli.Invocation) error {
-	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	err := ask(inv, "alert acknowledge", cmd.Rule+" of "+cmd.Subject, func(ctx context.Context, outbox *ops.Outbox) error {
 		return outbox.AcknowledgeAlert(ctx, cmd.Rule, cmd.Subject)
 	})
 	if err == nil {
 		_, err = fmt.Fprintf(inv.Stdout, "%s of %s is acknowledged: it is not sent again until it returns.\n", plain.Line(cmd.Rule), plain.Line(cmd.Subject))
 	}
 	return err
+}
+
+// ask changes something of alerts, and leaves the line that says later who did.
+func ask(inv *cli.Invocation, action, selection string, change func(context.Context, *ops.Outbox) error) error {
+	c, err := config.Read(inv, "database")
+	if err != nil {
+		return err
+	}
+	if err := c.Ask(inv, change); err != nil {
+		return err
+	}
+	bulk.Audit(inv, c, action, selection, 1, nil)
+	return nil
 }
 
 type silenceCommand struct {
@@ -67,7 +81,8 @@ func (cmd silenceCommand) Run(inv *cli.Invocation) error {
 	if cmd.For < 0 || cmd.For > ops.MaxSilence {
 		return cli.Usagef("--for: %s is out of range; write up to 720h, or 0s to end a silence", cmd.For)
 	}
-	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	selection := fmt.Sprintf("--rule=%s --subject=%s --for=%s", cmd.Rule, cmd.Subject, plain.Span(cmd.For))
+	err := ask(inv, "alert silence", selection, func(ctx context.Context, outbox *ops.Outbox) error {
 		return outbox.SilenceAlerts(ctx, cmd.Rule, cmd.Subject, cmd.For, cmd.Reason)
 	})
 	unknown, isUnknown := errors.AsType[ops.UnknownSubject](err)

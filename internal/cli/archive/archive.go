@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -24,6 +26,8 @@ type Command struct {
 
 type runCommand struct {
 	config.DatabaseFlags
+	cli.ActorFlag
+	Yes    bool `short:"y" help:"Do not ask, where no retention is configured."`
 	DryRun bool `help:"Count what would be done, and change nothing."`
 	Batch  int  `default:"500" help:"How many events one transaction looks at."`
 	JSON   bool `name:"json" help:"Print JSON: {dry_run, complete, events, months, attempts, processed_events}. Fields are added, never renamed or removed."`
@@ -36,7 +40,22 @@ after how long stands in the section retention of the configuration. What is pen
 
 It works in short transactions with pauses in between, and may be interrupted and repeated at any time: a signal ends it
 after the batch at hand, with exit code 130 and a line that says what was done. It exits 1 if a relay archives at the
-moment.`
+moment.
+
+Without a configured retention it says what the defaults remove, and asks: relays may be told to keep it for longer.`
+}
+
+// confirm asks where nothing says how long relays keep what goes now.
+func (cmd runCommand) confirm(ctx context.Context, inv *cli.Invocation, c *config.Config, job archive.Job) error {
+	given := func(name string) bool { return c.Given("retention." + name) }
+	if cmd.DryRun || cmd.Yes || slices.ContainsFunc([]string{"archive_after", "delete_after", "attempts", "processed_events"}, given) {
+		return nil
+	}
+	due, err := job.Rehearse(ctx)
+	if err != nil || removals(due) == 0 {
+		return err
+	}
+	return inv.Confirm("no retention is configured here, and relays may keep for longer what goes by the defaults: "+summary(due), "nothing was done")
 }
 
 func (cmd runCommand) Run(inv *cli.Invocation) error {
@@ -52,12 +71,24 @@ func (cmd runCommand) Run(inv *cli.Invocation) error {
 	progress := progress{out: inv.Stderr, terminal: output.IsTerminal(inv.Stderr), told: time.Now()}
 	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		job := archive.Job{DB: outbox.DB(), Keep: keep, Progress: progress.tell}
-		run := job.Run
-		if cmd.DryRun {
-			run = job.Rehearse
+		if err := cmd.confirm(ctx, inv, c, job); err != nil {
+			return err
 		}
-		done, err := run(ctx)
+		var done archive.Result
+		run := func(int64) (removed int64, text string, err error) {
+			done, err = job.Run(ctx)
+			return removals(done), summary(done), err
+		}
+		var err error
+		if cmd.DryRun {
+			done, err = job.Rehearse(ctx)
+		} else {
+			err = outbox.Recorded(ctx, "archive", run)
+		}
 		progress.end()
+		if n := removals(done); !cmd.DryRun && n > 0 {
+			bulk.Audit(inv, c, "archive run", summary(done), n, err)
+		}
 		// It says what was done, also when that is not all.
 		return errors.Join(cmd.print(inv.Stdout, done, err == nil), err)
 	})
@@ -77,6 +108,11 @@ func (cmd runCommand) print(w io.Writer, done archive.Result, complete bool) err
 		_, err := fmt.Fprintln(w, verb+summary(r.Result))
 		return err
 	})
+}
+
+// removals counts what left the outbox, its archive and the other tables.
+func removals(r archive.Result) int64 {
+	return r.Events + r.Attempts + r.ProcessedEvents + int64(len(r.Months))
 }
 
 func summary(done archive.Result) string {

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -29,7 +30,11 @@ It works in batches, each a transaction; Ctrl-C ends it between two. The same co
 
 func (cmd createCommand) Run(inv *cli.Invocation) error {
 	var done ops.CreatedDeliveries
-	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	c, err := config.Read(inv, "database")
+	if err != nil {
+		return err
+	}
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		found, err := outbox.Undelivered(ctx)
 		if err != nil || found.Events == 0 {
 			return err
@@ -42,6 +47,7 @@ func (cmd createCommand) Run(inv *cli.Invocation) error {
 			}
 		}
 		done, err = outbox.CreateDeliveries(ctx)
+		bulk.Audit(inv, c, "events create-deliveries", "events without deliveries", done.Deliveries, err)
 		return err
 	})
 	switch {

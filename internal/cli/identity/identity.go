@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -31,7 +32,7 @@ type showCommand struct {
 }
 
 func (cmd showCommand) Run(inv *cli.Invocation) error {
-	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, _ *config.Config) error {
 		report.Quarantined, report.Working = output.OrEmpty(report.Quarantined), output.OrEmpty(report.Working)
 		return output.Show(inv.Stdout, cmd.JSON, report, printReport)
 	})
@@ -44,7 +45,7 @@ type acceptCommand struct {
 }
 
 func (cmd acceptCommand) Run(inv *cli.Invocation) error {
-	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, c *config.Config) error {
 		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 && report.Foreign == "" {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
 			return err
@@ -56,7 +57,7 @@ func (cmd acceptCommand) Run(inv *cli.Invocation) error {
 		if err := rebase(ctx, inv, outbox); err != nil {
 			return err
 		}
-		return accept(ctx, inv.Stdout, outbox, environment)
+		return accept(ctx, inv, outbox, c)
 	})
 }
 
@@ -64,7 +65,7 @@ func (cmd acceptCommand) Run(inv *cli.Invocation) error {
 // server's.
 func rebase(ctx context.Context, inv *cli.Invocation, outbox *ops.Outbox) error {
 	terminal, drawn := output.IsTerminal(inv.Stderr), false
-	deliveries, err := identity.Rebase(ctx, outbox.DB(), func(events int64) {
+	deliveries, err := outbox.Rebase(ctx, func(events int64) {
 		if terminal {
 			output.Draw(inv.Stderr, fmt.Sprintf("went through %d events", events), false)
 			drawn = true
@@ -89,7 +90,7 @@ type discardCommand struct {
 }
 
 func (cmd discardCommand) Run(inv *cli.Invocation) error {
-	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, c *config.Config) error {
 		if err := report.Discardable(); err != nil {
 			return fmt.Errorf("discard what is pending: %w", err)
 		}
@@ -98,7 +99,7 @@ func (cmd discardCommand) Run(inv *cli.Invocation) error {
 			return err
 		}
 		terminal := output.IsTerminal(inv.Stderr)
-		b, err := outbox.DiscardQuarantined(ctx, environment, func(b ops.Bulk) {
+		b, err := outbox.DiscardQuarantined(ctx, c.Relay.Environment, func(b ops.Bulk) {
 			if terminal {
 				output.Draw(inv.Stderr, fmt.Sprintf("discarded %d", b.Done), false)
 			}
@@ -106,11 +107,12 @@ func (cmd discardCommand) Run(inv *cli.Invocation) error {
 		if terminal && b.Done > 0 {
 			fmt.Fprintln(inv.Stderr)
 		}
+		bulk.Audit(inv, c, "identity discard-pending", "what is pending", b.Done, err)
 		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", plain.Plural(b.Done, "pending delivery", "pending deliveries"))
 		if err != nil {
 			return fmt.Errorf("not all is discarded, and nothing accepted; repeat the command: %w", err)
 		}
-		return accept(ctx, inv.Stdout, outbox, environment)
+		return accept(ctx, inv, outbox, c)
 	})
 }
 
@@ -127,18 +129,19 @@ func confirmIdentity(inv *cli.Invocation, report identity.Report, yes bool, what
 	return inv.Confirm(fmt.Sprintf(what, describe(id), because(report)), refused)
 }
 
-func accept(ctx context.Context, w io.Writer, outbox *ops.Outbox, environment string) error {
-	id, err := outbox.AcceptIdentity(ctx, environment)
+func accept(ctx context.Context, inv *cli.Invocation, outbox *ops.Outbox, c *config.Config) error {
+	id, err := outbox.AcceptIdentity(ctx, c.Relay.Environment)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "accepted: relays work on %s; those that wait begin within seconds\n", describe(id))
+	bulk.Audit(inv, c, "identity accept", describe(id), 1, nil)
+	_, err = fmt.Fprintf(inv.Stdout, "accepted: relays work on %s; those that wait begin within seconds\n", describe(id))
 	return err
 }
 
 // onIdentity connects, checks the schema, compares the database with what is recorded, and lets f
 // work.
-func onIdentity(inv *cli.Invocation, f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
+func onIdentity(inv *cli.Invocation, f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, c *config.Config) error) error {
 	c, err := config.Read(inv, "database", "environment")
 	if err != nil {
 		return err
@@ -148,7 +151,7 @@ func onIdentity(inv *cli.Invocation, f func(ctx context.Context, outbox *ops.Out
 		if err != nil {
 			return err
 		}
-		return f(inv.Ctx, outbox.As(inv.Actor()), report, c.Relay.Environment)
+		return f(inv.Ctx, outbox.As(inv.Actor()), report, c)
 	})
 	if errors.Is(err, context.Canceled) && inv.Ctx.Err() != nil {
 		return context.Cause(inv.Ctx)

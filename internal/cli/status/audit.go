@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -62,7 +63,9 @@ func which(e ops.AuditEntry) string {
 	case e.EventID != nil:
 		parts = append(parts, fmt.Sprintf("event %d", *e.EventID))
 	case e.Selection != nil:
-		if text, err := json.Marshal(e.Selection); err == nil {
+		shown := *e.Selection
+		shown.SeenAt, shown.SeenEvent = time.Time{}, 0 // WHEN is close to it
+		if text, err := json.Marshal(shown); err == nil {
 			parts = append(parts, string(text))
 		}
 	case e.Destination != nil:

@@ -103,7 +103,7 @@ func TestCopies(t *testing.T) {
 			if r.change(func() {}); r.alerts != 1 {
 				t.Errorf("alerts were due %d times", r.alerts)
 			}
-			_, err = identity.Accept(t.Context(), copied.Pool, poolAddress(copied.Pool), "")
+			_, err = identity.Accept(t.Context(), copied.Pool, poolAddress(copied.Pool), "", nil)
 			relaytest.Must(t, err)
 			r.works()
 			relaytest.Becomes(copied, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert WHERE rule = 'quarantined'`)

@@ -144,7 +144,7 @@ func TestEnvironments(t *testing.T) {
 	stray := comes(db, identity.Config{Name: "stray", Environment: "staging"})
 	stray.wantQuarantine(`environment is "staging", recorded is "production"`)
 	for _, name := range []string{"", "staging"} { // relays that work keep it, whatever a new one says
-		if _, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), name); !errors.Is(err, identity.ErrInUse) || !strings.Contains(err.Error(), "real") {
+		if _, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), name, nil); !errors.Is(err, identity.ErrInUse) || !strings.Contains(err.Error(), "real") {
 			t.Errorf("accepting %q while others work: %v", name, err)
 		}
 	}
@@ -153,7 +153,7 @@ func TestEnvironments(t *testing.T) {
 	testkit.ErrorIs(t, "discarding while others work", report.Discardable(), identity.ErrInUse)
 	nameless.stop()
 	production.stop()
-	id, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "")
+	id, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "", nil)
 	if relaytest.Must(t, err); id.Environment != "staging" {
 		t.Errorf("accepted %+v", id)
 	}
@@ -239,7 +239,7 @@ func TestQuarantinedRelayIsNoWitness(t *testing.T) {
 	if len(report.Differences) != 0 || report.Reason() == "" || len(report.Quarantined) != 3 || len(report.Working) != 0 || report.Discardable() != nil {
 		t.Errorf("%+v", report)
 	}
-	id, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "")
+	id, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "", nil)
 	if relaytest.Must(t, err); len(id.Addresses) != 3 { // not that of the operator who accepts
 		t.Errorf("accepted %v", id.Addresses)
 	}

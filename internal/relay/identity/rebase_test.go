@@ -16,7 +16,7 @@ import (
 func TestAcceptForeignIDs(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
-	_, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "")
+	_, err := identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "", nil)
 	relaytest.Must(t, err)
 	const settled, waiting = 5_001, 5_000
 	db.Insert(settled, "settled")
@@ -73,7 +73,7 @@ func TestAcceptForeignIDs(t *testing.T) {
 	}
 	db.Insert(1, "later")
 	db.Exec(elsewhere)
-	_, err = identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "")
+	_, err = identity.Accept(t.Context(), db.Pool, poolAddress(db.Pool), "", nil)
 	relaytest.Must(t, err)
 	db.Insert(2, "new")
 	if r := take(); len(r.Events) != 2 {

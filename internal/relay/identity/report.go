@@ -146,8 +146,9 @@ func Compare(ctx context.Context, db pg.DB, address, environment string) (r Repo
 }
 
 // Accept makes a database, as Acceptable describes it, the one that relays work on. Those that wait
-// begin within seconds. Before, it lets them take events: see [Rebase].
-func Accept(ctx context.Context, db pg.DB, address, environment string) (Identity, error) {
+// begin within seconds. Before, it lets them take events: see [Rebase]. within runs the statement
+// that accepts, such as in a transaction; nil: on db.
+func Accept(ctx context.Context, db pg.DB, address, environment string, within func(accept func(pg.DB) error) error) (Identity, error) {
 	r, err := Compare(ctx, db, address, environment)
 	if err != nil {
 		return Identity{}, err
@@ -159,5 +160,9 @@ func Accept(ctx context.Context, db pg.DB, address, environment string) (Identit
 	if _, err := Rebase(ctx, db, nil); err != nil {
 		return Identity{}, err
 	}
-	return id, acceptIdentity(ctx, db, id)
+	accept := func(db pg.DB) error { return acceptIdentity(ctx, db, id) }
+	if within == nil {
+		return id, accept(db)
+	}
+	return id, within(accept)
 }

@@ -50,7 +50,7 @@ type AuditEntry struct {
 	Origin    Origin    `json:"origin"`
 	// Action: pause, resume, reset_breaker, replay, retry, discard, interrupt_operation,
 	// resume_operation, reveal_payload, create_deliveries, accept_identity, acknowledge_alert,
-	// silence_alerts or send. Names are added, never renamed.
+	// silence_alerts, archive or send. Names are added, never renamed.
 	Action string `json:"action"`
 	// State: running, stalled, done, interrupted or failed. A stalled operation runs by its row,
 	// but has changed nothing for 45 seconds: its process was probably killed.

@@ -209,9 +209,6 @@ func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, pro
 	if err != nil {
 		return Bulk{}, err
 	}
-	if _, err := identity.Cover(ctx, o.pool, nil); err != nil {
-		return Bulk{}, fmt.Errorf("discard: %w", err)
-	}
 	a := quarantineAction(func() error {
 		report, err := o.Identity(ctx, environment)
 		if err == nil {
@@ -225,6 +222,10 @@ func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, pro
 	audit, err := o.beginAudit(ctx, auditRow{action: a.name, detail: ReasonQuarantined}) // without a selection, it cannot be resumed
 	if err != nil {
 		return Bulk{}, fmt.Errorf("discard: %w", err)
+	}
+	if _, err := identity.Cover(ctx, o.pool, nil); err != nil {
+		state, detail := endOf(ctx, err)
+		return Bulk{}, fmt.Errorf("discard: %w", errors.Join(err, o.endAudit(ctx, audit, state, detail)))
 	}
 	return o.work(ctx, a, Selection{}, audit, progress)
 }

@@ -1,8 +1,11 @@
 package ops
 
 import (
+	"cmp"
 	"context"
+	"errors"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -43,9 +46,22 @@ func (o *Outbox) Identity(ctx context.Context, environment string) (identity.Rep
 // AcceptIdentity makes this database, as [identity.Report.Acceptable] describes it, the one that
 // relays work on. Relays that wait for it begin within seconds.
 func (o *Outbox) AcceptIdentity(ctx context.Context, environment string) (identity.Identity, error) {
-	accepted, err := identity.Accept(ctx, o.pool, o.address, environment)
-	if err != nil {
-		return accepted, err
+	return identity.Accept(ctx, o.pool, o.address, environment, func(accept func(pg.DB) error) error {
+		return o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			if err := accept(tx); err != nil {
+				return err
+			}
+			return o.record(ctx, tx, auditRow{action: "accept_identity", detail: environment})
+		})
+	})
+}
+
+// Rebase is [identity.Rebase], and the audit has the deliveries that it made.
+func (o *Outbox) Rebase(ctx context.Context, progress func(events int64)) (deliveries int64, err error) {
+	if deliveries, err = identity.Rebase(ctx, o.pool, progress); deliveries == 0 {
+		return 0, err
 	}
-	return accepted, o.record(ctx, o.pool, auditRow{action: "accept_identity", detail: environment})
+	state, detail := endOf(ctx, err)
+	row := auditRow{action: "create_deliveries", state: state, done: deliveries, detail: cmp.Or(detail, "transaction ids of another server")}
+	return deliveries, errors.Join(err, o.record(context.WithoutCancel(ctx), o.pool, row))
 }

@@ -56,6 +56,18 @@ func (o *Outbox) beginAudit(ctx context.Context, row auditRow) (id int64, err er
 	return id, err
 }
 
+// Recorded runs f as one operation of the audit, which has it from its begin on. f gets its number,
+// and returns how much it did beyond what it has added itself, and what.
+func (o *Outbox) Recorded(ctx context.Context, action string, f func(audit int64) (done int64, detail string, err error)) error {
+	id, err := o.beginAudit(ctx, auditRow{action: action})
+	if err != nil {
+		return err
+	}
+	done, detail, err := f(id)
+	state, cause := endOf(ctx, err)
+	return errors.Join(err, growAuditBy(context.WithoutCancel(ctx), o.pool, id, done), o.endAudit(ctx, id, state, cmp.Or(cause, detail)))
+}
+
 const growAudit = `UPDATE outbox_audit SET done = done + $2, updated_at = clock_timestamp() WHERE id = $1`
 
 // growAuditBy adds a batch to a bulk operation, in the transaction of the batch.

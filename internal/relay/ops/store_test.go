@@ -175,7 +175,7 @@ func TestCreateDeliveries(t *testing.T) {
 	if found.Events != 3 || found.FirstEventID != 1 || recent != found {
 		t.Errorf("without deliveries: %+v, of the newest %+v", found, recent)
 	}
-	created, err := outbox.createDeliveries(t.Context(), 2)
+	created, err := outbox.createDeliveries(t.Context(), 2, 0)
 	relaytest.Must(t, err)
 	got := relaytest.Rows[string](db, `SELECT concat_ws(' ', e.idempotency_key, d.destination, d.status, coalesce(d.ordering_key, '-'), d.payload_bytes,
 			d.next_attempt_at >= now() + interval '1 day') FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id ORDER BY 1`)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 )
 
@@ -54,21 +56,23 @@ const createDeliveries = `SELECT last_id, finished, events, deliveries FROM outb
 // it can be repeated. It works in batches, each a transaction; with an error, also that of ctx, the
 // result says what was done.
 func (o *Outbox) CreateDeliveries(ctx context.Context) (CreatedDeliveries, error) {
-	all, err := o.createDeliveries(ctx, createBatch)
-	if all.Deliveries > 0 { // in batches of a function that commits each alone
-		state, detail := endOf(ctx, err)
-		row := auditRow{action: "create_deliveries", state: state, detail: detail, done: all.Deliveries}
-		if auditErr := o.record(context.WithoutCancel(ctx), o.pool, row); err == nil {
-			err = auditErr
-		}
-	}
+	var all CreatedDeliveries
+	err := o.Recorded(ctx, "create_deliveries", func(audit int64) (_ int64, _ string, err error) {
+		all, err = o.createDeliveries(ctx, createBatch, audit)
+		return 0, "", err
+	})
 	return all, err
 }
 
-func (o *Outbox) createDeliveries(ctx context.Context, batch int) (all CreatedDeliveries, err error) {
+func (o *Outbox) createDeliveries(ctx context.Context, batch int, audit int64) (all CreatedDeliveries, err error) {
 	for after, finished := int64(0), false; !finished; {
 		var created CreatedDeliveries
-		err := o.pool.QueryRow(ctx, createDeliveries, after, batch).Scan(&after, &finished, &created.Events, &created.Deliveries)
+		err := o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			if err := tx.QueryRow(ctx, createDeliveries, after, batch).Scan(&after, &finished, &created.Events, &created.Deliveries); err != nil {
+				return err
+			}
+			return growAuditBy(ctx, tx, audit, created.Deliveries)
+		})
 		if err != nil {
 			return all, fmt.Errorf("create deliveries: %w", err)
 		}
