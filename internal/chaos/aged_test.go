@@ -57,8 +57,8 @@ var ageOutbox = []string{
 	`UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE relname LIKE 'outbox%' AND relkind IN ('r', 'i')`,
 }
 
-// makeOld leaves much behind in the outbox, no statistics of it, and a snapshot that no version of a
-// row can be removed under, until the test ends.
+// makeOld leaves much behind in the outbox, no statistics of it, and a snapshot that no version of
+// a row can be removed under, until the test ends.
 func (s *stage) makeOld() {
 	s.must(pgx.BeginFunc(s.Ctx, s.outbox, func(tx pgx.Tx) error {
 		for _, statement := range ageOutbox {

@@ -100,7 +100,7 @@ BEGIN
     last_id := coalesce(last_id, after_id);
     finished := looked_at < batch OR young = looked_at;
 
-    -- Nothing says when a delivery was discarded, so that its last attempt counts, or the one that never came.
+    -- A discard leaves its time where the next attempt stood.
     -- A transaction moves little more than 8 MiB: events of one MiB each would keep it busy for many seconds.
     SELECT array_agg(c.id) FILTER (WHERE c.bytes_before < 8388608), min(c.id) FILTER (WHERE c.bytes_before >= 8388608)
     INTO due, too_much
