@@ -175,7 +175,7 @@ func TestDamagedPageKeepsNoOtherRow(t *testing.T) {
 	db := relaytest.At(t, server.DSN(""))
 	db.Route()
 	db.Insert(4, "cut")
-	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 2, Bytes: 1 << 20}, true)
+	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 2, Inline: 1 << 20}, true)
 	relaytest.Must(t, err)
 	db.Insert(2, "beyond")
 	found, err := intake.FindBeyond(t.Context(), db.Pool)
@@ -260,7 +260,7 @@ func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
 	db.Exec(`ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL`)
 	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), $1)`
 	db.Exec(insert, "damaged-1")
-	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 10}, false)
+	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 10, Inline: intake.Blind}, false)
 	relaytest.Must(t, err)
 	db.Exec(insert, "damaged-2")
 	path := filepath.Join(server.Dir(), "data", relaytest.Row[string](db, `SELECT pg_relation_filepath(reltoastrelid) FROM pg_class WHERE oid = 'outbox'::regclass`))

@@ -50,6 +50,7 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 		"version-null":         `event_version => NULL`,
 		"ordering-unicode":     `ordering_key => 'ключ'`,
 		"reference-escape":     `related_reference => E'\x1b[31m'`,
+		"reference-long":       `related_reference => repeat('x', 1000000)`,
 		"key-\x01-control":     ``,
 		"key-\u202e-unicode":   ``,
 		"key-crlf\r\nX-Evil:1": ``,

@@ -75,7 +75,7 @@ func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
 	db.Exec(`CREATE FUNCTION damaged() RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE 'missing chunk number 0 for toast value' USING ERRCODE = 'XX001'; END $$;
 		ALTER TABLE outbox RENAME TO stored;
 		CREATE VIEW outbox AS SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at, xid,
-			CASE WHEN current_query() LIKE 'SELECT payload %' THEN damaged() ELSE payload END AS payload FROM stored`)
+			CASE WHEN current_query() LIKE 'SELECT CASE WHEN octet_length(payload%' THEN damaged() ELSE payload END AS payload FROM stored`)
 	began := time.Now()
 	r := start(t, config(db, to(rc.URL)))
 	const times = 6

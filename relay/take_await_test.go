@@ -19,7 +19,7 @@ func inHandElsewhere(t *testing.T, db *relaytest.Database) (relay int32, r intak
 	relay, err := session.Register(t.Context(), db.Pool, false, "other", "test", time.Hour)
 	relaytest.Must(t, err)
 	db.Exec(insertKeyedEvent, "k-1", "k")
-	r, err = intake.TakeRange(t.Context(), db.Pool, relay, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	r, err = intake.TakeRange(t.Context(), db.Pool, relay, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	return relay, r
 }

@@ -15,7 +15,7 @@ func TestEventBeyondACutIsSentOnce(t *testing.T) {
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
 	db.Insert(4, "bulk")
-	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 2, Bytes: 1 << 20, Promised: time.Hour}, true)
+	_, err := intake.TakeRange(t.Context(), db.Pool, deadRelay, intake.Terms{Events: 2, Inline: 1 << 20, Promised: time.Hour}, true)
 	relaytest.Must(t, err)
 	db.Insert(1, "beyond")
 	found, err := intake.FindBeyond(t.Context(), db.Pool)
@@ -24,7 +24,7 @@ func TestEventBeyondACutIsSentOnce(t *testing.T) {
 		t.Fatalf("found %+v", found)
 	}
 	_, written, err := intake.WriteBeyond(t.Context(), db.Pool, deadRelay, found.Seq,
-		[]intake.BeyondRow{{EventID: found.Events[0].ID, Destination: "default", Bytes: found.Bytes[0]}})
+		[]intake.BeyondRow{{EventID: found.Events[0].ID, Destination: "default", Bytes: found.Events[0].PayloadBytes}})
 	if err != nil || !written {
 		t.Fatalf("written: %v, %v", written, err)
 	}

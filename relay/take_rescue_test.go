@@ -16,7 +16,7 @@ import (
 func takeAs(db *relaytest.Database, on pg.DB, instance int32) {
 	db.Helper()
 	relaytest.Eventually(db, "a range", func() bool {
-		r, err := intake.TakeRange(db.Context(), on, instance, intake.Terms{Events: 100, Bytes: 1 << 20, Promised: time.Hour}, false)
+		r, err := intake.TakeRange(db.Context(), on, instance, intake.Terms{Events: 100, Inline: 1 << 20, Promised: time.Hour}, false)
 		relaytest.Must(db, err)
 		return r.Found == intake.Taken && len(r.Events) > 0
 	})

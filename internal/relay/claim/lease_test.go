@@ -229,7 +229,7 @@ func (r *contestant) produce(ctx context.Context) error {
 
 func (r *contestant) take(ctx context.Context) error {
 	began := r.since()
-	got, err := intake.TakeRange(ctx, r.Pool, r.instance, intake.Terms{Events: 4, Bytes: 1 << 20}, false)
+	got, err := intake.TakeRange(ctx, r.Pool, r.instance, intake.Terms{Events: 4, Inline: 1 << 20}, false)
 	if err == nil && got.Found == intake.Taken {
 		r.hold(leaseCall{kind: "take", relay: r.instance, fence: got.Fence}, began, got)
 	}

@@ -82,7 +82,8 @@ const (
         THEN d.status NOT IN ('delivered', 'failed', 'discarded') AND d.next_attempt_at <= now() AND ` + pg.IsFree + ` END
     FOR UPDATE OF d SKIP LOCKED`
 
-	// claimLocked claims the locked rows and returns them with their events.
+	// claimLocked claims the locked rows and returns them with their events. A value that is longer
+	// than its rule allows is cut, as by a take.
 	claimLocked = `
 ), claimed AS (
     UPDATE outbox_delivery d
@@ -93,13 +94,13 @@ const (
               d.not_after, d.not_after = l.promise AS promised
 )
 SELECT c.number, c.before, c.event_id, c.joined, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.not_after, c.promised,
-       c.was_claimed, e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference, nullif(e.headers, '{}'),
-       e.created_at, greatest(e.created_at::timestamptz, e.available_at), CASE WHEN c.payload_bytes <= $3 THEN e.payload END, now(),
+       c.was_claimed, e.event_type, e.event_version, e.idempotency_key, left(e.ordering_key, 256), left(e.related_reference, 256),
+       left(nullif(e.headers, '{}')::text, 8193), e.created_at, greatest(e.created_at::timestamptz, e.available_at), CASE WHEN c.payload_bytes <= $3 THEN e.payload END, now(),
        NULL::bigint[], NULL::bigint[], NULL::text[], NULL::timestamptz[], NULL::boolean[], NULL::bigint[], NULL::boolean, NULL::bigint[], NULL::boolean[]
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
 SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bigint, 0::bigint, 0, 0::smallint, NULL::timestamptz, 0, false, NULL::timestamptz, false, false,
-       NULL::text COLLATE "C", NULL::integer, NULL::text COLLATE "C", NULL::text COLLATE "C", NULL::text, NULL::jsonb, NULL::timestamptz, NULL::timestamptz, NULL::json, now(),
+       NULL::text COLLATE "C", NULL::integer, NULL::text COLLATE "C", NULL::text COLLATE "C", NULL::text, NULL::text, NULL::timestamptz, NULL::timestamptz, NULL::json, now(),
        `
 )
 

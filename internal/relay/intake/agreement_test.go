@@ -243,9 +243,9 @@ func sqlRefuses(t *testing.T, db *pgxpool.Pool, e outbox.Event) string {
 func storedRule(t *testing.T, tx pgx.Tx) string {
 	t.Helper()
 	var stored intake.Event
-	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT id, event_type::text, event_version, payload::text, idempotency_key::text, ordering_key, related_reference,
+	pgtest.Must(t, tx.QueryRow(t.Context(), `SELECT id, event_type::text, event_version, octet_length(payload::text), idempotency_key::text, ordering_key, related_reference,
 			nullif(headers, '{}')::text, available_at, created_at::timestamptz FROM outbox`).
-		Scan(&stored.ID, &stored.EventType, &stored.Version, &stored.Payload, &stored.Key, &stored.OrderingKey, &stored.RelatedReference,
+		Scan(&stored.ID, &stored.EventType, &stored.Version, &stored.PayloadBytes, &stored.Key, &stored.OrderingKey, &stored.RelatedReference,
 			&stored.Headers, &stored.AvailableAt, &stored.CreatedAt))
 	return intake.BrokenRule(&stored)
 }

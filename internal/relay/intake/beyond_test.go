@@ -36,17 +36,17 @@ func TestEventsBeyondACut(t *testing.T) {
 	r.wantTaken(1, "bulk-1 bulk-2 bulk-3 bulk-4")
 	r.Exec(insertMany, "piece-", 4)
 	beyond("") // nothing was cut
-	first := r.take(1, Terms{Events: 2, Bytes: 1 << 20})
+	first := r.take(1, Terms{Events: 2, Inline: 1 << 20})
 	r.Exec(insertOne, "new")
 	r.Exec(insertKeyed, "keyed", "k")
 	r.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '{}', 'next year', now() + interval '1 year')`)
 	relaytest.Must(t, late.Commit(t.Context()))
 	found := beyond("late new")
-	if found.Seq != first.Seq || found.Bytes[1] != len(`{"n": 1}`) {
+	if found.Seq != first.Seq || found.Events[1].PayloadBytes != len(`{"n": 1}`) {
 		t.Errorf("found %+v", found)
 	}
 	row := func(i int) BeyondRow {
-		return BeyondRow{EventID: found.Events[i].ID, Destination: "default", Bytes: found.Bytes[i]}
+		return BeyondRow{EventID: found.Events[i].ID, Destination: "default", Bytes: found.Events[i].PayloadBytes}
 	}
 	write(first.Seq-1, false, row(0)) // a range was taken since
 	if n := relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox_delivery`); n > 0 {

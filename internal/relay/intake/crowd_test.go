@@ -159,7 +159,7 @@ func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, ra
 			c.note(rescued)
 			hands[rescued.Seq] = rescued
 		}
-		terms := Terms{Events: 1 + random.IntN(8), Bytes: int64(8 + random.IntN(60))}
+		terms := Terms{Events: 1 + random.IntN(8)}
 		r, err := TakeRange(ctx, pool, instance, terms, more)
 		if err != nil {
 			return false, err

@@ -57,7 +57,7 @@ func relayPool(t testing.TB, dsn string) *pgxpool.Pool {
 	return pool
 }
 
-var usual = Terms{Events: 100, Bytes: 1 << 20}
+var usual = Terms{Events: 100, Inline: 1 << 20}
 
 // take takes a range, which must be found.
 func (r *room) take(relay int32, terms Terms) Range {
@@ -95,7 +95,7 @@ func settlement(relay int32, of Range, events []Event) NewRows {
 		if !slices.Contains(e.Settled, "default") {
 			s.Deliveries = append(s.Deliveries, NewRow{
 				Range: of.Ref(), EventID: e.ID, Destination: "default", Status: Delivered, Attempts: 1, OrderingKey: e.OrderingKey,
-				PayloadBytes: len(e.Payload),
+				PayloadBytes: e.PayloadBytes,
 			})
 		}
 	}

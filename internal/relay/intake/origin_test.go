@@ -128,7 +128,7 @@ func TestRestoredDump(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
 	r.Exec(insertMany, "e", 20)
-	r.take(1, Terms{Events: 5, Bytes: 1 << 20})
+	r.take(1, Terms{Events: 5, Inline: 1 << 20})
 	there := pgtest.Start(t, localpg.Options{})
 	dump, restore := pgtest.Program(t, "pg_dump"), pgtest.Program(t, "psql")
 	file := t.TempDir() + "/dump.sql"

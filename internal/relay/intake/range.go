@@ -52,6 +52,8 @@ type Event struct {
 	post.Event
 	ID          int64              // of its row
 	AvailableAt pgtype.Timestamptz // as the producer wrote it, which may be infinite
+	// PayloadBytes is the size of the payload, also of one that was not read; 0: not known.
+	PayloadBytes int
 	// Wait is how long after the take the event becomes available; not positive: it is.
 	Wait time.Duration
 	// Settled names the destinations that have a row of the event already: of a range that was

@@ -51,13 +51,7 @@ func BrokenRule(e *Event) string {
 		return RuleOrdering
 	case e.RelatedReference != nil && !isText(*e.RelatedReference):
 		return RuleReference
-	}
-	return BrokenByPayload(e.Payload)
-}
-
-// BrokenByPayload is the part of [BrokenRule] about the payload, for one that was not read then.
-func BrokenByPayload(payload []byte) string {
-	if len(payload) > maxPayload {
+	case e.PayloadBytes > maxPayload:
 		return RulePayload
 	}
 	return ""

@@ -9,18 +9,23 @@ import (
 )
 
 // The columns of an event o that a relay needs, from event_type on as text: a domain has no type
-// that a driver knows.
-const eventColumns = `o.id, o.event_type::text AS event_type, o.event_version, o.idempotency_key::text AS idempotency_key, o.ordering_key,
-    o.related_reference, nullif(o.headers, '{}')::text AS headers, o.created_at::timestamptz AS created_at, o.available_at, o.payload`
+// that a driver knows. Producers may write values of any size. One that is longer than its rule
+// allows is cut one character behind that, or one event could take all of the relay's memory.
+const eventColumns = `o.id, o.event_type::text AS event_type, o.event_version, o.idempotency_key::text AS idempotency_key,
+    left(o.ordering_key, 256) AS ordering_key, left(o.related_reference, 256) AS related_reference,
+    left(nullif(o.headers, '{}')::text, 8193) AS headers, o.created_at::timestamptz AS created_at, o.available_at, o.payload`
+
+// The columns with the size of the payload. $3 is Terms.Inline.
+const sizedColumns = eventColumns + `, CASE WHEN $3::int >= 0 THEN octet_length(o.payload::text) END AS bytes`
 
 // What a statement returns of an event e. The difference of infinite times is an error, that of
 // their seconds is none.
 const eventResults = `e.id, e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference, e.headers, e.created_at,
-    e.available_at, (extract(epoch FROM e.available_at) - extract(epoch FROM now()))::float8, CASE WHEN $3::bigint > 0 THEN e.payload END`
+    e.available_at, (extract(epoch FROM e.available_at) - extract(epoch FROM now()))::float8, coalesce(e.bytes, 0), CASE WHEN e.bytes <= $3::int THEN e.payload END`
 
-// The destinations for which an event has a row already, since it was beyond a cut. Without a limit
-// of bytes they are not read, as payloads are not, and the list is empty.
-const rowsBeyond = `CASE WHEN l.beyond AND $3 > 0 THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) WHEN l.beyond THEN '{}' END`
+// The destinations for which an event has a row already, since it was beyond a cut. A blind take
+// does not read them, and the list is empty.
+const rowsBeyond = `CASE WHEN l.beyond AND $3 >= 0 THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) WHEN l.beyond THEN '{}' END`
 
 // What tells a relay whether the routes and the states of destinations that it remembers are those
 // of the statement's snapshot.
@@ -43,26 +48,26 @@ WITH last AS MATERIALIZED (
     WHERE NOT l.more AND pg_visible_in_snapshot(x.xid, l.target)
 ), found AS MATERIALIZED (
     (SELECT n.* FROM late CROSS JOIN LATERAL (
-        SELECT ` + eventColumns + ` FROM outbox o WHERE o.xid >= late.xid AND o.xid <= late.xid AND o.xid > '2' ORDER BY o.xid, o.id LIMIT $2::int + 1) n
+        SELECT ` + sizedColumns + ` FROM outbox o WHERE o.xid >= late.xid AND o.xid <= late.xid AND o.xid > '2' ORDER BY o.xid, o.id LIMIT $2::int + 1) n
      LIMIT $2 + 1)
     UNION ALL
     SELECT n.* FROM last l CROSS JOIN LATERAL (
-        SELECT ` + eventColumns + ` FROM outbox o
+        SELECT ` + sizedColumns + ` FROM outbox o
         WHERE NOT l.more AND o.xid >= pg_snapshot_xmax(l.base) AND o.xid < pg_snapshot_xmax(l.target) AND o.xid > '2'
           AND pg_visible_in_snapshot(o.xid, l.target)
         ORDER BY o.xid, o.id LIMIT $2 + 1) n
 ), size AS MATERIALIZED (
-    SELECT count(*) AS events, min(f.id) - 1 AS low, max(f.id) AS upto, coalesce(sum(` + payloadBytes + `), 0) AS bytes,
+    SELECT count(*) AS events, min(f.id) - 1 AS low, max(f.id) AS upto,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
 ), ` + openRanges + `, taken AS (
     INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, more, oldest, keys, promised, taken_at)
     SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, s.low, s.upto, false, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4), now()
     FROM last l CROSS JOIN size s CROSS JOIN open p
-    WHERE NOT l.more AND s.events BETWEEN 1 AND $2 AND (s.events = 1 OR s.bytes <= $3::bigint) AND NOT (p.busy AND s.keys IS NOT NULL)
+    WHERE NOT l.more AND s.events BETWEEN 1 AND $2 AND NOT (p.busy AND s.keys IS NOT NULL)
     ON CONFLICT DO NOTHING
     RETURNING r.seq, r.fence
 )
-SELECT CASE WHEN t.seq IS NOT NULL THEN '' WHEN l.more OR s.events > $2 OR s.events > 1 AND s.bytes > $3 THEN 'cut' WHEN s.events = 0 THEN 'none'
+SELECT CASE WHEN t.seq IS NOT NULL THEN '' WHEN l.more OR s.events > $2 THEN 'cut' WHEN s.events = 0 THEN 'none'
             WHEN p.busy AND s.keys IS NOT NULL THEN 'busy' ELSE 'beaten' END,
        coalesce(t.seq, 0), coalesce(t.fence, 0), false, now(), ` + counts + `, ` + eventResults + `, ` + rowsBeyond + `
 FROM last l CROSS JOIN size s CROSS JOIN open p LEFT JOIN taken t ON true LEFT JOIN found e ON t.seq IS NOT NULL
@@ -75,10 +80,6 @@ const openRanges = `open AS MATERIALIZED (
         o.relay <> $1 AND o.keys IS NOT NULL AND o.taken_at > clock_timestamp() - interval '250 milliseconds'), false) AS busy
     FROM last l CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.ended_at IS NULL OFFSET 0) o
 )`
-
-// A payload that cannot be read must not keep all events from being taken: without a limit of
-// bytes, none is read.
-const payloadBytes = `CASE WHEN $3::bigint > 0 THEN octet_length(payload::text) ELSE 0 END`
 
 // fenceNow is even; that of a claim is odd (pg.IsFree).
 const fenceNow = `(((extract(epoch FROM clock_timestamp()) * 1000000)::bigint | 1) + 1)`
@@ -121,10 +122,8 @@ WITH last AS MATERIALIZED (
             SELECT o.id FROM outbox o WHERE (o.xid, o.id) > (late.xid, l.low) AND o.xid <= late.xid AND o.xid > '2' ORDER BY o.xid, o.id LIMIT $2 + 1) n
     ) c CROSS JOIN span WHERE (c.id <= span.upto) IS NOT FALSE ORDER BY c.id LIMIT $2 + 1
 ), found AS MATERIALIZED (
-    SELECT w.* FROM (
-        SELECT n.*, row_number() OVER (ORDER BY n.id) AS number, sum(` + payloadBytes + `) OVER (ORDER BY n.id) AS bytes
-        FROM candidate c CROSS JOIN LATERAL (SELECT ` + eventColumns + ` FROM outbox o WHERE o.id = c.id LIMIT 1) n
-    ) w WHERE w.number <= $2 AND (w.number = 1 OR w.bytes <= $3::bigint)
+    SELECT n.* FROM (SELECT candidate.id FROM candidate ORDER BY candidate.id LIMIT $2) c
+    CROSS JOIN LATERAL (SELECT ` + sizedColumns + ` FROM outbox o WHERE o.id = c.id LIMIT 1) n
 ), size AS MATERIALIZED (
     SELECT count(*) AS events, max(f.id) AS upto, count(*) < (SELECT count(*) FROM candidate) AS cut,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
@@ -148,24 +147,27 @@ ORDER BY e.id`
 // Terms are those on which a relay takes a range.
 type Terms struct {
 	Events int // at most; at least 1
-	// Bytes bounds all payloads together; a range has at least one event. 0: neither payloads are
-	// read, nor rows that events beyond a cut have.
-	Bytes int64
+	// Inline is up to which size payloads come along, in bytes. 0: none comes, but their sizes do.
+	// Blind: neither their sizes are read, nor rows that events beyond a cut have.
+	Inline int
 	// Promised is the shortest X-Outbox-Not-After, from the take on, that the relay may tell a
 	// receiver of an event before it has a row.
 	Promised time.Duration
 }
 
+// Blind is the Terms.Inline of a take that meets a payload or a row which cannot be read.
+const Blind = -1
+
 // TakeRange takes the next events for a relay. It tries the whole difference first, or, if cut is
 // set, as the last range had More, the continuation. While nothing is new it writes nothing.
 func TakeRange(ctx context.Context, db pg.DB, relay int32, terms Terms, cut bool) (r Range, err error) {
 	if !cut {
-		if r, err = queryRange(ctx, db, takeWhole, relay, terms.Events, terms.Bytes, terms.Promised.Seconds()); err != nil || r.Found != mustCut {
+		if r, err = queryRange(ctx, db, takeWhole, relay, terms.Events, terms.Inline, terms.Promised.Seconds()); err != nil || r.Found != mustCut {
 			r.Whole = r.Found == Taken
 			return r, err
 		}
 	}
-	return queryRange(ctx, db, takeCut, relay, terms.Events, terms.Bytes, terms.Promised.Seconds())
+	return queryRange(ctx, db, takeCut, relay, terms.Events, terms.Inline, terms.Promised.Seconds())
 }
 
 func queryRange(ctx context.Context, db pg.DB, statement string, args ...any) (r Range, err error) {
@@ -183,7 +185,7 @@ func queryRange(ctx context.Context, db pg.DB, statement string, args ...any) (r
 		var wait *float64
 		var settled []string
 		if err := rows.Scan(&r.Found, &r.Seq, &r.Fence, &r.More, &r.TakenAt, &r.Routes, &r.Destinations, &id, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference,
-			&e.Headers, &e.CreatedAt, &e.AvailableAt, &wait, &e.Payload, &settled); err != nil {
+			&e.Headers, &e.CreatedAt, &e.AvailableAt, &wait, &e.PayloadBytes, &e.Payload, &settled); err != nil {
 			return Range{}, fmt.Errorf("take events: %w", err)
 		}
 		if id != nil {

@@ -12,10 +12,9 @@ import (
 
 // Beyond are events that came after a difference that was cut.
 type Beyond struct {
-	Seq                  int64 // of the last range
-	Routes, Destinations int64 // as in Range
-	Events               []Event
-	Bytes                []int // of their payloads, which are not read
+	Seq                  int64   // of the last range
+	Routes, Destinations int64   // as in Range
+	Events               []Event // without their payloads
 }
 
 // BeyondRow is a row for one event beyond a cut.
@@ -31,8 +30,8 @@ const (
 	beyondReads  = 5000
 )
 
-// Events with a key wait: what is left of the difference may hold an earlier one. $2 and $3 are
-// those of eventResults.
+// Events with a key wait: what is left of the difference may hold an earlier one. $3 is that of
+// eventResults.
 const selectBeyond = `
 WITH last AS MATERIALIZED (SELECT seq, more, target FROM outbox_range ORDER BY seq DESC LIMIT 1),
 late AS MATERIALIZED (
@@ -47,13 +46,13 @@ late AS MATERIALIZED (
         WHERE l.more AND o.xid >= pg_snapshot_xmax(l.target) AND o.xid > '2' AND pg_visible_in_snapshot(o.xid, pg_current_snapshot())
         ORDER BY o.xid, o.id LIMIT $1) n
 )
-SELECT l.seq, ` + counts + `, ` + eventResults + `, octet_length(e.payload::text)
+SELECT l.seq, ` + counts + `, ` + eventResults + `
 FROM last l LEFT JOIN (
-    SELECT n.* FROM found f CROSS JOIN LATERAL (SELECT ` + eventColumns + ` FROM outbox o WHERE o.id = f.id LIMIT 1) n
+    SELECT n.*, octet_length(n.payload::text) AS bytes FROM found f CROSS JOIN LATERAL (SELECT ` + eventColumns + ` FROM outbox o WHERE o.id = f.id LIMIT 1) n
     WHERE n.ordering_key IS NULL AND n.available_at <= now()
       AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = f.id)
     LIMIT $2::int) e ON true
-WHERE l.more AND $3::bigint = 0`
+WHERE l.more`
 
 // FindBeyond returns events without an ordering key that came after the difference that relays are
 // taking in pieces, and have no row. There are none if it was not cut.
@@ -67,14 +66,13 @@ func FindBeyond(ctx context.Context, db pg.DB) (found Beyond, err error) {
 	var id *int64
 	var e Event
 	var wait *float64
-	var bytes *int
 	if _, err := pgx.ForEachRow(rows, []any{
 		&found.Seq, &found.Routes, &found.Destinations, &id, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference,
-		&e.Headers, &e.CreatedAt, &e.AvailableAt, &wait, &e.Payload, &bytes,
+		&e.Headers, &e.CreatedAt, &e.AvailableAt, &wait, &e.PayloadBytes, &e.Payload,
 	}, func() error {
 		if id != nil {
 			e.ID = *id
-			found.Events, found.Bytes = append(found.Events, e), append(found.Bytes, *bytes)
+			found.Events = append(found.Events, e)
 		}
 		e = Event{}
 		return nil

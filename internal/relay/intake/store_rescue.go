@@ -32,36 +32,37 @@ RETURNING seq, fence, taken_at, extract(epoch FROM promised)::float8, ` + counts
 const selectRange = `
 WITH r AS MATERIALIZED (SELECT * FROM outbox_range WHERE seq = $1), e AS MATERIALIZED (
     SELECT n.* FROM r CROSS JOIN LATERAL pg_snapshot_xip(r.base) AS x (xid) CROSS JOIN LATERAL (
-        SELECT ` + eventColumns + ` FROM outbox o
+        SELECT ` + sizedColumns + ` FROM outbox o
         WHERE pg_visible_in_snapshot(x.xid, r.target) AND (o.xid, o.id) > (x.xid, r.low) AND (o.xid, o.id) <= (x.xid, r.upto) AND o.xid > '2'
         ORDER BY o.xid, o.id OFFSET 0) n
     UNION ALL
     SELECT n.* FROM r CROSS JOIN LATERAL (
-        SELECT ` + eventColumns + ` FROM outbox o
+        SELECT ` + sizedColumns + ` FROM outbox o
         WHERE r.young IS NULL AND o.xid >= pg_snapshot_xmax(r.base) AND o.xid < pg_snapshot_xmax(r.target) AND o.xid > '2'
           AND pg_visible_in_snapshot(o.xid, r.target) ORDER BY o.xid, o.id OFFSET 0) n
     UNION ALL
     SELECT n.* FROM r CROSS JOIN LATERAL (
         SELECT s.* FROM (
-            SELECT ` + eventColumns + `, o.xid FROM outbox o
+            SELECT ` + sizedColumns + `, o.xid FROM outbox o
             WHERE r.young IS NOT NULL AND o.id > greatest(r.low, r.young) AND o.id <= r.upto ORDER BY o.id OFFSET 0) s
         WHERE s.xid >= pg_snapshot_xmax(r.base) AND pg_visible_in_snapshot(s.xid, r.target)) x
     CROSS JOIN LATERAL (SELECT x.id, x.event_type, x.event_version, x.idempotency_key, x.ordering_key, x.related_reference, x.headers,
-        x.created_at, x.available_at, x.payload) n
+        x.created_at, x.available_at, x.payload, x.bytes) n
 )
 SELECT ` + eventResults + `,
-       CASE WHEN $3 > 0 THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) END
+       CASE WHEN $3 >= 0 THEN (SELECT array_agg(d.destination) FROM outbox_delivery d WHERE d.event_id = e.id) END
 FROM r LEFT JOIN e ON true WHERE r.fence = $2 ORDER BY e.id`
 
 // RescueRange takes over the oldest open range that no relay has in hand: of a relay that is no
 // longer registered, or of this relay with a fence that is not in inHand, as after a take whose
 // answer was lost. The range comes with the destinations that are settled already. found is false
-// if there is none. A range of which nothing is left comes too: the caller ends it.
-// Without bytes, neither payloads nor rows are read.
+// if there is none. A range of which nothing is left comes too: the caller ends it. inline is as in
+// [Terms]. It bounds what the events of a range take, however they were taken. If it is Blind, no
+// rows are read.
 //
 // Two statements: the second one sees all that the former owner wrote before the fence changed. If
 // the relay dies between them, the next call finds the range again.
-func RescueRange(ctx context.Context, db pg.DB, relay int32, inHand []int64, bytes int64) (r Range, found bool, err error) {
+func RescueRange(ctx context.Context, db pg.DB, relay int32, inHand []int64, inline int) (r Range, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if inHand == nil {
@@ -76,7 +77,7 @@ func RescueRange(ctx context.Context, db pg.DB, relay int32, inHand []int64, byt
 		return Range{}, false, fmt.Errorf("take over a range: %w", err)
 	}
 	r.Promised = seconds(&promised)
-	rows, err := db.Query(ctx, selectRange, r.Seq, r.Fence, bytes)
+	rows, err := db.Query(ctx, selectRange, r.Seq, r.Fence, inline)
 	if err == nil {
 		r.Events, err = rescued(rows)
 	}
@@ -93,7 +94,7 @@ func rescued(rows pgx.Rows) (events []Event, err error) {
 	var settled []string
 	_, err = pgx.ForEachRow(rows, []any{
 		&id, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference,
-		&e.Headers, &e.CreatedAt, &e.AvailableAt, &wait, &e.Payload, &settled,
+		&e.Headers, &e.CreatedAt, &e.AvailableAt, &wait, &e.PayloadBytes, &e.Payload, &settled,
 	}, func() error {
 		if id != nil {
 			e.ID, e.Wait, e.Settled = *id, seconds(wait), slices.Clone(settled)

@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -59,13 +60,18 @@ func TestTakeInfiniteTimes(t *testing.T) {
 	}
 }
 
-// Without a limit of bytes no payload is read, such as one that cannot be.
+// A payload is read up to the size that is asked for. Blind reads nothing of one, which may be
+// unreadable.
 func TestTakeWithoutPayloads(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
 	r.Exec(insertMany, "e", 5)
-	got := r.take(1, Terms{Events: 3})
-	if len(got.Events) != 3 || got.Events[0].Payload != nil || !got.More {
+	got := r.take(1, Terms{Events: 3, Inline: Blind})
+	if e := got.Events[0]; len(got.Events) != 3 || e.Payload != nil || e.PayloadBytes != 0 || !got.More {
+		t.Errorf("%+v", got)
+	}
+	got = r.take(1, Terms{Events: 3, Inline: len(`{"n": 1}`) - 1})
+	if e := got.Events[0]; len(got.Events) != 2 || e.Payload != nil || e.PayloadBytes != len(`{"n": 1}`) {
 		t.Errorf("%+v", got)
 	}
 }
@@ -143,7 +149,7 @@ func TestTakeLargeLateTransaction(t *testing.T) {
 	_, err = late.Exec(t.Context(), insertMany, "e", 9)
 	relaytest.Must(t, err)
 	relaytest.Must(t, late.Commit(t.Context()))
-	r.wantInTurn(Terms{Events: 4, Bytes: 1 << 20}, "e1 e2 e3 e4", "e5 e6 e7 e8", "e9")
+	r.wantInTurn(Terms{Events: 4, Inline: 1 << 20}, "e1 e2 e3 e4", "e5 e6 e7 e8", "e9")
 }
 
 // wantInTurn takes ranges until nothing is left. Those without events do not count.
@@ -199,7 +205,7 @@ func TestTakeOnQuietServer(t *testing.T) {
 	in(young, insertOne, "young")
 	in(long, insertMany, "long", 900)
 	relaytest.Must(t, long.Commit(t.Context()))
-	taken := r.take(1, Terms{Events: 1000, Bytes: 1 << 20})
+	taken := r.take(1, Terms{Events: 1000, Inline: 1 << 20})
 	if len(taken.Events) != 900 {
 		t.Fatalf("took %d events", len(taken.Events))
 	}
@@ -211,7 +217,7 @@ func TestTakeOnQuietServer(t *testing.T) {
 		FROM outbox_range ORDER BY seq DESC LIMIT 1`); !atXmax {
 		t.Fatal("another transaction has ended meanwhile")
 	}
-	r.wantInTurn(Terms{Events: 2, Bytes: 1 << 20}, "young", "young1 young2", "young3 late")
+	r.wantInTurn(Terms{Events: 2, Inline: 1 << 20}, "young", "young1 young2", "young3 late")
 }
 
 // While producers are armed, the DEFAULT wakes relays with the commit.
@@ -245,7 +251,7 @@ func TestTakeLargeTransaction(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
 	n := testsize.Of(200_000, 50_000)
-	terms := Terms{Events: 2000, Bytes: 1 << 30}
+	terms := Terms{Events: 2000, Inline: 1 << 20}
 	late := r.Begin()
 	_, err := late.Exec(t.Context(), insertOne, "late")
 	relaytest.Must(t, err)
@@ -270,7 +276,7 @@ func TestTakeLargeTransaction(t *testing.T) {
 		}
 		if ranges%5 == 0 { // the range is read again as it was
 			r.Exec(`UPDATE outbox_range SET relay = 99 WHERE seq = $1`, got.Seq)
-			again, found, err := RescueRange(t.Context(), r.pool, relay, nil, 1<<30)
+			again, found, err := RescueRange(t.Context(), r.pool, relay, nil, 0)
 			relaytest.Must(t, err)
 			if !found || again.Seq != got.Seq || keys(again.Events) != keys(got.Events) {
 				t.Fatalf("range %d has %d events, and was taken with %d", got.Seq, len(again.Events), len(got.Events))
@@ -303,18 +309,53 @@ func (r *room) wantTakenCount(n int) {
 	}
 }
 
-// Bytes bound a range, and an event that is larger comes alone.
-func TestTakeByBytes(t *testing.T) {
+// A value of any size takes no more of a relay's memory than its rule allows, and breaks that rule,
+// however its event is taken.
+func TestTakeReadsNoMoreThanItsRulesAllow(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
-	r.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', to_json(repeat('x', n)), n FROM unnest(ARRAY[100, 50, 1000, 10, 20, 30]) n`)
-	for _, want := range []string{"100 50", "1000", "10 20 30"} {
-		got := r.take(1, Terms{Events: 10, Bytes: 160})
-		if keys(got.Events) != want || got.More != (want != "10 20 30") {
-			t.Errorf("took %q, more: %v; want %q", keys(got.Events), got.More, want)
+	values := map[string]string{ // of payload, headers, ordering key and reference, by the rule that they break
+		"none":        `to_json(repeat('x', 1048574)), jsonb_build_object('h', repeat('x', 8183)), repeat('x', 255), repeat('x', 255)`,
+		RulePayload:   `to_json(repeat('x', 8000000)), '{}', NULL, NULL`,
+		RuleHeaders:   `'1', jsonb_build_object('h', repeat('x', 8000000)), NULL, NULL`,
+		RuleOrdering:  `'1', '{}', repeat('x', 8000000), NULL`,
+		RuleReference: `'1', '{}', NULL, repeat('x', 8000000)`,
+	}
+	insert := func() {
+		for rule, of := range values {
+			r.Exec(`INSERT INTO outbox (event_type, idempotency_key, payload, headers, ordering_key, related_reference)
+				SELECT 't', gen_random_uuid() || ' ' || $1, `+of, rule)
 		}
 	}
-	r.find(1, Nothing)
+	check := func(name string, of Range, inline int) {
+		t.Helper()
+		testkit.Equal(t, name+": events", len(of.Events), len(values))
+		for _, e := range of.Events {
+			read := len(e.Payload) + len(e.Headers)
+			for _, text := range []*string{e.OrderingKey, e.RelatedReference} {
+				if text != nil {
+					read += len(*text)
+				}
+			}
+			_, rule, _ := strings.Cut(*e.Key, " ")
+			if got := cmp.Or(BrokenRule(&e), "none"); got != rule && (inline >= 0 || rule != RulePayload) || read > 10_000+max(inline, 0) {
+				t.Errorf("%s: %d bytes were read of an event that breaks %q, and should break %q", name, read, got, rule)
+			}
+		}
+	}
+	for _, inline := range []int{1 << 20, 8 << 10, 0, Blind} {
+		for _, cut := range []bool{false, true} {
+			insert()
+			got, err := TakeRange(t.Context(), r.pool, 1, Terms{Events: 100, Inline: inline}, cut)
+			relaytest.Must(t, err)
+			check(fmt.Sprintf("payloads up to %d, cut: %v", inline, cut), got, inline)
+			r.Exec(`UPDATE outbox_range SET relay = 99 WHERE seq = $1`, got.Seq)
+			rescued, _, err := RescueRange(t.Context(), r.pool, 1, nil, inline)
+			relaytest.Must(t, err)
+			check(fmt.Sprintf("rescued, payloads up to %d, cut: %v", inline, cut), rescued, inline)
+			r.settle(1, rescued)
+		}
+	}
 }
 
 // Of relays that take at once, one takes; a range that is not committed keeps the others for a
@@ -369,11 +410,11 @@ func TestTakeManyOpenTransactions(t *testing.T) {
 			want = nil
 		}
 	}
-	got := r.take(1, Terms{Events: 7, Bytes: 1 << 20}) // cut, from many transactions
+	got := r.take(1, Terms{Events: 7, Inline: 1 << 20}) // cut, from many transactions
 	rest := got.Events
 	for got.More {
 		var err error
-		got, err = TakeRange(t.Context(), r.pool, 1, Terms{Events: 7, Bytes: 1 << 20}, true)
+		got, err = TakeRange(t.Context(), r.pool, 1, Terms{Events: 7, Inline: 1 << 20}, true)
 		relaytest.Must(t, err)
 		rest = append(rest, got.Events...)
 	}

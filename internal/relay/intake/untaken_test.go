@@ -44,7 +44,7 @@ func TestCountUntaken(t *testing.T) {
 
 	more, left := false, 58
 	for part := range 6 {
-		got, err := TakeRange(t.Context(), r.pool, 1, Terms{Events: 10, Bytes: 1 << 20}, more)
+		got, err := TakeRange(t.Context(), r.pool, 1, Terms{Events: 10, Inline: 1 << 20}, more)
 		relaytest.Must(t, err)
 		more, left = got.More, left-len(got.Events)
 		if part == 2 { // while the difference continues, neither belongs to it
@@ -127,7 +127,7 @@ func TestStuck(t *testing.T) {
 	whole := r.take(1, usual)
 	relaytest.Must(t, late.Commit(t.Context()))
 	r.Exec(insertMany, "b", 3)
-	part, err := TakeRange(t.Context(), r.pool, 2, Terms{Events: 3, Bytes: 1 << 20}, false)
+	part, err := TakeRange(t.Context(), r.pool, 2, Terms{Events: 3, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	if !part.More {
 		t.Fatalf("%+v", part)

@@ -221,6 +221,9 @@ func (r *Request) setContract(text []byte, d *Message) (covered []byte, err erro
 		if h.value == "" {
 			continue
 		}
+		if len(h.value) > 255 { // of a longer one a claim reads the beginning
+			return text, fmt.Errorf("%s would hold more than 255 characters", h.name)
+		}
 		if !plain.IsASCII(h.value) {
 			return text, fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
 		}

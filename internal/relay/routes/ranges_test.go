@@ -13,7 +13,7 @@ import (
 func (r *relay) take() (seq int64) {
 	r.Helper()
 	r.Insert(1, fmt.Sprint("key", relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox`)))
-	taken, err := intake.TakeRange(r.Context(), r.keeper.DB, r.instance, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	taken, err := intake.TakeRange(r.Context(), r.keeper.DB, r.instance, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(r, err)
 	if taken.Found != intake.Taken {
 		r.Fatalf("took nothing: %s", taken.Found)

@@ -245,8 +245,8 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 			s.postpone(d, s.Poll) // or only a scan from the front would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
-		if rule := intake.BrokenByPayload(payload); rule != "" {
-			return policy.BreaksRule(rule)
+		if payload == nil {
+			return policy.BreaksRule(intake.RulePayload)
 		}
 		d.Event.Payload = payload
 	}

@@ -8,9 +8,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 )
 
-const SelectPayload = `SELECT payload FROM outbox WHERE id = $1`
+const SelectPayload = `SELECT CASE WHEN octet_length(payload::text) <= 1048576 THEN payload END FROM outbox WHERE id = $1`
 
-// payload loads a payload that was too large to come with the claim.
+// payload loads a payload that was too large to come with the claim; nil: it breaks
+// [intake.RulePayload].
 func (s *Senders) payload(ctx context.Context, eventID int64) (payload []byte, err error) {
 	return pg.Value[[]byte](ctx, s.DB, "load payload", SelectPayload, eventID)
 }

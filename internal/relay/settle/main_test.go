@@ -172,7 +172,7 @@ func with(s Settlement, outcome policy.Outcome) Settlement {
 // take takes a range of all new events, each for "default", and holds it.
 func (r *room) take() *TakenRange {
 	r.Helper()
-	taken, err := intake.TakeRange(r.Context(), r.settler.DB, relay, intake.Terms{Events: 100, Bytes: 1 << 20}, false)
+	taken, err := intake.TakeRange(r.Context(), r.settler.DB, relay, intake.Terms{Events: 100, Inline: 1 << 20}, false)
 	relaytest.Must(r, err)
 	of := &TakenRange{Seq: taken.Seq, Fence: taken.Fence, Instance: relay, Begun: time.Now(), Taken: time.Now()}
 	for i := range taken.Events {

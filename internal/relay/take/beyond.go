@@ -46,7 +46,7 @@ func (t *Taker) passCut(ctx context.Context, instance int32) error {
 		for _, to := range t.routes.Destinations(*e.EventType) {
 			if at := targets.of(to); at.reason == "" && at.room > 0 {
 				at.room--
-				list = append(list, intake.BeyondRow{EventID: e.ID, Destination: to, Bytes: found.Bytes[i]})
+				list = append(list, intake.BeyondRow{EventID: e.ID, Destination: to, Bytes: e.PayloadBytes})
 			}
 		}
 	}

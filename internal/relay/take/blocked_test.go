@@ -60,7 +60,7 @@ func TestRescueDoesNotWaitForAnUnreadableKey(t *testing.T) {
 	r.DB, r.Failed = &relaytest.DamagedPool{Pool: db.Pool, Words: []string{"bad"}}, func(string, error) {}
 	db.InsertKeyed("good", 1, 1)
 	db.InsertKeyed("bad", 1, 1)
-	_, err := intake.TakeRange(t.Context(), db.Pool, 9999, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	_, err := intake.TakeRange(t.Context(), db.Pool, 9999, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
 	r.becomes("default bad-1 pending", "default good-1 pending")
@@ -74,7 +74,7 @@ func TestUnreadRowIsNotPassed(t *testing.T) {
 	db := relaytest.New(t)
 	r := start(t, db, "default")
 	db.Insert(2, "cut")
-	_, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 1, Bytes: 1 << 20}, true)
+	_, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 1, Inline: 1 << 20}, true)
 	relaytest.Must(t, err)
 	db.Insert(2, "beyond")
 	found, err := intake.FindBeyond(t.Context(), db.Pool)

@@ -171,7 +171,7 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 	other, err := session.Register(t.Context(), db.Pool, false, "other", "", time.Hour)
 	relaytest.Must(t, err)
 	db.Exec(insertEvent, "k-1", "k")
-	theirs, err := intake.TakeRange(t.Context(), db.Pool, other, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	theirs, err := intake.TakeRange(t.Context(), db.Pool, other, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	db.Exec(insertEvent, "k-2", "k")
 	db.Exec(insertEvent, "j-1", "j")
@@ -218,7 +218,7 @@ func TestTakeThatCommitsLateKeepsItsKeys(t *testing.T) {
 	r.DB = db.Pool
 	r.has(t, agenda.CauseRescue)
 	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
-	_, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	_, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	db.Exec(insertEvent, "k-2", "k")
 	r.take(t)
@@ -238,7 +238,7 @@ func TestLostRangeHidesNoneOfItsNumber(t *testing.T) {
 	db := relaytest.New(t)
 	r := start(t, db, "default")
 	db.Exec(insertEvent, "k-1", "k")
-	unknown, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Bytes: 1 << 20}, false)
+	unknown, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	lost := intake.RangeRef{Seq: unknown.Seq, Fence: unknown.Fence - 2}
 	r.Hands.add(lost)
@@ -308,7 +308,7 @@ func TestRangesOfADeadRelayBecomeRows(t *testing.T) {
 	relaytest.Must(t, err)
 	takeAs := func(instance int32) (taken intake.Range) {
 		relaytest.Eventually(t, "a range", func() bool {
-			taken, err = intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 10, Bytes: 1 << 20, Promised: time.Hour}, false)
+			taken, err = intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 10, Inline: 1 << 20, Promised: time.Hour}, false)
 			relaytest.Must(t, err)
 			return len(taken.Events) > 0
 		})

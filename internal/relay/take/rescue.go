@@ -16,14 +16,14 @@ import (
 )
 
 // RescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this
-// one if the answer of a take was lost. Their deliveries become pending rows. Once a payload or a
-// row cannot be read, none is.
+// one if the answer of a take was lost. Their deliveries become pending rows, which need only the
+// sizes of payloads. Once a payload or a row cannot be read, none is.
 func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32) error {
-	bytes := int64(1)
+	inline := 0
 	for {
-		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.fences(), bytes)
-		if bytes > 0 && pg.ClassifyError(err) == pg.ErrorDamaged {
-			bytes = 0
+		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.fences(), inline)
+		if inline != intake.Blind && pg.ClassifyError(err) == pg.ErrorDamaged {
+			inline = intake.Blind
 			continue
 		}
 		if err != nil {

@@ -47,12 +47,9 @@ type spreader struct {
 
 // add makes the deliveries of one event.
 func (s *spreader) add(e *intake.Event, destinations []string) {
-	event, bytes := e.Event, len(e.Payload)
-	switch {
-	case e.Payload == nil: // it was not read
+	event, bytes := e.Event, e.PayloadBytes
+	if bytes == 0 { // it was not read
 		bytes = lane.InlinePayload + 1
-	case bytes > lane.InlinePayload:
-		event.Payload = nil // loaded again when its turn comes
 	}
 	rule := intake.BrokenRule(e)
 	due, wait := e.Due()

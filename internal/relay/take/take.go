@@ -21,8 +21,7 @@ import (
 const (
 	maxRangeEvents = 2000        // of one range
 	minRangeEvents = 500         // for which a fast lane must have room
-	maxRangeBytes  = 16 << 20    // of their payloads
-	blindFor       = time.Minute // payloads are not read by a take after one could not be: they are loaded one by one
+	blindFor       = time.Minute // no payload is read by a take after one could not be: they are loaded one by one
 
 	rescueIntervals = 6 // poll intervals between two searches for ranges that no relay has in hand, if nothing asks for one
 
@@ -120,9 +119,9 @@ func (t *Taker) TakeEvents(ctx context.Context, instance int32, polling bool) er
 
 // takeRange takes a range of at most so many events.
 func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
-	terms := intake.Terms{Events: size, Bytes: maxRangeBytes, Promised: t.Lanes.ShortestPromise()}
+	terms := intake.Terms{Events: size, Inline: lane.InlinePayload, Promised: t.Lanes.ShortestPromise()}
 	if begun.Before(t.blindUntil) {
-		terms.Bytes = 0
+		terms.Inline = intake.Blind
 	}
 	r, err := intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
 	if err != nil {

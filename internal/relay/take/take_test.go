@@ -71,7 +71,7 @@ func TestClaimerPassesACut(t *testing.T) {
 		INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('bulk', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
 	c, instance := newTaker(t, db, "bulk", "other")
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'bulk', '{}', 'bulk-' || i FROM generate_series(1, 4) i`)
-	_, err := intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 2, Bytes: 1 << 20}, true)
+	_, err := intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 2, Inline: 1 << 20}, true)
 	relaytest.Must(t, err)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other-1'), ('bulk', '{}', 'bulk-5'), ('nowhere', '{}', 'x')`)
 	c.cut = true
