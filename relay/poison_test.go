@@ -2,6 +2,8 @@ package relay
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +100,34 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 	}
 	testkit.Equal(t, "requests", rc.Total(), 1000+len(odd))
 	testkit.Equal(t, "failures in the alert", relaytest.Row[int](db, `SELECT count FROM outbox_alert WHERE rule = 'failed' AND subject = 'default'`), len(poison))
+}
+
+// What breaks a rule has its row however long its values are: a range whose event could not have
+// one would never end.
+func TestValuesOfAnyLengthHaveTheirRow(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	const long = `(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 100) i)` // does not get shorter when it is compressed
+	for column, value := range map[string]string{
+		"ordering_key": long, "related_reference": long, "headers": `jsonb_build_object('h', repeat('x', 10000))`, "payload": `to_json(repeat('x', 1100000))`,
+	} {
+		columns := map[string]string{"event_type": "'t'", "payload": "'1'", "idempotency_key": "'" + column + "'"}
+		columns[column] = value
+		names := slices.Sorted(maps.Keys(columns))
+		var values []string
+		for _, name := range names {
+			values = append(values, columns[name])
+		}
+		db.Exec(`INSERT INTO outbox (` + strings.Join(names, ", ") + `) SELECT ` + strings.Join(values, ", "))
+	}
+	db.Insert(3, "good")
+	rc := relaytest.NewReceiver(t, nil)
+	r := start(t, config(db, to(rc.URL)))
+	r.settles(t, policy.Delivered, 3)
+	r.settles(t, policy.Fail, 4)
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
+	testkit.Equal(t, "failed as invalid_event", relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'invalid_event' AND attempts = 0`), 4)
+	testkit.Equal(t, "bytes", relaytest.Row[int](db, `SELECT max(payload_bytes) FROM outbox_delivery`), 1_100_002)
 }
 
 // The mutable rows too can hold what no statement of the relay writes.

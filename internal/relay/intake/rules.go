@@ -57,6 +57,10 @@ func BrokenRule(e *Event) string {
 	return ""
 }
 
+// MayHoldKey reports whether a row of an event can have its ordering key. No index could hold a row
+// with a key of any length, so that what has a longer one could never be written.
+func (e *Event) MayHoldKey() bool { return e.OrderingKey == nil || len(*e.OrderingKey) <= maxText }
+
 func isNear(available, created pgtype.Timestamptz) bool {
 	if available.InfinityModifier != pgtype.Finite || available.Time.UTC().Year() < 1 {
 		return false

@@ -52,20 +52,23 @@ func (s *spreader) add(e *intake.Event, destinations []string) {
 		bytes = lane.InlinePayload + 1
 	}
 	rule := intake.BrokenRule(e)
+	if !e.MayHoldKey() {
+		event.OrderingKey = nil
+	}
 	due, wait := e.Due()
 	if rule != "" {
 		due, wait = e.CreatedAt, 0 // it fails now, whatever time it asks for
 	}
 	firstDue := due
 	var scheduled time.Time
-	if e.OrderingKey != nil && rule == "" {
-		if scheduled = s.schedule.joinsAt(*e.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {
+	if event.OrderingKey != nil && rule == "" {
+		if scheduled = s.schedule.joinsAt(*event.OrderingKey, due.Time, e.CreatedAt.Time, wait); !scheduled.IsZero() {
 			due.Time = scheduled
 		}
 	}
 	for _, to := range destinations {
 		s.inHand.Deliveries = append(s.inHand.Deliveries, settle.InHand{
-			Range: s.inHand, EventID: e.ID, Destination: to, OrderingKey: e.OrderingKey, PayloadBytes: bytes, Wait: wait, LeaseEnds: s.leaseEnds,
+			Range: s.inHand, EventID: e.ID, Destination: to, OrderingKey: event.OrderingKey, PayloadBytes: bytes, Wait: wait, LeaseEnds: s.leaseEnds,
 			Scheduled: scheduled,
 		})
 		g := &s.inHand.Deliveries[len(s.inHand.Deliveries)-1]
