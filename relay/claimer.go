@@ -163,6 +163,7 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due ag
 		{taking, func() error { return c.taker.PassCut(ctx, instance) }},
 		{due.Has(agenda.CauseJoinKeys), func() error { return c.joins.Run(ctx, c.taker.Complete) }},
 		{true, func() error { return c.rows.ClaimRows(ctx, instance, scanning) }},
+		{c.pace.MustCheckQueue(now), func() error { return c.checkQueue(ctx, now) }},
 	} {
 		if !step.due {
 			continue
@@ -225,6 +226,16 @@ func (c *claimer) arm(ctx context.Context, now time.Time) error {
 	}
 	c.pace.Declared(now, armed)
 	return nil
+}
+
+// checkQueue finds out, after what was notified is on its way, whether notifying costs producers
+// too much.
+func (c *claimer) checkQueue(ctx context.Context, now time.Time) error {
+	waiting, err := session.CommitsQueue(ctx, c.db)
+	if err == nil {
+		c.pace.QueueChecked(now, waiting)
+	}
+	return err
 }
 
 // becomeIdle makes the relay idle if nothing has come for a while, and reports whether it did so

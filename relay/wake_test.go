@@ -1,18 +1,24 @@
 package relay
 
 import (
+	"context"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestMailboxLosesNothing(t *testing.T) {
@@ -31,6 +37,59 @@ func TestMailboxLosesNothing(t *testing.T) {
 			t.Errorf("again %s, %d commits, %d tokens", posted, commits, len(m.token))
 		}
 	}
+}
+
+// Where a commit takes long, producers that notify wait for each other, and are never so many that
+// their number disarms the relay.
+func TestProducersThatWaitForEachOtherDisarm(t *testing.T) {
+	t.Parallel()
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"wal_level": "replica", "max_wal_senders": "1"}})
+	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
+	db := relaytest.At(t, server.DSN(""))
+	db.Route()
+	r := sessionOf(t, config(db, to(relaytest.NewReceiver(t, nil).URL)))
+	r.mailbox.listening.Store(true)
+	c := r.newClaimer()
+	turnOf(t, c)
+	testkit.Equal(t, "armed while nothing happens", c.pace.Armed, true)
+	db.Exec(`SELECT setval('outbox_armed', (extract(epoch FROM now() + interval '1 hour') * 1000)::bigint)`)
+	// A commit that asks for a standby never ends from now on, and keeps the lock of its
+	// notification.
+	db.Exec(`ALTER SYSTEM SET synchronous_standby_names = 'absent'`)
+	db.Exec(`SELECT pg_reload_conf()`)
+	relaytest.Eventually(t, "the setting in a new session", func() bool {
+		conn, err := pgx.Connect(t.Context(), db.DSN)
+		relaytest.Must(t, err)
+		defer conn.Close(t.Context())
+		var names string
+		relaytest.Must(t, conn.QueryRow(t.Context(), `SHOW synchronous_standby_names`).Scan(&names))
+		return names == "absent"
+	})
+	db.Exec(`CHECKPOINT`) // the process that makes it has the setting then, and has given it to all
+	var producers sync.WaitGroup
+	defer producers.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, key := range []string{"first", "second"} {
+		conn, err := pgx.Connect(t.Context(), db.DSN)
+		relaytest.Must(t, err)
+		producers.Go(func() {
+			_, _ = conn.Exec(ctx, `BEGIN; SET LOCAL synchronous_commit = on; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', '`+key+`'); COMMIT`)
+			_ = conn.Close(context.WithoutCancel(ctx))
+		})
+	}
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM pg_locks WHERE NOT granted`)
+	turnOf(t, c)
+	testkit.Equal(t, "armed while nobody has notified", c.pace.Armed, true)
+	r.mailbox.commits.Add(1)
+	r.mailbox.post(agenda.CauseNotified)
+	c.readMailbox(time.Now())
+	turnOf(t, c) // finds it out
+	turnOf(t, c)
+	if c.pace.Armed {
+		t.Fatal("armed while producers wait")
+	}
+	db.Insert(1, "waits for nobody")
 }
 
 // A relay that idles between polls looks when a retry is due.

@@ -18,9 +18,9 @@ const (
 // the driver of a network card is interrupted while little comes in and polls while much does, a
 // relay is armed at a low load: each commit notifies, and wakes it at once. At a high one that
 // would cost producers too much, because a notification takes a lock which serialises the commits
-// of the whole database: then it polls, as often as it finds something. While it is armed it polls
-// ever less often: a transaction that began before does not notify, and is found after about as
-// long as it ran.
+// of the whole database: then it polls, as often as it finds something. Where commits are slow,
+// that is so at any load. While it is armed it polls ever less often: a transaction that began
+// before does not notify, and is found after about as long as it ran.
 //
 // A relay is idle when nothing has come for a while.
 //
@@ -33,6 +33,8 @@ type Pace struct {
 	armedAt  time.Time     // since when producers notify
 	load     load          // counts notifications while armed, and finds while not
 	lastBusy time.Time     // when the load was last too high to be armed
+	heard    bool          // a producer has notified since queueAt
+	queueAt  time.Time     // when it was last checked whether producers wait for the lock
 	quiet    time.Duration // how long the load must be low before the relay is armed
 
 	Idle     bool
@@ -55,6 +57,7 @@ func (p *Pace) pollNow() { p.NextPoll = time.Time{} }
 // become rarer.
 func (p *Pace) Notified(now time.Time, commits int) {
 	p.load.add(now, commits)
+	p.heard = p.heard || commits > 0
 	p.LastWork, p.Idle, p.notified = now, false, p.notified || commits > 0
 	if next := p.emptyAt.Add(p.emptyBackoff); p.NextPoll.After(next) {
 		p.NextPoll = next
@@ -113,6 +116,20 @@ func (p *Pace) Declaration(now time.Time) (armed, changed bool) {
 	}
 	armed = !p.CannotListen && now.Sub(p.lastBusy) >= max(p.quiet, quietBeforeIdle)
 	return armed, armed != p.Armed
+}
+
+// MustCheckQueue reports whether the relay must find out now if producers wait for the lock of
+// notifications. Where commits take long, the lock itself keeps their number below any limit.
+func (p *Pace) MustCheckQueue(now time.Time) bool {
+	return p.Armed && p.heard && now.Sub(p.queueAt) >= loadStep
+}
+
+// QueueChecked records whether producers wait for the lock. If so, notifications cost too much.
+func (p *Pace) QueueChecked(now time.Time, waiting bool) {
+	p.queueAt, p.heard = now, false
+	if waiting {
+		p.lastBusy = now
+	}
 }
 
 // Declared records that the database knows whether producers notify. Both states begin with a poll.

@@ -151,6 +151,56 @@ func TestPaceFollowsTheLoad(t *testing.T) {
 	}
 }
 
+// Where a commit takes long, producers that notify wait for each other, and are never many in a
+// second. An armed relay disarms then, is armed again for short whiles alone, and asks seldom.
+func TestPaceOfProducersThatWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := Pace{Poll: time.Second}
+	p.Declared(now, true)
+	var armed time.Duration
+	asked := 0
+	for end := now.Add(20 * time.Second); now.Before(end); now = now.Add(12 * time.Millisecond) { // a commit each
+		if p.Armed {
+			armed += 12 * time.Millisecond
+			p.Notified(now, 1)
+		}
+		if isDue(&p, now) {
+			p.Polled(now, 1, 0)
+		}
+		if p.MustCheckQueue(now) {
+			asked++
+			p.QueueChecked(now, true)
+		}
+		if declare, changed := p.Declaration(now); changed {
+			p.Declared(now, declare)
+		}
+	}
+	if armed > 2*time.Second || asked == 0 || asked > 20 {
+		t.Errorf("armed for %s of 20 s, asked %d times whether producers wait", armed, asked)
+	}
+	p = Pace{Poll: time.Second, Armed: true}
+	for range 10 {
+		p.Notified(now, 0) // a sweep
+		if p.MustCheckQueue(now) {
+			t.Fatal("asks although no producer has notified")
+		}
+		now = now.Add(time.Second)
+	}
+	asked = 0
+	for range 1000 {
+		p.Notified(now, 1)
+		if p.MustCheckQueue(now) {
+			asked++
+			p.QueueChecked(now, false)
+		}
+		now = now.Add(time.Millisecond)
+	}
+	if armed, _ := p.Declaration(now); armed || asked > 10 {
+		t.Errorf("armed: %v at a high load; asked %d times in a second", armed, asked)
+	}
+}
+
 // At hundreds of events a second pauses of some milliseconds are usual. What comes after one waits
 // for a fraction of it, in any lane.
 func TestPolledWorkDoesNotWaitAsLongAsThePauseBeforeIt(t *testing.T) {

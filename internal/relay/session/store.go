@@ -202,6 +202,18 @@ func (p *Producers) Arm(ctx context.Context, db pg.DB, armed bool) error {
 	return nil
 }
 
+// The lock is what a commit takes for its notifications, before it waits for the disk and for
+// standbys.
+const selectCommitsQueue = `
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'object' AND database = 0 AND classid = 'pg_database'::regclass AND objid = 0 AND NOT granted)`
+
+// CommitsQueue reports whether commits that notify wait for each other.
+func CommitsQueue(ctx context.Context, db pg.DB) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	return rows.Value[bool](ctx, db, "find out whether commits queue", selectCommitsQueue)
+}
+
 // listen makes a session receive the notifications of producers and relays.
 const listen = `LISTEN outbox_wake`
 
