@@ -131,6 +131,7 @@ func (r *Relay) guardConfig() identity.Config {
 var (
 	ErrSchema    = pg.ErrSchema    // the database's schema is not the one that this build works with
 	ErrPooler    = pg.ErrPooler    // the database URL leads through a pooler that does not keep sessions, and Config does not say so
+	ErrEncoding  = pg.ErrEncoding  // the database is not in UTF-8
 	ErrSuperuser = pg.ErrSuperuser // the login is a superuser's beside others, and Config.RefuseSuperuser is set
 )
 
@@ -138,7 +139,7 @@ var (
 // in flight end within DrainTimeout, settles them, deregisters, and returns nil, also from a
 // database that does not answer, at most five seconds after DrainTimeout. While the database is
 // away it waits for it, for ever. It returns an error only for what waiting cannot fix, one
-// wrapping [ErrSchema], [ErrPooler] or [ErrSuperuser], and [Asleep].
+// wrapping [ErrSchema], [ErrPooler], [ErrEncoding] or [ErrSuperuser], and [Asleep].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
 	if err := r.session.Open(ctx); err != nil {
@@ -383,7 +384,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 		err := r.session.Check(ctx)
 		r.setDatabase(r.session.Database)
 		switch {
-		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler), errors.Is(err, ErrSuperuser):
+		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler), errors.Is(err, ErrEncoding), errors.Is(err, ErrSuperuser):
 			return err
 		case err == nil, ctx.Err() != nil:
 			return nil

@@ -256,6 +256,18 @@ func TestMigrationThatFails(t *testing.T) {
 		`outbox-relay: migrate outbox: 00003_relay.sql: `+"ERROR: relation \"outbox_relay\" already exists (SQLSTATE 42P07)\n")
 }
 
+// A receiver's tables may be in any encoding.
+func TestMigrateRefusesADatabaseThatIsNotInUTF8(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.InEncoding(t, "SQL_ASCII")
+	runMigrate(dsn, "up").expect(t, cli.ExitConfig, "", "outbox-relay: the outbox needs a database in UTF8, and this one is in SQL_ASCII; "+
+		"make one by CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8', and move the tables there by pg_dump\n")
+	testkit.Equal(t, "tables or functions", query[int](t, open(t, dsn), tables, "public"), 0)
+	if r := runMigrate(dsn, "up", "--set=inbox"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestUnreachableDatabase(t *testing.T) {
 	t.Parallel()
 	const dsn = "postgres://u:hunter2@127.0.0.1:1/db?sslmode=prefer"
@@ -264,8 +276,8 @@ func TestUnreachableDatabase(t *testing.T) {
 	for args, doing := range map[string]string{
 		"status":                     "read schema version: ",
 		"status --healthcheck":       "read schema version: ",
-		"migrate up":                 "find who may create objects in the schema: ",
-		"migrate up --schema=a":      "look for schema a: ",
+		"migrate up":                 "read the encoding of the database: ",
+		"migrate up --schema=a":      "read the encoding of the database: ",
 		"migrate down --yes":         "list applied migrations: ",
 		"migrate status --set=inbox": "list applied migrations: ",
 	} {

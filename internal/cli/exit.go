@@ -51,7 +51,7 @@ func report(stderr io.Writer, err error) int {
 		fmt.Fprintln(stderr, mistakes)
 		return ExitConfig
 	case errors.As(err, &exit):
-	case errors.Is(err, pg.ErrPooler), errors.Is(err, pg.ErrSuperuser):
+	case errors.Is(err, pg.ErrPooler), errors.Is(err, pg.ErrEncoding), errors.Is(err, pg.ErrSuperuser):
 		exit.Code = ExitConfig
 	case errors.Is(err, pg.ErrSchema), errors.Is(err, inboxops.ErrSchema):
 		exit.Code = ExitSchema

@@ -12,8 +12,7 @@ import (
 // sessionSettings are what the engine's statements rest on, whatever role and database say.
 var sessionSettings = map[string]string{
 	"application_name": "outbox-relay",
-	// What leaves is UTF-8, also from a database in another encoding.
-	"client_encoding": "UTF8",
+	"client_encoding":  "UTF8",
 	// pgx reads a time that comes as text in this style alone; role, database or server may have
 	// another.
 	"datestyle": "ISO, MDY", // as most servers have it: no change that they would report
@@ -73,18 +72,33 @@ var ErrPooler = errors.New("the database URL leads through a connection pooler t
 // ErrReadOnly says that the server is a standby, or was told to be read-only.
 var ErrReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
 
+// ErrEncoding says that a database is not in UTF-8. One event whose text cannot be converted would
+// keep all others from being taken, and an answer that cannot be would never be written.
+var ErrEncoding = errors.New("the outbox needs a database in UTF8")
+
+// CheckEncoding returns an error that wraps [ErrEncoding] if that is not the given one.
+func CheckEncoding(encoding string) error {
+	if encoding == "UTF8" {
+		return nil
+	}
+	return fmt.Errorf("%w, and this one is in %s; make one by CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8', and move the tables there by pg_dump", ErrEncoding, encoding)
+}
+
 const selectSettingsKept = `
-SELECT pg_catalog.bool_and(pg_catalog.current_setting(wanted.name) = wanted.value), pg_catalog.pg_is_in_recovery() OR pg_catalog.current_setting('transaction_read_only') = 'on'
+SELECT pg_catalog.bool_and(pg_catalog.current_setting(wanted.name) = wanted.value), pg_catalog.pg_is_in_recovery() OR pg_catalog.current_setting('transaction_read_only') = 'on',
+    pg_catalog.current_setting('server_encoding')
 FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
 
 // CheckSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown
 // settings at the start of a connection or, told to ignore them, drops them. It returns
-// [ErrReadOnly] if nothing can be written.
+// [ErrReadOnly] if nothing can be written, and one that wraps [ErrEncoding] for a database that is
+// not in UTF-8.
 func CheckSession(ctx context.Context, db DB) error {
 	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()
 	var kept, readOnly bool
-	err := db.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept, &readOnly)
+	var encoding string
+	err := db.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept, &readOnly, &encoding)
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
@@ -96,5 +110,5 @@ func CheckSession(ctx context.Context, db DB) error {
 	case readOnly:
 		return ErrReadOnly
 	}
-	return nil
+	return CheckEncoding(encoding)
 }

@@ -66,6 +66,9 @@ func (cmd upCommand) Run(inv *cli.Invocation) error {
 		return err
 	}
 	defer m.db.Close()
+	if err := m.checkEncoding(inv.Ctx); err != nil {
+		return err
+	}
 	if err := m.createSchema(inv.Ctx); err != nil {
 		return err
 	}

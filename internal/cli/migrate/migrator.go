@@ -84,6 +84,20 @@ func (m *migrator) known(all []applied) error {
 	return nil
 }
 
+const selectEncoding = `SHOW server_encoding`
+
+// checkEncoding returns an error for a database in which no relay works.
+func (m *migrator) checkEncoding(ctx context.Context) error {
+	var encoding string
+	if err := m.db.QueryRowContext(ctx, selectEncoding).Scan(&encoding); err != nil {
+		return fmt.Errorf("read the encoding of the database: %w", err)
+	}
+	if m.set == migrations.Outbox {
+		return pg.CheckEncoding(encoding)
+	}
+	return nil
+}
+
 const selectSchema = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`
 
 // createSchema makes the configured schema if it is absent. It looks first, because CREATE SCHEMA

@@ -17,10 +17,12 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -92,6 +94,24 @@ func New(t testing.TB, sets ...migrations.Set) string {
 		}
 	})
 	return server.DSN(name)
+}
+
+// InEncoding returns the DSN of a new, empty database in another encoding than UTF-8.
+func InEncoding(t testing.TB, encoding string) string {
+	t.Helper()
+	u, err := url.Parse(New(t))
+	Must(t, err)
+	server := Pool(t, u.String())
+	u.Path += "_" + strings.ToLower(encoding)
+	name := strings.TrimPrefix(u.Path, "/")
+	_, err = server.Exec(t.Context(), `CREATE DATABASE `+name+` ENCODING `+encoding+` LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`)
+	Must(t, err)
+	t.Cleanup(func() {
+		if _, err := server.Exec(context.WithoutCancel(t.Context()), `DROP DATABASE `+name+` WITH (FORCE)`); err != nil {
+			t.Error(err)
+		}
+	})
+	return u.String()
 }
 
 // Pool returns a pool of connections to dsn that is closed when t ends. Closing

@@ -167,6 +167,10 @@ func (x *examination) server(ctx context.Context) error {
 	if s.Number < oldestPostgres {
 		x.add("server", LevelError, fmt.Sprintf("PostgreSQL %s is too old", s.Version), "upgrade it to 14 or later")
 	}
+	if err := pg.CheckEncoding(s.Encoding); err != nil {
+		text, remedy, _ := strings.Cut(err.Error(), "; ")
+		x.add("server", LevelError, text, remedy)
+	}
 	if s.InRecovery {
 		x.add("server", LevelError, "this server is a standby: nothing can be claimed", "let database.url lead to the primary (target_session_attrs=read-write)")
 	} else if s.ReadOnly {
@@ -206,7 +210,7 @@ func (x *examination) session(ctx context.Context) error {
 			"set database.listen_url to a direct connection")
 		return nil
 	}
-	if errors.Is(err, pg.ErrReadOnly) { // the server's state says which
+	if errors.Is(err, pg.ErrReadOnly) || errors.Is(err, pg.ErrEncoding) { // the server's state says which
 		return nil
 	}
 	return err

@@ -67,6 +67,9 @@ var faults = map[string]fault{
 	"commits that are not durable": {func(p *patient) {
 		p.execute("ALTER DATABASE " + p.name + " SET synchronous_commit = off")
 	}, "server", "synchronous_commit is off", "RESET synchronous_commit"},
+	"another encoding": {func(p *patient) {
+		p.dsn = pgtest.InEncoding(p, "LATIN1")
+	}, "server", "the outbox needs a database in UTF8, and this one is in LATIN1", "CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'"},
 	"an old transaction": {func(p *patient) {
 		_, err := p.Begin().Exec(p.Context(), "SELECT pg_current_xact_id()")
 		relaytest.Must(p, err)

@@ -14,14 +14,14 @@ import (
 // serverState is what doctor asks of the server.
 type serverState struct {
 	Number                            int
-	Version                           string
+	Version, Encoding                 string
 	Fsync, FullPageWrites, SyncCommit bool
 	Autovacuum, InRecovery, ReadOnly  bool
 	Now                               time.Time
 }
 
 const selectServerState = `
-SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
+SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_setting('server_encoding'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
        (SELECT reset_val <> 'off' FROM pg_settings WHERE name = 'synchronous_commit'), current_setting('autovacuum') = 'on',
        pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', clock_timestamp()`
 

@@ -138,8 +138,8 @@ func (s *Session) open(ctx context.Context, pooled bool) error {
 }
 
 // Check finds out what the connections lead to, and whether the relay can work there. Behind a
-// pooler it replaces Database. An error that wraps [pg.ErrSchema], [pg.ErrPooler] or
-// [pg.ErrSuperuser] stays until an operator changes something.
+// pooler it replaces Database. An error that wraps [pg.ErrSchema], [pg.ErrPooler], [pg.ErrEncoding]
+// or [pg.ErrSuperuser] stays until an operator changes something.
 func (s *Session) Check(ctx context.Context) error {
 	err := pg.CheckSession(ctx, s.Database.Pool)
 	if _, pooled := s.Database.Pool.(*pg.Transactions); errors.Is(err, pg.ErrPooler) && !pooled {
