@@ -33,7 +33,10 @@ var cases = map[string][2]string{
 			"outbox_held_deliveries{destination=\"shop\",job=\"b\"} 5x40",
 		"outbox_lag_seconds{destination=\"shop\"} 601x40\noutbox_held_deliveries{destination=\"shop\"} 5x40\noutbox_lag_seconds{destination=\"mail\"} 600x40",
 	},
-	"OutboxBreakerOpen":       {`outbox_breaker_state{destination="shop"} 2x40`, `outbox_breaker_state{destination="shop"} 1x40`},
+	"OutboxBreakerOpen": { // and not where one relay is refused alone
+		"outbox_breaker_state{destination=\"shop\",instance=\"a\"} 2x40\noutbox_breaker_state{destination=\"shop\",instance=\"b\"} 2x40",
+		"outbox_breaker_state{destination=\"shop\",instance=\"a\"} 2x40\noutbox_breaker_state{destination=\"shop\",instance=\"b\"} 0x40",
+	},
 	"OutboxParked":            {`outbox_parked_deliveries 1x40`, `outbox_parked_deliveries 0x40`},
 	"OutboxUnserved":          {`outbox_unserved_destinations 1x40`, `outbox_unserved_destinations 0x40`},
 	"OutboxBlockedKeys":       {`outbox_blocked_keys{destination="shop"} 1x40`, `outbox_blocked_keys{destination="shop"} 0x40`},
