@@ -1012,7 +1012,7 @@ COMMENT ON TABLE outbox_delivery IS 'One event to one destination. Destination '
 
 COMMENT ON COLUMN outbox_delivery.claim IS 'The fence: grows with every claim; a settle with an older number changes nothing.';
 
-COMMENT ON COLUMN outbox_delivery.joined IS 'The place in the order of the ordering key, before event_id. 0: the event was due when a relay took it. NULL: it has not joined its key yet, and holds no other event. Otherwise 2^22 times the number of a range, and a number behind it.';
+COMMENT ON COLUMN outbox_delivery.joined IS 'The place in the order of the ordering key, before event_id. 0: the event was due when a relay took it. NULL: it is due later and has not joined its key, so that it holds no other event. Otherwise the number of the range it joined behind, times 2^22, and a counter.';
 
 COMMENT ON COLUMN outbox_delivery.blocked_by IS 'The event of its ordering key behind which a pending delivery waits. Claims do not see it until that event is delivered or discarded. NULL: it waits for nothing but its time.';
 
@@ -1020,7 +1020,7 @@ COMMENT ON COLUMN outbox_delivery.not_after IS 'When the last request may reach 
 
 COMMENT ON COLUMN outbox_delivery.attempts IS 'POSTs made. Written by the settle: a stop, a rescue or a hold spends none.';
 
-COMMENT ON COLUMN outbox_delivery.rescues IS 'Claims lost to a dead relay since the last settle and, from the sixth on, requests sent alone that were never settled; at a limit the delivery is failed as crash_loop.';
+COMMENT ON COLUMN outbox_delivery.rescues IS 'Up to six: claims since the last settle whose relay died, or let the lease end. Beyond: requests since then that were sent alone and never settled. At a limit the delivery fails as crash_loop.';
 
 COMMENT ON COLUMN outbox_delivery.replay IS 'An operator made it pending again: it is sent after live events and backlog, and says so in a header.';
 
@@ -1039,7 +1039,7 @@ CREATE TABLE outbox_destination (
     breaker_events bigint[] DEFAULT '{}'::bigint[] NOT NULL,
     reordered bigint DEFAULT 0 NOT NULL,
     parked_after bigint,
-    CONSTRAINT outbox_destination_breaker_failures_is_positive CHECK ((breaker_failures >= 0)),
+    CONSTRAINT outbox_destination_breaker_failures_is_not_negative CHECK ((breaker_failures >= 0)),
     CONSTRAINT outbox_destination_breaker_has_times CHECK ((((breaker = 'closed'::text) = (breaker_opened_at IS NULL)) AND ((breaker = 'closed'::text) = (breaker_until IS NULL)))),
     CONSTRAINT outbox_destination_breaker_is_known CHECK ((breaker = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text]))),
     CONSTRAINT outbox_destination_breaker_owner_tries CHECK (((breaker = 'half_open'::text) = (breaker_owner IS NOT NULL))),
@@ -1391,9 +1391,9 @@ CREATE INDEX outbox_by_xid ON outbox USING btree (xid, id) WHERE (xid > '2'::xid
 
 CREATE INDEX outbox_delivery_aside ON outbox_delivery USING btree (destination, event_id) WHERE ((status = 'failed'::text) OR ((status = 'pending'::text) AND (destination = ''::text)));
 
-CREATE INDEX outbox_delivery_blocked ON outbox_delivery USING btree (destination, ordering_key, joined, event_id) WHERE ((status = 'failed'::text) AND (ordering_key IS NOT NULL));
-
 CREATE INDEX outbox_delivery_due ON outbox_delivery USING btree (destination, replay, next_attempt_at, event_id) WHERE ((status = 'pending'::text) AND (blocked_by IS NULL));
+
+CREATE INDEX outbox_delivery_heads ON outbox_delivery USING btree (destination, ordering_key, joined, event_id) WHERE ((status = 'failed'::text) AND (ordering_key IS NOT NULL));
 
 CREATE INDEX outbox_delivery_order ON outbox_delivery USING btree (destination, ordering_key, joined, event_id) WHERE ((status = 'pending'::text) AND (ordering_key IS NOT NULL) AND (joined IS NOT NULL));
 

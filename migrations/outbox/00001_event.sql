@@ -45,7 +45,7 @@ BEGIN
 END
 $$;
 
--- New events would get ids, and with them the deliveries, of those that are gone.
+-- After a TRUNCATE with RESTART IDENTITY, new events would have the ids of old ones, and with them their deliveries.
 CREATE FUNCTION {schema}.outbox_refuse_truncate() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -120,9 +120,9 @@ DO $do$
 BEGIN
     EXECUTE pg_catalog.replace($sql$
 
--- Compares events with what is stored under their keys, for Enqueue of package outbox. written_by tells rows apart by their writer:
--- those of this transaction (whose ids, those of its savepoints included, it holds locked), the newest of them written by its last
--- command, and those of others (-1).
+-- Compares events with what is stored under their keys, for Enqueue of package outbox. written_by is -1 for an event of
+-- another transaction, and otherwise the number of the command of this one that inserted it. A transaction holds its own ids locked,
+-- also those of its savepoints.
 CREATE FUNCTION {schema}.outbox_compare_events(types text[], versions integer[], payloads json[], keys text[], orderings text[], related text[], header_sets jsonb[],
     OUT number bigint, OUT found boolean, OUT written_by bigint, OUT differs text)
 RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER

@@ -39,7 +39,7 @@ CREATE TABLE outbox_destination (
     CONSTRAINT outbox_destination_breaker_has_times
         CHECK ((breaker = 'closed') = (breaker_opened_at IS NULL) AND (breaker = 'closed') = (breaker_until IS NULL)),
     CONSTRAINT outbox_destination_breaker_owner_tries CHECK ((breaker = 'half_open') = (breaker_owner IS NOT NULL)),
-    CONSTRAINT outbox_destination_breaker_failures_is_positive CHECK (breaker_failures >= 0)
+    CONSTRAINT outbox_destination_breaker_failures_is_not_negative CHECK (breaker_failures >= 0)
 );
 
 COMMENT ON TABLE outbox_destination IS 'Runtime state of a destination that must outlive a relay process.';
@@ -86,11 +86,11 @@ ALTER TABLE outbox_delivery ALTER COLUMN ordering_key SET (n_distinct = -0.9);
 COMMENT ON TABLE outbox_delivery IS 'One event to one destination. Destination '''' means parked: no route matched.';
 COMMENT ON COLUMN outbox_delivery.claim IS 'The fence: grows with every claim; a settle with an older number changes nothing.';
 COMMENT ON COLUMN outbox_delivery.attempts IS 'POSTs made. Written by the settle: a stop, a rescue or a hold spends none.';
-COMMENT ON COLUMN outbox_delivery.rescues IS 'Claims lost to a dead relay since the last settle and, from the sixth on, requests sent alone that were never settled; at a limit the delivery is failed as crash_loop.';
+COMMENT ON COLUMN outbox_delivery.rescues IS 'Up to six: claims since the last settle whose relay died, or let the lease end. Beyond: requests since then that were sent alone and never settled. At a limit the delivery fails as crash_loop.';
 COMMENT ON COLUMN outbox_delivery.replay IS 'An operator made it pending again: it is sent after live events and backlog, and says so in a header.';
 COMMENT ON COLUMN outbox_delivery.not_after IS 'When the last request may reach the receiver, as X-Outbox-Not-After has told it, or may have told it; afterwards only an operator sends it again. NULL: it was told nothing, or has accepted.';
 COMMENT ON COLUMN outbox_delivery.joined IS
-    'The place in the order of the ordering key, before event_id. 0: the event was due when a relay took it. NULL: it has not joined its key yet, and holds no other event. Otherwise 2^22 times the number of a range, and a number behind it.';
+    'The place in the order of the ordering key, before event_id. 0: the event was due when a relay took it. NULL: it is due later and has not joined its key, so that it holds no other event. Otherwise the number of the range it joined behind, times 2^22, and a counter.';
 COMMENT ON COLUMN outbox_delivery.blocked_by IS
     'The event of its ordering key behind which a pending delivery waits. Claims do not see it until that event is delivered or discarded. NULL: it waits for nothing but its time.';
 
@@ -108,7 +108,7 @@ CREATE INDEX outbox_delivery_order ON outbox_delivery (destination, ordering_key
 CREATE INDEX outbox_delivery_scheduled ON outbox_delivery (destination, ordering_key, next_attempt_at, event_id)
     WHERE status = 'pending' AND ordering_key IS NOT NULL AND joined IS NULL;
 -- The failed heads of ordering keys.
-CREATE INDEX outbox_delivery_blocked ON outbox_delivery (destination, ordering_key, joined, event_id)
+CREATE INDEX outbox_delivery_heads ON outbox_delivery (destination, ordering_key, joined, event_id)
     WHERE status = 'failed' AND ordering_key IS NOT NULL;
 -- What waits for an operator or for a route, by the order of its events.
 CREATE INDEX outbox_delivery_aside ON outbox_delivery (destination, event_id)

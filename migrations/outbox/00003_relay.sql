@@ -187,8 +187,8 @@ BEGIN
 END
 $$;
 
--- Reports whether each delivery of an event that is not in outbox_delivery is missing for good. Otherwise a relay has yet to take the
--- event, or has it in hand.
+-- Reports whether an event's deliveries have all been made: its range, and all before it, have ended. Otherwise a relay has yet to
+-- take the event, or has it in hand.
 CREATE FUNCTION {schema}.outbox_is_routed(event_id bigint) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
     SELECT pg_visible_in_snapshot(

@@ -104,7 +104,7 @@ var wantedPlans = map[string][]string{
 	"claim keys": {
 		"Index Scan using outbox_delivery_order", "Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
 		"Index Cond: ((destination = key.destination) AND (ordering_key = key.ordering_key) AND (ROW(joined, event_id) > ROW(0, key.floor)))",
-		"using outbox_delivery_blocked on outbox_delivery f",
+		"using outbox_delivery_heads on outbox_delivery f",
 		"AND (ordering_key = n.ordering_key) AND (ROW(joined, event_id) > ROW(0, CASE", "AND (ordering_key = n.ordering_key) AND (joined = 0) AND (event_id > lane",
 	},
 	"search": {

@@ -40,7 +40,7 @@ type Result struct {
 	inHand     map[ordering.Key]bool // of the keys that were asked for: an open range may have events of them
 	apart      bool                  // it was found by several statements, which have seen different rows
 	contended  bool                  // another session held the front's lock, so that shared scans have read nothing
-	free       []int64               // events that scans could claim which were told what they may claim
+	free       []int64               // what scans told which events to claim (only) could claim of these
 }
 
 // A keyHead is where the unsettled deliveries of an ordering key begin.

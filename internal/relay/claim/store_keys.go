@@ -15,8 +15,8 @@ import (
 // again while a long transaction blocks vacuum. It does not count once another relay has taken a
 // range: that may have an event below it, which was committed late.
 //
-// Parked deliveries have the destination ”. (SELECT ”) keeps the planner from seeing that constant:
-// it would choose the small index of parked deliveries, and read all of it for each key.
+// The empty destination, that of parked deliveries, stands in a subquery: the planner would see a
+// constant, choose the small index of parked deliveries, and read all of it for each key.
 //
 // A head that may have killed relays comes alone, or what follows would be suspected with it.
 //

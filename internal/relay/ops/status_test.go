@@ -27,7 +27,7 @@ func TestPlansOfStatus(t *testing.T) {
 			db.Exec(`VACUUM ANALYZE`)
 		}
 		for name, c := range map[string]struct{ sql, index string }{
-			"destinations": {selectDestinationStatus, "outbox_delivery_due"}, "heads": {selectDestinationStatus, "outbox_delivery_blocked"},
+			"destinations": {selectDestinationStatus, "outbox_delivery_due"}, "heads": {selectDestinationStatus, "outbox_delivery_heads"},
 			"failed": {selectDestinationStatus, "outbox_delivery_aside"}, "parked": {countParked, "outbox_delivery_"}, "relays": {selectRelays, "outbox_delivery_due"},
 		} {
 			tx := db.Begin()

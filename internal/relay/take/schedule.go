@@ -13,7 +13,7 @@ const LateAfter = 100 * time.Millisecond
 type schedule map[string]*keySchedule
 
 type keySchedule struct {
-	first time.Time // when the first event became due that joins its key although it is due
+	first time.Time // when the first event became due that joins its key only now
 	last  time.Time // when the last event that follows it was due; zero: none does
 }
 

@@ -39,7 +39,7 @@ func TestLookIsBounded(t *testing.T) {
 	lines, err := pgx.CollectRows(result, pgx.RowTo[string])
 	relaytest.Must(t, err)
 	relaytest.WantPlan(t, "look", strings.Join(lines, "\n"), []string{
-		"using outbox_delivery_blocked on outbox_delivery f", "using outbox_delivery_waiting on outbox_delivery d", "using outbox_delivery_pkey on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
+		"using outbox_delivery_heads on outbox_delivery f", "using outbox_delivery_waiting on outbox_delivery d", "using outbox_delivery_pkey on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
 	})
 	testkit.Equal(t, "lanes seen", relaytest.Row[int](db, `SELECT jsonb_array_length(sample -> 'lanes') FROM outbox_watch`), 2)
 }
