@@ -6,10 +6,10 @@ const maxAlone = 50
 
 // IsOfRows reports whether a statement that failed may succeed without some of its rows: they
 // cannot be read, or a constraint or a trigger refuses them. A lock is no such case: each part of
-// the statement would wait for it once more.
+// the statement would wait for it once more. Neither is an error that ends the connection.
 func IsOfRows(err error) bool {
 	class := ClassifyError(err)
-	return class == ErrorDamaged || class == ErrorRefused && !HasCode(err, LockNotAvailable)
+	return !OutcomeUnknown(err) && (class == ErrorDamaged || class == ErrorRefused && !HasCode(err, LockNotAvailable))
 }
 
 // Apart calls do with the list. After an error of some rows (see [IsOfRows]) it calls do with one

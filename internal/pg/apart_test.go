@@ -13,7 +13,9 @@ import (
 // What fails alone is found with few statements, and all else is done once.
 func TestApart(t *testing.T) {
 	t.Parallel()
-	damaged, locked, away := &pgconn.PgError{Code: "XX001"}, &pgconn.PgError{Code: LockNotAvailable}, errors.New("unexpected EOF")
+	reported := func(severity, code string) error { return &pgconn.PgError{SeverityUnlocalized: severity, Code: code} }
+	damaged, locked, away := reported("ERROR", "XX001"), reported("ERROR", LockNotAvailable), errors.New("unexpected EOF")
+	fatal := reported("FATAL", "XX000")
 	numbers := make([]int, 1000)
 	for i := range numbers {
 		numbers[i] = i
@@ -31,6 +33,7 @@ func TestApart(t *testing.T) {
 		"two":        {bad: []int{0, 999}, with: damaged, done: 998, alone: 2, calls: 41},
 		"everything": {bad: numbers, with: damaged, alone: 1000, calls: 200},
 		"a lock":     {bad: []int{5}, with: locked, want: locked, calls: 1},
+		"a lost one": {bad: []int{5}, with: fatal, want: fatal, calls: 1},
 		"no server":  {bad: []int{5}, with: away, want: away, calls: 1},
 	} {
 		var done, alone []int
