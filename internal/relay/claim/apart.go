@@ -106,7 +106,7 @@ func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request)
 				found, failed = c.claimScan(ctx, instance, request, s, now)
 			}
 			if failed != nil {
-				found = unread()
+				found.scans = []lane.ScanResult{{Unread: true}}
 			}
 			all.include(found, i)
 		}
@@ -129,9 +129,6 @@ func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request)
 	}
 	return all, nil
 }
-
-// unread returns the result of a scan that was not made.
-func unread() Result { return Result{scans: []lane.ScanResult{{Unread: true}}} }
 
 // claimKeysApart claims for the ordering keys of a request, and puts those off that fail alone.
 func (c *Rows) claimKeysApart(ctx context.Context, instance int32, request Request, now time.Time, found func(Result)) error {
@@ -177,7 +174,7 @@ func (c *Rows) claimScan(ctx context.Context, instance int32, request Request, s
 		again := now.Add(damagedAgain)
 		c.damaged.scans[damagedScan{request.Destination, s.Class, s.Rescan}] = again
 		c.Agenda.At(agenda.CauseDamage, again)
-		return unread(), nil
+		return Result{scans: []lane.ScanResult{{Unread: true}}}, nil
 	}
 	return Result{scans: []lane.ScanResult{{Last: place, More: true}}}, err
 }
@@ -242,7 +239,8 @@ func firstFailing(most int64, holds func(n int64) bool) int64 {
 	return high
 }
 
-// claimAround claims what a scan reads but for the rows that fail alone.
+// claimAround claims what a scan reads but for the rows that fail alone. With an error, too, it may
+// return what earlier statements have claimed.
 func (c *Rows) claimAround(ctx context.Context, instance int32, part Request, now time.Time) (Result, error) {
 	part.only = []int64{} // read what there is
 	all, err := c.claimOnce(ctx, instance, []Request{part})
@@ -262,10 +260,6 @@ func (c *Rows) claimAround(ctx context.Context, instance int32, part Request, no
 		c.Failed("claim", err)
 		c.damaged.rows[damagedRow{part.Destination, event}] = now.Add(damagedAgain)
 	})
-	if err != nil && len(all.Deliveries) > 0 { // these must be sent
-		c.Failed("claim", err)
-		all.scans, err = unread().scans, nil
-	}
 	return all, err
 }
 

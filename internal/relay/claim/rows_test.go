@@ -176,6 +176,41 @@ func TestPartThatWasNotMadeIsMadeNext(t *testing.T) {
 	testkit.Equal(t, "handed out", c.handed, map[string]int{"a": 1, "b": 1})
 }
 
+// The answer to a part of a scan that goes around a refused row is lost. No later statement is made,
+// so that the next claim gives back what that part has claimed, and all is handed out.
+func TestLostPartOfAScanIsGivenBack(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "a", "b")
+	db.Insert(4, "key")
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (OLD.destination = 'a' AND OLD.event_id = 4) EXECUTE FUNCTION refuse()`)
+	c := newRows(t, db, named("a"), named("b"))
+	lossy := &lossyPart{Pool: c.DB, events: 1}
+	c.DB = lossy
+	for range 3 {
+		relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	}
+	testkit.Equal(t, "handed out", c.handed, map[string]int{"a": 3, "b": 4})
+	testkit.Equal(t, "the answer was lost", lossy.lost, true)
+}
+
+// A lossyPart loses the first successful answer to a scan that may claim so many events.
+type lossyPart struct {
+	pg.Pool
+	events int
+	lost   bool
+}
+
+func (p *lossyPart) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	results := p.Pool.SendBatch(ctx, b)
+	of, _ := b.QueuedQueries[0].Arguments[len(b.QueuedQueries[0].Arguments)-1].([]int64)
+	if p.lost || len(of) != p.events {
+		return results
+	}
+	p.lost = true
+	return lostAnswer{results}
+}
+
 // The search of many destinations meets one whose rows cannot be read. It finds the others, and
 // lets claims find out what can be read of that one.
 func TestSearchGoesAroundAnUnreadableDestination(t *testing.T) {
