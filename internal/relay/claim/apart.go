@@ -174,7 +174,9 @@ func (c *Rows) claimScan(ctx context.Context, instance int32, request Request, s
 		again := now.Add(damagedAgain)
 		c.damaged.scans[damagedScan{request.Destination, s.Class, s.Rescan}] = again
 		c.Agenda.At(agenda.CauseDamage, again)
-		return Result{scans: []lane.ScanResult{{Unread: true}}}, nil
+		// A cursor begins again at the front, and a rescan ends: at their places they would find
+		// nothing any more, nor what becomes due before these.
+		return Result{scans: []lane.ScanResult{{Unread: s.Class == lane.Live}}}, nil
 	}
 	return Result{scans: []lane.ScanResult{{Last: place, More: true}}}, err
 }

@@ -1,8 +1,19 @@
 package claim
 
 import (
+	"context"
 	"math"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 // The place of a row that cannot be read is found by few statements if it is near.
@@ -18,4 +29,65 @@ func TestFirstFailing(t *testing.T) {
 	if got := firstFailing(7, func(int64) bool { return true }); got != 7 {
 		t.Errorf("%d, want the most", got)
 	}
+}
+
+// A cursor, or a rescan, has come to a place at which not even nothing can be read. It does not stay
+// there: what became due before is found.
+func TestNoScanStaysWhereNothingCanBeRead(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "default")
+	db.Insert(1, "before")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'`)
+	for name, begin := range map[string]func(l *lane.Lane, at lane.Keyset){
+		"a cursor": func(l *lane.Lane, at lane.Keyset) {
+			l.Cursors[lane.Backlog] = lane.Cursor{Position: at, More: true, FoundNothing: true}
+		},
+		"a rescan": func(l *lane.Lane, at lane.Keyset) { l.RescanFrom = at },
+	} {
+		c := newRows(t, db, named("default"))
+		from := c.Clock.Now().Add(-time.Minute)
+		c.DB = &damagedLeaf{Pool: c.DB, from: from}
+		l := c.Lanes.Get("default")
+		begin(l, lane.Keyset{At: from})
+		for range 3 {
+			l.RestartScans()
+			relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+			clear(c.damaged.scans) // they were put off
+		}
+		testkit.Equal(t, name, c.handed, map[string]int{"default": 1})
+		db.Exec(`UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL`)
+	}
+}
+
+// A damagedLeaf fails each scan that reaches a time, or begins there. One that begins two hours
+// before and reads one row does not reach it.
+type damagedLeaf struct {
+	pg.Pool
+	from time.Time
+}
+
+func (d *damagedLeaf) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if q := b.QueuedQueries[0]; q.SQL == ClaimDue {
+		at := func(n int) time.Time {
+			switch of := q.Arguments[n].([]pgtype.Timestamptz)[0]; of.InfinityModifier {
+			case pgtype.Finite:
+				return of.Time
+			case pgtype.Infinity:
+				return d.from
+			}
+			return time.Time{}
+		}
+		after, until, reads := at(7), at(9), q.Arguments[12].([]int32)[0]
+		if !after.Before(d.from) || !until.Before(d.from) && (reads > 1 || after.After(d.from.Add(-2*time.Hour))) {
+			return failedBatch{}
+		}
+	}
+	return d.Pool.SendBatch(ctx, b)
+}
+
+// A failedBatch is that of a statement which has met a damaged page.
+type failedBatch struct{ pgx.BatchResults }
+
+func (failedBatch) Close() error {
+	return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "XX001", Message: "invalid page"}
 }
