@@ -21,6 +21,9 @@ import (
 // died. It covers what was live when the relay claimed it, and the request.
 const rescuedWindow = 2 * lane.LiveWindow
 
+// stepAgain is after which time a step of a turn is done again that some rows have failed.
+const stepAgain = 5 * time.Second
+
 // A claimer takes new events and claims rows that are due, when its agenda says so. It is one
 // goroutine and owns all its fields.
 type claimer struct {
@@ -44,6 +47,8 @@ type claimer struct {
 	taker    take.Taker
 	joins    join.Keys
 	rows     claim.Rows
+	putOff   map[string]time.Time // steps that rows have failed, until when
+	takeErr  error                // of the last take that some rows have failed; nil: none did
 }
 
 // run takes one turn after the other until ctx is done.
@@ -57,10 +62,11 @@ func (c *claimer) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		c.markTurn()
 		due, err := c.turn(ctx)
-		if err == nil {
+		claims := errors.Join(err, c.takeErr)
+		if claims == nil {
 			worked = time.Now()
 		}
-		c.markClaims(worked, err)
+		c.markClaims(worked, claims)
 		wait, next := c.agenda.Next(time.Now())
 		if err != nil {
 			wait = failing.NextBackOff()
@@ -135,7 +141,7 @@ func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) er
 }
 
 // act does what is due. What this relay takes over, and what waits for other relays, precedes what
-// it takes. An error of some rows keeps no later step from being done: it may last for days.
+// it takes. An error of some rows may last for days: such a step is put off alone.
 func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due agenda.Cause) error {
 	if due.Has(agenda.CauseEntry | agenda.CauseTick) {
 		c.agenda.At(agenda.CauseTick, now.Add(c.pollInterval))
@@ -152,29 +158,47 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due ag
 	polling := due.Has(agenda.CausePoll | agenda.CauseTick)
 	taking := polling || due.Has(agenda.CauseCutRange|agenda.CauseTakeAgain)
 	scanning := due.Has(agenda.CauseEntry | agenda.CauseTick | agenda.CauseSweep | agenda.CauseRetry | agenda.CauseScan)
-	var failed error
+	if polling && now.Before(c.putOff["take"]) {
+		c.pace.Full(now)
+	}
 	for _, step := range []struct {
-		due bool
-		do  func() error
+		name  string
+		due   bool
+		again agenda.Cause // what has it done again after an error of some rows; 0: that fails the turn
+		do    func() error
 	}{
-		{due.Has(agenda.CauseEntry | agenda.CauseRescue), func() error { return c.taker.RescueRanges(ctx, now, instance) }},
-		{due.Has(agenda.CauseAwaitedKeys), func() error { return c.taker.RecheckAwaiting(ctx, instance) }},
-		{taking, func() error { return c.taker.TakeEvents(ctx, instance, polling) }},
-		{taking, func() error { return c.taker.PassCut(ctx, instance) }},
-		{due.Has(agenda.CauseJoinKeys), func() error { return c.joins.Run(ctx, c.taker.Complete) }},
-		{true, func() error { return c.rows.ClaimRows(ctx, instance, scanning) }},
-		{c.pace.MustCheckQueue(now), func() error { return c.checkQueue(ctx, now) }},
+		{"rescue", due.Has(agenda.CauseEntry | agenda.CauseRescue), agenda.CauseRescue, func() error { return c.taker.RescueRanges(ctx, now, instance) }},
+		{"recheck keys", due.Has(agenda.CauseAwaitedKeys), agenda.CauseAwaitedKeys, func() error { return c.taker.RecheckAwaiting(ctx, instance) }},
+		{"take", taking, agenda.CauseTakeAgain, func() error {
+			c.takeErr = c.taker.TakeEvents(ctx, instance, polling)
+			return c.takeErr
+		}},
+		{"pass a cut", taking, 0, func() error { return c.taker.PassCut(ctx, instance) }},
+		{"join", due.Has(agenda.CauseJoinKeys), 0, func() error { return c.joins.Run(ctx, c.taker.Complete) }},
+		{"claim", true, 0, func() error { return c.rows.ClaimRows(ctx, instance, scanning) }},
+		{"check queue", c.pace.MustCheckQueue(now), 0, func() error { return c.checkQueue(ctx, now) }},
 	} {
 		if !step.due {
 			continue
 		}
+		if until := c.putOff[step.name]; now.Before(until) {
+			c.agenda.At(step.again, until)
+			continue
+		}
 		err := step.do()
-		if err != nil && !pg.IsOfRows(err) {
+		if err != nil && (step.again == 0 || !pg.IsOfRows(err)) {
 			return err
 		}
-		failed = errors.Join(failed, err)
+		if err != nil {
+			c.failed(step.name, err)
+			if c.putOff == nil {
+				c.putOff = map[string]time.Time{}
+			}
+			c.putOff[step.name] = now.Add(stepAgain)
+			c.agenda.At(step.again, now.Add(stepAgain))
+		}
 	}
-	return failed
+	return nil
 }
 
 // plan registers what the pace and the retries of this relay ask for.

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"bytes"
+	"context"
+	"crypto/rand"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -10,8 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -277,4 +284,53 @@ func TestUnreadablePayloadKeepsNoOtherEvent(t *testing.T) {
 	r.settles(t, policy.Delivered, 6)
 	r.await(t, "the attempt to load them", func(o *observer) bool { return o.failures["load payload"] > 1 })
 	relaytest.Becomes(db, 8, `SELECT count(*) FROM outbox_delivery`)
+}
+
+// A range of a dead relay cannot be read, for days perhaps. The relay tries it again now and then,
+// takes and claims all else meanwhile, and is in no trouble. It is while it cannot take.
+func TestStepThatRowsFailWaitsAlone(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "lost")
+	takeAs(db, db.Pool, deadRelay)
+	rc := relaytest.NewReceiver(t, nil)
+	r := sessionOf(t, config(db, to(rc.URL)))
+	c := r.newClaimer()
+	pool := &spoiledPool{Pool: c.db, arguments: 3} // of the statement that reads a range
+	c.taker.DB = pool
+	turns := func() {
+		for range 5 {
+			db.Insert(1, rand.Text())
+			c.agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())
+			turnOf(t, c)
+			r.senders.Wait()
+		}
+	}
+	turns()
+	testkit.Equal(t, "sent", rc.Total(), 5)
+	testkit.Equal(t, "statements that failed", pool.failed, 2) // with rows and without
+	testkit.Equal(t, "an error of claims", c.takeErr, nil)
+	c.putOff, pool.arguments, pool.failed = nil, 4, 0 // of a take
+	turns()
+	testkit.Equal(t, "sent", rc.Total(), 5)
+	testkit.Equal(t, "takes that failed", pool.failed, 2)
+	testkit.Equal(t, "an error of claims", c.takeErr != nil, true)
+	c.putOff, pool.arguments = nil, 0
+	turns()
+	testkit.Equal(t, "sent", rc.Total(), 15)
+	testkit.Equal(t, "an error of claims", c.takeErr, nil)
+}
+
+// A spoiledPool fails each query with so many arguments, as if it met a damaged page.
+type spoiledPool struct {
+	pg.Pool
+	arguments, failed int
+}
+
+func (p *spoiledPool) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if len(args) == p.arguments {
+		p.failed++
+		return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "XX001", Message: "invalid page"}
+	}
+	return p.Pool.Query(ctx, sql, args...)
 }

@@ -124,12 +124,14 @@ func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun t
 		terms.Inline = intake.Blind
 	}
 	r, err := intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
+	if pg.IsOfRows(err) && pg.ClassifyError(err) == pg.ErrorDamaged && terms.Inline != intake.Blind {
+		t.Failed("take", err)
+		t.blindUntil, terms.Inline = begun.Add(blindFor), intake.Blind
+		r, err = intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
+	}
 	if err != nil {
 		t.unanswered = true
 		t.Agenda.At(agenda.CauseRescue, begun) // it may have been taken
-		if pg.ClassifyError(err) == pg.ErrorDamaged {
-			t.blindUntil = begun.Add(blindFor)
-		}
 		return r, err
 	}
 	if r.Found == intake.Missing {
