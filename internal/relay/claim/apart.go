@@ -20,6 +20,10 @@ const (
 	// damagedAgain is how long such a part is put off. It is shorter than lane.LiveWindow: what
 	// becomes due meanwhile must still be live then.
 	damagedAgain = lane.LiveWindow / 2
+	// An ordering key is put off twice as long each time, up to damagedMost. All wait longer for each
+	// of them: each costs a few statements.
+	damagedMost = time.Minute
+	damagedEach = 10 * time.Millisecond
 )
 
 // damaged are the parts of claims that met rows which cannot be read or claimed. The claimer owns
@@ -43,6 +47,8 @@ type damagedScan struct {
 type damagedKey struct {
 	class lane.Class
 	again time.Time
+	tries int
+	ready bool // it is being tried again
 }
 
 // A damagedRow has no ordering key, and scans do not claim it before its time.
@@ -56,9 +62,13 @@ func (c *Rows) tryDamaged(now time.Time) {
 	maps.DeleteFunc(c.damaged.scans, func(_ damagedScan, again time.Time) bool { return c.isOver(now, again) })
 	maps.DeleteFunc(c.damaged.rows, func(_ damagedRow, again time.Time) bool { return !now.Before(again) })
 	for key, of := range c.damaged.keys {
-		if c.isOver(now, of.again) {
-			delete(c.damaged.keys, key)
+		switch {
+		case !of.ready && c.isOver(now, of.again):
+			of.ready = true
+			c.damaged.keys[key] = of
 			c.Lanes.MakeReady(key, ordering.Place{}, of.class)
+		case of.ready && now.Sub(of.again) > damagedMost: // it has not failed since
+			delete(c.damaged.keys, key)
 		}
 	}
 }
@@ -137,9 +147,10 @@ func (c *Rows) claimKeysApart(ctx context.Context, instance int32, request Reque
 	return pg.Apart(request.Keys, func(keys []lane.ReadyKey) error {
 		part.Keys, part.Run = keys, request.Run
 		result, err := c.claimOnce(ctx, instance, []Request{part})
-		if len(keys) == 1 && part.Run > 1 && pg.IsOfRows(err) { // by what follows the first, perhaps
-			part.Run = 1
-			result, err = c.claimOnce(ctx, instance, []Request{part})
+		for _, part.Run = range []int{1, headAlone} { // what follows the first fails it, perhaps
+			if len(keys) == 1 && pg.IsOfRows(err) {
+				result, err = c.claimOnce(ctx, instance, []Request{part})
+			}
 		}
 		if err == nil {
 			found(result)
@@ -147,8 +158,11 @@ func (c *Rows) claimKeysApart(ctx context.Context, instance int32, request Reque
 		return err
 	}, func(key lane.ReadyKey, err error) {
 		c.Failed("claim", err)
-		of := damagedKey{class: key.Class, again: now.Add(damagedAgain)}
-		c.damaged.keys[ordering.Key{Destination: request.Destination, Key: key.Key}] = of
+		name := ordering.Key{Destination: request.Destination, Key: key.Key}
+		tries := c.damaged.keys[name].tries
+		wait := max(min(damagedAgain<<min(tries, 8), damagedMost), time.Duration(len(c.damaged.keys))*damagedEach)
+		of := damagedKey{class: key.Class, again: now.Add(wait), tries: tries + 1}
+		c.damaged.keys[name] = of
 		c.Agenda.At(agenda.CauseDamage, of.again)
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
+	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -90,4 +91,40 @@ type failedBatch struct{ pgx.BatchResults }
 
 func (failedBatch) Close() error {
 	return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "XX001", Message: "invalid page"}
+}
+
+// A foreign trigger refuses that a delivery becomes the head of its ordering key. The one before it
+// is claimed nevertheless, and the claim is tried ever more rarely.
+func TestHeadDoesNotWaitForARefusedFollower(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "default")
+	db.InsertKeyed("k", 1, 2)
+	db.Exec(`UPDATE outbox_delivery SET blocked_by = 1 WHERE event_id = 2`)
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (OLD.event_id = 2) EXECUTE FUNCTION refuse()`)
+	c := newRows(t, db, named("default"))
+	for range 2 {
+		relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	}
+	testkit.Equal(t, "handed out", c.handed, map[string]int{"default": 1})
+}
+
+// A key that fails again and again is tried ever more rarely.
+func TestRefusedKeyIsTriedEverMoreRarely(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t, "default")
+	db.InsertKeyed("k", 1, 1)
+	db.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	c := newRows(t, db, named("default"))
+	key := ordering.Key{Destination: "default", Key: "k"}
+	for n := range 3 {
+		for range 2 { // what a scan finds is claimed by the next turn
+			relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+		}
+		of := c.damaged.keys[key]
+		testkit.Equal(t, "tries", of.tries, n+1)
+		of.again = time.Now()
+		c.damaged.keys[key] = of
+	}
 }

@@ -51,8 +51,7 @@ func (c *Rows) newRequest(l *lane.Lane, now time.Time, scan bool) (request Reque
 	}
 	keys, crowded := l.TakeReady(free)
 	keys = slices.DeleteFunc(keys, func(k lane.ReadyKey) bool {
-		_, off := c.damaged.keys[ordering.Key{Destination: l.Name, Key: k.Key}]
-		return off
+		return now.Before(c.damaged.keys[ordering.Key{Destination: l.Name, Key: k.Key}].again)
 	})
 	for class := range free {
 		if crowded[class] {

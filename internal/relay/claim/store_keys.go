@@ -147,13 +147,21 @@ type keyArguments struct {
 	floors []int64
 }
 
+// headAlone is the [Request.Run] of a claim that does not read what follows the first delivery of a
+// key, either: that may be what fails it.
+const headAlone = -1
+
 func newKeyArguments(requests []Request) (a keyArguments) {
 	for i, r := range requests {
 		if len(r.Keys) == 0 {
 			continue
 		}
 		a.requests, a.destinations = append(a.requests, i), append(a.destinations, r.Destination)
-		a.runs = append(a.runs, int32(max(r.Run, 1)))
+		run := max(r.Run, 1)
+		if r.Run == headAlone {
+			run = 0
+		}
+		a.runs = append(a.runs, int32(run))
 		a.skipFailed = append(a.skipFailed, r.skipFailed)
 		a.promises = append(a.promises, r.Promise.Seconds())
 		a.reordered = append(a.reordered, r.reordered)

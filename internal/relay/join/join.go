@@ -16,8 +16,10 @@ const (
 	joinRows  = 1000                  // that one statement joins at most
 	joinChunk = 250                   // keys that one statement is asked about
 
-	// failedAgain is how long a key is put off whose rows cannot be read or joined.
+	// failedAgain is how long a key is put off whose rows cannot be read or joined: twice as long each
+	// time, up to failedMost.
 	failedAgain = 5 * time.Second
+	failedMost  = time.Minute
 )
 
 // Keys are ordering keys that deliveries have to join, since they have become due, or that have to
@@ -35,6 +37,7 @@ type join struct {
 	done  bool           // all have joined: the key waits for events in hand
 	first ordering.Place // of those that have
 	again time.Time      // not before
+	tries int            // that have failed
 }
 
 // Add notes a key of which something is due that has to join it.
@@ -55,7 +58,7 @@ func (j *Keys) add(key ordering.Key, of join) {
 		j.keys = map[ordering.Key]join{}
 	}
 	if known, is := j.keys[key]; is {
-		of.class, of.done, of.again = min(of.class, known.class), of.done && known.done, known.again
+		of.class, of.done, of.again, of.tries = min(of.class, known.class), of.done && known.done, known.again, known.tries
 		if of.first == (ordering.Place{}) || known.first != (ordering.Place{}) && known.first.Compare(of.first) < 0 {
 			of.first = known.first
 		}
@@ -93,7 +96,8 @@ func (j *Keys) Run(ctx context.Context, complete time.Time) error {
 		return err
 	}, func(k intake.Key, err error) {
 		of := j.keys[k.OrderingKey()]
-		of.again = now.Add(failedAgain)
+		of.again = now.Add(min(failedAgain<<min(of.tries, 8), failedMost))
+		of.tries++
 		j.keys[k.OrderingKey()] = of
 		j.Agenda.At(agenda.CauseJoinKeys, of.again)
 		j.Failed("join ordering keys", err)
