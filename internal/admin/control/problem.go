@@ -124,6 +124,8 @@ func ofServer(server *pgconn.PgError) Problem {
 		return Problem{http.StatusUnprocessableEntity, "invalid", "The request has a mistake", "A text holds a NUL, or is not UTF-8."}
 	case "42P01": // undefined_table
 		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}
+	case pg.LockNotAvailable:
+		return Problem{http.StatusServiceUnavailable, "locked", "A table is locked", "Another session keeps it locked, and outbox-relay doctor names it."}
 	case "57014": // query_canceled: the statement timeout of the page
 		return tooMuch()
 	case "57P01", "57P02", "57P03", "53300": // shutdown, crash, starting up, too many connections

@@ -21,6 +21,17 @@ func TestLifeSignsTouchNoDelivery(t *testing.T) {
 	}
 }
 
+// Status does not wait for a lock, and then tell what was true before: it says who is to be asked.
+func TestStatusDoesNotWaitForALock(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	_, err := db.Begin().Exec(t.Context(), `LOCK TABLE outbox_delivery`)
+	relaytest.Must(t, err)
+	if _, err := ops.New(db.Pool).Status(t.Context(), ""); err == nil || !strings.Contains(err.Error(), "outbox-relay doctor") {
+		t.Errorf("%v", err)
+	}
+}
+
 // A relay whose session has ended is silent at once, and not only when its heartbeat is old. The
 // list of relays says so, and explain does of what it has in hand.
 func TestRelayWithoutItsSessionIsSilent(t *testing.T) {

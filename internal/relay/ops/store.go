@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -19,6 +20,18 @@ SET LOCAL jit = off`
 // locks.
 const durable = pg.CommitDurably + `; SET LOCAL idle_in_transaction_session_timeout = '10s'; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '30s';
 ` + pinPlans
+
+// briefly begins a transaction that only reads. It does not wait for long where another session
+// has locked a table, since what it then read would be as old as the wait.
+const briefly = pinPlans + `; SET LOCAL lock_timeout = '2s'`
+
+// lockHint says what to do where another session keeps a table locked.
+func lockHint(err error) error {
+	if pg.HasCode(err, pg.LockNotAvailable) {
+		return fmt.Errorf("%w: another session keeps a table locked, and outbox-relay doctor names it", err)
+	}
+	return err
+}
 
 const selectNow = `SELECT clock_timestamp()`
 

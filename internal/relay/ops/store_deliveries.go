@@ -132,13 +132,13 @@ func (o *Outbox) readWindow(ctx context.Context, from source, names []string, fi
 	args = append(args, limit)
 	statement := fmt.Sprintf(listWindow, from) + where + fmt.Sprintf(endOfWindow, len(args))
 	err = pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, pinPlans); err != nil {
+		if _, err := tx.Exec(ctx, briefly); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, statement, args...).Scan(&w.rows, &w.last.EventID, &w.last.Destination, &w.last.CreatedAt, &w.found)
 	})
 	if err != nil {
-		return window{}, fmt.Errorf("list deliveries: %w", err)
+		return window{}, fmt.Errorf("list deliveries: %w", lockHint(err))
 	}
 	return w, nil
 }

@@ -24,7 +24,7 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 	}
 	s.Quarantined = report.Reason()
 	err = pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, pinPlans); err != nil {
+		if _, err := tx.Exec(ctx, briefly); err != nil {
 			return err
 		}
 		if s.Destinations, err = destinationStatus(ctx, tx); err != nil {
@@ -49,7 +49,7 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 		return err
 	})
 	if err != nil {
-		return Status{}, fmt.Errorf("read status: %w", err)
+		return Status{}, fmt.Errorf("read status: %w", lockHint(err))
 	}
 	s.Advice = advise(s)
 	return s, nil
