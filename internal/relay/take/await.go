@@ -157,7 +157,7 @@ func (t *Taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[
 func (t *Taker) findArrivals(of []lane.Delivery, waitingKeys map[ordering.Key]bool) {
 	for i := range of {
 		key := of[i].OrderingKey()
-		if l := t.Lanes.Get(key.Destination); l != nil && l.AwaitsArrival(key.Key, of[i].NextAttemptAt.Time) {
+		if l := t.Lanes.Get(key.Destination); l != nil && l.AwaitsArrival(key.Key, t.follows(&of[i])) {
 			waitingKeys[key] = true
 		}
 	}
@@ -170,12 +170,16 @@ func (t *Taker) joinFirst(ctx context.Context, seq int64, of []lane.Delivery, bl
 	var due []intake.Key
 	asked := map[ordering.Key]bool{}
 	for i := range of {
-		key, first := of[i].OrderingKey(), of[i].NextAttemptAt.Time
+		key, first := of[i].OrderingKey(), t.follows(&of[i])
 		if asked[key] {
 			continue
 		}
 		asked[key] = true
-		if why := blocked[key]; !why.Due.IsZero() && !why.Due.After(first) && !why.InHand && !waitingKeys[key] {
+		why := blocked[key]
+		if why.Due.IsZero() && !why.Unknown && !waitingKeys[key] { // all have joined
+			delete(t.unreadable, key)
+		}
+		if !why.Due.IsZero() && !why.Due.After(first) && !why.InHand && !waitingKeys[key] {
 			due = append(due, intake.Key{Key: key.Key, Destination: key.Destination, Due: first})
 		}
 	}

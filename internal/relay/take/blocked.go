@@ -16,7 +16,7 @@ import (
 // rows, whatever they are.
 type unreadableKey struct {
 	again time.Time // when to ask again
-	last  time.Time // when the last delivery joins that was taken: those after it join no sooner
+	last  time.Time // when the last delivery joins that was taken: those after it follow it
 }
 
 // findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it
@@ -33,8 +33,9 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 			found[key] = intake.Blocked{Unknown: true}
 			continue
 		}
+		due := t.follows(d)
 		if n, known := index[key]; known {
-			if due := d.NextAttemptAt.Time; due.After(keys[n].Due) {
+			if due.After(keys[n].Due) {
 				keys[n].Due = due
 			}
 			continue
@@ -45,14 +46,13 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 			l.ForgetBlocked()
 			skips = l.Current().Destination.OnFailure == policy.SkipFailed
 		}
-		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: d.NextAttemptAt.Time})
+		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: due})
 	}
 	err := pg.Apart(keys, func(part []intake.Key) error {
 		blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, t.Hands.fences(), part)
 		for i := range blocked {
 			key := part[i].OrderingKey()
 			found[key] = blocked[i]
-			delete(t.unreadable, key)
 		}
 		return err
 	}, func(k intake.Key, err error) {
@@ -60,6 +60,16 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 		t.noteUnreadable(k, err)
 	})
 	return found, err
+}
+
+// follows returns when a delivery would join its key: not before what was taken of the key while its
+// rows could not be read. These may have begun later.
+func (t *Taker) follows(d *lane.Delivery) time.Time {
+	at := d.NextAttemptAt.Time
+	if last := t.unreadable[d.OrderingKey()].last; last.After(at) {
+		return last
+	}
+	return at
 }
 
 // noteUnreadable notes a key whose rows could not be read or joined.

@@ -33,6 +33,7 @@ func TestUnreadableKeyWaitsAlone(t *testing.T) {
 	relaytest.Must(t, err)
 	relaytest.Must(t, older.Commit(t.Context()))
 	r.take(t)
+	nothingWaits(t, r)
 	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE ordering_key = 'bad' AND joined IS NULL AND status = 'pending'`)
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
 	testkit.Equal(t, "told", told, 1)
@@ -40,17 +41,57 @@ func TestUnreadableKeyWaitsAlone(t *testing.T) {
 	testkit.Equal(t, "ranges wait", len(r.awaiting), 0)
 
 	pool.Words = nil
-	key := ordering.Key{Destination: "default", Key: "bad"}
-	of := r.unreadable[key]
+	of := r.unreadable[badKey]
 	of.again = time.Now()
-	r.unreadable[key] = of
+	r.unreadable[badKey] = of
 	db.InsertKeyed("bad", 4, 4)
 	r.take(t) // and joins what is due to the key
 	testkit.Equal(t, "order", relaytest.Rows[string](db, `SELECT idempotency_key FROM outbox_delivery d JOIN outbox o ON o.id = event_id
 		WHERE d.ordering_key = 'bad' ORDER BY d.joined, event_id`), []string{"bad-1", "bad-2", "bad-3"})
-	testkit.Equal(t, "unreadable keys", len(r.unreadable), 0)
 	r.has(t, agenda.CauseAwaitedKeys)
+	nothingWaits(t, r)
+	testkit.Equal(t, "unreadable keys", len(r.unreadable), 0)
 }
+
+// The rows of a key can be read again. An event whose transaction began before what was taken
+// meanwhile follows that nevertheless, also where its rows could be read, but not joined.
+func TestOlderEventDoesNotPassWhatWasUnreadable(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	r := start(t, db, "default")
+	pool := &relaytest.DamagedPool{Pool: db.Pool, Words: []string{"bad"}}
+	r.DB, r.Failed = pool, func(string, error) {}
+	older := db.Begin()
+	_, err := older.Exec(t.Context(), `SELECT now()`)
+	relaytest.Must(t, err)
+	db.InsertKeyed("bad", 1, 2)
+	r.take(t)
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE joined IS NULL`)
+	pool.Words = nil
+	of := r.unreadable[badKey]
+	of.again = time.Time{}
+	r.unreadable[badKey] = of
+	_, err = older.Exec(t.Context(), insertEvent, "bad-3", "bad")
+	relaytest.Must(t, err)
+	relaytest.Must(t, older.Commit(t.Context()))
+	r.take(t)
+	nothingWaits(t, r)
+	testkit.Equal(t, "sent", r.deliver("default"), nil)
+	relaytest.Becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE joined IS NOT NULL`)
+	testkit.Equal(t, "order", relaytest.Rows[string](db, `SELECT idempotency_key FROM outbox_delivery d JOIN outbox o ON o.id = event_id
+		ORDER BY d.joined, event_id`), []string{"bad-1", "bad-2", "bad-3"})
+}
+
+// nothingWaits asks again about the keys of ranges until none waits.
+func nothingWaits(t *testing.T, r running) {
+	t.Helper()
+	relaytest.Eventually(t, "no range waits", func() bool {
+		relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+		return len(r.awaiting) == 0
+	})
+}
+
+var badKey = ordering.Key{Destination: "default", Key: "bad"}
 
 // A range of a dead relay does not wait for a key whose rows cannot be read.
 func TestRescueDoesNotWaitForAnUnreadableKey(t *testing.T) {
