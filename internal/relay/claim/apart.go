@@ -20,8 +20,8 @@ const (
 	// damagedAgain is how long such a part is put off. It is shorter than lane.LiveWindow: what
 	// becomes due meanwhile must still be live then.
 	damagedAgain = lane.LiveWindow / 2
-	// An ordering key is put off twice as long each time, up to damagedMost. All wait longer for each
-	// of them: each costs a few statements.
+	// An ordering key is put off twice as long each time, up to damagedMost. All wait longer for
+	// each of them: each costs a few statements.
 	damagedMost = time.Minute
 	damagedEach = 10 * time.Millisecond
 )

@@ -32,8 +32,8 @@ func TestFirstFailing(t *testing.T) {
 	}
 }
 
-// A cursor, or a rescan, has come to a place at which not even nothing can be read. It does not stay
-// there: what became due before is found.
+// A cursor, or a rescan, has come to a place at which not even nothing can be read. It does not
+// stay there: what became due before is found.
 func TestNoScanStaysWhereNothingCanBeRead(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "default")

@@ -176,8 +176,8 @@ func TestPartThatWasNotMadeIsMadeNext(t *testing.T) {
 	testkit.Equal(t, "handed out", c.handed, map[string]int{"a": 1, "b": 1})
 }
 
-// The answer to a part of a scan that goes around a refused row is lost. No later statement is made,
-// so that the next claim gives back what that part has claimed, and all is handed out.
+// The answer to a part of a scan that goes around a refused row is lost. No later statement is
+// made, so that the next claim gives back what that part has claimed, and all is handed out.
 func TestLostPartOfAScanIsGivenBack(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "a", "b")

@@ -16,8 +16,8 @@ const (
 	joinRows  = 1000                  // that one statement joins at most
 	joinChunk = 250                   // keys that one statement is asked about
 
-	// failedAgain is how long a key is put off whose rows cannot be read or joined: twice as long each
-	// time, up to failedMost.
+	// failedAgain is how long a key is put off whose rows cannot be read or joined: twice as long
+	// each time, up to failedMost.
 	failedAgain = 5 * time.Second
 	failedMost  = time.Minute
 )

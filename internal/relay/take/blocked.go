@@ -62,8 +62,8 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 	return found, err
 }
 
-// follows returns when a delivery would join its key: not before what was taken of the key while its
-// rows could not be read. These may have begun later.
+// follows returns when a delivery would join its key: not before what was taken of the key while
+// its rows could not be read. These may have begun later.
 func (t *Taker) follows(d *lane.Delivery) time.Time {
 	at := d.NextAttemptAt.Time
 	if last := t.unreadable[d.OrderingKey()].last; last.After(at) {
