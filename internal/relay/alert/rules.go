@@ -102,7 +102,7 @@ func allRules() []rule {
 			RuleLag, 0, "",
 			"Deliveries to {name} lag[: {detail}]",
 			"deliveries to {name} no longer lag",
-			"The receiver is slower than what comes in (unless it answers 429, raise `max_in_flight` or `rate_limit` of the destination, then reload the relay), or the database is slow.",
+			"The receiver is slower than what comes in (unless it answers 429, raise `max_in_flight` or `rate_limit` of the destination, then reload the relay), it was held until now, or the database is slow.",
 		},
 		{
 			RuleBreakerOpen, usual, "",
@@ -141,7 +141,7 @@ func allRules() []rule {
 			"Search the logs of the relays for panics, and the host for processes killed for lack of memory.",
 		},
 		{
-			RuleVacuumBlocked, 0, "",
+			RuleVacuumBlocked, 0, "outbox-relay doctor",
 			"Database {name} cannot clean up[: {detail}]",
 			"database {name} can clean up again",
 			"",

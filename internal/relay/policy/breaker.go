@@ -196,7 +196,7 @@ func (v *Result) refuses() bool {
 }
 
 // MayBeAlone reports whether what has opened the breaker may concern this relay alone.
-func (b *Breaker) MayBeAlone() bool { return b.Alone || b.refusals > 0 }
+func (b *Breaker) MayBeAlone() bool { return b.refusals > 0 }
 
 // isRefused reports whether this relay was refused often enough to be sure, whatever other relays
 // were answered.
@@ -230,6 +230,9 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 		return v.Unreached // this relay cut the request off before there was a connection
 	}
 	b.noteRefusal(event, blame, v)
+	if b.Alone && b.State == BreakerHalfOpen && blame != blameNone && !v.refuses() {
+		b.Close(now) // it is answered as all relays may be: what fails now speaks against the destination
+	}
 	switch {
 	case b.State == BreakerOpen:
 		return blame != blameNone // the request was in flight when the breaker opened

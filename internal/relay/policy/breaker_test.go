@@ -176,6 +176,28 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	}
 }
 
+// A relay that was refused alone and is then answered with an error of the destination is refused no
+// longer: the error counts as one that any relay may get.
+func TestErrorOfTheDestinationEndsARefusal(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	b := Breaker{Policy: BreakerPolicy{}.WithDefaults()}
+	for event := range int64(20) {
+		b.RecordResult(now.Add(time.Duration(event)*time.Second), event, &refusedConn, 8)
+	}
+	if b.State != BreakerOpen || !b.MayBeAlone() {
+		t.Fatalf("%+v", b)
+	}
+	b.HoldAlone(now)
+	b.TryAlone(now)
+	b.RecordResult(now, 20, &serverError, 8)
+	if b.State != BreakerClosed || b.Write != WriteClosed || b.MayBeAlone() || b.Unwritten != 1 {
+		t.Errorf("%+v", b)
+	}
+	b.ClosedAlone(now)
+	testkit.Equal(t, "alone", b.Alone, false)
+}
+
 func TestBreakerHearsTheDatabase(t *testing.T) {
 	t.Parallel()
 	const self, other = 7, 8
