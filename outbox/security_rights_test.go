@@ -74,6 +74,7 @@ var promised = map[string]string{
 	"outbox_compare_events(text[],integer[],json[],text[],text[],text[],jsonb[])": "producers: execute",
 	"outbox_count_change()":                                                       "",
 	"outbox_refuse_delivery()":                                                    "",
+	"outbox_refuse_truncate()":                                                    "",
 	"processed_events_keep()":                                                     "",
 	"inbox_has_payload(bigint)":                                                   "receiver: execute",
 	// The default of a column calls it for the producer. It tells relays no more than NOTIFY, which
