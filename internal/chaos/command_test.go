@@ -34,7 +34,7 @@ var broken = regexp.MustCompile(`^\w+ +(schema|indexes|constraints|triggers|func
 // Whatever message of a migration or of the archive is lost with the process or with the
 // connection, or its answer: the command does the rest when it runs again.
 func TestCommandsMeetTheirFateAtEveryMessage(t *testing.T) {
-	for _, command := range []string{"migrate up", "archive run --batch 10"} {
+	for _, command := range []string{"migrate up", "archive run --batch 10 --yes"} {
 		for _, fate := range []string{killed, cutOff} {
 			for _, at := range []stageOfMessage{unsent, sent} {
 				t.Run(strings.Join([]string{strings.Fields(command)[0], fate, string(at)}, "/"), func(t *testing.T) {

@@ -119,7 +119,7 @@ func TestAdvice(t *testing.T) {
 		"lag":                      {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleLag, Subject: "d"}}}, `Deliveries to "d" lag`, []string{"outbox-relay relays"}},
 		"a program's own":          {Status{Relays: alive, Alerts: []alert.Alert{{Rule: "disk_full", Subject: "db", Detail: "on node 3"}}}, `disk_full of "db": on node 3.`, nil},
 		"routes changed":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleRoutesChanged, Subject: "db"}}}, "changed", []string{"outbox-relay routes list"}},
-		"vacuum blocked":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleVacuumBlocked, Subject: "db", Detail: "process 7 holds"}}}, "cannot clean up: process 7 holds.", []string{"outbox-relay relays"}},
+		"vacuum blocked":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleVacuumBlocked, Subject: "db", Detail: "process 7 holds"}}}, "cannot clean up: process 7 holds.", []string{"outbox-relay doctor"}},
 		"no alert that is counted": {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleFailed, Subject: "d"}}}, "", nil},
 	} {
 		var texts, commands []string

@@ -176,8 +176,8 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	}
 }
 
-// A relay that was refused alone and is then answered with an error of the destination is refused no
-// longer: the error counts as one that any relay may get.
+// A relay that was refused alone and is then answered with an error of the destination is no longer
+// refused: the error counts as one that any relay may get.
 func TestErrorOfTheDestinationEndsARefusal(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
