@@ -12,6 +12,8 @@ const (
 	busyPoll          = 2 * time.Millisecond // the longest interval while work was found lately
 	slowPoll          = 20 * time.Millisecond
 	maxEmptyBackoff   = 100 * time.Millisecond
+	queueStep         = 250 * time.Millisecond // between checks whether producers wait
+	queueChecks       = 4
 )
 
 // Pace decides how often to poll, that is to ask for new events, and whether producers notify. As
@@ -35,6 +37,7 @@ type Pace struct {
 	lastBusy time.Time     // when the load was last too high to be armed
 	heard    bool          // a producer has notified since queueAt
 	queueAt  time.Time     // when it was last checked whether producers wait for the lock
+	queued   int           // checks in a row that found one who waits
 	quiet    time.Duration // how long the load must be low before the relay is armed
 
 	Idle     bool
@@ -121,14 +124,17 @@ func (p *Pace) Declaration(now time.Time) (armed, changed bool) {
 // MustCheckQueue reports whether the relay must find out now if producers wait for the lock of
 // notifications. Where commits take long, the lock itself keeps their number below any limit.
 func (p *Pace) MustCheckQueue(now time.Time) bool {
-	return p.Armed && p.heard && now.Sub(p.queueAt) >= loadStep
+	return p.Armed && p.heard && now.Sub(p.queueAt) >= queueStep
 }
 
-// QueueChecked records whether producers wait for the lock. If so, notifications cost too much.
+// QueueChecked records whether producers wait for the lock. If they did each time for a second,
+// notifications cost too much: one that waits for the short commit of another is no sign.
 func (p *Pace) QueueChecked(now time.Time, waiting bool) {
 	p.queueAt, p.heard = now, false
-	if waiting {
-		p.lastBusy = now
+	if !waiting {
+		p.queued = 0
+	} else if p.queued++; p.queued >= queueChecks {
+		p.lastBusy, p.queued = now, 0
 	}
 }
 
