@@ -972,7 +972,7 @@ COMMENT ON COLUMN outbox_audit.done IS 'How many deliveries were changed so far.
 
 COMMENT ON COLUMN outbox_audit.actor IS 'Who: user@host of a command, the login of the API or the page; without either the database user.';
 
-COMMENT ON COLUMN outbox_audit.selection IS 'What a bulk operation was to change, so that another process can go on with it.';
+COMMENT ON COLUMN outbox_audit.selection IS 'What a bulk operation was to change, so that another process can continue it.';
 
 ALTER TABLE outbox_audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME outbox_audit_id_seq

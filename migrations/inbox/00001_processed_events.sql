@@ -13,7 +13,7 @@ CREATE TABLE processed_events (
     event_id          bigint,
     related_reference text,
     -- succeeded, ignored, or recorded: inbox_events says what became of it. No CHECK here and below: PostgreSQL parses a table's
-    -- anew for every statement, and only the package consumer writes these rows.
+    -- again for every statement, and only the package consumer writes these rows.
     processing_state  text COLLATE "C" NOT NULL,
     -- SHA-256 of the body, to tell a duplicate from a reused key. NULL for events of a transport without bytes to compare.
     payload_hash      bytea,
@@ -96,7 +96,7 @@ COMMENT ON TABLE inbox_freshness IS 'The newest version of each entity that was 
 
 -- Makes the settings of the session what the first event on this connection found, whatever a handler has changed since. It is called
 -- in the first statement of each event, in which it may be rolled back: so is then what the handler changes. Settings that the
--- session had of its own before, as a pool gives them to each connection, are kept in one more setting.
+-- session had before, as a pool gives them to each connection, are kept in one more setting.
 --
 -- It runs with the rights of its caller. Nothing in it is sought outside of pg_catalog.
 -- +goose StatementBegin

@@ -3,7 +3,7 @@
 
 -- +goose Up
 -- The rules without which an event cannot be named, routed or archived. Relays check the others when they route. They are domains,
--- because PostgreSQL parses the CHECKs of a table anew for every statement, some 8 us each. See docs/decisions/0058-cheap-inserts.md.
+-- because PostgreSQL parses the CHECKs of a table again for every statement, some 8 us each. See docs/decisions/0058-cheap-inserts.md.
 CREATE DOMAIN outbox_event_type AS text COLLATE "C"
     CONSTRAINT outbox_event_type_is_1_to_255_printable_ascii_no_blanks
     CHECK (octet_length(value) BETWEEN 1 AND 255 AND value !~ '[^\x21-\x7e]');

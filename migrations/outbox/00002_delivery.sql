@@ -199,7 +199,7 @@ $do$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION outbox_refuse_delivery(), outbox_release_parked(bigint, bigint) FROM PUBLIC;
 
--- Instead of a CHECK, which PostgreSQL parses anew for every statement: 20 us an insert. It reads the condition of a trigger anew for
+-- Instead of a CHECK, which PostgreSQL parses again for every statement: 20 us an insert. It reads the condition of a trigger again for
 -- each statement that meets it: claims do not. See docs/decisions/0058-cheap-inserts.md for what is not refused.
 CREATE TRIGGER outbox_delivery_columns_are_sane AFTER UPDATE OF status, delivered_at, attempts, next_attempt_at ON outbox_delivery
 FOR EACH ROW WHEN (NOT (

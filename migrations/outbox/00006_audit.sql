@@ -22,7 +22,7 @@ CREATE TABLE outbox_audit (
 
 COMMENT ON TABLE outbox_audit IS 'What operators changed or revealed; never a payload. Nothing removes its rows.';
 COMMENT ON COLUMN outbox_audit.actor IS 'Who: user@host of a command, the login of the API or the page; without either the database user.';
-COMMENT ON COLUMN outbox_audit.selection IS 'What a bulk operation was to change, so that another process can go on with it.';
+COMMENT ON COLUMN outbox_audit.selection IS 'What a bulk operation was to change, so that another process can continue it.';
 COMMENT ON COLUMN outbox_audit.matched IS 'How many deliveries the preview counted; 0: there was none.';
 COMMENT ON COLUMN outbox_audit.done IS 'How many deliveries were changed so far.';
 

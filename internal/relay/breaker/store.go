@@ -94,7 +94,7 @@ func (s store) clearRefusal(ctx context.Context, destination string, instance in
 // The alert is part of the opening: an operator who sees a held lane can find out since when and
 // why. One that an operator's reset has not ended yet continues, and so does one that has told of
 // the same status before the hold: it ends when the destination accepts again, too. A destination
-// that was removed while it was held, and is back, is told of again.
+// that was removed while it was held, and has come back, is alerted again.
 const openBreaker = `
 WITH opened AS (
     INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error, breaker_events)

@@ -34,8 +34,8 @@ func TestDiscardedIsKeptFromItsDiscard(t *testing.T) {
 	}
 }
 
-// Where somebody else has accepted the database meanwhile, and relays work, their deliveries are
-// left alone.
+// Once somebody else has accepted the database and relays work on it, their deliveries are left
+// alone.
 func TestDiscardQuarantinedEndsWhereRelaysWork(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)

@@ -75,7 +75,7 @@ func TestEndOfAnOperationDoesNotFailIt(t *testing.T) {
 		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''full''; END';
 		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_alert FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	_, err := New(db.Pool).Replay(t.Context(), Selection{Destination: "default"}, 0, nil)
-	testkit.ErrorContains(t, "it is told", err, "full")
+	testkit.ErrorContains(t, "the returned error", err, "full")
 	testkit.Equal(t, "the audit", relaytest.Row[string](db, `SELECT state || ' ' || done FROM outbox_audit`), "done 1")
 }
 
