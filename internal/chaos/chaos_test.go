@@ -105,7 +105,12 @@ func TestChaos(t *testing.T) {
 	ended()
 	s.drained()
 	figures := s.judge()
-	t.Logf("seed %d, %s, %d relays: %s; %s; the server's errors: %s", seed, lasts, *relays, figures, s.faultsMade(), s.serverErrors())
+	t.Logf("seed %d, %s, %d relays: %s; %s; answers lost: %v; the server's errors: %s", seed, lasts, *relays, figures, s.faultsMade(), s.lost, s.serverErrors())
+	for making, n := range s.lost {
+		if n == 0 && s.made[making] >= 10 {
+			t.Errorf("%s, %d times, and none was lost", making, s.made[making])
+		}
+	}
 	if figures.events == 0 || len(s.made) == 0 || figures.batched == 0 && *relays > 1 && !testing.Short() {
 		t.Error("nothing was sent, or nothing went wrong")
 	}

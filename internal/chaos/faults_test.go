@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"errors"
+	"regexp"
 	"strings"
 	"time"
 
@@ -83,9 +84,9 @@ var faults = []struct {
 	{"link relay-database", func(s *stage) { r := s.relay(); s.disturb(r.Role, r.database) }},
 	{"link relay-receiver", func(s *stage) { r := s.relay(); s.disturb(r.Role, r.requests) }},
 	{"link receiver-database", func(s *stage) { r := s.receiver(); s.disturb(r.Role, r.database) }},
-	{"commit answers lost, relay", func(s *stage) { r := s.relay(); s.loseAnswers(r.Role, r.database, "commit") }},
-	{"commit answers lost, receiver", func(s *stage) { r := s.receiver(); s.loseAnswers(r.Role, r.database, "commit") }},
-	{"settle answers lost", func(s *stage) { r := s.relay(); s.loseAnswers(r.Role, r.database, "outbox_delivery") }},
+	{"take answers lost", func(s *stage) { r := s.relay(); s.loseAnswers(r.Role, r.database, `outbox_range`) }}, // the statement commits
+	{"commit answers lost", func(s *stage) { r := s.receiver(); s.loseAnswers(r.Role, r.database, `(?i)\bcommit\b`) }},
+	{"settle answers lost", func(s *stage) { r := s.relay(); s.loseAnswers(r.Role, r.database, `outbox_delivery`) }},
 }
 
 func (s *stage) relay() *relay       { return s.relays[s.random.IntN(len(s.relays))] }
@@ -245,15 +246,15 @@ func (s *stage) disturb(role string, l *link) {
 	}
 }
 
-// loseAnswers lets messages that hold a word reach the server, and loses what it answers, with the
-// connection.
-func (s *stage) loseAnswers(role string, l *link, word string) {
+// loseAnswers lets messages that execute a matching statement reach the server, and loses what it
+// answers, with the connection.
+func (s *stage) loseAnswers(role string, l *link, words string) {
 	lasts := s.between(100*time.Millisecond, time.Second)
 	defer s.fault(role)()
-	text := []byte(word)
-	l.loseTo.Store(&text)
+	l.loseTo.Store(regexp.MustCompile(words))
 	<-time.After(lasts)
 	l.loseTo.Store(nil)
+	s.lost[s.making] += int(l.lost.Swap(0))
 }
 
 func hasCode(err error, code string) bool {

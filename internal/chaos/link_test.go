@@ -3,6 +3,7 @@ package chaos
 import (
 	"bytes"
 	"net"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,12 +17,13 @@ import (
 type link struct {
 	listener net.Listener
 	dial     func() (net.Conn, error)
-	hear     func(message []byte) // called with each message to the server; set before there is one; may be nil
+	hear     func(message []byte) // called with what each message to the server has executed; set before there is one; may be nil
 	delay    atomic.Int64         // of each chunk, in nanoseconds
 	slice    atomic.Int64         // bytes pass so many at once; 0: as they come
 	silent   atomic.Bool          // half-open: bytes are dropped without an error
 	cutAfter atomic.Int64         // answers may have so many bytes more, then everything is reset; 0: any number
-	loseTo   atomic.Pointer[[]byte]
+	loseTo   atomic.Pointer[regexp.Regexp]
+	lost     atomic.Int64 // answers, to what loseTo matches
 	dials    atomic.Int64 // connections
 	sent     atomic.Int64 // messages to the server
 	doom     atomic.Pointer[doom]
@@ -56,6 +58,7 @@ type conn struct {
 	link      *link
 	near, far net.Conn
 	awaited   atomic.Pointer[doom] // met by the next answer
+	prepared  map[string][]byte    // texts of statements, by their names
 }
 
 // newLink returns a link to what dial connects to. It ends with t.
@@ -92,7 +95,7 @@ func (l *link) serve(near net.Conn) {
 		return
 	}
 	if l.add(near, far) {
-		c := &conn{link: l, near: near, far: far}
+		c := &conn{link: l, near: near, far: far, prepared: map[string][]byte{}}
 		l.copies.Go(func() { c.copy(near, c.up) })
 		c.copy(far, c.down)
 	}
@@ -131,11 +134,15 @@ func (c *conn) copy(from net.Conn, pass func([]byte) bool) {
 
 // up passes on a message to the server.
 func (c *conn) up(b []byte) bool {
-	if word := c.link.loseTo.Load(); word != nil && bytes.Contains(b, *word) {
-		c.awaited.Store(&doom{at: sent, meet: ends})
+	executed := c.executed(b)
+	if words := c.link.loseTo.Load(); words != nil && words.Match(executed) {
+		c.awaited.Store(&doom{at: sent, meet: func([]byte) (goOn bool) {
+			c.link.lost.Add(1)
+			return false
+		}})
 	}
 	if c.link.hear != nil {
-		c.link.hear(b)
+		c.link.hear(executed)
 	}
 	n, d := c.link.sent.Add(1), c.link.doom.Load()
 	if d == nil || d.n != n {
@@ -153,6 +160,32 @@ func (c *conn) up(b []byte) bool {
 		c.awaited.Store(&doom{at: d.at, meet: func([]byte) bool { return d.meet(message) }})
 	}
 	return c.link.write(c.far, b)
+}
+
+// named matches the name that pgx gives a statement which it prepares.
+var named = regexp.MustCompile(`stmtcache_[0-9a-f]+\x00`)
+
+// executed returns a message with the texts of the statements that it executes: pgx sends a text
+// once for each connection, to prepare it, and its name afterwards.
+func (c *conn) executed(b []byte) (text []byte) {
+	from := 0
+	for _, at := range named.FindAllIndex(b, -1) {
+		if at[0] < max(5, from) {
+			continue
+		}
+		text = append(text, b[from:at[0]]...)
+		name := string(b[at[0]:at[1]])
+		from = at[1]
+		switch {
+		case b[at[0]-5] == 'P': // Parse: its length comes before the name
+			query, _, _ := bytes.Cut(b[from:], []byte{0})
+			c.prepared[name] = bytes.Clone(query)
+			from += len(query)
+		case b[at[0]-1] == 0: // Bind: the empty name of its portal does
+			text = append(text, c.prepared[name]...)
+		}
+	}
+	return append(text, b[from:]...)
 }
 
 // down passes on what the server answers.

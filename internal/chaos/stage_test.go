@@ -53,6 +53,7 @@ type stage struct {
 	logs          string         // a directory with what relays wrote
 	making        string         // the fault that is being made
 	made          map[string]int // faults by their names
+	lost          map[string]int // answers, by the faults that lost them
 	torn          []string
 	compared      int  // snapshots of effects and processed_events
 	repeats       int  // [history.Tables.Repeats]
@@ -94,7 +95,7 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	t.Helper()
 	path, err := binary()
 	testkit.Must(t, err)
-	s := &stage{t: t, logs: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}}
+	s := &stage{t: t, logs: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}, lost: map[string]int{}}
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no
 	// promise.
 	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms", "log_lock_waits": "on"} // shorter than the lock_timeout of relays
