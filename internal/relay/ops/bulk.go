@@ -199,8 +199,8 @@ func (o *Outbox) Retry(ctx context.Context, selection Selection, progress func(B
 // flight too, for the reason "quarantined"; see [identity.Report.Discardable]. Events that are not
 // routed yet, or in a relay's hand, get pending deliveries before. It accepts nothing, so that
 // relays continue waiting. It works in batches as Discard does, and returns an error if a delivery
-// was missed: accepting the database would send that. It stops as soon as somebody else accepts the
-// database.
+// was missed: accepting the database would send that. It stops as soon as another command accepts
+// the database.
 func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, progress func(Bulk)) (Bulk, error) {
 	first, err := o.Identity(ctx, environment)
 	if err == nil {

@@ -34,7 +34,7 @@ func TestDiscardedIsKeptFromItsDiscard(t *testing.T) {
 	}
 }
 
-// Once somebody else has accepted the database and relays work on it, their deliveries are left
+// Once another command has accepted the database and relays work on it, their deliveries are left
 // alone.
 func TestDiscardQuarantinedEndsWhereRelaysWork(t *testing.T) {
 	t.Parallel()
