@@ -6,12 +6,16 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -93,7 +97,49 @@ func TestAskedToWaitIsShown(t *testing.T) {
 	if got := s.Destinations[0]; got.State != "slowed" || got.WaitUntil == nil {
 		t.Errorf("%+v", got)
 	}
-	if len(s.Advice) != 1 || s.Advice[0].Why != "slowed" || len(s.Advice[0].Commands) > 0 {
+	if len(s.Advice) != 1 || s.Advice[0].Why != "slowed" || len(s.Advice[0].Commands) != 1 {
 		t.Errorf("%+v", s.Advice)
+	}
+}
+
+// A relay that was asked to wait holds nothing meanwhile: another one, or an operator who ends the
+// wait, gets what is due delivered.
+func TestAskedToWaitHoldsNothing(t *testing.T) {
+	t.Parallel()
+	for name, send := range map[string]func(t *testing.T, db *relaytest.Database, r *running, d post.Destination) *running{
+		"another relay": func(t *testing.T, db *relaytest.Database, _ *running, d post.Destination) *running {
+			return start(t, config(db, d))
+		},
+		"an operator": func(t *testing.T, db *relaytest.Database, r *running, _ post.Destination) *running {
+			p, err := ops.New(db.Pool).Resume(t.Context(), "default", true)
+			if err != nil || !p.WaitEnded || p.BreakerReset {
+				t.Errorf("%+v, %v", p, err)
+			}
+			return r
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var works atomic.Bool
+			rc := relaytest.NewReceiver(t, func(w http.ResponseWriter, _ relaytest.Request) {
+				if !works.Load() {
+					w.Header().Set("Retry-After", "50")
+					w.WriteHeader(http.StatusServiceUnavailable)
+				}
+			})
+			db := relaytest.Covered(t)
+			d := to(rc.URL)
+			d.Retry.RetryAfterMax = time.Hour
+			r := start(t, config(db, d))
+			db.Insert(1, "refused")
+			relaytest.Becomes(db, true, `SELECT coalesce(max(wait_until) > now() + interval '20 seconds', false) FROM outbox_relay_destination`)
+			works.Store(true)
+			db.InsertKeyed("k", 1, 3)
+			db.Insert(2, "free")
+			relaytest.Becomes(db, 6, `SELECT count(*) FROM outbox_delivery d WHERE status = 'pending' AND `+pg.IsFree)
+			testkit.Equal(t, "requests while it waits", rc.Total(), 1)
+			send(t, db, r, d).settles(t, policy.Delivered, 5)
+			testkit.Equal(t, "of the key", rc.Numbers("k"), numbers(1, 3))
+		})
 	}
 }

@@ -18,6 +18,7 @@ func (r *Relay) newSession() *session.Session {
 		},
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.producers,
 		Restore: r.settler.WriteAgain, Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.mailbox.listening.Store, Idle: r.idle,
+		Waits:      func() []string { return r.lanes.Waits(time.Now()) },
 		SleepAfter: r.cfg.SleepAfter,
 		FallAsleep: func(instance int32, schema string) { r.fail(&Asleep{Instance: instance, Schema: schema}) },
 		Rescued: func(instance int32) {
@@ -45,6 +46,13 @@ func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 	changed, closed := r.lanes.ApplyStates(began, time.Now(), found.States, instance)
 	if changed {
 		r.mailbox.post(agenda.CauseSweep)
+	}
+	for _, destination := range found.Resumed {
+		if l := r.lanes.Get(destination); l != nil {
+			l.EndWait(time.Now())
+			r.mailbox.post(agenda.CauseSweep)
+			r.cfg.Log.Info().Str("destination", destination).Msg("an operator has ended the wait that the destination had asked for")
+		}
 	}
 	for _, destination := range closed {
 		r.cfg.Log.Info().Str("destination", destination).Msg("breaker closed by another relay or an operator: nothing is held any more")

@@ -93,6 +93,12 @@ const NextDue = `SELECT min(n.next_attempt_at) FROM (VALUES (false), (true)) x (
         SELECT d.next_attempt_at FROM outbox_delivery d
         WHERE d.destination = lane.destination AND d.replay = x.replay AND ` + IsDue + ` ORDER BY d.next_attempt_at, d.event_id LIMIT 1) n`
 
+// WaitUntil is a subselect that finds until when a destination has asked all living relays to wait,
+// behind a "lane (destination)"; NULL: one may send. What its 429s and 503s ask of one relay does
+// not keep another from trying.
+const WaitUntil = `SELECT CASE WHEN bool_and(s.wait_until IS NOT NULL AND s.wait_until > now()) THEN min(s.wait_until) END
+        FROM outbox_relay_destination s JOIN outbox_relay r ON r.instance = s.instance WHERE s.destination = lane.destination AND ` + IsAlive
+
 // Unserved selects the destinations with pending deliveries that no registered relay serves.
 const Unserved = `
 WITH RECURSIVE ` + Pending + UnservedOf

@@ -38,7 +38,8 @@ CREATE TABLE outbox_relay_destination (
     -- Since when the destination refuses this relay, and what it answers; NULL: it does not, or all relays hold the destination.
     refused_at    timestamptz,
     refused_error text,
-    -- Until when it asked the relay to wait (Retry-After), and to how many requests a second its 429s have slowed the relay; NULL: it has not.
+    -- Until when it asked the relay to wait (Retry-After), and to how many requests a second its 429s have slowed the relay; NULL: it has
+    -- not. '-infinity': an operator has ended the wait.
     wait_until    timestamptz,
     slowed_to     float8,
     PRIMARY KEY (destination, instance)

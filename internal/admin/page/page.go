@@ -268,7 +268,7 @@ func done(word string) string {
 		"paused":        "Paused. Relays claim nothing for it until it is resumed; what is in flight is still sent.",
 		"resumed":       "Resumed. Deliveries flow again.",
 		"resumed_held":  "Resumed. It is still down and held until a probe succeeds.",
-		"breaker_reset": "The breaker is closed: what is due is sent. Retry now tries what waits for its next attempt.",
+		"breaker_reset": "What is due is sent within five seconds, without a probe. Retry now tries what waits for its next attempt.",
 		"acknowledged":  "Acknowledged. It is not sent again until it returns; its recovery is.",
 		"silenced":      "Silent for two hours. What lasts longer is sent then.",
 		"unsilenced":    "The silence has ended. What lasts is sent.",

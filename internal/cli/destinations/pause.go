@@ -51,7 +51,7 @@ type Resume struct {
 
 func (Resume) Help() string {
 	return `Ends a pause. A destination that is held because it is down stays held until a probe succeeds; --reset-breaker does not
-wait for that.`
+wait for that, nor for the time that the destination has asked for (Retry-After).`
 }
 
 func (cmd Resume) Run(inv *cli.Invocation) error {
@@ -66,8 +66,10 @@ func (cmd Resume) Run(inv *cli.Invocation) error {
 			text += " Its breaker is closed: what is due is sent. To try now what waits for its next attempt: outbox-relay retry --destination " + cmd.Destination
 		case p.Breaker != "closed":
 			text += fmt.Sprintf(" It is still held, because it is down, and probed by itself; to send what is due, without a probe: outbox-relay resume %s --reset-breaker", cmd.Destination)
+		case p.WaitEnded:
+			text += " Relays no longer wait as it has asked: within five seconds they send what is due."
 		case cmd.ResetBreaker:
-			text += " Its breaker was not open."
+			text += " Its breaker was not open, and no relay waits as it has asked."
 		}
 		return p, text, err
 	})
@@ -88,10 +90,10 @@ func onDestination(inv *cli.Invocation, name, action string, asJSON bool, change
 		if err != nil {
 			return err
 		}
-		if p.Changed || p.BreakerReset {
+		if p.Changed || p.BreakerReset || p.WaitEnded {
 			line := c.Audit(inv, action).Str("destination", name).Str("reason", p.Reason)
-			if p.BreakerReset {
-				line = line.Bool("breaker_reset", true)
+			if p.BreakerReset || p.WaitEnded {
+				line = line.Bool("breaker_reset", p.BreakerReset).Bool("wait_ended", p.WaitEnded)
 			}
 			line.Msg("audit")
 		}

@@ -265,13 +265,15 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 			probe = "a probe is under way"
 		case d.Paused:
 			probe = "no probe before it is resumed"
+		case d.WaitUntil != nil:
+			probe = "no probe before " + d.WaitUntil.UTC().Format(time.RFC3339) + ", as it has asked (Retry-After)"
 		case d.BreakerSeconds > 0:
 			probe = "next probe in " + output.Age(d.BreakerSeconds)
 		}
 		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, output.AfterColon(d.BreakerError))
 	}
 	switch {
-	case d.WaitUntil != nil:
+	case d.WaitUntil != nil && d.Breaker == "closed":
 		fmt.Fprintf(w, "  %s: asked to wait until %s (Retry-After)\n", name, d.WaitUntil.UTC().Format(time.RFC3339))
 	case d.SlowedTo > 0 && d.Pending > 0:
 		fmt.Fprintf(w, "  %s: slowed to %.3g/s by its 429s\n", name, d.SlowedTo)

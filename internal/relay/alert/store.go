@@ -27,7 +27,8 @@ const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 // untried is [Untried] of an alert a.
 const untried = `CASE WHEN a.rule <> 'breaker_open' THEN ''
             WHEN EXISTS (SELECT FROM outbox_destination d WHERE d.destination = a.subject AND d.paused) THEN 'paused'
-            WHEN NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = a.subject) THEN 'unserved' ELSE '' END`
+            WHEN NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = a.subject) THEN 'unserved'
+            WHEN (SELECT (` + pg.WaitUntil + `) FROM (VALUES (a.subject)) lane (destination)) IS NOT NULL THEN 'asked_to_wait' ELSE '' END`
 
 // columns are the fields of an Alert a but for Pending and Source.
 const columns = `a.rule, a.subject, a.count - a.counted_before, a.opened_at, coalesce(a.first_event_id, 0), coalesce(a.first_error, ''),

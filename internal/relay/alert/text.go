@@ -56,7 +56,8 @@ type Untried string
 // What keeps relays from trying it.
 const (
 	UntriedPaused   Untried = "paused"
-	UntriedUnserved Untried = "unserved" // no registered relay has the destination
+	UntriedUnserved Untried = "unserved"      // no registered relay has the destination
+	UntriedAsked    Untried = "asked_to_wait" // its Retry-After has not passed
 )
 
 func (u Untried) text() string {
@@ -65,6 +66,8 @@ func (u Untried) text() string {
 		return "it is paused, and no relay tries it before it is resumed"
 	case UntriedUnserved:
 		return "no running relay has it, so that none tries it"
+	case UntriedAsked:
+		return "it has asked to wait (Retry-After), for a minute at most, and no relay tries it before"
 	}
 	return "a relay tries it every few seconds, with what is due"
 }

@@ -176,7 +176,7 @@ func (s *laneSide) send(t *rapid.T) {
 	case run == nil:
 		s.senders--
 		return
-	case s.StopReason() != "":
+	case s.StopReason(time.Now()) != "":
 		s.Release(lane.Live, 1)
 		return
 	}

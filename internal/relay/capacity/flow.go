@@ -172,6 +172,13 @@ func (f *Flow) Close(now time.Time, wait time.Duration) {
 	f.ramp, f.Ramped = 1, f.Reopens
 }
 
+// Open ends such a wait early.
+func (f *Flow) Open(now time.Time) {
+	if now.Before(f.Reopens) {
+		f.Reopens, f.Ramped = now, now
+	}
+}
+
 // adaptRate cuts the rate when the receiver refuses more than is tolerated. Where a cut made no
 // difference, the rate returns, and such a share is tolerated.
 func (f *Flow) adaptRate(now time.Time) {

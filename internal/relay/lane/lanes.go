@@ -320,6 +320,16 @@ func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationSt
 	return changed, closed
 }
 
+// Waits returns the destinations that have asked this relay to wait.
+func (ls *Lanes) Waits(now time.Time) (names []string) {
+	for _, l := range ls.List() {
+		if l.waits(now) {
+			names = append(names, l.Name)
+		}
+	}
+	return names
+}
+
 // Divide divides the relay's capacity. A lane for which something was brought is active, too.
 func (ls *Lanes) Divide(requests int, brought map[string][]Delivery) capacity.Division {
 	var sharers []capacity.Sharer

@@ -57,7 +57,7 @@ func TestSetKeepsLanes(t *testing.T) {
 	if ls.Get("b") != b || b.Current() == endpointB || b.Current().URL.Path != "/b/elsewhere" {
 		t.Errorf("b still leads to %s", b.Current().URL)
 	}
-	if !c.IsRemoved() || c.StopReason() != policy.ReasonRemoved || ls.Get("c") != c || slices.Contains(ls.List(), c) || !slices.Contains(ls.All(), c) {
+	if !c.IsRemoved() || c.StopReason(time.Now()) != policy.ReasonRemoved || ls.Get("c") != c || slices.Contains(ls.List(), c) || !slices.Contains(ls.All(), c) {
 		t.Error("the lane of a removed destination is not kept for what is in flight")
 	}
 	if ls.Get("d") != nil {
@@ -143,7 +143,7 @@ func TestApplyStates(t *testing.T) {
 		t.Error("no breaker opened")
 	}
 	l := ls.Get("d003")
-	if got := ls.Visited(); len(got) != 1 || got[0] != l || l.State().Breaker != "open" || l.State().Concurrency != 0 || l.StopReason() != policy.ReasonBreaker {
+	if got := ls.Visited(); len(got) != 1 || got[0] != l || l.State().Breaker != "open" || l.State().Concurrency != 0 || l.StopReason(time.Now()) != policy.ReasonBreaker {
 		t.Errorf("%+v, %d lanes work", l.State(), len(got))
 	}
 	if changed, _ := ls.ApplyStates(now, now, open, 1); changed {

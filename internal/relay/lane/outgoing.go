@@ -47,6 +47,7 @@ const (
 	MaxBehind    = 2000                   // in runs, of all ordering keys
 	fastLane     = 8000                   // deliveries a second, from which on takes wait for the room of a lane
 	stillSending = 100 * time.Millisecond // since its last outcome was written
+	sitsOut      = 2 * time.Second        // that its receiver asks it to wait, with what it holds
 )
 
 // limit returns how many senders the lane may have.
@@ -75,7 +76,7 @@ func (o *outgoing) State() State {
 func (o *outgoing) Room(now time.Time, lease time.Duration) (free [Classes]int, worthwhile bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.removed || o.gone && o.pausedAt.IsZero() || o.breaker.Holding() {
+	if reason := o.stopReason(now); reason != "" && (reason != policy.ReasonPaused || o.pausedAt.IsZero()) {
 		return free, false // the lane would give back what a claim brought
 	}
 	limit := o.limit()
@@ -173,7 +174,7 @@ func (o *outgoing) NextRun(now time.Time) (run []Delivery, wait time.Duration) {
 		return nil, 0
 	}
 	// A run that will not be sent takes no token of the rate.
-	if head := &o.queues[c].runs[o.queues[c].head][0]; !o.breaker.Holding() && !o.gone && !o.removed && !head.TooLate(o.Endpoint, now) {
+	if head := &o.queues[c].runs[o.queues[c].head][0]; o.stopReason(now) == "" && !head.TooLate(o.Endpoint, now) {
 		if wait := o.flow.Wait(now); wait > 0 {
 			return nil, wait
 		}
@@ -320,10 +321,15 @@ func (o *outgoing) PauseWritten() {
 	}
 }
 
-// StopReason returns why nothing may be sent now; empty: it may.
-func (o *outgoing) StopReason() policy.Reason {
+// StopReason returns why nothing may be sent at the given time, so that what the lane holds is
+// given back; empty: it may, if only a moment later.
+func (o *outgoing) StopReason(now time.Time) policy.Reason {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	return o.stopReason(now)
+}
+
+func (o *outgoing) stopReason(now time.Time) policy.Reason {
 	switch {
 	case o.removed:
 		return policy.ReasonRemoved
@@ -331,6 +337,8 @@ func (o *outgoing) StopReason() policy.Reason {
 		return policy.ReasonPaused
 	case o.breaker.Holding():
 		return policy.ReasonBreaker
+	case o.flow.Reopens.Sub(now) > sitsOut: // another relay may be welcome
+		return policy.ReasonRetryAfter
 	}
 	return ""
 }
@@ -392,7 +400,7 @@ func (o *outgoing) StepRun(c Class, n int) {
 func (o *outgoing) TakeToken(now time.Time, d *Delivery) (wait time.Duration, inTime bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.breaker.Holding() || o.gone || o.removed {
+	if o.stopReason(now) != "" {
 		return 0, true
 	}
 	if d.TooLate(o.Endpoint, now.Add(o.flow.UntilTurn(now))) {

@@ -39,10 +39,30 @@ func (o *outgoing) Slowdown(now time.Time) capacity.Slowdown {
 }
 
 // LeavesToOthers reports whether other relays deliver what this one gives back.
-func (o *outgoing) LeavesToOthers() bool {
+func (o *outgoing) LeavesToOthers(now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.removed || o.breaker.Alone && o.breaker.Holding()
+	switch o.stopReason(now) {
+	case policy.ReasonRemoved, policy.ReasonRetryAfter:
+		return true
+	case policy.ReasonBreaker:
+		return o.breaker.Alone
+	}
+	return false
+}
+
+// waits reports whether the lane's receiver has asked it to wait.
+func (o *outgoing) waits(now time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return now.Before(o.flow.Reopens)
+}
+
+// EndWait sends again although the receiver has asked to wait, with one request at once first.
+func (o *outgoing) EndWait(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.flow.Open(now)
 }
 
 // Change changes the breaker.

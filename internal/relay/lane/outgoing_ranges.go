@@ -156,14 +156,14 @@ func (o *outgoing) perSecond() float64 {
 
 // RoomForRange returns how many deliveries of ranges the lane may get: what it sends within about
 // settle.RowsAfter.
-func (o *outgoing) RoomForRange(lease time.Duration) int {
+func (o *outgoing) RoomForRange(now time.Time, lease time.Duration) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.roomAhead(lease)
+	return o.roomAhead(now, lease)
 }
 
-func (o *outgoing) roomAhead(lease time.Duration) int {
-	if o.removed || o.gone || o.breaker.Holding() {
+func (o *outgoing) roomAhead(now time.Time, lease time.Duration) int {
+	if o.stopReason(now) != "" {
 		return 0
 	}
 	most := o.limit()
@@ -185,7 +185,7 @@ func (o *outgoing) fastRoom(now time.Time, lease time.Duration) (room int, fast 
 	if now.Sub(o.releasedAt) > stillSending || o.perSecond() < fastLane {
 		return 0, false
 	}
-	return o.roomAhead(lease), true
+	return o.roomAhead(now, lease), true
 }
 
 // taken returns how many deliveries the lane holds. The caller holds mu.

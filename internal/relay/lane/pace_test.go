@@ -29,13 +29,13 @@ func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	l.Push(now, Live, nil)
 	l.PauseWritten()
 	l.Push(now, Live, nil) // of the claim that was under way
-	testkit.Equal(t, "an earlier claim resumed the lane", l.StopReason(), policy.ReasonPaused)
+	testkit.Equal(t, "an earlier claim resumed the lane", l.StopReason(time.Now()), policy.ReasonPaused)
 	if free, _ := l.Room(now, lease); free[Live] == 0 {
 		t.Error("no room to find out that the destination was resumed")
 	}
 	l.claimed = time.Now().Add(time.Second)
 	l.Push(now, Live, nil)
-	testkit.Equal(t, "a later claim did not resume the lane", l.StopReason(), "")
+	testkit.Equal(t, "a later claim did not resume the lane", l.StopReason(time.Now()), "")
 }
 
 // How long a run may be follows from what its deliveries take and what a lease leaves.
@@ -223,6 +223,26 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		if closed := !l.EarliestClaim(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
 			t.Errorf("%s closes the lane: %t", name, closed)
 		}
+	}
+}
+
+// What a lane holds stays when its receiver asks for a moment. For longer, it is given back, and
+// takes no turn.
+func TestLongWaitGivesBack(t *testing.T) {
+	t.Parallel()
+	for wait, want := range map[time.Duration]policy.Reason{sitsOut: "", sitsOut + 1: policy.ReasonRetryAfter} {
+		now := time.Unix(1_000_000, 0)
+		l := laneOf(8)
+		l.Push(now, Live, singly([]Delivery{{LeaseEnds: now.Add(time.Minute)}}))
+		l.flow.Close(now, wait)
+		testkit.Equal(t, "reason", l.StopReason(now), want)
+		run, left := l.NextRun(now)
+		testkit.Equal(t, "is given back", run != nil, want != "")
+		testkit.Equal(t, "stays", left == wait, want == "")
+		testkit.Equal(t, "room", l.RoomForRange(now, lease) > 0, want == "")
+		testkit.Equal(t, "is for others", l.LeavesToOthers(now), want != "")
+		l.EndWait(now)
+		testkit.Equal(t, "after the wait has ended", l.StopReason(now), "")
 	}
 }
 

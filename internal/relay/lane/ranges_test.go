@@ -127,19 +127,19 @@ func TestDueRowsAreNoted(t *testing.T) {
 func TestRoomForRange(t *testing.T) {
 	t.Parallel()
 	l := laneOf(10)
-	if room := l.RoomForRange(lease); room != maxTaken {
+	if room := l.RoomForRange(time.Now(), lease); room != maxTaken {
 		t.Errorf("room for %d before anything was sent", room)
 	}
 	l.perPost = 100 * time.Millisecond
-	if room := l.RoomForRange(lease); room != 10+int(100*settle.RowsAfter.Seconds()) {
+	if room := l.RoomForRange(time.Now(), lease); room != 10+int(100*settle.RowsAfter.Seconds()) {
 		t.Errorf("room for %d at 100 a second", room)
 	}
 	l.Push(time.Now(), Live, singly(make([]Delivery, 60)))
-	if room := l.RoomForRange(lease); room != 10+int(100*settle.RowsAfter.Seconds())-60 {
+	if room := l.RoomForRange(time.Now(), lease); room != 10+int(100*settle.RowsAfter.Seconds())-60 {
 		t.Errorf("room for %d beside 60", room)
 	}
 	l.Change(func(b *policy.Breaker) { b.Enter(time.Now(), policy.BreakerOpen) })
-	if room := l.RoomForRange(lease); room != 0 {
+	if room := l.RoomForRange(time.Now(), lease); room != 0 {
 		t.Errorf("room for %d while the destination is down", room)
 	}
 }

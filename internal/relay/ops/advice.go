@@ -162,8 +162,11 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	calm := d.Breaker == "half_open" && d.Pending == 0 // what was held has arrived, or was given up
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm {
 		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
-		if d.Paused {
+		switch {
+		case d.Paused:
 			held.Untried = alert.UntriedPaused
+		case d.WaitUntil != nil:
+			held.Untried = alert.UntriedAsked
 		}
 		commands := []string{
 			"outbox-relay resume " + word + " --reset-breaker    # once it works: send what is due, without a probe",
@@ -185,7 +188,8 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			level = Warning
 		}
 		add("slowed", level, fmt.Sprintf("%q asks to wait (Retry-After): it is tried again at %s, %s until then.", d.Destination, timeText(d.WaitUntil), counted(d.Pending, "delivery waits", "deliveries wait")),
-			fmt.Sprintf("Nothing is lost. If it asks often, set destinations.%s.rate_limit to what it accepts, then reload the relay (SIGHUP).", d.Destination))
+			fmt.Sprintf("Nothing is lost. If it asks often, set destinations.%s.rate_limit to what it accepts, then reload the relay (SIGHUP).", d.Destination),
+			"outbox-relay resume "+word+" --reset-breaker    # once it works: send what is due, though it has asked to wait")
 	} else if !unserved && d.Retrying > 0 && d.RetryReason != "" {
 		level, remedy := Notice, alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly)
 		switch {

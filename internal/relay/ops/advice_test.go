@@ -44,6 +44,7 @@ func TestAdvice(t *testing.T) {
 		"held":                     {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
 		"held, and due":            {lane(DestinationStatus{Breaker: "open", Due: 1, Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker", "outbox-relay retry --destination d"}},
 		"held, and nothing is due": {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), "every few seconds, with what is due. The log of the receiver says more. An event that alone is answered with errors follows the schedule, and spends attempts", []string{"outbox-relay retry --destination d"}},
+		"held, asked to wait":      {lane(DestinationStatus{Breaker: "open", BreakerError: "503 Service Unavailable", WaitUntil: &now}), "it has asked to wait (Retry-After), for a minute at most, and no relay tries it before", []string{"outbox-relay resume d --reset-breaker"}},
 		"tried, and nothing waits": {lane(DestinationStatus{Breaker: "half_open", BreakerError: "dial tcp: connection refused"}), "", nil},
 		"delivered since": {
 			lane(DestinationStatus{Retrying: 2, RetryReason: policy.ReasonUnauthorized, RetryError: "401", RetryAt: &before, LastDeliveredAt: &now}),
@@ -104,7 +105,8 @@ func TestAdvice(t *testing.T) {
 		},
 		"asked to wait": {
 			lane(DestinationStatus{Pending: 5, Retrying: 2, WaitUntil: &now, RetryReason: policy.ReasonRateLimited}),
-			`"d" asks to wait (Retry-After): it is tried again at ` + timeText(&now) + `, 5 deliveries wait until then. Nothing is lost. If it asks often, set destinations.d.rate_limit`, nil,
+			`"d" asks to wait (Retry-After): it is tried again at ` + timeText(&now) + `, 5 deliveries wait until then. Nothing is lost. If it asks often, set destinations.d.rate_limit`,
+			[]string{"outbox-relay resume d --reset-breaker"},
 		},
 		"unserved":               {lane(DestinationStatus{Pending: 5, Served: true}), `5 deliveries are unserved: no running relay has "d". To put it back, write destinations.d into a relay's configuration and reload that relay (SIGHUP)`, []string{"outbox-relay discard --destination d --status pending"}},
 		"unserved, and retrying": {lane(DestinationStatus{Pending: 5, Retrying: 5, RetryReason: "server_error", Served: true}), `To put it back`, []string{"outbox-relay discard --destination d --status pending"}},

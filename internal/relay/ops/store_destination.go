@@ -32,6 +32,8 @@ type Pause struct {
 	Breaker string `json:"breaker"`
 	// BreakerReset reports whether this call closed the breaker.
 	BreakerReset bool `json:"breaker_reset"`
+	// WaitEnded reports whether this call ended a wait that the destination had asked for.
+	WaitEnded bool `json:"wait_ended"`
 }
 
 // knownDestinations is the part of a WITH RECURSIVE that finds the destinations which the database
@@ -102,7 +104,7 @@ func (o *Outbox) recordChange(ctx context.Context, tx pgx.Tx, verb string, p Pau
 			return err
 		}
 	}
-	if p.BreakerReset {
+	if p.BreakerReset || p.WaitEnded {
 		return o.record(ctx, tx, auditRow{action: "reset_breaker", destination: p.Destination})
 	}
 	return nil
@@ -145,14 +147,18 @@ WITH closed AS (
 UPDATE outbox_alert SET last_at = now()
 FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND resolved_at IS NULL`
 
-// Resume ends a pause. An open breaker stays open unless reset is true: then what is due is sent,
-// at the risk that the destination is still down. The error wraps [ErrUnknownDestination] as
-// that of Pause does.
+// Each relay sees it at its next beat.
+const endWaits = `UPDATE outbox_relay_destination SET wait_until = '-infinity' WHERE destination = $1 AND wait_until > now()`
+
+// Resume ends a pause. An open breaker stays open unless reset is true, and a wait that the
+// destination has asked for (Retry-After) lasts: then what is due is sent, at the risk that the
+// destination is still down. The error wraps [ErrUnknownDestination] as that of Pause does.
 func (o *Outbox) Resume(ctx context.Context, destination string, reset bool) (Pause, error) {
 	return o.resume(ctx, destination, true, reset)
 }
 
-// ResetBreaker closes the breaker of a destination as Resume does. A pause stays.
+// ResetBreaker closes the breaker of a destination, and ends its wait, as Resume does. A pause
+// stays.
 func (o *Outbox) ResetBreaker(ctx context.Context, destination string) (Pause, error) {
 	return o.resume(ctx, destination, false, true)
 }
@@ -165,11 +171,15 @@ func (o *Outbox) resume(ctx context.Context, destination string, pause, reset bo
 				return err
 			}
 		}
-		if !reset || p.Breaker == "closed" {
+		if !reset {
 			return nil
 		}
+		ended, err := tx.Exec(ctx, endWaits, destination)
+		if p.WaitEnded = ended.RowsAffected() > 0; err != nil || p.Breaker == "closed" {
+			return err
+		}
 		p.Breaker, p.BreakerReset = "closed", true
-		_, err := tx.Exec(ctx, resetBreaker, destination)
+		_, err = tx.Exec(ctx, resetBreaker, destination)
 		return err
 	})
 	if p.Changed || p.BreakerReset {

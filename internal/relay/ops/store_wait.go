@@ -16,8 +16,7 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(h.attempts, 0), coalesce(h.last_error, ''), h.next_attempt_at, coalesce(h.next_attempt_at <= now(), false), coalesce(d.ordering_key, ''),
        d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
        EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
-       (SELECT CASE WHEN bool_and(s.wait_until IS NOT NULL AND s.wait_until > now()) THEN min(s.wait_until) END
-        FROM outbox_relay_destination s JOIN outbox_relay r ON r.instance = s.instance WHERE s.destination = d.destination AND ` + pg.IsAlive + `),
+       (` + pg.WaitUntil + `),
        (SELECT count(*) FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NULL),
        EXISTS (SELECT FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NOT NULL),
        EXISTS (SELECT FROM outbox_route),

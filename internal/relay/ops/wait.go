@@ -149,7 +149,7 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
 		add("held", "%s", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
 	}
-	if asked != "" {
+	if asked != "" && w.Breaker == "closed" {
 		add("slowed", "%s", asked)
 	}
 	if w.BehindEvent != 0 {
@@ -239,6 +239,8 @@ func (w waitState) nextProbe() string {
 		return "a probe is under way"
 	case w.Paused:
 		return "no probe before it is resumed"
+	case w.WaitUntil != nil:
+		return "no probe before " + timeText(w.WaitUntil) + ", as it has asked (Retry-After)"
 	case w.BreakerSeconds > 0:
 		return "next probe in " + seconds(w.BreakerSeconds)
 	case w.DueInSeconds > 0:

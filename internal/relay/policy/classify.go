@@ -76,6 +76,7 @@ const (
 	ReasonLease        Reason = "lease"            // too little of the lease was left
 	ReasonShutdown     Reason = "shutdown"         // the relay is stopping (also cuts off what is being sent)
 	ReasonPaused       Reason = "paused"           // a 410 came while it waited for its turn
+	ReasonRetryAfter   Reason = "retry_after"      // the destination has asked this relay to wait longer
 	ReasonRemoved      Reason = "removed"          // its destination was removed from the configuration
 	ReasonBreaker      Reason = "breaker"          // the destination is down: its breaker opened while it waited
 	ReasonOrder        Reason = "order"            // one before it of its ordering key was not delivered
@@ -99,7 +100,7 @@ func Reasons() []Reason {
 		ReasonRejected, ReasonGone, ReasonUnexpected,
 		ReasonDNS, ReasonConnect, ReasonTLS, ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonEgress, ReasonPanic,
 		ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonSuspect, ReasonNotAfter, ReasonLease,
-		ReasonShutdown, ReasonPaused, ReasonRemoved, ReasonBreaker, ReasonOrder, ReasonDatabase, ReasonEarly, ReasonFull,
+		ReasonShutdown, ReasonPaused, ReasonRetryAfter, ReasonRemoved, ReasonBreaker, ReasonOrder, ReasonDatabase, ReasonEarly, ReasonFull,
 	}
 }
 

@@ -220,10 +220,11 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 	if s.Taking.Err() != nil {
 		return policy.Result{Reason: policy.ReasonShutdown}
 	}
-	if reason := l.StopReason(); reason != "" {
+	now := time.Now()
+	if reason := l.StopReason(now); reason != "" {
 		return policy.Result{Reason: reason}
 	}
-	if d.TooLate(to, time.Now()) {
+	if d.TooLate(to, now) {
 		return policy.Result{Reason: policy.ReasonLease}
 	}
 	leave, instead := s.awaitPost(d)

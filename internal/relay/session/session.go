@@ -42,6 +42,8 @@ type Session struct {
 	Wake func(Requests)
 	// Listening says whether the session listens for notifications from now on.
 	Listening func(bool)
+	// Waits returns the destinations that have asked the relay to wait; nil: none has.
+	Waits func() []string
 	// Idle reports whether the relay has nothing to do: then the session beats a little less often.
 	Idle func() bool
 	// SleepAfter is how long there must have been nothing to do for FallAsleep to be called. 0: it
@@ -423,7 +425,7 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveWithin(stopping), cancel) })()
 	p := pulse{
-		writeAfter: heartbeatAge, armed: s.Producers.Armed(),
+		writeAfter: heartbeatAge, armed: s.Producers.Armed(), waits: s.Waits(),
 		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
 	}
 	p.instance, _ = s.Presence.Current()

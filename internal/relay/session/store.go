@@ -93,6 +93,9 @@ SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FRO
        coalesce(breaker_owner, 0), breaker_failures
 FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
+SELECT 'resumed', 0, destination, false, '', 0, 0, 0 FROM outbox_relay_destination
+WHERE instance = $1 AND destination = ANY ($6) AND wait_until = '-infinity'
+UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
 SELECT 'armed', 0, '', until < extract(epoch FROM now()) * 1000, '', 0, 0, 0 FROM (SELECT last_value AS until FROM outbox_armed OFFSET 0) a
@@ -111,7 +114,8 @@ type pulse struct {
 	writeAfter       time.Duration // how old the heartbeat may become before it is written again
 	findSilent       bool
 	findDisconnected bool
-	armed            bool // continue making producers notify
+	armed            bool     // continue making producers notify
+	waits            []string // destinations that have asked this relay to wait
 }
 
 // echo is what a beat finds out.
@@ -126,6 +130,7 @@ type echo struct {
 // News is what a beat finds out about the database's state beside the relays.
 type News struct {
 	States  []policy.DestinationState // of destinations whose breaker is not closed, or that have evidence against them
+	Resumed []string                  // destinations for which an operator has ended the wait that they had asked for
 	Alerts  bool                      // there are alerts to send or to close
 	Parked  bool                      // a route was added, and what was parked before has yet to be looked through
 	Unheard bool                      // producers had stopped to notify: another relay has disarmed them, or this beat came late
@@ -133,7 +138,7 @@ type News struct {
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
 func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
-	rows, err := q.Query(ctx, Beat, p.instance, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected)
+	rows, err := q.Query(ctx, Beat, p.instance, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected, p.waits)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}
@@ -155,6 +160,8 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 		case "destination":
 			state.Remaining = time.Duration(remaining * float64(time.Second))
 			e.States = append(e.States, state)
+		case "resumed":
+			e.Resumed = append(e.Resumed, state.Destination)
 		case "alert":
 			e.Alerts = true
 		case "parked":

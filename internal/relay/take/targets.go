@@ -55,7 +55,8 @@ func (ts *targets) of(destination string) *target {
 		t.reason = policy.ReasonPaused
 	default:
 		ts.lanes.Engage(t.lane)
-		t.reason, t.room = t.lane.StopReason(), t.lane.RoomForRange(ts.lease)
+		now := time.Now()
+		t.reason, t.room = t.lane.StopReason(now), t.lane.RoomForRange(now, ts.lease)
 	}
 	if t.lane != nil {
 		t.promise = t.lane.Current().Destination.Retry.NotAfter
