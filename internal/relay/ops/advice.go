@@ -140,85 +140,110 @@ func (u Untaken) advise() Advice {
 
 // advise says what to do about one destination. alive: a relay is running, and not quarantined.
 func (d DestinationStatus) advise(alive bool) (all []Advice) {
-	word := plain.ShellWord(d.Destination)
-	add := func(why string, level Level, text, remedy string, commands ...string) {
-		all = append(all, Advice{why, d.Destination, level, text, remedy, slices.Concat([]string{}, commands)}) // never null in JSON
-	}
 	if d.Paused {
-		since := ""
-		if d.PausedAt != nil {
-			since = " since " + timeText(d.PausedAt)
-		}
-		add("paused", Warning, fmt.Sprintf("%q is paused%s%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason), since),
-			"Nothing is lost, and no attempt is spent meanwhile.",
-			"outbox-relay resume "+word)
+		all = append(all, d.advisePaused())
 	}
 	unserved := alive && !d.Served && d.Pending > 0
 	if unserved { // first: nothing below helps before a relay serves it
-		add("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
-			fmt.Sprintf("To put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give them up.", d.Destination),
-			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
+		all = append(all, d.adviseUnserved())
 	}
 	calm := d.Breaker == "half_open" && d.Pending == 0 // what was held has arrived, or was given up
-	if d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm {
-		held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
-		switch {
-		case d.Paused:
-			held.Untried = alert.UntriedPaused
-		case d.WaitUntil != nil:
-			held.Untried = alert.UntriedAsked
-		}
-		commands := []string{
-			"outbox-relay resume " + word + " --reset-breaker    # once it works: send what is due, without a probe",
-			"outbox-relay retry --destination " + word + "    # once it works: try now what waits for its next attempt",
-		}
-		remedy := held.Remedy(plainly)
-		switch {
-		case d.Retrying == 0:
-			commands = commands[:1]
-		case d.Due == 0:
-			remedy += " " + spendsAttempts
-			commands = commands[1:]
-		}
-		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
-			remedy, commands...)
-	} else if d.WaitUntil != nil && d.Pending > 0 {
-		level := Notice
-		if d.failing() {
-			level = Warning
-		}
-		add("slowed", level, fmt.Sprintf("%q asks to wait (Retry-After): it is tried again at %s, %s until then.", d.Destination, timeText(d.WaitUntil), counted(d.Pending, "delivery waits", "deliveries wait")),
-			fmt.Sprintf("Nothing is lost. If it asks often, set destinations.%s.rate_limit to what it accepts, then reload the relay (SIGHUP).", d.Destination),
-			"outbox-relay resume "+word+" --reset-breaker    # once it works: send what is due, though it has asked to wait")
-	} else if !unserved && d.Retrying > 0 && d.RetryReason != "" {
-		level, remedy := Notice, alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly)
-		switch {
-		case d.RetryAt != nil && d.LastDeliveredAt != nil && d.LastDeliveredAt.After(*d.RetryAt):
-			remedy = "It has delivered since."
-		case needsPerson(d.RetryReason) || d.failing():
-			level = Warning
-		}
-		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
-			remedy, fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
-			"outbox-relay retry --destination "+word+"    # once it is fixed: attempt all that waits for its next attempt")
+	switch {
+	case d.Served && d.Breaker != "closed" && d.Breaker != "" && !calm:
+		all = append(all, d.adviseHeld())
+	case d.WaitUntil != nil && d.Pending > 0:
+		all = append(all, d.adviseSlowed())
+	case !unserved && d.Retrying > 0 && d.RetryReason != "":
+		all = append(all, d.adviseRetrying())
 	}
 	if d.Failed > d.failedHeads() { // what blocks a key is told below
-		text, remedy, commands := d.adviseFailed(word)
-		add("failed", Warning, text, remedy, commands...)
+		all = append(all, d.adviseFailed())
 	}
 	if d.BlockedKeys > 0 {
-		text, commands := d.adviseBlocked(word)
-		if d.Failed <= d.failedHeads() {
-			text = strings.TrimSuffix(text, ".") + labelled("; last: %s", strings.TrimRight(d.FailedError, ". ")) + "."
-		}
-		add("blocked", Warning, text, "Fix the cause and replay the failed delivery, or skip it.", commands...)
+		all = append(all, d.adviseBlocked())
 	}
 	for _, h := range d.behindEarly() {
-		add("waiting", Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
-			counted(h.Waiting, "delivery waits", "deliveries wait"), d.Destination, h.EventID, h.Key, plain.Span(time.Duration(h.DueInSeconds*float64(time.Second)))),
-			"It holds up what is due; give it up if it is not wanted.", fmt.Sprintf("outbox-relay explain %d", h.EventID), fmt.Sprintf("outbox-relay discard %d --destination %s    # gives it up: its effect is lost", h.EventID, word))
+		all = append(all, d.adviseEarly(h))
 	}
 	return all
+}
+
+func (d DestinationStatus) advice(why string, level Level, text, remedy string, commands ...string) Advice {
+	return Advice{why, d.Destination, level, text, remedy, commands}
+}
+
+// word is the destination's name as a shell takes it.
+func (d DestinationStatus) word() string { return plain.ShellWord(d.Destination) }
+
+func (d DestinationStatus) advisePaused() Advice {
+	since := ""
+	if d.PausedAt != nil {
+		since = " since " + timeText(d.PausedAt)
+	}
+	return d.advice("paused", Warning, fmt.Sprintf("%q is paused%s%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason), since),
+		"Nothing is lost, and no attempt is spent meanwhile.",
+		"outbox-relay resume "+d.word())
+}
+
+func (d DestinationStatus) adviseUnserved() Advice {
+	return d.advice("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
+		fmt.Sprintf("To put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give them up.", d.Destination),
+		"outbox-relay discard --destination "+d.word()+" --status pending    # gives them up")
+}
+
+func (d DestinationStatus) adviseHeld() Advice {
+	held := alert.Alert{Rule: alert.RuleBreakerOpen, Subject: d.Destination, FirstError: d.BreakerError}
+	switch {
+	case d.Paused:
+		held.Untried = alert.UntriedPaused
+	case d.WaitUntil != nil:
+		held.Untried = alert.UntriedAsked
+	}
+	commands := []string{
+		"outbox-relay resume " + d.word() + " --reset-breaker    # once it works: send what is due, without a probe",
+		"outbox-relay retry --destination " + d.word() + "    # once it works: try now what waits for its next attempt",
+	}
+	remedy := held.Remedy(plainly)
+	switch {
+	case d.Retrying == 0:
+		commands = commands[:1]
+	case d.Due == 0:
+		remedy += " " + spendsAttempts
+		commands = commands[1:]
+	}
+	return d.advice("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
+		remedy, commands...)
+}
+
+func (d DestinationStatus) adviseSlowed() Advice {
+	level := Notice
+	if d.failing() {
+		level = Warning
+	}
+	return d.advice("slowed", level, fmt.Sprintf("%q asks to wait (Retry-After): it is tried again at %s, %s until then.", d.Destination, timeText(d.WaitUntil), counted(d.Pending, "delivery waits", "deliveries wait")),
+		fmt.Sprintf("Nothing is lost. If it asks often, set destinations.%s.rate_limit to what it accepts, then reload the relay (SIGHUP).", d.Destination),
+		"outbox-relay resume "+d.word()+" --reset-breaker    # once it works: send what is due, though it has asked to wait")
+}
+
+func (d DestinationStatus) adviseRetrying() Advice {
+	level, remedy := Notice, alert.Repair(d.Destination, d.RetryReason, d.RetryError, plainly)
+	switch {
+	case d.RetryAt != nil && d.LastDeliveredAt != nil && d.LastDeliveredAt.After(*d.RetryAt):
+		remedy = "It has delivered since."
+	case needsPerson(d.RetryReason) || d.failing():
+		level = Warning
+	}
+	return d.advice("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
+		remedy, fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
+		"outbox-relay retry --destination "+d.word()+"    # once it is fixed: attempt all that waits for its next attempt")
+}
+
+func (d DestinationStatus) adviseEarly(h WaitingHead) Advice {
+	return d.advice("waiting", Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
+		counted(h.Waiting, "delivery waits", "deliveries wait"), d.Destination, h.EventID, h.Key, plain.Span(time.Duration(h.DueInSeconds*float64(time.Second)))),
+		"It holds up what is due; give it up if it is not wanted.",
+		fmt.Sprintf("outbox-relay explain %d", h.EventID),
+		fmt.Sprintf("outbox-relay discard %d --destination %s    # gives it up: its effect is lost", h.EventID, d.word()))
 }
 
 // failedHeads returns how many of the Failed are named as what blocks an ordering key.
@@ -263,8 +288,9 @@ func needsPerson(reason policy.Reason) bool {
 	return false
 }
 
-func (d DestinationStatus) adviseFailed(word string) (text, remedy string, commands []string) {
-	text = fmt.Sprintf("%s to %q failed; last: %s.", countedTo(d.Failed, FailedTo, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
+func (d DestinationStatus) adviseFailed() Advice {
+	word, remedy, commands := d.word(), "", []string(nil)
+	text := fmt.Sprintf("%s to %q failed; last: %s.", countedTo(d.Failed, FailedTo, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
 	commands = append(commands, "outbox-relay events list --status failed --destination "+word+"    # see why")
 	sendable := d.Failed - d.FailedUnsendable
 	if d.FailedUnsendable > 0 {
@@ -284,11 +310,13 @@ func (d DestinationStatus) adviseFailed(word string) (text, remedy string, comma
 	if remedy == "" {
 		remedy = "Look at the reasons, fix the cause, then replay them."
 	}
-	return text, strings.TrimSpace(remedy), commands
+	return d.advice("failed", Warning, text, strings.TrimSpace(remedy), commands...)
 }
 
-func (d DestinationStatus) adviseBlocked(word string) (text string, commands []string) {
+func (d DestinationStatus) adviseBlocked() Advice {
 	var heads []string
+	commands := []string{} // never null in JSON
+	word := d.word()
 	for _, b := range d.WaitingBehind {
 		if b.Status != "failed" {
 			continue
@@ -308,7 +336,12 @@ func (d DestinationStatus) adviseBlocked(word string) (text string, commands []s
 	if n := d.BlockedKeys - int64(len(heads)); n > 0 && len(heads) > 0 {
 		more = fmt.Sprintf(", and %d more", n)
 	}
-	return fmt.Sprintf("%s at %q behind a failed delivery%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination, labelled(": %s", strings.Join(heads, ", ")), more), commands
+	last := ""
+	if d.Failed <= d.failedHeads() { // otherwise it is told with those that failed
+		last = labelled("; last: %s", strings.TrimRight(d.FailedError, ". "))
+	}
+	return d.advice("blocked", Warning, fmt.Sprintf("%s at %q behind a failed delivery%s%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination,
+		labelled(": %s", strings.Join(heads, ", ")), more, last), "Fix the cause and replay the failed delivery, or skip it.", commands...)
 }
 
 // unsendable reports whether a delivery that failed for this reason cannot be sent as its event is.

@@ -258,23 +258,7 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 	if traces := s.Spans; traces != nil {
 		d.Span, message.Trace = traces.Start(message, d.Promised, to.URL)
 	}
-	var ready func() *policy.Result
-	if d.Alone { // if the relay dies of it, nothing can be written afterwards
-		ready = func() *policy.Result {
-			if err := s.countAlone(s.Settling, d, 1); err != nil {
-				s.Failed("count suspect", err)
-				return &policy.Result{Reason: policy.ReasonDatabase}
-			}
-			late := tooLate(d, to)
-			if late != nil { // there is no request
-				if err := s.countAlone(s.Settling, d, -1); err != nil {
-					s.Failed("count suspect", err)
-				}
-			}
-			return late
-		}
-	}
-	return to.Deliver(s.Doing, message, ready)
+	return to.Deliver(s.Doing, message, s.countFirst(d, to))
 }
 
 // tooLate returns why no request of a delivery may begin any more: it could outlast the lease, when

@@ -8,6 +8,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/capacity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/lane"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
+	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 )
 
 // awaitPost waits until a delivery may be sent: a suspect until no other POST is under way, any
@@ -41,4 +42,26 @@ func (s *Senders) postpone(d *lane.Delivery, wait time.Duration) *policy.Result 
 		s.Retry(time.Now(), wait)
 	}
 	return &policy.Result{Reason: policy.ReasonSuspect}
+}
+
+// countFirst returns what a suspect that is sent alone does before its request begins: it counts
+// that request, since nothing can be written afterwards if the relay dies of it. nil: there is
+// nothing to do.
+func (s *Senders) countFirst(d *lane.Delivery, to *post.Endpoint) func() *policy.Result {
+	if !d.Alone {
+		return nil
+	}
+	return func() *policy.Result {
+		if err := s.countAlone(s.Settling, d, 1); err != nil {
+			s.Failed("count suspect", err)
+			return &policy.Result{Reason: policy.ReasonDatabase}
+		}
+		late := tooLate(d, to)
+		if late != nil { // there is no request
+			if err := s.countAlone(s.Settling, d, -1); err != nil {
+				s.Failed("count suspect", err)
+			}
+		}
+		return late
+	}
 }
