@@ -40,7 +40,6 @@ const patience = time.Minute
 type language struct {
 	name, file, fence string   // file has its handler; fence: the language of its blocks in the document
 	others            []string // files and folders of its package
-	shown             []string // files whose code the document shows, beside file
 	own               []string // what the interpreter runs for the package's own tests
 	handler           string   // the line of file after which the cases go
 	cases             string
@@ -52,7 +51,7 @@ type language struct {
 
 var languages = []language{
 	{
-		name: "node", file: "example.js", fence: "js", others: []string{"package.json", "index.js", "test"}, shown: []string{"index.js"}, own: []string{"--test", "test/"}, handler: "async function handle(client, event, body) {",
+		name: "node", file: "example.js", fence: "js", others: []string{"package.json", "index.js", "test"}, own: []string{"--test", "test/"}, handler: "async function handle(client, event, body) {",
 		cases: `
   if (event.type === 'test.swallows') return client.query('SELECT 1 / 0').catch(() => {});
   if (event.type === 'test.commits') await client.query('COMMIT');
@@ -61,7 +60,7 @@ var languages = []language{
 		prepare: prepareNode,
 	},
 	{
-		name: "python", file: "example.py", fence: "python", others: []string{"outbox_relay_receiver", "tests"}, shown: []string{"outbox_relay_receiver/__init__.py"},
+		name: "python", file: "example.py", fence: "python", others: []string{"outbox_relay_receiver", "tests"},
 		own: []string{"-m", "unittest", "tests/test_receiver.py"}, handler: "def handle(conn, event, body):",
 		cases: `
     import psycopg, re
