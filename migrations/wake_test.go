@@ -2,6 +2,8 @@ package migrations_test
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -39,6 +41,35 @@ func TestTransactionWakesOnce(t *testing.T) {
 		_, err := listener.WaitForNotification(ctx)
 		pgtest.Must(t, err)
 	}
+}
+
+// Two outboxes in one database, each in its schema: a transaction wakes the relays of both.
+func TestTransactionWakesEachOutbox(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	listener, err := pgx.Connect(ctx, dsn)
+	pgtest.Must(t, err)
+	defer listener.Close(context.WithoutCancel(ctx))
+	_, err = listener.Exec(ctx, `LISTEN outbox_wake; CREATE SCHEMA other`)
+	pgtest.Must(t, err)
+	pgtest.Migrate(t, dsn+"&search_path=other", migrations.Outbox)
+	const arm = `SELECT setval('%s.outbox_armed', (extract(epoch FROM now() + interval '1 hour') * 1000)::bigint); `
+	const insert = `INSERT INTO %s.outbox (event_type, payload, idempotency_key) VALUES ('t', '1', gen_random_uuid()); `
+	pool := pgtest.Pool(t, dsn)
+	for _, schema := range []string{"public", "other"} {
+		pgtest.Exec(t, pool, fmt.Sprintf(arm, schema))
+	}
+	pgtest.Exec(t, pool, fmt.Sprintf(insert+insert+insert, "public", "other", "public"))
+	var woken []string
+	for range 2 {
+		n, err := listener.WaitForNotification(ctx)
+		pgtest.Must(t, err)
+		woken = append(woken, n.Payload)
+	}
+	slices.Sort(woken)
+	testkit.Equal(t, "schemas", fmt.Sprint(woken), "[other public]")
 }
 
 // Events share their ids with their deliveries, also those of events that are gone: whoever empties

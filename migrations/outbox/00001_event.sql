@@ -33,14 +33,14 @@ BEGIN
 -- Returns the transaction's id, and wakes relays when it commits. A producer whose transactions are prepared (two-phase commit),
 -- where NOTIFY is not allowed, sets outbox.notify to off; relays then find its events by polling. A session that listens and never
 -- ends its transaction fills the queue, and then no COMMIT that notifies succeeds. outbox.woken keeps a transaction from calling this
--- for each of its events; a savepoint that is rolled back takes both back.
+-- for each of its events, and tells the outboxes of several schemas apart; a savepoint that is rolled back takes both back.
 CREATE FUNCTION {schema}.outbox_wake() RETURNS xid8 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF coalesce(current_setting('outbox.notify', true), '') <> 'off' AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('outbox_wake', {name});
     END IF;
-    PERFORM set_config('outbox.woken', pg_current_xact_id()::text, true);
+    PERFORM set_config('outbox.woken', pg_current_xact_id() || ' ' || '{schema}.outbox_armed'::regclass::oid, true);
     RETURN pg_current_xact_id();
 END
 $$;
@@ -82,7 +82,7 @@ CREATE TABLE outbox (
     -- A function reads the sequence, because a query would start the executor.
     xid               xid8                   NOT NULL DEFAULT
         CASE WHEN pg_sequence_last_value('outbox_armed'::regclass)::float8 > date_part('epoch', clock_timestamp()) * 1000::float8
-              AND coalesce(current_setting('outbox.woken', true), '') <> pg_current_xact_id()::text
+              AND coalesce(current_setting('outbox.woken', true), '') <> pg_current_xact_id()::text || ' '::text || 'outbox_armed'::regclass::oid::text
              THEN outbox_wake() ELSE pg_current_xact_id() END,
     CONSTRAINT outbox_idempotency_key_is_unique UNIQUE (idempotency_key)
 ) WITH (
