@@ -87,6 +87,7 @@ var promised = map[string]string{
 	"outbox_alert_changed()":                            everyone,
 	"outbox_route_added()":                              everyone,
 	"outbox_compatible_since()":                         everyone,
+	"inbox_compatible_since()":                          everyone,
 	"inbox_prune(text,bigint,integer,interval,boolean)": everyone,
 }
 
@@ -100,9 +101,9 @@ var promisedColumns = map[string]string{
 	"reader select outbox":         "id event_type event_version idempotency_key ordering_key related_reference available_at created_at xid",
 	"reader select outbox_archive": "id event_type event_version idempotency_key ordering_key related_reference available_at created_at archived_at deliveries",
 	"relay update outbox_delivery": "claim next_attempt_at joined blocked_by lease_expires_at last_attempt_at delivered_at not_after claimed_by attempts rescues " +
-		"last_status replay status last_reason last_error",
+		"last_http_status replay status last_reason last_error",
 	"relay insert outbox_delivery": "event_id claim next_attempt_at joined blocked_by lease_expires_at last_attempt_at delivered_at not_after claimed_by attempts payload_bytes " +
-		"rescues last_status destination status ordering_key last_reason last_error",
+		"rescues last_http_status destination status ordering_key last_reason last_error",
 	"relay update outbox_range":  "relay fence ended_at",
 	"relay update outbox_intake": "system_identifier timeline recorded_at",
 	"relay insert outbox_audit":  "event_id matched done actor origin action state destination selection detail",

@@ -63,7 +63,14 @@ func (o *Ops) CheckSchema(ctx context.Context) error {
 		return fmt.Errorf("read inbox schema version: %w", err)
 	case version < want:
 		return fmt.Errorf("%w: the database has inbox version %d, this build needs %d; run: outbox-relay migrate up --set inbox", ErrSchema, version, want)
-	case version > want:
+	case version == want:
+		return nil
+	}
+	since, err := o.compatibleSince(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read with what the inbox schema works: %w", err)
+	case since > want:
 		return fmt.Errorf("%w: the database has inbox version %d, this build knows %d; run a newer outbox-relay", ErrSchema, version, want)
 	}
 	return nil

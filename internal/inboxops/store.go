@@ -40,6 +40,14 @@ func (o *Ops) schemaVersion(ctx context.Context) (version int64, err error) {
 	return version, err
 }
 
+const selectCompatibleSince = `SELECT inbox_compatible_since()`
+
+// compatibleSince returns the oldest schema version whose programs work with the schema.
+func (o *Ops) compatibleSince(ctx context.Context) (version int64, err error) {
+	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, selectCompatibleSince).Scan(&version) })
+	return version, err
+}
+
 const selectHasOutbox = `SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'outbox_schema_version')`
 
 // hasOutbox reports whether the database is that of a producer.

@@ -89,7 +89,7 @@ var token = regexp.MustCompile(`--[^\n]*|'(?:outbox|inbox|processed)\w*'::regcla
 	`|\bcurrent_schema\(\)|(?:"(?:[^"]|"")*"|[A-Za-z_]\w*)(?:\.(?:"(?:[^"]|"")*"|[A-Za-z_]\w*|\*))*`)
 
 // ours are the tables and functions of both schemas. Columns begin with inbox_, too.
-var ours = regexp.MustCompile(`^(outbox(_[a-z_]+)?|processed_events|inbox_(events|forgotten|freshness|has_payload|prune|schema_version))(\.|$)`)
+var ours = regexp.MustCompile(`^(outbox(_[a-z_]+)?|processed_events|inbox_(compatible_since|events|forgotten|freshness|has_payload|prune|schema_version))(\.|$)`)
 
 // In returns a statement with the schema written into it.
 func (n *Names) In(statement string) string {

@@ -130,5 +130,11 @@ END
 $do$;
 -- +goose StatementEnd
 
+-- A later migration that programs of an earlier version cannot work with replaces this function; one that only adds
+-- leaves it as it is. Programs are the packages that receive, what others wrote by the statements of the documents, and the command.
+CREATE FUNCTION inbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 3';
+COMMENT ON FUNCTION inbox_compatible_since() IS 'The oldest schema version whose programs work with this schema.';
+
 -- +goose Down
+DROP FUNCTION inbox_compatible_since();
 DROP FUNCTION inbox_prune(text, bigint, integer, interval, boolean);
