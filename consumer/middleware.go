@@ -353,5 +353,5 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 		level = slog.LevelDebug // the client went away first
 	}
 	rc.shared.LogOutcome(ctx, level, "consumer: request "+string(report.Result), report.Event.Key, report.Event.Type, report.Err,
-		slog.String("result", string(report.Result)), slog.Int("status", report.Status))
+		slog.String("result", string(report.Result)), slog.Int("http_status", report.Status))
 }

@@ -9,6 +9,12 @@ CREATE DOMAIN outbox_event_type AS text COLLATE pg_catalog."C"
 CREATE DOMAIN outbox_idempotency_key AS text COLLATE pg_catalog."C"
 	CONSTRAINT outbox_idempotency_key_is_1_to_255_printable_ascii CHECK ((((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)) AND (VALUE !~ '[^\x20-\x7e]|^ | $'::text)));
 
+CREATE FUNCTION inbox_compatible_since() RETURNS integer
+    LANGUAGE sql IMMUTABLE
+    AS $$SELECT 3$$;
+
+COMMENT ON FUNCTION inbox_compatible_since() IS 'The oldest schema version whose programs work with this schema.';
+
 CREATE FUNCTION inbox_has_payload(id bigint) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -269,7 +275,11 @@ BEGIN
                                      related_reference, headers, available_at, created_at, deliveries)
     SELECT o.id, o.event_type, o.event_version, o.payload, o.idempotency_key, o.ordering_key,
            o.related_reference, o.headers, o.available_at, o.created_at,
-           (SELECT jsonb_agg(to_jsonb(d) - 'event_id' ORDER BY d.destination) FROM outbox_delivery d WHERE d.event_id = o.id)
+           (SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('destination', d.destination, 'status', d.status, 'attempts', d.attempts, 'claim', d.claim,
+                       'replay', d.replay, 'last_attempt_at', d.last_attempt_at, 'delivered_at', d.delivered_at,
+                       'discarded_at', CASE WHEN d.status = 'discarded' THEN d.next_attempt_at END, 'not_after', d.not_after,
+                       'last_http_status', d.last_http_status, 'last_reason', d.last_reason, 'last_error', d.last_error)) ORDER BY d.destination)
+            FROM outbox_delivery d WHERE d.event_id = o.id)
     FROM outbox o WHERE o.id = ANY (due)
     ON CONFLICT (id, created_at) DO UPDATE SET deliveries = a.deliveries || excluded.deliveries, archived_at = now();
     GET DIAGNOSTICS copied = ROW_COUNT;
@@ -710,7 +720,7 @@ BEGIN
     IF coalesce(current_setting('outbox.notify', true), '') <> 'off' AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('outbox_wake', 'public');
     END IF;
-    PERFORM set_config('outbox.woken', pg_current_xact_id()::text, true);
+    PERFORM set_config('outbox.woken', pg_current_xact_id() || ' ' || 'outbox_armed'::regclass::oid, true);
     RETURN pg_current_xact_id();
 END
 $$;
@@ -811,7 +821,7 @@ CREATE TABLE outbox (
     created_at outbox_created_at DEFAULT now() NOT NULL,
     xid xid8 DEFAULT 
 CASE
-    WHEN (((pg_sequence_last_value('outbox_armed'::regclass))::double precision > (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) AND (COALESCE(current_setting('outbox.woken'::text, true), ''::text) <> (pg_current_xact_id())::text)) THEN outbox_wake()
+    WHEN (((pg_sequence_last_value('outbox_armed'::regclass))::double precision > (date_part('epoch'::text, clock_timestamp()) * (1000)::double precision)) AND (COALESCE(current_setting('outbox.woken'::text, true), ''::text) <> (((pg_current_xact_id())::text || ' '::text) || (('outbox_armed'::regclass)::oid)::text))) THEN outbox_wake()
     ELSE pg_current_xact_id()
 END NOT NULL
 )
@@ -919,7 +929,7 @@ PARTITION BY RANGE (created_at);
 
 COMMENT ON TABLE outbox_archive IS 'Settled events with their deliveries. Whole months are dropped when they have been kept long enough.';
 
-COMMENT ON COLUMN outbox_archive.deliveries IS 'What stood in outbox_delivery: an array of objects, by destination; times in UTC.';
+COMMENT ON COLUMN outbox_archive.deliveries IS 'What became of the event at each destination: an array of objects; times in UTC. Fields are added, and never renamed; those without a value are left out. claim leads to the attempts of outbox_attempt.';
 
 CREATE TABLE outbox_attempt (
     id bigint NOT NULL,
@@ -929,7 +939,7 @@ CREATE TABLE outbox_attempt (
     duration_ms integer NOT NULL,
     attempt integer NOT NULL,
     relay integer NOT NULL,
-    status smallint,
+    http_status smallint,
     destination text NOT NULL COLLATE pg_catalog."C",
     outcome text NOT NULL COLLATE pg_catalog."C",
     reason text NOT NULL COLLATE pg_catalog."C",
@@ -997,7 +1007,7 @@ CREATE TABLE outbox_delivery (
     attempts integer DEFAULT 0 NOT NULL,
     payload_bytes integer DEFAULT 0 NOT NULL,
     rescues smallint DEFAULT 0 NOT NULL,
-    last_status smallint,
+    last_http_status smallint,
     replay boolean DEFAULT false NOT NULL,
     destination text NOT NULL COLLATE pg_catalog."C",
     status text DEFAULT 'pending'::text NOT NULL COLLATE pg_catalog."C",

@@ -124,10 +124,10 @@ BEGIN
         REVOKE ALL ON outbox_delivery, outbox_attempt, outbox_route, outbox_destination FROM outbox_relay; -- whatever was ever granted
         GRANT SELECT ON outbox, outbox_schema_version, outbox_delivery TO outbox_relay;
         GRANT UPDATE (status, attempts, claim, claimed_by, lease_expires_at, next_attempt_at, last_attempt_at, delivered_at,
-                      last_status, last_reason, last_error, rescues, replay, not_after, blocked_by, joined)
+                      last_http_status, last_reason, last_error, rescues, replay, not_after, blocked_by, joined)
             ON outbox_delivery TO outbox_relay;
         GRANT INSERT (event_id, claim, next_attempt_at, lease_expires_at, last_attempt_at, delivered_at, not_after, claimed_by, attempts,
-                      payload_bytes, last_status, destination, status, ordering_key, last_reason, last_error, blocked_by, rescues, joined)
+                      payload_bytes, last_http_status, destination, status, ordering_key, last_reason, last_error, blocked_by, rescues, joined)
             ON outbox_delivery TO outbox_relay;
         GRANT SELECT, INSERT, DELETE, UPDATE (relay, fence, ended_at) ON outbox_range TO outbox_relay;
         GRANT SELECT, UPDATE (system_identifier, timeline, recorded_at) ON outbox_intake TO outbox_relay;

@@ -80,7 +80,7 @@ func TestOneEventsWay(t *testing.T) {
 	testkit.Equal(t, "signatures", strings.Count(got.Header.Get(webhook.Signature), ","), 4)
 
 	ok := relaytest.Row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim > 0 AND rescues = 0 AND claimed_by IS NULL
-		AND lease_expires_at IS NULL AND last_status = 204 AND last_error IS NULL AND last_reason IS NULL
+		AND lease_expires_at IS NULL AND last_http_status = 204 AND last_error IS NULL AND last_reason IS NULL
 		AND last_attempt_at <= delivered_at AND delivered_at <= now() FROM outbox_delivery`)
 	if !ok {
 		t.Error("the delivery is not settled as it should")
@@ -119,7 +119,7 @@ func TestRetryThenSuccess(t *testing.T) {
 	if len(requests) != 3 || relaytest.Row[int](db, `SELECT attempts FROM outbox_delivery WHERE status = 'delivered'`) != 3 {
 		t.Errorf("%d requests", len(requests))
 	}
-	log := relaytest.Rows[string](db, `SELECT concat_ws(' ', attempt, outcome, reason, status, error) FROM outbox_attempt ORDER BY id`)
+	log := relaytest.Rows[string](db, `SELECT concat_ws(' ', attempt, outcome, reason, http_status, error) FROM outbox_attempt ORDER BY id`)
 	want := []string{
 		"1 retry unavailable 503 503 Service Unavailable: try\ufffd later \ufffd",
 		"2 retry unavailable 503 503 Service Unavailable: try\ufffd later \ufffd",
@@ -186,8 +186,8 @@ func TestDestinationsAreIndependent(t *testing.T) {
 	if bad.Total() != 20 || good.Total() != 20 {
 		t.Errorf("%d and %d requests", bad.Total(), good.Total())
 	}
-	got := relaytest.Rows[string](db, `SELECT concat_ws(' ', destination, status, attempts, last_status, last_reason, count(*)) FROM outbox_delivery
-		GROUP BY destination, status, attempts, last_status, last_reason ORDER BY destination`)
+	got := relaytest.Rows[string](db, `SELECT concat_ws(' ', destination, status, attempts, last_http_status, last_reason, count(*)) FROM outbox_delivery
+		GROUP BY destination, status, attempts, last_http_status, last_reason ORDER BY destination`)
 	if strings.Join(got, ", ") != "bad failed 1 422 rejected 20, good delivered 1 204 20" {
 		t.Errorf("%q", got)
 	}

@@ -38,7 +38,7 @@ WITH event AS (
     INSERT INTO outbox (event_type, payload, idempotency_key, xid)
     SELECT 't0.made', ('{"pad":"' || repeat('x', 280) || '"}')::json, 'settled-' || i, '2' FROM generate_series($1::int, $2::int) i RETURNING id
 )
-INSERT INTO outbox_delivery (event_id, destination, status, delivered_at, last_attempt_at, attempts, claim, last_status)
+INSERT INTO outbox_delivery (event_id, destination, status, delivered_at, last_attempt_at, attempts, claim, last_http_status)
 SELECT id, 'd0', 'delivered', now(), now(), 1, 1, 200 FROM event`
 )
 

@@ -42,7 +42,7 @@ var ageOutbox = []string{
 	       CASE WHEN n BETWEEN 200001 AND 300000 THEN 'customer-1-' || n % 2 WHEN n BETWEEN 310001 AND 335000 THEN 'aged-' || n % 10000 WHEN n BETWEEN 335001 AND 350000 THEN 'aged-9999' END,
 	       now() - interval '20 days', now() - interval '20 days', '2'
 	FROM generate_series(1, 430000 * $1::int) id, LATERAL (SELECT 1 + (id - 1) / $1::int AS n) g`,
-	`INSERT INTO outbox_delivery (event_id, destination, ordering_key, status, attempts, claim, last_attempt_at, delivered_at, next_attempt_at, last_status, last_reason, blocked_by)
+	`INSERT INTO outbox_delivery (event_id, destination, ordering_key, status, attempts, claim, last_attempt_at, delivered_at, next_attempt_at, last_http_status, last_reason, blocked_by)
 	SELECT id, CASE WHEN n > 400000 THEN 'paused' WHEN n > 380000 THEN '' ELSE 'default' END, ordering_key,
 	       CASE WHEN n <= 300000 THEN 'delivered' WHEN n <= 320000 THEN 'failed' ELSE 'pending' END,
 	       CASE WHEN n <= 300000 THEN 1 WHEN n <= 320000 THEN 8 ELSE 0 END, 1,

@@ -17,7 +17,7 @@ const (
 INSERT INTO outbox (id, event_type, payload, idempotency_key, ordering_key) OVERRIDING SYSTEM VALUE
 SELECT i, 'invoice.paid', '{"n": 1}', 'k' || i, CASE WHEN i % 2 = 0 THEN 'a' || i % 10000 END FROM generate_series(1, $1::int + $2::int) i`
 	fillDeliveries = `
-INSERT INTO outbox_delivery (event_id, destination, status, attempts, claim, next_attempt_at, last_attempt_at, delivered_at, last_status, last_reason, last_error, ordering_key)
+INSERT INTO outbox_delivery (event_id, destination, status, attempts, claim, next_attempt_at, last_attempt_at, delivered_at, last_http_status, last_reason, last_error, ordering_key)
 SELECT i, (ARRAY['shop', 'mail', 'crm'])[1 + i % 3], s.status, (s.status <> 'pending')::int, i, now() - ($1 + $2 - i) * interval '10 ms',
        CASE WHEN s.status <> 'pending' THEN now() END, CASE WHEN s.status = 'delivered' THEN now() END, CASE s.status WHEN 'delivered' THEN 200 WHEN 'failed' THEN 422 END,
        CASE s.status WHEN 'failed' THEN 'rejected' END, CASE s.status WHEN 'failed' THEN '422 Unprocessable Entity' END, CASE WHEN i % 2 = 0 THEN 'a' || i % 10000 END

@@ -173,7 +173,7 @@ func (db *Database) Begin() pgx.Tx {
 // Settled makes the deliveries for which where holds what they are after eight attempts.
 func (db *Database) Settled(status, where string) {
 	db.Helper()
-	db.Exec(`UPDATE outbox_delivery SET status = $1, attempts = 8, rescues = 3, claim = 9, last_attempt_at = now(), last_status = 500,
+	db.Exec(`UPDATE outbox_delivery SET status = $1, attempts = 8, rescues = 3, claim = 9, last_attempt_at = now(), last_http_status = 500,
 		last_reason = 'server_error', last_error = 'attempt 8 of 8: 500', delivered_at = CASE WHEN $1 = 'delivered' THEN now() END
 		WHERE `+where, status)
 }

@@ -20,7 +20,7 @@ CREATE TABLE outbox_archive (
 ) PARTITION BY RANGE (created_at);
 
 COMMENT ON TABLE outbox_archive IS 'Settled events with their deliveries. Whole months are dropped when they have been kept long enough.';
-COMMENT ON COLUMN outbox_archive.deliveries IS 'What stood in outbox_delivery: an array of objects, by destination; times in UTC.';
+COMMENT ON COLUMN outbox_archive.deliveries IS 'What became of the event at each destination: an array of objects; times in UTC. Fields are added, and never renamed; those without a value are left out. claim leads to the attempts of outbox_attempt.';
 
 -- What people know of an old event is its key.
 CREATE INDEX outbox_archive_key ON outbox_archive (idempotency_key);
@@ -158,7 +158,11 @@ BEGIN
                                      related_reference, headers, available_at, created_at, deliveries)
     SELECT o.id, o.event_type, o.event_version, o.payload, o.idempotency_key, o.ordering_key,
            o.related_reference, o.headers, o.available_at, o.created_at,
-           (SELECT jsonb_agg(to_jsonb(d) - 'event_id' ORDER BY d.destination) FROM {schema}.outbox_delivery d WHERE d.event_id = o.id)
+           (SELECT jsonb_agg(jsonb_strip_nulls(jsonb_build_object('destination', d.destination, 'status', d.status, 'attempts', d.attempts, 'claim', d.claim,
+                       'replay', d.replay, 'last_attempt_at', d.last_attempt_at, 'delivered_at', d.delivered_at,
+                       'discarded_at', CASE WHEN d.status = 'discarded' THEN d.next_attempt_at END, 'not_after', d.not_after,
+                       'last_http_status', d.last_http_status, 'last_reason', d.last_reason, 'last_error', d.last_error)) ORDER BY d.destination)
+            FROM {schema}.outbox_delivery d WHERE d.event_id = o.id)
     FROM {schema}.outbox o WHERE o.id = ANY (due)
     ON CONFLICT (id, created_at) DO UPDATE SET deliveries = a.deliveries || excluded.deliveries, archived_at = now();
     GET DIAGNOSTICS copied = ROW_COUNT;

@@ -123,7 +123,7 @@ func TestAnswersFitTheDocument(t *testing.T) {
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
 		SELECT 'paid', '{"secret": "` + canary + `"}', 'k-' || i, 'o-' || i % 3, 'ref', '{"x-tenant": "a"}' FROM generate_series(1, 5) i`)
 	db.Settled("failed", "event_id < 4")
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
 		VALUES (1, 1, now(), 12, 1, 1, 'default', 'retry', 'server_error', 500, 'no')`)
 	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r1', '1'); INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'default')`)
 	s := serve(t, db.Pool)

@@ -228,17 +228,17 @@ func outage(t *testing.T) *relaytest.Database {
 		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds', now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds'
 		FROM generate_series(1, 1400) i`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '4 seconds' * (1400 - event_id), attempts = 1,
-		last_attempt_at = now() - interval '4 seconds' * (1400 - event_id), last_status = 204 WHERE destination <> 'analytics' OR event_id < 1290`)
-	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 1, last_status = 422, last_reason = 'rejected',
+		last_attempt_at = now() - interval '4 seconds' * (1400 - event_id), last_http_status = 204 WHERE destination <> 'analytics' OR event_id < 1290`)
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 1, last_http_status = 422, last_reason = 'rejected',
 		last_error = '422 Unprocessable Entity: unknown country "XK" in address' WHERE destination = 'crm' AND event_id % 41 = 1`)
-	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 8, last_status = NULL, last_reason = 'timeout',
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 8, last_http_status = NULL, last_reason = 'timeout',
 		last_error = 'attempt 8 of 8: no answer within 10s' WHERE destination = 'crm' AND event_id % 97 = 5`)
-	db.Exec(`UPDATE outbox_delivery SET attempts = 2, last_status = 503, last_reason = 'unavailable', last_error = '503 Service Unavailable: upstream is restarting',
+	db.Exec(`UPDATE outbox_delivery SET attempts = 2, last_http_status = 503, last_reason = 'unavailable', last_error = '503 Service Unavailable: upstream is restarting',
 		last_attempt_at = now() - interval '40 seconds', next_attempt_at = now() + interval '4 minutes' WHERE destination = 'analytics' AND status = 'pending' AND event_id IN (1301, 1305, 1309)`)
 	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('analytics', 'open', now() - interval '9 minutes', now() + interval '4 seconds', '503 Service Unavailable: upstream is restarting')
 		ON CONFLICT (destination) DO UPDATE SET breaker = 'open', breaker_opened_at = excluded.breaker_opened_at, breaker_until = excluded.breaker_until, breaker_error = excluded.breaker_error`)
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
 		SELECT 1301, a, now() - interval '6 minutes 35 seconds' + make_interval(secs => s), ms, a, 1, 'analytics', 'retry', 'unavailable', 503, '503 Service Unavailable: upstream is restarting'
 		FROM (VALUES (1, 0, 31), (2, 7, 28)) v (a, s, ms)`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, opened_at, count, detail, first_event_id) VALUES

@@ -143,8 +143,8 @@ func timeline(report ops.EventReport) (all []moment) {
 	}
 	for _, a := range report.Attempts {
 		answer := "no answer"
-		if a.Status != nil {
-			answer = fmt.Sprint(*a.Status)
+		if a.HTTPStatus != nil {
+			answer = fmt.Sprint(*a.HTTPStatus)
 		}
 		title := fmt.Sprintf("Attempt %d: %s, %s", a.Attempt, answer, strings.ReplaceAll(string(a.Reason), "_", " "))
 		add(a.StartedAt, "attempt", a.Destination, title, fmt.Sprintf("%s · took %d ms · relay %d", cmp.Or(text(a.Error), "no text"), a.DurationMS, a.Relay))

@@ -141,7 +141,7 @@ func TestCanariesStayInert(t *testing.T) {
 		SELECT replace($1, ' ', '-'), json_build_object('secret', 'hidden-payload-4471'), $1, $1, $1, jsonb_build_object('x-a', 'canary-header')`, canary)
 	db.Settled("failed", "true")
 	db.Exec(`UPDATE outbox_delivery SET last_error = $1, last_reason = $1`, canary)
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
 		VALUES (1, 1, now(), 12, 1, 1, 'default', 'retry', $1, 500, $1)`, canary)
 	db.Exec(`INSERT INTO outbox_relay (name, version, quarantined) VALUES ($1, $1, $1)`, canary)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, detail, first_error) VALUES ('failed', $1, $1, $1)`, canary)

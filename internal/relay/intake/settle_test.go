@@ -38,7 +38,7 @@ func TestSettle(t *testing.T) {
 		t.Errorf("%+v", done)
 	}
 	got := relaytest.Rows[string](r.Database, `
-		SELECT concat_ws(' ', event_id, destination, status, attempts, last_status, last_reason, last_error, ordering_key, blocked_by, claimed_by,
+		SELECT concat_ws(' ', event_id, destination, status, attempts, last_http_status, last_reason, last_error, ordering_key, blocked_by, claimed_by,
 			extract(year FROM not_after),
 			CASE WHEN delivered_at IS NOT NULL THEN 'delivered' END,
 			CASE WHEN last_attempt_at < now() - interval '50 s' THEN 'a minute ago' WHEN last_attempt_at IS NOT NULL THEN 'now' END,

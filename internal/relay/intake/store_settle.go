@@ -118,7 +118,7 @@ WITH held AS MATERIALIZED (
         AND h.number <> ALL (ARRAY (SELECT m.range FROM missing m))))
 ), written AS (
     INSERT INTO outbox_delivery (event_id, destination, status, claim, attempts, next_attempt_at, delivered_at, last_attempt_at,
-        last_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues, joined)
+        last_http_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues, joined)
     SELECT s.event_id, s.destination, s.status, h.fence, s.attempts, coalesce(s.due_at, now() + make_interval(secs => s.wait)),
            CASE WHEN s.status = 'delivered' THEN now() END, now() - make_interval(secs => s.since),
            s.code, s.reason, s.error, s.ordering_key, s.bytes, s.not_after, s.blocked_by,

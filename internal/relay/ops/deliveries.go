@@ -196,7 +196,7 @@ type Delivery struct {
 	NextAttemptAt  time.Time  `json:"next_attempt_at"` // of the pending
 	LastAttemptAt  *time.Time `json:"last_attempt_at"`
 	DeliveredAt    *time.Time `json:"delivered_at"`
-	LastStatus     *int       `json:"last_status"`
+	LastHTTPStatus *int       `json:"last_http_status"`
 	LastReason     *string    `json:"last_reason"`
 	LastError      *string    `json:"last_error"`
 	ClaimedBy      *int32     `json:"claimed_by"` // the relay that has it in flight
@@ -218,7 +218,7 @@ type Attempt struct {
 	StartedAt   time.Time      `json:"started_at"`
 	DurationMS  int            `json:"duration_ms"`
 	Relay       int32          `json:"relay"` // instance number
-	Status      *int           `json:"status"`
+	HTTPStatus  *int           `json:"http_status"`
 	Outcome     policy.Outcome `json:"outcome"`
 	Reason      policy.Reason  `json:"reason"`
 	Error       *string        `json:"error"`

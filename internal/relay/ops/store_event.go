@@ -46,12 +46,12 @@ func (o *Outbox) reveal(ctx context.Context, eventID int64) (payload *string, he
 }
 
 const selectArchivedDeliveries = `
-SELECT a.id, a.event_type, a.idempotency_key, a.created_at, d.destination, d.status, d.attempts, d.next_attempt_at, d.last_attempt_at,
-       d.delivered_at, d.last_status, d.last_reason, d.last_error, NULL::int, a.ordering_key, coalesce(d.replay, false), d.not_after,
+SELECT a.id, a.event_type, a.idempotency_key, a.created_at, d.destination, d.status, d.attempts, coalesce(d.discarded_at, d.last_attempt_at, a.created_at), d.last_attempt_at,
+       d.delivered_at, d.last_http_status, d.last_reason, d.last_error, NULL::int, a.ordering_key, d.replay, d.not_after,
        extract(epoch FROM d.delivered_at - greatest(a.created_at, a.available_at))::float8
 FROM outbox_archive a CROSS JOIN LATERAL jsonb_to_recordset(a.deliveries) AS d (
-    destination text, status text, attempts int, next_attempt_at timestamptz, last_attempt_at timestamptz, delivered_at timestamptz,
-    last_status int, last_reason text, last_error text, replay boolean, not_after timestamptz)
+    destination text, status text, attempts int, discarded_at timestamptz, last_attempt_at timestamptz, delivered_at timestamptz,
+    last_http_status int, last_reason text, last_error text, replay boolean, not_after timestamptz)
 WHERE a.id = $1 ORDER BY d.destination`
 
 // event returns an event and its deliveries, from the archive if it is there.

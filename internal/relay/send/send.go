@@ -155,7 +155,7 @@ func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, star
 		level = zerolog.WarnLevel
 	}
 	line := s.Log.WithLevel(level).Int64("event_id", d.EventID).Str("destination", d.Destination).Int("attempt", d.Attempts+1).
-		Str("outcome", string(decided.Outcome)).Str("reason", string(decided.Reason)).Int("status", decided.StatusCode).
+		Str("outcome", string(decided.Outcome)).Str("reason", string(decided.Reason)).Int("http_status", decided.StatusCode).
 		Int64("duration_ms", took.Milliseconds())
 	if decided.Outcome == policy.Retry {
 		line = line.Int64("next_attempt_in_ms", decided.Delay.Milliseconds())

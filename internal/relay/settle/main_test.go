@@ -202,7 +202,7 @@ func (d *InHand) settlement() Settlement {
 // rows returns what a row of each event looks like.
 func (r *room) rows() []string {
 	r.Helper()
-	return relaytest.Rows[string](r.Database, `SELECT concat_ws(' ', event_id, status, attempts, last_status, last_reason, last_error,
+	return relaytest.Rows[string](r.Database, `SELECT concat_ws(' ', event_id, status, attempts, last_http_status, last_reason, last_error,
 		CASE WHEN claimed_by IS NOT NULL THEN 'claimed' END, CASE WHEN next_attempt_at > now() + interval '30 minutes' THEN 'later' END,
 		CASE WHEN delivered_at IS NOT NULL THEN 'dated' END) FROM outbox_delivery ORDER BY event_id, destination`)
 }

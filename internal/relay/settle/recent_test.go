@@ -102,7 +102,7 @@ func TestWriteAgain(t *testing.T) {
 	r.end()
 	want := r.rows()
 	const undo = `UPDATE outbox_delivery SET status = 'pending', attempts = 0, claim = $1, claimed_by = $2, lease_expires_at = now() + interval '1 hour',
-		last_status = NULL, last_reason = NULL, last_error = NULL, next_attempt_at = now(), delivered_at = NULL, last_attempt_at = NULL
+		last_http_status = NULL, last_reason = NULL, last_error = NULL, next_attempt_at = now(), delivered_at = NULL, last_attempt_at = NULL
 		WHERE event_id BETWEEN $3 AND $4`
 	r.Exec(undo, fence, relay, 2, 5)
 	refuse(r, 5)

@@ -199,7 +199,7 @@ func skipLocked(batch *pgx.Batch) {
 const WriteDelivered = `
 UPDATE outbox_delivery d
 SET status = 'delivered', delivered_at = now(), attempts = d.attempts + 1, rescues = 0,
-    last_attempt_at = now() - make_interval(secs => s.ago), last_status = s.status, last_reason = NULL, last_error = NULL,
+    last_attempt_at = now() - make_interval(secs => s.ago), last_http_status = s.status, last_reason = NULL, last_error = NULL,
     claimed_by = NULL, lease_expires_at = NULL, not_after = NULL
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[])
     AS s (event_id, destination, claim, ago, status)` + findSettled
@@ -209,7 +209,7 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[]
 const WriteRetry = `
 UPDATE outbox_delivery d
 SET next_attempt_at = now() + make_interval(secs => s.delay), attempts = d.attempts + 1, rescues = 0,
-    last_attempt_at = now() - make_interval(secs => s.ago), last_status = nullif(s.status, 0),
+    last_attempt_at = now() - make_interval(secs => s.ago), last_http_status = nullif(s.status, 0),
     last_reason = s.reason, last_error = s.error, claimed_by = NULL, lease_expires_at = NULL,
     not_after = CASE WHEN s.bound THEN d.not_after END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::float8[], $9::int[], $10::bool[])
@@ -224,12 +224,12 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bool[]) AS s (event_id, 
 // An attempt is logged whether or not its settle still counted: it was on the wire. The same claim
 // never logs twice, though a batch whose commit was not acknowledged is sent again.
 const logAttempts = `
-INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, status, outcome, reason, error)
-SELECT event_id, destination, claim, attempts + 1, $4, now() - make_interval(secs => ago), duration_ms, nullif(status, 0),
+INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, http_status, outcome, reason, error)
+SELECT event_id, destination, claim, attempts + 1, $4, now() - make_interval(secs => ago), duration_ms, nullif(http_status, 0),
        outcome, reason, nullif(error, '')
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $5::int[], $6::float8[], $7::int[], $8::smallint[], $9::text[],
             $10::text[], $11::text[])
-    AS s (event_id, destination, claim, attempts, ago, duration_ms, status, outcome, reason, error)
+    AS s (event_id, destination, claim, attempts, ago, duration_ms, http_status, outcome, reason, error)
 ON CONFLICT (event_id, destination, claim) DO NOTHING`
 
 // WriteFailed also counts the failures in the alert, and pauses a destination whose receiver is
@@ -239,7 +239,7 @@ WITH settled AS (
     UPDATE outbox_delivery d
     SET status = 'failed', attempts = d.attempts + s.posted::int,
         last_attempt_at = CASE WHEN s.posted THEN now() - make_interval(secs => s.ago) ELSE d.last_attempt_at END,
-        last_status = nullif(s.status, 0), last_reason = s.reason, last_error = s.error,
+        last_http_status = nullif(s.status, 0), last_reason = s.reason, last_error = s.error,
         claimed_by = NULL, lease_expires_at = NULL
     FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::bool[],
                 $9::bool[])
