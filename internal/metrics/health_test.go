@@ -58,7 +58,7 @@ func TestReasonsOfHealth(t *testing.T) {
 	}{
 		"starting":             {state: relay.State{}, ready: "the relay is starting: it is not registered in its database yet"},
 		"working":              {state: relay.State{Turned: turned, Beat: turned, Registered: true}},
-		"the claimer stands":   {state: relay.State{Turned: now.Add(-interval - turnMargin - time.Second), Beat: turned, Registered: true}, live: "the claimer has not begun a turn for 1m; restart the relay and report this as a defect", ready: "the claimer has not begun a turn for 1m; restart the relay and report this as a defect"},
+		"the claimer stands":   {state: relay.State{Turned: now.Add(-interval - turnMargin - time.Second), Beat: turned, Registered: true}, live: "the claimer has not begun a turn for 1m36s; restart the relay and report this as a defect", ready: "the claimer has not begun a turn for 1m36s; restart the relay and report this as a defect"},
 		"the claimer waits":    {state: relay.State{Turned: now.Add(-interval - turnMargin), Beat: turned, Registered: true}},
 		"a heartbeat hangs":    {state: relay.State{Turned: turned, Beat: now.Add(-11 * time.Second), Registered: true}, ready: "the database has taken no heartbeat for 11s"},
 		"the database is away": {state: relay.State{Turned: turned, Beat: now.Add(-time.Minute)}, ready: "the relay is not registered in its database; it tries again by itself, and its log says why"},

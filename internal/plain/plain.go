@@ -69,18 +69,22 @@ func IsASCII(s string) bool {
 	return true
 }
 
-// Span writes a duration in its two largest units: 45s, 12m, 2h5m, 3d4h.
+// Span writes a duration, rounded, in at most two units: 45s, 1m55s, 12m, 2h5m, 3d4h.
 func Span(d time.Duration) string {
-	d = max(d, 0)
+	seconds := int(max(d, 0).Round(time.Second).Seconds())
+	minutes := (seconds + 30) / 60
+	hours := (seconds + 1800) / 3600
 	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	case seconds < 60:
+		return fmt.Sprintf("%ds", seconds)
+	case seconds < 600 && seconds%60 != 0:
+		return fmt.Sprintf("%dm%ds", seconds/60, seconds%60)
+	case minutes < 60:
+		return fmt.Sprintf("%dm", minutes)
+	case minutes < 24*60:
+		return fmt.Sprintf("%dh%dm", minutes/60, minutes%60)
 	}
-	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+	return fmt.Sprintf("%dd%dh", hours/24, hours%24)
 }
 
 // UpTo writes what was counted up to a bound.

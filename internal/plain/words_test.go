@@ -10,19 +10,25 @@ import (
 func TestCountsAndSpans(t *testing.T) {
 	t.Parallel()
 	for got, want := range map[string]string{
-		Plural(0, "delivery", "deliveries"): "0 deliveries",
-		Plural(1, "delivery", "deliveries"): "1 delivery",
-		Plural(int64(2), "event", "events"): "2 events",
-		UpTo(99, 100):                       "99",
-		UpTo(int64(100), 100):               "100",
-		UpTo(101, 100):                      "more than 100",
-		Span(-time.Second):                  "0s",
-		Span(59900 * time.Millisecond):      "59s",
-		Span(time.Minute):                   "1m",
-		Span(59*time.Minute + time.Second):  "59m",
-		Span(125 * time.Minute):             "2h5m",
-		Span(24 * time.Hour):                "1d0h",
-		Span(76*time.Hour + time.Minute):    "3d4h",
+		Plural(0, "delivery", "deliveries"):  "0 deliveries",
+		Plural(1, "delivery", "deliveries"):  "1 delivery",
+		Plural(int64(2), "event", "events"):  "2 events",
+		UpTo(99, 100):                        "99",
+		UpTo(int64(100), 100):                "100",
+		UpTo(101, 100):                       "more than 100",
+		Span(-time.Second):                   "0s",
+		Span(59400 * time.Millisecond):       "59s",
+		Span(59900 * time.Millisecond):       "1m",
+		Span(time.Minute):                    "1m",
+		Span(115 * time.Second):              "1m55s",
+		Span(595 * time.Second):              "9m55s",
+		Span(625 * time.Second):              "10m",
+		Span(59*time.Minute + time.Second):   "59m",
+		Span(59*time.Minute + time.Minute/2): "1h0m",
+		Span(125 * time.Minute):              "2h5m",
+		Span(24 * time.Hour):                 "1d0h",
+		Span(24*time.Hour - time.Second):     "1d0h",
+		Span(76*time.Hour + time.Minute):     "3d4h",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

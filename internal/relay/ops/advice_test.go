@@ -113,7 +113,7 @@ func TestAdvice(t *testing.T) {
 		"parked":                 {Status{Relays: alive, Parked: 1, Destinations: []DestinationStatus{{Routed: true, Served: true}}}, "1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP).", []string{"outbox-relay events list --parked"}},
 		"not routed": {
 			Status{Relays: alive, Untaken: Untaken{3, 61}},
-			"3 events are not yet routed, the oldest for 1m: no relay has taken them. Relays refuse",
+			"3 events are not yet routed, the oldest for 1m1s: no relay has taken them. Relays refuse",
 			[]string{"outbox-relay doctor"},
 		},
 		"not routed for a moment":  {Status{Relays: alive, Untaken: Untaken{3, 59}}, "", nil},

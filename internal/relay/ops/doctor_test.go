@@ -151,12 +151,12 @@ var faults = map[string]fault{
 	"another default": {func(p *patient) {
 		p.execute("ALTER TABLE outbox ALTER xid SET DEFAULT '2'")
 	}, "intake", "the column xid of outbox has not the default of the migrations ('2'::xid8)", "00001_event.sql"},
-	"a range that stays open": {func(p *patient) { p.openRange(1) }, "intake", "relay 1 test has had events in hand for 3m (range 2)", "the log of that relay"},
+	"a range that stays open": {func(p *patient) { p.openRange(1) }, "intake", "relay 1 test has had events in hand for 3m", "the log of that relay"},
 	"a range of a silent relay": {func(p *patient) {
 		p.openRange(1)
 		p.execute("UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute'")
-	}, "intake", "has had events in hand for 3m (range 2), and is silent", "outbox-relay run"},
-	"a range that nobody takes over": {func(p *patient) { p.openRange(7) }, "intake", "relay 7 had events in hand when it ended, 3m ago, and no other", "outbox-relay run"},
+	}, "intake", " (range 2), and is silent", "outbox-relay run"},
+	"a range that nobody takes over": {func(p *patient) { p.openRange(7) }, "intake", "relay 7 had events in hand when it ended, 3m", "outbox-relay run"},
 	"another environment":            {func(p *patient) { p.stop(); p.cfg.Environment = "staging" }, "identity", "relays are quarantined here", "outbox-relay identity show"},
 	"events without deliveries": {func(p *patient) {
 		p.execute("INSERT INTO outbox (event_type, payload, idempotency_key, xid) VALUES ('t', '{}', 'loaded', '2'), ('t', '{}', 'new', pg_current_xact_id())")

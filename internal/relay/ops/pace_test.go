@@ -25,7 +25,7 @@ func TestPace(t *testing.T) {
 	}{
 		"the default":       {batch: 10, spread: 200 * time.Second, took: 1 * ms, rest: 19 * ms, sentence: "spread over about 3m20s, 500 deliveries a second"},
 		"a slow database":   {batch: 10, spread: 200 * time.Second, took: 50 * ms, rest: 100 * ms, sentence: "spread over about 3m20s, 500 deliveries a second"},
-		"one a second":      {rate: new(int64(1)), batch: 1, spread: 100_000 * time.Second, took: 5 * ms, rest: 995 * ms, sentence: "spread over about 1d3h, 1 delivery a second"},
+		"one a second":      {rate: new(int64(1)), batch: 1, spread: 100_000 * time.Second, took: 5 * ms, rest: 995 * ms, sentence: "spread over about 1d4h, 1 delivery a second"},
 		"more than a batch": {rate: new(int64(50_000)), batch: 1000, spread: 2 * time.Second, took: 4 * ms, rest: 16 * ms, sentence: "spread over about 2s, 50000 deliveries a second"},
 		"no limit":          {rate: new(int64(0)), batch: 1000, took: 5 * ms},
 		"at once":           {rate: new(int64(200_000)), batch: 1000, spread: 500 * ms, took: 1 * ms, rest: 4 * ms},
