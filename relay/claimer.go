@@ -37,7 +37,7 @@ type claimer struct {
 	woken        func(by Wake) // follows every wait; nil: nothing does
 	idle         func()        // follows each declaration that there is nothing to do; nil: nothing does
 	failed       func(operation string, err error)
-	markClaims   func(since time.Time, err error) // follows each turn; since is when one worked last
+	markClaims   func(since time.Time, err error) // follows each turn; since is when the first of those that fail began
 
 	agenda   agenda.Agenda
 	pace     agenda.Pace
@@ -58,15 +58,19 @@ func (c *claimer) run(ctx context.Context) {
 	defer sleeper.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	worked := time.Now()
+	var failingSince time.Time
 	for ctx.Err() == nil {
 		c.markTurn()
+		began := time.Now()
 		due, err := c.turn(ctx)
 		claims := errors.Join(err, c.takeErr)
-		if claims == nil {
-			worked = time.Now()
+		switch {
+		case claims == nil:
+			failingSince = time.Time{}
+		case failingSince.IsZero():
+			failingSince = began
 		}
-		c.markClaims(worked, claims)
+		c.markClaims(failingSince, claims)
 		wait, next := c.agenda.Next(time.Now())
 		if err != nil {
 			wait = failing.NextBackOff()

@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -204,4 +206,38 @@ func TestClaimsThatFailAreSeen(t *testing.T) {
 	db.Insert(1, "k")
 	relaytest.Eventually(t, "the event", func() bool { return receiver.Total() == 1 })
 	relaytest.Eventually(t, "claims that work", func() bool { return r.State().StuckSince.IsZero() })
+}
+
+// Claims fail since the first that fails began, and not since the last that worked.
+func TestClaimsFailSinceTheFirstThatFails(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	r := sessionOf(t, config(db, to("http://127.0.0.1:1/")))
+	c := r.newClaimer()
+	var worked time.Time
+	works, fails := make(chan struct{}, 1), make(chan time.Duration, 1)
+	c.markClaims = func(since time.Time, err error) {
+		if err == nil {
+			worked = time.Now()
+			select {
+			case works <- struct{}{}:
+			default:
+			}
+			return
+		}
+		select {
+		case fails <- since.Sub(worked):
+		default:
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { c.run(ctx) })
+	defer running.Wait()
+	defer stop()
+	<-works
+	db.Exec(`ALTER TABLE outbox_range RENAME TO outbox_range_away`)
+	if later := <-fails; later < 0 {
+		t.Errorf("claims are said to fail %s before the last one worked", -later)
+	}
 }

@@ -46,8 +46,8 @@ type progress struct{ turned, beat, stuck atomic.Int64 }
 
 func (p *progress) markTurn() { p.turned.Store(time.Now().UnixNano()) }
 
-// markClaims notes whether claims work. since is when one worked last; err is nil if the latest
-// has.
+// markClaims notes whether claims work. err is nil if the latest did; otherwise since is when the
+// first of those that fail began.
 func (r *Relay) markClaims(since time.Time, err error) {
 	if err == nil {
 		r.stuck.Store(0)

@@ -61,7 +61,7 @@ func (t *Trouble) Failed(now time.Time, err error) {
 // away.
 const StuckAfter = 15 * time.Second
 
-// Stuck notes that no claim has worked since a time, and why the last one failed.
+// Stuck notes that every claim has failed that began since a time, and why the last one did.
 func (t *Trouble) Stuck(now, since time.Time, err error) {
 	if now.Sub(since) < StuckAfter || errors.Is(err, context.Canceled) {
 		return
