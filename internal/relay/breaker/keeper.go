@@ -95,7 +95,7 @@ func (k *Keeper) writeOpen(ctx context.Context, l Lane, v View, instance int32) 
 		if others && !held {
 			l.Change(func(b *policy.Breaker) { next = b.HoldAlone(time.Now()) })
 			k.Log.WithLevel(newsOnce(v.Breaker.Alone)).Str("destination", v.Destination).Str("error", v.Breaker.Cause).
-				Msg("only this relay is refused: it leaves the destination to other relays, and tries again")
+				Msg("this relay is refused, and leaves the destination to relays that may be accepted; it tries again")
 			return next, nil
 		}
 	}

@@ -1,6 +1,7 @@
 package breaker
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -346,5 +347,21 @@ func TestProbeWaitsForWhatIsDueNext(t *testing.T) {
 	relaytest.Must(t, err)
 	if got := status.Destinations[0].BreakerSeconds; got < 3000 || got > 3600 {
 		t.Errorf("status says that the next probe comes in %g s", got)
+	}
+}
+
+// A relay that is refused before another one has tried does not know whether it is refused alone.
+func TestFirstRefusalIsNotCalledTheOnlyOne(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Exec(`INSERT INTO outbox_relay (instance, name, version) OVERRIDING SYSTEM VALUE VALUES (1, 'a', ''), (2, 'b', '');
+		INSERT INTO outbox_relay_destination (instance, destination) VALUES (1, 'default'), (2, 'default')`)
+	var log strings.Builder
+	s := newSide(db, 1)
+	s.keeper.Log = zerolog.New(&log)
+	s.fail(policy.ReasonConnect, 5)
+	s.tend()
+	if said := log.String(); !strings.Contains(said, "this relay is refused, and leaves the destination to relays that may be accepted") || strings.Contains(said, "only") {
+		t.Errorf("the log says %q", said)
 	}
 }
