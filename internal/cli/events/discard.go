@@ -28,7 +28,7 @@ func (Discard) Help() string {
 can be brought back with replay --status discarded, until it is archived.
 
   outbox-relay discard 17                                     # of every destination
-  outbox-relay discard --destination old                      # a destination that is gone
+  outbox-relay discard --destination old --status pending     # what waits for a destination that is gone
   outbox-relay discard --parked --type 'test.*' --dry-run
   outbox-relay discard --destination logistics --head-of-key invoice-4711   # skip what blocks this key
 

@@ -159,7 +159,7 @@ func (k *Keeper) warnUnserved(ctx context.Context) {
 		k.Failed("look for unserved deliveries", err)
 	case len(list) > 0:
 		k.Log.Warn().Strs("destinations", counts(list)).Msg("deliveries wait for destinations that no running relay serves; " +
-			"configure them, or give up what waits: outbox-relay discard --destination " + list[0].Destination)
+			"configure them, or give up what waits: outbox-relay discard --destination " + plain.ShellWord(list[0].Destination) + " --status pending")
 	}
 }
 

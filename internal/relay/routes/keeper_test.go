@@ -302,7 +302,7 @@ func TestUnservedDeliveriesAreLogged(t *testing.T) {
 	r.apply("* default")
 	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
 	r.wantLog(`"destinations":["old (3)"],"message":"deliveries wait for destinations that no running relay serves; ` +
-		`configure them, or give up what waits: outbox-relay discard --destination old"`)
+		`configure them, or give up what waits: outbox-relay discard --destination old --status pending"`)
 	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
 	if r.log.Len() > 0 {
 		t.Errorf("logged again: %s", r.log)
