@@ -239,8 +239,7 @@ type EventReport struct {
 	Attempts   []Attempt  `json:"attempts"`
 	Waits      []Wait     `json:"waits"`
 	Replays    []Replay   `json:"replays"` // of its deliveries that were replayed, as far as the audit knows
-	// discarded says when its deliveries to a destination were given up, as far as the audit knows.
-	discarded map[string]time.Time
+	discards   []discard
 }
 
 // Event returns an event, also an archived one, its deliveries, its logged attempts, and why it
@@ -264,6 +263,7 @@ func (o *Outbox) Event(ctx context.Context, id int64) (e EventReport, err error)
 	if err != nil {
 		return EventReport{}, err
 	}
-	e.Replays, e.discarded = replaysOf(e.Deliveries, replays, e.Attempts), discardsOf(e.Deliveries, discards)
+	e.Replays = replaysOf(e.Deliveries, replays, discards, e.Attempts)
+	e.discards = discardsOf(e.Deliveries, discards, e.Replays)
 	return e, nil
 }

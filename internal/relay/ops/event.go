@@ -103,19 +103,7 @@ func (e EventReport) Explain() Explanation {
 	if e.Event.AvailableAt.After(e.Event.CreatedAt) {
 		add(e.Event.AvailableAt, "", "available", "not to be sent before")
 	}
-	for _, a := range e.Attempts {
-		if a.Outcome == policy.Delivered {
-			if arrived := a.StartedAt.Add(time.Duration(a.DurationMS) * time.Millisecond); e.replayedAfter(a.Destination, arrived) {
-				add(arrived, a.Destination, "delivered", "delivered with the %s attempt", ordinal(a.Attempt))
-			}
-			continue
-		}
-		text := orReason(orBlank(a.Error), a.Reason)
-		if a.Outcome == policy.Hold { // the next attempt has the same number
-			text += " (held: no attempt is spent)"
-		}
-		add(a.StartedAt, a.Destination, "attempt", "attempt %d by relay %d failed after %s: %s", a.Attempt, a.Relay, time.Duration(a.DurationMS)*time.Millisecond, text)
-	}
+	e.explainAttempts(add)
 	for _, r := range e.Replays {
 		add(r.At, r.Destination, "replayed", "%s", r)
 	}
@@ -124,22 +112,16 @@ func (e EventReport) Explain() Explanation {
 		case d.Status == "delivered" && d.DeliveredAt != nil:
 			add(*d.DeliveredAt, d.Destination, "delivered", "delivered %s", d.Arrival())
 		case d.Status == "failed":
-			at := d.NextAttemptAt
-			if d.LastAttemptAt != nil {
-				at = *d.LastAttemptAt
+			add(d.lastTouched(), d.Destination, "failed", "failed for good: %s", orReason(orBlank(d.LastError), policy.Reason(orBlank(d.LastReason))))
+		}
+		for _, given := range e.discards {
+			switch {
+			case given.destination != d.Destination:
+			case given.at.IsZero():
+				add(d.lastTouched(), d.Destination, "discarded", "an operator has given it up, some time after this: the audit does not say when")
+			default:
+				add(given.at, d.Destination, "discarded", "an operator has given it up")
 			}
-			add(at, d.Destination, "failed", "failed for good: %s", orReason(orBlank(d.LastError), policy.Reason(orBlank(d.LastReason))))
-		case d.Status == "discarded":
-			at, known := e.discarded[d.Destination]
-			if known {
-				add(at, d.Destination, "discarded", "an operator has given it up")
-				break
-			}
-			at = d.NextAttemptAt
-			if d.LastAttemptAt != nil {
-				at = *d.LastAttemptAt
-			}
-			add(at, d.Destination, "discarded", "an operator has given it up, some time after this: the audit does not say when")
 		}
 	}
 	if e.Event.ArchivedAt != nil {
@@ -147,6 +129,42 @@ func (e EventReport) Explain() Explanation {
 	}
 	slices.SortStableFunc(x.History, func(a, b Moment) int { return a.At.Compare(b.At) })
 	return x
+}
+
+// explainAttempts adds the logged attempts and what came of them, but for how a delivery ended that
+// has not been replayed since: its row says that.
+func (e EventReport) explainAttempts(add func(at time.Time, destination, what, format string, args ...any)) {
+	for i, a := range e.Attempts {
+		ended := a.StartedAt.Add(time.Duration(a.DurationMS) * time.Millisecond)
+		if a.Outcome == policy.Delivered {
+			if e.replayedAfter(a.Destination, ended) {
+				add(ended, a.Destination, "delivered", "delivered with the %s attempt", ordinal(a.Attempt))
+			}
+			continue
+		}
+		text := orReason(orBlank(a.Error), a.Reason)
+		if a.Outcome == policy.Hold { // the next attempt has the same number
+			text += " (held: no attempt is spent)"
+		}
+		add(a.StartedAt, a.Destination, "attempt", "attempt %d by relay %d failed after %s: %s", a.Attempt, a.Relay, time.Duration(a.DurationMS)*time.Millisecond, text)
+		isLast := !slices.ContainsFunc(e.Attempts[i+1:], func(later Attempt) bool { return later.Destination == a.Destination })
+		if a.Outcome == policy.Fail && !(isLast && e.hasFailed(a.Destination)) {
+			add(ended, a.Destination, "failed", "failed for good: %s", orReason(orBlank(a.Error), a.Reason))
+		}
+	}
+}
+
+// hasFailed reports whether the delivery to a destination is failed now.
+func (e EventReport) hasFailed(destination string) bool {
+	return slices.ContainsFunc(e.Deliveries, func(d Delivery) bool { return d.Destination == destination && d.Status == "failed" })
+}
+
+// lastTouched returns when a delivery was attempted last or, without an attempt, was due.
+func (d Delivery) lastTouched() time.Time {
+	if d.LastAttemptAt != nil {
+		return *d.LastAttemptAt
+	}
+	return d.NextAttemptAt
 }
 
 func orBlank(text *string) string {

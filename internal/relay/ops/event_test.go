@@ -199,3 +199,46 @@ func TestExplainDiscards(t *testing.T) {
 		}
 	}
 }
+
+// What happened before a replay stays in the history, and each replay that must have happened is
+// said to have: after two failures, a discard, and a replay of each.
+func TestExplainKeepsWhatWasBeforeReplays(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(1, "k")
+	outbox := ops.New(db.Pool).As(ops.Actor{Name: "ann"})
+	fail := func(claim int) {
+		db.Settled("failed", "true")
+		db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, error, duration_ms, started_at)
+			VALUES (1, 'default', $1, 1, 1, 'fail', 'rejected', '422 no', 0, clock_timestamp())`, claim)
+		db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_reason = 'rejected', last_error = '422 no', last_attempt_at = (SELECT max(started_at) FROM outbox_attempt)`)
+	}
+	replay := func(s ops.Selection) {
+		b, err := outbox.Replay(t.Context(), s, 0, nil)
+		relaytest.Must(t, err)
+		if b.Done != 1 {
+			t.Fatalf("%+v", b)
+		}
+	}
+	fail(1)
+	replay(ops.Selection{Destination: "default"})
+	fail(2)
+	replay(ops.Selection{Destination: "default"})
+	fail(3)
+	_, err := outbox.Discard(t.Context(), ops.Selection{Destination: "default"}, nil)
+	relaytest.Must(t, err)
+	replay(ops.Selection{Destination: "default", Statuses: []string{"discarded"}, EventIDs: []int64{1}})
+	report, err := outbox.Event(t.Context(), 1)
+	relaytest.Must(t, err)
+	var got []string
+	for _, m := range report.Explain().History[1:] {
+		if m.What != "attempt" {
+			got = append(got, m.Text)
+		}
+	}
+	again, failed := "replayed by ann (cli), after it had failed", "failed for good: 422 no"
+	want := []string{failed, again, failed, again, failed, "an operator has given it up", "replayed by ann (cli), after it had been given up"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -50,45 +50,55 @@ func (r Replay) String() string {
 // replaysOf returns the orders that replayed the deliveries of one event. An order that came after
 // the delivery has found nothing to replay: a nightly replay of all that failed includes the event
 // every night. Nor has an order for what failed, as long as the log of attempts says that the
-// delivery was retried, or says nothing since an earlier replay.
-func replaysOf(deliveries []Delivery, orders []bulkOrder, attempts []Attempt) []Replay {
+// delivery was retried, or says nothing since an earlier replay. It has, if the log says that the
+// delivery failed, unless one of the discards gave it up first.
+func replaysOf(deliveries []Delivery, orders, discards []bulkOrder, attempts []Attempt) []Replay {
 	all := []Replay{}
 	for _, d := range deliveries {
 		if !d.Replay {
 			continue
 		}
 		var replayed time.Time // by the latest order that has surely done so
-		possible := slices.DeleteFunc(slices.Clone(orders), func(o bulkOrder) bool {
-			if o.Destination != "" && o.Destination != d.Destination || d.DeliveredAt != nil && o.At.After(*d.DeliveredAt) {
-				return true
+		var possible []Replay
+		for _, o := range orders {
+			if !o.reaches(d) || d.DeliveredAt != nil && o.At.After(*d.DeliveredAt) {
+				continue
 			}
-			last := lastOutcome(attempts, d.Destination, replayed, o.At)
-			ofFailed := o.was() == "failed"
-			if ofFailed && last != policy.Fail && (last != "" || !replayed.IsZero()) {
-				return true
+			last := lastAttempt(attempts, d.Destination, replayed, o.At)
+			ofFailed, failed := o.was() == "failed", last.Outcome == policy.Fail
+			if ofFailed && !failed && (last.Outcome != "" || !replayed.IsZero()) {
+				continue
 			}
-			if ofFailed && last == policy.Fail && o.condition() == "" || o.Named && (ofFailed || last != policy.Fail) {
+			certain := ofFailed && failed && o.condition() == "" && !slices.ContainsFunc(discards, func(x bulkOrder) bool {
+				return x.reaches(d) && x.At.After(last.StartedAt) && x.At.Before(o.At)
+			})
+			if certain || o.Named && (ofFailed || !failed) {
 				replayed = o.At
 			}
-			return false
-		})
-		for _, o := range possible {
-			r := Replay{Destination: d.Destination, At: o.At, Actor: o.Actor, Origin: o.Origin, Was: o.was(), Certain: o.Named || len(possible) == 1}
+			r := Replay{Destination: d.Destination, At: o.At, Actor: o.Actor, Origin: o.Origin, Was: o.was(), Certain: o.Named || certain}
 			if !r.Certain {
 				r.If = o.condition()
 			}
-			all = append(all, r)
+			possible = append(possible, r)
 		}
+		if len(possible) == 1 {
+			possible[0].Certain, possible[0].If = true, ""
+		}
+		all = append(all, possible...)
 	}
 	return all
 }
 
-// lastOutcome returns the outcome of the last logged attempt between two times; empty: there is
-// none.
-func lastOutcome(attempts []Attempt, destination string, from, to time.Time) (last policy.Outcome) {
+// reaches reports whether an order may have changed a delivery, as far as its destination goes.
+func (o bulkOrder) reaches(d Delivery) bool {
+	return o.Destination == "" || o.Destination == d.Destination
+}
+
+// lastAttempt returns the last logged attempt between two times; the zero value: there is none.
+func lastAttempt(attempts []Attempt, destination string, from, to time.Time) (last Attempt) {
 	for _, a := range attempts {
 		if a.Destination == destination && a.StartedAt.After(from) && a.StartedAt.Before(to) {
-			last = a.Outcome
+			last = a
 		}
 	}
 	return last
@@ -107,20 +117,37 @@ func (o bulkOrder) condition() string {
 	return strings.Join(all, " and ")
 }
 
-// discardsOf returns by destination when the deliveries of one event were given up, as far as the
-// audit knows. The latest order counts, as a replay may have taken back an earlier one; if it is
-// not certain that it gave the delivery up, the time is not known.
-func discardsOf(deliveries []Delivery, orders []bulkOrder) map[string]time.Time {
-	all := map[string]time.Time{}
+// A discard is when a delivery was given up, as far as the audit knows. Zero: it does not say.
+type discard struct {
+	destination string
+	at          time.Time
+}
+
+// discardsOf returns when the deliveries of one event were given up: those that are discarded, and
+// those that a replay took back. The latest order before that counts, if it is certain that it gave
+// the delivery up.
+func discardsOf(deliveries []Delivery, orders []bulkOrder, replays []Replay) (all []discard) {
 	for _, d := range deliveries {
-		if d.Status != "discarded" {
-			continue
-		}
 		possible := slices.DeleteFunc(slices.Clone(orders), func(o bulkOrder) bool {
-			return o.Destination != "" && o.Destination != d.Destination || o.Reason != "" && d.LastReason != nil && o.Reason != *d.LastReason
+			return !o.reaches(d) || o.Reason != "" && d.LastReason != nil && o.Reason != *d.LastReason
 		})
-		if n := len(possible); n == 1 || n > 1 && (possible[n-1].Named || !possible[n-1].Limited) {
-			all[d.Destination] = possible[n-1].At
+		before := func(end time.Time) (at time.Time) {
+			n := len(possible)
+			for n > 0 && !end.IsZero() && possible[n-1].At.After(end) {
+				n--
+			}
+			if n == 1 || n > 1 && (possible[n-1].Named || !possible[n-1].Limited) {
+				at = possible[n-1].At
+			}
+			return at
+		}
+		for _, r := range replays {
+			if at := before(r.At); r.Destination == d.Destination && r.Was == "discarded" && r.Certain && !at.IsZero() {
+				all = append(all, discard{d.Destination, at})
+			}
+		}
+		if d.Status == "discarded" {
+			all = append(all, discard{d.Destination, before(time.Time{})})
 		}
 	}
 	return all
