@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -90,7 +91,10 @@ const usual = time.Duration(-1)
 // deployLasts is for how long relays differ while they are replaced one by one.
 const deployLasts = 5 * time.Minute
 
-func allRules() []rule {
+func allRules() []rule { return slices.Concat(destinationRules(), eventRules(), relayRules()) }
+
+// destinationRules are about destinations and what they answer.
+func destinationRules() []rule {
 	return []rule{
 		{
 			RuleFailed, 5 * time.Second, "outbox-relay events list --status failed --destination {word}",
@@ -99,16 +103,58 @@ func allRules() []rule {
 			"Look at the reasons, fix the cause, then replay them. Until then later events with the same ordering key wait, unless on_failure is skip. What failed as invalid_event cannot be sent as it is: its producer must insert a corrected event under a new key.",
 		},
 		{
-			RuleLag, 0, "",
-			"Deliveries to {name} lag[: {detail}]",
-			"deliveries to {name} no longer lag",
-			"The receiver is slower than what comes in (unless it answers 429, raise `max_in_flight` or `rate_limit` of the destination, then reload the relay), it was held until now, or the database is slow.",
-		},
-		{
 			RuleBreakerOpen, usual, "",
 			"{name} {fault}, and its deliveries are held[ ({pending} pending)][. Latest error: {latest}]",
 			"deliveries to {name} are no longer held[: {detail}]",
 			"Nothing is lost: {tries}.[ {repair}]",
+		},
+		{
+			RulePaused, 0, "",
+			"{name} is still paused, and its deliveries wait[ ({pending} pending)][: {detail}]",
+			"{name} is no longer paused, or no delivery waits for it",
+			"If it was forgotten: `outbox-relay resume {word}`. What waits until the end of its `retry.not_after` fails.",
+		},
+		{
+			RuleUnserved, usual, "",
+			"Deliveries to {name} are unserved, as no running relay has this destination[: {detail}]",
+			"no delivery to {name} waits for a relay that serves it",
+			"To put it back, write `destinations.{subject}` into a relay's configuration and reload that relay (SIGHUP); or give them up: `outbox-relay discard --destination {word} --status pending`.",
+		},
+		{
+			RuleMisconfigured, 0, "[outbox-relay events show {event}]",
+			"Deliveries to {name} fail, and only a person can fix that[: it {cause}][: {detail}]",
+			"{name} accepts deliveries, or none waits for it",
+			"[{repair}]",
+		},
+		{
+			RuleFailing, 0, "[outbox-relay events show {event}]",
+			"{name} has accepted nothing[ {detail}]",
+			"{name} accepts deliveries, or none is retried",
+			"Each attempt is spent, and after the last one a delivery fails.[ {repair}]",
+		},
+		{
+			RuleRelayRefused, usual, "outbox-relay relays",
+			"Some relays are refused by {name}, and leave its deliveries to the others[: {detail}][: {failure}]",
+			"no relay is refused alone by {name}",
+			"{compare} What it was refused follows its schedule; the other relays deliver the rest.",
+		},
+		{
+			RuleReconcile, 0, "outbox-relay reconcile --destination {word} --url URL",
+			"The comparison of {name} with its receiver has not passed[: {detail}]",
+			"everything compared that was delivered to {name} took effect, once",
+			"Run the comparison by hand, with the URL or database that is asked every night; it names the keys, and `--heal` replays what never arrived.",
+		},
+	}
+}
+
+// eventRules are about events and deliveries that wait.
+func eventRules() []rule {
+	return []rule{
+		{
+			RuleLag, 0, "",
+			"Deliveries to {name} lag[: {detail}]",
+			"deliveries to {name} no longer lag",
+			"The receiver is slower than what comes in, or the database is slow. Unless it answers 429, or a relay has learnt a lower limit, raise `max_in_flight` or `rate_limit` of the destination, then reload the relay.",
 		},
 		{
 			RuleParked, usual, "outbox-relay events list --parked",
@@ -132,8 +178,14 @@ func allRules() []rule {
 			RuleWaitingKeys, 0, "[outbox-relay events show {event}]",
 			"Ordering keys of {name} wait[: {detail}]",
 			"no ordering key of {name} waits for long behind a delivery that is not due",
-			"",
+			"If the delivery in front is retried, its last error says what to fix. If it was scheduled, it holds up what is due; give it up if it is not wanted[: `outbox-relay discard {event} --destination {word}`].",
 		},
+	}
+}
+
+// relayRules are about relays and their database.
+func relayRules() []rule {
+	return []rule{
 		{
 			RuleRescueStorm, 0, "",
 			"Relays of {name} keep dying[: {detail}]",
@@ -147,34 +199,10 @@ func allRules() []rule {
 			"",
 		},
 		{
-			RulePaused, 0, "",
-			"{name} is still paused, and its deliveries wait[ ({pending} pending)][: {detail}]",
-			"{name} is no longer paused, or no delivery waits for it",
-			"If it was forgotten: `outbox-relay resume {word}`. What waits until the end of its `retry.not_after` fails.",
-		},
-		{
-			RuleUnserved, usual, "",
-			"Deliveries to {name} are unserved, as no running relay has this destination[: {detail}]",
-			"no delivery to {name} waits for a relay that serves it",
-			"To put it back, write `destinations.{subject}` into a relay's configuration and reload that relay (SIGHUP); or give them up: `outbox-relay discard --destination {word} --status pending`.",
-		},
-		{
 			RuleRoutesChanged, deployLasts, "outbox-relay routes list",
 			"Routes of {name} changed, and not every running relay is configured with them[: {detail}]",
 			"all relays of {name} have the same routes",
 			"Give all relays the same configuration, or stop the one that is not meant to run.",
-		},
-		{
-			RuleMisconfigured, 0, "[outbox-relay events show {event}]",
-			"Deliveries to {name} fail, and only a person can fix that[: it {cause}][: {detail}]",
-			"{name} accepts deliveries, or none waits for it",
-			"[{repair}]",
-		},
-		{
-			RuleFailing, 0, "[outbox-relay events show {event}]",
-			"{name} has accepted nothing[ {detail}]",
-			"{name} accepts deliveries, or none is retried",
-			"Each attempt is spent, and after the last one a delivery fails.[ {repair}]",
 		},
 		{
 			RuleReloadRefused, 0, "outbox-relay config check",
@@ -189,22 +217,10 @@ func allRules() []rule {
 			"Give all relays the same settings and secrets, then reload them (SIGHUP).",
 		},
 		{
-			RuleRelayRefused, usual, "outbox-relay relays",
-			"Some relays are refused by {name}, and leave its deliveries to the others[: {detail}][: {failure}]",
-			"no relay is refused alone by {name}",
-			"{compare} What it was refused follows its schedule; the other relays deliver the rest.",
-		},
-		{
 			RuleArchive, 0, "outbox-relay archive run",
 			"The archive of {name} has not run when it should have[: {detail}][: {failure}]",
 			"the archive of {name} has run",
 			"{unarchived} Nothing is lost; tables grow until it has run.",
-		},
-		{
-			RuleReconcile, 0, "outbox-relay reconcile --destination {word} --url URL",
-			"The comparison of {name} with its receiver has not passed[: {detail}]",
-			"everything compared that was delivered to {name} took effect, once",
-			"Run the comparison by hand, with the URL or database that is asked every night; it names the keys, and `--heal` replays what never arrived.",
 		},
 		{
 			RuleDatabase, usual, "outbox-relay doctor",
@@ -281,7 +297,9 @@ func (a Alert) fill(template string, v voice) (text string, known bool) {
 		inner := blank[1 : len(blank)-1]
 		switch blank[0] {
 		case '`':
-			return v.mark(a.say(inner, v))
+			text, all := a.fill(inner, v)
+			known = known && all
+			return v.mark(text)
 		case '[':
 			if text, all := a.fill(inner, v); all {
 				return text
