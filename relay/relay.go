@@ -332,7 +332,7 @@ func (r *Relay) newClaimer() *claimer {
 func (r *Relay) newWatcher() *watch.Watcher {
 	return &watch.Watcher{
 		Config: func() watch.Config { return r.cfg.Watching }, Alerts: func() alert.Config { return r.config().Alerts },
-		Lenient: r.lenient, Alive: r.alive,
+		Lenient: r.lenient, Learnt: r.learnt, Alive: r.alive,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		Rest: func(least, took time.Duration) time.Duration {
 			return agenda.Rest{Least: least, Times: r.restFactor}.After(took)
@@ -351,6 +351,18 @@ func (r *Relay) lenient() (names []string) {
 		}
 	}
 	return names
+}
+
+// learnt returns the destinations that get fewer requests at once than they may, as flow control
+// has found.
+func (r *Relay) learnt() map[string]watch.Learnt {
+	all := map[string]watch.Learnt{}
+	for _, l := range r.lanes.List() {
+		if atOnce, most := l.Learnt(); atOnce < most {
+			all[l.Name] = watch.Learnt{Relay: r.cfg.Name, AtOnce: atOnce, Configured: most}
+		}
+	}
+	return all
 }
 
 // alive reports whether this relay is registered where it belongs.

@@ -129,3 +129,17 @@ func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 		t.Errorf("said %q", said)
 	}
 }
+
+// Status says nothing of an alert that its own figures contradict, though no relay has ended it.
+func TestStatusLeavesOutAlertsThatAreOver(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Serve("default")
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ('lag', 'default', 'an hour'), ('waiting_keys', 'default', 'until then'), ('rescue_storm', current_database(), '3')`)
+	db.Exec(`UPDATE outbox_watch SET watched_at = now() - interval '20 seconds', sample = '{"terms": {"lag_over": 600, "vacuum_blocked_over": 300}}'`)
+	s, err := New(db.Pool).Status(t.Context(), "")
+	relaytest.Must(t, err)
+	if len(s.Alerts) > 0 || len(s.Advice) > 0 {
+		t.Errorf("alerts %+v, advice %+v", s.Alerts, s.Advice)
+	}
+}

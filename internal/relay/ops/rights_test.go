@@ -25,6 +25,7 @@ func TestRightsOnUnroutedEvents(t *testing.T) {
 	db.Route()
 	db.Serve("default")
 	db.Insert(3, "e")
+	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default'); UPDATE outbox_watch SET sample = '{"terms": {"lag_over": 600}}'`)
 	as := func(role string) *pgxpool.Pool {
 		t.Helper()
 		cfg, err := pgxpool.ParseConfig(dsn)

@@ -13,10 +13,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
-// Status counts the deliveries of every destination, lists relays and open alerts, all at one
-// moment, and says what to do about it. It counts up to 10,001 of each kind, and 1,001 that failed,
-// so that its cost grows neither with the backlog nor with what was delivered. environment is that
-// of the relays, see [Outbox.Identity].
+// Status counts the deliveries of every destination, lists relays, and open alerts whose conditions
+// hold, all at one moment, and says what to do about it. It counts up to 10,001 of each kind, and
+// 1,001 that failed, so that its cost grows neither with the backlog nor with what was delivered.
+// environment is that of the relays, see [Outbox.Identity].
 func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err error) {
 	report, err := o.Identity(ctx, environment)
 	if err != nil {
@@ -45,7 +45,9 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 		if s.Refusals, err = watch.Refusals(ctx, tx); err != nil {
 			return err
 		}
-		s.Alerts, err = alert.Open(ctx, tx)
+		if s.Alerts, err = alert.Open(ctx, tx); err == nil {
+			s.Alerts, err = watch.Current(ctx, tx, s.Alerts)
+		}
 		return err
 	})
 	if err != nil {

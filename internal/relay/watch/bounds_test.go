@@ -17,7 +17,7 @@ import (
 // explainLook looks around the database once, and returns what it took.
 func explainLook(t testing.TB, conn *pgx.Conn) relaytest.Explained {
 	t.Helper()
-	return relaytest.Explain(t, conn, TakeWatch, 0., []string{}, time.Minute.Seconds(), alert.DefaultLagOver.Seconds())
+	return relaytest.Explain(t, conn, TakeWatch, 0., []string{}, time.Minute.Seconds(), alert.DefaultLagOver.Seconds(), "{}", true)
 }
 
 // A look reads no table as a whole, however much there is, whether it was planned before or after.
@@ -26,8 +26,8 @@ func TestLookIsBounded(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "default", "second")
 	conn := engineConn(t, db.DSN)
-	const arguments = ` (0, '{}', 900, 600)`
-	for _, statement := range []string{`PREPARE look (float8, text[], float8, float8) AS ` + TakeWatch, `EXECUTE look` + arguments} {
+	const arguments = ` (0, '{}', 900, 600, '{}', true)`
+	for _, statement := range []string{`PREPARE look (float8, text[], float8, float8, jsonb, boolean) AS ` + TakeWatch, `EXECUTE look` + arguments} {
 		_, err := conn.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
 		relaytest.Must(t, err)
 	}

@@ -107,3 +107,62 @@ func TestLagLeavesOutWhatItsKeyBlocks(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET replay = true WHERE event_id = 1`)
 	want("the head of the oldest is a replay", 40)
 }
+
+// What held a destination for an hour has not made it lag: the alert comes when its deliveries have
+// waited for long enough after that, and says so. The lag itself is that of the delivery.
+func TestLagIsAlertedOfWhatNothingHolds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		hold, free string
+		away       bool // the database, or every relay
+	}{
+		"a breaker": {
+			hold: `INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until) VALUES ('default', 'open', now(), now())`,
+			free: `DELETE FROM outbox_destination`,
+		},
+		"a pause": {
+			hold: `INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`,
+			free: `UPDATE outbox_destination SET paused = false, paused_at = NULL`,
+		},
+		"a Retry-After": {
+			hold: `UPDATE outbox_relay_destination SET wait_until = now() + interval '1 hour'`,
+			free: `UPDATE outbox_relay_destination SET wait_until = now()`,
+		},
+		"a database that is away": {hold: `SELECT 1`, free: `SELECT 1`, away: true},
+		"no relay":                {hold: `SELECT 1`, free: `UPDATE outbox_watch SET watched_at = now() - interval '1 hour'`, away: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := relaytest.Covered(t)
+			db.Serve("default")
+			w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
+			w.Learnt = func() map[string]Learnt { return map[string]Learnt{"default": {"r1", 1, 64}} }
+			look(t, w)
+			db.Exec(c.hold)
+			db.Insert(1, "k")
+			db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'`)
+			for range 4 {
+				w.interrupted.Store(c.away)
+				lookLater(db, w)
+			}
+			db.Exec(c.free)
+			if c.away {
+				look(t, w)
+			} else {
+				lookLater(db, w) // it was held for a part of the time
+			}
+			for range 2 { // eight minutes
+				lookLater(db, w)
+				wantAlerts(db)
+			}
+			lookLater(db, w)
+			wantAlerts(db, alert.RuleLag)
+			want := `the oldest one that is due has waited for 1h0m (event 1), for 12m of it though nothing held it, longer than 10m; relay "r1" sends at most 1 request at once there, of 64 that it may, as timeouts, 503s or slow answers have taught it: a higher max_in_flight changes nothing, and a restart of that relay forgets it`
+			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT detail FROM outbox_alert`), want)
+			testkit.Equal(t, "it began", relaytest.Row[int](db, `SELECT round(extract(epoch FROM now() - opened_at) / 60)::int FROM outbox_alert`), 12)
+			db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)
+			look(t, w)
+			wantAlerts(db)
+		})
+	}
+}

@@ -58,6 +58,13 @@ func look(t testing.TB, w *Watcher) Watch {
 	return seen
 }
 
+// lookLater takes a look four minutes after the last one.
+func lookLater(db *relaytest.Database, w *Watcher) {
+	db.Helper()
+	db.Exec(`UPDATE outbox_watch SET watched_at = watched_at - interval '4 minutes'`)
+	relaytest.Must(db, w.Look(db.Context()))
+}
+
 // wantAlerts checks which rules have an open alert.
 func wantAlerts(db *relaytest.Database, want ...string) {
 	db.Helper()

@@ -3,11 +3,13 @@ package watch
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/internal/relay/alert"
 )
 
 // The tables that the watcher looks after.
@@ -18,7 +20,7 @@ const watchedTables = `ARRAY['outbox'::regclass, 'outbox_delivery'::regclass, 'o
 // follows each the first ten are looked at.
 const watchLanes = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
-    'held', coalesce(s.paused OR s.breaker <> 'closed', false),
+    'held', coalesce(s.paused OR s.breaker <> 'closed', false), 'asked', (` + pg.WaitUntil + `) IS NOT NULL,
     'paused', CASE WHEN s.paused THEN extract(epoch FROM now() - s.paused_at) ELSE 0 END, 'paused_reason', coalesce(s.paused_reason, ''),
     'seconds', coalesce(extract(epoch FROM now() - g.since), 0), 'event', coalesce(g.event_id, 0),
     'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', coalesce(b.heads -> 0 ->> 'key', ''),
@@ -229,17 +231,31 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
     WHERE held.pid = waiting.pid AND held.relation = ANY (` + watchedTables + `::oid[])
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
-// One relay looks, the others read what it saw. The subselects run only where the row is updated.
-// The lock of the row keeps two from looking at once: unlike an advisory lock, no login without
-// rights on the table can take it. A look in the future was taken before the clock was set back.
-const TakeWatch = `
-WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, ` + failingLanes + `, due AS MATERIALIZED (
-    SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) OR watched_at > now() + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
-), watched AS (
-    UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
+// countedLag is for how long the oldest due delivery of each destination has waited while nothing
+// held it. The time between two looks counts if neither found the destination held, or asked to
+// wait. It does not if no relay looked for long, or could not ($6): the database was away, or every
+// relay. Where only an older relay has looked, all counts.
+const countedLag = `
+SELECT jsonb_object_agg(l.destination, CASE WHEN w.sample -> 'counted' IS NULL THEN l.seconds
+    ELSE least(l.seconds, coalesce((w.sample -> 'counted' ->> l.destination)::float8, 0)
+        + CASE WHEN $6 AND NOT l.held AND NOT l.asked AND NOT w.sample -> 'held' @> to_jsonb(l.destination) AND w.watched_at > now() - interval '5 minutes'
+               THEN greatest(0, extract(epoch FROM now() - w.watched_at)) ELSE 0 END) END)
+FROM lanes, jsonb_to_recordset(lanes.list) AS l (destination text, seconds float8, held boolean, asked boolean)
+WHERE l.seconds > 0`
+
+// lookParts is the WITH of newSample, which reads what is needed of the last one from a row w of
+// outbox_watch.
+const lookParts = `
+WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIALIZED (SELECT unnest($2::text[]) AS destination), ` + Lag + `, ` + failingLanes + `,
+lanes AS MATERIALIZED (SELECT (` + watchLanes + `) AS list)`
+
+const newSample = `jsonb_build_object(
         'database', current_database(),
         'lenient', (SELECT jsonb_agg(l.destination) FROM lenient l),
-        'lanes', (` + watchLanes + `),
+        'terms', $5::jsonb,
+        'lanes', (SELECT list FROM lanes),
+        'counted', (` + countedLag + `),
+        'held', (SELECT coalesce(jsonb_agg(l.destination), '[]') FROM lanes, jsonb_to_recordset(lanes.list) AS l (destination text, held boolean, asked boolean) WHERE l.held OR l.asked),
         'untaken', (` + watchUntaken + `),
         'parked', (` + watchParked + `),
         'misconfigured', (` + watchMisconfigured + `),
@@ -274,7 +290,15 @@ WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), lenient AS MATERIA
                            -- Not at once, or a relay that came and went would never be reported.
                            WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
                            ELSE false END))
-                   FROM (SELECT rule, subject, last_at, first_event_id FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
+                   FROM (SELECT rule, subject, last_at, first_event_id FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))`
+
+// One relay looks, the others read what it saw. The subselects run only where the row is updated.
+// The lock of the row keeps two from looking at once: unlike an advisory lock, no login without
+// rights on the table can take it. A look in the future was taken before the clock was set back.
+const TakeWatch = lookParts + `, due AS MATERIALIZED (
+    SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) OR watched_at > now() + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
+), watched AS (
+    UPDATE outbox_watch w SET watched_at = now(), sample = ` + newSample + `
     WHERE w.ctid = ANY (ARRAY (SELECT ctid FROM due))
     RETURNING w.watched_at, w.sample
 )
@@ -284,22 +308,53 @@ SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now() F
 
 // take looks around the database, or returns what another relay saw if that is not older than the
 // given age. lenient are the destinations where a failed delivery does not block its ordering key.
-func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, err error) {
+func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, t terms) (seen sample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if lenient == nil {
 		lenient = []string{}
 	}
 	var content []byte
-	err = w.DB.QueryRow(ctx, TakeWatch, age.Seconds(), lenient, stormWithin.Seconds(), limits.LagOver.Seconds()).
+	err = w.DB.QueryRow(ctx, TakeWatch, age.Seconds(), lenient, stormWithin.Seconds(), t.LagOverSeconds, t.encode(), !w.interrupted.Load()).
 		Scan(&seen.own, &seen.at, &content, &seen.now)
-	if err != nil {
+	if w.interrupted.Store(err != nil); err != nil {
 		return sample{}, fmt.Errorf("look around the database: %w", err)
 	}
 	if err := json.Unmarshal(content, &seen); err != nil {
 		return sample{}, fmt.Errorf("look around the database: %w", err)
 	}
 	return seen, nil
+}
+
+const inspectWatch = lookParts + `
+SELECT now(), ` + newSample + ` FROM outbox_watch w WHERE w.watched_at <= now() - make_interval(secs => $1)`
+
+const selectTerms = `SELECT coalesce(sample -> 'terms', 'null'), ARRAY(SELECT jsonb_array_elements_text(coalesce(nullif(sample -> 'lenient', 'null'), '[]'))) FROM outbox_watch`
+
+// inspect returns what a look would see now. It returns false if a look has just seen it, or if no
+// relay has said by which limits to look.
+func inspect(ctx context.Context, q pg.DB) (seen sample, known bool, err error) {
+	var t *terms
+	var lenient []string
+	if err := q.QueryRow(ctx, selectTerms).Scan(&t, &lenient); err != nil || t == nil {
+		return sample{}, false, ignoreNoRows(err)
+	}
+	var content []byte
+	err = q.QueryRow(ctx, inspectWatch, freshFor.Seconds(), lenient, stormWithin.Seconds(), t.LagOverSeconds, t.encode(), true).Scan(&seen.at, &content)
+	if err != nil {
+		return sample{}, false, ignoreNoRows(err)
+	}
+	if err := json.Unmarshal(content, &seen); err != nil {
+		return sample{}, false, fmt.Errorf("inspect the database: %w", err)
+	}
+	return seen, true, nil
+}
+
+func ignoreNoRows(err error) error {
+	if err == nil || errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	return fmt.Errorf("inspect the database: %w", err)
 }
 
 // What another relay has found since the look may be more than what the look saw, and is not ended

@@ -156,9 +156,13 @@ type Watcher struct {
 	Failed     func(operation string, err error) // is called for a statement that failed, and will be repeated
 	Watched    func(Watch)                       // is told what was seen. nil: nothing is
 
-	lookout lookout
-	alerted atomic.Bool // an alert is open that looks end
-	pruned  int64       // up to which range Look has removed those that have ended
+	// Learnt returns where this relay sends less at once than it may. Nil: nowhere.
+	Learnt func() map[string]Learnt
+
+	lookout     lookout
+	alerted     atomic.Bool // an alert is open that looks end
+	interrupted atomic.Bool // the last look failed: for how long the database was away is not known
+	pruned      int64       // up to which range Look has removed those that have ended
 }
 
 // Run looks around the database every now and then, until ctx is done.
@@ -235,9 +239,19 @@ func (w *Watcher) Refresh(ctx context.Context) error {
 	return err
 }
 
+// terms returns what this relay has configured and learnt.
+func (w *Watcher) terms() terms {
+	limits := w.Alerts()
+	t := terms{LagOverSeconds: limits.LagOver.Seconds(), VacuumBlockedOverSeconds: limits.VacuumBlockedOver.Seconds()}
+	if w.Learnt != nil {
+		t.Learnt = w.Learnt()
+	}
+	return t
+}
+
 // look takes a look unless one is younger than age, and reports whether it did.
 func (w *Watcher) look(ctx context.Context, age time.Duration) (own bool, err error) {
-	seen, err := w.take(ctx, age, w.Lenient(), w.Alerts())
+	seen, err := w.take(ctx, age, w.Lenient(), w.terms())
 	if err != nil {
 		return false, err
 	}

@@ -314,6 +314,10 @@ func TestSecurityKeyBlockedFromTheFutureIsAlerted(t *testing.T) {
 	}
 	db.Exec(`UPDATE outbox_delivery SET status = CASE event_id WHEN $1 THEN 'discarded' ELSE status END, blocked_by = NULL`, head)
 	look(t, w)
+	wantAlerts(db) // nothing has lagged so far
+	for range 3 {
+		lookLater(db, w)
+	}
 	wantAlerts(db, alert.RuleLag)
 }
 
