@@ -84,7 +84,7 @@ func advise(s Status) []Advice {
 	}
 	for _, r := range s.Relays {
 		if refused := (alert.Alert{Rule: alert.RuleReloadRefused, Subject: r.Called, FirstError: r.ReloadError}); r.ReloadError != "" {
-			all = append(all, Advice{refused.Rule, r.Called, Warning, refused.Happened() + ".", refused.Remedy(plainly), []string{refused.Command()}})
+			all = append(all, adviseOf(Warning, refused))
 		}
 	}
 	for _, r := range s.Refusals {
@@ -95,7 +95,7 @@ func advise(s Status) []Advice {
 			continue // told with what follows from it
 		}
 		differ := alert.Alert{Rule: alert.RuleRelaysDiffer, Subject: d.Destination, Detail: d.String()}
-		all = append(all, Advice{differ.Rule, d.Destination, Warning, differ.Happened() + ".", differ.Remedy(plainly), []string{differ.Command()}})
+		all = append(all, adviseOf(Warning, differ))
 	}
 	all = append(all, adviseAlerts(s.Alerts, all)...)
 	levels := []Level{Critical, Warning, Notice}
@@ -385,22 +385,25 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 				continue
 			}
 		}
-		commands := []string{a.Command()}
+		advice := adviseOf(Warning, a)
 		switch {
 		case !slices.Contains(alert.Rules(), a.Rule): // a program's own, of which nothing more is known
-			commands = []string{}
-		case commands[0] == "outbox-relay status":
-			commands[0] = "outbox-relay relays    # which relays live, and what each has in flight"
+			advice.Commands = []string{}
+		case advice.Commands[0] == "outbox-relay status":
+			advice.Commands[0] = "outbox-relay relays    # which relays live, and what each has in flight"
 		}
-		all = append(all, Advice{a.Rule, a.Subject, Warning, a.Happened() + ".", a.Remedy(plainly), commands})
+		all = append(all, advice)
 	}
 	return all
 }
 
 // AdviseTrouble says what to do about the trouble that a relay has with its database, of which
 // nothing is stored.
-func AdviseTrouble(a alert.Alert) Advice {
-	return Advice{a.Rule, a.Subject, Critical, a.Happened() + ".", a.Remedy(plainly), []string{a.Command()}}
+func AdviseTrouble(a alert.Alert) Advice { return adviseOf(Critical, a) }
+
+// adviseOf says what an alert says.
+func adviseOf(level Level, a alert.Alert) Advice {
+	return Advice{a.Rule, a.Subject, level, a.Happened() + ".", a.Remedy(plainly), []string{a.Command()}}
 }
 
 // plainly marks nothing: texts are read in terminals and pages.

@@ -71,7 +71,7 @@ SELECT k.destination, least(p.pending + i.deliveries, 10001), least(p.due, 10001
        least(p.replays, 10001), b.keys, b.seconds,
        EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(s.breaker, 'closed'),
        s.breaker_opened_at, greatest(0, extract(epoch FROM greatest(s.breaker_until, CASE WHEN s.breaker = 'open' THEN p.next_at END) - now()))::float8, coalesce(s.breaker_error, ''),
-       o.served, o.wait_until, o.slowed_to,
+       o.served, (` + pg.WaitUntil + `), o.slowed_to,
        coalesce(p.last_event, 0), coalesce(p.last_reason, ''), coalesce(p.last_error, ''),
        f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''),
        p.last_at, f.last_at, greatest(w.delivered_at, a.delivered_at), p.lately, p.lately_since, (
@@ -130,7 +130,6 @@ CROSS JOIN LATERAL (
 ) f
 CROSS JOIN LATERAL (
     SELECT count(*) > 0 AS served,
-           CASE WHEN bool_and(o.wait_until IS NOT NULL AND o.wait_until > now()) FILTER (WHERE ` + pg.IsAlive + `) THEN min(o.wait_until) FILTER (WHERE ` + pg.IsAlive + `) END AS wait_until,
            CASE WHEN bool_and(o.slowed_to IS NOT NULL AND o.slowed_to > 0) FILTER (WHERE ` + pg.IsAlive + `) THEN sum(o.slowed_to) FILTER (WHERE ` + pg.IsAlive + `) ELSE 0 END AS slowed_to
     FROM outbox_relay_destination o JOIN outbox_relay r ON r.instance = o.instance WHERE o.destination = k.destination
 ) o

@@ -115,73 +115,85 @@ type waitState struct {
 	Ahead          int64 // due deliveries of the destination that go out before it, up to aheadTo and one
 }
 
+// reasons returns all that the delivery waits for.
 func (w waitState) reasons(eventID int64) (all []Wait) {
-	add := func(why, format string, args ...any) {
-		all = append(all, Wait{w.Destination, why, fmt.Sprintf(format, args...)})
-	}
-	asked := ""
-	if w.WaitUntil != nil {
-		asked = "the destination has asked to wait (Retry-After): it is tried again at " + timeText(w.WaitUntil)
-	}
-	if w.ClaimedBy != nil {
-		text := fmt.Sprintf("in flight by relay %d %s; its lease ends in %s", *w.ClaimedBy, cmp.Or(w.ClaimedName, "that is gone"), seconds(w.LeaseSeconds))
-		if !w.ClaimedAlive {
-			text += "; that relay is silent, and another one takes the delivery over" + routeState{Relays: w.Relays, Quarantined: w.Quarantined}.taker()
-		}
-		add("in_flight", "%s%s", text, labelled("; %s", asked))
+	add := func(why, text string) { all = append(all, Wait{w.Destination, why, text}) }
+	switch {
+	case w.ClaimedBy != nil:
+		add("in_flight", w.inFlight())
 		return all
-	}
-	if w.Destination == "" {
-		add("parked", "%s", w.parked(eventID))
+	case w.Destination == "":
+		add("parked", w.parked(eventID))
 		return all
 	}
 	if w.Relays > 0 && !w.Served { // first: nothing below helps before a relay serves it
-		add("unserved", "unserved: no running relay has this destination; to put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give the delivery up: outbox-relay discard %d --destination %s", w.Destination, eventID, plain.ShellWord(w.Destination))
+		add("unserved", fmt.Sprintf("unserved: no running relay has this destination; to put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give the delivery up: outbox-relay discard %d --destination %s",
+			w.Destination, eventID, plain.ShellWord(w.Destination)))
 	}
 	if w.Paused {
-		reason := w.PausedReason
-		if reason == "" {
-			reason = "no reason given"
-		}
-		add("paused", "the destination is paused since %s: %s; to continue: outbox-relay resume %s", timeText(w.PausedAt), reason, plain.ShellWord(w.Destination))
+		add("paused", fmt.Sprintf("the destination is paused since %s: %s; to continue: outbox-relay resume %s", timeText(w.PausedAt), cmp.Or(w.PausedReason, "no reason given"), plain.ShellWord(w.Destination)))
 	}
 	if w.Breaker != "closed" {
 		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
-		add("held", "%s", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
+		add("held", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
 	}
-	if asked != "" && w.Breaker == "closed" {
-		add("slowed", "%s", asked)
+	if asked := w.asked(); asked != "" && w.Breaker == "closed" {
+		add("slowed", asked)
 	}
 	if w.BehindEvent != 0 {
 		state := "is " + w.BehindStatus
 		if w.BehindStatus == "failed" {
 			state = "has failed"
 		}
-		add("behind", "behind event %d of its ordering key, which %s%s", w.BehindEvent, state, w.behindHint())
+		add("behind", fmt.Sprintf("behind event %d of its ordering key, which %s%s", w.BehindEvent, state, w.behindHint()))
 	}
 	if w.DueInSeconds > 0 {
-		after := ""
-		if w.Attempts > 0 {
-			after = ", after " + plain.Plural(w.Attempts, "attempt", "attempts")
-		}
-		last := ""
-		if w.LastReason != "" {
-			last = "; the last attempt ended with " + orReason(w.LastError, w.LastReason)
-		}
-		if w.Breaker != "closed" && w.Attempts > 0 {
-			last += ". " + spendsAttempts
-		}
-		add("not_due", "not yet due%s: in %s, at %s%s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt), last)
+		add("not_due", w.notDue())
 	}
-	if w.Relays == 0 && w.Quarantined {
+	switch {
+	case w.Relays > 0:
+	case w.Quarantined:
 		add("quarantined", "the relays that run are quarantined and send nothing; see: outbox-relay identity show")
-	} else if w.Relays == 0 {
+	default:
 		add("no_relay", "no relay is running; start one: outbox-relay run")
 	}
 	if len(all) == 0 {
-		add("due", "due: it goes out with the next claims of its destination%s", w.ahead())
+		add("due", "due: it goes out with the next claims of its destination"+w.ahead())
 	}
 	return all
+}
+
+// asked says until when the destination has asked relays to wait; empty: it has not.
+func (w waitState) asked() string {
+	if w.WaitUntil == nil {
+		return ""
+	}
+	return "the destination has asked to wait (Retry-After): it is tried again at " + timeText(w.WaitUntil)
+}
+
+// inFlight says which relay has claimed the delivery.
+func (w waitState) inFlight() string {
+	text := fmt.Sprintf("in flight by relay %d %s; its lease ends in %s", *w.ClaimedBy, cmp.Or(w.ClaimedName, "that is gone"), seconds(w.LeaseSeconds))
+	if !w.ClaimedAlive {
+		text += "; that relay is silent, and another one takes the delivery over" + routeState{Relays: w.Relays, Quarantined: w.Quarantined}.taker()
+	}
+	return text + labelled("; %s", w.asked())
+}
+
+// notDue says when the delivery is attempted, and how the last attempt ended.
+func (w waitState) notDue() string {
+	text := "not yet due"
+	if w.Attempts > 0 {
+		text += ", after " + plain.Plural(w.Attempts, "attempt", "attempts")
+	}
+	text += fmt.Sprintf(": in %s, at %s", seconds(w.DueInSeconds), timeText(&w.NextAttemptAt))
+	if w.LastReason != "" {
+		text += "; the last attempt ended with " + orReason(w.LastError, w.LastReason)
+	}
+	if w.Breaker != "closed" && w.Attempts > 0 {
+		text += ". " + spendsAttempts
+	}
+	return text
 }
 
 // aheadTo is up to how many deliveries before it are counted.
