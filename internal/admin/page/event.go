@@ -150,21 +150,19 @@ func timeline(report ops.EventReport) (all []moment) {
 		add(a.StartedAt, "attempt", a.Destination, title, fmt.Sprintf("%s · took %d ms · relay %d", cmp.Or(text(a.Error), "no text"), a.DurationMS, a.Relay))
 		all[len(all)-1].like = a.Destination + "\x00" + title + "\x00" + text(a.Error)
 	}
-	for _, replay := range report.Replays {
-		add(replay.At, "created", replay.Destination, "Replayed", replay.String())
-	}
-	for _, d := range report.Deliveries {
-		switch {
-		case d.Status == "delivered" && d.DeliveredAt != nil:
-			add(*d.DeliveredAt, "delivered", d.Destination, "Delivered", d.Arrival())
-		case d.Status == "failed" && d.LastAttemptAt != nil:
-			add(*d.LastAttemptAt, "failed", d.Destination, "Failed", "after "+plain.Plural(d.Attempts, "attempt", "attempts")+"; an operator may replay it")
-		case d.Status == "discarded":
-			add(cmp.Or(timeOr(d.LastAttemptAt), d.NextAttemptAt), "discarded", d.Destination, "Discarded", "by an operator; it is not sent again")
+	for _, m := range report.Explain().History {
+		switch m.What {
+		case "replayed":
+			add(m.At, "created", m.Destination, "Replayed", m.Text)
+		case "delivered":
+			add(m.At, "delivered", m.Destination, "Delivered", strings.TrimPrefix(m.Text, "delivered "))
+		case "failed":
+			add(m.At, "failed", m.Destination, "Failed", "for good; an operator may replay it")
+		case "discarded":
+			add(m.At, "discarded", m.Destination, "Discarded", m.Text)
+		case "archived":
+			add(m.At, "created", "", "Archived", "")
 		}
-	}
-	if event.ArchivedAt != nil {
-		add(*event.ArchivedAt, "created", "", "Archived", "")
 	}
 	slices.SortStableFunc(all, func(a, b moment) int { return a.At.Compare(b.At) })
 	for i := 1; i < len(all); i++ {
@@ -192,13 +190,6 @@ func withoutMiddles(all []moment) (short []moment) {
 		}
 	}
 	return short
-}
-
-func timeOr(at *time.Time) time.Time {
-	if at == nil {
-		return time.Time{}
-	}
-	return *at
 }
 
 // curl writes a request as commands of a shell. The relay's own sign it. Those with curl are for a

@@ -464,3 +464,21 @@ func TestAuditNamesTheSelection(t *testing.T) {
 		}
 	}
 }
+
+// The timeline of a replayed event keeps that it had failed.
+func TestTimelineKeepsWhatWasBeforeAReplay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(1, "k")
+	db.Settled("failed", "true")
+	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
+		VALUES (1, 'default', 1, 1, 1, 'fail', 'rejected', 0, clock_timestamp())`)
+	if _, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}}, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	_, body := serve(t, db.Pool).get("/events/1")
+	failed, replayed := strings.Index(body, "for good; an operator may replay it"), strings.Index(body, "after it had failed")
+	if failed < 0 || replayed < failed {
+		t.Errorf("failed at %d, replayed at %d of the page:\n%s", failed, replayed, body)
+	}
+}
