@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // guarded is a receiver that accepts one token at one path.
@@ -104,6 +106,46 @@ func TestOneRelayIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Of two relays, one signs with a secret that the receiver does not know: the other one delivers,
+// nothing is lost, and an alert names the relay.
+func TestOneRelaySignsWithAnotherSecret(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	right, wrong := secret(t, testSecret), secret(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
+	receiver := relaytest.NewReceiver(t, func(w http.ResponseWriter, r relaytest.Request) {
+		if _, err := webhook.Verify(r.Header, r.Body, time.Now(), time.Minute, right); err != nil {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	alerts := relaytest.NewReceiver(t, nil)
+	d := to(receiver.URL)
+	d.SigningSecrets = []webhook.Secret{right}
+	d.Retry.Schedule = []time.Duration{time.Second} // by then, this relay knows
+	a := config(db, d)
+	a.Name, a.Alerts.AfterByRule[alert.RuleRelayRefused] = "a", 0
+	a.Alerts.Channels = []alert.Channel{alert.Slack(alerts.URL, direct)}
+	b := a
+	b.Name = "b"
+	d.SigningSecrets = []webhook.Secret{wrong}
+	b.Destinations = []post.Destination{d}
+	start(t, b).instance()
+	start(t, a).instance()
+	for events := 0; !relaytest.Row[bool](db, `SELECT (`+refusedRelays+`) = 'b: 401 Unauthorized'`); {
+		events += 20
+		db.Insert(20, fmt.Sprintf("part-%d", events))
+		relaytest.Becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	}
+	relaytest.Eventually(t, "the alert", func() bool {
+		return slices.ContainsFunc(alerts.All(), func(r relaytest.Request) bool {
+			return strings.Contains(string(r.Body), "to the others: `only relay b`: `401 Unauthorized`")
+		})
+	})
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt WHERE outcome <> 'hold'`); n > policy.DefaultBreakerFailures {
+		t.Errorf("%d attempts are spent", n)
+	}
+	testkit.Equal(t, "all relays hold the destination", relaytest.Row[int](db, `SELECT count(*) FROM outbox_destination WHERE breaker <> 'closed'`), 0)
 }
 
 // A destination that refuses each of two relays is down: both hold it, and neither is named alone.
