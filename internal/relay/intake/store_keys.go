@@ -14,18 +14,20 @@ import (
 
 // IS TRUE keeps IN from becoming a join, for which the relay's sessions allow nested loops alone:
 // the hashes of all open ranges are put into a table in memory once.
-const selectBlockedKeys = `
-SELECT 0, 'lost', NULL::timestamptz WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $6::bigint AND r.relay = $1::int)
+const selectKeysInHand = `
+SELECT 0, 'lost', NULL::timestamptz WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $3::bigint AND r.relay = $1::int)
 UNION ALL
 SELECT k.number, 'hand', NULL FROM (
-    SELECT w.number, hashtext(w.key) AS hash FROM unnest($3::text[]) WITH ORDINALITY AS w (key, number)) k
+    SELECT w.number, hashtext(w.key) AS hash FROM unnest($5::text[]) WITH ORDINALITY AS w (key, number)) k
 WHERE (k.hash IN (
     SELECT unnest(o.keys) FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT r.keys FROM outbox_range r
-        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay <> $1 OR r.fence <> ALL ($8::bigint[])) AND r.keys IS NOT NULL
-        OFFSET 0) o)) IS TRUE
+        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay <> $1 OR r.fence <> ALL ($4::bigint[])) AND r.keys IS NOT NULL
+        OFFSET 0) o)) IS TRUE`
+
+const selectBlockedKeys = selectKeysInHand + `
 UNION ALL
-SELECT w.number, 'row', NULL FROM unnest($3, $4::text[], $5::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
+SELECT w.number, 'row', NULL FROM unnest($5, $6::text[], $7::bool[]) WITH ORDINALITY AS w (key, destination, skips, number)
 CROSS JOIN LATERAL (
     (SELECT FROM outbox_delivery d WHERE d.destination = w.destination AND d.ordering_key = w.key AND d.status = 'pending' AND d.joined IS NOT NULL
      ORDER BY d.joined, d.event_id LIMIT 1)
@@ -39,7 +41,7 @@ CROSS JOIN LATERAL (
      WHERE s.destination = w.destination AND s.parked_after IS NOT NULL)
     LIMIT 1) d
 UNION ALL
-SELECT w.number, 'due', d.next_attempt_at FROM unnest($3, $4, $7::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
+SELECT w.number, 'due', d.next_attempt_at FROM unnest($5, $6, $8::timestamptz[]) WITH ORDINALITY AS w (key, destination, due, number)
 CROSS JOIN LATERAL (
     SELECT d.next_attempt_at FROM outbox_delivery d
     WHERE d.destination = w.destination AND d.ordering_key = w.key AND ` + pg.HasNotJoined + ` AND d.next_attempt_at <= least(now(), w.due)
@@ -57,16 +59,30 @@ var ErrLost = errors.New("the range is not this relay's any more")
 // inHand are the fences of the ranges that the relay knows to have. Another one that is its own
 // counts as elsewhere: the take whose answer was lost may have committed late.
 func FindBlockedKeys(ctx context.Context, db pg.DB, relay int32, of RangeRef, inHand []int64, keys []Key) (blocked []Blocked, err error) {
+	names, destinations, skips, due := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys)), make([]*time.Time, len(keys))
+	for i, k := range keys {
+		names[i], destinations[i], skips[i], due[i] = k.Key, k.Destination, k.SkipsFailed, set(k.Due)
+	}
+	return findBlocked(ctx, db, selectBlockedKeys, relay, of, inHand, names, destinations, skips, due)
+}
+
+// FindKeysInHand is [FindBlockedKeys] for keys whose rows cannot be read: it reads ranges alone,
+// and sets InHand and Unknown.
+func FindKeysInHand(ctx context.Context, db pg.DB, relay int32, of RangeRef, inHand []int64, keys []string) (blocked []Blocked, err error) {
+	blocked, err = findBlocked(ctx, db, selectKeysInHand, relay, of, inHand, keys)
+	for i := range blocked {
+		blocked[i].Unknown = true
+	}
+	return blocked, err
+}
+
+func findBlocked(ctx context.Context, db pg.DB, statement string, relay int32, of RangeRef, inHand []int64, keys []string, more ...any) (blocked []Blocked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if inHand == nil {
 		inHand = []int64{}
 	}
-	names, destinations, skips, due := make([]string, len(keys)), make([]string, len(keys)), make([]bool, len(keys)), make([]*time.Time, len(keys))
-	for i, k := range keys {
-		names[i], destinations[i], skips[i], due[i] = k.Key, k.Destination, k.SkipsFailed, set(k.Due)
-	}
-	rows, err := db.Query(ctx, selectBlockedKeys, relay, of.Seq, names, destinations, skips, of.Fence, due, inHand)
+	rows, err := db.Query(ctx, statement, append([]any{relay, of.Seq, of.Fence, inHand, keys}, more...)...)
 	if err != nil {
 		return nil, fmt.Errorf("find blocked keys: %w", err)
 	}

@@ -25,12 +25,17 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 	now := time.Now()
 	found := make(map[ordering.Key]intake.Blocked, len(of))
 	var keys []intake.Key
+	var unknown []ordering.Key
 	index := make(map[ordering.Key]int, len(of))
 	for i := range of {
 		d := &of[i]
 		key := d.OrderingKey()
+		if found[key].Unknown {
+			continue
+		}
 		if now.Before(t.unreadable[key].again) {
 			found[key] = intake.Blocked{Unknown: true}
+			unknown = append(unknown, key)
 			continue
 		}
 		due := t.follows(d)
@@ -56,9 +61,21 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 		}
 		return err
 	}, func(k intake.Key, err error) {
-		found[k.OrderingKey()] = intake.Blocked{Unknown: true}
+		unknown = append(unknown, k.OrderingKey())
 		t.noteUnreadable(k, err)
 	})
+	if err != nil || len(unknown) == 0 {
+		return found, err
+	}
+	// Ranges can be read: what an earlier one has of the key would follow what is taken of it now.
+	names := make([]string, len(unknown))
+	for i, key := range unknown {
+		names[i] = key.Key
+	}
+	blocked, err := intake.FindKeysInHand(ctx, t.DB, instance, ref, t.Hands.fences(), names)
+	for i := range blocked {
+		found[unknown[i]] = blocked[i]
+	}
 	return found, err
 }
 

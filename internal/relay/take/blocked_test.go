@@ -109,6 +109,27 @@ func TestRescueDoesNotWaitForAnUnreadableKey(t *testing.T) {
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
 }
 
+// The rows of a key cannot be read while a range of a dead relay is open that has earlier events of
+// it. What is taken now does not pass these.
+func TestUnreadableKeyWaitsForEarlierRanges(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	r := start(t, db, "default")
+	pool := &relaytest.DamagedPool{Pool: db.Pool, Words: []string{"bad"}}
+	r.DB, r.Failed = pool, func(string, error) {}
+	db.InsertKeyed("bad", 1, 2)
+	_, err := intake.TakeRange(t.Context(), db.Pool, 9999, intake.Terms{Events: 10, Inline: 1 << 20}, false)
+	relaytest.Must(t, err)
+	db.InsertKeyed("bad", 3, 4)
+	r.take(t)
+	testkit.Equal(t, "ranges wait", len(r.awaiting), 1)
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
+	nothingWaits(t, r)
+	r.becomes("default bad-1 pending", "default bad-2 pending", "default bad-3 pending", "default bad-4 pending")
+	testkit.Equal(t, "order", relaytest.Rows[string](db, `SELECT idempotency_key FROM outbox_delivery d JOIN outbox o ON o.id = event_id
+		WHERE d.joined IS NULL ORDER BY d.next_attempt_at, event_id`), []string{"bad-1", "bad-2", "bad-3", "bad-4"})
+}
+
 // While rows cannot be read, an event beyond a cut that may have one is not sent without it.
 func TestUnreadRowIsNotPassed(t *testing.T) {
 	t.Parallel()
