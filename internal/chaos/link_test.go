@@ -27,6 +27,7 @@ type link struct {
 	dials    atomic.Int64 // connections
 	sent     atomic.Int64 // messages to the server
 	doom     atomic.Pointer[doom]
+	refuser  atomic.Pointer[refuser] // of the server; set before there is a connection; may be nil
 
 	mu     sync.Mutex // guards what follows
 	conns  map[net.Conn]bool
@@ -59,6 +60,7 @@ type conn struct {
 	near, far net.Conn
 	awaited   atomic.Pointer[doom] // met by the next answer
 	prepared  map[string][]byte    // texts of statements, by their names
+	refusing                       // where link.refuser is set
 }
 
 // newLink returns a link to what dial connects to. It ends with t.
@@ -87,6 +89,9 @@ func (l *link) accept() {
 func (l *link) serve(near net.Conn) {
 	if n, d := l.dials.Add(1), l.doom.Load(); d != nil && d.at == undialled && d.n == n && !d.meet(nil) {
 		abort(near)
+		return
+	}
+	if r := l.refuser.Load(); r != nil && r.connection(near) {
 		return
 	}
 	far, err := l.dial()
@@ -134,6 +139,9 @@ func (c *conn) copy(from net.Conn, pass func([]byte) bool) {
 
 // up passes on a message to the server.
 func (c *conn) up(b []byte) bool {
+	if r := c.link.refuser.Load(); r != nil {
+		b = c.refuse(r, b)
+	}
 	executed := c.executed(b)
 	if words := c.link.loseTo.Load(); words != nil && words.Match(executed) {
 		c.awaited.Store(&doom{at: sent, meet: func([]byte) (goOn bool) {
@@ -190,6 +198,7 @@ func (c *conn) executed(b []byte) (text []byte) {
 
 // down passes on what the server answers.
 func (c *conn) down(b []byte) bool {
+	b = c.answers(b)
 	if left := &c.link.cutAfter; left.Load() > 0 && left.Add(-int64(len(b))) <= 0 {
 		c.link.reset()
 		return false
