@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"regexp"
@@ -39,6 +40,31 @@ var histories = map[string]func(db *relaytest.Database, n int) (floor int64){
 	"none": func(*relaytest.Database, int) int64 { return math.MinInt64 },
 }
 
+// jam leaves n due deliveries of the key "jam" behind its first one, which has failed.
+func jam(db *relaytest.Database, n int) (floor int64) {
+	db.InsertKeyed("jam", 0, n)
+	db.Exec(`UPDATE outbox_delivery SET status = CASE event_id WHEN 1 THEN 'failed' ELSE 'pending' END, blocked_by = CASE WHEN event_id > 1 THEN 1 END`)
+	db.Exec(`VACUUM outbox_delivery`)
+	return math.MinInt64
+}
+
+// However many deliveries wait behind a failed head, a claim that begins at the front reads as much
+// as if there were few, also if it asks about their key.
+func TestClaimReadsNothingBehindAFailedHead(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	few := 0
+	for _, n := range []int{1000, 1_000_000} {
+		db := relaytest.Covered(t)
+		buffers, took, claimed := claimAfter(db, jam, n, 1000, 0, true)
+		t.Logf("%d wait: claimed %d with %d buffers in %s", n, claimed, buffers, took)
+		few = cmp.Or(few, buffers)
+		if claimed != lane.MaxRun || buffers > few+few/5 { // an index has one level more
+			t.Errorf("it read %d before", few)
+		}
+	}
+}
+
 // A claim of a key with 1,000 due deliveries reads what it takes and what it may read, whatever
 // became of the key's earlier ones, whatever the statistics say, and however many deliveries of
 // other keys are parked.
@@ -50,7 +76,7 @@ func TestClaimReadsNoHistory(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d keys", name, keys), func(t *testing.T) {
 				t.Parallel()
 				db := relaytest.Covered(t)
-				buffers, took, claimed := claimAfter(db, history, 10_000, keys, 10_000)
+				buffers, took, claimed := claimAfter(db, history, 10_000, keys, 10_000, false)
 				if claimed != lane.MaxRun || buffers > 20*(100+lane.ScanExtra) {
 					t.Errorf("claimed %d with %d buffers in %s", claimed, buffers, took)
 				}
@@ -60,8 +86,9 @@ func TestClaimReadsNoHistory(t *testing.T) {
 }
 
 // claimAfter returns how many buffers one claim reads, how long it takes and what it brings, after
-// a history of the key and with statistics of as many keys as given.
-func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) int64, n, keys, parked int) (buffers int, took time.Duration, claimed int) {
+// a history of the key and with statistics of as many keys as given. jammed says that the claim
+// begins at the front, where the key "jam" waits, and asks about that, too.
+func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) int64, n, keys, parked int, jammed bool) (buffers int, took time.Duration, claimed int) {
 	db.Helper()
 	db.Exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
 	floor := history(db, n)
@@ -79,6 +106,9 @@ func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) i
 	request := Request{
 		Destination: "default", Run: lane.MaxRun, skipFailed: true, Promise: time.Hour,
 		Scans: []lane.Scan{{Free: 100, After: position}}, Keys: []lane.ReadyKey{{Key: "hot", Floor: floor}},
+	}
+	if jammed {
+		request.skipFailed, request.Scans[0].After, request.Keys = false, lane.Keyset{}, append(request.Keys, lane.ReadyKey{Key: "jam", Floor: floor})
 	}
 	reader := claimReader{requests: []Request{request}, lease: time.Minute, after: relaytest.Row[int64](db, `SELECT max(seq) FROM outbox_range`)}
 	var queries pgx.Batch
