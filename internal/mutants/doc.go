@@ -1,6 +1,6 @@
 // Package mutants plants bugs in the product, one at a time, and checks that an existing test
-// catches each. A go test -overlay puts a changed copy in the place of one source file, so that the
-// tree stays as it is.
+// catches each: the test passes without the bug, and with it says what the table wants. A go test
+// -overlay puts a changed copy in the place of one source file, so that the tree stays as it is.
 //
 //	make mutants                                                        all, some minutes
 //	go test ./internal/mutants -run TestMutants/late -v -args -mutants  some

@@ -1,13 +1,13 @@
 package mutants
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +26,7 @@ type mutant struct {
 	new  string
 	pkg  string
 	test string // a pattern of -run
+	says string // in a line of the test's failure: any other failure is not the bug's
 }
 
 // build writes the changed file and returns the overlay that puts it in the place of the original.
@@ -47,8 +48,9 @@ func (m *mutant) build(t *testing.T, root string) (overlay string) {
 	return overlay
 }
 
-// verdict returns what is wrong with a test run of a mutant: "" if a test failed, as it must.
-func verdict(output string, passed bool) string {
+// verdict returns what is wrong with a test run of a mutant: "" if a test failed and said what it
+// must.
+func verdict(output string, passed bool, says string) string {
 	switch {
 	case strings.Contains(output, "no tests to run"):
 		return "the pattern names no test"
@@ -58,8 +60,44 @@ func verdict(output string, passed bool) string {
 		return "the mutant does not compile"
 	case !strings.Contains(output, "--- FAIL: "):
 		return "the run failed, but no test did"
+	case !strings.Contains(output, says):
+		return "a test failed, and not for the bug: want " + says
 	}
 	return ""
+}
+
+// goTest runs tests of a package and returns what they print.
+func goTest(t *testing.T, root, pkg, tests string, flags ...string) (output string, passed bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	command := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-vet", "off", "-count", "1", "-run", tests}, flags, []string{"./" + pkg})...)
+	command.Dir = root
+	// Templates that were made before would hide a bug in a migration.
+	command.Env = append(os.Environ(), localpg.DataVariable+"=")
+	out, err := command.CombinedOutput()
+	return string(out), err == nil
+}
+
+// Without a bug, each test passes: what a mutant fails for is its bug.
+func TestControl(t *testing.T) {
+	t.Parallel()
+	root, err := filepath.Abs("../..")
+	testkit.Must(t, err)
+	tests := map[string][]string{}
+	for _, m := range mutants {
+		tests[m.pkg] = append(tests[m.pkg], m.test)
+	}
+	for pkg, names := range tests {
+		t.Run(strings.ReplaceAll(pkg, "/", "-"), func(t *testing.T) {
+			if !*run {
+				return
+			}
+			if output, passed := goTest(t, root, pkg, strings.Join(names, "|")); !passed {
+				t.Errorf("the tests fail without any bug:\n%s", output)
+			}
+		})
+	}
 }
 
 // Each text must stand in the source, whether or not the mutants are run.
@@ -73,17 +111,9 @@ func TestMutants(t *testing.T) {
 			if !*run {
 				return
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-			defer cancel()
-			command := exec.CommandContext(ctx, "go", "test", "-vet", "off", "-overlay", overlay, "-count", "1", "-run", m.test, "./"+m.pkg)
-			command.Dir = root
-			// Templates that were made before would hide a bug in a migration.
-			command.Env = append(os.Environ(), localpg.DataVariable+"=")
-			var output bytes.Buffer
-			command.Stdout, command.Stderr = &output, &output
-			passed := command.Run() == nil
-			if wrong := verdict(output.String(), passed); wrong != "" {
-				t.Errorf("%s: %s\n%s", m.bug, wrong, output.String())
+			output, passed := goTest(t, root, m.pkg, m.test, "-overlay", overlay)
+			if wrong := verdict(output, passed, m.says); wrong != "" {
+				t.Errorf("%s: %s\n%s", m.bug, wrong, output)
 			}
 		})
 	}
@@ -92,16 +122,17 @@ func TestMutants(t *testing.T) {
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	for output, wrong := range map[string]bool{
-		"--- FAIL: TestX (0.1s)\nFAIL":       false,
-		"FAIL relay [build failed]":          true,
-		"ok relay 0.1s [no tests to run]":    true,
-		"panic: the database did not start.": true,
+		"--- FAIL: TestX (0.1s)\n x_test.go:7: lost\nFAIL":  false,
+		"--- FAIL: TestX (0.1s)\n x_test.go:7: other\nFAIL": true,
+		"FAIL relay [build failed]":                         true,
+		"ok relay 0.1s [no tests to run]":                   true,
+		"panic: the database did not start.":                true,
 	} {
-		if got := verdict(output, false); (got != "") != wrong {
+		if got := verdict(output, false, "lost"); (got != "") != wrong {
 			t.Errorf("%q: got %q", output, got)
 		}
 	}
-	if verdict("ok relay 0.1s", true) == "" {
+	if verdict("ok relay 0.1s", true, "") == "" {
 		t.Error("a bug that no test caught counts as caught")
 	}
 }
