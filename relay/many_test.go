@@ -3,6 +3,7 @@ package relay
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // many is a relay of so many destinations that most of them rest. Each gets the events of the type
@@ -132,4 +135,42 @@ func TestLaneWithAnOpenBreakerWorks(t *testing.T) {
 	m.fails.Store(false)
 	m.delivered(40, "down")
 	m.rests()
+}
+
+// One of a thousand destinations is dead, or hangs: all events of the others arrive, and none of
+// them spends an attempt.
+func TestOneOfAThousandDestinations(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	hangs := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { <-r.Context().Done() })
+	for what, bad := range map[string]string{"is dead": newVacant(t).url, "hangs": hangs.URL} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			db := relaytest.New(t)
+			rc := relaytest.NewReceiver(t, nil)
+			cfg := config(db)
+			const all, each = 1000, 10
+			for i := range all {
+				d := to(rc.URL)
+				d.Name = fmt.Sprintf("d%03d", i)
+				if i == all/2 {
+					d.URL, d.Timeout = bad, time.Second
+				}
+				cfg.Destinations = append(cfg.Destinations, d)
+				cfg.Routes = append(cfg.Routes, Route{Event: d.Name, To: []string{d.Name}})
+			}
+			start(t, cfg).instance()
+			for n := range each {
+				db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
+					SELECT 'd' || lpad(i::text, 3, '0'), '{}', $2::text || '-' || i, CASE i % 2 WHEN 0 THEN i::text END FROM generate_series(0, $1 - 1) i`, all, strconv.Itoa(n))
+			}
+			relaytest.Becomes(db, (all-1)*each, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1 AND destination <> 'd500'`)
+			testkit.Equal(t, "requests", rc.Total(), (all-1)*each)
+			testkit.Equal(t, "failed attempts at the others", relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt WHERE destination <> 'd500' AND outcome <> 'delivered'`), 0)
+			relaytest.Becomes(db, each, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND destination = 'd500'`)
+			if n := relaytest.Row[int](db, `SELECT coalesce(sum(attempts), 0) FROM outbox_delivery WHERE destination = 'd500'`); n > policy.DefaultBreakerFailures {
+				t.Errorf("%d attempts are spent at the one", n)
+			}
+		})
+	}
 }
