@@ -97,13 +97,16 @@ func (s *stage) interrupts(command []string, fate string, n int64, at stageOfMes
 		}
 		return l.sent.Load() >= n
 	}
-	doctor := run(s.Server.DSN(name), "doctor")
+	doctor, said := run(s.Server.DSN(name), "doctor"), 0
 	doctor.Stdout = func(line string) {
+		said++
 		if broken.MatchString(line) {
 			s.t.Errorf("message %d: %s", n, line)
 		}
 	}
-	_ = process.Run(s.Ctx, doctor) // it fails: no relay is running
+	if _ = process.Run(s.Ctx, doctor); said == 0 { // it fails: no relay is running
+		s.t.Errorf("message %d: doctor said nothing", n)
+	}
 	return l.sent.Load() >= n
 }
 
