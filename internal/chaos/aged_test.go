@@ -84,6 +84,31 @@ func (s *stage) makeOld() {
 	})
 }
 
+// selectWrong selects aged deliveries that are neither as they were nor, if they were due, sent
+// with success and the attempts that were made.
+const selectWrong = `
+SELECT format('event %s of group %s: %s', e.id, n, coalesce(format('%s, attempt %s, claim %s, due in %s', d.status, attempts, claim, next_attempt_at - now()), 'gone'))
+FROM generate_series(1, (SELECT upto FROM chaos_aged)) e (id) LEFT JOIN outbox_delivery d ON d.event_id = e.id, LATERAL (SELECT 1 + (e.id - 1) / $1::int AS n) g
+WHERE NOT coalesce(CASE
+    WHEN n <= 300000 THEN (status, attempts, claim) = ('delivered', 1, 1)
+    WHEN n <= 320000 THEN (status, attempts, claim) = ('failed', 8, 1)
+    WHEN n BETWEEN 350001 AND 365000 AND status = 'pending' THEN next_attempt_at > now() - interval '15 s'
+    WHEN n BETWEEN 350001 AND 365000 OR n BETWEEN 380001 AND 400000 THEN
+        status = 'delivered' AND attempts BETWEEN 1 AND 1 + (SELECT count(DISTINCT claim) FROM outbox_attempt a WHERE a.event_id = e.id AND outcome NOT IN ('delivered', 'hold'))
+    ELSE (status, attempts, claim) = ('pending', 0, 1) END, false) LIMIT 10`
+
+// agedWell waits until the aged events that are due are delivered, and all others as they were.
+func (s *stage) agedWell() {
+	s.t.Helper()
+	var wrong []string
+	if err := s.Poll(drainPatience, "aged events", func(context.Context) (bool, error) {
+		wrong = all(s, s.outbox, selectWrong, pgx.RowTo[string], *age)
+		return len(wrong) == 0, nil
+	}); err != nil {
+		s.t.Errorf("%v: %s", err, strings.Join(wrong, "; "))
+	}
+}
+
 // blockVacuum holds a snapshot, and no lock of a table, until its connection ends.
 func (s *stage) blockVacuum(ctx context.Context) {
 	conn, err := pgx.Connect(ctx, s.Server.DSN(outboxName))

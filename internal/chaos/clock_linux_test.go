@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
@@ -59,7 +60,7 @@ func TestClockOfTheDatabaseJumps(t *testing.T) {
 	ended := s.produceMeanwhile(200, 0)
 	s.jump(move, time.Hour, 0, -time.Hour, 0)
 	ended()
-	over := s.fault("")
+	over := s.fault("", history.Undoes)
 	move(time.Hour) // what was put off while it was fast is due at last
 	s.drained()
 	over()
@@ -93,7 +94,10 @@ FROM (SELECT CASE WHEN status = 'failed' THEN 'failed: ' || last_reason WHEN blo
 	if alerted := all(s, s.outbox, `SELECT count(*) FROM outbox_alert WHERE rule = 'failed' AND resolved_at IS NULL`, pgx.RowTo[int])[0]; alerted != 1 {
 		t.Error("no alert of what failed is open")
 	}
-	over := s.fault("")
+	if reopened := all(s, s.outbox, `SELECT what FROM chaos_reopened`, pgx.RowTo[string]); len(reopened) > 0 {
+		t.Errorf("before an operator came: %q", reopened)
+	}
+	over := s.fault("", history.Undoes)
 	// Again and again: what waits behind the head of its ordering key is made due once that is
 	// delivered, and fails then if it was promised before.
 	s.must(s.Poll(drainPatience, "the backlog to drain", func(ctx context.Context) (bool, error) {
@@ -146,7 +150,7 @@ func newClockStage(t *testing.T) (s *stage, move func(by time.Duration)) {
 func (s *stage) jump(move func(time.Duration), to ...time.Duration) {
 	for _, fast := range to {
 		<-time.After(2 * time.Second)
-		over := s.fault("")
+		over := s.fault("", history.Undoes)
 		move(fast)
 		<-time.After(time.Second) // until what was read by the old clock is written
 		over()

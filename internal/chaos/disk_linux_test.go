@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -49,7 +50,7 @@ func fillDisk(t *testing.T) {
 	ended := s.produceMeanwhile(200, 0)
 	for round := range 4 {
 		<-time.After(time.Second)
-		over := s.fault("")
+		over := s.fault("", history.Undoes)
 		err := error(syscall.EINVAL)
 		for errors.Is(err, syscall.EINVAL) { // as long as more is written meanwhile
 			var used syscall.Statfs_t

@@ -15,4 +15,5 @@
 //	faults_test.go    the faults
 //	aged_test.go      what a database holds after a long time
 //	tables_test.go    what both databases hold at the end
+//	afterwards_test.go what relays hold then: connections, descriptors, memory, metrics, logs
 package chaos

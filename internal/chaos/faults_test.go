@@ -23,12 +23,12 @@ var faults = []struct {
 	name string
 	make func(s *stage)
 }{
-	{"relay killed", func(s *stage) { s.on(s.relay().Unit, (*process.Process).Kill) }},
+	{"relay killed", func(s *stage) { s.on(s.relay().Unit, history.Undoes, (*process.Process).Kill) }},
 	{"relay frozen", func(s *stage) { s.freeze(s.relay().Unit, s.between(time.Second, 6*time.Second)) }},
-	{history.Reload, func(s *stage) { s.on(s.relay().Unit, func(p *process.Process) { p.Signal("HUP") }) }},
+	{"relay reloads", func(s *stage) { s.on(s.relay().Unit, history.None, func(p *process.Process) { p.Signal("HUP") }) }},
 	{"relays restart in turn", func(s *stage) {
 		for _, r := range s.relays {
-			s.on(r.Unit, func(p *process.Process) {
+			s.on(r.Unit, history.None, func(p *process.Process) {
 				if !p.Stop(patience) { // longer than it drains, and nothing else is wrong meanwhile
 					s.t.Errorf("%s was still there %s after SIGTERM", r.Role, patience)
 				}
@@ -36,18 +36,16 @@ var faults = []struct {
 			s.reborn(r.Unit)
 		}
 	}},
-	{"receiver killed", func(s *stage) { s.on(s.receiver().Unit, (*process.Process).Kill) }},
+	{"receiver killed", func(s *stage) { s.on(s.receiver().Unit, history.None, (*process.Process).Kill) }},
 	{"receiver frozen", func(s *stage) { s.freeze(s.receiver().Unit, s.between(100*time.Millisecond, 5*time.Second)) }},
 	{"database crashes", func(s *stage) { s.restart(s.Server.StopImmediate, s.between(0, 2*time.Second)) }},
 	{"database stops", func(s *stage) { s.restart(s.Server.Shutdown, s.between(0, 2*time.Second)) }},
 	{"connections ended", func(s *stage) {
-		defer s.fault("")()
-		_, err := s.outbox.Exec(s.Ctx, endOthers)
-		s.must(err)
+		s.endOthers(s.outbox)
 	}},
 	{"connections used up", func(s *stage) { s.useUpConnections(s.between(500*time.Millisecond, 3*time.Second)) }},
 	{"tables altered", func(s *stage) { // as a user does who adds a column, and thinks better of it
-		defer s.fault("")()
+		defer s.fault(history.Relays, history.Delays)()
 		for _, change := range []string{"ADD COLUMN IF NOT EXISTS chaos int", "DROP COLUMN IF EXISTS chaos"} {
 			for _, table := range []string{"outbox", "outbox_delivery"} {
 				_, err := s.outbox.Exec(s.Ctx, "SET LOCAL lock_timeout = '2s'; ALTER TABLE "+table+" "+change)
@@ -59,6 +57,7 @@ var faults = []struct {
 	}},
 	{"rows locked", func(s *stage) { // by a session that forgot its transaction
 		lasts := s.between(time.Second, 3*time.Second)
+		defer s.fault(history.Relays, history.Delays)()
 		tx, err := s.outbox.Begin(s.Ctx)
 		s.must(err)
 		_, err = tx.Exec(s.Ctx, `SELECT FROM outbox_delivery WHERE status = 'pending' LIMIT 20 FOR UPDATE SKIP LOCKED`)
@@ -77,6 +76,7 @@ var faults = []struct {
 	}},
 	{"requests tampered with", func(s *stage) {
 		lasts, share := s.between(time.Second, 4*time.Second), 5+s.random.Int64N(45)
+		defer s.fault(history.Relays, history.None)() // the requests say it themselves
 		s.wire.share.Store(share)
 		<-time.After(lasts)
 		s.wire.share.Store(1)
@@ -96,22 +96,22 @@ func (s *stage) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(s.random.Int64N(int64(most-least)))
 }
 
-// fault records that a role is hit from now on, or all relays and receivers are, until the returned
-// function is called.
-func (s *stage) fault(role string) (ended func()) {
-	done := s.history.Invoke(history.Record{Kind: history.Fault, Who: role, Note: s.making})
+// fault records that a role is hit from now on, or [history.Relays] are, or all relays and
+// receivers, until the returned function is called; and what that does to relays.
+func (s *stage) fault(role string, harm history.Harm) (ended func()) {
+	done := s.history.Invoke(history.Record{Kind: history.Fault, Who: role, Harm: harm, Note: s.making})
 	return func() { done(history.OK, 0, "") }
 }
 
 // on does something to the present life of a role.
-func (s *stage) on(u *process.Unit, do func(*process.Process)) {
-	defer s.fault(u.Role)()
+func (s *stage) on(u *process.Unit, harm history.Harm, do func(*process.Process)) {
+	defer s.fault(u.Role, harm)()
 	_, p := u.Current()
 	do(p)
 }
 
 func (s *stage) freeze(u *process.Unit, lasts time.Duration) {
-	s.on(u, func(p *process.Process) {
+	s.on(u, history.Undoes, func(p *process.Process) {
 		p.Signal("STOP")
 		<-time.After(lasts)
 		p.Signal("CONT")
@@ -133,10 +133,21 @@ func (s *stage) reborn(u *process.Unit) {
 
 // restart stops the database and starts it again.
 func (s *stage) restart(stop func(context.Context) error, away time.Duration) {
-	defer s.fault("")()
+	defer s.fault("", history.Undoes)()
 	s.must(stop(s.Ctx))
 	<-time.After(away)
 	s.must(s.Server.StartAgain(s.Ctx))
+	s.databaseIsBack()
+}
+
+// endOthers ends the connections of relays, receivers and producers.
+func (s *stage) endOthers(by interface {
+	Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error)
+},
+) {
+	defer s.fault("", history.Undoes)()
+	_, err := by.Exec(s.Ctx, endOthers)
+	s.must(err)
 	s.databaseIsBack()
 }
 
@@ -151,7 +162,7 @@ func (s *stage) databaseIsBack() {
 // useUpConnections holds every connection that the server has for others than who has one, and ends
 // those of the others.
 func (s *stage) useUpConnections(lasts time.Duration) {
-	defer s.fault("")()
+	defer s.fault("", history.Undoes)()
 	var held []*pgx.Conn
 	defer func() {
 		for _, c := range held {
@@ -180,7 +191,7 @@ SELECT pg_sleep(0.002) FROM (
 // deadlock locks rows in another order than relays, which write the outcomes of what was sent
 // first. They wait for each other, and the server ends one of both.
 func (s *stage) deadlock(lasts time.Duration) {
-	defer s.fault("")()
+	defer s.fault(history.Relays, history.Delays)()
 	s.wire.share.Store(50) // only what was attempted before has a row
 	defer s.wire.share.Store(1)
 	for begun := time.Now(); time.Since(begun) < lasts; {
@@ -196,7 +207,7 @@ func (s *stage) deadlock(lasts time.Duration) {
 // byDefault gives both databases a setting, which new connections have, and ends those that there
 // are. Then it takes it back.
 func (s *stage) byDefault(setting string, lasts time.Duration) {
-	defer s.fault("")()
+	defer s.fault("", history.Delays)()
 	conn, err := pgx.Connect(s.Ctx, s.Server.DSN("postgres"))
 	s.must(err)
 	defer conn.Close(s.Ctx)
@@ -206,9 +217,7 @@ func (s *stage) byDefault(setting string, lasts time.Duration) {
 			_, err := conn.Exec(s.Ctx, "ALTER DATABASE "+database+change)
 			s.must(err)
 		}
-		_, err := conn.Exec(s.Ctx, endOthers)
-		s.must(err)
-		s.databaseIsBack()
+		s.endOthers(conn)
 		<-time.After(lasts)
 		lasts = 0
 	}
@@ -217,7 +226,7 @@ func (s *stage) byDefault(setting string, lasts time.Duration) {
 // disturb does one of six things to a link.
 func (s *stage) disturb(role string, l *link) {
 	how, lasts, bytes := s.random.IntN(6), s.between(100*time.Millisecond, 4*time.Second), 1+s.random.Int64N(20_000)
-	defer s.fault(role)()
+	defer s.fault(role, history.Undoes)()
 	switch how {
 	case 0:
 		l.delay.Store(int64(lasts / 20))
@@ -250,7 +259,7 @@ func (s *stage) disturb(role string, l *link) {
 // answers, with the connection.
 func (s *stage) loseAnswers(role string, l *link, words string) {
 	lasts := s.between(100*time.Millisecond, time.Second)
-	defer s.fault(role)()
+	defer s.fault(role, history.Undoes)()
 	l.loseTo.Store(regexp.MustCompile(words))
 	<-time.After(lasts)
 	l.loseTo.Store(nil)

@@ -22,7 +22,7 @@ func TestDatabaseIsDown(t *testing.T) {
 	var back []time.Duration
 	for range testsize.Of(10, 1) {
 		<-time.After(time.Second)
-		over := s.fault("")
+		over := s.fault("", history.Undoes)
 		s.must(s.Server.StopImmediate(s.Ctx))
 		<-time.After(*downTime)
 		s.must(s.Server.StartAgain(s.Ctx))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +16,13 @@ import (
 const producerTables = `
 CREATE TABLE sales (key text PRIMARY KEY);
 CREATE TABLE chaos_aged AS SELECT 0::bigint AS upto; -- events up to this one are not of this run
+CREATE TABLE chaos_relay (instance int, name text); -- of those that are gone, too
+CREATE FUNCTION chaos_relay() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
+BEGIN
+    INSERT INTO chaos_relay VALUES (NEW.instance, NEW.name);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER chaos_relay AFTER INSERT ON outbox_relay FOR EACH ROW EXECUTE FUNCTION chaos_relay();
 CREATE TABLE chaos_reopened (what text);
 CREATE FUNCTION chaos_reopened() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
@@ -33,18 +41,21 @@ const (
 	insertSale = `INSERT INTO sales (key) VALUES ($1)`
 	// insertEvent is how a service in any language enqueues.
 	insertEvent = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
-VALUES ('sale.made', json_build_object('key', $1::text), $1, nullif($2, ''), now() + $3 * interval '1 ms')`
+VALUES ('sale.made', json_build_object('key', $1::text, 'note', '` + canary + `'), $1, nullif($2, ''), now() + $3 * interval '1 ms')`
 )
 
 const (
 	producers = 4
-	keysEach  = 10 // ordering keys of one producer, so that only successive transactions share one
+	keysEach  = 10 // ordering keys of one producer, so that only successive transactions share one; the first has half of the events
 )
 
 // A payload is that of an event.
 type payload struct {
-	Key string `json:"key"`
+	Key  string `json:"key"`
+	Note string `json:"note"` // no log may hold it
 }
+
+const canary = "a note for the receiver alone"
 
 // A sale is one business transaction, as the seed chooses it.
 type sale struct {
@@ -58,7 +69,7 @@ func newSale(random *rand.Rand, producer, n int) sale {
 	s := sale{key: fmt.Sprintf("sale-%d-%d", producer, n), plain: random.IntN(4) == 0, rollback: random.IntN(20) == 0}
 	switch random.IntN(10) {
 	case 0, 1, 2, 3, 4:
-		s.orderingKey = fmt.Sprintf("customer-%d-%d", producer, random.IntN(keysEach))
+		s.orderingKey = fmt.Sprintf("customer-%d-%d", producer, max(0, random.IntN(2*keysEach)-keysEach))
 	case 5:
 		s.due = 200 + random.IntN(2000)
 	}
@@ -92,8 +103,11 @@ func (s *stage) produce(ctx context.Context, producer int, perSecond float64, mo
 // sell runs one transaction and records what its producer knows of it.
 func (s *stage) sell(ctx context.Context, producer int, sale sale) {
 	note := ""
-	if sale.due > 0 {
+	switch {
+	case sale.due > 0:
 		note = history.Later
+	case strings.HasPrefix(sale.key, unfit):
+		note = history.Unfit
 	}
 	done := s.history.Invoke(history.Record{Kind: history.Commit, Who: fmt.Sprintf("producer-%d", producer), Key: sale.key, Note: note})
 	done(s.transact(ctx, sale), 0, "")
@@ -125,7 +139,7 @@ func enqueue(ctx context.Context, tx pgx.Tx, sale sale) error {
 		_, err := tx.Exec(ctx, insertEvent, sale.key, sale.orderingKey, sale.due)
 		return err
 	}
-	event, err := outbox.NewEvent("sale.made", sale.key, payload{sale.key})
+	event, err := outbox.NewEvent("sale.made", sale.key, payload{sale.key, canary})
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ import (
 const (
 	receivers     = 2 // processes that share a database, and get requests in turn
 	timeout       = 3 * time.Second
-	firstRetry    = 100 * time.Millisecond
+	retryAfter    = time.Second      // that the wire asks for, and receivers do
 	patience      = 30 * time.Second // for what ought to happen within a second or two
 	year          = 365 * 24 * time.Hour
 	drainPatience = 90 * time.Second // longer than a lease: what waited for one shows as late, not as stuck
@@ -51,6 +51,7 @@ type stage struct {
 	receivers     []*receiver
 	limits        string         // what a shell does before it runs a relay
 	logs          string         // a directory with what relays wrote
+	config        string         // a file: alerts are sent at once
 	making        string         // the fault that is being made
 	made          map[string]int // faults by their names
 	lost          map[string]int // answers, by the faults that lost them
@@ -72,9 +73,11 @@ type receiver struct {
 	database *link
 }
 
+var schedule = []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second}
+
 var relaySettings = []string{
-	"OUTBOX_RETRY_SCHEDULE=" + firstRetry.String() + ",300ms,1s", "OUTBOX_MAX_ATTEMPTS=50", "OUTBOX_RETRY_AFTER_MAX=1s", "OUTBOX_BREAKER_PROBE_AFTER=100ms", "OUTBOX_BREAKER_PROBE_MAX=500ms",
-	"OUTBOX_TIMEOUT=" + timeout.String(), "OUTBOX_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
+	"OUTBOX_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_MAX_ATTEMPTS=50", "OUTBOX_RETRY_AFTER_MAX=1s", "OUTBOX_BREAKER_PROBE_AFTER=100ms", "OUTBOX_BREAKER_PROBE_MAX=500ms",
+	"OUTBOX_TIMEOUT=" + timeout.String(), "OUTBOX_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=off",
 }
 
 // binary is the outbox-relay that the tests run, built once from the present sources.
@@ -96,6 +99,8 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	path, err := binary()
 	testkit.Must(t, err)
 	s := &stage{t: t, logs: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), history: history.New(), made: map[string]int{}, lost: map[string]int{}}
+	s.config = filepath.Join(t.TempDir(), "alerts.yaml")
+	testkit.Must(t, os.WriteFile(s.config, []byte("alerts:\n  after_by_rule: {failed: 0s, breaker_open: 0s}\n"), 0o600))
 	// Commit times show an answer that came before its commit. A commit that a crash may undo is no
 	// promise.
 	settings := map[string]string{"track_commit_timestamp": "on", "synchronous_commit": "on", "deadlock_timeout": "10ms", "log_lock_waits": "on"} // shorter than the lock_timeout of relays
@@ -136,10 +141,12 @@ func (s *stage) until(what string, done func(ctx context.Context) (bool, error))
 	s.must(s.Poll(patience, what, done))
 }
 
+func receiverRole(i int) string { return fmt.Sprintf("receiver-%d", i+1) }
+
 func (s *stage) openReceiver(i int) {
 	l, dsn := linkTo(s.t, s.Server.DSN(inboxName))
 	addr := &s.wire.receivers[i]
-	u := &process.Unit{Role: fmt.Sprintf("receiver-%d", i+1), Launch: func(string, int) process.Command {
+	u := &process.Unit{Role: receiverRole(i), Launch: func(string, int) process.Command {
 		return process.Command{
 			Argv: []string{s.Self}, Env: []string{receiverDatabase + "=" + dsn, receiverSecret + "=" + s.Secret},
 			Stdout: func(line string) { addr.Store(&line) },
@@ -154,7 +161,7 @@ func (s *stage) openRelay(name string, settings ...string) {
 	database, dsn := linkTo(s.t, s.Server.DSN(outboxName))
 	requests := newLink(s.t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
 	u := &process.Unit{Role: name, Rest: 200 * time.Millisecond, Launch: func(life string, number int) process.Command {
-		command := s.runRelay(life, dsn, requests.addr(), settings...)
+		command := s.runRelay(life, dsn, requests.addr(), s.wire.addr, settings...)
 		if *oldRelay != "" && number%2 == 1 {
 			command.Argv[len(command.Argv)-1] = *oldRelay
 		}
@@ -168,7 +175,7 @@ func (s *stage) openRelay(name string, settings ...string) {
 	})
 }
 
-func (s *stage) runRelay(life, dsn, receivers string, settings ...string) process.Command {
+func (s *stage) runRelay(life, dsn, receivers, alerts string, settings ...string) process.Command {
 	write := func(line string) { // what is lost is missed only after a failure
 		if log, err := os.OpenFile(filepath.Join(s.logs, life+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err == nil {
 			_, _ = fmt.Fprintln(log, line)
@@ -179,6 +186,7 @@ func (s *stage) runRelay(life, dsn, receivers string, settings ...string) proces
 		"OUTBOX_DATABASE_URL=" + dsn,
 		"OUTBOX_DESTINATION_URL=http://" + receivers + "/?relay=" + life,
 		"OUTBOX_SIGNING_SECRET=" + s.Secret,
+		"OUTBOX_CONFIG=" + s.config, "OUTBOX_ALERT_WEBHOOK_URL=http://" + alerts + "/alert",
 		"OUTBOX_NAME=" + life,
 	}, relaySettings, settings)}
 }

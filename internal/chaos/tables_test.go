@@ -27,10 +27,12 @@ SELECT o.id, o.idempotency_key, coalesce(o.ordering_key, ''), coalesce(d.status,
 FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id WHERE o.id > (SELECT upto FROM chaos_aged)`
 
 const selectFailures = `
-SELECT DISTINCT ON (delivery) idempotency_key, delivery, coalesce(status, 0)::int, outcome = 'hold', outcome = 'retry'
-FROM (SELECT *, format('%s-%s-%s', event_id, destination, claim) AS delivery FROM outbox_attempt WHERE outcome <> 'delivered') a JOIN outbox o ON o.id = event_id
-WHERE event_id > (SELECT upto FROM chaos_aged)
-ORDER BY delivery, a.id DESC`
+SELECT DISTINCT ON (event_id, destination, claim) idempotency_key, format('%s-%s-%s', event_id, destination, claim), coalesce(r.name, ''),
+       (extract(epoch FROM started_at - $1) * 1000000)::bigint * 1000, (extract(epoch FROM started_at - $1) * 1000000)::bigint * 1000 + duration_ms * 1000000::bigint,
+       coalesce(status, 0)::int, outcome = 'hold', outcome = 'retry'
+FROM outbox_attempt a JOIN outbox o ON o.id = event_id LEFT JOIN chaos_relay r ON r.instance = a.relay
+WHERE outcome <> 'delivered' AND event_id > (SELECT upto FROM chaos_aged)
+ORDER BY event_id, destination, claim, a.id DESC`
 
 const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(xmin) - $1) * 1000000)::bigint FROM effects WHERE key NOT LIKE '` + aged + `%'`
 
@@ -55,15 +57,15 @@ func (s *stage) drained() {
 
 // tables reads what both databases hold.
 func (s *stage) tables() history.Tables {
-	began, begun, schedule := s.history.Began, s.history.Began, firstRetry
+	began, begun, schedule := s.history.Began, s.history.Began, schedule
 	if s.clockMoves { // times of the database say nothing then: effects are early enough, and deliveries late enough
-		began, begun, schedule = began.Add(2*year), begun.Add(-2*year), 0
+		began, begun, schedule = began.Add(2*year), begun.Add(-2*year), nil
 	}
 	return history.Tables{
-		Timeout: timeout, Schedule: schedule, Repeats: s.repeats, Torn: s.torn,
+		Timeout: timeout, Schedule: schedule, RetryAfter: retryAfter, Repeats: s.repeats, Torn: s.torn,
 		Business:  all(s, s.outbox, `SELECT key FROM sales`, pgx.RowTo[string]),
 		Events:    all(s, s.outbox, selectEvents, pgx.RowToStructByPos[history.Event], begun),
-		Failures:  all(s, s.outbox, selectFailures, pgx.RowToStructByPos[history.Failure]),
+		Failures:  all(s, s.outbox, selectFailures, pgx.RowToStructByPos[history.Failure], began),
 		Reopened:  all(s, s.outbox, `SELECT what FROM chaos_reopened`, pgx.RowTo[string]),
 		Open:      all(s, s.outbox, selectOpen+` LIMIT 20`, pgx.RowTo[string]),
 		Processed: all(s, s.inbox, `SELECT idempotency_key FROM processed_events WHERE idempotency_key NOT LIKE '`+aged+`%'`, pgx.RowTo[string]),

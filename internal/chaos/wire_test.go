@@ -3,12 +3,14 @@ package chaos
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"hash/fnv"
 	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,18 +23,13 @@ import (
 
 // What a wire does to a request on purpose.
 const (
-	refused = "refused" // 500, and the receiver never sees it
-	unfit   = "unfit"   // 422, likewise: of events whose key begins so
-	busy    = "busy"    // 429, likewise
+	refused = "refused"     // 500, and the receiver never sees it
+	unfit   = history.Unfit // 422, likewise: of events whose key begins so
+	busy    = "busy"        // 429, likewise, with a time to wait
 	undone  = history.Undone
-	waited  = "waited"     // by the receiver itself: see [inTheWay]
 	unheard = "unanswered" // the receiver accepted it, and the connection is closed instead of an answer
 	hung    = "hung"       // the receiver accepted it, and the answer is later than the relay waits
 )
-
-// inTheWay is in a receiver's answer after it has waited in vain for a lock that no other
-// request has: the server's log says which.
-const inTheWay = "a lock that its row needs"
 
 var refusals = map[string]int{refused: http.StatusInternalServerError, unfit: http.StatusUnprocessableEntity, busy: http.StatusTooManyRequests}
 
@@ -91,9 +88,7 @@ func (w *wire) tamper(delivery, key string) string {
 
 func (w *wire) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/alert" {
-		if body, err := io.ReadAll(r.Body); err == nil && bytes.Contains(body, []byte(`"rule":"failed"`)) {
-			w.alerts.Add(1)
-		}
+		w.alert(r)
 		return
 	}
 	if isAgedAndDue(r.Header.Get(webhook.IdempotencyKey)) {
@@ -101,16 +96,20 @@ func (w *wire) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	note := w.tamper(cmp.Or(r.Header.Get(webhook.DeliveryID), r.Header.Get(webhook.ID)), r.Header.Get(webhook.IdempotencyKey))
-	done, err := w.invoke(r, note)
+	receiver := int(w.turn.Add(1) % receivers)
+	done, err := w.invoke(r, note, receiver)
 	if err != nil {
 		panic(http.ErrAbortHandler) // the relay has died in the middle of its request
 	}
 	if status, refuses := refusals[note]; refuses {
 		done(history.Fail, status, nil)
+		if note == busy {
+			rw.Header().Set("Retry-After", strconv.Itoa(int(retryAfter/time.Second)))
+		}
 		http.Error(rw, note, status)
 		return
 	}
-	status, header, body, err := w.forward(r)
+	status, header, body, err := w.forward(r, receiver)
 	if err != nil {
 		done(history.Unknown, 0, nil)
 		panic(http.ErrAbortHandler) // closes the connection without an answer
@@ -137,11 +136,20 @@ func (w *wire) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	_, _ = rw.Write(body) // a relay that has gone is no failure of the wire
 }
 
-func noteOf(status int, body string) string {
-	if status == http.StatusConflict && strings.Contains(body, inTheWay) {
-		return waited
+// alert records what relays tell people about the destination.
+func (w *wire) alert(r *http.Request) {
+	var said struct {
+		Rule, Subject, State, Relay string
+		OpenedAt                    string `json:"opened_at"`
+		Repeated                    bool
 	}
-	return ""
+	if err := json.NewDecoder(r.Body).Decode(&said); err != nil || said.Repeated || said.Subject != "default" {
+		return // its relay has died meanwhile
+	}
+	w.history.Invoke(history.Record{Kind: history.Alert, Who: said.Relay, Key: strings.Join([]string{said.Rule, said.State, said.OpenedAt}, " ")})(history.OK, http.StatusOK, "")
+	if said.Rule == "failed" {
+		w.alerts.Add(1)
+	}
 }
 
 func outcomeOf(status int) history.Outcome {
@@ -154,16 +162,14 @@ func outcomeOf(status int) history.Outcome {
 // invoke records a request, or one for each event of a batch. The returned function records what
 // came back; if the outcome is empty, it is what the status says. The answer to a batch has the
 // status of each event.
-func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome, status int, answer []byte), err error) {
+func (w *wire) invoke(r *http.Request, note string, receiver int) (done func(o history.Outcome, status int, answer []byte), err error) {
 	relay := r.URL.Query().Get("relay")
 	invoke := func(key, delivery string) history.Return {
-		return w.history.Invoke(history.Record{Kind: history.Post, Who: relay, Key: key, Delivery: delivery, Note: note})
+		return w.history.Invoke(history.Record{Kind: history.Post, Who: relay, Key: key, Delivery: delivery, Claimed: w.claimed(delivery), Receiver: receiverRole(receiver), Note: note})
 	}
 	if !webhook.IsBatch(r.Header) {
 		done := invoke(r.Header.Get(webhook.IdempotencyKey), r.Header.Get(webhook.DeliveryID))
-		return func(o history.Outcome, status int, answer []byte) {
-			done(cmp.Or(o, outcomeOf(status)), status, noteOf(status, string(answer)))
-		}, nil
+		return func(o history.Outcome, status int, _ []byte) { done(cmp.Or(o, outcomeOf(status)), status, "") }, nil
 	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -192,23 +198,32 @@ func (w *wire) invoke(r *http.Request, note string) (done func(o history.Outcome
 		if status == http.StatusOK {
 			for key, result := range webhook.ParseBatchResults(answer) {
 				if done, sent := each[key]; sent {
-					done(cmp.Or(o, outcomeOf(result.Status)), result.Status, noteOf(result.Status, result.Body))
+					done(cmp.Or(o, outcomeOf(result.Status)), result.Status, "")
 					delete(each, key)
 				}
 			}
 			o, status = history.Unknown, 0 // of events without an answer
 		}
 		for _, done := range each {
-			done(cmp.Or(o, outcomeOf(status)), status, noteOf(status, string(answer)))
+			done(cmp.Or(o, outcomeOf(status)), status, "")
 		}
 	}, nil
 }
 
-// forward hands a request to a receiver. A whole answer or none: the receiver may die in the middle
+// claimed returns when the claim of a delivery id was made: its number is the time.
+func (w *wire) claimed(delivery string) time.Duration {
+	micros, err := strconv.ParseInt(delivery[strings.LastIndexByte(delivery, '-')+1:], 10, 64)
+	if err != nil {
+		w.t.Errorf("the delivery id %q does not end with the number of a claim", delivery)
+	}
+	return time.UnixMicro(micros).Sub(w.history.Began)
+}
+
+// forward hands a request to one receiver. A whole answer or none: that may die in the middle
 // of one.
-func (w *wire) forward(r *http.Request) (status int, header http.Header, body []byte, err error) {
+func (w *wire) forward(r *http.Request, receiver int) (status int, header http.Header, body []byte, err error) {
 	out := r.Clone(r.Context())
-	out.URL.Scheme, out.URL.Host = "http", *w.receivers[w.turn.Add(1)%receivers].Load()
+	out.URL.Scheme, out.URL.Host = "http", *w.receivers[receiver].Load()
 	answer, err := w.transport.RoundTrip(out)
 	if err != nil {
 		return 0, nil, nil, err

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -31,9 +30,11 @@ type Effect struct {
 // A Failure is a row of outbox_attempt.
 type Failure struct {
 	Key, Delivery string
-	Status        int  // that it says the receiver answered; 0: none
-	Held          bool // by the breaker: it counts as no attempt
-	Retry         bool // the schedule says when the next request comes
+	Who           string        // the life of the relay
+	At, To        time.Duration // of the attempt, since the history began
+	Status        int           // that it says the receiver answered; 0: none
+	Held          bool          // by the breaker: it counts as no attempt
+	Retry         bool          // the schedule says when the next request comes
 }
 
 // Tables are what both databases hold when all is over.
@@ -47,10 +48,12 @@ type Tables struct {
 	Torn      []string // moments at which effects and processed_events differed in one snapshot
 	Open      []string // what was still in flight
 	Timeout   time.Duration
-	Schedule  time.Duration // the least time between an attempt and its retry; 0: not checked
+	// Schedule is the least time between the first attempt and its retry, the second, and so on;
+	// the last repeats. None: the database's clock was moved, and no time of it is checked.
+	Schedule   []time.Duration
+	RetryAfter time.Duration // what each answer of 429 and 503 asks for
 	// Repeats is how many accepted requests beyond the first of their events the run may have; 0:
-	// 300, as a crash undoes a second's settles, of 200 events and a burst, and 0.5 % of the
-	// events.
+	// what [checker.repeats] allows.
 	Repeats int
 }
 
@@ -72,14 +75,20 @@ const (
 	Order        = "order"
 	Attempts     = "attempts"
 	Schedule     = "retry before its time"
+	Refused      = "refused too often"
+	Alerted      = "alerted twice"
 	Late         = "late after the last fault"
+	Slow         = "first request late"
 	NotTerminal  = "terminal state left"
 	InFlight     = "in flight at the end"
-	settleGrace  = 3 * time.Second      // within it a relay has written what it was answered, and a crash of the database cannot undo it any more
-	timeoutGrace = time.Second          // an answer in the last second of the relay's patience may have come too late
-	clockGrace   = 5 * time.Millisecond // between the clock of the history and the database's
-	recoverGrace = 15 * time.Second     // for the last request after the last fault and the last commit
-	keyRepeats   = 4                    // accepted requests beyond the first that one event may have
+	settleGrace  = 3 * time.Second       // within it a relay has written what it was answered, and a crash of the database cannot undo it any more
+	timeoutGrace = time.Second           // an answer in the last second of the relay's patience may have come too late
+	clockGrace   = 5 * time.Millisecond  // between the clock of the history and the database's
+	recoverGrace = 15 * time.Second      // for a request after the last fault, and its commit
+	overloaded   = 50 * time.Millisecond // half of the requests take longer; on a machine with time for them, they take 5 ms
+	keyRepeats   = 4                     // accepted requests beyond the first that one event may have
+	repeatsEach  = 5                     // that each fault may cause which undoes what relays wrote
+	refusedEach  = 50                    // requests without success that each fault may cause
 )
 
 // checker has the history and the tables by what they are looked up with.
@@ -88,13 +97,15 @@ type checker struct {
 	faults   []Call
 	commits  []Call
 	posts    map[string][]Call // by key
+	alerts   map[string][]Call // likewise
 	events   map[string]Event
 	effects  map[string][]Effect
+	took     map[time.Duration][]time.Duration // by accepted requests, sorted, by the second of their answers
 	breaches []Breach
 }
 
 func newChecker(calls []Call, t Tables) *checker {
-	c := &checker{Tables: t, posts: map[string][]Call{}, events: map[string]Event{}, effects: map[string][]Effect{}}
+	c := &checker{Tables: t, posts: map[string][]Call{}, alerts: map[string][]Call{}, events: map[string]Event{}, effects: map[string][]Effect{}}
 	for _, e := range t.Events {
 		c.events[e.Key] = e
 	}
@@ -107,6 +118,8 @@ func newChecker(calls []Call, t Tables) *checker {
 			c.faults = append(c.faults, call)
 		case Post:
 			c.posts[call.Key] = append(c.posts[call.Key], call)
+		case Alert:
+			c.alerts[call.Key] = append(c.alerts[call.Key], call)
 		case Commit:
 			c.commits = append(c.commits, call)
 		}
@@ -125,15 +138,31 @@ func Check(calls []Call, t Tables) []Breach {
 			c.breach(Phantom, call.Key, "was rolled back, and the producer's own row is there")
 		}
 	}
+	unfit := map[string]bool{}
+	for _, call := range c.commits {
+		unfit[call.Key] = call.Note == Unfit
+	}
 	for _, key := range t.Business {
-		c.committed(key)
+		if unfit[key] {
+			c.failed(key)
+		} else {
+			c.committed(key)
+		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.posts)) {
 		c.requests(key, c.posts[key])
 	}
 	c.repeats()
-	if after := c.recovery(); after > recoverGrace {
-		c.breach(Late, "", "the last request came %s after the last fault and the last commit", after)
+	c.liveness()
+	if calm, last := c.recovery(); last > calm+recoverGrace+c.overload(calm, last) {
+		c.breach(Late, "", "the last request came %s after the last fault and the last commit", last-calm)
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.alerts)) {
+		for i, p := range c.alerts[key] {
+			if i+1 < len(c.alerts[key]) && !c.undone(p) {
+				c.breach(Alerted, key, "was sent by %s at %s, and again at %s", p.Who, p.At, c.alerts[key][i+1].At)
+			}
+		}
 	}
 	c.receiver(business)
 	c.order()
@@ -173,6 +202,13 @@ func (c *checker) committed(key string) {
 	}
 }
 
+// failed checks that an event that was always refused has failed, and had no effect.
+func (c *checker) failed(key string) {
+	if e, found := c.events[key]; !found || e.Status != "failed" || len(c.effects[key]) > 0 {
+		c.breach(False, key, "was always refused, and is %q with %d effects, want failed with none", e.Status, len(c.effects[key]))
+	}
+}
+
 // requests checks those of one event: each that did not deliver it has a recorded cause.
 func (c *checker) requests(key string, posts []Call) {
 	e, found := c.events[key]
@@ -195,41 +231,55 @@ func (c *checker) requests(key string, posts []Call) {
 	}
 }
 
-// explained reports whether a recorded cause explains that a request did not deliver its event: it
-// was tampered with, it was answered too late, or a fault hit the relay that sent it before that
-// had written the outcome. A request without an answer, or with another one than success, may also
-// have a fault of the receivers as its cause.
-func (c *checker) explained(p Call) bool {
-	return p.Note != "" || p.To-p.At > c.Timeout-timeoutGrace || c.excused(p)
-}
-
-// excused reports whether a fault explains that a request did not deliver its event.
-func (c *checker) excused(p Call) bool {
-	return c.relayHit(p) || p.Outcome != OK && c.during(p, func(f Call) bool { return strings.HasPrefix(f.Who, "receiver") })
-}
-
-// relayHit reports whether a fault hit the relay that sent a request, from its sending until its
-// outcome had to be written. A reload is none.
-func (c *checker) relayHit(p Call) bool {
-	return c.during(p, func(f Call) bool { return f.Note != Reload && (f.Who == "" || strings.HasPrefix(p.Who, f.Who+".")) })
-}
-
-func (c *checker) during(p Call, is func(fault Call) bool) bool {
-	return slices.ContainsFunc(c.faults, func(f Call) bool { return f.At <= p.To+settleGrace && p.At <= f.To+timeoutGrace && is(f) })
-}
-
-// repeats checks how often events were accepted more than once, of one event and of all. Each such
-// request may have a fault as its cause, but faults are near many requests, and undo few.
+// repeats checks how often events were accepted more than once, of one event and of all, and how
+// often requests had no success. Each such request may have a fault as its cause, but faults are
+// near many requests, and undo few. A crash undoes a second's settles, of 200 events and a burst,
+// but most undo none.
 func (c *checker) repeats() {
-	all, most := 0, cmp.Or(c.Repeats, 300+len(c.Events)/200)
+	f := c.figures()
+	few := min(300, len(c.Events)/20)
 	for _, key := range slices.Sorted(maps.Keys(c.posts)) {
-		n := repeats(c.posts[key])
-		if all += n; n > keyRepeats {
+		if n := repeats(c.posts[key]); n > keyRepeats {
 			c.breach(Repeated, key, "was accepted %d times more than once", n)
 		}
 	}
-	if all > most {
-		c.breach(Repeated, "", "%d accepted requests were not the first of their event, more than %d", all, most)
+	if most := cmp.Or(c.Repeats, few+repeatsEach*f.Crashes); f.Repeats > most {
+		c.breach(Repeated, "", "%d accepted requests were not the first of their event, more than %d", f.Repeats, most)
+	}
+	if most := few + refusedEach*len(c.faults); f.Refused > most {
+		c.breach(Refused, "", "%d requests had no success, more than %d", f.Refused, most)
+	}
+}
+
+// liveness checks that each event that was due at once had its first request soon after its commit,
+// and after the one before it in its ordering key was accepted. Faults that overlap the wait
+// lengthen it.
+func (c *checker) liveness() {
+	before := map[string]string{}
+	for e, earlier := range c.keyed {
+		before[e.Key] = earlier.Key
+	}
+	for _, commit := range c.commits {
+		posts, ready := c.posts[commit.Key], commit.To
+		if len(posts) == 0 || commit.Outcome != OK || commit.Note == Later || len(c.Schedule) == 0 {
+			continue
+		}
+		earlier := c.posts[before[commit.Key]]
+		if i := slices.IndexFunc(earlier, func(p Call) bool { return p.Outcome == OK }); i >= 0 {
+			ready = max(ready, earlier[i].To)
+		}
+		first, may := posts[0].At, ready+recoverGrace
+		if first <= may {
+			continue
+		}
+		for _, f := range c.faults {
+			if f.At < first && f.To > ready {
+				may += f.To - f.At
+			}
+		}
+		if may += c.overload(ready, first); first > may {
+			c.breach(Slow, commit.Key, "could be sent from %s on, and was sent first at %s, later than %s", ready, first, may)
+		}
 	}
 }
 
@@ -244,9 +294,8 @@ func repeats(posts []Call) (n int) {
 	return max(n-1, 0)
 }
 
-// recovery returns how long after the last fault and the last commit the last request came.
-func (c *checker) recovery() time.Duration {
-	var calm, last time.Duration
+// recovery returns when the last fault and the last commit ended, and when the last request came.
+func (c *checker) recovery() (calm, last time.Duration) {
 	for _, calls := range [][]Call{c.faults, c.commits} {
 		for _, call := range calls {
 			calm = max(calm, call.To)
@@ -255,7 +304,7 @@ func (c *checker) recovery() time.Duration {
 	for _, posts := range c.posts {
 		last = max(last, posts[len(posts)-1].At)
 	}
-	return last - calm
+	return calm, last
 }
 
 // receiver checks what the receiver's database holds.
@@ -280,16 +329,9 @@ func (c *checker) receiver(business map[string]bool) {
 // of their ids, which is that of their commits: the producers commit the events of a key one after
 // the other.
 func (c *checker) order() {
-	last := map[string]Event{}
-	events := slices.SortedFunc(slices.Values(c.Events), func(a, b Event) int { return cmp.Compare(a.ID, b.ID) })
-	for _, e := range events {
-		if e.OrderingKey == "" {
-			continue
-		}
-		before, found := last[e.OrderingKey]
-		last[e.OrderingKey] = e
+	for e, before := range c.keyed {
 		posts, effects := c.posts[e.Key], c.effects[e.Key]
-		if !found || len(posts) == 0 || len(effects) == 0 || len(c.effects[before.Key]) == 0 {
+		if len(posts) == 0 || len(effects) == 0 || len(c.effects[before.Key]) == 0 {
 			continue
 		}
 		if !slices.ContainsFunc(c.posts[before.Key], func(p Call) bool { return p.Outcome == OK && p.To <= posts[0].At }) {
@@ -301,9 +343,20 @@ func (c *checker) order() {
 	}
 }
 
-// attempts checks that the log of attempts and the counts of deliveries agree with the wire. A
-// relay that was hit may have failed to log a request; and what it logged last is not counted if
-// the claim had become another's.
+// keyed yields each event that has another one before it in its ordering key, with that one.
+func (c *checker) keyed(yield func(e, before Event) bool) {
+	last := map[string]Event{}
+	for _, e := range slices.SortedFunc(slices.Values(c.Events), func(a, b Event) int { return cmp.Compare(a.ID, b.ID) }) {
+		if before, found := last[e.OrderingKey]; found && e.OrderingKey != "" && !yield(e, before) {
+			return
+		}
+		last[e.OrderingKey] = e
+	}
+}
+
+// attempts checks that the log of attempts and the counts of deliveries agree with the wire. What a
+// relay was to log may have been undone; and what it logged last is not counted if the claim had
+// become another's.
 func (c *checker) attempts() {
 	failures, posts := map[string][]Failure{}, map[string]Call{}
 	logged := map[string]bool{}
@@ -320,45 +373,54 @@ func (c *checker) attempts() {
 		made, uncounted := 1, 0
 		for _, f := range failures[e.Key] {
 			p, sent := posts[f.Delivery]
-			if f.Status != 0 && !sent {
-				c.breach(Attempts, e.Key, "was answered %d as %s, says the log, and was never sent so", f.Status, f.Delivery)
-			}
-			if f.Status != 0 && sent && f.Status != answer(p) {
+			switch {
+			case sent && f.Status != 0 && f.Status != answer(p):
 				c.breach(Attempts, e.Key, "was answered %d as %s, says the log, and the wire answered %d", f.Status, f.Delivery, answer(p))
+			case !sent && f.Status != 0:
+				c.breach(Attempts, e.Key, "was answered %d as %s, says the log, and was never sent so", f.Status, f.Delivery)
+			case !sent && len(c.Schedule) > 0 && !c.hit(f.Who, f.At, f.To, Delays):
+				c.breach(Attempts, e.Key, "did not reach the receiver as %s at %s, says the log of %s, and nothing explains that", f.Delivery, f.At, f.Who)
 			}
 			if f.Held {
 				continue
 			}
-			if f.Retry && sent && !c.relayHit(p) {
-				c.retried(p)
-			}
 			made++
-			if sent && c.relayHit(p) || !sent && len(c.faults) > 0 {
+			if !sent || c.undone(p) {
 				uncounted++
+			} else if f.Retry {
+				c.retried(p, made-1-uncounted)
 			}
 		}
 		if e.Status == "delivered" && (e.Attempts > made || e.Attempts < made-uncounted) {
 			c.breach(Attempts, e.Key, "counts %d attempts, and %d were made", e.Attempts, made)
 		}
 		for _, p := range c.posts[e.Key] {
-			if p.Delivery != e.Delivery && !logged[p.Delivery] && !c.relayHit(p) {
+			if p.Delivery != e.Delivery && !logged[p.Delivery] && !c.undone(p) {
 				c.breach(Attempts, e.Key, "was sent as %s, which the log of attempts does not have", p.Delivery)
 			}
 		}
 	}
 }
 
-// retried checks that the request after one that is to be retried came when the schedule says. A
+// retried checks that the request after one that is to be retried came neither before the schedule
+// says, which has a delay for the number of attempts that count, nor before the receiver does. A
 // relay may have given up a request without an answer before the wire did.
-func (c *checker) retried(p Call) {
+func (c *checker) retried(p Call, attempts int) {
 	posts := c.posts[p.Key]
 	next := slices.IndexFunc(posts, func(q Call) bool { return q.Call == p.Call }) + 1
-	ended := p.To
-	if p.Outcome == Unknown {
-		ended = p.At
+	if next == len(posts) || len(c.Schedule) == 0 {
+		return
 	}
-	if c.Tables.Schedule > 0 && next < len(posts) && posts[next].At < ended+c.Tables.Schedule-clockGrace {
-		c.breach(Schedule, p.Key, "was to be retried after %s, and was sent again at %s", ended, posts[next].At)
+	due := p.To
+	if p.Outcome == Unknown {
+		due = p.At
+	}
+	wait := c.Schedule[min(attempts, len(c.Schedule))-1]
+	if status := answer(p); status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		wait = max(wait, c.RetryAfter)
+	}
+	if due += wait; posts[next].At < due-clockGrace {
+		c.breach(Schedule, p.Key, "was sent for the %d. time until %s, and again at %s, not after %s", attempts, p.To, posts[next].At, wait)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 // story is a history that keeps every promise, with one of each cause of a second request in it:
 //
 //	A  delivered at once
-//	B  refused with 500 on purpose, then delivered
-//	C  accepted by the receiver, its relay killed, then a duplicate
+//	B  refused on purpose, with 500, and with 429 and a time to wait, then delivered
+//	C  accepted by the receiver, while tables were altered, its relay killed, then a duplicate
 //	D  sent while a receiver was frozen, no answer, then delivered
 //	E  rolled back
 //
@@ -21,37 +21,53 @@ func story() (calls []Call, t Tables) {
 	n := 0
 	call := func(kind Kind, who, key, delivery string, from, to float64, o Outcome, status int, note string) {
 		n++
-		calls = append(calls, Call{
+		c := Call{
 			Record: Record{At: seconds(from), Call: n, Kind: kind, Who: who, Key: key, Delivery: delivery, Outcome: o, Status: status, Note: note},
 			To:     seconds(to),
-		})
+		}
+		switch kind {
+		case Post:
+			c.Claimed, c.Receiver = c.At, "receiver-1"
+		case Fault:
+			c.Harm = Undoes
+		}
+		calls = append(calls, c)
 	}
-	for _, key := range []string{"A", "B", "C", "D"} {
-		call(Commit, "producer-1", key, "", 1, 1.1, OK, 0, "")
+	for key, at := range map[string]float64{"A": 1, "B": 1, "C": 19, "D": 39} {
+		call(Commit, "producer-1", key, "", at, at+0.1, OK, 0, "")
 	}
 	call(Commit, "producer-1", "E", "", 1, 1.1, Fail, 0, "")
 	call(Post, "relay-1.1", "A", "1-d-1", 2, 2.1, OK, 200, "")
 	call(Post, "relay-1.1", "B", "2-d-1", 2, 2.1, Fail, 500, "refused")
-	call(Post, "relay-1.1", "B", "2-d-2", 3, 3.1, OK, 200, "")
+	call(Post, "relay-1.1", "B", "2-d-2", 3, 3.1, Fail, 429, "busy")
+	call(Post, "relay-1.1", "B", "2-d-3", 4.2, 4.3, OK, 200, "")
+	call(Fault, Relays, "", "", 20.05, 23, OK, 0, "tables altered")
+	calls[len(calls)-1].Harm = Delays
 	call(Post, "relay-1.1", "C", "3-d-1", 20, 20.1, OK, 200, "")
-	call(Fault, "relay-1", "", "", 20.2, 20.3, OK, 0, "relay killed")
-	call(Post, "relay-2.1", "C", "3-d-2", 22, 22.1, OK, 200, "")
+	call(Fault, "relay-1", "", "", 25.5, 25.6, OK, 0, "relay killed")
+	call(Post, "relay-2.1", "C", "3-d-2", 27, 27.1, OK, 200, "")
 	call(Post, "relay-2.1", "D", "4-d-1", 40, 42, Unknown, 0, "")
 	call(Fault, "receiver-1", "", "", 39, 42, OK, 0, "receiver frozen")
 	call(Post, "relay-2.1", "D", "4-d-2", 43, 43.1, OK, 200, "")
+	call(Alert, "relay-1.1", "held firing", "", 25.4, 25.4, OK, 200, "") // and its relay killed
+	call(Alert, "relay-2.1", "held firing", "", 27, 27, OK, 200, "")
 	t = Tables{
 		Business: []string{"A", "B", "C", "D"},
 		Events: []Event{
 			{1, "A", "k", "delivered", "1-d-1", 1, seconds(2.2)},
-			{2, "B", "", "delivered", "2-d-2", 2, seconds(3.2)},
-			{3, "C", "k", "delivered", "3-d-2", 1, seconds(22.2)},
+			{2, "B", "", "delivered", "2-d-3", 3, seconds(4.4)},
+			{3, "C", "k", "delivered", "3-d-2", 1, seconds(27.2)},
 			{4, "D", "", "delivered", "4-d-2", 2, seconds(43.2)},
 		},
-		Effects:   []Effect{{1, "A", seconds(2.05)}, {2, "B", seconds(3.05)}, {3, "C", seconds(20.05)}, {4, "D", seconds(41)}},
+		Effects:   []Effect{{1, "A", seconds(2.05)}, {2, "B", seconds(4.25)}, {3, "C", seconds(20.05)}, {4, "D", seconds(41)}},
 		Processed: []string{"A", "B", "C", "D"},
-		Failures:  []Failure{{"B", "2-d-1", 500, false, true}, {"D", "4-d-1", 0, false, true}},
-		Timeout:   seconds(5),
-		Schedule:  seconds(0.5),
+		Failures: []Failure{
+			{"B", "2-d-1", "relay-1.1", seconds(2), seconds(2.1), 500, false, true},
+			{"B", "2-d-2", "relay-1.1", seconds(3), seconds(3.1), 429, false, true},
+			{"D", "4-d-1", "relay-2.1", seconds(40), seconds(42), 0, false, true},
+		},
+		Timeout:  seconds(5),
+		Schedule: []time.Duration{seconds(0.5), seconds(0.8)}, RetryAfter: seconds(1),
 	}
 	return calls, t
 }
@@ -100,7 +116,10 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 		"delivered without a 2xx":     {func(c []Call, _ *Tables) []Call { p := find(c, "1-d-1"); p.Outcome, p.Status = Fail, 500; return c }, False, "A"},
 		"delivered, the answer lost":  {func(c []Call, _ *Tables) []Call { find(c, "1-d-1").Outcome = Unknown; return c }, False, "A"},
 		"delivered by another claim":  {func(c []Call, t *Tables) []Call { t.Events[0].Delivery = "1-d-9"; return c }, False, "A"},
-		"an effect twice":             {func(c []Call, t *Tables) []Call { t.Effects = append(t.Effects, Effect{9, "B", seconds(4)}); return c }, Doubled, "B"},
+		"an effect twice": {func(c []Call, t *Tables) []Call {
+			t.Effects = append(t.Effects, Effect{9, "B", seconds(4.28)})
+			return c
+		}, Doubled, "B"},
 		"an effect is not remembered": {func(c []Call, t *Tables) []Call { t.Processed = t.Processed[1:]; return c }, Dedupe, "A"},
 		"memory without an effect":    {func(c []Call, t *Tables) []Call { t.Processed = append(t.Processed, "X"); return c }, Dedupe, "X"},
 		"a torn snapshot":             {func(c []Call, t *Tables) []Call { t.Torn = []string{"at 3s"}; return c }, Dedupe, ""},
@@ -108,17 +127,55 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 		"no kill, yet a duplicate":    {func(c []Call, _ *Tables) []Call { fault(c, "relay killed").Who = "relay-3"; return c }, Unexplained, "C"},
 		"the kill came much later": {func(c []Call, _ *Tables) []Call {
 			f := fault(c, "relay killed")
-			f.At, f.To = seconds(30), seconds(30.1)
+			f.At, f.To = seconds(26.5), seconds(26.6)
 			return c
 		}, Unexplained, "C"},
 		"the kill came before": {func(c []Call, _ *Tables) []Call {
 			f := fault(c, "relay killed")
 			f.At, f.To = seconds(10), seconds(11)
+			find(c, "3-d-1").Claimed = seconds(13)
 			return c
 		}, Unexplained, "C"},
 		"a 500 that nobody made":      {func(c []Call, _ *Tables) []Call { find(c, "2-d-1").Note = ""; return c }, Unexplained, "B"},
 		"no receiver was frozen":      {func(c []Call, _ *Tables) []Call { fault(c, "receiver frozen").Who = "relay-3"; return c }, Unexplained, "D"},
-		"a reload is no kill":         {func(c []Call, _ *Tables) []Call { fault(c, "relay killed").Note = Reload; return c }, Unexplained, "C"},
+		"a reload is no kill":         {func(c []Call, _ *Tables) []Call { fault(c, "relay killed").Harm = None; return c }, Unexplained, "C"},
+		"tables were not altered":     {func(c []Call, _ *Tables) []Call { fault(c, "tables altered").Who = "relay-2"; return c }, Unexplained, "C"},
+		"no kill, tables altered":     {func(c []Call, _ *Tables) []Call { fault(c, "relay killed").Harm = Delays; return c }, Unexplained, "C"},
+		"another receiver was frozen": {func(c []Call, _ *Tables) []Call { fault(c, "receiver frozen").Who = "receiver-2"; return c }, Unexplained, "D"},
+		"a refusal while relays were hit": {func(c []Call, _ *Tables) []Call {
+			p := find(c, "4-d-1")
+			p.Outcome, p.Status = Fail, 503
+			fault(c, "receiver frozen").Who = Relays
+			return c
+		}, Unexplained, "D"},
+		"in hand, of nobody": {func(c []Call, _ *Tables) []Call {
+			p := find(c, "2-d-1")
+			p.Status, p.Note = 409, ""
+			return c
+		}, Unexplained, "B"},
+		"many were refused": {func(c []Call, _ *Tables) []Call { return copies(c, "4-d-1", 301, 1) }, Refused, ""},
+		"a first request came late": {func(c []Call, _ *Tables) []Call {
+			c[slices.IndexFunc(c, func(c Call) bool { return c.Key == "C" })].To = seconds(1)
+			return c
+		}, Slow, "C"},
+		"refused for good, and delivered": {func(c []Call, _ *Tables) []Call {
+			c[slices.IndexFunc(c, func(c Call) bool { return c.Key == "A" })].Note = Unfit
+			return c
+		}, False, "A"},
+		"a failure that nobody had": {func(c []Call, t *Tables) []Call {
+			t.Failures = append(t.Failures, Failure{"A", "1-d-0", "relay-1.1", seconds(1.5), seconds(1.6), 0, false, true})
+			t.Events[0].Attempts = 2
+			return c
+		}, Attempts, "A"},
+		"a second retry too soon": {func(c []Call, t *Tables) []Call {
+			find(c, "2-d-3").At, t.RetryAfter = seconds(3.7), 0
+			return c
+		}, Schedule, "B"},
+		"a retry before Retry-After": {func(c []Call, _ *Tables) []Call { find(c, "2-d-3").At = seconds(4); return c }, Schedule, "B"},
+		"an alert is sent twice": {func(c []Call, _ *Tables) []Call {
+			c[slices.IndexFunc(c, func(c Call) bool { return c.Kind == Alert })].Who = "relay-2.1"
+			return c
+		}, Alerted, "held firing"},
 		"one event accepted often":    {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
 		"many events accepted twice":  {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},
 		"delivered before the answer": {func(c []Call, t *Tables) []Call { t.Events[0].DeliveredAt = seconds(2.05); return c }, False, "A"},
@@ -129,7 +186,7 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			t.Failures[0].Status = 200
 			return c
 		}, Attempts, "B"},
-		"an answer that never came":    {func(c []Call, t *Tables) []Call { t.Failures[1].Status = 200; return c }, Attempts, "D"},
+		"an answer that never came":    {func(c []Call, t *Tables) []Call { t.Failures[2].Status = 200; return c }, Attempts, "D"},
 		"a retry too soon":             {func(c []Call, _ *Tables) []Call { find(c, "2-d-2").At = seconds(2.3); return c }, Schedule, "B"},
 		"the last request is late":     {func(c []Call, _ *Tables) []Call { find(c, "4-d-2").At = seconds(60); return c }, Late, ""},
 		"a payload under another key":  {func(c []Call, t *Tables) []Call { t.Effects[1].Key = "A"; return c }, Doubled, "A"},

@@ -3,6 +3,7 @@
 //
 //	history.go  the record: what was invoked, and what came back
 //	check.go    the promises, as one pure function of the record and the final tables
+//	causes.go   what may explain a request that did not deliver its event
 //	measure.go  figures of a run
 package history
 
@@ -23,7 +24,21 @@ type Kind string
 const (
 	Commit Kind = "commit" // a producer's transaction, Who is the producer
 	Post   Kind = "post"   // a request on the wire, Who is the life of the relay that sent it
-	Fault  Kind = "fault"  // Who is the role that it hit; empty: all of them
+	Alert  Kind = "alert"  // likewise to people, Key is what it says
+	Fault  Kind = "fault"  // Who is the role that it hit, or Relays; empty: all of them
+)
+
+// Relays are who a fault of the producers' database hits.
+const Relays = "relays"
+
+// A Harm is what a fault does to relays that write outcomes.
+type Harm int
+
+// The harms of faults. Each may do what those before it do.
+const (
+	None   Harm = iota // they write as ever
+	Delays             // they may be able to write only when it has ended
+	Undoes             // what they wrote last may be gone, and what they were to write may never be written
 )
 
 // An Outcome is what the caller knows when a call has ended.
@@ -38,8 +53,9 @@ const (
 
 // Notes that the checker knows.
 const (
-	Reload = "relay reloads" // a fault that excuses nothing
-	Undone = "undone"        // the receiver accepted a request, and the relay was answered 500
+	Later  = "later"  // of a commit: its event is not due at once
+	Unfit  = "unfit"  // of a commit: its event is always refused for good
+	Undone = "undone" // of a request: the receiver accepted it, and the relay was answered 500
 )
 
 // A Record is one line of a history: an invocation if Outcome is empty, and else the return of the
@@ -51,6 +67,9 @@ type Record struct {
 	Who      string        `json:"who,omitempty"`
 	Key      string        `json:"key,omitempty"`      // the idempotency key of the event
 	Delivery string        `json:"delivery,omitempty"` // of a request: its delivery id, which names the claim
+	Claimed  time.Duration `json:"claimed,omitempty"`  // likewise: when, by the database's clock
+	Receiver string        `json:"receiver,omitempty"` // of a request: the role that it is for
+	Harm     Harm          `json:"harm,omitempty"`     // of a fault
 	Note     string        `json:"note,omitempty"`     // the name of a fault, or why a request could not deliver its event
 	Outcome  Outcome       `json:"outcome,omitempty"`
 	Status   int           `json:"status,omitempty"` // what the receiver answered; 0: nothing
