@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -30,9 +31,9 @@ func TestDeliveryThatKillsItsRelay(t *testing.T) {
 		}
 	}
 	requests.dooms(nil) // connections see hear from now on
-	u.Launch = func(life string, _ int) process.Command { return s.runRelay(life, dsn, requests.addr()) }
+	u.Launch = func(life string, _ int) process.Command { return s.runRelay(life, dsn, requests.addr(), s.wire.addr) }
 	s.relays = append(s.relays, &relay{u, database, requests})
-	ended := s.fault(u.Role)
+	ended := s.fault(u.Role, history.Undoes)
 	produced := s.produceMeanwhile(100, 400)
 	s.sell(s.Ctx, 1, sale{key: deadly})
 	s.Fill(u)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -25,7 +26,7 @@ func TestOneInAThousandIsPoison(t *testing.T) {
 		_, err := s.outbox.Exec(s.Ctx, insertEvent, fmt.Sprintf("%s-%d", unfit, n), fmt.Sprintf("poison-%d", n), 0)
 		s.must(err)
 		<-time.After(s.between(500*time.Millisecond, time.Second))
-		s.on(s.relays[n%2].Unit, (*process.Process).Kill)
+		s.on(s.relays[n%2].Unit, history.Undoes, (*process.Process).Kill)
 		s.reborn(s.relays[n%2].Unit)
 	}
 	ended()
@@ -33,7 +34,7 @@ func TestOneInAThousandIsPoison(t *testing.T) {
 	s.repeats = poison * 30 // what a relay had in hand or had just settled
 	t.Logf("%d poisoned, %d relays killed: %s", poison, poison, s.judge())
 	s.until("every poisoned event to fail", func(ctx context.Context) (bool, error) {
-		return process.One[bool](ctx, s.outbox, `SELECT count(*) = $1 FROM outbox_delivery WHERE status = 'failed' AND last_status = 422`, poison)
+		return process.One[bool](ctx, s.outbox, `SELECT count(*) = $1 FROM outbox_delivery WHERE status = 'failed' AND last_http_status = 422`, poison)
 	})
 	failed, err := process.One[int](s.Ctx, s.outbox, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed'`)
 	if s.must(err); failed != poison {

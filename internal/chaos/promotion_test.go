@@ -38,7 +38,7 @@ func TestPrimaryDiesAndItsStandbyLacksTheLastSecond(t *testing.T) {
 	for round := range 4 {
 		standby := p.follow(s)
 		<-time.After(2 * time.Second)
-		over := s.fault("")
+		over := s.fault("", history.Undoes)
 		s.relays[0].requests.delay.Store(int64(200 * time.Millisecond)) // so that the standby has events whose outcomes it lacks
 		<-time.After(apart)
 		from := time.Since(s.history.Began)
@@ -101,7 +101,7 @@ func (s *stage) primary() *primary {
 	s.must(err)
 	requests := newLink(s.t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
 	for _, role := range []string{"relay-1", "relay-2"} {
-		u := &process.Unit{Role: role, Launch: func(life string, _ int) process.Command { return s.runRelay(life, dsn, requests.addr()) }}
+		u := &process.Unit{Role: role, Launch: func(life string, _ int) process.Command { return s.runRelay(life, dsn, requests.addr(), s.wire.addr) }}
 		s.relays = append(s.relays, &relay{u, l, requests})
 		s.Fill(u)
 	}

@@ -5,15 +5,12 @@ import (
 	"context"
 	bigendian "encoding/binary"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/process"
-	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -169,15 +166,13 @@ func TestAnyStatementOfARelayMayBeRefused(t *testing.T) {
 func isRefused(t *testing.T, at, code string) {
 	s := newStage(t, 1, 0)
 	s.making = at + " is refused with " + code
-	alerts := filepath.Join(t.TempDir(), "alerts.yaml")
-	testkit.Must(t, os.WriteFile(alerts, []byte("alerts:\n  after_by_rule: {failed: 0s}\n"), 0o600))
 	database, dsn := linkTo(t, s.Server.DSN(outboxName))
 	refuser := &refuser{at: at, code: code}
 	database.refuser.Store(refuser)
 	requests := newLink(t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
 	rounds, statements := 0, map[string]bool{}
 	for n := 1; !t.Failed(); n += testsize.Of(1, map[string]int{connecting: 3, preparing: 31, executing: 41}[at]) {
-		r := &round{stage: s, database: database, requests: requests, dsn: dsn, alerts: alerts, n: n}
+		r := &round{stage: s, database: database, requests: requests, dsn: dsn, n: n}
 		r.meets(refuser)
 		met, reached := refuser.state()
 		if t.Failed() {

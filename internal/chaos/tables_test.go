@@ -29,7 +29,7 @@ FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id WHERE o.id > (SEL
 const selectFailures = `
 SELECT DISTINCT ON (event_id, destination, claim) idempotency_key, format('%s-%s-%s', event_id, destination, claim), coalesce(r.name, ''),
        (extract(epoch FROM started_at - $1) * 1000000)::bigint * 1000, (extract(epoch FROM started_at - $1) * 1000000)::bigint * 1000 + duration_ms * 1000000::bigint,
-       coalesce(status, 0)::int, outcome = 'hold', outcome = 'retry'
+       coalesce(http_status, 0)::int, outcome = 'hold', outcome = 'retry'
 FROM outbox_attempt a JOIN outbox o ON o.id = event_id LEFT JOIN chaos_relay r ON r.instance = a.relay
 WHERE outcome <> 'delivered' AND event_id > (SELECT upto FROM chaos_aged)
 ORDER BY event_id, destination, claim, a.id DESC`
