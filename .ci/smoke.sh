@@ -185,7 +185,7 @@ expect 0 'Replayed 1 delivery' env "$here" "$relay" replay 1 --status discarded 
 expect 0 '1 pending' env "$here" "$relay" replay 1 --yes
 expect 0 '"unknown_events": 1' env "$here" "$relay" replay 77 --yes --json
 psql -q -c 'DELETE FROM outbox_route'
-expect 1 'would be parked' env "$here" "$relay" routes test invoice.paid
+expect 6 'would be parked' env "$here" "$relay" routes test invoice.paid
 
 # A receiver's operator has the URL of its database, and a login with the role of support or none.
 expect 0 'No event was received' env "$here" "$relay" inbox status

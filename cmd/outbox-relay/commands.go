@@ -51,7 +51,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
-Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 database unreachable, 5 schema mismatch, 130 interrupted
+Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 database unreachable, 5 schema mismatch, 6 found something, 130 interrupted
 `
 
 // grammar is the command line.
@@ -63,13 +63,13 @@ type grammar struct {
 	Explain    events.Explain      `cmd:"" help:"Tell the history of one event, and why it waits."`
 	Send       events.Send         `cmd:"" help:"Insert one event."`
 	Listen     listen.Command      `cmd:"" help:"Receive events and print them."`
-	Drill      drill.Command       `cmd:"" help:"Try a receiver for tests as the real world does, and say what it does wrong; exit 1 if there is something."`
-	Doctor     status.Doctor       `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
+	Drill      drill.Command       `cmd:"" help:"Try a receiver for tests as the real world does, and say what it does wrong; exit 6 if there is something."`
+	Doctor     status.Doctor       `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 6 if there is an error."`
 	Alert      alert.Command       `cmd:"" help:"Try the alert channels."`
 	Replay     events.Replay       `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
 	Retry      events.Retry        `cmd:"" help:"Attempt now what waits for its next attempt."`
 	Discard    events.Discard      `cmd:"" help:"Give pending, parked or failed deliveries up."`
-	Reconcile  reconcile.Command   `cmd:"" help:"Compare what was delivered with what a receiver has; exit 1 if they differ."`
+	Reconcile  reconcile.Command   `cmd:"" help:"Compare what was delivered with what a receiver has; exit 6 if they differ."`
 	Pause      destinations.Pause  `cmd:"" help:"Send nothing to a destination until it is resumed."`
 	Resume     destinations.Resume `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
 	Relays     status.Relays       `cmd:"" help:"List the relays that run."`

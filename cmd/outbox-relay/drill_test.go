@@ -128,7 +128,7 @@ func TestDrillFindsMistakes(t *testing.T) {
 	r.doubled(t)
 	junit := filepath.Join(t.TempDir(), "drill.xml")
 	got := drillCommand(nil, r.url, countShipments, "--probe-database="+r.dsn, "--only=valid", "--junit="+junit)
-	got.holds(t, cli.ExitFailed, "", "1 check failed; the receiver is not ready for a relay")
+	got.holds(t, cli.ExitFound, "", "1 check failed; the receiver is not ready for a relay")
 	for _, part := range []string{"FAILED: valid\n", "found:    it had 2 effects instead of 1\n", "docs/receiving.md#the-handler\n", "0 passed, 1 failed, 0 warned, "} {
 		if !strings.Contains(got.stdout, part) {
 			t.Errorf("%q is not in %s", part, got.stdout)
@@ -157,7 +157,7 @@ func TestDrillFindsMistakes(t *testing.T) {
 	})
 	for _, strict := range []string{"--strict=false", "--strict"} {
 		got := drillCommand(nil, lenient.url, "--only=refusal-status", "--probe-url="+lenient.probe, strict)
-		if want := map[string]int{"--strict": cli.ExitFailed}[strict]; got.code != want || !strings.Contains(got.stdout, "WARNED: refusal-status\n") {
+		if want := map[string]int{"--strict": cli.ExitFound}[strict]; got.code != want || !strings.Contains(got.stdout, "WARNED: refusal-status\n") {
 			t.Errorf("%s: %+v", strict, got)
 		}
 	}
@@ -229,13 +229,13 @@ func TestDrillIsRefused(t *testing.T) {
 		{nil, []string{"--config=" + file, "--secret-file=" + good}},
 		{nil, []string{"--config=" + file, "--secret-file=" + good, "--destination=b"}},
 	} {
-		if got := command(test.env, append([]string{"drill", url}, test.args...)...); got.code != cli.ExitFailed || !strings.Contains(got.stdout, "0 passed, 1 failed, 0 warned") {
+		if got := command(test.env, append([]string{"drill", url}, test.args...)...); got.code != cli.ExitFound || !strings.Contains(got.stdout, "0 passed, 1 failed, 0 warned") {
 			t.Errorf("%q %q: %+v", test.env, test.args, got)
 		}
 	}
 	// A receiver that cannot be reached fails the first check, and no other one is made.
 	got := command(nil, "drill", url, "--config="+file, "--destination=a")
-	if got.code != cli.ExitFailed || !strings.Contains(got.stdout, "connection refused") || !strings.Contains(got.stdout, "0 passed, 1 failed, 0 warned") {
+	if got.code != cli.ExitFound || !strings.Contains(got.stdout, "connection refused") || !strings.Contains(got.stdout, "0 passed, 1 failed, 0 warned") {
 		t.Errorf("%+v", got)
 	}
 }

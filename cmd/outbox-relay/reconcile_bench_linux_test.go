@@ -104,7 +104,7 @@ func reconcileUnderLoad(b *testing.B) {
 		stop := watchMemory(cmd.Process.Pid, &peak)
 		err := cmd.Wait()
 		stop()
-		if exit, failed := errors.AsType[*exec.ExitError](err); !failed || exit.ExitCode() != cli.ExitFailed || json.Unmarshal(out.Bytes(), &report) != nil {
+		if exit, failed := errors.AsType[*exec.ExitError](err); !failed || exit.ExitCode() != cli.ExitFound || json.Unmarshal(out.Bytes(), &report) != nil {
 			b.Fatalf("%v: %s%s", err, &out, &said)
 		}
 	})

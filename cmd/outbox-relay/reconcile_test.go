@@ -95,7 +95,7 @@ func TestReconcile(t *testing.T) {
 	c.receiver.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('shop', 'billing', E'\x1b[31mred', 'succeeded')`)
 	const summary = "outbox-relay: 2 never arrived; 1 effect without event; 1 effect twice; 1 processed, no effect\n"
 	for _, how := range [][]string{overHTTP, overDatabase} {
-		if r := ask(how); r.code != cli.ExitFailed || r.stderr != summary || !strings.Contains(r.stdout, "\nNever arrived: 2\n") || !strings.Contains(r.stdout, "\nk7 ") ||
+		if r := ask(how); r.code != cli.ExitFound || r.stderr != summary || !strings.Contains(r.stdout, "\nNever arrived: 2\n") || !strings.Contains(r.stdout, "\nk7 ") ||
 			!strings.Contains(r.stdout, "\nEffect without event: 1\n") || strings.Contains(r.stdout, "\x1b") || !strings.Contains(r.stdout, "\nEffect twice: 1\n") || !strings.Contains(r.stdout, "\nProcessed, no effect: 1\n") {
 			t.Errorf("%+v", r)
 		}
@@ -109,7 +109,7 @@ func TestReconcile(t *testing.T) {
 			Complete bool  `json:"complete"`
 		}
 		r := ask(how, "--json")
-		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != cli.ExitFailed || len(report.NeverArrived) != 2 || report.NeverArrived[0].EventID == "" ||
+		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != cli.ExitFound || len(report.NeverArrived) != 2 || report.NeverArrived[0].EventID == "" ||
 			report.NoEffect == nil || len(report.Missing) != 1 || !report.Complete {
 			t.Errorf("%v %+v", err, r)
 		}
@@ -120,7 +120,7 @@ func TestReconcile(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	delivered(40)
-	if r := ask(overHTTP, "--heal", "--yes", "--as=ann"); r.code != cli.ExitFailed || !strings.Contains(r.stdout, "\nReplayed 2 deliveries. Run the command again when they are through.\n") ||
+	if r := ask(overHTTP, "--heal", "--yes", "--as=ann"); r.code != cli.ExitFound || !strings.Contains(r.stdout, "\nReplayed 2 deliveries. Run the command again when they are through.\n") ||
 		!strings.Contains(r.stderr, `"action":"reconcile heal"`) {
 		t.Errorf("%+v", r)
 	}
@@ -131,7 +131,7 @@ func TestReconcile(t *testing.T) {
 	delivered(40)
 	c.receiver.Exec(`DELETE FROM processed_events WHERE idempotency_key LIKE '%red'`)
 	c.receiver.Exec(`INSERT INTO effect VALUES ('k10')`)
-	if r := ask(overHTTP); r.code != cli.ExitFailed || r.stderr != "outbox-relay: 1 effect twice\n" {
+	if r := ask(overHTTP); r.code != cli.ExitFound || r.stderr != "outbox-relay: 1 effect twice\n" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -180,7 +180,7 @@ func TestReconcileLeavesDrillsOut(t *testing.T) {
 	c.sender.Exec(`INSERT INTO outbox_delivery (event_id, destination, status, delivered_at) SELECT id, 'default', 'delivered', now() FROM outbox`)
 	args := []string{"reconcile", "--url=" + c.url, "--settle=1ms", "--since=2h", "--limit=10"}
 	want := fmt.Sprintf("  left out: %d of a drill\n", drilled)
-	if r := command(c.env, args...); r.code != cli.ExitFailed || !strings.Contains(r.stdout, want) || !strings.HasSuffix(r.stderr, "1 never arrived; 2 effect without event\n") ||
+	if r := command(c.env, args...); r.code != cli.ExitFound || !strings.Contains(r.stdout, want) || !strings.HasSuffix(r.stderr, "1 never arrived; 2 effect without event\n") ||
 		!strings.Contains(r.stdout, "\ndrill-7 ") {
 		t.Errorf("%+v", r)
 	}
@@ -278,7 +278,7 @@ func TestReconcileNeedsReadersRights(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "GRANT inbox_support TO supports"); err != nil {
 		t.Fatal(err)
 	}
-	if r := command(env, args...); r.code != cli.ExitFailed || r.stderr != "outbox-relay: 1 never arrived; 1 arrived, no effect\n" {
+	if r := command(env, args...); r.code != cli.ExitFound || r.stderr != "outbox-relay: 1 never arrived; 1 arrived, no effect\n" {
 		t.Errorf("%+v", r)
 	}
 }

@@ -332,10 +332,10 @@ func TestRoutesAndRelays(t *testing.T) {
 	}
 	command(env, "routes", "test", "paid.late").expect(t, 0, "paid.late goes to logistics, by the route paid.*\n", "")
 	command(configured, "routes", "test", "paid.late").expect(t, 0, "paid.late goes to logistics, by the route paid.*\nBy the configuration it goes to default, once a relay starts with it.\n", "")
-	command(env, "routes", "test", "sent").expect(t, cli.ExitFailed, "", "outbox-relay: an event of type \"sent\" would be parked: no route in the database matches\n")
+	command(env, "routes", "test", "sent").expect(t, cli.ExitFound, "", "outbox-relay: an event of type \"sent\" would be parked: no route in the database matches\n")
 	r := command(configured, "routes", "test", "sent", "--json")
 	var test destinations.RouteTest
-	if err := json.Unmarshal([]byte(r.stdout), &test); err != nil || r.code != cli.ExitFailed || !test.Parked || len(test.Stored) != 0 || len(test.Configured) != 1 {
+	if err := json.Unmarshal([]byte(r.stdout), &test); err != nil || r.code != cli.ExitFound || !test.Parked || len(test.Stored) != 0 || len(test.Configured) != 1 {
 		t.Errorf("%+v: %v", r, err)
 	}
 }

@@ -144,7 +144,7 @@ func TestReconcileOnATerminal(t *testing.T) {
 	person, program := terminal(t)
 	pgtest.Must(t, unix.IoctlSetWinsize(int(program.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
 	m := Main{Env: c.env, Stdin: program, Stdout: program, Stderr: &buffer{}}
-	if code := m.Run([]string{"reconcile", "--url=" + c.url, "--settle=1ms"}); code != cli.ExitFailed {
+	if code := m.Run([]string{"reconcile", "--url=" + c.url, "--settle=1ms"}); code != cli.ExitFound {
 		t.Fatalf("exit code %d", code)
 	}
 	_, _ = program.WriteString("the end\n")

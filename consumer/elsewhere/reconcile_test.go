@@ -130,7 +130,7 @@ func reconciled(t *testing.T, r *receiver) {
 	r.exec(t, `UPDATE processed_events SET processing_state = 'recorded' WHERE idempotency_key = 'k9'`)
 	r.exec(t, `INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id) VALUES ('shipping', 'finance', 'k9', 'failed', 1)`)
 	report, code := command()
-	if code != 1 || string(report["complete"]) != "true" {
+	if code != 6 || string(report["complete"]) != "true" {
 		t.Errorf("exit %d, %s", code, report)
 	}
 	want(report, "never_arrived", "k3", "k30")

@@ -14,13 +14,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// Exit codes. They are promises.
+// Exit codes. They are promises. A health check ends with ExitFailed, as Docker wants it.
 const (
 	ExitFailed      = 1
 	ExitUsage       = 2
 	ExitConfig      = 3
 	ExitDatabase    = 4 // the database cannot be reached
 	ExitSchema      = 5 // it has another schema than this build works with
+	ExitFound       = 6 // the command did its work and found something
 	ExitInterrupted = 130
 )
 
@@ -37,6 +38,11 @@ func (e ExitError) Unwrap() error { return e.Err }
 // Usagef returns an error about how the command was called.
 func Usagef(format string, args ...any) error {
 	return ExitError{Code: ExitUsage, Err: fmt.Errorf(format, args...)}
+}
+
+// Foundf returns the finding of a command whose findings are its result, such as doctor.
+func Foundf(format string, args ...any) error {
+	return ExitError{Code: ExitFound, Err: fmt.Errorf(format, args...)}
 }
 
 // report prints an error on stderr, so that no exit code but 0 stands alone, and returns the code.

@@ -10,7 +10,7 @@ import (
 // fixes something.
 type Unready struct {
 	Settings string // the destination's, as YAML in a line; from Fix on with what that returns
-	// Problem is what run logs at the start, and config check --connect reports, with exit code 1.
+	// Problem is what run logs at the start, and config check --connect reports, with exit code 6.
 	// Empty: they find none.
 	Problem string
 	// Warning is what run logs at the start of a destination that works, and config check --connect
@@ -120,7 +120,7 @@ func checkConnect(p *Program, all map[string]Unready) {
 		p.Errorf("config check ends with %d\n%s", code, stderr)
 	}
 	code, stdout, stderr := p.Command("config", "check", "--connect")
-	if code != 1 || !strings.Contains(stdout, "good is reached\n") {
+	if code != 6 || !strings.Contains(stdout, "good is reached\n") {
 		p.Errorf("config check --connect ends with %d\n%s", code, stdout)
 	}
 	for name, u := range all {

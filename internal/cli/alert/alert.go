@@ -112,7 +112,7 @@ type testCommand struct {
 }
 
 func (testCommand) Help() string {
-	return `Needs no database. Exits 1 if any channel failed, or if there is none.`
+	return `Needs no database. Exits 6 if any channel failed.`
 }
 
 // Result is what became of one test alert.
@@ -151,7 +151,7 @@ func (cmd testCommand) Run(inv *cli.Invocation) error {
 	}
 	err = output.Show(inv.Stdout, cmd.JSON, results, printChannels)
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("%d of %s did not take the alert", failed, plain.Plural(len(results), "channel", "channels"))
+		err = cli.Foundf("%d of %s did not take the alert", failed, plain.Plural(len(results), "channel", "channels"))
 	}
 	return err
 }

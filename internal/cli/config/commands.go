@@ -66,7 +66,7 @@ func (cmd initCommand) Run(inv *cli.Invocation) error {
 type checkCommand struct {
 	SettingFlags
 	Strict  bool `help:"Warnings, and destinations whose requests are not signed, are mistakes too."`
-	Connect bool `help:"Also connect to each destination: is it reached, does its stream or topic exist, may the relay write to it? Exit 1 if not. Nothing is sent."`
+	Connect bool `help:"Also connect to each destination: is it reached, does its stream or topic exist, may the relay write to it? Exit 6 if not. Nothing is sent."`
 }
 
 func (cmd checkCommand) Run(inv *cli.Invocation) error {
@@ -120,7 +120,7 @@ func (c *Config) connect(inv *cli.Invocation) (warned int, err error) {
 		}
 	}
 	if failed > 0 {
-		return warned, fmt.Errorf("%s cannot be used from here; a relay would let their events wait", plain.Plural(failed, "destination", "destinations"))
+		return warned, cli.Foundf("%s cannot be used from here; a relay would let their events wait", plain.Plural(failed, "destination", "destinations"))
 	}
 	return warned, nil
 }

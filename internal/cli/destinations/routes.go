@@ -20,7 +20,7 @@ import (
 // Routes is the command routes.
 type Routes struct {
 	List listRoutes `cmd:"" help:"List the stored routes with what waits for their destinations, which relays have them, and how they differ from the configuration."`
-	Test testRoutes `cmd:"" help:"Show where events of a type go; exit 1 if they would be parked."`
+	Test testRoutes `cmd:"" help:"Show where events of a type go; exit 6 if they would be parked."`
 }
 
 type listRoutes struct {
@@ -164,7 +164,7 @@ func (cmd testRoutes) Run(inv *cli.Invocation) error {
 	}
 	err = output.Show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t RouteTest) error { return t.print(w) })
 	if err == nil && result.Parked {
-		return cli.ExitError{Code: cli.ExitFailed, Err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
+		return cli.Foundf("an event of type %q would be parked: no route in the database matches", cmd.EventType)
 	}
 	return err
 }

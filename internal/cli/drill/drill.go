@@ -129,7 +129,7 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 		return err
 	}
 	if failed > 0 {
-		return fmt.Errorf("%s; the receiver is not ready for a relay", plain.Plural(failed, "check failed", "checks failed"))
+		return cli.Foundf("%s; the receiver is not ready for a relay", plain.Plural(failed, "check failed", "checks failed"))
 	}
 	return nil
 }

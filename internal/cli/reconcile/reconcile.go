@@ -64,7 +64,7 @@ left (keys drill-…): that is counted. What waits, failed or was discarded is c
   outbox-relay reconcile --destination logistics --url … --since 26h --alert        # every night
   outbox-relay reconcile --destination logistics --url … --heal                     # replays what never arrived
 
-It exits 1 if anything is found, also if it was healed: run it again after the replay. It needs outbox_reader, and with --heal
+It exits 6 if anything is found, also if it was healed: run it again after the replay. It needs outbox_reader, and with --heal
 or --alert outbox_relay; at the receiver's database inbox_support, and SELECT on what --effects reads. The source must be this outbox's alone.`
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/reconcile/compare"
@@ -58,9 +59,9 @@ func (r *report) problem() error {
 	case text == "":
 		return nil
 	case !r.Complete:
-		return errors.New("at least " + text)
+		return cli.Foundf("at least %s", text)
 	default:
-		return errors.New(text)
+		return cli.Foundf("%s", text)
 	}
 }
 

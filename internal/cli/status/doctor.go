@@ -2,7 +2,6 @@ package status
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -62,7 +61,7 @@ func (cmd Doctor) Run(inv *cli.Invocation) error {
 		return err
 	}
 	if failed {
-		return cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something needs fixing")}
+		return cli.Foundf("something needs fixing")
 	}
 	return nil
 }
