@@ -6,7 +6,7 @@ set -eu
 relay=$PWD/bin/outbox-relay
 window=${WINDOW:-60}
 log=$PGHOST/log
-export OUTBOX_DATABASE_URL="$DATABASE_URL" OUTBOX_DESTINATION_URL=http://127.0.0.1:1/ OUTBOX_NAME=footprint OUTBOX_LOG_LEVEL=error
+export OUTBOX_DATABASE_URL="$DATABASE_URL" OUTBOX_DESTINATION_URL=http://127.0.0.1:1/ OUTBOX_RELAY_NAME=footprint OUTBOX_LOG_LEVEL=error
 # The nightly deletion asks ten times: it must not fall into the window.
 export OUTBOX_RETENTION_SCHEDULE="0 $((($(date -u +%-H) + 12) % 24)) * * *"
 export OUTBOX_METRICS_LISTEN=127.0.0.1:$((20000 + $$ % 10000))

@@ -24,7 +24,7 @@ func TestChaosOrder(t *testing.T) {
 	}
 	s := newStage(t)
 	s.absence = 200 * time.Millisecond
-	relays := s.enter(t, 3, faults{Refuse: 0.05, Lose: 0.01}, "OUTBOX_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_LEASE=60s")
+	relays := s.enter(t, 3, faults{Refuse: 0.05, Lose: 0.01}, "OUTBOX_DEFAULTS_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_RELAY_LEASE=60s")
 	s.outliveStart(t)
 
 	begun := time.Now()

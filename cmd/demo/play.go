@@ -17,9 +17,9 @@ import (
 
 // The relays' settings, other than where to read and where to send.
 var relaySettings = []string{
-	"OUTBOX_RETRY_SCHEDULE=500ms,1s,2s", // the standard one would outlast the audience
-	"OUTBOX_TIMEOUT=1500ms",
-	"OUTBOX_LEASE=60s", // the default: what is taken over sooner is not owed to short leases
+	"OUTBOX_DEFAULTS_RETRY_SCHEDULE=500ms,1s,2s", // the standard one would outlast the audience
+	"OUTBOX_DEFAULTS_TIMEOUT=1500ms",
+	"OUTBOX_RELAY_LEASE=60s", // the default: what is taken over sooner is not owed to short leases
 }
 
 // The shape of the play. Most invoices come at an even pace; the rest in acts: many at once, and a

@@ -16,7 +16,7 @@ func (s *stage) openRelay(role string, env ...string) (*process.Unit, error) {
 			"OUTBOX_DATABASE_URL=" + s.Server.DSN(financeName),
 			"OUTBOX_DESTINATION_URL=http://" + s.network.addr + webhookPath + "?relay=" + life,
 			"OUTBOX_SIGNING_SECRET=" + s.Secret,
-			"OUTBOX_NAME=" + life,
+			"OUTBOX_RELAY_NAME=" + life,
 		}, env...)}
 	}}
 	s.Fill(u)

@@ -18,7 +18,7 @@ func TestSurvivorTakesOver(t *testing.T) {
 	testsize.Long(t)
 	s := newStage(t)
 	s.absence = time.Hour // no process comes back
-	relays := s.enter(t, 2, faults{Late: 1}, "OUTBOX_LEASE=60s")
+	relays := s.enter(t, 2, faults{Late: 1}, "OUTBOX_RELAY_LEASE=60s")
 	s.outliveStart(t)
 
 	s.try(t, s.issue(order{Prefix: "INV", Invoices: 400}))

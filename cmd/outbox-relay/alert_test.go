@@ -108,7 +108,7 @@ func TestSecurityAlertTestObeysEgress(t *testing.T) {
 
 func TestServiceURLIsMasked(t *testing.T) {
 	t.Parallel()
-	shown := command(append([]string{"OUTBOX_ALERT_SERVICE_URL=pushover://shoutrrr:s3cret@user-s3cret"}, twoSettings...), "config", "show")
+	shown := command(append([]string{"OUTBOX_ALERTS_CHANNELS_SERVICE=pushover://shoutrrr:s3cret@user-s3cret"}, twoSettings...), "config", "show")
 	if !strings.Contains(shown.stdout, "service: pushover://") || strings.Contains(shown.stdout+shown.stderr, "s3cret") {
 		t.Errorf("%+v", shown)
 	}

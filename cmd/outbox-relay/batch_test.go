@@ -71,7 +71,7 @@ func TestBatchesEndToEnd(t *testing.T) {
 	defer server.Close()
 	env := []string{
 		"OUTBOX_DATABASE_URL=" + sender.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_SIGNING_SECRET=" + receivertest.SecretText,
-		"OUTBOX_BATCH_MAX=50", "OUTBOX_RETRY_SCHEDULE=10ms", "OUTBOX_MAX_ATTEMPTS=20", "OUTBOX_BREAKER_ENABLED=false",
+		"OUTBOX_DEFAULTS_BATCH_MAX=50", "OUTBOX_DEFAULTS_RETRY_SCHEDULE=10ms", "OUTBOX_DEFAULTS_RETRY_MAX_ATTEMPTS=20", "OUTBOX_DEFAULTS_BREAKER_ENABLED=false",
 	}
 	relay := start(t, env)
 	insert := func(from, to int) {
@@ -110,7 +110,7 @@ func TestBatchesAtAReceiverWithoutThem(t *testing.T) {
 	t.Parallel()
 	sender := relaytest.At(t, pgtest.New(t, migrations.Outbox))
 	rc := relaytest.NewReceiver(t, nil)
-	relay := start(t, []string{"OUTBOX_DATABASE_URL=" + sender.DSN, "OUTBOX_DESTINATION_URL=" + rc.URL, "OUTBOX_BATCH_MAX=50"})
+	relay := start(t, []string{"OUTBOX_DATABASE_URL=" + sender.DSN, "OUTBOX_DESTINATION_URL=" + rc.URL, "OUTBOX_DEFAULTS_BATCH_MAX=50"})
 	sender.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'paid', '{}', 'k' || i FROM generate_series(1, 300) i`)
 	relaytest.Becomes(sender, 300, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
 	relay.end(t, 0)
@@ -164,12 +164,12 @@ func BenchmarkBatches(b *testing.B) {
 		env     []string
 	}{
 		{"plain/single", plain, nil},
-		{"plain/batch", plain, []string{"OUTBOX_BATCH_MAX=100"}},
-		{"plain/single-400", plain, []string{"OUTBOX_DESTINATION_MAX_IN_FLIGHT=400", "OUTBOX_MAX_IN_FLIGHT=400"}},
-		{"plain/batch-400", plain, []string{"OUTBOX_DESTINATION_MAX_IN_FLIGHT=400", "OUTBOX_MAX_IN_FLIGHT=400", "OUTBOX_BATCH_MAX=100"}},
+		{"plain/batch", plain, []string{"OUTBOX_DEFAULTS_BATCH_MAX=100"}},
+		{"plain/single-400", plain, []string{"OUTBOX_DEFAULTS_MAX_IN_FLIGHT=400", "OUTBOX_RELAY_MAX_IN_FLIGHT=400"}},
+		{"plain/batch-400", plain, []string{"OUTBOX_DEFAULTS_MAX_IN_FLIGHT=400", "OUTBOX_RELAY_MAX_IN_FLIGHT=400", "OUTBOX_DEFAULTS_BATCH_MAX=100"}},
 		{"middleware/single", middleware, nil},
-		{"middleware/batch", middleware, []string{"OUTBOX_BATCH_MAX=100"}},
-		{"middleware/batch-400", middleware, []string{"OUTBOX_DESTINATION_MAX_IN_FLIGHT=400", "OUTBOX_MAX_IN_FLIGHT=400", "OUTBOX_BATCH_MAX=100"}},
+		{"middleware/batch", middleware, []string{"OUTBOX_DEFAULTS_BATCH_MAX=100"}},
+		{"middleware/batch-400", middleware, []string{"OUTBOX_DEFAULTS_MAX_IN_FLIGHT=400", "OUTBOX_RELAY_MAX_IN_FLIGHT=400", "OUTBOX_DEFAULTS_BATCH_MAX=100"}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			for range b.N {
@@ -197,7 +197,7 @@ func BenchmarkBatchLatency(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		env  []string
-	}{{"single", nil}, {"batch", []string{"OUTBOX_BATCH_MAX=100"}}} {
+	}{{"single", nil}, {"batch", []string{"OUTBOX_DEFAULTS_BATCH_MAX=100"}}} {
 		b.Run(c.name, func(b *testing.B) {
 			var mu sync.Mutex
 			var took []float64 // milliseconds

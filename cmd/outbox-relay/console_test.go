@@ -65,8 +65,8 @@ func TestConsole(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
 	s := start(t, []string{
-		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL + "/in/x7Kq4471Zs71bT?token=hunter2", "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_NAME=r1",
-		"OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_BEARER_TOKEN=bearer-4471",
+		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL + "/in/x7Kq4471Zs71bT?token=hunter2", "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_RELAY_NAME=r1",
+		"OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_DESTINATION_BEARER_TOKEN=bearer-4471",
 	}, "--poll-interval=1s")
 	c := s.console(t)
 	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.paid', '{"iban": "payload-4471"}', 'first')`)

@@ -121,7 +121,7 @@ func TestQuarantineFromEndToEnd(t *testing.T) {
 			defer receiver.Close()
 			dsn, _ := renamed(t, 3)
 			db := open(t, dsn)
-			env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_ENVIRONMENT=staging", "OUTBOX_NAME=r1"}
+			env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_ENVIRONMENT=staging", "OUTBOX_RELAY_NAME=r1"}
 			s := start(t, env, "--poll-interval=1s")
 			s.stderr.wait(t, "quarantined: nothing is claimed or sent here.", s.code)
 			r := command(env, "status", "--healthcheck")

@@ -109,7 +109,7 @@ func TestRun(t *testing.T) {
 	db := open(t, dsn)
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.paid', '{}', 'first')")
 	env := []string{
-		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL + "/in?token=hunter2", "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_NAME=r1", "OUTBOX_LEESE=1m",
+		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL + "/in?token=hunter2", "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_RELAY_NAME=r1", "OUTBOX_RELAY_LEESE=1m",
 	}
 	s := start(t, env, "--poll-interval=1s")
 	if r := receive(t, posted, s); r.Header.Get("Webhook-Signature") == "" {
@@ -126,7 +126,7 @@ func TestRun(t *testing.T) {
 	var start map[string]any
 	warning, rest, _ := strings.Cut(s.stderr.String(), "\n")
 	first, _, _ := strings.Cut(rest, "\n")
-	testkit.Contains(t, "the warning", warning, `"level":"warn"`, `OUTBOX_LEESE: is not a setting of this version; did you mean OUTBOX_LEASE?"`)
+	testkit.Contains(t, "the warning", warning, `"level":"warn"`, `OUTBOX_RELAY_LEESE: is not a setting of this version; did you mean OUTBOX_RELAY_LEASE?"`)
 	if err := json.Unmarshal([]byte(first), &start); err != nil {
 		t.Fatalf("%s: %v", first, err)
 	}

@@ -90,7 +90,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	config := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), file.String())
 	env := append(os.Environ(), asProgram+"=1", "OUTBOX_CONFIG="+config, "OUTBOX_DATABASE_URL="+strings.Replace(dsn, "://postgres@", "://postgres:CANARY-database-password@", 1),
 		"OUTBOX_LOG_LEVEL=debug", "OUTBOX_LOG_FORMAT=json", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_PATH_PREFIX=/outbox",
-		"OUTBOX_ADMIN_TOKEN="+pageToken, "OUTBOX_POLL_INTERVAL=1s", "UNRELATED=CANARY-environment")
+		"OUTBOX_ADMIN_TOKEN="+pageToken, "OUTBOX_RELAY_POLL_INTERVAL=1s", "UNRELATED=CANARY-environment")
 	relay := launch(t, t.TempDir(), []string{"run"}, env...)
 	log := relay.stderr
 	c := relay.console(t)

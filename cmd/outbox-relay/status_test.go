@@ -197,7 +197,7 @@ func TestHealthcheck(t *testing.T) {
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	// The heartbeat stands in the future so that it is young however slow this test is; clocks may
 	// also disagree.
-	command(append(env, "OUTBOX_NAME=lives"), "status", "--healthcheck").expect(t, 0, "ok: relay \"lives\" was last seen 0s ago\n", "")
+	command(append(env, "OUTBOX_RELAY_NAME=lives"), "status", "--healthcheck").expect(t, 0, "ok: relay \"lives\" was last seen 0s ago\n", "")
 	command(env, "status", "--healthcheck", "--name=both").expect(t, 0, "ok: relay \"both\" was last seen 0s ago\n", "")
 	r := command(env, "status", "--healthcheck", "--name=dead")
 	if want := `outbox-relay: relay "dead" was last seen 1h`; r.code != cli.ExitFailed || r.stdout != "" || !strings.HasPrefix(r.stderr, want) {
@@ -334,9 +334,9 @@ func TestDoctor(t *testing.T) {
 		{[]string{env[0], "OUTBOX_CONFIG=" + broken}, "configuration", "broken.yaml", "config check"},
 		{[]string{away, noReceiver}, "server", "the database could not be asked", "database.url"},
 		{[]string{away, noReceiver}, "destinations", "connection refused", "Start the receiver"},
-		{append(env, "OUTBOX_LEASE=5s"), "configuration", "OUTBOX_LEASE", "config check"},
+		{append(env, "OUTBOX_RELAY_LEASE=5s"), "configuration", "OUTBOX_RELAY_LEASE", "config check"},
 		{append(env, "OUTBOX_RETENTION_PROCESSED_EVENTS=48h"), "configuration", "not_after", "config check"},
-		{append(env, "OUTBOX_ALERT_VACUUM_BLOCKED_OVER=1ms"), "transactions", "has had a transaction open for", "pg_terminate_backend("},
+		{append(env, "OUTBOX_ALERTS_VACUUM_BLOCKED_OVER=1ms"), "transactions", "has had a transaction open for", "pg_terminate_backend("},
 		{[]string{env[0], "OUTBOX_CONFIG=" + file}, "deliveries", `no running relay has the destination "new"`, "SIGHUP"},
 		{[]string{env[0], "OUTBOX_DESTINATION_URL=" + closedPort(t)}, "destinations", "connection refused", "Start the receiver"},
 	} {

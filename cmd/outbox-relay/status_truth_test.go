@@ -229,7 +229,7 @@ var situations = map[string]situation{
 	"held": {
 		func(t *testing.T, s *stage) {
 			s.insert(t, "", `SELECT 'invoice.paid', '{}', 'k' || i FROM generate_series(1, 50) i`)
-			s.run(t, "OUTBOX_DESTINATION_URL="+closedPort(t), "OUTBOX_RETRY_SCHEDULE=100ms")
+			s.run(t, "OUTBOX_DESTINATION_URL="+closedPort(t), "OUTBOX_DEFAULTS_RETRY_SCHEDULE=100ms")
 		},
 		[]string{`"default" accepts no connection, and its deliveries are held: `, "connection refused", "Nothing is lost: a relay tries it"},
 		[]string{"outbox-relay resume default --reset-breaker"},
@@ -298,7 +298,7 @@ var situations = map[string]situation{
 		func(t *testing.T, s *stage) {
 			execute(t, s.db, "INSERT INTO outbox_route VALUES ('*', 'default')")
 			s.insert(t, ", created_at, available_at", `SELECT 'invoice.paid', '{}', 'k' || i, now() - interval '1 hour', now() - interval '1 hour' FROM generate_series(1, 50) i`)
-			s.run(t, "OUTBOX_DESTINATION_URL="+silent(t), "OUTBOX_MAX_IN_FLIGHT=1", "OUTBOX_TIMEOUT=1m", "OUTBOX_LEASE=5m")
+			s.run(t, "OUTBOX_DESTINATION_URL="+silent(t), "OUTBOX_RELAY_MAX_IN_FLIGHT=1", "OUTBOX_DEFAULTS_TIMEOUT=1m", "OUTBOX_RELAY_LEASE=5m")
 		},
 		[]string{`Deliveries to "default" lag: the oldest one that is due has waited for 1h`, "raise max_in_flight or rate_limit"},
 		[]string{"outbox-relay relays"},
@@ -310,7 +310,7 @@ var situations = map[string]situation{
 			pgtest.Must(t, err)
 			t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 			pgtest.Exec(t, conn, "BEGIN; SELECT pg_current_xact_id()")
-			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK), "OUTBOX_ALERT_VACUUM_BLOCKED_OVER=1s")
+			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK), "OUTBOX_ALERTS_VACUUM_BLOCKED_OVER=1s")
 		},
 		[]string{"cannot clean up: process ", "let its owner end it, or run: SELECT pg_terminate_backend("},
 		nil, "",

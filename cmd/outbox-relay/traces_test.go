@@ -229,7 +229,7 @@ func TestTracesAreSampled(t *testing.T) {
 			defer receiver.Close()
 			execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ('invoice.paid', '{}', 'key', $1)", test.headers)
 			s := start(t, []string{
-				"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_RETRY_SCHEDULE=10ms",
+				"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_DEFAULTS_RETRY_SCHEDULE=10ms",
 				"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.URL, "OUTBOX_TRACES_SAMPLE_RATIO=" + test.ratio,
 			})
 			first, second := receive(t, requests, s).Header, receive(t, requests, s).Header

@@ -99,7 +99,7 @@ func (ours) start(ctx context.Context, r *rig, db *database, l load) (all []*pro
 		}
 	}
 	for i := range l.relays {
-		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_NAME=relay-" + strconv.Itoa(i)}
+		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_RELAY_NAME=relay-" + strconv.Itoa(i)}
 		p, err := startGuarded(ctx, env, r.options.relay, "run", "--config", config)
 		if err != nil {
 			return nil, errors.Join(err, stopAll(all))

@@ -237,7 +237,7 @@ func (r *round) leaveBehind() {
 }
 
 func (r *round) start(role string) *process.Process {
-	p, err := process.Start(r.runRelay(role+".1", r.dsn, r.requests.addr(), r.requests.addr(), "OUTBOX_LEASE="+lease.String()))
+	p, err := process.Start(r.runRelay(role+".1", r.dsn, r.requests.addr(), r.requests.addr(), "OUTBOX_RELAY_LEASE="+lease.String()))
 	r.must(err)
 	return p
 }

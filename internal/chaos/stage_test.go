@@ -76,8 +76,8 @@ type receiver struct {
 var schedule = []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second}
 
 var relaySettings = []string{
-	"OUTBOX_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_MAX_ATTEMPTS=50", "OUTBOX_RETRY_AFTER_MAX=1s", "OUTBOX_BREAKER_PROBE_AFTER=100ms", "OUTBOX_BREAKER_PROBE_MAX=500ms",
-	"OUTBOX_TIMEOUT=" + timeout.String(), "OUTBOX_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=off",
+	"OUTBOX_DEFAULTS_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_DEFAULTS_RETRY_MAX_ATTEMPTS=50", "OUTBOX_DEFAULTS_RETRY_RETRY_AFTER_MAX=1s", "OUTBOX_DEFAULTS_BREAKER_PROBE_AFTER=100ms", "OUTBOX_DEFAULTS_BREAKER_PROBE_MAX=500ms",
+	"OUTBOX_DEFAULTS_TIMEOUT=" + timeout.String(), "OUTBOX_RELAY_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=off",
 }
 
 // binary is the outbox-relay that the tests run, built once from the present sources.
@@ -125,7 +125,7 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 
 func (s *stage) openRelays(n int) {
 	for i := range n {
-		s.openRelay(fmt.Sprintf("relay-%d", i+1), fmt.Sprintf("OUTBOX_BATCH_MAX=%d", 1+100*(i%2))) // every second one sends batches
+		s.openRelay(fmt.Sprintf("relay-%d", i+1), fmt.Sprintf("OUTBOX_DEFAULTS_BATCH_MAX=%d", 1+100*(i%2))) // every second one sends batches
 	}
 }
 
@@ -186,8 +186,8 @@ func (s *stage) runRelay(life, dsn, receivers, alerts string, settings ...string
 		"OUTBOX_DATABASE_URL=" + dsn,
 		"OUTBOX_DESTINATION_URL=http://" + receivers + "/?relay=" + life,
 		"OUTBOX_SIGNING_SECRET=" + s.Secret,
-		"OUTBOX_CONFIG=" + s.config, "OUTBOX_ALERT_WEBHOOK_URL=http://" + alerts + "/alert",
-		"OUTBOX_NAME=" + life,
+		"OUTBOX_CONFIG=" + s.config, "OUTBOX_ALERTS_CHANNELS_WEBHOOK=http://" + alerts + "/alert",
+		"OUTBOX_RELAY_NAME=" + life,
 	}, relaySettings, settings)}
 }
 

@@ -43,7 +43,7 @@ func (s *Set) readEnvironment(list []string) environment {
 		}
 	}
 	for _, r := range s.table.Rows {
-		name := s.table.variable(r)
+		name := s.table.Variable(r)
 		v, set := env[name]
 		file, fileSet := env[name+fileSuffix]
 		text := ""
@@ -197,7 +197,7 @@ var kubernetesLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]
 func (s *Set) warnUnknown(env environment) {
 	known := []string{s.table.configEnv()}
 	for _, r := range s.table.Rows {
-		name := s.table.variable(r)
+		name := s.table.Variable(r)
 		if name != "" {
 			known = append(known, name)
 		}

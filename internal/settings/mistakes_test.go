@@ -127,23 +127,23 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	testkit.Must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
-	const broken = "name: ${TEST_TOKEN}\n"
+	const broken = "name: ${TEST_DEFAULTS_TOKEN}\n"
 	for name, test := range map[string]struct {
 		file  string
 		env   string
 		flags map[string]string
 		want  []string
 	}{
-		"empty":                {env: "TEST_TIMEOUT=", want: []string{`env TEST_TIMEOUT: is set but empty; unset it or give it a value`}},
-		"a wrong list":         {env: "TEST_DELAYS=5s,,30", want: []string{`env TEST_DELAYS: entry 2: is empty; write a duration such as "5s"`, `env TEST_DELAYS: entry 3: "30" has no unit; write "30s"`}},
-		"a value and a file":   {env: "TEST_TOKEN=x TEST_TOKEN_FILE=DIR/secret", want: []string{`env TEST_TOKEN: is set, and so is TEST_TOKEN_FILE; unset one of them`}},
-		"a file that is gone":  {env: "TEST_TOKEN_FILE=DIR/none", want: []string{`env TEST_TOKEN_FILE: cannot read DIR/none: no such file or directory`}},
-		"a file without name":  {env: "TEST_TOKEN_FILE=", want: []string{`env TEST_TOKEN_FILE: is set but empty; unset it or name a file`}},
-		"a file that is empty": {env: "TEST_TOKEN_FILE=DIR/empty", want: []string{`env TEST_TOKEN_FILE: DIR/empty is empty`}},
-		"a directory":          {env: "TEST_TOKEN_FILE=DIR", want: []string{`env TEST_TOKEN_FILE: cannot read DIR: it is a directory`}},
-		"a FIFO":               {env: "TEST_TOKEN_FILE=DIR/fifo", want: []string{`env TEST_TOKEN_FILE: cannot read DIR/fifo: it is not a regular file`}},
-		"a reference to what is broken": {file: broken, env: "TEST_TOKEN_FILE=DIR/none", want: []string{
-			`DIR/test.yaml:1: name: ${TEST_TOKEN} has its own problem`, `env TEST_TOKEN_FILE: cannot read DIR/none: no such file or directory`,
+		"empty":                {env: "TEST_DEFAULTS_TIMEOUT=", want: []string{`env TEST_DEFAULTS_TIMEOUT: is set but empty; unset it or give it a value`}},
+		"a wrong list":         {env: "TEST_DEFAULTS_DELAYS=5s,,30", want: []string{`env TEST_DEFAULTS_DELAYS: entry 2: is empty; write a duration such as "5s"`, `env TEST_DEFAULTS_DELAYS: entry 3: "30" has no unit; write "30s"`}},
+		"a value and a file":   {env: "TEST_DEFAULTS_TOKEN=x TEST_DEFAULTS_TOKEN_FILE=DIR/secret", want: []string{`env TEST_DEFAULTS_TOKEN: is set, and so is TEST_DEFAULTS_TOKEN_FILE; unset one of them`}},
+		"a file that is gone":  {env: "TEST_DEFAULTS_TOKEN_FILE=DIR/none", want: []string{`env TEST_DEFAULTS_TOKEN_FILE: cannot read DIR/none: no such file or directory`}},
+		"a file without name":  {env: "TEST_DEFAULTS_TOKEN_FILE=", want: []string{`env TEST_DEFAULTS_TOKEN_FILE: is set but empty; unset it or name a file`}},
+		"a file that is empty": {env: "TEST_DEFAULTS_TOKEN_FILE=DIR/empty", want: []string{`env TEST_DEFAULTS_TOKEN_FILE: DIR/empty is empty`}},
+		"a directory":          {env: "TEST_DEFAULTS_TOKEN_FILE=DIR", want: []string{`env TEST_DEFAULTS_TOKEN_FILE: cannot read DIR: it is a directory`}},
+		"a FIFO":               {env: "TEST_DEFAULTS_TOKEN_FILE=DIR/fifo", want: []string{`env TEST_DEFAULTS_TOKEN_FILE: cannot read DIR/fifo: it is not a regular file`}},
+		"a reference to what is broken": {file: broken, env: "TEST_DEFAULTS_TOKEN_FILE=DIR/none", want: []string{
+			`DIR/test.yaml:1: name: ${TEST_DEFAULTS_TOKEN} has its own problem`, `env TEST_DEFAULTS_TOKEN_FILE: cannot read DIR/none: no such file or directory`,
 		}},
 		"a reference to a file that is gone": {file: "name: ${SHOP}\n", env: "SHOP_FILE=DIR/none", want: []string{`DIR/test.yaml:1: name: ${SHOP}: SHOP_FILE: cannot read DIR/none: no such file or directory`}},
 		"a default for a file that is gone":  {file: "name: ${SHOP:-x}\n", env: "SHOP_FILE=DIR/none", want: []string{`DIR/test.yaml:1: name: ${SHOP}: SHOP_FILE: cannot read DIR/none: no such file or directory`}},
@@ -155,8 +155,8 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		"a configuration of files":           {flags: map[string]string{"config": "DIR"}, want: []string{`flag --config: cannot read DIR: it is a directory`}},
 		"an empty flag":                      {flags: map[string]string{"name": ""}, want: []string{`flag --name: is empty`}},
 		"a flag's number":                    {flags: map[string]string{"port": "0"}, want: []string{`flag --port: "0" is too small; write 1 or more`}},
-		"all sources at once": {file: "log: {level: loud}\n", env: "TEST_TIMEOUT=5", flags: map[string]string{"port": "x"}, want: []string{
-			`DIR/test.yaml:1: log.level: "loud" is not known; write one of debug, info, warn, error`, `env TEST_TIMEOUT: "5" has no unit; write "5s"`, `flag --port: "x" is not a whole number`,
+		"all sources at once": {file: "log: {level: loud}\n", env: "TEST_DEFAULTS_TIMEOUT=5", flags: map[string]string{"port": "x"}, want: []string{
+			`DIR/test.yaml:1: log.level: "loud" is not known; write one of debug, info, warn, error`, `env TEST_DEFAULTS_TIMEOUT: "5" has no unit; write "5s"`, `flag --port: "x" is not a whole number`,
 		}},
 	} {
 		file := filepath.Join(dir, "test.yaml")
@@ -227,9 +227,9 @@ func TestWarnings(t *testing.T) {
 	testkit.Must(t, os.WriteFile(open, []byte("hunter2\r\n"), 0o600))
 	testkit.Must(t, os.Chmod(open, 0o644))
 	for name, test := range map[string]struct{ env, file, want string }{
-		"unknown variable":               {env: "TEST_TIMOUT=1m", want: "env TEST_TIMOUT: is not a setting of this version; did you mean TEST_TIMEOUT?"},
+		"unknown variable":               {env: "TEST_DEFAULTS_TIMOUT=1m", want: "env TEST_DEFAULTS_TIMOUT: is not a setting of this version; did you mean TEST_DEFAULTS_TIMEOUT?"},
 		"no likeness":                    {env: "TEST_FROBNICATE=1", want: "env TEST_FROBNICATE: is not a setting of this version"},
-		"readable by all":                {env: "TEST_TOKEN_FILE=" + open, want: "env TEST_TOKEN_FILE: " + open + " is readable by everyone on this machine; run: chmod o-r " + open},
+		"readable by all":                {env: "TEST_DEFAULTS_TOKEN_FILE=" + open, want: "env TEST_DEFAULTS_TOKEN_FILE: " + open + " is readable by everyone on this machine; run: chmod o-r " + open},
 		"a variable the file refers to":  {env: "TEST_SHOP=x", file: "name: ${TEST_SHOP}\n"},
 		"a file that is referred to":     {env: "TEST_SHOP_FILE=" + open, file: "name: ${TEST_SHOP}${TEST_SHOP}\n", want: "env TEST_SHOP_FILE: " + open + " is readable by everyone on this machine; run: chmod o-r " + open},
 		"what Kubernetes sets by itself": {env: "TEST_RELAY_SERVICE_HOST=x TEST_RELAY_PORT=tcp://x TEST_RELAY_PORT_80_TCP_ADDR=x TEST_RELAY_SERVICE_PORT_HTTP=80"},
@@ -260,12 +260,12 @@ func TestListsFromTheEnvironment(t *testing.T) {
 	if err := s.Err(); err != nil || !slices.Equal(p.matches, []string{"a", ""}) || p.labels["x"] != "y" || s.Given("name") || !s.Given("labels.x") {
 		t.Errorf("%v, %q, %q", err, p.matches, p.labels)
 	}
-	p, s = load(t, file, Sources{Env: []string{"TEST_MATCH=c"}})
+	p, s = load(t, file, Sources{Env: []string{"TEST_RULES_MATCH=c"}})
 	if err := s.Err(); err != nil || !slices.Equal(p.matches, []string{"", "c"}) {
 		t.Errorf("%v, %q", err, p.matches)
 	}
 	shown, err := s.Show()
-	for _, want := range []string{"labels:\n  x: y # ", "rules:\n  - to: [b] # ", "  - match: c # env TEST_MATCH\n", "timeout: 5s # default\n"} {
+	for _, want := range []string{"labels:\n  x: y # ", "rules:\n  - to: [b] # ", "  - match: c # env TEST_RULES_MATCH\n", "timeout: 5s # default\n"} {
 		if err != nil || !strings.Contains(string(shown), want) {
 			t.Errorf("%v: %q is not in\n%s", err, want, shown)
 		}

@@ -52,7 +52,7 @@ func Load(table Table, from Sources) *Set {
 	env := s.readEnvironment(from.Env)
 	s.Readable = from.NoFile || s.readFile(from, env)
 	for _, r := range table.Rows {
-		if v := env[table.variable(r)]; v.acts() {
+		if v := env[table.Variable(r)]; v.acts() {
 			s.apply(r, v.value, v.origin())
 		}
 		if v := env[r.Or]; v.acts() && v.value != "" && !s.Given(r.Path) {

@@ -30,25 +30,25 @@ type program struct {
 
 func (p *program) rows() []Row {
 	return []Row{
-		{Path: "name", Env: "NAME", Flag: "name", Value: One("shop", ParseText, To(&p.name), "none")},
-		{Path: "log.level", Env: "LEVEL", Value: One("info", ParseChoice("debug", "info", "warn", "error"), To(&p.level), "info")},
+		{Path: "name", Flag: "name", Value: One("shop", ParseText, To(&p.name), "none")},
+		{Path: "log.level", Value: One("info", ParseChoice("debug", "info", "warn", "error"), To(&p.level), "info")},
 		{Path: "log.debug", Value: One("true", ParseBool, To(&p.debug))},
-		{Path: "port", Env: "PORT", Flag: "port", Value: One("80", ParseCount, To(&p.port))},
+		{Path: "port", Flag: "port", Value: One("80", ParseCount, To(&p.port))},
 		{Path: "ratio", Value: One("0.5", ParseFraction("write one from 0 to 1"), To(&p.ratio))},
 		{Path: "labels.*", Value: Each("x", ParseText, To(&p.labels))},
 	}
 }
 
 func matchRows(match *string) []Row {
-	return []Row{{Path: "match", Env: "MATCH", Value: One("x.*", ParseText, To(match))}, {Path: "to", Value: Many("[a]", ParseText, func([]string) {})}}
+	return []Row{{Path: "match", Entry: true, Value: One("x.*", ParseText, To(match))}, {Path: "to", Value: Many("[a]", ParseText, func([]string) {})}}
 }
 
 func (s *server) rows() []Row {
 	return []Row{
-		{Path: "timeout", Env: "TIMEOUT", Value: One("5s", ParseDuration, To(&s.timeout), 5*time.Second)},
-		{Path: "tags", Env: "TAGS", Value: Many("[a, b]", ParseText, To(&s.tags))},
-		{Path: "token", Env: "TOKEN", FromFile: true, Value: One("secret", ParseSecret, To(&s.token))},
-		{Path: "delays", Env: "DELAYS", Value: Many("[5s, 30s]", ParseDuration, To(&s.delays)).NotEmpty()},
+		{Path: "timeout", Value: One("5s", ParseDuration, To(&s.timeout), 5*time.Second)},
+		{Path: "tags", Value: Many("[a, b]", ParseText, To(&s.tags))},
+		{Path: "token", FromFile: true, Value: One("secret", ParseSecret, To(&s.token))},
+		{Path: "delays", Value: Many("[5s, 30s]", ParseDuration, To(&s.delays)).NotEmpty()},
 	}
 }
 
@@ -88,7 +88,7 @@ func (p *program) load(file string, from Sources) *Set {
 func TestSourcesAndInheritance(t *testing.T) {
 	t.Parallel()
 	p, s := load(t, "name: file\ndefaults: {timeout: 7s}\nservers: {a: {tags: [x]}, b: {timeout: 9s}}\n",
-		Sources{Env: []string{"TEST_NAME=env", "TEST_TAGS=y, z", "TEST_TOKEN=hunter2"}, Flags: map[string]string{"name": "flag"}})
+		Sources{Env: []string{"TEST_NAME=env", "TEST_DEFAULTS_TAGS=y, z", "TEST_DEFAULTS_TOKEN=hunter2"}, Flags: map[string]string{"name": "flag"}})
 	testkit.Must(t, s.Err())
 	a, b := p.servers["a"], p.servers["b"]
 	if p.name != "flag" || a.timeout != 7*time.Second || b.timeout != 9*time.Second || !slices.Equal(a.tags, []string{"x"}) || !slices.Equal(b.tags, []string{"y", "z"}) || a.token != "hunter2" {
@@ -96,7 +96,7 @@ func TestSourcesAndInheritance(t *testing.T) {
 	}
 	shown, err := s.Show()
 	if err != nil || strings.Contains(string(shown), "hunter2") || !strings.Contains(string(shown), "name: flag # flag --name\n") ||
-		!strings.Contains(string(shown), "tags: [y, z] # env TEST_TAGS\n") {
+		!strings.Contains(string(shown), "tags: [y, z] # env TEST_DEFAULTS_TAGS\n") {
 		t.Errorf("%v\n%s", err, shown)
 	}
 	if !s.Own("servers.b.timeout") || s.Own("servers.a.timeout") || s.Has("servers.c.timeout") {
@@ -107,13 +107,13 @@ func TestSourcesAndInheritance(t *testing.T) {
 // Each mistake names its place, what is wrong, and what to write.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
-	_, s := load(t, "nam: x\nservers:\n  a: {timeout: 7}\n", Sources{Env: []string{"TEST_TIMEOUT=x", "TEST_TOKEN=a", "TEST_TOKEN_FILE=b", "TEST_NAM=y"}})
+	_, s := load(t, "nam: x\nservers:\n  a: {timeout: 7}\n", Sources{Env: []string{"TEST_DEFAULTS_TIMEOUT=x", "TEST_DEFAULTS_TOKEN=a", "TEST_DEFAULTS_TOKEN_FILE=b", "TEST_NAM=y"}})
 	dir, _ := filepath.Split(s.File)
 	got := strings.ReplaceAll(s.Err().Error(), dir, "")
 	want := `test.yaml:1: unknown key "nam"; did you mean "name"?
 test.yaml:3: servers.a.timeout: "7" has no unit; write "7s"
-env TEST_TIMEOUT: "x" is not a duration; write one such as "5s", "15m" or "24h"
-env TEST_TOKEN: is set, and so is TEST_TOKEN_FILE; unset one of them
+env TEST_DEFAULTS_TIMEOUT: "x" is not a duration; write one such as "5s", "15m" or "24h"
+env TEST_DEFAULTS_TOKEN: is set, and so is TEST_DEFAULTS_TOKEN_FILE; unset one of them
 4 problems. Nothing was started.`
 	if got != want {
 		t.Errorf("the problems are:\n%s\nwant:\n%s", got, want)

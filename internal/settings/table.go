@@ -23,9 +23,11 @@ type Row struct {
 	// Path as the file spells it. "*" stands for a name that the file chooses, "[]" for a position
 	// in a list.
 	Path string
-	// Env is the variable without the table's prefix. Empty: none. With "[]" in the path, the
-	// variable replaces the entries of the list that have this key.
+	// Env is the variable without the table's prefix, if its name does not derive from Path.
 	Env string
+	// Entry: this key alone makes an entry of the list in Path. The variable replaces the entries
+	// of the list that have this key.
+	Entry bool
 	// Or is a variable that users know from other programs, by its whole name. It sets the row
 	// where neither a flag, Env nor the file does, and counts as not set when it is empty. Empty:
 	// none.
@@ -126,22 +128,33 @@ func Under(path string, rows []Row) []Row {
 	return rows
 }
 
-// Inherited returns the rows without variables, flags and defaults: the file sets them, or
-// [Set.Inherit].
+// Inherited returns the rows without flags and defaults, which [Set.Inherit] sets.
 func Inherited(rows []Row) []Row {
 	rows = slices.Clone(rows)
 	for i := range rows {
-		rows[i].Env, rows[i].Flag, rows[i].Value.standard = "", "", nil
+		rows[i].Flag, rows[i].Value.standard = "", nil
 	}
 	return rows
 }
 
-// variable returns the row's environment variable; empty: none.
-func (t Table) variable(r Row) string {
-	if r.Env == "" {
+// Variable returns the row's environment variable: the prefix, and the path in capitals with "_"
+// for ".". "servers.*.url" is SERVER_URL, the URL of the unnamed server. Empty: none, as a file
+// chooses the path.
+func (t Table) Variable(r Row) string {
+	if r.Env != "" {
+		return t.Prefix + r.Env
+	}
+	path := r.Path
+	if t.Unnamed != "" {
+		path = strings.Replace(path, "s.*.", ".", 1)
+	}
+	if r.Entry {
+		path = strings.Replace(path, "[]", "", 1)
+	}
+	if strings.ContainsAny(path, "*[") {
 		return ""
 	}
-	return t.Prefix + r.Env
+	return t.Prefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
 // configEnv is the variable that names the file.

@@ -138,7 +138,7 @@ func (cmd testCommand) Run(inv *cli.Invocation) error {
 	}
 	switch {
 	case len(names) == 0:
-		return errors.New(`no channel is configured; add one to alerts.channels, such as {slack: "https://hooks.slack.com/…"}, or set OUTBOX_SLACK_WEBHOOK_URL`)
+		return errors.New(`no channel is configured; add one to alerts.channels, such as {slack: "https://hooks.slack.com/…"}, or set OUTBOX_ALERTS_CHANNELS_SLACK`)
 	case len(chosen) == 0:
 		return cli.Usagef("--channel: there is no channel %q; there are %s", cmd.Channel, strings.Join(names, ", "))
 	}

@@ -30,15 +30,15 @@ func (a Admin) Equal(b Admin) bool {
 func (c *Config) adminRows() []settings.Row {
 	a := &c.Admin
 	return []settings.Row{
-		{Path: "admin.listen", Env: "ADMIN_LISTEN", Value: settings.One("127.0.0.1:9465", parseListen, settings.To(&a.Listen), defaultAdminListen)},
-		{Path: "admin.token", Env: "ADMIN_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_TOKEN}", optional(settings.ParseSecret), settings.To(&a.Token))},
-		{Path: "admin.read_token", Env: "ADMIN_READ_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.ReadToken))},
-		{Path: "admin.allowed_hosts", Env: "ADMIN_ALLOWED_HOSTS", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.AllowedHosts))},
-		{Path: "admin.behind_proxy", Env: "ADMIN_BEHIND_PROXY", Value: settings.One("true", settings.ParseBool, settings.To(&a.BehindProxy), false)},
-		{Path: "admin.public_url", Env: "ADMIN_PUBLIC_URL", Value: settings.One("https://relay.internal/outbox", optional(parsePublicURL), settings.To(&c.Relay.Alerts.PageURL), "")},
-		{Path: "admin.path_prefix", Env: "ADMIN_PATH_PREFIX", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.PathPrefix), "")},
-		{Path: "admin.tls.cert_file", Env: "ADMIN_TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.CertFile))},
-		{Path: "admin.tls.key_file", Env: "ADMIN_TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.KeyFile))},
+		{Path: "admin.listen", Value: settings.One("127.0.0.1:9465", parseListen, settings.To(&a.Listen), defaultAdminListen)},
+		{Path: "admin.token", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_TOKEN}", optional(settings.ParseSecret), settings.To(&a.Token))},
+		{Path: "admin.read_token", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.ReadToken))},
+		{Path: "admin.allowed_hosts", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.AllowedHosts))},
+		{Path: "admin.behind_proxy", Value: settings.One("true", settings.ParseBool, settings.To(&a.BehindProxy), false)},
+		{Path: "admin.public_url", Value: settings.One("https://relay.internal/outbox", optional(parsePublicURL), settings.To(&c.Relay.Alerts.PageURL), "")},
+		{Path: "admin.path_prefix", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.PathPrefix), "")},
+		{Path: "admin.tls.cert_file", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.CertFile))},
+		{Path: "admin.tls.key_file", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.KeyFile))},
 	}
 }
 

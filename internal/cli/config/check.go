@@ -46,13 +46,14 @@ func (c *Config) parsedURL(path string, url settings.Secret) *pgxpool.Config {
 	return pool
 }
 
-// checkDefaultDestination refuses a variable that sets a key of the default destination while there
+// refuseDefaultDestination refuses variables that set keys of the default destination while there
 // is none: the secret would sign nothing, the credential would go nowhere, and the operator
 // believes otherwise.
-func (c *Config) checkDefaultDestination(key, text string) {
-	names := c.Children("destinations")
-	if path := "destinations." + DefaultDestination + "." + key; c.Has(path) && len(names) > 0 && !slices.Contains(names, DefaultDestination) {
-		c.ProblemAt(path, text)
+func (c *Config) refuseDefaultDestination(rows []settings.Row) {
+	for _, r := range rows {
+		if path := "destinations." + DefaultDestination + "." + r.Path; r.Make == nil && c.Own(path) {
+			c.ProblemAt(path, `is only for the destination "default", and there is none; write `+r.Path+" for each destination that needs it")
+		}
 	}
 }
 

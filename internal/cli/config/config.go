@@ -134,14 +134,7 @@ func (c *Config) bind() {
 	c.bindOutboxes()
 	c.checkDatabase()
 	c.Relay.Pool, c.Relay.Pooler.Session = c.Pool, c.Direct
-	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
 	c.bindDestinations(names)
-	for _, key := range []string{"bearer_token", "bearer_token_file", "credentials_file", "nkey_file"} {
-		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
-	}
-	for _, key := range []string{"subject", "partitions", "stream", "topic"} {
-		c.checkDefaultDestination(key, `is that of the destination "default", and there is none; write `+key+" for each destination that needs it")
-	}
 	var route relay.Route
 	rows, paths := routeRows(&route), c.Children("routes")
 	c.Relay.Routes = slices.Grow(c.Relay.Routes, len(paths))
@@ -160,6 +153,9 @@ func (c *Config) bind() {
 func (c *Config) bindDestinations(names []string) {
 	var d destination
 	rows := slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), brokerRows(&d)) // once: there may be thousands of names
+	if len(names) > 0 && !slices.Contains(names, DefaultDestination) {
+		c.refuseDefaultDestination(rows)
+	}
 	c.Relay.Destinations = slices.Grow(c.Relay.Destinations, len(names))
 	for _, name := range names {
 		d = destination{Destination: relay.Destination{Name: name}}

@@ -70,7 +70,7 @@ func TestWarnings(t *testing.T) {
 		file string
 		want string
 	}{
-		"unknown variable": {env: []string{"OUTBOX_LEASSE=1m"}, want: "warning: env OUTBOX_LEASSE: is not a setting of this version; did you mean OUTBOX_LEASE?\n"},
+		"unknown variable": {env: []string{"OUTBOX_RELAY_LEASSE=1m"}, want: "warning: env OUTBOX_RELAY_LEASSE: is not a setting of this version; did you mean OUTBOX_RELAY_LEASE?\n"},
 		"readable by all":  {env: []string{"OUTBOX_SIGNING_SECRET_FILE=" + open}, want: "warning: env OUTBOX_SIGNING_SECRET_FILE: DIR/secret is readable by everyone on this machine; run: chmod o-r DIR/secret\n"},
 		"shrinking delays": {
 			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\ndefaults: {retry: {schedule: [30s, 5s]}}\n",
@@ -107,8 +107,8 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 `)
 	c := loadFrom(sources{
 		Env: []string{
-			"OUTBOX_DATABASE_URL=postgres://u:p@h/db", "OUTBOX_DRAIN_TIMEOUT=62s", "OUTBOX_MAX_IN_FLIGHT=62", "OUTBOX_NAME=env", "OUTBOX_DESTINATION_URL=http://env",
-			"OUTBOX_SIGNING_SECRET=" + goodSecret + ", " + otherSecret, "OUTBOX_SLACK_WEBHOOK_URL=https://slack/env", "OUTBOX_TIMEOUT=62s",
+			"OUTBOX_DATABASE_URL=postgres://u:p@h/db", "OUTBOX_RELAY_DRAIN_TIMEOUT=62s", "OUTBOX_RELAY_MAX_IN_FLIGHT=62", "OUTBOX_RELAY_NAME=env", "OUTBOX_DESTINATION_URL=http://env",
+			"OUTBOX_SIGNING_SECRET=" + goodSecret + ", " + otherSecret, "OUTBOX_ALERTS_CHANNELS_SLACK=https://slack/env", "OUTBOX_DEFAULTS_TIMEOUT=62s",
 		},
 		Flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
 		Hostname: "host",
@@ -117,13 +117,13 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 	for path, want := range map[string]string{
 		"relay.poll_interval":                     "5s # default",
 		"relay.lease":                             "1m1s # FILE:2",
-		"relay.drain_timeout":                     "1m2s # env OUTBOX_DRAIN_TIMEOUT",
+		"relay.drain_timeout":                     "1m2s # env OUTBOX_RELAY_DRAIN_TIMEOUT",
 		"relay.max_in_flight":                     "63 # flag --max-in-flight",
 		"relay.name":                              "flag # flag --name",
 		"destinations.default.url":                "http://env # env OUTBOX_DESTINATION_URL",
 		"destinations.default.signing_secrets":    "[whsec_***, whsec_***] # env OUTBOX_SIGNING_SECRET",
 		"destinations.default.timeout":            "7s # FILE:3",
-		"defaults.timeout":                        "1m2s # env OUTBOX_TIMEOUT",
+		"defaults.timeout":                        "1m2s # env OUTBOX_DEFAULTS_TIMEOUT",
 		"destinations.default.retry.max_attempts": "8 # default",
 	} {
 		value, origin := shownAt(t, c, path)
@@ -149,12 +149,12 @@ func TestReferredVariablesActOnce(t *testing.T) {
 database: {url: "${OUTBOX_DATABASE_URL}"}
 destinations:
   logistics: {url: "${OUTBOX_DESTINATION_URL}", signing_secrets: ["${OUTBOX_SIGNING_SECRET}"]}
-alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
+alerts: {channels: [{webhook: "${OUTBOX_ALERTS_CHANNELS_SLACK}"}]}
 `)
 	c := loadFrom(sources{
 		Env: append([]string{
 			"OUTBOX_SIGNING_SECRET_FILE=" + writeFile(t, filepath.Join(dir, "secret"), goodSecret+","+otherSecret+"\r\n"),
-			"OUTBOX_SLACK_WEBHOOK_URL=https://x",
+			"OUTBOX_ALERTS_CHANNELS_SLACK=https://x",
 		}, twoSettings...),
 		Flags: map[string]string{"config": file}, Hostname: "host",
 	})

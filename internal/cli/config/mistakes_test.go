@@ -202,22 +202,22 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 			`destinations: there is none; set OUTBOX_DESTINATION_URL or add one`,
 		}},
 		"an empty file":         {env: []string{"-"}, file: "# nothing\n", want: []string{`database.url: is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE`, `destinations: there is none; set OUTBOX_DESTINATION_URL or add one`}},
-		"too short":             {env: []string{"OUTBOX_LEASE=10s"}, want: []string{`env OUTBOX_LEASE: 10s must be at least 5s longer than destinations.default.timeout (10s); write 15s or more, or lower the timeout`}},
+		"too short":             {env: []string{"OUTBOX_RELAY_LEASE=10s"}, want: []string{`env OUTBOX_RELAY_LEASE: 10s must be at least 5s longer than destinations.default.timeout (10s); write 15s or more, or lower the timeout`}},
 		"a wrong second secret": {env: []string{"OUTBOX_SIGNING_SECRET=" + goodSecret + ",hunter2"}, want: []string{`env OUTBOX_SIGNING_SECRET: entry 2: a signing secret starts with "whsec_"; make one with: echo "whsec_$(openssl rand -base64 32)"`}},
 		"a wrong URL":           {env: []string{"OUTBOX_DESTINATION_URL=https://h/#hunter2"}, want: []string{`env OUTBOX_DESTINATION_URL: contains a fragment (#…), which is never sent; remove it`}},
-		"a wrong channel":       {env: []string{"OUTBOX_SLACK_WEBHOOK_URL=hunter2"}, want: []string{`env OUTBOX_SLACK_WEBHOOK_URL: is not a URL that starts with https:// or http://`}},
+		"a wrong channel":       {env: []string{"OUTBOX_ALERTS_CHANNELS_SLACK=hunter2"}, want: []string{`env OUTBOX_ALERTS_CHANNELS_SLACK: is not a URL that starts with https:// or http://`}},
 		"a secret that signs nothing": {
 			env: []string{"-", twoSettings[0], "OUTBOX_SIGNING_SECRET=" + goodSecret}, file: "destinations: {a: {url: 'http://a'}}\n",
-			want: []string{`env OUTBOX_SIGNING_SECRET: signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`},
+			want: []string{`env OUTBOX_SIGNING_SECRET: is only for the destination "default", and there is none; write signing_secrets for each destination that needs it`},
 		},
 
 		"all sources at once": {
-			file: "relay: {poll_interval: 5}\nlog: {level: loud}\n", env: []string{"OUTBOX_TIMEOUT=5", "OUTBOX_MAX_ATTEMPTS=x"}, flags: []string{"--drain-timeout=1"},
+			file: "relay: {poll_interval: 5}\nlog: {level: loud}\n", env: []string{"OUTBOX_DEFAULTS_TIMEOUT=5", "OUTBOX_DEFAULTS_RETRY_MAX_ATTEMPTS=x"}, flags: []string{"--drain-timeout=1"},
 			want: []string{
 				`outbox-relay.yaml:1: relay.poll_interval: "5" has no unit; write "5s"`,
 				`outbox-relay.yaml:2: log.level: "loud" is not known; write one of debug, info, warn, error`,
-				`env OUTBOX_MAX_ATTEMPTS: "x" is not a whole number`,
-				`env OUTBOX_TIMEOUT: "5" has no unit; write "5s"`,
+				`env OUTBOX_DEFAULTS_RETRY_MAX_ATTEMPTS: "x" is not a whole number`,
+				`env OUTBOX_DEFAULTS_TIMEOUT: "5" has no unit; write "5s"`,
 				`flag --drain-timeout: "1" has no unit; write "1s"`,
 			},
 		},
@@ -230,8 +230,8 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 			want: []string{`flag --destination-url: stands beside the destinations of outbox-relay.yaml (a): every event would go to both; unset it, or write its URL into the file`},
 		},
 		"a shared default, told once": {
-			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\n", env: []string{"-", twoSettings[0], "OUTBOX_MAX_ATTEMPTS=2000"},
-			want: []string{`env OUTBOX_MAX_ATTEMPTS: 2000 is out of range; write 1 to 1000`},
+			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\n", env: []string{"-", twoSettings[0], "OUTBOX_DEFAULTS_RETRY_MAX_ATTEMPTS=2000"},
+			want: []string{`env OUTBOX_DEFAULTS_RETRY_MAX_ATTEMPTS: 2000 is out of range; write 1 to 1000`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,8 +1,10 @@
 package config
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -54,6 +56,52 @@ func TestSample(t *testing.T) {
 	}
 }
 
+// The name of a variable derives from the path, but for OUTBOX_SIGNING_SECRET. Only lists and names
+// that a file chooses have none. Documents and deployments name no other variables.
+func TestVariables(t *testing.T) {
+	t.Parallel()
+	table := new(Config).table("")
+	known := map[string]string{"OUTBOX_CONFIG": "the file"}
+	add := func(name, path string) {
+		if other := known[name]; other != "" {
+			t.Errorf("%s sets %s and %s", name, other, path)
+		}
+		known[name] = path
+	}
+	for _, r := range table.Rows {
+		want := "OUTBOX_" + strings.ToUpper(strings.NewReplacer("destinations.*.", "destination_", "[]", "", ".", "_").Replace(r.Path))
+		switch {
+		case r.Path == "destinations.*.signing_secrets":
+			want = "OUTBOX_SIGNING_SECRET"
+		case strings.HasSuffix(r.Path, "*"), strings.HasPrefix(r.Path, "databases["), strings.HasPrefix(r.Path, "routes["):
+			want = ""
+		}
+		got := table.Variable(r)
+		testkit.Equal(t, r.Path, got, want)
+		if got != "" {
+			add(got, r.Path)
+		}
+		if r.FromFile {
+			add(got+"_FILE", r.Path)
+		}
+	}
+	variable := regexp.MustCompile(`\bOUTBOX_[A-Z_]+[A-Z]\b`)
+	root := os.DirFS("../../..")
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/deploy/*.*", "docs/deploy/helm/*/*.*", "docs/deploy/helm/*/templates/*", "Dockerfile", "docker-compose.yml", ".ci/*.sh", "internal/cli/config/*.yaml"} {
+		files, err := fs.Glob(root, pattern)
+		testkit.Must(t, err)
+		for _, file := range files {
+			text, err := fs.ReadFile(root, file)
+			testkit.Must(t, err)
+			for _, name := range variable.FindAllString(string(text), -1) {
+				if known[name] == "" {
+					t.Errorf("%s names %s, which sets nothing", file, name)
+				}
+			}
+		}
+	}
+}
+
 // shownAt returns what config show prints at a path, and the comment beside it; nothing if the path
 // is absent.
 func shownAt(t *testing.T, c *Config, path string) (value, comment string) {
@@ -87,7 +135,7 @@ relay:
   name: host # default
   poll_interval: 5s # default
   sleep_after: 1m # default
-  lease: 1m30s # env OUTBOX_LEASE
+  lease: 1m30s # env OUTBOX_RELAY_LEASE
   drain_timeout: 20s # default
   max_in_flight: 100 # flag --max-in-flight
   history: true # default
@@ -185,7 +233,7 @@ routes:
 alerts:
   channels:
     - webhook: https://ops.internal/hooks # outbox-relay.yaml:16
-    - slack: https://hooks.slack.com/*** # env OUTBOX_SLACK_WEBHOOK_URL_FILE
+    - slack: https://hooks.slack.com/*** # env OUTBOX_ALERTS_CHANNELS_SLACK_FILE
   after: 45s # default
   repeat: 1h # default
   lag_over: 10m # default
@@ -238,8 +286,8 @@ traces: {endpoint: "http://collector:4318"}
 `)
 	env := []string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=http://elsewhere:4317", "OTEL_EXPORTER_OTLP_HEADERS=Authorization=Bearer%20hunter2,x-tenant=hunter2", "OTEL_SERVICE_NAME=billing",
-		"OUTBOX_DATABASE_URL=postgres://billing:hunter2@db.internal/billing", "OUTBOX_LEASE=90s", "TOKEN=hunter2", "SECRET=" + goodSecret,
-		"OUTBOX_SLACK_WEBHOOK_URL_FILE=" + writeFile(t, filepath.Join(dir, "slack"), "https://hooks.slack.com/services/hunter2\n"),
+		"OUTBOX_DATABASE_URL=postgres://billing:hunter2@db.internal/billing", "OUTBOX_RELAY_LEASE=90s", "TOKEN=hunter2", "SECRET=" + goodSecret,
+		"OUTBOX_ALERTS_CHANNELS_SLACK_FILE=" + writeFile(t, filepath.Join(dir, "slack"), "https://hooks.slack.com/services/hunter2\n"),
 	}
 	r := command(env, "config", "show", "--config", file, "--max-in-flight", "100")
 	hostname, err := os.Hostname()

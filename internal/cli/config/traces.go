@@ -29,10 +29,10 @@ func (a Traces) Equal(b Traces) bool {
 func (c *Config) tracesRows() []settings.Row {
 	t := &c.Traces
 	return []settings.Row{
-		{Path: "traces.endpoint", Env: "TRACES_ENDPOINT", Or: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: settings.One("http://127.0.0.1:4318", parseTracesEndpoint, t.setEndpoint, "off")},
-		{Path: "traces.headers", Env: "TRACES_HEADERS", Or: "OTEL_EXPORTER_OTLP_HEADERS", FromFile: true, Value: settings.Showing(settings.One("Authorization=Bearer%20…", parseTraceHeaders, settings.To(&t.Headers)), headerNames)},
-		{Path: "traces.service_name", Env: "TRACES_SERVICE_NAME", Or: "OTEL_SERVICE_NAME", Value: settings.One("billing-relay", settings.ParseText, settings.To(&t.ServiceName), "outbox-relay")},
-		{Path: "traces.sample_ratio", Env: "TRACES_SAMPLE_RATIO", Value: settings.One("0.1", parseShare, settings.To(&t.SampleRatio), 1)},
+		{Path: "traces.endpoint", Or: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: settings.One("http://127.0.0.1:4318", parseTracesEndpoint, t.setEndpoint, "off")},
+		{Path: "traces.headers", Or: "OTEL_EXPORTER_OTLP_HEADERS", FromFile: true, Value: settings.Showing(settings.One("Authorization=Bearer%20…", parseTraceHeaders, settings.To(&t.Headers)), headerNames)},
+		{Path: "traces.service_name", Or: "OTEL_SERVICE_NAME", Value: settings.One("billing-relay", settings.ParseText, settings.To(&t.ServiceName), "outbox-relay")},
+		{Path: "traces.sample_ratio", Value: settings.One("0.1", parseShare, settings.To(&t.SampleRatio), 1)},
 	}
 }
 

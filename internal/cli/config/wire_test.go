@@ -118,8 +118,8 @@ func TestWireMistakesBeyondADestination(t *testing.T) {
 			}
 		})
 	}
-	r := check(t, "destinations: {a: {url: 'http://a'}}\n", append(twoSettings[:1:1], "OUTBOX_BEARER_TOKEN=hunter2"))
-	r.expect(t, cli.ExitConfig, "", mistakes(`env OUTBOX_BEARER_TOKEN: is sent only to the destination "default", and there is none; write bearer_token for each destination that needs it`))
+	r := check(t, "destinations: {a: {url: 'http://a'}}\n", append(twoSettings[:1:1], "OUTBOX_DESTINATION_BEARER_TOKEN=hunter2"))
+	r.expect(t, cli.ExitConfig, "", mistakes(`env OUTBOX_DESTINATION_BEARER_TOKEN: is only for the destination "default", and there is none; write bearer_token for each destination that needs it`))
 }
 
 // What is shared by defaults does not hold for destinations without encryption.
@@ -222,7 +222,7 @@ destinations:
 `)
 	c := loadFrom(sources{
 		Env: []string{
-			twoSettings[0], "OUTBOX_ON_FAILURE=skip", "OUTBOX_BREAKER_FAILURES=9", "OUTBOX_BREAKER_PROBE_MAX=1m",
+			twoSettings[0], "OUTBOX_DEFAULTS_ON_FAILURE=skip", "OUTBOX_DEFAULTS_BREAKER_FAILURES=9", "OUTBOX_DEFAULTS_BREAKER_PROBE_MAX=1m",
 		},
 		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
@@ -360,5 +360,5 @@ func TestNATSMistakes(t *testing.T) {
 		}
 	}
 	r := check(t, "destinations: {a: {url: 'http://a'}}\n", append(twoSettings[:1:1], "OUTBOX_DESTINATION_STREAM=EVENTS"))
-	r.expect(t, cli.ExitConfig, "", mistakes(`env OUTBOX_DESTINATION_STREAM: is that of the destination "default", and there is none; write stream for each destination that needs it`))
+	r.expect(t, cli.ExitConfig, "", mistakes(`env OUTBOX_DESTINATION_STREAM: is only for the destination "default", and there is none; write stream for each destination that needs it`))
 }
