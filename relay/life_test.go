@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/archive"
@@ -341,7 +342,7 @@ func (l *life) operate(t *rapid.T) {
 		t.Skip("nothing is there")
 	}
 	d := l.model[rapid.IntRange(0, len(l.model)-1).Draw(t, "delivery")]
-	of := ops.Selection{EventIDs: ops.EventIDs{d.event}, Destination: d.destination, Parked: d.destination == ""}
+	of := ops.Selection{EventIDs: batch.IDs{d.event}, Destination: d.destination, Parked: d.destination == ""}
 	var done ops.Bulk
 	var err error
 	before := *d
@@ -432,7 +433,7 @@ func (l *life) finish(t *rapid.T) {
 		done := true
 		for _, d := range l.model {
 			if d.status == "failed" {
-				discarded, err := l.operator.Discard(l.Context(), ops.Selection{EventIDs: ops.EventIDs{d.event}, Destination: d.destination}, nil)
+				discarded, err := l.operator.Discard(l.Context(), ops.Selection{EventIDs: batch.IDs{d.event}, Destination: d.destination}, nil)
 				relaytest.Must(l, err)
 				d.status = map[int64]string{0: "failed", 1: "discarded"}[discarded.Done]
 			}

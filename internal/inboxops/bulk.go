@@ -26,7 +26,7 @@ type Bulk struct {
 	// Unknown of the named ids are not in the inbox.
 	Unknown int64 `json:"unknown_ids"`
 	// UnknownIDs are the first of them.
-	UnknownIDs []int64 `json:"unknown_inbox_ids,omitempty"`
+	UnknownIDs batch.IDs `json:"unknown_inbox_ids,omitempty"`
 	// KeysLeft ordering keys could not be released, since others held their lock. Workers release
 	// them within half a minute.
 	KeysLeft int64 `json:"keys_left,omitempty"`

@@ -16,7 +16,7 @@ type Event struct {
 	IdempotencyKey   string     `json:"idempotency_key"`
 	EventType        string     `json:"event_type"`
 	EventVersion     int        `json:"event_version"`
-	EventID          *int64     `json:"event_id"` // in the sender's outbox
+	EventID          *int64     `json:"event_id,string"` // in the sender's outbox
 	RelatedReference *string    `json:"related_reference"`
 	State            string     `json:"state"`
 	ReceivedAt       time.Time  `json:"received_at"`

@@ -17,7 +17,7 @@ type Memory struct {
 	IdempotencyKey   string     `json:"idempotency_key"`
 	EventType        string     `json:"event_type"`
 	EventVersion     int        `json:"event_version"`
-	EventID          *int64     `json:"event_id"`
+	EventID          *int64     `json:"event_id,string"`
 	RelatedReference *string    `json:"related_reference"`
 	State            string     `json:"state"`
 	ReceivedAt       time.Time  `json:"received_at"`

@@ -115,6 +115,20 @@ func (s *server) fits(operation, method, template, path, body string, want int) 
 	return text
 }
 
+// Ids are strings: JavaScript and jq lose the last digits of large numbers.
+func TestIDsAreStrings(t *testing.T) {
+	t.Parallel()
+	document := serve(t, relaytest.Covered(t).Pool).load()
+	for name, schema := range document["components"].(map[string]any)["schemas"].(map[string]any) {
+		for field, of := range schema.(map[string]any)["properties"].(map[string]any) {
+			isID := field == "id" || field == "seen_event" || strings.HasSuffix(field, "_id") || strings.HasSuffix(field, "_ids")
+			if text, err := json.Marshal(of); err != nil || isID && !strings.Contains(string(text), `"string"`) {
+				t.Errorf("%s.%s is %s: %v", name, field, text, err)
+			}
+		}
+	}
+}
+
 // Every operation of the document answers as the document says, and no answer but that of reveal
 // has the payload.
 func TestAnswersFitTheDocument(t *testing.T) {
@@ -254,7 +268,7 @@ func TestMistakes(t *testing.T) {
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"event_ids": ["1", "x"]}}`, 422, "event_ids: is not a list of ids"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"event_ids": [0]}}`, 422, "event_ids: \\\"0\\\" is not the id of an event"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"event_ids": [], "destination": "logistics"}}`, 422, "event_ids: is empty"},
-		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"event_ids": ["1", 2]}}`, 200, `"unknown_event_ids":[1,2]`},
+		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"event_ids": ["1", 2]}}`, 200, `"unknown_event_ids":["1","2"]`},
 		{"GET", "/api/v1/events/12", "", 404, "archive"},
 		{"GET", "/api/v1/events/abc", "", 422, "number"},
 		{"POST", "/api/v1/events/12/reveal", "", 404, "archive"},

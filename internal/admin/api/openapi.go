@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
 // An object is a part of the document.
@@ -78,8 +78,8 @@ func schemaOf(t reflect.Type, named object) object {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
 		return object{"type": "string", "format": "date-time"}
-	case t == reflect.TypeFor[ops.EventIDs]():
-		return object{"type": "array", "items": object{"type": []string{"string", "integer"}}}
+	case t == reflect.TypeFor[batch.IDs]():
+		return object{"type": "array", "items": object{"type": "string"}}
 	case t.Kind() == reflect.Pointer:
 		return object{"anyOf": []object{schemaOf(t.Elem(), named), {"type": "null"}}}
 	}

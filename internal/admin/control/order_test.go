@@ -111,7 +111,7 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	db.Insert(5, "k")
 	db.Settled("failed", "true")
 	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done, updated_at)
-		VALUES ('rob', 'page', 'replay', 'running', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": 5}', 8, 3, now() - interval '5 minutes')`)
+		VALUES ('rob', 'page', 'replay', 'running', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": "5"}', 8, 3, now() - interval '5 minutes')`)
 	// Its batch waits until the test lets it go.
 	gate := db.Begin()
 	_, err := gate.Exec(t.Context(), `SELECT pg_advisory_xact_lock(4472)`)

@@ -276,7 +276,7 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	db.Insert(5, "k")
 	db.Settled("failed", "true")
 	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done, updated_at)
-		VALUES ('rob', 'page', 'replay', 'running', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": 1000}', 8, 3, now() - interval '5 minutes')`)
+		VALUES ('rob', 'page', 'replay', 'running', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": "1000"}', 8, 3, now() - interval '5 minutes')`)
 	s := serve(t, db.Pool)
 	if _, body := s.get("/operations/1"); !strings.Contains(body, "probably killed") || !strings.Contains(body, "Go on") {
 		t.Fatal(body)
@@ -295,7 +295,7 @@ func TestReaderSeesNoButtons(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	db.Settled("failed", "true")
-	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection) VALUES ('rob', 'page', 'replay', 'interrupted', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": 1000}')`)
+	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection) VALUES ('rob', 'page', 'replay', 'interrupted', '{"destination": "default", "seen_at": "2100-01-01T00:00:00Z", "seen_event": "1000"}')`)
 	s := serve(t, db.Pool)
 	s.token = readToken
 	for _, path := range pages() {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -210,7 +211,7 @@ func (cmd Command) finish(ctx context.Context, inv *cli.Invocation, c *config.Co
 // heal replays what never arrived. What is in the archive, or older than receivers remember, stays
 // as it is.
 func (cmd Command) heal(ctx context.Context, inv *cli.Invocation, c *config.Config, outbox *ops.Outbox, r *report) error {
-	lost := map[string]ops.EventIDs{}
+	lost := map[string]batch.IDs{}
 	for _, f := range r.NeverArrived {
 		if !f.Archived {
 			lost[f.Destination] = append(lost[f.Destination], f.EventID)

@@ -37,7 +37,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
 
   destinations   [{destination, state, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
-                 served, wait_until?, slowed_to?, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
+                 served, wait_until?, slowed_to?, retry_event_id?, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
                  retry_at?, failed_at?, last_delivered_at?,
                  waiting_behind: [{event_id, waiting, key, status, attempts, due_in_seconds, reason?}]}]
                  each count ends at 10001, failed and failed_unsendable at 1001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the

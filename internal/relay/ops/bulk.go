@@ -2,12 +2,10 @@ package ops
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/batch"
@@ -16,35 +14,11 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
-// EventIDs are written as JSON numbers, which SQL compares with ids, and read from numbers and from
-// strings, as every answer has them.
-type EventIDs []int64
-
-// UnmarshalJSON implements [json.Unmarshaler].
-func (ids *EventIDs) UnmarshalJSON(text []byte) error {
-	var list []json.Number // which a string may hold, too
-	if err := json.Unmarshal(text, &list); err != nil {
-		return errors.New("event_ids: is not a list of ids")
-	}
-	if len(list) == 0 {
-		return errors.New("event_ids: is empty; leave it out if the other conditions alone are meant")
-	}
-	*ids = nil
-	for _, number := range list {
-		id, err := strconv.ParseInt(number.String(), 10, 64)
-		if err != nil || id < 1 {
-			return fmt.Errorf("event_ids: %q is not the id of an event", plain.Clip(number.String()))
-		}
-		*ids = append(*ids, id)
-	}
-	return nil
-}
-
 // A Selection names deliveries. Its conditions narrow each other; the zero value names every
 // delivery, which is why callers should refuse it: see Empty.
 type Selection struct {
 	// EventIDs are the events whose deliveries are meant. Empty: any event.
-	EventIDs EventIDs `json:"event_ids,omitempty"`
+	EventIDs batch.IDs `json:"event_ids,omitempty"`
 	// Destination by name. Empty: any, also none (parked).
 	Destination string `json:"destination,omitempty"`
 	// Parked deliveries only: those that match no route.
@@ -72,7 +46,7 @@ type Selection struct {
 	// of the database, and the largest id of an event that had a delivery. What came, failed or was
 	// delivered later is not changed, however long the operation lasts.
 	SeenAt    time.Time `json:"seen_at,omitzero"`
-	SeenEvent int64     `json:"seen_event,omitempty"`
+	SeenEvent int64     `json:"seen_event,omitempty,string"`
 
 	waitingAt time.Time // of a retry: what is due later waits for its next attempt
 }
@@ -113,7 +87,7 @@ type Bulk struct {
 	// Unknown counts the named events without a delivery here.
 	Unknown int64 `json:"unknown_events"`
 	// UnknownIDs are the first of them.
-	UnknownIDs []int64 `json:"unknown_event_ids,omitempty"`
+	UnknownIDs batch.IDs `json:"unknown_event_ids,omitempty"`
 	// Sample holds the first few of the matched.
 	Sample []Sample `json:"sample,omitempty"`
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
 	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
@@ -132,7 +133,7 @@ func TestReplayKeepsToTheTable(t *testing.T) {
 		last_reason = CASE WHEN event_id < 4 THEN 'invalid_event' END,
 		last_error = CASE WHEN event_id < 3 THEN 'the event breaks the rule outbox_payload_is_at_most_1_mib' WHEN event_id = 3 THEN 'no topic has this name' END`)
 	selection := ops.Selection{Destination: "default", Statuses: []string{"failed", "discarded"}}
-	for _, s := range []ops.Selection{{EventIDs: ops.EventIDs{1, 2}, Statuses: selection.Statuses}, selection} {
+	for _, s := range []ops.Selection{{EventIDs: batch.IDs{1, 2}, Statuses: selection.Statuses}, selection} {
 		b, err := ops.New(db.Pool).Replay(t.Context(), s, 0, nil)
 		relaytest.Must(t, err)
 		if b.BreaksRule != 2 || len(s.EventIDs) > 0 == (b.Done > 0) {

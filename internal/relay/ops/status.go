@@ -99,7 +99,7 @@ type DestinationStatus struct {
 	// 0: they have slowed none.
 	SlowedTo float64 `json:"slowed_to,omitempty"`
 	// RetryEventID, RetryReason and RetryError are of the latest attempt among the Retrying.
-	RetryEventID int64         `json:"retry_event_id,string"`
+	RetryEventID int64         `json:"retry_event_id,omitempty,string"`
 	RetryReason  policy.Reason `json:"retry_reason,omitempty"`
 	RetryError   string        `json:"retry_error,omitempty"`
 	// FailedUnsendable of the Failed cannot be sent as they are, because the event itself cannot be

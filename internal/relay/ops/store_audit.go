@@ -139,7 +139,7 @@ SELECT at, actor, origin, coalesce(destination, ''), ARRAY (SELECT jsonb_array_e
        coalesce(selection->>'reason', ''), coalesce(selection ? 'limit', false)
 FROM (SELECT * FROM outbox_audit ORDER BY id DESC LIMIT 10000) a
 WHERE action = $5 AND done > 0 AND updated_at >= $2
-  AND coalesce(NOT selection ? 'event_ids' OR selection->'event_ids' @> to_jsonb($1::bigint), true)
+  AND coalesce(NOT selection ? 'event_ids' OR selection->'event_ids' ? $1::bigint::text, true)
   AND coalesce(selection->>'ordering_key' = coalesce($3::text, ''), true)
   AND coalesce($4::text LIKE replace(replace(replace(replace(selection->>'type', '\', '\\'), '%', '\%'), '_', '\_'), '*', '%'), true)
   AND (NOT coalesce(selection ? 'reason', false) OR NOT EXISTS (SELECT FROM outbox_attempt t WHERE t.event_id = $1 AND t.started_at < a.updated_at)
