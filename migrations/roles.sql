@@ -8,6 +8,13 @@
 -- Run it again after an upgrade: it grants what a new version needs and revokes what it needs no longer. It does all or nothing,
 -- and refuses a schema in which roles other than the owner may create objects: such an object can take the place of the one that
 -- a statement means by an unqualified name, and then runs with the rights of others.
+--
+-- Roles belong to the whole server: outbox_producer may insert into each outbox for which this script was run, and outbox_relay may
+-- claim there. Where applications that do not trust each other share a server, give each outbox roles of its own by a prefix. Say it
+-- at the first run; later runs find it by the rights that are there.
+--
+--     PGOPTIONS='-c search_path=billing -c outbox_relay.role_prefix=billing_' psql -v ON_ERROR_STOP=1 -f migrations/roles.sql …
+--     GRANT billing_outbox_producer TO billing_app;
 
 DO $$
 DECLARE
@@ -20,6 +27,8 @@ DECLARE
     others   text;
     role     text;
     part     text;
+    prefix   text := pg_catalog.current_setting('outbox_relay.role_prefix', true);
+    grants   text := '';
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF schema IS NULL THEN
@@ -58,7 +67,14 @@ BEGIN
             USING HINT = format('Run this, as %s or a superuser: GRANT CREATE ON SCHEMA %I TO %s;', tables.schema_owner, schema, tables.owner);
     END IF;
 
+    prefix := coalesce(nullif(prefix, ''), (
+        SELECT min(substring(r.rolname::text FROM '^(.*)(?:outbox_relay|inbox_receiver)$'))
+        FROM pg_class t CROSS JOIN LATERAL aclexplode(t.relacl) a JOIN pg_roles r ON r.oid = a.grantee WHERE t.oid IN (outbox, inbox)), '');
+    IF prefix !~ '^([a-z][a-z0-9_]{0,29})?$' THEN
+        RAISE EXCEPTION 'the prefix of roles may be up to 30 of a to z, 0 to 9 and _, and starts with a letter: not %', prefix;
+    END IF;
     FOREACH role IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'outbox_support', 'inbox_receiver', 'inbox_support'] LOOP
+        role := prefix || role;
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
             IF NOT (SELECT rolcreaterole OR rolsuper FROM pg_roles WHERE rolname = current_user) THEN
                 RAISE EXCEPTION '% may not create the role %', current_user, role
@@ -85,15 +101,15 @@ BEGIN
     -- The login of a receiver with inbox_receiver reaches the rows of all receivers here. Receivers that do not trust each other have a
     -- login each, with a role inbox_receiver_NAME instead, where NAME is the receiver's (Config.Receiver, at most 48 bytes). Create
     -- these roles before you run this script: each is then held to the rows of its own receiver. It may lock the tables all the same.
-    IF inbox IS NOT NULL AND EXISTS (SELECT FROM pg_roles WHERE starts_with(rolname::text, 'inbox_receiver_')) THEN
+    IF inbox IS NOT NULL AND EXISTS (SELECT FROM pg_roles WHERE starts_with(rolname::text, prefix || 'inbox_receiver_')) THEN
         FOREACH part IN ARRAY ARRAY ['processed_events', 'inbox_events', 'inbox_freshness', 'inbox_forgotten'] LOOP
             EXECUTE format('ALTER TABLE %I.%I ENABLE ROW LEVEL SECURITY', schema, part);
-            FOR role IN SELECT rolname FROM pg_roles WHERE starts_with(rolname::text, 'inbox_receiver') OR rolname = 'inbox_support' LOOP
+            FOR role IN SELECT rolname FROM pg_roles WHERE starts_with(rolname::text, prefix || 'inbox_receiver') OR rolname = prefix || 'inbox_support' LOOP
                 EXECUTE format('DROP POLICY IF EXISTS %I ON %I.%I', role, schema, part);
-                IF role IN ('inbox_receiver', 'inbox_support') THEN
+                IF role IN (prefix || 'inbox_receiver', prefix || 'inbox_support') THEN
                     EXECUTE format('CREATE POLICY %I ON %I.%I TO %1$I USING (true)', role, schema, part);
                 ELSE
-                    EXECUTE format('CREATE POLICY %I ON %I.%I TO %1$I USING (receiver = %4$L)', role, schema, part, substr(role, 16));
+                    EXECUTE format('CREATE POLICY %I ON %I.%I TO %1$I USING (receiver = %4$L)', role, schema, part, substr(role, length(prefix) + 16));
                     EXECUTE format('GRANT SELECT, INSERT, UPDATE%s ON %I.%I TO %I', CASE WHEN part <> 'inbox_forgotten' THEN ', DELETE' END, schema, part, role);
                     EXECUTE format('GRANT USAGE ON SEQUENCE %I.inbox_id_seq TO %I', schema, role);
                     EXECUTE format('GRANT SELECT ON %I.inbox_schema_version TO %I', schema, role);
@@ -105,9 +121,8 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- From here on there are no expressions, only names of tables and signatures of functions.
-    PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', schema), true);
     IF outbox IS NOT NULL THEN
+        grants := grants || $grants$
         -- A producer may insert events, nothing else, and chooses neither their ids nor when they were created. By the function the Go
         -- package's Enqueue distinguishes duplicates from reused keys.
         REVOKE INSERT ON outbox FROM outbox_producer; -- of all columns, if it was ever granted
@@ -181,9 +196,11 @@ BEGIN
             outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
             outbox_prune_processed_events(bigint, integer, interval, boolean), outbox_create_deliveries(bigint, integer),
             outbox_release_parked(bigint, bigint), outbox_cover_events(bigint, integer, pg_snapshot), outbox_is_routed(bigint) FROM PUBLIC;
+        $grants$;
     END IF;
 
     IF inbox IS NOT NULL THEN
+        grants := grants || $grants$
         GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_events TO inbox_receiver;
         GRANT USAGE ON SEQUENCE inbox_id_seq TO inbox_receiver;
@@ -205,7 +222,13 @@ BEGIN
         GRANT SELECT ON inbox_forgotten TO inbox_support;
         GRANT EXECUTE ON FUNCTION inbox_has_payload(bigint) TO inbox_receiver, inbox_support;
         REVOKE EXECUTE ON FUNCTION inbox_has_payload(bigint) FROM PUBLIC;
+        $grants$;
     END IF;
+    -- The names that end a statement are roles.
+    grants := regexp_replace(grants, '\m((outbox|inbox)_(producer|relay|reader|support|receiver))\M(?=[a-z_, ]*;)', prefix || '\1', 'g');
+    -- From here on there are no expressions, only names of tables and signatures of functions.
+    PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', schema), true);
+    EXECUTE grants;
     PERFORM pg_catalog.set_config('search_path', former, true);
 END
 $$;

@@ -183,6 +183,44 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	must(run(superuser, string(script)))
 }
 
+// With a prefix, outboxes that share a database have roles of their own: no producer, relay or
+// receiver of one reaches another. Later runs find the prefix.
+func TestSecurityRolesWithAPrefixReachOneOutbox(t *testing.T) {
+	t.Parallel()
+	s := &shop{t, pgtest.StartCopy(t, localpg.Options{})}
+	script, err := os.ReadFile("roles.sql")
+	pgtest.Must(t, err)
+	owner := s.server.DSN("") + "&search_path="
+	s.superuser(`CREATE SCHEMA a; CREATE SCHEMA b`)
+	for _, schema := range []string{"a", "b"} {
+		for _, set := range []migrations.Set{migrations.Outbox, migrations.Inbox} {
+			pgtest.Migrate(t, owner+schema, set)
+		}
+		for _, setting := range []string{"-coutbox_relay.role_prefix=" + schema + "_", ""} {
+			_, err := open(t, owner+schema+"&options="+url.QueryEscape(setting)).ExecContext(t.Context(), string(script))
+			pgtest.Must(t, err)
+		}
+	}
+	s.superuser(`CREATE ROLE producer LOGIN IN ROLE a_outbox_producer; CREATE ROLE relay LOGIN IN ROLE a_outbox_relay, a_inbox_receiver`)
+	const insert = `.outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k')`
+	s.as("producer").exec(`INSERT INTO a` + insert)
+	s.as("producer").refused(insufficientPrivilege, `INSERT INTO b`+insert)
+	for _, table := range []string{"outbox_delivery", "processed_events"} {
+		s.as("relay").exec(`SELECT count(*) FROM a.` + table)
+		s.as("relay").refused(insufficientPrivilege, `SELECT count(*) FROM b.`+table)
+	}
+	roles, err := open(t, owner+"a").QueryContext(t.Context(), `SELECT FROM pg_roles WHERE rolname ~ '^(outbox|inbox)_'`)
+	pgtest.Must(t, err)
+	defer roles.Close()
+	if roles.Next() {
+		t.Error("there are roles without a prefix")
+	}
+	_, err = open(t, owner+"a&options="+url.QueryEscape("-coutbox_relay.role_prefix=A")).ExecContext(t.Context(), string(script))
+	if err == nil || !strings.Contains(err.Error(), "the prefix of roles may be") {
+		t.Errorf("a wrong prefix: %v", err)
+	}
+}
+
 // The owner of the tables may own neither the schema nor roles, and PUBLIC may have no right. Each
 // refusal says what to run.
 func TestRolesSayWhatIsMissing(t *testing.T) {

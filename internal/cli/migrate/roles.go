@@ -18,13 +18,14 @@ import (
 
 type rolesCommand struct {
 	config.DatabaseFlags
-	Print bool `help:"Print the script, and run nothing."`
+	Prefix string `placeholder:"NAME_" help:"What the names of the roles begin with: outboxes of applications that do not trust each other need roles of their own. Later runs find it."`
+	Print  bool   `help:"Print the script, and run nothing."`
 }
 
 func (rolesCommand) Help() string {
 	return `Runs migrations/roles.sql, which this program carries: it creates the roles outbox_producer, outbox_relay, outbox_reader, outbox_support, inbox_receiver
 and inbox_support where they are absent, and grants them what this version needs on the tables that there are, of producers and receivers. It does
-all or nothing, and may run many times. Run it after migrate up, as the owner of the tables or as a superuser; who creates the roles needs CREATEROLE.
+all or nothing, and may run many times. Roles belong to the whole server: with --prefix=billing_ they are billing_outbox_producer and so on. Run it after migrate up, as the owner of the tables or as a superuser; who creates the roles needs CREATEROLE.
 
   outbox-relay migrate up && outbox-relay migrate roles
   psql -c 'GRANT outbox_relay TO finance_relay' "$OUTBOX_DATABASE_URL"    # once: a role has no login of its own`
@@ -50,6 +51,9 @@ func (cmd rolesCommand) Run(inv *cli.Invocation) error {
 		return err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(inv.Ctx)) }()
+	if _, err := conn.Exec(inv.Ctx, `SELECT set_config('outbox_relay.role_prefix', $1, false)`, cmd.Prefix); err != nil {
+		return fmt.Errorf("set the prefix of roles: %w", err)
+	}
 	if _, err := conn.Exec(inv.Ctx, migrations.Roles()); err != nil {
 		if refused := new(pgconn.PgError); errors.As(err, &refused) {
 			return fmt.Errorf("run migrations/roles.sql: %w%s", err, hintOf(refused.Hint))
@@ -62,10 +66,10 @@ func (cmd rolesCommand) Run(inv *cli.Invocation) error {
 	}
 	var grants []string
 	if outbox {
-		grants = append(grants, "GRANT outbox_relay TO …")
+		grants = append(grants, "GRANT "+cmd.Prefix+"outbox_relay TO …")
 	}
 	if inbox {
-		grants = append(grants, "GRANT inbox_receiver TO …", "GRANT inbox_support TO …")
+		grants = append(grants, "GRANT "+cmd.Prefix+"inbox_receiver TO …", "GRANT "+cmd.Prefix+"inbox_support TO …")
 	}
 	_, err = fmt.Fprintf(inv.Stdout, "roles have what this version needs; a login gets one by: %s\n", strings.Join(grants, ", or "))
 	return err

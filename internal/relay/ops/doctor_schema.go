@@ -171,11 +171,12 @@ func (x *examination) rights(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lacking, granted := map[string]string{}, false
+	lacking, granted := map[string]string{}, map[string]bool{}
 	for i, role := range roles {
-		template := role
-		if i == 0 { // this login
-			template = "outbox_relay"
+		prefix, template := "", "outbox_relay" // of this login
+		if i > 0 {
+			at := strings.LastIndex(role, "outbox_")
+			prefix, template = role[:at], role[at:]
 		}
 		held, err := x.o.missingRights(ctx, role, template)
 		switch {
@@ -185,11 +186,11 @@ func (x *examination) rights(ctx context.Context) error {
 			x.add("rights", LevelError, "this login may not do all that a relay does; it lacks "+someOf(held.Missing),
 				"run outbox-relay migrate roles as the owner of the tables, then: GRANT outbox_relay TO it")
 		case i > 0:
-			lacking[role], granted = someOf(held.Missing), granted || held.Used
+			lacking[role], granted[prefix] = someOf(held.Missing), granted[prefix] || held.Used
 		}
 	}
 	for _, role := range roles[1:] {
-		if granted && lacking[role] != "" { // roles belong to the whole server: these may be for another database
+		if granted[role[:strings.LastIndex(role, "outbox_")]] && lacking[role] != "" { // roles belong to the whole server: these may be for another database
 			x.add("rights", LevelWarning, fmt.Sprintf("the role %s lacks %s", role, lacking[role]), "run: outbox-relay migrate roles, as the owner of the tables")
 		}
 	}

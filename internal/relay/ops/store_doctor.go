@@ -117,17 +117,19 @@ func (o *Outbox) missingRights(ctx context.Context, role, template string) (held
 	return held[0], nil
 }
 
-const selectKnownRoles = `SELECT current_user::text UNION ALL (SELECT rolname::text FROM pg_roles WHERE rolname IN ('outbox_producer', 'outbox_reader', 'outbox_relay') ORDER BY 1)`
+// The names may begin with a prefix.
+const selectKnownRoles = `SELECT current_user::text UNION ALL (SELECT rolname::text FROM pg_roles WHERE rolname ~ 'outbox_(producer|reader|relay)$' AND NOT rolcanlogin ORDER BY 1)`
 
 // roles returns the own role, and those of migrations/roles.sql that there are.
 func (o *Outbox) roles(ctx context.Context) ([]string, error) {
 	return rows.Values[string](ctx, o.pool, "read roles", selectKnownRoles)
 }
 
-// Roles belong to the whole server: outbox_producer counts here if it may insert here.
+// Roles belong to the whole server: outbox_producer, with any prefix, counts here if it may insert
+// here.
 const selectProducers = `
-SELECT quote_ident(r.rolname) FROM pg_roles p JOIN pg_roles r ON r.rolcanlogin AND NOT r.rolsuper AND pg_has_role(r.oid, p.oid, 'MEMBER')
-WHERE p.rolname = 'outbox_producer' AND has_any_column_privilege(p.oid, 'outbox'::regclass, 'INSERT')
+SELECT DISTINCT quote_ident(r.rolname) FROM pg_roles p JOIN pg_roles r ON r.rolcanlogin AND NOT r.rolsuper AND pg_has_role(r.oid, p.oid, 'MEMBER')
+WHERE p.rolname ~ 'outbox_producer$' AND NOT p.rolcanlogin AND has_any_column_privilege(p.oid, 'outbox'::regclass, 'INSERT')
   AND has_database_privilege(r.oid, (SELECT oid FROM pg_database WHERE datname = current_database()), 'CONNECT')
 ORDER BY 1`
 
