@@ -63,7 +63,7 @@ func (c *Config) differences(next *Config) (all []string) {
 	v.Compare("retention", c.Retention == next.Retention)
 	v.Compare("relay.drain_timeout", c.DrainTimeout == next.DrainTimeout)
 	v.Compare("relay.max_in_flight", c.MaxInFlight == next.MaxInFlight)
-	v.Compare("relay.log_delivered", c.LogDelivered == next.LogDelivered)
+	v.Compare("relay.attempt_log", c.LogDelivered == next.LogDelivered)
 	return append(all, v...)
 }
 

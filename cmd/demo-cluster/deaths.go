@@ -22,7 +22,7 @@ func (s *stage) fillRelay() {
 // relay returns the command of a relay.
 func (s *stage) relay() process.Command {
 	return process.Command{Argv: []string{s.Stage.Relay, "run"}, Env: []string{
-		"OUTBOX_DATABASE_URL=" + s.Server.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
+		"OUTBOX_DATABASE_URL=" + s.Server.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none",
 	}}
 }
 

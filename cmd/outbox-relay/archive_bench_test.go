@@ -54,7 +54,7 @@ func archiveUnderLoad(b *testing.B) {
 	receiver := httptest.NewServer(l)
 	b.Cleanup(receiver.Close)
 	relay := launchAs(b, b.TempDir(), []string{"run"}, "OUTBOX_DATABASE_URL="+dsn, "OUTBOX_DESTINATION_URL="+receiver.URL,
-		"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", "OUTBOX_RETENTION_SCHEDULE=0 0 29 2 *")
+		"OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none", "OUTBOX_RETENTION_SCHEDULE=0 0 29 2 *")
 
 	start := time.Now()
 	end := l.commit(b, pool, 10)

@@ -255,7 +255,7 @@ func TestSecurityOpenConfigurationIsWarnedOf(t *testing.T) {
 	} {
 		file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), c.text)
 		pgtest.Must(t, os.Chmod(file, c.mode))
-		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "SECRET=" + goodSecret, "KEPT_FILE=" + kept, "OUTBOX_CONFIG=" + file, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off"}
+		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "SECRET=" + goodSecret, "KEPT_FILE=" + kept, "OUTBOX_CONFIG=" + file, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none"}
 		for _, args := range [][]string{{"config", "check"}, {"doctor"}} {
 			r := command(env, args...)
 			if said := strings.Contains(r.stdout+r.stderr, "is readable by everyone on this machine; run: chmod o-r "+file+" if the relay's user can read it then"); said != c.warn || strings.Contains(r.stdout+r.stderr, "hunter2") {

@@ -275,7 +275,7 @@ func TestSecurityAnyTimeOfAProducerIsTold(t *testing.T) {
 		return explained
 	}
 	told("before a relay runs")
-	s := start(t, append(env, "OUTBOX_DESTINATION_URL=http://127.0.0.1:1/", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_METRICS_LISTEN=off"))
+	s := start(t, append(env, "OUTBOX_DESTINATION_URL=http://127.0.0.1:1/", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_PATH_PREFIX=/outbox", "OUTBOX_METRICS_LISTEN=none"))
 	c := s.console(t)
 	testkit.Eventually(t, "that all have failed", func() bool {
 		return strings.Count(command(env, "events", "list", "--status=failed").stdout, "outbox_available_at_is_in_year_1_to_366_days_ahead") == len(times)

@@ -34,7 +34,7 @@ func TestHangupsWhileARelayStarts(t *testing.T) {
 	dsn, dir := pgtest.New(t, migrations.Outbox), t.TempDir()
 	const starts = 100
 	for range starts {
-		s := launch(t, dir, []string{"run"}, "OUTBOX_DATABASE_URL="+dsn, "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in", "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
+		s := launch(t, dir, []string{"run"}, "OUTBOX_DATABASE_URL="+dsn, "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in", "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none")
 		ignores := false
 		for !ignores && s.stderr.String() == "" && len(s.code) == 0 {
 			ignores = ignoresHangups(t, s.program.Process.Pid)

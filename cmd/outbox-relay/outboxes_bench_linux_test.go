@@ -57,7 +57,7 @@ func BenchmarkIdleOutboxes(b *testing.B) {
 	receiver := relaytest.NewReceiver(b, nil)
 	file := filepath.Join(b.TempDir(), usualFile)
 	pgtest.Must(b, os.WriteFile(file, []byte("destinations: {shop: {url: '"+receiver.URL+"'}}\ndatabases:\n"+text), 0o600))
-	relay := launch(b, b.TempDir(), []string{"run", "--config", file}, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
+	relay := launch(b, b.TempDir(), []string{"run", "--config", file}, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none")
 	defer relay.kill(b)
 	const connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%'"
 	relaytest.Eventually(b, "all relays", func() bool { return pgtest.Row[int](b, pool, connections) >= n })

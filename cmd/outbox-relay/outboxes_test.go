@@ -162,7 +162,7 @@ func TestPagesOfSeveralOutboxes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), usualFile)
 	config := fmt.Sprintf("destinations: {shop: {url: '%s'}}\nlog: {format: json}\nadmin: {path_prefix: /ops}\ndatabases:\n%s", receiver.URL, s.entries)
 	replaceFile(t, file, config)
-	run := start(t, []string{"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0"}, "--config="+file)
+	run := start(t, []string{"OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=127.0.0.1:0"}, "--config="+file)
 	run.stderr.wait(t, `"page":"`, run.code)
 	address := regexp.MustCompile(`"page":"([^"]+)"`).FindStringSubmatch(run.stderr.String())[1]
 	key := s.insert(t, "two", 1, "page-")[0]
@@ -215,7 +215,7 @@ func TestSeveralOutboxesAfterAKill(t *testing.T) {
 	for _, name := range s.names {
 		keys = append(keys, s.insert(t, name, 60, "")...)
 	}
-	relay := launch(t, t.TempDir(), []string{"run", "--config", file}, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off")
+	relay := launch(t, t.TempDir(), []string{"run", "--config", file}, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none")
 	for range 40 {
 		<-started
 	}

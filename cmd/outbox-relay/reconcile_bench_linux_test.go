@@ -86,7 +86,7 @@ func reconcileUnderLoad(b *testing.B) {
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, ".").CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
-	relay := launchAs(b, b.TempDir(), []string{"run"}, append(c.env, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", "OUTBOX_RETENTION_SCHEDULE=0 0 29 2 *")...)
+	relay := launchAs(b, b.TempDir(), []string{"run"}, append(c.env, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none", "OUTBOX_RETENTION_SCHEDULE=0 0 29 2 *")...)
 	end := l.commit(b, c.sender, 1)
 	rest := func() { <-time.After(*reconcileCalm) }
 	rest()

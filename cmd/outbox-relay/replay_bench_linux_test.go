@@ -67,8 +67,8 @@ func newReplayStage(b *testing.B) *replayStage {
 	s.db.Exec(`DROP TRIGGER relaytest_cover ON outbox`) // the relay takes the live ones
 	s.db.Settled("failed", "true")
 	s.db.Exec(`VACUUM ANALYZE outbox, outbox_delivery`)
-	s.env = []string{"OUTBOX_DATABASE_URL=" + s.db.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox"}
-	s.relay = s.launch("OUTBOX_ADMIN_LISTEN=off")
+	s.env = []string{"OUTBOX_DATABASE_URL=" + s.db.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox"}
+	s.relay = s.launch("OUTBOX_ADMIN_LISTEN=none")
 	s.end = s.commit(b, s.db, 1)
 	return s
 }

@@ -34,7 +34,7 @@ func start(t testing.TB, env []string, args ...string) started {
 	t.Helper()
 	for _, setting := range []string{"OUTBOX_METRICS_LISTEN=", "OUTBOX_ADMIN_LISTEN="} {
 		if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, setting) }) {
-			env = append(slices.Clone(env), setting+"off") // tests run side by side
+			env = append(slices.Clone(env), setting+"none") // tests run side by side
 		}
 	}
 	if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, "OUTBOX_DATABASE_ALLOW_SUPERUSER=") }) {

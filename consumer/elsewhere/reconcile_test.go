@@ -81,7 +81,7 @@ func reconciled(t *testing.T, r *receiver) {
 	pgtest.Migrate(t, dsn, migrations.Outbox)
 	outbox := pgtest.Pool(t, dsn)
 	env := append(os.Environ(), "OUTBOX_DATABASE_URL="+dsn, "OUTBOX_DESTINATION_URL="+r.url, "OUTBOX_SIGNING_SECRET="+secret,
-		"OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true")
+		"OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true")
 	pgtest.Exec(t, outbox, `INSERT INTO outbox (event_type, payload, idempotency_key)
 		SELECT 'invoice.created', json_build_object('invoice', 'k' || i, 'total', '1.00'), 'k' || i FROM generate_series(1, 50) i`)
 	relay := exec.Command(*relayProgram, "run")

@@ -64,11 +64,11 @@ func Listen(ctx context.Context, cfg Listener) (*Server, error) {
 	case err == nil:
 		return &Server{cfg: cfg, listener: &boundedListener{Listener: listener, open: map[*boundedConn]struct{}{}}}, nil
 	case cfg.Configured:
-		return nil, fmt.Errorf("%s: cannot listen on %s: %w; set it to a free address, or to off", cfg.Setting, cfg.Address, reason(err))
+		return nil, fmt.Errorf("%s: cannot listen on %s: %w; set it to a free address, or to none", cfg.Setting, cfg.Address, reason(err))
 	}
 	variable := "OUTBOX_" + strings.ToUpper(strings.ReplaceAll(cfg.Setting, ".", "_"))
 	cfg.Log.Warn().Str("setting", cfg.Setting).Str("variable", variable).Str("address", cfg.Address).AnErr("error", reason(err)).
-		Msg("the default address cannot be opened, so the relay runs without it; on a host with two relays set the setting or its variable to another address, or to off")
+		Msg("the default address cannot be opened, so the relay runs without it; on a host with two relays set the setting or its variable to another address, or to none")
 	return nil, nil
 }
 

@@ -69,13 +69,13 @@ func TestAddressThatIsTaken(t *testing.T) {
 		t.Errorf("a default address that is taken: %v, %v", second, err)
 	}
 	second.Run(t.Context(), nil) // a server that is off does nothing
-	for _, part := range []string{`"level":"warn"`, "metrics.listen", first.Address(), "address already in use", "set the setting or its variable to another address, or to off", "OUTBOX_METRICS_LISTEN"} {
+	for _, part := range []string{`"level":"warn"`, "metrics.listen", first.Address(), "address already in use", "set the setting or its variable to another address, or to none", "OUTBOX_METRICS_LISTEN"} {
 		if !strings.Contains(log.String(), part) {
 			t.Errorf("the warning lacks %q: %s", part, &log)
 		}
 	}
 	cfg.Configured = true
-	want := "metrics.listen: cannot listen on " + first.Address() + ": listen: address already in use; set it to a free address, or to off"
+	want := "metrics.listen: cannot listen on " + first.Address() + ": listen: address already in use; set it to a free address, or to none"
 	if _, err = Listen(t.Context(), cfg); err == nil || strings.Replace(err.Error(), ": bind: ", ": listen: ", 1) != want {
 		t.Errorf("a chosen address that is taken: %v, want %s", err, want)
 	}

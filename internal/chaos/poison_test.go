@@ -18,7 +18,7 @@ func TestOneInAThousandIsPoison(t *testing.T) {
 	const events, poison = 20_000, 20
 	s := newStage(t, 1, 0)
 	for _, name := range []string{"relay-1", "relay-2"} {
-		s.openRelay(name, "OUTBOX_BATCH_MAX=1") // the wire refuses events, not parts of batches
+		s.openRelay(name, "OUTBOX_DEFAULTS_BATCH_MAX=1") // the wire refuses events, not parts of batches
 	}
 	s.making = "relay killed"
 	ended := s.produceMeanwhile(1000, events)

@@ -77,7 +77,7 @@ var schedule = []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, t
 
 var relaySettings = []string{
 	"OUTBOX_DEFAULTS_RETRY_SCHEDULE=100ms,300ms,1s", "OUTBOX_DEFAULTS_RETRY_MAX_ATTEMPTS=50", "OUTBOX_DEFAULTS_RETRY_RETRY_AFTER_MAX=1s", "OUTBOX_DEFAULTS_BREAKER_PROBE_AFTER=100ms", "OUTBOX_DEFAULTS_BREAKER_PROBE_MAX=500ms",
-	"OUTBOX_DEFAULTS_TIMEOUT=" + timeout.String(), "OUTBOX_RELAY_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=off",
+	"OUTBOX_DEFAULTS_TIMEOUT=" + timeout.String(), "OUTBOX_RELAY_LEASE=60s", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true", "OUTBOX_METRICS_LISTEN=127.0.0.1:0", "OUTBOX_ADMIN_LISTEN=none",
 }
 
 // binary is the outbox-relay that the tests run, built once from the present sources.

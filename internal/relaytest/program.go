@@ -33,7 +33,7 @@ func NewProgram(db *Database, path string) *Program {
 	}
 	p := &Program{TB: db.TB, path: path, config: filepath.Join(db.TempDir(), "outbox-relay.yaml")}
 	p.env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "OUTBOX_") }),
-		"OUTBOX_DATABASE_URL="+db.DSN, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true")
+		"OUTBOX_DATABASE_URL="+db.DSN, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none", "OUTBOX_DATABASE_ALLOW_SUPERUSER=true")
 	return p
 }
 

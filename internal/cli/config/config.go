@@ -25,7 +25,7 @@ type Config struct {
 	Outboxes      []Outbox        // of databases; nil unless the command serves several
 	SleepAfter    time.Duration   // for relay.Config, if there are several
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
-	MetricsListen string          // empty: off
+	MetricsListen string          // empty: none
 	// MetricsDestinations is how many destinations have their own series.
 	MetricsDestinations int
 	Traces              Traces

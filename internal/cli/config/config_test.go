@@ -204,7 +204,7 @@ func TestRelayConfig(t *testing.T) {
 	t.Parallel()
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
 database: {url: postgres://u:p@h/db, listen_url: postgres://u:p@h2/db, pooler: none, schema: Billing}
-relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, log_delivered: true}
+relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, attempt_log: all}
 defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, not_after: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, event_headers: [x-a, x-b-*], max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
 destinations:
   a: {url: http://a, headers: {Authorization: x, X-Y: z}, signing_secrets: [`+goodSecret+`]}

@@ -76,8 +76,8 @@ func TestFileMistakes(t *testing.T) {
 		"a prefix that no browser asks": {"admin: {path_prefix: /a/../b}\n", []string{`outbox-relay.yaml:1: admin.path_prefix: "/a/../b" is not a path; write one such as "/outbox", without a slash at its end`}},
 		"a short token":                 {"admin: {token: secret}\n", []string{`outbox-relay.yaml:1: admin.token: is shorter than 16 characters; make one with: openssl rand -base64 32`}},
 
-		"an address that is none": {"metrics: {listen: 9464}\n", []string{`outbox-relay.yaml:1: metrics.listen: "9464" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},
-		"a port that is none":     {"metrics: {listen: ':http'}\n", []string{`outbox-relay.yaml:1: metrics.listen: ":http" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},
+		"an address that is none": {"metrics: {listen: 9464}\n", []string{`outbox-relay.yaml:1: metrics.listen: "9464" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or none`}},
+		"a port that is none":     {"metrics: {listen: ':http'}\n", []string{`outbox-relay.yaml:1: metrics.listen: ":http" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or none`}},
 		"an address with a name":  {"metrics: {listen: 'relay.internal:9464'}\n", []string{`outbox-relay.yaml:1: metrics.listen: "relay.internal:9464" names a host; write an IP address of this machine`}},
 
 		// Numbers and durations.

@@ -139,7 +139,7 @@ relay:
   drain_timeout: 20s # default
   max_in_flight: 100 # flag --max-in-flight
   history: true # default
-  log_delivered: true # outbox-relay.yaml:2
+  attempt_log: all # outbox-relay.yaml:2
 defaults:
   timeout: 15s # outbox-relay.yaml:4
   max_in_flight: 64 # default
@@ -266,7 +266,7 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := writeFile(t, filepath.Join(dir, usualFile), `relay:
-  log_delivered: true
+  attempt_log: all
 defaults:
   timeout: 15s
   retry: {jitter: 0}

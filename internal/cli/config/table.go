@@ -72,7 +72,7 @@ func (c *Config) relayRows(hostname string) []settings.Row {
 				r.History = history.New()
 			}
 		}, true)},
-		{Path: "relay.log_delivered", Value: settings.One("true", settings.ParseBool, settings.To(&r.LogDelivered), false)},
+		{Path: "relay.attempt_log", Value: settings.One("all", settings.ParseChoice("undelivered", "all"), func(which string) { r.LogDelivered = which == "all" }, "undelivered")},
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 // Traces holds the settings of section traces.
 type Traces struct {
-	Endpoint    *url.URL          // nil: off
+	Endpoint    *url.URL          // nil: none
 	Headers     map[string]string // for the collector; their values are secret
 	ServiceName string
 	SampleRatio float64
@@ -29,7 +29,7 @@ func (a Traces) Equal(b Traces) bool {
 func (c *Config) tracesRows() []settings.Row {
 	t := &c.Traces
 	return []settings.Row{
-		{Path: "traces.endpoint", Or: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: settings.One("http://127.0.0.1:4318", parseTracesEndpoint, t.setEndpoint, "off")},
+		{Path: "traces.endpoint", Or: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: settings.One("http://127.0.0.1:4318", parseTracesEndpoint, t.setEndpoint, "none")},
 		{Path: "traces.headers", Or: "OTEL_EXPORTER_OTLP_HEADERS", FromFile: true, Value: settings.Showing(settings.One("Authorization=Bearer%20…", parseTraceHeaders, settings.To(&t.Headers)), headerNames)},
 		{Path: "traces.service_name", Or: "OTEL_SERVICE_NAME", Value: settings.One("billing-relay", settings.ParseText, settings.To(&t.ServiceName), "outbox-relay")},
 		{Path: "traces.sample_ratio", Value: settings.One("0.1", parseShare, settings.To(&t.SampleRatio), 1)},
@@ -39,16 +39,16 @@ func (c *Config) tracesRows() []settings.Row {
 // tracesPath is what the protocol appends to an endpoint.
 const tracesPath = "/v1/traces"
 
-// parseTracesEndpoint parses the URL of a collector, or off. Like OTEL_EXPORTER_OTLP_ENDPOINT it
+// parseTracesEndpoint parses the URL of a collector, or none. Like OTEL_EXPORTER_OTLP_ENDPOINT it
 // may end before tracesPath.
 func parseTracesEndpoint(text string) (endpoint, problem string) {
-	if text == "" || text == "off" {
-		return "off", ""
+	if text == "" || text == "none" {
+		return "none", ""
 	}
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-		return "", `is not the URL of a collector; write one such as "http://127.0.0.1:4318", or off` // it may hold a credential
+		return "", `is not the URL of a collector; write one such as "http://127.0.0.1:4318", or none` // it may hold a credential
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
 		return "", "holds a user, a query or a fragment; write the URL without it, and credentials into traces.headers"
 	}
@@ -57,7 +57,7 @@ func parseTracesEndpoint(text string) (endpoint, problem string) {
 
 // setEndpoint takes what parseTracesEndpoint returns.
 func (a *Traces) setEndpoint(text string) {
-	if text == "off" {
+	if text == "none" {
 		return
 	}
 	a.Endpoint, _ = url.Parse(text)

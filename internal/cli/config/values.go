@@ -193,15 +193,15 @@ func parseBearer(text string) (settings.Secret, string) {
 	return settings.Secret(text), ""
 }
 
-// parseListen parses the address of a local server: host and port, or off, which like nothing at
+// parseListen parses the address of a local server: host and port, or none, which like nothing at
 // all means none.
 func parseListen(text string) (string, string) {
-	if text == "" || text == "off" {
+	if text == "" || text == "none" {
 		return "", ""
 	}
 	host, port, err := net.SplitHostPort(text)
 	if n, problem := settings.ParseNumber(port); err != nil || problem != "" || n < 0 || n > 65535 {
-		return "", settings.Quote(text) + ` is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`
+		return "", settings.Quote(text) + ` is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or none`
 	}
 	if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
 		return "", settings.Quote(text) + " names a host; write an IP address of this machine"
