@@ -230,5 +230,6 @@ BEGIN
     PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', schema), true);
     EXECUTE grants;
     PERFORM pg_catalog.set_config('search_path', former, true);
+    PERFORM pg_catalog.set_config('outbox_relay.role_prefix', prefix, true); -- for who runs this in a transaction
 END
 $$;

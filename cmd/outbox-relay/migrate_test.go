@@ -360,7 +360,10 @@ func TestMigrateRoles(t *testing.T) {
 	const done = "roles have what this version needs; a login gets one by: GRANT outbox_relay TO …\n"
 	runMigrate(server.DSN(""), "roles", "--schema=shop").expect(t, 0, done, "")
 	runMigrate(asOwner, "roles", "--schema=shop").expect(t, 0, done, "")
-	runMigrate(server.DSN(""), "roles", "--schema=shop", "--prefix=shop_").expect(t, 0, strings.Replace(done, "GRANT ", "GRANT shop_", 1), "")
+	runMigrate(server.DSN(""), "up", "--schema=other")
+	for _, prefix := range []string{"--prefix=other_", "--prefix="} { // the second run finds it
+		runMigrate(server.DSN(""), "roles", "--schema=other", prefix).expect(t, 0, strings.Replace(done, "GRANT ", "GRANT other_", 1), "")
+	}
 	execute(t, db, "CREATE SCHEMA receiver AUTHORIZATION shop_owner")
 	if r := runMigrate(asOwner, "up", "--set=inbox", "--schema=receiver"); r.code != 0 {
 		t.Fatalf("%+v", r)

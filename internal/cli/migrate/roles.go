@@ -51,25 +51,33 @@ func (cmd rolesCommand) Run(inv *cli.Invocation) error {
 		return err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(inv.Ctx)) }()
-	if _, err := conn.Exec(inv.Ctx, `SELECT set_config('outbox_relay.role_prefix', $1, false)`, cmd.Prefix); err != nil {
-		return fmt.Errorf("set the prefix of roles: %w", err)
-	}
-	if _, err := conn.Exec(inv.Ctx, migrations.Roles()); err != nil {
-		if refused := new(pgconn.PgError); errors.As(err, &refused) {
-			return fmt.Errorf("run migrations/roles.sql: %w%s", err, hintOf(refused.Hint))
-		}
-		return fmt.Errorf("run migrations/roles.sql: %w", err)
-	}
 	var outbox, inbox bool
-	if err := conn.QueryRow(inv.Ctx, `SELECT to_regclass('outbox') IS NOT NULL, to_regclass('processed_events') IS NOT NULL`).Scan(&outbox, &inbox); err != nil {
-		return fmt.Errorf("look for the tables: %w", err)
+	prefix := cmd.Prefix
+	err = pgx.BeginFunc(inv.Ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(inv.Ctx, `SELECT set_config('outbox_relay.role_prefix', $1, true)`, prefix); err != nil {
+			return fmt.Errorf("set the prefix of roles: %w", err)
+		}
+		if _, err := tx.Exec(inv.Ctx, migrations.Roles()); err != nil {
+			if refused := new(pgconn.PgError); errors.As(err, &refused) {
+				return fmt.Errorf("run migrations/roles.sql: %w%s", err, hintOf(refused.Hint))
+			}
+			return fmt.Errorf("run migrations/roles.sql: %w", err)
+		}
+		if err := tx.QueryRow(inv.Ctx, `SELECT to_regclass('outbox') IS NOT NULL, to_regclass('processed_events') IS NOT NULL,
+			current_setting('outbox_relay.role_prefix')`).Scan(&outbox, &inbox, &prefix); err != nil {
+			return fmt.Errorf("look for the tables: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	var grants []string
 	if outbox {
-		grants = append(grants, "GRANT "+cmd.Prefix+"outbox_relay TO …")
+		grants = append(grants, "GRANT "+prefix+"outbox_relay TO …")
 	}
 	if inbox {
-		grants = append(grants, "GRANT "+cmd.Prefix+"inbox_receiver TO …", "GRANT "+cmd.Prefix+"inbox_support TO …")
+		grants = append(grants, "GRANT "+prefix+"inbox_receiver TO …", "GRANT "+prefix+"inbox_support TO …")
 	}
 	_, err = fmt.Fprintf(inv.Stdout, "roles have what this version needs; a login gets one by: %s\n", strings.Join(grants, ", or "))
 	return err
