@@ -283,7 +283,7 @@ func TestPauseCommands(t *testing.T) {
 	if r = command(env, "resume", "logistics"); r.code != 0 || r.stdout != "logistics is resumed.\n" || !strings.Contains(r.stderr, `"action":"resume"`) {
 		t.Errorf("%+v", r)
 	}
-	command(env, "resume", "logistics", "--reset-breaker").expect(t, 0, "logistics was not paused. Its breaker was not open.\n", "")
+	command(env, "resume", "logistics", "--reset-breaker").expect(t, 0, "logistics was not paused. Its breaker was not open, and no relay waits as it has asked.\n", "")
 	execute(t, db, "UPDATE outbox_destination SET breaker = 'open', breaker_opened_at = now(), breaker_until = now() + interval '1 hour'")
 	command(env, "resume", "logistics").expect(t, 0, "logistics was not paused. It is still held, because it is down, and probed by itself; to send what is due, without a probe: outbox-relay resume logistics --reset-breaker\n", "")
 	if r = command(env, "resume", "logistics", "--reset-breaker"); r.code != 0 || !strings.HasSuffix(r.stdout, "Its breaker is closed: what is due is sent. To try now what waits for its next attempt: outbox-relay retry --destination logistics\n") {
