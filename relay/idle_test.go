@@ -89,7 +89,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 	t.Helper()
 	r, err := New(cfg)
 	relaytest.Must(t, err)
-	r.Taking, r.Doing, r.Settling = t.Context(), t.Context(), t.Context()
+	r.phases.Taking, r.phases.Doing, r.phases.Settling = t.Context(), t.Context(), t.Context()
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.session.Config.PoolConfig())
 	relaytest.Must(t, err)
 	r.setDatabase(session.Database{Direct: pool, Pool: through(pool)})

@@ -97,7 +97,7 @@ func (l *life) join(t *rapid.T) {
 	ctx, stop := context.WithCancel(l.Context())
 	relaytest.Must(l, r.session.Open(ctx))
 	r.setDatabase(r.session.Database)
-	r.restFactor, r.Taking, r.Doing, r.Settling = 1, ctx, ctx, ctx
+	r.restFactor, r.phases.Taking, r.phases.Doing, r.phases.Settling = 1, ctx, ctx, ctx
 	number, err := session.Register(ctx, r.store.pool, false, "member", "", time.Minute)
 	relaytest.Must(l, err)
 	r.presence.Set(number, true)

@@ -46,7 +46,7 @@ type Relay struct {
 	archiving atomic.Bool
 	trouble   alert.Trouble // of the database, as this relay sees it
 	errorLog  errorLog
-	send.Phases
+	phases    send.Phases
 
 	chores  pg.Pool // for what is done beside delivering: one statement at a time
 	session *session.Session
@@ -96,7 +96,7 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.settler = r.newSettler()
 	r.senders = &send.Senders{
-		Phases: &r.Phases, Lanes: r.lanes, Settle: r.settler.Settle, Post: r.mailbox.post, Retry: r.mailbox.retries.Add, Failed: r.databaseError,
+		Phases: &r.phases, Lanes: r.lanes, Settle: r.settler.Settle, Post: r.mailbox.post, Retry: r.mailbox.retries.Add, Failed: r.databaseError,
 		Log: cfg.Log, Poll: cfg.PollInterval, Spans: cfg.Spans, History: cfg.History, Attempted: cfg.Hooks.Attempted,
 		LogDelivered: func() bool { return r.config().LogDelivered },
 	}
@@ -179,14 +179,14 @@ type work struct {
 func (r *Relay) begin(ctx context.Context) *work {
 	w := &work{}
 	lasting := context.WithoutCancel(ctx)
-	r.Taking = ctx
-	r.Doing, w.cutOff = context.WithCancel(lasting)
-	r.Settling, w.giveUp = context.WithCancel(lasting)
+	r.phases = send.Phases{Taking: ctx}
+	r.phases.Doing, w.cutOff = context.WithCancel(lasting)
+	r.phases.Settling, w.giveUp = context.WithCancel(lasting)
 	var present context.Context
 	present, w.leave = context.WithCancelCause(lasting)
 
 	w.presence.Go(func() { r.session.Run(present) })
-	w.settler.Go(func() { r.settler.Run(r.Settling) })
+	w.settler.Go(func() { r.settler.Run(r.phases.Settling) })
 	w.takers.Go(func() {
 		r.newClaimer().run(ctx)
 		if !isAsleep(context.Cause(ctx)) {
@@ -212,12 +212,12 @@ func (r *Relay) end(w *work, asleep bool) {
 	defer w.leave(nil)
 	defer w.cutOff()
 	defer w.giveUp()
-	defer context.AfterFunc(r.Settling, func() { time.AfterFunc(cutAfter, r.session.Database.Cut) })()
+	defer context.AfterFunc(r.phases.Settling, func() { time.AfterFunc(cutAfter, r.session.Database.Cut) })()
 	drain := time.AfterFunc(drainTimeout, w.cutOff)
 	defer drain.Stop()
 	defer context.AfterFunc(r.aborted, w.cutOff)()
 	// Once POSTs are cut off, only the database can hold things up, and it may be away.
-	defer context.AfterFunc(r.Doing, func() { time.AfterFunc(settleGrace, w.giveUp) })()
+	defer context.AfterFunc(r.phases.Doing, func() { time.AfterFunc(settleGrace, w.giveUp) })()
 
 	w.takers.Wait()
 	r.senders.GiveBackUnsent()
@@ -226,8 +226,8 @@ func (r *Relay) end(w *work, asleep bool) {
 	last := time.AfterFunc(settleGrace, w.giveUp)
 	defer last.Stop()
 	w.settler.Wait()
-	r.writeHistory(r.Settling)
-	if r.Settling.Err() != nil {
+	r.writeHistory(r.phases.Settling)
+	if r.phases.Settling.Err() != nil {
 		w.leave(session.ErrSilent)
 	}
 	if asleep {
@@ -255,7 +255,7 @@ func (r *Relay) databaseError(operation string, err error) {
 	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
 		return // the guard logs it
 	}
-	if errors.Is(err, context.Canceled) && r.Taking != nil && r.Taking.Err() != nil {
+	if errors.Is(err, context.Canceled) && r.phases.Taking != nil && r.phases.Taking.Err() != nil {
 		return // cut off by the stop
 	}
 	if again, tell := r.errorLog.tell(operation, err.Error(), time.Now()); tell {
@@ -309,7 +309,7 @@ func (r *Relay) newClaimer() *claimer {
 		pace: agenda.Pace{Poll: cfg.PollInterval}, lanes: r.lanes,
 	}
 	c.breakers = breakerKeeper{
-		lanes: r.lanes, store: r.store, agenda: &c.agenda, settling: r.Settling, databaseError: r.databaseError,
+		lanes: r.lanes, store: r.store, agenda: &c.agenda, settling: r.phases.Settling, databaseError: r.databaseError,
 		Keeper: breaker.Keeper{DB: db, Log: cfg.Log, Poll: cfg.PollInterval, Due: func() { signal(r.signals.alerts) }},
 	}
 	c.joins = join.Keys{DB: db, Lanes: r.lanes, Agenda: &c.agenda, Failed: r.databaseError}

@@ -235,7 +235,7 @@ func (r *Relay) withdrawRoutes() {
 	if !alive {
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Settling, withdrawTimeout)
+	ctx, cancel := context.WithTimeout(r.phases.Settling, withdrawTimeout)
 	defer cancel()
 	if err := r.reloads.keeper.Withdraw(ctx, instance); err != nil {
 		r.databaseError("withdraw routes", err)

@@ -74,7 +74,7 @@ func (r *Relay) applyWritten(settlements []settle.Settlement) {
 		}
 	}
 	r.mailbox.post(agenda.CauseRoom)
-	if givenBack && r.Taking.Err() == nil {
+	if givenBack && r.phases.Taking.Err() == nil {
 		r.mailbox.post(agenda.CauseSweep) // the lane's cursor is past what was given back
 	}
 	if failed {

@@ -70,7 +70,7 @@ func TestFoundKeysAreWork(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	r := sessionOf(t, config(db, to("http://receiver.test/")))
-	r.Settling = t.Context()
+	r.phases.Settling = t.Context()
 	c := r.newClaimer()
 	c.pace = agenda.Pace{Poll: time.Hour}
 	db.InsertKeyed("k", 1, 1)
