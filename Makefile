@@ -40,7 +40,7 @@ server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
 # The other modules. A program that imports consumer alone does not inherit their dependencies, and ./... does not enter them.
-modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod internal/relay/*/go.mod))
+modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod))
 
 # go.work is for editors. What is built and tested here has the versions of each module's own go.mod.
 export GOWORK := off
@@ -155,7 +155,7 @@ test-stores: $(dynalite) #: Test the stores for receivers whose effect is not in
 .PHONY: test-logs
 test-logs: $(nats) build #: Test what writes to NATS and Kafka and reads from them, with real servers and imitations
 	@$(find_race); \
-	for module in internal/relay/natstest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
+	for module in internal/natstest consumer/kafkaconsumer cmd/demo-cluster; do \
 		(set -ex; cd "$$module"; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 

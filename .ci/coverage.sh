@@ -5,6 +5,7 @@ set -eu
 # Packages that are no rooms, and why.
 other='
 cmd/                       programs: their commands and demonstrations are tested as a whole
+consumer/natsconsumer      reads streams; the module internal/natstest tries it with real servers
 consumer/storetest         a suite for authors of stores; the modules redisstore and dynamostore run it
 internal/cli/              commands: the tests of cmd/outbox-relay run them as the program that users run
 internal/localcert         makes certificates for tests
@@ -13,7 +14,7 @@ internal/localnats         starts servers for tests
 internal/localpg           starts PostgreSQL for tests, and has its own tests
 internal/notify/notifytest has servers for tests of alerts
 internal/process           runs the processes of demonstrations
-internal/readertest        has a suite for readers of logs; the modules natsconsumer and kafkaconsumer run it
+internal/readertest        has a suite for readers of logs; kafkaconsumer and the module internal/natstest run it
 internal/receivertest      gives tests of receivers what they need
 internal/relaytest         gives tests of relays what they need
 internal/testkit           has what tests of every module share

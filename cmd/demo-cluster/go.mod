@@ -7,8 +7,6 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/nats-io/nats.go v1.55.0
 	github.com/outbox-relay/outbox-relay v0.0.0
-	github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer v0.0.0
-	github.com/outbox-relay/outbox-relay/consumer/natsconsumer v0.0.0
 	github.com/twmb/franz-go v1.22.2
 	github.com/twmb/franz-go/pkg/kfake v0.0.0-20260918054303-01f206a7e32c
 	github.com/twmb/franz-go/pkg/kmsg v1.15.0
@@ -29,8 +27,4 @@ require (
 	golang.org/x/text v0.43.0 // indirect
 )
 
-replace (
-	github.com/outbox-relay/outbox-relay => ../..
-	github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer => ../../consumer/kafkaconsumer
-	github.com/outbox-relay/outbox-relay/consumer/natsconsumer => ../../consumer/natsconsumer
-)
+replace github.com/outbox-relay/outbox-relay => ../..

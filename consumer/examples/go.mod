@@ -10,8 +10,6 @@ require (
 	github.com/labstack/echo/v4 v4.16.0
 	github.com/nats-io/nats.go v1.55.0
 	github.com/outbox-relay/outbox-relay v0.0.0
-	github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer v0.0.0
-	github.com/outbox-relay/outbox-relay/consumer/natsconsumer v0.0.0
 	github.com/standard-webhooks/standard-webhooks/libraries v0.0.1
 	github.com/twmb/franz-go v1.22.2
 	github.com/twmb/franz-go/pkg/kfake v0.0.0-20260918054303-01f206a7e32c
@@ -78,8 +76,4 @@ require (
 	gopkg.in/yaml.v3 v3.0.1 // indirect
 )
 
-replace (
-	github.com/outbox-relay/outbox-relay => ../..
-	github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer => ../kafkaconsumer
-	github.com/outbox-relay/outbox-relay/consumer/natsconsumer => ../natsconsumer
-)
+replace github.com/outbox-relay/outbox-relay => ../..

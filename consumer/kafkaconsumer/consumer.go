@@ -249,7 +249,7 @@ func (c *Consumer) stop(gone map[string][]int32) {
 		w.stop()
 	}
 	for _, w := range ending {
-		<-w.ended
+		w.running.Wait()
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/readertest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 func TestPromises(t *testing.T) {
@@ -20,11 +21,13 @@ func TestPromises(t *testing.T) {
 
 func TestEachEventTakesEffectOnceWhileBrokersAnswerWithErrors(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	newEnv(t, "reading").Once()
 }
 
 func TestKeysKeepTheirOrder(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	e := newEnv(t, "reading")
 	e.Order(func() {
 		e.broker.Kill()

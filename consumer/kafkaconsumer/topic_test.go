@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/readertest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // journal keeps what a consumer logs.
@@ -43,6 +44,7 @@ func (e *env) produceMany(name string, events int) {
 // A client that holds a topic that is gone asks for it for ever, thousands of times a second.
 func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	e := newEnv(t, "")
 	log, _ := e.runLogged()
 	e.produceMany("before", 5)

@@ -20,7 +20,7 @@ type worker struct {
 	partition partition
 	taking    context.Context // ends when no further record may begin
 	stop      context.CancelFunc
-	ended     chan struct{}
+	running   sync.WaitGroup
 	pushed    chan struct{} // something was pushed
 	behind    int64         // offset behind the last record that was pushed; -1: none was. hand's alone
 
@@ -33,7 +33,7 @@ type worker struct {
 }
 
 func newWorker(c *Consumer, client *kgo.Client, p partition) *worker {
-	return &worker{Consumer: c, client: client, partition: p, ended: make(chan struct{}), pushed: make(chan struct{}, 1), behind: -1}
+	return &worker{Consumer: c, client: client, partition: p, pushed: make(chan struct{}, 1), behind: -1}
 }
 
 // reportRemoved says which records the topic removed before they were read: the client continues
@@ -57,15 +57,14 @@ func (w *worker) start(ctx context.Context) {
 		timer := time.AfterFunc(w.cfg.DrainTimeout, abandon)
 		context.AfterFunc(working, func() { timer.Stop() })
 	})
-	go func() {
-		defer close(w.ended)
+	w.running.Go(func() {
 		defer abandon()
 		for r := w.take(); r != nil; r = w.take() {
 			if !w.work(working, r) {
 				return
 			}
 		}
-	}()
+	})
 }
 
 // push gives the worker records, and has the client fetch no more of them while it has enough.

@@ -258,10 +258,12 @@ func quiet(err error) bool {
 // take has a message worked, and gives signs of life meanwhile.
 func (c *Consumer) take(ctx context.Context, msg jetstream.Msg) {
 	ended := make(chan struct{})
-	go func() {
+	var settling sync.WaitGroup
+	defer settling.Wait()
+	settling.Go(func() {
 		defer close(ended)
 		c.settle(ctx, msg)
-	}()
+	})
 	alive := time.NewTicker(c.cfg.AckWait / 3)
 	defer alive.Stop()
 	for {

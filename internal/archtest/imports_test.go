@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -249,4 +250,45 @@ func TestLibrariesAreLight(t *testing.T) {
 	if found := heavy(lawful, pgx); len(found) != 0 {
 		t.Errorf("wrongly reported: %q", found)
 	}
+}
+
+// bound returns the imports by which a module below the root, which others require at a version of
+// its own, would need the root at one version: those of internal packages. Programs, tests, and
+// what is internal itself are built at one commit.
+func bound(modules []string) check {
+	return func(files []*source) (violations []string) {
+		for _, s := range files {
+			in := slices.IndexFunc(modules, func(dir string) bool { return within(s.path, dir) })
+			if in < 0 || s.isTest() || within(s.path, "cmd") || strings.Contains("/"+s.path, "/internal/") {
+				continue
+			}
+			for _, spec := range s.file.Imports {
+				imported := unquote(spec.Path)
+				if within(imported, module) && strings.Contains(imported, "/internal/") && !within(imported, module+"/"+modules[in]) {
+					violations = append(violations, s.at(spec, "a module with its own version must not import %s", imported))
+				}
+			}
+		}
+		return violations
+	}
+}
+
+func TestModulesDoNotNeedInternalPackagesOfTheRoot(t *testing.T) {
+	t.Parallel()
+	var modules []string
+	for _, name := range tree(t) {
+		if path.Base(name) == "go.mod" && name != "go.mod" {
+			modules = append(modules, path.Dir(name))
+		}
+	}
+	enforce(t, bound(modules))
+	reader := `import "github.com/outbox-relay/outbox-relay/consumer/internal/message"`
+	reports(t, bound(modules), map[string]snippet{"an internal package": {path: "consumer/redisstore/x.go", text: reader}})
+	accepts(t, bound(modules), map[string]snippet{
+		"a test":          {path: "consumer/redisstore/x_test.go", text: reader},
+		"the root module": {path: "consumer/kafkaconsumer/x.go", text: reader},
+		"a program":       {path: "cmd/demo-cluster/x.go", text: reader},
+		"a public one":    {path: "consumer/redisstore/x.go", text: `import "github.com/outbox-relay/outbox-relay/consumer/store"`},
+		"its own":         {path: "consumer/redisstore/x.go", text: `import "github.com/outbox-relay/outbox-relay/consumer/redisstore/internal/x"`},
+	})
 }

@@ -21,7 +21,7 @@ import (
 )
 
 // An imitation speaks a server's protocol and decides nothing: it says what a test has it say. What
-// real servers say, and when, is tried in internal/relay/natstest.
+// real servers say, and when, is tried in internal/natstest.
 type imitation struct {
 	address string
 	// answer returns what is said about a message to a subject: JSON to the sender, or "503" for no

@@ -1,4 +1,4 @@
-package natsconsumer_test
+package reader
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package natsconsumer_test
+package reader
 
 import (
 	"bufio"
@@ -27,7 +27,7 @@ import (
 const patience = time.Minute // ends a test that would hang; no assertion depends on it
 
 // roleVar makes this test binary play another process.
-const roleVar = "NATSCONSUMER_ROLE"
+const roleVar = "READER_ROLE"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVar) != "" {
@@ -48,7 +48,7 @@ type env struct {
 
 func newEnv(t *testing.T, partitions int, change ...func(*jetstream.StreamConfig)) *env {
 	t.Helper()
-	program, err := localnats.Find("../..")
+	program, err := localnats.Find("../../..")
 	pgtest.Must(t, err)
 	cluster, err := localnats.Start(t.Context(), program, 1, "")
 	pgtest.Must(t, err)

@@ -1,4 +1,4 @@
-module github.com/outbox-relay/outbox-relay/internal/relay/natstest
+module github.com/outbox-relay/outbox-relay/internal/natstest
 
 go 1.26.0
 
@@ -44,4 +44,4 @@ require (
 	golang.org/x/time v0.16.0 // indirect
 )
 
-replace github.com/outbox-relay/outbox-relay => ../../..
+replace github.com/outbox-relay/outbox-relay => ../..

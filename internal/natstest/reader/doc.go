@@ -1,0 +1,2 @@
+// Package reader tries consumer/natsconsumer with a real server, which is killed and loses streams.
+package reader
