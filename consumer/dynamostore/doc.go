@@ -18,8 +18,8 @@
 // Without the second command nothing goes wrong, but the table grows for ever. An event is one
 // item: event (receiver, source and idempotency key), token, until (milliseconds: of the lease
 // while a handler runs, of the TTL afterwards), expires_at (the same in seconds, for DynamoDB) and,
-// once it is processed, status, hash and destination. The receiver needs dynamodb:GetItem, PutItem
-// and DeleteItem on the table.
+// once it is processed, known (the text of [store.Known]). The receiver needs dynamodb:GetItem,
+// PutItem and DeleteItem on the table.
 //
 // # What is promised
 //

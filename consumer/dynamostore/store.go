@@ -21,9 +21,7 @@ const (
 	attrToken   = "token"
 	attrUntil   = "until"      // Unix milliseconds: when the lease or the memory ends
 	attrExpires = "expires_at" // Unix seconds, not earlier: when DynamoDB may remove the item
-	attrStatus  = "status"     // distinguishes a processed event from one that is held
-	attrHash    = "hash"
-	attrSentTo  = "destination"
+	attrKnown   = "known"      // distinguishes a processed event from one that is held
 )
 
 // Store is a [store.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts
@@ -52,7 +50,7 @@ func eventName(c store.Claim) types.AttributeValue {
 // acquireCondition: no claim holds the event, or this claim does already, or the one that did or
 // had processed it has had its time. The token alone is not enough: this claim may have completed
 // the event meanwhile.
-const acquireCondition = "attribute_not_exists(#event) OR #until <= :now OR (#token = :token AND attribute_not_exists(#status))"
+const acquireCondition = "attribute_not_exists(#event) OR #until <= :now OR (#token = :token AND attribute_not_exists(#known))"
 
 // Acquire implements [store.Store].
 func (s *Store) Acquire(ctx context.Context, c store.Claim, lease time.Duration) (store.Acquired, error) {
@@ -64,7 +62,7 @@ func (s *Store) Acquire(ctx context.Context, c store.Claim, lease time.Duration)
 			TableName:                           &s.table,
 			Item:                                item,
 			ConditionExpression:                 aws.String(acquireCondition),
-			ExpressionAttributeNames:            names(attrEvent, attrUntil, attrToken, attrStatus),
+			ExpressionAttributeNames:            names(attrEvent, attrUntil, attrToken, attrKnown),
 			ExpressionAttributeValues:           map[string]types.AttributeValue{":now": milliseconds(now), ":token": text(c.Token)},
 			ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 		})
@@ -84,7 +82,7 @@ func (s *Store) Acquire(ctx context.Context, c store.Claim, lease time.Duration)
 		switch {
 		case len(kept) == 0:
 			continue
-		case kept[attrStatus] == nil:
+		case kept[attrKnown] == nil:
 			return store.Acquired{}, nil
 		}
 		known, err := readKnown(kept)
@@ -112,12 +110,14 @@ func (s *Store) read(ctx context.Context, c store.Claim) (map[string]types.Attri
 const completeCondition = "attribute_not_exists(#event) OR #token = :token OR #until <= :now"
 
 // Complete implements [store.Store].
-func (s *Store) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
+func (s *Store) Complete(ctx context.Context, c store.Claim, known store.Known, ttl time.Duration) error {
+	kept, textErr := known.MarshalText()
+	if textErr != nil {
+		return textErr
+	}
 	now := time.Now()
 	item := newItem(c, now.Add(ttl))
-	item[attrStatus] = &types.AttributeValueMemberN{Value: strconv.Itoa(status)}
-	item[attrHash] = &types.AttributeValueMemberB{Value: c.Hash[:]}
-	item[attrSentTo] = text(c.Destination)
+	item[attrKnown] = text(string(kept))
 	_, err := s.client.PutItem(ctx, &dynamodb.PutItemInput{
 		TableName:                 &s.table,
 		Item:                      item,
@@ -135,7 +135,7 @@ func (s *Store) Complete(ctx context.Context, c store.Claim, status int, ttl tim
 }
 
 // releaseCondition: the event is this claim's and not processed.
-const releaseCondition = "#token = :token AND attribute_not_exists(#status)"
+const releaseCondition = "#token = :token AND attribute_not_exists(#known)"
 
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, c store.Claim) error {
@@ -143,7 +143,7 @@ func (s *Store) Release(ctx context.Context, c store.Claim) error {
 		TableName:                 &s.table,
 		Key:                       map[string]types.AttributeValue{attrEvent: eventName(c)},
 		ConditionExpression:       aws.String(releaseCondition),
-		ExpressionAttributeNames:  names(attrToken, attrStatus),
+		ExpressionAttributeNames:  names(attrToken, attrKnown),
 		ExpressionAttributeValues: map[string]types.AttributeValue{":token": text(c.Token)},
 	})
 	if _, another := errors.AsType[*types.ConditionalCheckFailedException](err); err != nil && !another {
@@ -164,21 +164,12 @@ func newItem(c store.Claim, until time.Time) map[string]types.AttributeValue {
 }
 
 func readKnown(item map[string]types.AttributeValue) (*store.Known, error) {
-	status, okStatus := item[attrStatus].(*types.AttributeValueMemberN)
-	hash, okHash := item[attrHash].(*types.AttributeValueMemberB)
-	destination, okDestination := item[attrSentTo].(*types.AttributeValueMemberS)
-	if !okStatus || !okHash || !okDestination {
-		return nil, errors.New("an attribute is missing or of another type")
+	kept, ok := item[attrKnown].(*types.AttributeValueMemberS)
+	if !ok {
+		return nil, fmt.Errorf("the attribute %s is not a string", attrKnown)
 	}
-	known := &store.Known{Destination: destination.Value}
-	if copy(known.Hash[:], hash.Value) != len(known.Hash) {
-		return nil, errors.New("the hash is too short")
-	}
-	var err error
-	if known.Status, err = strconv.Atoi(status.Value); err != nil {
-		return nil, fmt.Errorf("read status: %w", err)
-	}
-	return known, nil
+	known := &store.Known{}
+	return known, known.UnmarshalText([]byte(kept.Value))
 }
 
 func text(s string) types.AttributeValue { return &types.AttributeValueMemberS{Value: s} }

@@ -2,7 +2,6 @@ package dynamostore_test
 
 import (
 	"crypto/rand"
-	"crypto/sha256"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,7 +30,7 @@ func TestConformance(t *testing.T) {
 }
 
 func claim(key string) store.Claim {
-	return store.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
+	return store.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Token: rand.Text()}
 }
 
 // attributes reads an item as DynamoDB has it.
@@ -68,7 +67,7 @@ func TestNameAndTimesToLive(t *testing.T) {
 	want("claimed", asked.Add(time.Hour), time.Now().Add(time.Hour))
 	const ttl = 7 * 24 * time.Hour
 	asked = time.Now()
-	testkit.Must(t, kept.Complete(ctx, one, 200, ttl))
+	testkit.Must(t, kept.Complete(ctx, one, store.Known{Status: 200, Hash: "h"}, ttl))
 	answered := time.Now()
 	want("completed", asked.Add(ttl), answered.Add(ttl))
 	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
@@ -96,26 +95,16 @@ func TestItemsOfOthers(t *testing.T) {
 	c := client(t, s)
 	kept, ctx := dynamostore.New(c, table), t.Context()
 	future := &types.AttributeValueMemberN{Value: strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10)}
-	for name, change := range map[string]func(map[string]types.AttributeValue){
-		"an odd status": func(item map[string]types.AttributeValue) {
-			item["status"] = &types.AttributeValueMemberS{Value: "200"}
-		},
-		"an odd hash": func(item map[string]types.AttributeValue) {
-			item["hash"] = &types.AttributeValueMemberB{Value: []byte("x")}
-		},
-		"no hash":        func(item map[string]types.AttributeValue) { delete(item, "hash") },
-		"no destination": func(item map[string]types.AttributeValue) { delete(item, "destination") },
+	for name, odd := range map[string]types.AttributeValue{
+		"a number":   &types.AttributeValueMemberN{Value: "200"},
+		"a sentence": &types.AttributeValueMemberS{Value: "x"},
 	} {
 		item := map[string]types.AttributeValue{
-			"event":  &types.AttributeValueMemberS{Value: "a+b:fin+ance%3A:" + name},
-			"token":  &types.AttributeValueMemberS{Value: "t"},
-			"until":  future,
-			"status": &types.AttributeValueMemberN{Value: "200"},
-			"hash":   &types.AttributeValueMemberB{Value: make([]byte, 32)},
-
-			"destination": &types.AttributeValueMemberS{},
+			"event": &types.AttributeValueMemberS{Value: "a+b:fin+ance%3A:" + name},
+			"token": &types.AttributeValueMemberS{Value: "t"},
+			"until": future,
+			"known": odd,
 		}
-		change(item)
 		if _, err := c.PutItem(ctx, &dynamodb.PutItemInput{TableName: &table, Item: item}); err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -49,15 +48,15 @@ func (s *Store) key(c store.Claim) []string {
 	return []string{s.prefix + url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key}
 }
 
-// acquireScript returns what is kept of a known event, an empty list when another claim holds it,
-// and 1 when this claim does. The field status distinguishes a known event from one that is held.
+// acquireScript returns what is kept of a known event, 0 when another claim holds it, and 1 when
+// this claim does. The field known distinguishes a known event from one that is held.
 const acquireScript = `
-local kept = redis.call('HMGET', KEYS[1], 'token', 'status', 'hash', 'destination')
+local kept = redis.call('HMGET', KEYS[1], 'token', 'known')
 if kept[2] then
-	return {kept[2], kept[3], kept[4]}
+	return kept[2]
 end
 if kept[1] and kept[1] ~= ARGV[1] then
-	return {}
+	return 0
 end
 redis.call('HSET', KEYS[1], 'token', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -71,39 +70,15 @@ func (s *Store) Acquire(ctx context.Context, c store.Claim, lease time.Duration)
 	}
 	switch reply := reply.(type) {
 	case int64:
-		return store.Acquired{Claimed: true}, nil
-	case []any:
-		if len(reply) == 0 {
-			return store.Acquired{}, nil
-		}
-		known, err := readKnown(reply)
-		if err != nil {
-			return store.Acquired{}, fmt.Errorf("read what Redis keeps under %q: %w", s.key(c)[0], err)
+		return store.Acquired{Claimed: reply == 1}, nil
+	case string:
+		known := &store.Known{}
+		if err := known.UnmarshalText([]byte(reply)); err != nil {
+			return store.Acquired{}, fmt.Errorf("key %q of Redis: %w", s.key(c)[0], err)
 		}
 		return store.Acquired{Known: known}, nil
 	}
 	return store.Acquired{}, fmt.Errorf("ask Redis: unexpected reply of type %T", reply)
-}
-
-// readKnown reads status, hash and destination.
-func readKnown(reply []any) (*store.Known, error) {
-	var fields [3]string
-	for i := range fields {
-		text, ok := reply[i].(string)
-		if !ok {
-			return nil, errors.New("a field is missing")
-		}
-		fields[i] = text
-	}
-	known := &store.Known{Destination: fields[2]}
-	if copy(known.Hash[:], fields[1]) != len(known.Hash) {
-		return nil, errors.New("the hash is too short")
-	}
-	var err error
-	if known.Status, err = strconv.Atoi(fields[0]); err != nil {
-		return nil, fmt.Errorf("read status: %w", err)
-	}
-	return known, nil
 }
 
 // completeScript returns 0 when the event is another claim's. The token stays, so that the command
@@ -113,14 +88,17 @@ local token = redis.call('HGET', KEYS[1], 'token')
 if token and token ~= ARGV[1] then
 	return 0
 end
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'status', ARGV[3], 'hash', ARGV[4], 'destination', ARGV[5])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'known', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1`
 
 // Complete implements [store.Store].
-func (s *Store) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
-	done, err := s.complete.Run(ctx, s.client, s.key(c),
-		c.Token, milliseconds(ttl), status, string(c.Hash[:]), c.Destination).Int()
+func (s *Store) Complete(ctx context.Context, c store.Claim, known store.Known, ttl time.Duration) error {
+	text, err := known.MarshalText()
+	if err != nil {
+		return err
+	}
+	done, err := s.complete.Run(ctx, s.client, s.key(c), c.Token, milliseconds(ttl), text).Int()
 	switch {
 	case err != nil:
 		return fmt.Errorf("write to Redis: %w", err)
@@ -132,7 +110,7 @@ func (s *Store) Complete(ctx context.Context, c store.Claim, status int, ttl tim
 
 // releaseScript removes the event while it is held by this claim, and not once it is known.
 const releaseScript = `
-local kept = redis.call('HMGET', KEYS[1], 'token', 'status')
+local kept = redis.call('HMGET', KEYS[1], 'token', 'known')
 if kept[1] == ARGV[1] and not kept[2] then
 	redis.call('DEL', KEYS[1])
 end

@@ -41,6 +41,9 @@ func claim(key string) store.Claim {
 	return store.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Token: rand.Text()}
 }
 
+// known is what a receiver remembers of an event.
+var known = store.Known{Status: 200, Hash: "h"}
+
 func TestKeyAndTimesToLive(t *testing.T) {
 	t.Parallel()
 	s := servers.Alone(t)
@@ -58,7 +61,7 @@ func TestKeyAndTimesToLive(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("claimed", time.Hour)
-	testkit.Must(t, kept.Complete(ctx, one, 200, 7*24*time.Hour))
+	testkit.Must(t, kept.Complete(ctx, one, known, 7*24*time.Hour))
 	want("completed", 7*24*time.Hour)
 	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
 		t.Fatalf("%+v, %v", got, err)
@@ -85,7 +88,7 @@ func TestForgottenScripts(t *testing.T) {
 		testkit.Must(t, kept.Release(ctx, one))
 		flush()
 	}
-	testkit.Must(t, kept.Complete(ctx, one, 200, time.Hour))
+	testkit.Must(t, kept.Complete(ctx, one, known, time.Hour))
 }
 
 // What is not this package's must not be taken for an event, new or known.
@@ -95,22 +98,14 @@ func TestKeysOfOthers(t *testing.T) {
 	c := client(t, s)
 	kept, ctx := redisstore.New(c, o), t.Context()
 	for name, put := range map[string]func(key string) error{
-		"a text":        func(key string) error { return c.Set(ctx, key, "x", 0).Err() },
-		"odd fields":    func(key string) error { return c.HSet(ctx, key, "token", "t", "status", "200").Err() },
-		"an odd status": func(key string) error { return c.HSet(ctx, key, odd("status", "x")).Err() },
-		"an odd hash":   func(key string) error { return c.HSet(ctx, key, odd("hash", "x")).Err() },
+		"a text":       func(key string) error { return c.Set(ctx, key, "x", 0).Err() },
+		"an odd field": func(key string) error { return c.HSet(ctx, key, "token", "t", "known", "x").Err() },
 	} {
 		testkit.Must(t, put(o.Prefix+"a+b:fin+ance%3A:"+name))
 		if got, err := kept.Acquire(ctx, claim(name), time.Hour); err == nil {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
-}
-
-func odd(name, value string) map[string]string {
-	fields := map[string]string{"token": "t", "status": "200", "hash": strings.Repeat("h", 32)}
-	fields[name] = value
-	return fields
 }
 
 // A cluster refuses scripts that touch more than the key they name.

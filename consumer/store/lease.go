@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,8 +31,8 @@ func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Fou
 	m.warnOfTTL(ctx, rq)
 	// The lease is counted from before the store counts it, so that it never lasts longer here than
 	// there.
-	l := &held{storeMemory: m, event: rq.Event, ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
-	l.claim = Claim{Receiver: m.Receiver, Source: m.Source, Key: rq.Event.Key, Hash: rq.Hash, Destination: rq.Event.Destination(), Token: rand.Text()}
+	l := &held{storeMemory: m, event: rq.Event, hash: hex.EncodeToString(rq.Hash[:]), ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
+	l.claim = Claim{Receiver: m.Receiver, Source: m.Source, Key: rq.Event.Key, Token: rand.Text()}
 	acquired, err := m.store.Acquire(ctx, l.claim, m.lease)
 	switch known := acquired.Known; {
 	case err != nil:
@@ -51,7 +52,7 @@ func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Fou
 		return memory.Found{Held: l}, nil
 	case m.Elsewhere(&rq.Event, known.Destination):
 		return memory.Found{Admission: memory.Diverted}, nil
-	case known.Hash != rq.Hash:
+	case known.Hash != l.hash:
 		return memory.Found{Admission: memory.Reused}, nil
 	default:
 		return memory.Found{Admission: memory.Duplicate, Status: known.Status}, nil
@@ -93,6 +94,7 @@ type held struct {
 	*storeMemory
 	claim        Claim
 	event        headers.Event
+	hash         string          // of its body
 	ctx          context.Context // the request's, but it outlives the request
 	handlerUntil time.Time
 }
@@ -105,7 +107,7 @@ func (l *held) Lend(ctx context.Context, event headers.Event) (context.Context, 
 // Remember may come after the lease: the store takes it unless another claim has taken the event
 // over.
 func (l *held) Remember(ctx context.Context, status int, _ string) error {
-	err := l.complete(ctx, status, l.knownFor(&l.event, time.Now()))
+	err := l.complete(ctx, Known{Status: status, Hash: l.hash, Destination: l.event.Destination()}, l.knownFor(&l.event, time.Now()))
 	switch {
 	case err == nil:
 		return nil
@@ -117,9 +119,9 @@ func (l *held) Remember(ctx context.Context, status int, _ string) error {
 
 // complete tries until ctx ends. The effect has happened, and a store that restarts is back within
 // seconds: to give up at the first error would be to repeat the effect for it.
-func (l *held) complete(ctx context.Context, status int, ttl time.Duration) error {
+func (l *held) complete(ctx context.Context, known Known, ttl time.Duration) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := l.store.Complete(ctx, l.claim, status, ttl)
+		err := l.store.Complete(ctx, l.claim, known, ttl)
 		if err == nil || errors.Is(err, ErrLeaseLost) || sleep.For(ctx, pause) != nil {
 			return err
 		}

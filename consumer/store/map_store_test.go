@@ -43,7 +43,7 @@ func (s *mapStore) Acquire(ctx context.Context, c store.Claim, lease time.Durati
 	return store.Acquired{Claimed: true}, ctx.Err()
 }
 
-func (s *mapStore) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
+func (s *mapStore) Complete(ctx context.Context, c store.Claim, known store.Known, ttl time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.get(c)
@@ -53,7 +53,7 @@ func (s *mapStore) Complete(ctx context.Context, c store.Claim, status int, ttl 
 	case ok && held.token != c.Token:
 		return fmt.Errorf("complete: %w", store.ErrLeaseLost)
 	}
-	s.put(c, mapEvent{c.Token, &store.Known{Hash: c.Hash, Status: status, Destination: c.Destination}, time.Now().Add(ttl)})
+	s.put(c, mapEvent{c.Token, &known, time.Now().Add(ttl)})
 	return ctx.Err()
 }
 

@@ -3,8 +3,8 @@ package store
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -29,11 +29,10 @@ type Store interface {
 	// once one gets the event.
 	Acquire(ctx context.Context, claim Claim, lease time.Duration) (Acquired, error)
 
-	// Complete makes the event known for ttl, with the status that duplicates are answered. It
-	// fails with [ErrLeaseLost], and changes nothing, when another claim holds the event or has
-	// completed it. When no other claim has taken the event over, it succeeds even after the lease:
-	// the effect has happened.
-	Complete(ctx context.Context, claim Claim, status int, ttl time.Duration) error
+	// Complete keeps known for ttl, which makes the event known. It fails with [ErrLeaseLost], and
+	// changes nothing, when another claim holds the event or has completed it. When no other claim
+	// has taken the event over, it succeeds even after the lease: the effect has happened.
+	Complete(ctx context.Context, claim Claim, known Known, ttl time.Duration) error
 
 	// Release gives up the event, so that it can be claimed at once. When it is not this claim's,
 	// or known, nothing happens, and that is no error.
@@ -46,9 +45,7 @@ type Claim struct {
 	// is 1 to 255 printable ASCII characters.
 	Receiver, Source, Key string
 
-	Hash        [sha256.Size]byte // of the request's body: distinguishes a duplicate from a reused key
-	Destination string            // of the sender's destinations the one that the request was sent to; may be empty
-	Token       string            // this request's own, never used again: 26 letters and digits
+	Token string // this request's own, never used again: 26 letters and digits
 }
 
 // Acquired is what became of a claim. Its zero value says that another claim holds the event.
@@ -57,11 +54,31 @@ type Acquired struct {
 	Known   *Known // the event has been processed; nil otherwise
 }
 
-// Known is what a [Store] keeps of a processed event.
+// Known is what a [Store] keeps of a processed event, and returns as it was. Later versions may add
+// fields, so keep the whole: the text of [Known.MarshalText], or the struct.
 type Known struct {
-	Hash        [sha256.Size]byte // of the body that was processed
-	Status      int               // 200 to 299, for duplicates
-	Destination string            // of the claim that was completed
+	Status      int    `json:"status"`                // 200 to 299, for duplicates
+	Hash        string `json:"hash"`                  // of the body that was processed: distinguishes a duplicate from a reused key
+	Destination string `json:"destination,omitempty"` // of the sender's destinations the one that the event was sent to
+}
+
+// MarshalText returns k as a line of JSON in UTF-8.
+func (k Known) MarshalText() ([]byte, error) {
+	type fields Known // has no methods, which json would call
+	return json.Marshal(fields(k))
+}
+
+// UnmarshalText reads what [Known.MarshalText] returned, also that of a later version. It fails for
+// any other text.
+func (k *Known) UnmarshalText(text []byte) error {
+	type fields Known
+	if err := json.Unmarshal(text, (*fields)(k)); err != nil {
+		return fmt.Errorf("read a known event: %w", err)
+	}
+	if k.Status < 200 || k.Status > 299 || k.Hash == "" {
+		return fmt.Errorf("read a known event: %q has no status from 200 to 299, or no hash", text)
+	}
+	return nil
 }
 
 // Config is a [consumer.Config] with what only a store needs. Isolation must be left alone: a store

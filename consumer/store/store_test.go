@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 func TestStoreConfigThatCannotWorkIsRefused(t *testing.T) {
@@ -110,12 +111,12 @@ func (s *flakyStore) Acquire(ctx context.Context, c store.Claim, lease time.Dura
 	return got, err
 }
 
-func (s *flakyStore) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
+func (s *flakyStore) Complete(ctx context.Context, c store.Claim, known store.Known, ttl time.Duration) error {
 	s.completes.Add(1)
 	if s.unheard.Add(-1) >= 0 {
 		return errors.New("connection refused")
 	}
-	return s.mapStore.Complete(ctx, c, status, ttl)
+	return s.mapStore.Complete(ctx, c, known, ttl)
 }
 
 // A claim whose answer was lost would keep the event from everybody until its lease ends.
@@ -194,5 +195,23 @@ func TestAStatusIsOfferedUntilItArrives(t *testing.T) {
 	receivertest.WantProblem(t, e.Post("k", "{}"), 500, "lease-lost")
 	if n := lost.completes.Load(); n != 1 {
 		t.Errorf("the response was offered %d times after the lease was lost", n)
+	}
+}
+
+func TestTheTextOfAKnownEvent(t *testing.T) {
+	t.Parallel()
+	want := store.Known{Status: 201, Hash: "e3b0c44298fc1c14", Destination: "shop"}
+	text, err := want.MarshalText()
+	testkit.Must(t, err)
+	later := strings.Replace(string(text), "{", `{"field_of_a_later_version":[1],`, 1)
+	for _, text := range []string{string(text), later} {
+		var got store.Known
+		testkit.Must(t, got.UnmarshalText([]byte(text)))
+		testkit.Equal(t, text, got, want)
+	}
+	for _, text := range []string{"", "x", "{}", "null", `{"status":200}`, `{"status":199,"hash":"h"}`, `{"status":300,"hash":"h"}`, `{"status":"200","hash":"h"}`} {
+		if err := new(store.Known).UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q was read", text)
+		}
 	}
 }
