@@ -229,7 +229,7 @@ func (s *runner) reportAttempt(ctx context.Context, wk *work, report consumer.Re
 		cause = s.Loggable(report.Err)
 	}
 	wk.reported = true
-	s.cfg.Breaker.Leave(wk.pass, time.Now(), proof, cause)
+	s.cfg.Config.Breaker.Leave(wk.pass, time.Now(), proof, cause)
 	level := slog.LevelDebug
 	switch {
 	case report.Final:
@@ -241,7 +241,7 @@ func (s *runner) reportAttempt(ctx context.Context, wk *work, report consumer.Re
 	}
 	s.LogOutcome(ctx, level, what, wk.key, wk.eventType, report.Err,
 		slog.String("result", string(report.Result)), slog.Int("attempt", wk.attempts+1))
-	if s.cfg.Observe != nil {
+	if s.cfg.Config.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(wk.began), wk.handled
 		s.callObserve(ctx, report)
 	}
@@ -256,7 +256,7 @@ func (s *runner) callObserve(ctx context.Context, report consumer.Report) {
 				"panic", redact.Text(fmt.Sprint(cause)), "stack", string(debug.Stack()))
 		}
 	}()
-	s.cfg.Observe(ctx, report)
+	s.cfg.Config.Observe(ctx, report)
 }
 
 // healthOfAttempt classifies the outcome of a worker's attempt for the breaker.

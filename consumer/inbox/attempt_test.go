@@ -46,7 +46,7 @@ func TestInboxAttempts(t *testing.T) {
 		return want{result, inbox.StatePending, 0, 0, "connection of the handler's transaction was lost", false}
 	}
 	exec := func(ctx context.Context, query string) error { return sent(ctx, query) }
-	short := func(c *inbox.Config) { c.Limits.HandlerTimeout = 200 * time.Millisecond }
+	short := func(c *inbox.Config) { c.Config.Limits.HandlerTimeout = 200 * time.Millisecond }
 	for name, test := range map[string]struct {
 		handle func(ctx context.Context) error // after the effect is written
 		change func(*inbox.Config)
@@ -142,7 +142,7 @@ func TestInboxAttempts(t *testing.T) {
 		},
 		"a timeout beyond what PostgreSQL can hold": {
 			func(context.Context) error { return nil },
-			func(c *inbox.Config) { c.Limits.HandlerTimeout = 365 * 24 * time.Hour },
+			func(c *inbox.Config) { c.Config.Limits.HandlerTimeout = 365 * 24 * time.Hour },
 			want{consumer.ResultProcessed, inbox.StateSucceeded, 1, 1, "", false},
 		},
 		"its connection lost, and success": { // it has not noticed
@@ -281,7 +281,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 			t.Parallel()
 			requested, worked := make(chan consumer.Event, 1), make(chan given, 1)
 			cfg := inbox.Config{Config: test.cfg}
-			cfg.Observe = func(_ context.Context, r consumer.Report) {
+			cfg.Config.Observe = func(_ context.Context, r consumer.Report) {
 				if r.Result == consumer.ResultRecorded {
 					requested <- r.Event
 				}
@@ -290,8 +290,8 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 				worked <- given{event, consumer.EventFrom(ctx)}
 				return nil
 			}
-			if cfg.Verify.Custom == nil && !cfg.Verify.AllowUnsigned {
-				cfg.Secrets = []string{receivertest.SecretText}
+			if cfg.Config.Verify.Custom == nil && !cfg.Config.Verify.AllowUnsigned {
+				cfg.Config.Secrets = []string{receivertest.SecretText}
 			}
 			p := newInbox(t, cfg)
 			p.run()

@@ -168,14 +168,14 @@ func BenchmarkInboxDrain(b *testing.B) {
 			var left atomic.Int64
 			left.Store(int64(b.N))
 			cfg := chaosConfig(workAsBidden("benchmark", true))
-			cfg.Source = "outbox-" + name + strconv.Itoa(b.N)
-			cfg.Observe = func(_ context.Context, r consumer.Report) {
+			cfg.Config.Source = "outbox-" + name + strconv.Itoa(b.N)
+			cfg.Config.Observe = func(_ context.Context, r consumer.Report) {
 				if r.Inbox && left.Add(-1) == 0 {
 					stop()
 				}
 			}
 			in := receivertest.Must(inbox.New(pool, cfg))
-			pileUp(b, pool, cfg.Source, b.N, keys)
+			pileUp(b, pool, cfg.Config.Source, b.N, keys)
 			b.ResetTimer()
 			before := claims.n.Load()
 			pgtest.Must(b, in.Run(ctx))
@@ -198,14 +198,14 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 	pgtest.Exec(b, pool, chaosSchema)
 	var worked, recorded atomic.Int64
 	cfg := chaosConfig(workAsBidden("benchmark", true))
-	cfg.Secrets, cfg.Verify.AllowUnsigned = nil, true
-	cfg.Observe = func(_ context.Context, r consumer.Report) {
+	cfg.Config.Secrets, cfg.Config.Verify.AllowUnsigned = nil, true
+	cfg.Config.Observe = func(_ context.Context, r consumer.Report) {
 		if r.Inbox {
 			worked.Add(1)
 		}
 	}
-	cfg.Source = "outbox"
-	pileUp(b, pool, cfg.Source, piled, 0)
+	cfg.Config.Source = "outbox"
+	pileUp(b, pool, cfg.Config.Source, piled, 0)
 	in := receivertest.Must(inbox.New(pool, cfg))
 	handler := in.Handler()
 	ctx, stop := context.WithCancel(b.Context())

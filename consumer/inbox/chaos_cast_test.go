@@ -99,7 +99,7 @@ func playInbox(p *receivertest.Player, works bool) {
 		note(entry{Op: opBegan, Key: event.Key})
 		return work(ctx, tx, event)
 	})
-	cfg.Observe = func(_ context.Context, r consumer.Report) {
+	cfg.Config.Observe = func(_ context.Context, r consumer.Report) {
 		if !r.Inbox {
 			return
 		}

@@ -106,18 +106,18 @@ func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg inbox.Config) {
 			return receivertest.EffectOf(ctx, event.Key)
 		}
 	}
-	cfg.Receiver = cmp.Or(cfg.Receiver, "test")
-	if len(cfg.Secrets) == 0 && !cfg.Verify.AllowUnsigned && cfg.Verify.Custom == nil {
-		cfg.Secrets = []string{receivertest.SecretText}
+	cfg.Config.Receiver = cmp.Or(cfg.Config.Receiver, "test")
+	if len(cfg.Config.Secrets) == 0 && !cfg.Config.Verify.AllowUnsigned && cfg.Config.Verify.Custom == nil {
+		cfg.Config.Secrets = []string{receivertest.SecretText}
 	}
-	if cfg.Observe == nil {
-		cfg.Observe = func(_ context.Context, r consumer.Report) { p.Reports <- r }
+	if cfg.Config.Observe == nil {
+		cfg.Config.Observe = func(_ context.Context, r consumer.Report) { p.Reports <- r }
 	}
 	if cfg.Jitter == nil {
 		none := 0.0
 		cfg.Jitter = &none
 	}
-	cfg.Logger = loggerTo(p.Logged)
+	cfg.Config.Logger = loggerTo(p.Logged)
 	p.Reports = make(chan consumer.Report, 100_000)
 	p.inbox = receivertest.Must(inbox.New(pool, cfg))
 	server := httptest.NewServer(p.inbox.Handler())

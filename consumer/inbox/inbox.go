@@ -58,7 +58,7 @@ type Config struct {
 	// whose machine has vanished is given up after HandlerTimeout and CommitTimeout. CommitTimeout
 	// also bounds every statement of the inbox itself. While Breaker is open events are recorded,
 	// but none is worked.
-	consumer.Config
+	Config consumer.Config
 
 	// Handle works an event. Required. Commit and Rollback of its transaction are refused. A
 	// handler that ends the transaction by other means is found out when it returns, and its event
@@ -118,7 +118,7 @@ const (
 
 // complete checks c and fills in defaults. connections is how many the pool has.
 func (c *Config) complete(connections int) error {
-	c.Secrets = nil // the receiver has them, in a form that cannot be printed
+	c.Config.Secrets = nil // the receiver has them, in a form that cannot be printed
 	if c.Handle == nil {
 		return errors.New("inbox: Config.Handle is nil: set what works the events")
 	}

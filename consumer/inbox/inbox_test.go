@@ -256,9 +256,9 @@ func TestInboxConfigMistakes(t *testing.T) {
 			cfg.Handle = handle
 		}
 		if !strings.Contains(want, "Secrets") {
-			cfg.Secrets = []string{receivertest.SecretText}
+			cfg.Config.Secrets = []string{receivertest.SecretText}
 		}
-		cfg.Receiver = "test"
+		cfg.Config.Receiver = "test"
 		wantRefused(want, pool, cfg)
 	}
 	wantRefused("inbox: New needs a pool", nil, inbox.Config{})

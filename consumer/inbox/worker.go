@@ -187,7 +187,7 @@ func (s *runner) end(t *ticket) {
 	}
 	s.more = s.more || t.promoted
 	if !t.reported {
-		s.cfg.Breaker.Leave(t.pass, time.Now(), breaker.Unknown, nil)
+		s.cfg.Config.Breaker.Leave(t.pass, time.Now(), breaker.Unknown, nil)
 	}
 	s.heldUntil = time.Time{} // it may have closed
 }
@@ -195,7 +195,7 @@ func (s *runner) end(t *ticket) {
 // claim takes what is due for the free workers and starts them.
 func (s *runner) claim(ctx context.Context, free int) {
 	now := time.Now()
-	pass, wait, ok := s.cfg.Breaker.Enter(now)
+	pass, wait, ok := s.cfg.Config.Breaker.Enter(now)
 	if !ok {
 		s.heldUntil = now.Add(jittered(wait, 0.25, jitterFraction())) // the next tick after it tries again
 		return
@@ -204,7 +204,7 @@ func (s *runner) claim(ctx context.Context, free int) {
 		free = 1
 	}
 	if n := s.claimFor(ctx, free, pass); n == 0 {
-		s.cfg.Breaker.Leave(pass, now, breaker.Unknown, nil)
+		s.cfg.Config.Breaker.Leave(pass, now, breaker.Unknown, nil)
 	}
 }
 

@@ -294,7 +294,7 @@ func TestMemoryGoesWhileAHandlerRuns(t *testing.T) {
 	t.Parallel()
 	kept := newMapStore()
 	cfg := store.Config{Lease: short}
-	cfg.Limits.CommitTimeout = 200 * time.Millisecond
+	cfg.Config.Limits.CommitTimeout = 200 * time.Millisecond
 	s := newSlow(t, kept, cfg)
 	answer := s.hold()
 	kept.stop(false)

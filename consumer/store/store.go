@@ -81,10 +81,11 @@ func (k *Known) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Config is a [consumer.Config] with what only a store needs. Isolation must be left alone: a store
-// has no transactions.
+// Config configures [Middleware]. What [consumer.Config] requires must be set.
 type Config struct {
-	consumer.Config
+	// Config says whom to trust, as for consumer.New. Isolation must be left alone: a store has no
+	// transactions.
+	Config consumer.Config
 
 	// Lease is how long a request holds its event. Default 30 seconds, longer than a relay usually
 	// waits for an answer. When the request's process dies, the event is free again after the

@@ -27,11 +27,11 @@ func TestStoreConfigThatCannotWorkIsRefused(t *testing.T) {
 	}
 	for want, cfg := range map[string]store.Config{
 		"Config.Secrets is empty": {},
-		"Isolation is set":        with(func(c *store.Config) { c.Isolation = sql.LevelSerializable }),
+		"Isolation is set":        with(func(c *store.Config) { c.Config.Isolation = sql.LevelSerializable }),
 		"Config.Lease":            with(func(c *store.Config) { c.Lease = -1 }),
 		"Config.TTL is negative":  with(func(c *store.Config) { c.TTL = -1 }),
 		"TTL: 5m0s is not longer": with(func(c *store.Config) { c.TTL = 5 * time.Minute }),
-		"TTL: 24h0m0s is not":     with(func(c *store.Config) { c.TTL, c.SenderNotAfter = 24*time.Hour, 24*time.Hour }),
+		"TTL: 24h0m0s is not":     with(func(c *store.Config) { c.TTL, c.Config.SenderNotAfter = 24*time.Hour, 24*time.Hour }),
 		"needs a store":           good,
 	} {
 		var kept store.Store
