@@ -125,7 +125,7 @@ func seeds(url string) []string {
 // readKafka returns a reader of the topic, as a user of kafkaconsumer makes it.
 func (o *options) readKafka(receive http.Handler) (reader, func(), error) {
 	events, err := kafkaconsumer.New(kafkaconsumer.Config{
-		Group: o.Receiver, Topics: []string{topic}, Backoff: []time.Duration{200 * time.Millisecond}, DrainTimeout: time.Second,
+		Group: o.Receiver, Topics: []string{topic}, Schedule: []time.Duration{200 * time.Millisecond}, DrainTimeout: time.Second,
 		// Its partitions go to others soon after a process was killed.
 		Client: []kgo.Opt{kgo.SeedBrokers(seeds(o.URL)...), kgo.SessionTimeout(2 * time.Second), kgo.HeartbeatInterval(300 * time.Millisecond)},
 	}, receive)

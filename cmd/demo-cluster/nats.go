@@ -136,7 +136,7 @@ func (o *options) readNATS(receive http.Handler) (reader, func(), error) {
 	}
 	events, err := natsconsumer.New(js, natsconsumer.Config{
 		Stream: stream, Durable: o.Receiver, Subject: subject, Partitions: o.Partitions, AckWait: 2 * time.Second,
-		Backoff: []time.Duration{200 * time.Millisecond},
+		Schedule: []time.Duration{200 * time.Millisecond},
 	}, receive)
 	return events, js.Conn().Close, err
 }

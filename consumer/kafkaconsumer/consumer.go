@@ -36,9 +36,9 @@ type Config struct {
 	// Ahead bounds how many records of each partition wait in memory. 0: 500.
 	Ahead int
 
-	// Backoff holds the delays after the first, second, … failure of a record; the last repeats.
+	// Schedule holds the delays after the first, second, … failure of a record; the last repeats.
 	// Empty: 1s, 5s, 30s, 1m.
-	Backoff []time.Duration
+	Schedule []time.Duration
 
 	// DrainTimeout is how long a handler may continue after the context of Run has ended, or after
 	// its partition was given to another process. Then its context ends too. 0: 20 seconds. Longer
@@ -108,7 +108,7 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 	cfg.Ahead = cmp.Or(cfg.Ahead, 500)
 	cfg.DrainTimeout = cmp.Or(cfg.DrainTimeout, 20*time.Second)
 	var err error
-	if cfg.Backoff, err = message.Backoff("kafkaconsumer", cfg.Backoff); err != nil {
+	if cfg.Schedule, err = message.Schedule("kafkaconsumer", cfg.Schedule); err != nil {
 		return nil, err
 	}
 	return &Consumer{cfg: cfg, receive: receiver, partitions: map[partition]*worker{}}, nil

@@ -48,7 +48,7 @@ func TestWhatIsRefusedAtTheStart(t *testing.T) {
 		"Config.Topics is empty": {Group: "g"},
 		"may not be negative":    {Group: "g", Topics: []string{topic}, Ahead: -1},
 		"too long":               {Group: "g", Topics: []string{topic}, DrainTimeout: time.Hour},
-		"not positive":           {Group: "g", Topics: []string{topic}, Backoff: []time.Duration{0}},
+		"not positive":           {Group: "g", Topics: []string{topic}, Schedule: []time.Duration{0}},
 		"Config.Client":          {Group: "g", Topics: []string{topic}, Client: []kgo.Opt{kgo.SeedBrokers()}},
 	} {
 		if _, err := kafkaconsumer.New(cfg, receive); err == nil || !strings.Contains(err.Error(), want) {

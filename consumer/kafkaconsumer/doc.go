@@ -17,7 +17,7 @@
 //
 //	2xx                                                committed, or a duplicate: its offset may be committed
 //	400, 406, 410, 411, 413, 414, 415, 422, 431, 501   refused for good: Config.Refused, then as above
-//	any other, or no answer                            tried again after Config.Backoff, or after a longer Retry-After
+//	any other, or no answer                            tried again after Config.Schedule, or after a longer Retry-After
 //
 // Offsets are committed after the database's COMMIT, once a second and when a partition is given
 // back. What a process that dies has not committed comes again, and is answered from memory.

@@ -73,7 +73,7 @@ func (w *written) Reader(receiver http.Handler, refused func(readertest.Refusal)
 // reader returns a reader of the topic.
 func (e *env) reader(cfg kafkaconsumer.Config, receiver http.Handler) readertest.Reader {
 	cfg.Group, cfg.Topics, cfg.Client = "test", []string{topic}, []kgo.Opt{kgo.SeedBrokers(e.address)}
-	cfg.Backoff = []time.Duration{10 * time.Millisecond}
+	cfg.Schedule = []time.Duration{10 * time.Millisecond}
 	c, err := kafkaconsumer.New(cfg, receiver)
 	pgtest.Must(e, err)
 	return readertest.Reader{Run: c.Run, Lag: func() (idle bool, failing int) {

@@ -161,7 +161,7 @@ func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 		if w.taking.Err() != nil {
 			return false
 		}
-		wait := out.Delay(attempt, w.cfg.Backoff)
+		wait := out.Delay(attempt, w.cfg.Schedule)
 		w.logger().WarnContext(ctx, "kafkaconsumer: the record is tried again", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset,
 			"attempt", attempt, "status", out.Status, "problem", out.Problem, "wait", wait)
 		if sleep.For(w.taking, wait) != nil {

@@ -50,9 +50,9 @@ type Config struct {
 	// message. 0: 10 seconds.
 	AckWait time.Duration
 
-	// Backoff holds the delays after the first, second, … failure of a message; the last repeats.
+	// Schedule holds the delays after the first, second, … failure of a message; the last repeats.
 	// Empty: 1s, 5s, 30s, 1m.
-	Backoff []time.Duration
+	Schedule []time.Duration
 
 	// DrainTimeout is how long Run lets handlers continue after its context has ended. Then their
 	// contexts end too. 0: 20 seconds.
@@ -111,7 +111,7 @@ func New(js jetstream.JetStream, cfg Config, receiver http.Handler) (*Consumer, 
 	cfg.AckWait = cmp.Or(cfg.AckWait, 10*time.Second)
 	cfg.DrainTimeout = cmp.Or(cfg.DrainTimeout, 20*time.Second)
 	var err error
-	if cfg.Backoff, err = message.Backoff("natsconsumer", cfg.Backoff); err != nil {
+	if cfg.Schedule, err = message.Schedule("natsconsumer", cfg.Schedule); err != nil {
 		return nil, err
 	}
 	return &Consumer{cfg: cfg, js: js, receive: receiver}, nil
@@ -293,7 +293,7 @@ func (c *Consumer) settle(ctx context.Context, msg jetstream.Msg) {
 	case ctx.Err() != nil: // the process stops; another one takes the message at once
 		err = msg.Nak()
 	default:
-		wait := out.Delay(int(about.NumDelivered), c.cfg.Backoff)
+		wait := out.Delay(int(about.NumDelivered), c.cfg.Schedule)
 		c.logger().WarnContext(ctx, "natsconsumer: the message comes again", "stream", about.Stream, "durable", about.Consumer, "sequence", about.Sequence.Stream,
 			"deliveries", about.NumDelivered, "status", out.Status, "problem", out.Problem, "wait", wait)
 		err = msg.NakWithDelay(wait)

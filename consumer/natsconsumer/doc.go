@@ -15,7 +15,7 @@
 //
 //	2xx                                                committed, or a duplicate: acknowledged
 //	400, 406, 410, 411, 413, 414, 415, 422, 431, 501   refused for good: Config.Refused, then terminated
-//	any other, or no answer                            comes again after Config.Backoff, or after a longer Retry-After
+//	any other, or no answer                            comes again after Config.Schedule, or after a longer Retry-After
 //
 // A message is acknowledged after COMMIT. When a process dies in between, the server delivers the
 // message again once Config.AckWait is over, and it is answered from memory.

@@ -43,13 +43,13 @@ type Outcome struct {
 }
 
 // Delay returns how long to wait after the given failure of a message, 1 for the first one, where
-// backoff holds the delays. That another process works the event is no failure: each further delay
+// schedule holds the delays. That another process works the event is no failure: each further delay
 // would be one more in which its partition waits for nothing.
-func (o Outcome) Delay(failure int, backoff []time.Duration) time.Duration {
+func (o Outcome) Delay(failure int, schedule []time.Duration) time.Duration {
 	if o.Problem == "in-flight" {
 		failure = 1
 	}
-	return max(o.Wait, backoff[min(failure, len(backoff))-1])
+	return max(o.Wait, schedule[min(failure, len(schedule))-1])
 }
 
 // Verdict says what becomes of a message.
@@ -165,13 +165,13 @@ func Keep(ctx context.Context, log *slog.Logger, prefix, again string, refused f
 	return true
 }
 
-// Backoff returns the delays after the failures of a message: the given ones, or the default ones
+// Schedule returns the delays after the failures of a message: the given ones, or the default ones
 // if there are none. It fails when one is not positive, since the message would come again at once.
 // prefix names the reader in the error.
-func Backoff(prefix string, given []time.Duration) ([]time.Duration, error) {
+func Schedule(prefix string, given []time.Duration) ([]time.Duration, error) {
 	for _, delay := range given {
 		if delay <= 0 {
-			return nil, fmt.Errorf("%s: Config.Backoff has a delay that is not positive (%v): the message would come again at once", prefix, delay)
+			return nil, fmt.Errorf("%s: Config.Schedule has a delay that is not positive (%v): the message would come again at once", prefix, delay)
 		}
 	}
 	if len(given) == 0 {

@@ -70,7 +70,7 @@ func TestDeliverReadsTheAnswer(t *testing.T) {
 // or dies.
 func TestDelay(t *testing.T) {
 	t.Parallel()
-	backoff := []time.Duration{time.Second, 5 * time.Second, time.Minute}
+	schedule := []time.Duration{time.Second, 5 * time.Second, time.Minute}
 	for _, c := range []struct {
 		out     message.Outcome
 		failure int
@@ -83,7 +83,7 @@ func TestDelay(t *testing.T) {
 		{message.Outcome{Status: 409, Problem: "in-flight", Wait: time.Second}, 9, time.Second},
 		{message.Outcome{Status: 409, Problem: "of-the-handler"}, 9, time.Minute},
 	} {
-		if got := c.out.Delay(c.failure, backoff); got != c.want {
+		if got := c.out.Delay(c.failure, schedule); got != c.want {
 			t.Errorf("%+v after failure %d: %v, want %v", c.out, c.failure, got, c.want)
 		}
 	}
@@ -108,15 +108,15 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-func TestBackoff(t *testing.T) {
+func TestSchedule(t *testing.T) {
 	t.Parallel()
-	if all, err := message.Backoff("reader", nil); err != nil || len(all) != 4 {
+	if all, err := message.Schedule("reader", nil); err != nil || len(all) != 4 {
 		t.Errorf("by default: %v, %v", all, err)
 	}
-	if all, err := message.Backoff("reader", []time.Duration{time.Hour}); err != nil || len(all) != 1 {
+	if all, err := message.Schedule("reader", []time.Duration{time.Hour}); err != nil || len(all) != 1 {
 		t.Errorf("an hour: %v, %v", all, err)
 	}
-	if _, err := message.Backoff("reader", []time.Duration{time.Hour, 0}); err == nil {
+	if _, err := message.Schedule("reader", []time.Duration{time.Hour, 0}); err == nil {
 		t.Error("a delay of nothing was taken")
 	}
 }

@@ -105,7 +105,7 @@ func TestWhatIsRefusedAtTheStart(t *testing.T) {
 		"but Partitions is 0":        {Stream: "S", Durable: "d", Subject: "outbox.{partition}"},
 		"may not be negative":        {Stream: "S", Durable: "d", Workers: -1},
 		"too short":                  {Stream: "S", Durable: "d", AckWait: time.Millisecond},
-		"not positive":               {Stream: "S", Durable: "d", Backoff: []time.Duration{0}},
+		"not positive":               {Stream: "S", Durable: "d", Schedule: []time.Duration{0}},
 	} {
 		if _, err := natsconsumer.New(e.js, cfg, receive); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New says %v, want %q", err, want)

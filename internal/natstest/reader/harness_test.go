@@ -96,8 +96,8 @@ func (e *env) reader(cfg natsconsumer.Config, receiver http.Handler) readertest.
 	if e.partitions > 0 {
 		cfg.Partitions, cfg.Subject = e.partitions, "outbox.{partition}.>"
 	}
-	if cfg.Backoff == nil {
-		cfg.Backoff = []time.Duration{10 * time.Millisecond}
+	if cfg.Schedule == nil {
+		cfg.Schedule = []time.Duration{10 * time.Millisecond}
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
