@@ -104,7 +104,7 @@ func TestKnownEventIsADuplicateAtAnyAge(t *testing.T) {
 		e.WantRows("known", 1, 1)
 
 		release := e.Hold(func(tx pgx.Tx) error {
-			_, err := consumer.Once(t.Context(), tx, "test", "outbox", "busy")
+			_, err := consumer.Once(t.Context(), tx, consumer.Event{Receiver: "test", Source: "outbox", Key: "busy"})
 			return err
 		})
 		receivertest.WantProblem(t, e.Do(e.NewRequest("busy", "{}", old, passed)), http.StatusConflict, "in-flight")

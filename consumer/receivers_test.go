@@ -124,7 +124,7 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := consumer.Once(ctx, tx, event.Receiver, "other", event.Key); err != nil {
+		if _, err := consumer.Once(ctx, tx, consumer.Event{Receiver: event.Receiver, Source: "other", Key: event.Key}); err != nil {
 			return err
 		}
 		return receivertest.EffectOf(ctx, event.Key)

@@ -283,7 +283,7 @@ func TestInboxRecordsAKeyOnce(t *testing.T) {
 		t.Errorf("recorded %d times", accepted.Load())
 	}
 	release := p.Hold(func(tx pgx.Tx) error { // by a session without the lock
-		_, err := consumer.Once(t.Context(), tx, "test", "outbox", "held")
+		_, err := consumer.Once(t.Context(), tx, consumer.Event{Receiver: "test", Source: "outbox", Key: "held"})
 		return err
 	})
 	receivertest.WantProblem(t, p.Post("held", "{}"), 409, "in-flight")

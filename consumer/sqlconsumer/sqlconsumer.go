@@ -63,8 +63,8 @@ func Tx(ctx context.Context) *sql.Tx {
 func NewRouter() *consumer.Router[*sql.Tx] { return &consumer.Router[*sql.Tx]{} }
 
 // Once is [consumer.Once].
-func Once(ctx context.Context, tx *sql.Tx, receiver, source, key string) (first bool, err error) {
-	return memory.Once(ctx, receiver, source, key, execIn(tx))
+func Once(ctx context.Context, tx *sql.Tx, event consumer.Event) (first bool, err error) {
+	return memory.Once(ctx, event.Receiver, event.Source, event.Key, execIn(tx))
 }
 
 // ApplyIfNewer is [consumer.ApplyIfNewer].

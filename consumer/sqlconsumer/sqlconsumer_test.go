@@ -25,7 +25,7 @@ func TestHandlersWritesAreOneWithTheirEvent(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Inbox)
 	router := sqlconsumer.NewRouter()
 	router.Handle("invoice.*", 0, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
-		first, err := sqlconsumer.Once(ctx, tx, "test", "inside", event.Key)
+		first, err := sqlconsumer.Once(ctx, tx, consumer.Event{Receiver: "test", Source: "inside", Key: event.Key})
 		newer, failed := sqlconsumer.ApplyIfNewer(ctx, tx, "invoices", "1", consumer.BySequence(event.Sequence))
 		if err = errors.Join(err, failed); err == nil && first && newer {
 			_, err = tx.ExecContext(ctx, "INSERT INTO effect VALUES ($1)", event.Key)

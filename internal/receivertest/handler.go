@@ -125,7 +125,7 @@ func (l LargeObjects) Use(ctx context.Context, t *testing.T) {
 
 // OnceThenEffect asks for the event that it works.
 func OnceThenEffect(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-	first, err := consumer.Once(ctx, tx, event.Receiver, event.Source, event.Key)
+	first, err := consumer.Once(ctx, tx, event)
 	if err != nil || !first {
 		return err
 	}
