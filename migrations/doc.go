@@ -9,4 +9,8 @@
 // Table names are unqualified, so the first schema on the connection's search_path receives them.
 //
 // roles.sql, beside this file, is a template of least-privilege roles.
+//
+// Within v1 [Up], [Roles], [Set], [Outbox], [Inbox], [LockedError] and [ErrForeignVersionTable]
+// stay as they are. All else is for the commands of outbox-relay, and may change in each minor
+// version.
 package migrations

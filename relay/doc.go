@@ -43,10 +43,11 @@
 //
 // # Who may import what
 //
-// This package is what a program imports to run a relay within itself; names.go has the names of
-// all that a [Config] and its [Hooks] hold. The rooms in internal/relay are for this repository
-// alone: for the engine, and some of them (ops, alert, watch, history, identity, archive) for the
-// command line, the page and the metrics too.
+// This package is what a program imports to run a relay within itself. Its API may change in each
+// minor version of v1, because the product is the program outbox-relay: pin the version that you
+// have tested. names.go has the names of all that a [Config] and its [Hooks] hold. The rooms in
+// internal/relay are for this repository alone: for the engine, and some of them (ops, alert,
+// watch, history, identity, archive) for the command line, the page and the metrics too.
 //
 // # When the claimer acts
 //
