@@ -292,6 +292,8 @@ func (f *Flow) growConcurrency(now time.Time, took time.Duration) {
 		return
 	}
 	switch {
+	case limit == 1: // there is no less, and what more at once brings is not known
+		f.down = false
 	case f.perSecond == 0, perSecond >= 0.95*f.perSecond && perSecond <= 1.05*f.perSecond:
 		f.down = true
 	case perSecond < f.perSecond:

@@ -236,6 +236,22 @@ func TestFlowYieldsToLatency(t *testing.T) {
 	}
 }
 
+// A receiver that is found not to bear more than one request at once, and then answers slowly, but
+// any number, gets all that may be.
+func TestFlowLeavesItsFloor(t *testing.T) {
+	t.Parallel()
+	s := simulate(64, 0)
+	for range 20 {
+		s.now = s.now.Add(4 * time.Second)
+		s.flow.Answered(s.now, policy.ReasonTimeout, 3*time.Second, 0)
+	}
+	testkit.Equal(t, "requests at once after timeouts", s.flow.Concurrency(), 1)
+	s.latency = func(int) time.Duration { return 2 * time.Second }
+	s.run(2 * time.Minute)
+	s.run(10 * time.Second)
+	testkit.Equal(t, "at once, when answers are slow", s.most, 64)
+}
+
 // A receiver that says when to come back gets nothing until then, one request at once then, and
 // soon as many as before.
 func TestFlowWaitsAsAsked(t *testing.T) {
