@@ -157,7 +157,7 @@ func TestLagIsAlertedOfWhatNothingHolds(t *testing.T) {
 			}
 			lookLater(db, w)
 			wantAlerts(db, alert.RuleLag)
-			want := `the oldest one that is due has waited for 1h0m (event 1), for 12m of it though nothing held it, longer than 10m; relay "r1" sends at most 1 request at once there, of 64 that it may, as timeouts, 503s or slow answers have taught it: a higher max_in_flight changes nothing, and a restart of that relay forgets it`
+			want := `the oldest one that is due has waited for 1h0m (event 1), for 12m of it though nothing held it, longer than 10m; relay "r1" sends at most 1 request at once there, of 64 that it may, as timeouts, 503s or slow answers have taught it: a higher max_in_flight changes nothing`
 			testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT detail FROM outbox_alert`), want)
 			testkit.Equal(t, "it began", relaytest.Row[int](db, `SELECT round(extract(epoch FROM now() - opened_at) / 60)::int FROM outbox_alert`), 12)
 			db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)

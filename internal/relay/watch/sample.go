@@ -206,7 +206,7 @@ type Learnt struct {
 
 // String says what follows for who would raise the limit.
 func (l Learnt) String() string {
-	return fmt.Sprintf("relay %q sends at most %s at once there, of %d that it may, as timeouts, 503s or slow answers have taught it: a higher max_in_flight changes nothing, and a restart of that relay forgets it",
+	return fmt.Sprintf("relay %q sends at most %s at once there, of %d that it may, as timeouts, 503s or slow answers have taught it: a higher max_in_flight changes nothing",
 		plain.Clip(l.Relay), plain.Plural(int64(l.AtOnce), "request", "requests"), l.Configured)
 }
 
