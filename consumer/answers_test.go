@@ -254,6 +254,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 			h.Set(webhook.Sequence, "12")
 			h.Set(webhook.Attempt, "4")
 			h.Set(webhook.DeliveryID, "d-1")
+			h.Set(webhook.Destination, "shop")
 			h.Set(webhook.NotAfter, "2126-02-02T03:04:05Z")
 			h.Set(webhook.Replay, "true")
 			h.Set(webhook.TraceParent, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
@@ -266,7 +267,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 		want := consumer.Event{
 			Receiver: "test", Source: "outbox", Key: "invoice/1.created v2", Type: "invoice.created", Version: 3, ID: 9007199254740993,
 			CreatedAt: created, RelatedReference: "INV-1", OrderingKey: "customer 7", Sequence: 12, Attempt: 4,
-			DeliveryID: "d-1", NotAfter: until, Replay: true,
+			DeliveryID: "d-1", Destination: "shop", NotAfter: until, Replay: true,
 			TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",
 			Payload: []byte(body),
 		}

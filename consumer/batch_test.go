@@ -31,7 +31,7 @@ func batchRequest(e *receivertest.Env, keys ...string) *http.Request {
 }
 
 func signedBatch(e *receivertest.Env, events int, body []byte) *http.Request {
-	signed := webhook.NewSigner(receivertest.Secret()).SignBatch(events, body, time.Now())
+	signed := webhook.NewSigner(receivertest.Secret()).SignBatch(webhook.AppendCovered(nil, webhook.Batch, strconv.Itoa(events)), body, time.Now())
 	r := receivertest.Must(http.NewRequestWithContext(e.T.Context(), http.MethodPost, e.URL, strings.NewReader(string(body))))
 	r.Header = http.Header{
 		"Content-Type": {webhook.BatchType}, webhook.Batch: {strconv.Itoa(events)},

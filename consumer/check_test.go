@@ -50,7 +50,7 @@ func FuzzCheck(f *testing.F) {
 		for name, value := range map[string]string{
 			webhook.IdempotencyKey: key, webhook.ID: id, webhook.EventType: eventType, webhook.EventVersion: version,
 			webhook.EventID: number, webhook.Sequence: number, webhook.Attempt: version, webhook.CreatedAt: moment, webhook.NotAfter: moment,
-			webhook.RelatedReference: reference, webhook.OrderingKey: orderingKey, webhook.DeliveryID: reference, webhook.Replay: replay,
+			webhook.RelatedReference: reference, webhook.OrderingKey: orderingKey, webhook.DeliveryID: reference, webhook.Destination: reference, webhook.Replay: replay,
 			webhook.TraceParent: trace, webhook.TraceState: trace,
 		} {
 			if value != "" {
@@ -82,7 +82,7 @@ func FuzzCheck(f *testing.F) {
 			case !event.Foreign && (event.Key != key || event.Type != eventType || event.OrderingKey != orderingKey || twice):
 				t.Errorf("%s: %+v is not what was sent", name, event)
 			}
-			for _, text := range []string{event.Key, event.Type, event.RelatedReference, event.OrderingKey, event.DeliveryID} {
+			for _, text := range []string{event.Key, event.Type, event.RelatedReference, event.OrderingKey, event.DeliveryID, event.Destination} {
 				if text != "" && !headers.Printable(text) || event.Key == "" {
 					t.Errorf("%s: %q was accepted", name, text)
 				}

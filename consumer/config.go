@@ -99,9 +99,10 @@ type Verify struct {
 
 	// AcceptForeign also accepts plain Standard Webhooks senders, whose signature covers only
 	// webhook-id, the timestamp and the body. For them webhook-id is the key, and no other header
-	// is believed: [Event] holds nothing else. A webhook-id of the form that outbox-relay derives
-	// ("evt_" and 32 hexadecimal digits) is refused without the relay's own signature, because it
-	// is a relay's request with changed headers. Default false: relays only.
+	// is believed: [Event] holds nothing else, and the handler of an HTTP request gets no header
+	// that a relay would have signed (X-Outbox-…, X-Event-…, Ce-…). A webhook-id of the form that
+	// outbox-relay derives ("evt_" and 32 hexadecimal digits) is refused without the relay's own
+	// signature, because it is a relay's request with changed headers. Default false: relays only.
 	AcceptForeign bool
 
 	// Custom replaces all checks of signatures and timestamps, for a sender that signs in its own

@@ -130,7 +130,7 @@ func (rc receiver) Handler(work func(ctx context.Context) error) http.Handler {
 func (rc receiver) Middleware(next http.Handler) http.Handler {
 	rc.handle = func(ctx context.Context, r *http.Request, rq *request) *answer {
 		response := newBuffer()
-		next.ServeHTTP(response, rq.forHandler(r.WithContext(ctx)))
+		next.ServeHTTP(response, rc.forHandler(r.WithContext(ctx), rq))
 		return response.result()
 	}
 	return &rc
@@ -209,7 +209,7 @@ func (rc *receiver) answerFound(rq *request, found memory.Found, report *Report)
 // says what to set.
 func (s *settings) diverted(event *headers.Event) error {
 	return fmt.Errorf("the event was received before, as another destination than %q, by a receiver that has the same Config.Receiver (%q) and "+
-		"Source (%q): give the receiver of each destination its own Receiver, or name both in Config.Destinations if they are one", event.Destination(), s.Receiver, s.Source)
+		"Source (%q): give the receiver of each destination its own Receiver, or name both in Config.Destinations if they are one", event.Destination, s.Receiver, s.Source)
 }
 
 // run calls the handler for an event. It commits or rolls back before it answers.
@@ -286,16 +286,18 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken memory.
 	}
 }
 
-// forHandler returns r, which is a copy of the request, with an unread body. It removes a relay's
-// headers that a foreign signature does not cover, because a handler would trust them.
-func (rq *request) forHandler(r *http.Request) *http.Request {
+// forHandler returns r, which is a copy of the request, with an unread body. It removes the headers
+// that a relay would have signed and a foreign sender has not, because a handler would trust them.
+// Config.Verify.Custom may have proven all but those of a relay itself.
+func (rc *receiver) forHandler(r *http.Request, rq *request) *http.Request {
 	r.Body = io.NopCloser(bytes.NewReader(rq.Body))
 	r.ContentLength = int64(len(rq.Body))
 	r.TransferEncoding = nil
 	if rq.Event.Foreign {
 		r.Header = r.Header.Clone()
 		maps.DeleteFunc(r.Header, func(name string, _ []string) bool {
-			return name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix)
+			return name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix) ||
+				rc.Verify.Custom == nil && webhook.Covered(name)
 		})
 	}
 	return r

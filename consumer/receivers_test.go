@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -63,7 +64,16 @@ func TestOtherDestinationIsRefused(t *testing.T) {
 func TestRequestForAnotherDestinationIsRefused(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Destinations: []string{"chi", "shop-eu"}}, receivertest.Effect)
-	for _, sent := range []func(http.Header){receivertest.SentTo("shop"), receivertest.SentTo(""), func(http.Header) {}} {
+	elsewhere := func(h http.Header) { // the delivery's id is opaque
+		h.Set(webhook.EventID, "4711")
+		h.Set(webhook.DeliveryID, "4711-shop-eu-1")
+		h.Set(webhook.Destination, "shop")
+	}
+	idAlone := func(h http.Header) {
+		elsewhere(h)
+		h.Del(webhook.Destination)
+	}
+	for _, sent := range []func(http.Header){receivertest.SentTo("shop"), receivertest.SentTo(""), func(http.Header) {}, elsewhere, idAlone} {
 		receivertest.WantProblem(t, e.Do(e.NewRequest("k", "{}", sent)), http.StatusMisdirectedRequest, "wrong-destination")
 		e.WantResult(consumer.ResultRejected)
 	}

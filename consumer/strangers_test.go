@@ -325,9 +325,12 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 						t.Errorf("%s reaches the handler: %q", name, got)
 					}
 				}
+				if r.Header.Get("ce-type") == "" {
+					t.Error("what Verify.Custom may have proven does not reach the handler")
+				}
 			}
 		})
-		receivertest.WantFirst(t, seen.Do(seen.NewRequest("forged", "{}", receivertest.With("Their-Id", "k"), receivertest.With(webhook.OrderingKey, "forged"))), 200, "")
+		receivertest.WantFirst(t, seen.Do(seen.NewRequest("forged", "{}", receivertest.With("Their-Id", "k"), receivertest.With("ce-type", "t"), receivertest.With(webhook.OrderingKey, "forged"))), 200, "")
 		failing := func(*receivertest.Env) receivertest.HandlerFunc {
 			return func(_ context.Context, event consumer.Event) error {
 				switch event.Key {

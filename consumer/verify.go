@@ -30,7 +30,8 @@ type Event struct {
 	OrderingKey      string    // events with one ordering key arrive in order; empty: no order
 	Sequence         int64     // grows within an ordering key
 	Attempt          int       // the sender's, 1 for the first POST; in an inbox that of the POST that was recorded
-	DeliveryID       string    // of that POST
+	DeliveryID       string    // of that POST; opaque
+	Destination      string    // the sender's name for where it sent the event, as in [Config].Destinations; empty: it does not say
 	NotAfter         time.Time // when the relay stops sending the event by itself; zero: unknown
 	Replay           bool      // an operator sent it again
 	Foreign          bool      // not of a relay: a plain Standard Webhooks sender, or proven by Verify.Custom
@@ -79,9 +80,9 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 // accept completes the request of an event that is proven, unless there is a problem, or it is for
 // another receiver.
 func (s *settings) accept(rq *request, event headers.Event, body []byte, p *problem) *problem {
-	if p == nil && len(s.Destinations) > 0 && !event.Foreign && !slices.Contains(s.Destinations, event.Destination()) {
+	if p == nil && len(s.Destinations) > 0 && (!event.Foreign || event.Destination != "") && !slices.Contains(s.Destinations, event.Destination) {
 		p = newProblem(http.StatusMisdirectedRequest, "wrong-destination", "The request was sent to another destination",
-			fmt.Sprintf("It is signed for the destination %q, which is not among this receiver's (Config.Destinations).", event.Destination()))
+			fmt.Sprintf("It is signed for the destination %q, which is not among this receiver's (Config.Destinations).", event.Destination))
 	}
 	if p != nil {
 		return p

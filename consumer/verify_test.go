@@ -70,6 +70,9 @@ func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
 			signedAt(0, receivertest.Secret())(r)
 		}, 400, "key-invalid"},
 
+		"another tenant":            {strict, replace("X-Event-Tenant", "b"), 401, "signature-invalid"},
+		"a CloudEvents attribute":   {strict, replace("ce-type", "t"), 401, "signature-invalid"},
+		"another destination":       {strict, replace(webhook.Destination, "mall"), 401, "signature-invalid"},
 		"no signature":              {strict, replace(webhook.Signature), 401, "signature-invalid"},
 		"two signature headers":     {strict, replace(webhook.Signature, "v1,AAAA", "v1,AAAA"), 401, "signature-invalid"},
 		"no timestamp":              {strict, replace(webhook.Timestamp), 401, "signature-invalid"},
@@ -161,12 +164,18 @@ func TestForeignSenderIsKnownByItsIDOnly(t *testing.T) {
 		seen := make(chan consumer.Event, 1)
 		e := receivertest.NewEnv(t, f, consumer.Config{Verify: consumer.Verify{AcceptForeign: true}}, func(e *receivertest.Env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
+				for name := range r.Header {
+					if webhook.Covered(name) {
+						t.Errorf("%s reaches the handler", name)
+					}
+				}
 				seen <- consumer.EventFrom(r.Context())
 				receivertest.Effect(e)(w, r)
 			}
 		})
 		send := func(key string) receivertest.Response {
-			r := e.NewRequest(key, "{}") // its X-Idempotency-Key and X-Outbox headers are not covered by what follows
+			// None of the headers that a relay's signature covers is covered by what follows.
+			r := e.NewRequest(key, "{}", receivertest.SentTo("shop"), receivertest.With("X-Event-Tenant", "a"), receivertest.With("ce-type", "t"))
 			receivertest.SignPlain(t, r, "msg_1", "{}")
 			return e.Do(r)
 		}

@@ -66,11 +66,12 @@ type Event struct {
 	RelatedReference string
 
 	// Headers are further HTTP headers of the POST: content-*, traceparent, tracestate, baggage,
-	// ce-*, x-event-*, and what [Producer.EventHeaders] adds. Values are printable ASCII; all
-	// together take at most 8192 bytes as the JSON object that the table stores. Names that belong
-	// to HTTP (Content-Type), to the relay (X-Outbox-…, Webhook-…), to a destination's credentials
-	// (Authorization, Cookie) or to proxies (X-Forwarded-…) are refused in every spelling
-	// (x_real_ip), since the relay would not send them.
+	// ce-*, x-event-*, and what [Producer.EventHeaders] adds. Of these ce-* and x-event-* are
+	// signed. Values are printable ASCII; all together take at most 8192 bytes as the JSON object
+	// that the table stores. Names that belong to HTTP (Content-Type), to the relay (X-Outbox-…,
+	// Webhook-…), to a destination's credentials (Authorization, Cookie) or to proxies
+	// (X-Forwarded-…) are refused in every spelling (x_real_ip), since the relay would not send
+	// them.
 	Headers map[string]string
 
 	// AvailableAt is the earliest moment of delivery by the database's clock, to the microsecond:

@@ -129,7 +129,7 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 		"Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade",
 		"Expect", "Host", "Content-Length", "Content-Type", "Content-Encoding", "cOnTeNt-TyPe",
 		webhook.IdempotencyKey, webhook.EventType, webhook.EventVersion, webhook.EventID, webhook.CreatedAt,
-		webhook.RelatedReference, webhook.OrderingKey, webhook.Sequence, webhook.Attempt, webhook.DeliveryID,
+		webhook.RelatedReference, webhook.OrderingKey, webhook.Sequence, webhook.Attempt, webhook.DeliveryID, webhook.Destination,
 		webhook.NotAfter, webhook.Replay, webhook.ID, webhook.Timestamp, webhook.Signature, webhook.OutboxPrefix + "Future",
 		"Authorization", "Cookie", "X-Forwarded-For", "X_Forwarded_For", "x_forwarded_proto", "X.Real.Ip", "X-Original-Url", "X-Http-Method-Override", "Proxy",
 	} {

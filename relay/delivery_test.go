@@ -60,7 +60,8 @@ func TestOneEventsWay(t *testing.T) {
 		webhook.IdempotencyKey: "inv-1.paid", webhook.EventType: "invoice.paid", webhook.EventVersion: "2", webhook.EventID: "1",
 		webhook.CreatedAt: "2026-03-01T12:00:00.500000Z", webhook.RelatedReference: "INV/1", webhook.OrderingKey: "customer 7",
 		webhook.Sequence: "1", webhook.Attempt: "1", webhook.DeliveryID: "1-default-" + relaytest.Row[string](db, `SELECT claim::text FROM outbox_delivery`), webhook.ID: webhook.DeriveID("inv-1.paid"),
-		webhook.NotAfter: got.Header.Get(webhook.NotAfter), // see TestPromiseIsKept
+		webhook.Destination: "default",
+		webhook.NotAfter:    got.Header.Get(webhook.NotAfter), // see TestPromiseIsKept
 	}
 	for name, value := range want {
 		if values := got.Header.Values(name); len(values) != 1 || values[0] != value {

@@ -28,7 +28,7 @@ func TestNewRequest(t *testing.T) {
 	created := time.Date(2026, 1, 31, 9, 15, 0, 123456000, time.UTC)
 	whole := consumer.Event{
 		Key: "invoice-4711-created", Type: "invoice.created", Version: 2, ID: 4711, CreatedAt: created, RelatedReference: "INV-4711",
-		OrderingKey: "customer-42", Sequence: 4711, Attempt: 3, DeliveryID: "4711-logistics-3", NotAfter: time.Now().UTC().Add(time.Hour).Round(0), Replay: true,
+		OrderingKey: "customer-42", Sequence: 4711, Attempt: 3, DeliveryID: "d-3", Destination: "logistics", NotAfter: time.Now().UTC().Add(time.Hour).Round(0), Replay: true,
 		TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",
 		Payload: []byte(`{"a":1}`),
 	}

@@ -136,6 +136,11 @@ func signatures(t *testing.T, r *receiver) {
 		"v1 alone":            {signing{tamper: v1}, "signature-invalid"},
 		"type and a blank":    {signing{tamper: set(webhook.EventType, "invoice.created\xa0")}, "signature-invalid"},
 		"a header repeated":   {signing{tamper: func(h http.Header) { h.Add(webhook.EventID, "4711") }}, "signature-invalid"},
+		"another tenant":      {signing{tamper: set("X-Event-Tenant", "b")}, "signature-invalid"},
+		"a tenant more":       {signing{tamper: func(h http.Header) { h.Add("X-Event-Tenant", "a") }}, "signature-invalid"},
+		"another header":      {signing{tamper: set("X-Event-Role", "admin")}, "signature-invalid"},
+		"another ce-type":     {signing{tamper: set("Ce-Type", "invoice.paid")}, "signature-invalid"},
+		"another destination": {signing{tamper: set(webhook.Destination, "archive")}, "signature-invalid"},
 		"timestamp of a word": {signing{tamper: set(webhook.Timestamp, "now")}, "signature-invalid"},
 		"stale":               {signing{at: time.Now().Add(-6 * time.Minute)}, "timestamp-out-of-tolerance"},
 	} {
@@ -167,6 +172,7 @@ func headers(t *testing.T, r *receiver) {
 	}
 	pgtest.Must(t, err)
 	padded := strings.Replace(text.String(), "X-Idempotency-Key: k4\r\n", "X-Idempotency-Key: \t k4 \t \r\n", 1)
+	padded = strings.Replace(padded, "X-Event-Tenant: a\r\n", "X-Event-Tenant:   a \t\r\n", 1)
 	if got := r.raw(t, padded, ""); !strings.HasPrefix(got, "HTTP/1.1 204") || !strings.Contains(strings.ToLower(got), "idempotency-replayed: true") {
 		t.Errorf("with blanks around its key a duplicate got %q", got)
 	}
@@ -236,10 +242,10 @@ func unfinishedBody(t *testing.T, r *receiver) {
 func knownOtherwise(t *testing.T, r *receiver) {
 	wantFirst(t, r.send(t, "k7", invoice("INV-7"), signing{}))
 	wantProblem(t, r.send(t, "k7", invoice("INV-7 other"), signing{}), 422, "key-reused")
-	other := set(webhook.DeliveryID, "4711-archive-1795346260936559")
+	other := set(webhook.Destination, "archive")
 	wantProblem(t, r.send(t, "k7", invoice("INV-7"), signing{change: other}), 421, "other-destination")
 	wantProblem(t, r.send(t, "k7", invoice("INV-7 other"), signing{change: other}), 421, "other-destination")
-	wantDuplicate(t, r.send(t, "k7", invoice("INV-7"), signing{change: func(h http.Header) { delete(h, webhook.DeliveryID) }}), 204)
+	wantDuplicate(t, r.send(t, "k7", invoice("INV-7"), signing{change: func(h http.Header) { delete(h, webhook.Destination) }}), 204)
 	r.wantRows(t, "k7", "INV-7", 1, 1)
 	r.wantRows(t, "k7", "INV-7 other", 0, 1)
 }

@@ -46,7 +46,10 @@ func request(ctx context.Context, url, key, body string, s signing) (*http.Reque
 		webhook.EventID:          {"4711"},
 		webhook.CreatedAt:        {stamp(time.Now())},
 		webhook.Attempt:          {"1"},
-		webhook.DeliveryID:       {"4711-logistics-1-1795346260936559"},
+		webhook.DeliveryID:       {"4711-other-1795346260936559"}, // opaque
+		webhook.Destination:      {"logistics-1"},
+		"X-Event-Tenant":         {"a"},
+		"Ce-Type":                {"invoice.created"},
 		webhook.NotAfter:         {stamp(time.Now().Add(720 * time.Hour))},
 		webhook.RelatedReference: {"INV-4711"},
 	}

@@ -254,7 +254,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 	full := func(h http.Header) {
 		for name, value := range map[string]string{
 			webhook.EventVersion: "3", webhook.EventID: "41", webhook.CreatedAt: "2026-01-02T03:04:05.678901Z", webhook.RelatedReference: "INV 7",
-			webhook.OrderingKey: "a/b", webhook.Sequence: "9", webhook.Attempt: "2", webhook.DeliveryID: "41-2-7", webhook.NotAfter: "2126-01-02T03:04:05Z",
+			webhook.OrderingKey: "a/b", webhook.Sequence: "9", webhook.Attempt: "2", webhook.DeliveryID: "41-2-7", webhook.Destination: "shop", webhook.NotAfter: "2126-01-02T03:04:05Z",
 			webhook.Replay: "true", webhook.TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", webhook.TraceState: "a=1,b=2",
 			"X-Outbox-Of-A-Later-Release": "x", "Authorization": "Bearer sesame", "Cookie": "a=b",
 		} {
@@ -273,7 +273,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 		"its own scheme": {cfg: consumer.Config{Verify: consumer.Verify{Custom: func(h http.Header, body []byte, now time.Time) (consumer.Event, error) {
 			return consumer.Event{
 				Key: "k", Type: "charge.succeeded", Version: 2, ID: 3, CreatedAt: time.Unix(1_700_000_000, 123456000).UTC(), RelatedReference: "ch_1", OrderingKey: "cus",
-				Sequence: 4, Attempt: 5, DeliveryID: "d", NotAfter: time.Unix(4_000_000_000, 0).UTC(), Replay: true, TraceParent: "p", TraceState: "s",
+				Sequence: 4, Attempt: 5, DeliveryID: "d", Destination: "eu", NotAfter: time.Unix(4_000_000_000, 0).UTC(), Replay: true, TraceParent: "p", TraceState: "s",
 			}, nil
 		}}}, change: full},
 	} {

@@ -123,7 +123,7 @@ func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 		in.Receiver, in.Source, e.Key, rq.Hash[:], e.Type, int32(e.Version), e.RelatedReference,
 		rq.Body, string(headers), e.ID, e.OrderingKey, e.Sequence, memory.Shifted(e.NotAfter, 0), in.SenderNotAfter.Seconds(),
 		memory.Shifted(e.CreatedAt, -in.Tolerance), memory.Shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
-		!lock, e.Destination(),
+		!lock, e.Destination,
 	}
 	if e.OrderingKey != "" {
 		query, args = recordInOrderSQL, append(args, in.cfg.OnFailure == FailureBlocks)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +52,9 @@ type written struct {
 func (w *written) Write(partition int, header http.Header, body []byte) {
 	record := &kgo.Record{Topic: topic, Partition: int32(partition), Value: body}
 	for name, values := range header {
+		if attribute, found := strings.CutPrefix(name, "Ce-"); found {
+			name = "ce_" + strings.ToLower(attribute)
+		}
 		record.Headers = append(record.Headers, kgo.RecordHeader{Key: name, Value: []byte(values[0])})
 	}
 	pgtest.Must(w.t, w.send.ProduceSync(w.t.Context(), record).FirstErr())

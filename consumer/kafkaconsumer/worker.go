@@ -3,6 +3,7 @@ package kafkaconsumer
 import (
 	"context"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -147,7 +148,11 @@ func (w *worker) done(next int64, failing bool) {
 func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 	header := make(http.Header, len(r.Headers))
 	for _, h := range r.Headers {
-		header[h.Key] = append(header[h.Key], string(h.Value))
+		name := h.Key
+		if attribute, found := strings.CutPrefix(name, "ce_"); found { // as in a request, by which it is signed
+			name = "ce-" + attribute
+		}
+		header[name] = append(header[name], string(h.Value))
 	}
 	m := message.Message{Header: header, Body: r.Value, Stored: r.Timestamp}
 	for attempt := 1; ; attempt++ {

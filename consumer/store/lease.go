@@ -107,7 +107,7 @@ func (l *held) Lend(ctx context.Context, event headers.Event) (context.Context, 
 // Remember may come after the lease: the store takes it unless another claim has taken the event
 // over.
 func (l *held) Remember(ctx context.Context, status int, _ string) error {
-	err := l.complete(ctx, Known{Status: status, Hash: l.hash, Destination: l.event.Destination()}, l.knownFor(&l.event, time.Now()))
+	err := l.complete(ctx, Known{Status: status, Hash: l.hash, Destination: l.event.Destination}, l.knownFor(&l.event, time.Now()))
 	switch {
 	case err == nil:
 		return nil

@@ -95,6 +95,7 @@ func (p *peer) post(ctx context.Context, e event) error {
 		{webhook.CreatedAt, "2026-01-01T00:00:00.000000Z"},
 		{webhook.NotAfter, "2026-02-01T00:00:00.000000Z"},
 		{webhook.DeliveryID, id + "-" + destinationName(e.destination) + "-1"},
+		{webhook.Destination, destinationName(e.destination)},
 	} {
 		h[field[0]] = []string{field[1]}
 	}

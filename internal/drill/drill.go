@@ -34,7 +34,7 @@ type Config struct {
 	// StagingWord in the host's name marks a receiver for tests, beside the usual ones. Empty: the
 	// usual ones alone.
 	StagingWord string
-	Destination string // the relay's name for the receiver, in X-Outbox-Delivery-Id
+	Destination string // the relay's name for the receiver, in X-Outbox-Destination
 	Type        string // of the events
 	Version     int
 	Payload     string        // in which {key} stands for the idempotency key

@@ -108,6 +108,7 @@ func (d *drill) request(e event) (http.Header, []byte) {
 		webhook.NotAfter:       e.created.Add(notAfter).UTC().Format(timeFormat),
 		webhook.Attempt:        strconv.Itoa(e.attempt + 1),
 		webhook.DeliveryID:     fmt.Sprintf("%d-%s-%d", e.id, d.Destination, d.ids.Add(1)),
+		webhook.Destination:    d.Destination,
 	} {
 		h[name] = []string{value}
 	}

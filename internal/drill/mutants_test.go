@@ -280,7 +280,7 @@ var mutants = []mutant{
 		rc.verify = func(h http.Header, body []byte) error {
 			signed := http.Header{webhook.IdempotencyKey: h[webhook.IdempotencyKey]}
 			for name, values := range h {
-				if strings.HasPrefix(name, webhook.OutboxPrefix) {
+				if webhook.Covered(name) {
 					signed[name] = values
 				}
 			}
@@ -338,6 +338,14 @@ var mutants = []mutant{
 		rc.verify = func(h http.Header, body []byte) error {
 			known := h.Clone()
 			delete(known, webhook.OutboxPrefix+"Drill")
+			return right(known, body)
+		}
+	}},
+	{name: "X-Outbox headers alone", finds: names("changed-header new-header"), says: "the other headers about it", mutate: func(_ *testing.T, rc *receiver) {
+		right := rc.verify
+		rc.verify = func(h http.Header, body []byte) error {
+			known := h.Clone()
+			delete(known, "X-Event-Drill")
 			return right(known, body)
 		}
 	}},

@@ -94,9 +94,9 @@ func changedKey(t *trial) {
 }
 
 func changedHeader(t *trial) {
-	for _, tamper := range [...]func(http.Header){set(webhook.Attempt, "99"), set(webhook.OutboxPrefix+"Other", "1"), drop(webhook.NotAfter)} {
+	for _, tamper := range [...]func(http.Header){set(webhook.Attempt, "99"), set(webhook.OutboxPrefix+"Other", "1"), drop(webhook.NotAfter), set("X-Event-Drill", "1")} {
 		if a := t.send(t.event().tampered("", tamper)); !a.refused() {
-			t.advise("it %s: whoever carries a request may change the event's type and the other X-Outbox headers", a)
+			t.advise("it %s: a proxy, or an attacker, may change the event's type and the other headers about it", a)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func otherSignatures(t *trial) []event {
 }
 
 func newHeader(t *trial) []event {
-	return []event{t.event().covering(set(webhook.OutboxPrefix+"Drill", "new"))}
+	return []event{t.event().covering(set(webhook.OutboxPrefix+"Drill", "new")), t.event().covering(set("X-Event-Drill", "new"))}
 }
 
 func refusalStatus(t *trial) {

@@ -82,6 +82,16 @@ var mutants = []mutant{
 		pkg: "internal/relay/post", test: "^TestRequestIsTheWireContract$", says: "verified 1, <nil>",
 	},
 	{
+		bug: "headers of events are left out of the signature", file: "internal/relay/post/request.go",
+		old: "r.setContract(appendCovered(text, r.header), d)", new: "r.setContract(text, d)",
+		pkg: "internal/relay/post", test: "^TestSecurityOwnHeadersAreSigned$",
+	},
+	{
+		bug: "a receiver believes headers that no signature covers", file: "internal/webhook/headers.go",
+		old: ` || strings.HasPrefix(name, "X-Event-")`, new: "",
+		pkg: "internal/webhook", test: "^TestX1BindsTheHeaders$",
+	},
+	{
 		bug: "a replay is left out of the signature", file: "internal/relay/post/request.go",
 		old: "covered = webhook.AppendCovered(covered, h.name, h.value)",
 		new: "if h.name != webhook.Replay {\n\t\t\tcovered = webhook.AppendCovered(covered, h.name, h.value)\n\t\t}",

@@ -50,7 +50,7 @@ func TestAcknowledgedMessageIsDelivered(t *testing.T) {
 	}
 	want := map[string]string{
 		"X-Idempotency-Key": "invoice-4711", "X-Outbox-Event-Type": "invoice.paid", "X-Outbox-Event-Id": "7", "X-Outbox-Attempt": "1",
-		"X-Outbox-Delivery-Id": "7-audit-3", "X-Outbox-Event-Version": "1", "X-Tenant": "finance", "Traceparent": "00-abc-def-01",
+		"X-Outbox-Delivery-Id": "7-audit-3", "X-Outbox-Destination": "audit", "X-Outbox-Event-Version": "1", "X-Tenant": "finance", "Traceparent": "00-abc-def-01",
 		"X-Outbox-Not-After": "2033-05-18T03:33:20.000000Z", "X-Outbox-Created-At": "2001-09-09T01:46:40.000000Z",
 		"Content-Type": "application/json", "Nats-Msg-Id": "invoice-4711/audit/fi4lmrhd1c0"[:len("invoice-4711/audit/")],
 	}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -15,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -78,6 +80,11 @@ func (e *Env) request(event *consumer.Event, secret string) *http.Request {
 	event.Type, event.Payload = "test", []byte("{}")
 	r, err := consumertest.NewRequest(e.Context(), "http://receiver.test", *event, secret)
 	pgtest.Must(e, err)
+	key, err := webhook.ParseSecret(secret)
+	pgtest.Must(e, err)
+	r.Header.Set("Ce-Type", event.Type)
+	r.Header.Set("X-Event-Tenant", "a")
+	webhook.Sign(r.Header, event.Payload, time.Now(), key)
 	return r
 }
 

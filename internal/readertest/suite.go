@@ -45,11 +45,11 @@ func (e *Env) Once() {
 	receive := e.Receiver(Effect, func(cfg *consumer.Config) { cfg.Destinations = []string{"log", "web"} })
 	for i := range 20 {
 		for attempt := range 2 {
-			e.Write((i+attempt)%Partitions, consumer.Event{Key: fmt.Sprint("k", i), ID: 1, DeliveryID: fmt.Sprintf("1-log-%d", attempt+1)}, Secret)
+			e.Write((i+attempt)%Partitions, consumer.Event{Key: fmt.Sprint("k", i), Destination: "log"}, Secret)
 		}
 	}
 	answer := httptest.NewRecorder()
-	receive.ServeHTTP(answer, e.request(&consumer.Event{Key: "k0", ID: 1, DeliveryID: "1-web-1"}, Secret))
+	receive.ServeHTTP(answer, e.request(&consumer.Event{Key: "k0", Destination: "web"}, Secret))
 	if answer.Code != http.StatusNoContent {
 		e.Fatalf("the POST was answered %d", answer.Code)
 	}

@@ -151,10 +151,7 @@ func WantFirst(t testing.TB, got Response, status int, body string) {
 
 // SentTo says to which of its destinations a relay sends an event.
 func SentTo(destination string) func(http.Header) {
-	return func(h http.Header) {
-		h.Set(webhook.EventID, "4711")
-		h.Set(webhook.DeliveryID, "4711-"+destination+"-1")
-	}
+	return With(webhook.Destination, destination)
 }
 
 // SignPlain signs as any Standard Webhooks sender does, with that project's own library.

@@ -52,9 +52,10 @@ type BatchResult struct {
 // errBatch is what a body is refused for that is no batch.
 var errBatch = errors.New("the body is not the batch that its header announces")
 
-// SignBatch returns the headers by which a batch of events is signed. Its id is no event's.
-func (s *Signer) SignBatch(events int, body []byte, now time.Time) Signed {
-	return s.sign("bat_"+rand.Text(), AppendCovered(nil, Batch, strconv.Itoa(events)), body, now)
+// SignBatch returns the headers by which a batch of events is signed, as [Signer.Sign] does for an
+// event; covered holds Batch. Its id is no event's.
+func (s *Signer) SignBatch(covered, body []byte, now time.Time) Signed {
+	return s.sign("bat_"+rand.Text(), covered, body, now)
 }
 
 // IsBatch reports whether the headers are those of a batch. A request that is one by one header and

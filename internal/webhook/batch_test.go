@@ -14,9 +14,10 @@ import (
 // batchOf returns a signed batch with the headers that a receiver gets.
 func batchOf(t testing.TB, secret Secret, at time.Time, body []byte, events int) http.Header {
 	t.Helper()
-	signed := NewSigner(secret).SignBatch(events, body, at)
+	covered := AppendCovered(AppendCovered(nil, "X-Event-Tenant", "a"), Batch, strconv.Itoa(events))
+	signed := NewSigner(secret).SignBatch(covered, body, at)
 	return http.Header{
-		"Content-Type": {BatchType}, Batch: {strconv.Itoa(events)}, ID: {signed.ID}, Timestamp: {signed.Timestamp}, Signature: {signed.Signature},
+		"Content-Type": {BatchType}, "X-Event-Tenant": {"a"}, Batch: {strconv.Itoa(events)}, ID: {signed.ID}, Timestamp: {signed.Timestamp}, Signature: {signed.Signature},
 	}
 }
 
@@ -31,6 +32,7 @@ func TestVerifyBatch(t *testing.T) {
 		"valid":           {at: now},
 		"other count":     {at: now, change: func(h http.Header) { h.Set(Batch, "2") }, want: ErrSignature},
 		"an added header": {at: now, change: func(h http.Header) { h.Set(EventType, "x") }, want: ErrSignature},
+		"other tenant":    {at: now, change: func(h http.Header) { h.Set("X-Event-Tenant", "b") }, want: ErrSignature},
 		"v1 alone": {at: now, change: func(h http.Header) {
 			h.Set(Signature, strings.Fields(h.Get(Signature))[0])
 		}, want: ErrSignature},

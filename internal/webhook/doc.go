@@ -9,5 +9,6 @@
 // Hence two additions:
 //
 //   - webhook-id is derived from the key ([DeriveID]), so that a verified id binds the key;
-//   - a second signature, x1, also covers X-Idempotency-Key and every X-Outbox-* header.
+//   - a second signature, x1, also covers X-Idempotency-Key and every header that begins with
+//     X-Outbox-, X-Event- or Ce-.
 package webhook

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 )
@@ -10,8 +11,8 @@ const (
 	// IdempotencyKey carries the event's key: the same on every attempt, relay and replay.
 	IdempotencyKey = "X-Idempotency-Key"
 
-	// OutboxPrefix is what every header about the event itself starts with; all of them are signed
-	// by x1.
+	// OutboxPrefix is what every header of the relay about an event starts with. x1 covers all of
+	// them: see [Covered].
 	OutboxPrefix     = "X-Outbox-"
 	EventType        = OutboxPrefix + "Event-Type"
 	EventVersion     = OutboxPrefix + "Event-Version"
@@ -21,7 +22,8 @@ const (
 	OrderingKey      = OutboxPrefix + "Ordering-Key"
 	Sequence         = OutboxPrefix + "Sequence"    // grows within an ordering key
 	Attempt          = OutboxPrefix + "Attempt"     // 1 for the first POST
-	DeliveryID       = OutboxPrefix + "Delivery-Id" // unique per attempt
+	DeliveryID       = OutboxPrefix + "Delivery-Id" // unique per attempt, and opaque
+	Destination      = OutboxPrefix + "Destination" // the relay's name for the receiver
 	NotAfter         = OutboxPrefix + "Not-After"   // latest possible redelivery, RFC 3339, UTC
 	Replay           = OutboxPrefix + "Replay"      // "true" on a replay, otherwise absent
 
@@ -96,6 +98,22 @@ func EventMaySet(allowed []string, name string) bool {
 		prefix, many := strings.CutSuffix(pattern, "*")
 		return many && strings.HasPrefix(folded, fold(prefix)) || fold(pattern) == folded && !many
 	})
+}
+
+// Covered reports whether x1 covers a header, by its canonical name: the idempotency key, and all
+// that begin as those of the relay, of events and of CloudEvents do.
+func Covered(name string) bool {
+	return strings.HasPrefix(name, OutboxPrefix) || strings.HasPrefix(name, "X-Event-") || strings.HasPrefix(name, "Ce-") || name == IdempotencyKey
+}
+
+// SentName returns the name by which a relay sends a header of an event or of a destination: the
+// canonical one. If a receiver that reads x_event_a as x-event-a would take the header as covered,
+// it is sent with hyphens, because other receivers would not.
+func SentName(name string) string {
+	if folded := http.CanonicalHeaderKey(fold(name)); Covered(folded) {
+		return folded
+	}
+	return http.CanonicalHeaderKey(name)
 }
 
 // SameName reports whether a receiver may take two header names for one. Upper and lower case make

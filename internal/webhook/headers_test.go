@@ -20,6 +20,27 @@ func TestSameName(t *testing.T) {
 	}
 }
 
+// What a receiver may take for a covered header has a name about which all receivers agree.
+func TestSentName(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, sent string
+		covered    bool
+	}{
+		{"x-event-tenant", "X-Event-Tenant", true},
+		{"X_Event_Tenant", "X-Event-Tenant", true},
+		{"x-event-a_b", "X-Event-A-B", true},
+		{"CE.id", "Ce-Id", true},
+		{"x_tenant", "X_tenant", false},
+		{"x-tenant", "X-Tenant", false},
+		{"x_event", "X_event", false},
+	} {
+		if got := SentName(c.name); got != c.sent || Covered(got) != c.covered {
+			t.Errorf("%s is sent as %s, covered: %t", c.name, got, Covered(got))
+		}
+	}
+}
+
 // An event may bring no header that speaks for the relay, for a proxy or for who sends, however its
 // name is spelled.
 func TestReservedForEvents(t *testing.T) {

@@ -24,9 +24,9 @@ func DeriveID(idempotencyKey string) string {
 }
 
 // Sign sets webhook-id, webhook-timestamp and webhook-signature on header, which must already hold
-// X-Idempotency-Key and every X-Outbox-* header that will be sent. For each secret the signature
-// header holds a v1 and an x1. Without secrets it sets id and timestamp only, and removes a
-// signature left from an earlier attempt.
+// every [Covered] header that will be sent. For each secret the signature header holds a v1 and an
+// x1. Without secrets it sets id and timestamp only, and removes a signature left from an earlier
+// attempt.
 func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
 	id := DeriveID(header.Get(IdempotencyKey))
 	timestamp := strconv.FormatInt(now.Unix(), 10)
@@ -79,9 +79,8 @@ func NewSigner(secrets ...Secret) *Signer {
 // Signed are the three headers of Standard Webhooks. Without secrets there is no signature.
 type Signed struct{ ID, Timestamp, Signature string }
 
-// Sign returns the headers by which a request is signed: what [Sign] sets. covered holds
-// X-Idempotency-Key and every X-Outbox-* header in the order of their names, as [AppendCovered]
-// writes them.
+// Sign returns the headers by which a request is signed: what [Sign] sets. covered holds every
+// [Covered] header in the order of their names, as [AppendCovered] writes them.
 func (s *Signer) Sign(idempotencyKey string, covered, body []byte, now time.Time) Signed {
 	return s.sign(DeriveID(idempotencyKey), covered, body, now)
 }
@@ -123,8 +122,8 @@ func (s *Signer) sign(id string, covered, body []byte, now time.Time) Signed {
 	return signed
 }
 
-// AppendCovered appends a header as x1 covers it: name:value, the name in lower case, and a line
-// feed. The value has no surrounding blanks.
+// AppendCovered appends a header as x1 covers it: name:value, the name in lower case and the value
+// without surrounding blanks, and a line feed.
 func AppendCovered(text []byte, name, value string) []byte {
 	for i := range len(name) {
 		c := name[i]
@@ -133,7 +132,7 @@ func AppendCovered(text []byte, name, value string) []byte {
 		}
 		text = append(text, c)
 	}
-	text = append(append(append(text, ':'), value...), '\n')
+	text = append(append(append(text, ':'), textproto.TrimString(value)...), '\n')
 	return text
 }
 
@@ -179,7 +178,7 @@ func canonicalHeaders(header http.Header) string {
 	}
 	covered := make([]field, 0, 16)
 	for name, values := range header {
-		if name == IdempotencyKey || strings.HasPrefix(name, OutboxPrefix) {
+		if Covered(name) {
 			covered = append(covered, field{strings.ToLower(name), values})
 		}
 	}

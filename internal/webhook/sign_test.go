@@ -27,13 +27,16 @@ func relayHeader(key string) http.Header {
 	h.Set(IdempotencyKey, key)
 	h.Set(EventType, "invoice.created")
 	h.Set(Attempt, "1")
+	h.Set(Destination, "shop")
+	h.Set("X-Event-Tenant", "a")
+	h.Set("Ce-Type", "invoice.created")
 	return h
 }
 
 // The text that x1 signs is a contract with receivers in other languages, so the vector is fixed.
 // It was computed apart from this package:
 //
-//	printf 'x1\nevt_9b99d34a67e37146003903c935c720b2\n1700000000\nx-idempotency-key:inv.1/created\nx-outbox-attempt:1\nx-outbox-event-type:invoice.created\n\n{"n":1}' |
+//	printf 'x1\nevt_9b99d34a67e37146003903c935c720b2\n1700000000\nce-type:invoice.created\nx-event-tenant:a\nx-idempotency-key:inv.1/created\nx-outbox-attempt:1\nx-outbox-destination:shop\nx-outbox-event-type:invoice.created\n\n{"n":1}' |
 //		openssl dgst -sha256 -mac HMAC -macopt key:old-secret-for-the-tests -binary | base64
 func TestSignatureVector(t *testing.T) {
 	t.Parallel()
@@ -42,7 +45,7 @@ func TestSignatureVector(t *testing.T) {
 	want := map[string]string{
 		ID:        "evt_9b99d34a67e37146003903c935c720b2",
 		Timestamp: "1700000000",
-		Signature: "v1,0E00yCEEQdPNVgtaTQpE4j2DHw3EZM8BUNY8smUlmBg= x1,Q39G8UnNj/6WjvvgTODEBjo9EQWkE9ggiQIqrx1Q4mo=",
+		Signature: "v1,0E00yCEEQdPNVgtaTQpE4j2DHw3EZM8BUNY8smUlmBg= x1,yA+kLhLN9ozCLe/ciZuvekSsCJRo6KcNB1ajDCTQB4M=",
 	}
 	for name, value := range want {
 		if got := h.Get(name); got != value {
@@ -115,9 +118,10 @@ func TestCanonicalHeaders(t *testing.T) {
 	t.Parallel()
 	h := http.Header{
 		"X-Outbox-B": {"2", "1"}, "X-Outbox-A-B": {" a\t"}, "X-Outbox-A": {"n\u00a0"}, "X-Outbox-_": {""},
+		"X-Event-B": {""}, "X-Event-A": {" a b "}, "Ce-Id": {"k"}, "X-Event": {"no"}, "X-Eventual": {"no"}, "Cell": {"no"}, "Content-Language": {"no"},
 		IdempotencyKey: {"k"}, "X-Outboxed": {"no"}, "Content-Type": {"no"}, TraceParent: {"no"}, ID: {"no"},
 	}
-	want := []string{"x-idempotency-key:k", "x-outbox-_:", "x-outbox-a:n\u00a0", "x-outbox-a-b:a", "x-outbox-b:2", "x-outbox-b:1", ""}
+	want := []string{"ce-id:k", "x-event-a:a b", "x-event-b:", "x-idempotency-key:k", "x-outbox-_:", "x-outbox-a:n\u00a0", "x-outbox-a-b:a", "x-outbox-b:2", "x-outbox-b:1", ""}
 	if got := strings.Split(canonicalHeaders(h), "\n"); !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
@@ -132,7 +136,7 @@ func TestSignerSignsAsSign(t *testing.T) {
 			for range 2 { // with a kept state, too
 				h := relayHeader("inv.1/created")
 				var covered []byte
-				for _, name := range []string{IdempotencyKey, Attempt, EventType} {
+				for _, name := range []string{"Ce-Type", "X-Event-Tenant", IdempotencyKey, Attempt, Destination, EventType} {
 					covered = AppendCovered(covered, name, h.Get(name))
 				}
 				now := time.Unix(1700000000, 0)

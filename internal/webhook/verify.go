@@ -30,7 +30,7 @@ const (
 	// VerifiedV1 covers id, timestamp and body: a Standard Webhooks sender. No other header may be
 	// trusted.
 	VerifiedV1 Verified = iota + 1
-	// VerifiedX1 also covers X-Idempotency-Key and every X-Outbox-* header: an outbox-relay.
+	// VerifiedX1 also covers every [Covered] header: an outbox-relay.
 	VerifiedX1
 )
 

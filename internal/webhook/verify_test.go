@@ -39,6 +39,13 @@ func TestX1BindsTheHeaders(t *testing.T) {
 		"type gone":              {func(h http.Header) { h.Del(EventType) }, VerifiedV1, nil},
 		"one more outbox header": {func(h http.Header) { h.Set(Replay, "true") }, VerifiedV1, nil},
 		"an unknown one":         {func(h http.Header) { h.Set(OutboxPrefix+"Future", "1") }, VerifiedV1, nil},
+		"other tenant":           {func(h http.Header) { h.Set("X-Event-Tenant", "b") }, VerifiedV1, nil},
+		"tenant twice":           {func(h http.Header) { h.Add("X-Event-Tenant", "a") }, VerifiedV1, nil},
+		"tenant gone":            {func(h http.Header) { h.Del("X-Event-Tenant") }, VerifiedV1, nil},
+		"one more of an event":   {func(h http.Header) { h.Set("X-Event-Role", "admin") }, VerifiedV1, nil},
+		"other ce-type":          {func(h http.Header) { h.Set("ce-type", "invoice.deleted") }, VerifiedV1, nil},
+		"one more attribute":     {func(h http.Header) { h.Set("ce-id", "k2") }, VerifiedV1, nil},
+		"other destination":      {func(h http.Header) { h.Set(Destination, "mall") }, VerifiedV1, nil},
 		"x1 stripped":            {onlyV1, VerifiedV1, nil},
 		"x1 alone, other type":   {func(h http.Header) { onlyX1(h); h.Set(EventType, "invoice.deleted") }, 0, ErrSignature},
 		"v1 posing as x1":        {func(h http.Header) { onlyV1(h); h.Set(Signature, "x"+h.Get(Signature)[1:]) }, 0, ErrSignature},
@@ -149,7 +156,10 @@ func FuzzVerify(f *testing.F) {
 		add(h, body)
 	}
 	f.Fuzz(func(t *testing.T, id, timestamp, signature, key, eventType, extraName, extra string, got []byte) {
-		h := http.Header{ID: {id}, Timestamp: {timestamp}, Signature: {signature}, IdempotencyKey: {key}, EventType: {eventType}, Attempt: {"1"}}
+		h := http.Header{ID: {id}, Timestamp: {timestamp}, Signature: {signature}, IdempotencyKey: {key}, EventType: {eventType}}
+		for _, name := range []string{Attempt, Destination, "X-Event-Tenant", "Ce-Type"} {
+			h[name] = signed[name]
+		}
 		if extraName != "" {
 			h.Add(OutboxPrefix+extraName, extra)
 		}

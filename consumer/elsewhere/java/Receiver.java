@@ -14,7 +14,6 @@ import java.util.*;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
-import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
@@ -397,11 +396,14 @@ EFFECTS
         }
     }
 
-    // verify refuses a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body.
+    // COVERED are the names of the headers that x1 covers.
+    static final Pattern COVERED = Pattern.compile("x-idempotency-key|(x-outbox-|x-event-|ce-).*");
+
+    // verify refuses a request without a valid x1 signature, which covers these headers and the body.
     static void verify(List<byte[]> secrets, SortedMap<String, List<String>> header, byte[] body) throws GeneralSecurityException {
         StringBuilder text = new StringBuilder("x1\n" + header.get("webhook-id").get(0) + "\n" + header.get("webhook-timestamp").get(0) + "\n");
         header.forEach((name, values) -> {
-            if (name.equals("x-idempotency-key") || name.startsWith("x-outbox-")) {
+            if (COVERED.matcher(name).matches()) {
                 values.forEach(value -> text.append(name).append(':').append(value).append('\n'));
             }
         });
@@ -426,17 +428,14 @@ EFFECTS
     record Event(String key, String type, int version, String id, String createdAt, String notAfter, String reference, String destination) {
         static final String TEXT = "[ -~]{1,255}";
         static final String TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,}(Z|[+-][0-9:]{5})";
-        // The delivery's id is the event's id, the destination and the number of the claim.
-        static final Pattern DELIVERY = Pattern.compile("[0-9]+-(.+)-[0-9]+");
 
         // of reads the verified headers.
         static Event of(SortedMap<String, List<String>> header) {
             String version = read(header, "x-outbox-event-version", "[0-9]{1,9}", true);
-            Matcher delivery = DELIVERY.matcher(Objects.toString(read(header, "x-outbox-delivery-id", TEXT, true), ""));
             return new Event(read(header, "x-idempotency-key", TEXT, false), read(header, "x-outbox-event-type", TEXT, false),
                 version == null ? 1 : Integer.parseInt(version), read(header, "x-outbox-event-id", "[0-9]{1,18}", true),
                 read(header, "x-outbox-created-at", TIME, false), read(header, "x-outbox-not-after", TIME, true),
-                read(header, "x-outbox-related-reference", TEXT, true), delivery.matches() ? delivery.group(1) : null);
+                read(header, "x-outbox-related-reference", TEXT, true), read(header, "x-outbox-destination", TEXT, true));
         }
 
         static String read(SortedMap<String, List<String>> header, String name, String pattern, boolean optional) {

@@ -274,10 +274,13 @@ export function precheck(header) {
   }
 }
 
-// verify refuses a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body.
+// COVERED are the names of the headers that x1 covers.
+const COVERED = /^(x-idempotency-key$|x-outbox-|x-event-|ce-)/;
+
+// verify refuses a request without a valid x1 signature, which covers these headers and the body.
 export function verify(secrets, header, body) {
   const lines = Object.keys(header).sort()
-    .filter((name) => name === 'x-idempotency-key' || name.startsWith('x-outbox-'))
+    .filter((name) => COVERED.test(name))
     .flatMap((name) => header[name].map((value) => `${name}:${value}`));
   const text = ['x1', header['webhook-id'][0], header['webhook-timestamp'][0], ...lines, '', ''].join('\n');
   const offered = header['webhook-signature'][0].split(' ').map((entry) => Buffer.from(entry));
@@ -306,8 +309,7 @@ export function eventOf(header) {
     createdAt: read('x-outbox-created-at', time),
     notAfter: read('x-outbox-not-after', time, null),
     reference: read('x-outbox-related-reference', text, null),
-    // The delivery's id is the event's id, the destination and the number of the claim.
-    destination: /^[0-9]+-(.+)-[0-9]+$/.exec(read('x-outbox-delivery-id', text, ''))?.[1] ?? null,
+    destination: read('x-outbox-destination', text, null),
   };
 }
 

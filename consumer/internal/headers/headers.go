@@ -6,7 +6,6 @@ import (
 	"math"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -26,6 +25,7 @@ type Event struct {
 	Sequence         int64
 	Attempt          int
 	DeliveryID       string
+	Destination      string
 	NotAfter         time.Time
 	Replay           bool
 	Foreign          bool
@@ -54,17 +54,6 @@ func ascii(text string) bool {
 	return true
 }
 
-// Destination is the one of the sender's destinations that the event was sent to, as its delivery's
-// id says: it is the event's id, the destination and a number. "": the sender does not say.
-func (e *Event) Destination() string {
-	rest, found := strings.CutPrefix(e.DeliveryID, strconv.FormatInt(e.ID, 10)+"-")
-	end := strings.LastIndexByte(rest, '-')
-	if e.Foreign || !found || end < 1 {
-		return ""
-	}
-	return rest[:end]
-}
-
 // Invalid names the first field that breaks a rule, and the rule.
 func (e *Event) Invalid() (field, rule string) {
 	if !Printable(e.Key) {
@@ -75,6 +64,7 @@ func (e *Event) Invalid() (field, rule string) {
 		{"RelatedReference", e.RelatedReference},
 		{"OrderingKey", e.OrderingKey},
 		{"DeliveryID", e.DeliveryID},
+		{"Destination", e.Destination},
 		{"TraceParent", e.TraceParent},
 	} {
 		if text.value != "" && !Printable(text.value) {
@@ -126,6 +116,7 @@ func Read(header http.Header, key string) (event Event, malformed string) {
 		Sequence:         in.number(webhook.Sequence, 64),
 		Attempt:          int(in.number(webhook.Attempt, 32)),
 		DeliveryID:       in.text(webhook.DeliveryID),
+		Destination:      in.text(webhook.Destination),
 		NotAfter:         in.time(webhook.NotAfter),
 		Replay:           in.text(webhook.Replay) == "true",
 		TraceParent:      header.Get(webhook.TraceParent),
@@ -211,6 +202,7 @@ func Write(header http.Header, e *Event) {
 	number(webhook.Sequence, e.Sequence)
 	number(webhook.Attempt, int64(e.Attempt))
 	set(webhook.DeliveryID, e.DeliveryID)
+	set(webhook.Destination, e.Destination)
 	moment(webhook.NotAfter, e.NotAfter)
 	if e.Replay {
 		set(webhook.Replay, "true")

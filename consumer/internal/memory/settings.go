@@ -57,7 +57,7 @@ func (s *Settings) LogOutcome(ctx context.Context, level slog.Level, what, key, 
 // Elsewhere reports whether an event that is known from one of its sender's destinations now comes
 // from another receiver's. Empty names say nothing.
 func (s *Settings) Elsewhere(event *headers.Event, known string) bool {
-	now := event.Destination()
+	now := event.Destination
 	return known != "" && now != "" && known != now && !slices.Contains(s.Destinations, known)
 }
 

@@ -152,7 +152,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	created := Shifted(e.CreatedAt, -m.Tolerance) // here and below: the clocks may differ by that much
 	tx, err := m.db.Begin(ctx, scan, m.admission, []any{
 		m.receiver, m.source, e.Key, rq.Hash[:], m.limit, e.Type, int32(e.Version), orNull(e.RelatedReference), orNull(e.ID),
-		Shifted(e.NotAfter, 0), m.senderNotAfter, orNull(e.Destination()), !lock, created, Shifted(e.NotAfter, m.Tolerance),
+		Shifted(e.NotAfter, 0), m.senderNotAfter, orNull(e.Destination), !lock, created, Shifted(e.NotAfter, m.Tolerance),
 	})
 	if err == nil && aged && !late {
 		err = tx.QueryRow(ctx, forgottenSQL, []any{m.Receiver, m.Source, created}).Scan(&late)

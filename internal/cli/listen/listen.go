@@ -126,7 +126,7 @@ func (p *eventPrinter) print(r *http.Request, body []byte, status int, signature
 	fmt.Fprintf(&b, "%s %s, signature %s, answered %d\n", r.Method, output.Printable(r.URL.Path), signature, status)
 	names := make([]string, 0, len(r.Header))
 	for name := range r.Header {
-		if name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix) {
+		if webhook.Covered(name) {
 			names = append(names, name)
 		}
 	}

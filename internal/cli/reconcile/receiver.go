@@ -189,7 +189,7 @@ func (h *handler) post(ctx context.Context, body []byte) (status int, text []byt
 		return 0, nil, err
 	}
 	for name, value := range h.destination.Headers {
-		r.Header.Set(name, value)
+		r.Header.Set(webhook.SentName(name), value)
 	}
 	if authorization := h.destination.Wire.Authorization; authorization != nil {
 		r.Header.Set("Authorization", authorization())

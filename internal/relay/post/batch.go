@@ -94,11 +94,12 @@ func (c *overBatches) send(ctx context.Context, batch []*batchpost.Call) {
 	body := slices.Concat(lines...)
 	req := &Request{to: e, header: slices.Clone(e.header)}
 	req.set("Content-Type", webhook.BatchType)
-	req.set(webhook.Batch, strconv.Itoa(len(batch)))
+	count := strconv.Itoa(len(batch))
+	req.set(webhook.Batch, count)
 	if e.authorization != nil {
 		req.set("Authorization", e.authorization())
 	}
-	signed := e.signer.SignBatch(len(batch), body, time.Now())
+	signed := e.signer.SignBatch(webhook.AppendCovered(appendCovered(nil, e.header), webhook.Batch, count), body, time.Now())
 	req.header = append(req.header, field{webhook.ID, signed.ID}, field{webhook.Timestamp, signed.Timestamp})
 	if signed.Signature != "" {
 		req.header = append(req.header, field{webhook.Signature, signed.Signature})

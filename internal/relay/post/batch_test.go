@@ -49,7 +49,7 @@ func newBatchReceiver(t testing.TB, answer func(w http.ResponseWriter, keys []st
 		var keys []string
 		for _, e := range envelopes {
 			keys = append(keys, e.Header[webhook.IdempotencyKey])
-			if string(e.Body) != payloadOf(e.Header[webhook.IdempotencyKey]) || e.Header[webhook.EventType] == "" || e.Header[webhook.Attempt] != "1" {
+			if string(e.Body) != payloadOf(e.Header[webhook.IdempotencyKey]) || e.Header[webhook.EventType] == "" || e.Header[webhook.Destination] != "default" || e.Header[webhook.Attempt] != "1" {
 				t.Errorf("got %v %s", e.Header, e.Body)
 			}
 		}
@@ -88,6 +88,7 @@ func deliverMany(t testing.TB, b *batchReceiver, n int) (results map[string]poli
 func deliverInBatches(t testing.TB, b *batchReceiver, n, most int) (results map[string]policy.Result) {
 	t.Helper()
 	d := destinationOf(b.URL, post.Wire{}, post.Egress{})
+	d.Headers = map[string]string{"X-Event-Stage": "test", "ce_zone": "a"} // of the batch, and signed with it
 	d.Batch.Max, d.SigningSecrets = most, []webhook.Secret{secret(t, batchSecret)}
 	e := endpointOf(t, d)
 	deliver := func(key string) policy.Result {

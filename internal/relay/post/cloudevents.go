@@ -29,7 +29,7 @@ func isAttribute(name string) bool {
 	return false
 }
 
-// setAttributes adds the attributes of an event whose fields have been checked. The id is the
+// setAttributes adds the attributes of an event, whose fields are checked later. The id is the
 // idempotency key, so that receivers that deduplicate by source and id do it by what identifies the
 // event to its producer, too. A sequence is a text that is compared as one, hence the zeros.
 func (r *Request) setAttributes(source string, d *Message) {

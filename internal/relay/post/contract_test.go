@@ -31,7 +31,7 @@ func TestRequestIsTheWireContract(t *testing.T) {
 		"Authorization": {"Bearer b"}, "X-Event-Both": {"destination"}, "X-Event-Own": {"o"}, "Traceparent": {"00-abc-def-01"},
 		"X-Idempotency-Key": {"inv-1.paid"}, "X-Outbox-Event-Type": {"invoice.paid"}, "X-Outbox-Event-Version": {"3"},
 		"X-Outbox-Event-Id": {"42"}, "X-Outbox-Created-At": {"2026-03-01T12:00:00.123456Z"}, "X-Outbox-Attempt": {"3"},
-		"X-Outbox-Delivery-Id": {"42-default-9"}, "X-Outbox-Related-Reference": {"INV/2026/1"},
+		"X-Outbox-Delivery-Id": {"42-default-9"}, "X-Outbox-Destination": {"default"}, "X-Outbox-Related-Reference": {"INV/2026/1"},
 		"X-Outbox-Ordering-Key": {"customer-7"}, "X-Outbox-Sequence": {"42"},
 		"Webhook-Id": {webhook.DeriveID("inv-1.paid")}, "Webhook-Timestamp": {"1700000000"},
 		"Webhook-Signature": req.Header["Webhook-Signature"],
@@ -73,6 +73,52 @@ func TestReplayIsSigned(t *testing.T) {
 	req.Header.Del(webhook.Replay)
 	if got, _ := verify(); got == webhook.VerifiedX1 {
 		t.Error("the signature covers a request without the header")
+	}
+}
+
+// The signature covers what an event and its destination say in headers, and the attributes of
+// CloudEvents. Their names are such that no receiver reads another one.
+func TestSecurityOwnHeadersAreSigned(t *testing.T) {
+	t.Parallel()
+	for _, format := range []post.Wire{{}, {Format: post.FormatCloudEvents, Source: "/finance"}} {
+		m := order()
+		m.Headers = []byte(`{"x-event-tenant": "a", "X_Event_Role": " b ", "x-event-a.b": "", "ce-tenant": "c", "baggage": "d"}`)
+		d := post.Destination{
+			URL: "http://receiver.test/", SigningSecrets: []webhook.Secret{secret(t, testSecret)}, Wire: format,
+			Headers: map[string]string{"x_event_stage": "test", "X-Zone": "e"},
+		}
+		req, err := requestOf(t, d, m)
+		relaytest.Must(t, err)
+		verify := func(h http.Header) webhook.Verified {
+			by, err := webhook.Verify(h, m.Payload, time.Unix(1_700_000_000, 0), time.Minute, secret(t, testSecret))
+			relaytest.Must(t, err)
+			return by
+		}
+		if by := verify(req.Header); by != webhook.VerifiedX1 {
+			t.Fatalf("%v is verified by %d", req.Header, by)
+		}
+		signed := []string{"X-Event-Tenant", "X-Event-Role", "X-Event-A-B", "X-Event-Stage", "Ce-Tenant", webhook.Destination}
+		if format.Format == post.FormatCloudEvents {
+			signed = append(signed, "Ce-Id", "Ce-Type", "Ce-Source", "Ce-Sequence")
+		}
+		for _, name := range signed {
+			if _, sent := req.Header[name]; !sent {
+				t.Errorf("%s is not sent", name)
+			}
+			changed, without := req.Header.Clone(), req.Header.Clone()
+			changed.Set(name, "other")
+			without.Del(name)
+			if verify(changed) == webhook.VerifiedX1 || verify(without) == webhook.VerifiedX1 {
+				t.Errorf("%s may be changed or removed", name)
+			}
+		}
+		for _, name := range []string{"Baggage", "X-Zone"} {
+			changed := req.Header.Clone()
+			changed.Set(name, "other")
+			if _, sent := req.Header[name]; !sent || verify(changed) != webhook.VerifiedX1 {
+				t.Errorf("%s is signed, or not sent", name)
+			}
+		}
 	}
 }
 

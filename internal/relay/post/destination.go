@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"regexp"
@@ -108,8 +107,8 @@ func (d Destination) Problems(path string) []check.Problem {
 		if text := headerProblem(name, d.Headers[name]); text != "" {
 			v.Require(false, path+".headers."+name, "%s", text)
 		}
-		v.Require(!canonical[http.CanonicalHeaderKey(name)], path+".headers."+name, "stands twice; upper and lower case make no difference")
-		canonical[http.CanonicalHeaderKey(name)] = true
+		v.Require(!canonical[webhook.SentName(name)], path+".headers."+name, "stands twice; upper and lower case make no difference")
+		canonical[webhook.SentName(name)] = true
 	}
 	return v
 }

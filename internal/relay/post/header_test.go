@@ -36,6 +36,8 @@ func TestSecurityEventHeaderTable(t *testing.T) {
 		{"destination's wins in any case", `{"x-event-TENANT": "e"}`, "", http.Header{"X-Event-Tenant": {"d"}}},
 		{"two spellings, one value", `{"x-event-own": "o", "X-Event-Own": "o", "X-EVENT-OWN": "o"}`, "", http.Header{"X-Event-Own": {"o"}}},
 		{"two spellings, two values", `{"x-event-own": "o", "X-Event-Own": "p"}`, "stands twice, with different values", nil},
+		{"two spellings of one sign, two values", `{"x_event_own": "o", "X-Event-Own": "p"}`, "stands twice, with different values", nil},
+		{"underscores", `{"x_event_own": "o"}`, "", http.Header{"X-Event-Own": {"o"}, "X_event_own": nil}},
 		{"two spellings, destination's wins", `{"x-event-tenant": "o", "X-Event-Tenant": "p"}`, "stands twice, with different values", nil},
 		{"at the limit", `{"X-Event-A": "` + strings.Repeat("x", 8183) + `"}`, "", http.Header{"X-Event-A": {strings.Repeat("x", 8183)}}},
 		{"over the limit", `{"X-Event-A": "` + strings.Repeat("x", 8192) + `"}`, "is longer than 8192 bytes", nil},

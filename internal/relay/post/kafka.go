@@ -36,7 +36,8 @@ func newKafka(e *Endpoint, agent string) carrier {
 	}
 }
 
-// kafkaHeader returns the headers of a record. Attributes of CloudEvents have another prefix there.
+// kafkaHeader returns the headers of a record. Attributes of CloudEvents have another prefix there,
+// but are signed by their names in a request.
 func (r *Request) kafkaHeader() []kafkapost.Header {
 	header := make([]kafkapost.Header, 0, len(r.header))
 	for _, f := range r.header {

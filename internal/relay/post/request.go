@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -97,6 +98,9 @@ func (r *Request) describe(text []byte, to *Endpoint, d *Message, own bool) (cov
 		return text, fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
 			errTooLarge, len(e.Payload), to.Destination.Name, limit)
 	}
+	if e.EventType == nil || e.Version == nil || !e.CreatedAt.Valid {
+		return text, errors.New("the event's type, version or created_at is missing")
+	}
 	r.to, r.header, r.dropped = to, r.room[:0], 0
 	if err := r.setOwnHeaders(e.Headers); err != nil {
 		return text, err
@@ -112,16 +116,29 @@ func (r *Request) describe(text []byte, to *Endpoint, d *Message, own bool) (cov
 	if authorization := to.authorization; authorization != nil && own {
 		r.set("Authorization", authorization())
 	}
-	if text, err = r.setContract(text, d); err != nil {
+	if to.Destination.Wire.Format == FormatCloudEvents {
+		r.setAttributes(to.Destination.Wire.Source, d)
+	}
+	// Covered names have letters, digits and hyphens alone, so their order is that in lower case.
+	// All of them come before those of the contract.
+	slices.SortFunc(r.header, func(a, b field) int { return strings.Compare(a.name, b.name) })
+	if text, err = r.setContract(appendCovered(text, r.header), d); err != nil {
 		return text, err
 	}
 	if d.Trace.Parent != "" {
 		r.setTrace(d.Trace)
 	}
-	if to.Destination.Wire.Format == FormatCloudEvents {
-		r.setAttributes(to.Destination.Wire.Source, d)
-	}
 	return text, nil
+}
+
+// appendCovered appends what a signature covers of headers in the order of their names.
+func appendCovered(text []byte, header []field) []byte {
+	for _, f := range header {
+		if webhook.Covered(f.name) {
+			text = webhook.AppendCovered(text, f.name, f.value)
+		}
+	}
+	return text
 }
 
 // HTTP returns the request for net/http.
@@ -184,9 +201,6 @@ func (r *Request) set(name, value string) {
 // in lower case, in order.
 func (r *Request) setContract(text []byte, d *Message) (covered []byte, err error) {
 	e := &d.Event
-	if e.EventType == nil || e.Version == nil || !e.CreatedAt.Valid {
-		return text, errors.New("the event's type, version or created_at is missing")
-	}
 	if e.CreatedAt.InfinityModifier != pgtype.Finite {
 		return text, errors.New("the event's created_at is infinite")
 	}
@@ -209,6 +223,7 @@ func (r *Request) setContract(text []byte, d *Message) (covered []byte, err erro
 		{webhook.Attempt, strconv.Itoa(d.Attempt)},
 		{webhook.CreatedAt, formatTime(e.CreatedAt.Time)},
 		{webhook.DeliveryID, id + "-" + d.Destination + "-" + strconv.FormatInt(d.Fence, 10)},
+		{webhook.Destination, d.Destination},
 		{webhook.EventID, id},
 		{webhook.EventType, *e.EventType},
 		{webhook.EventVersion, strconv.Itoa(*e.Version)},
@@ -264,7 +279,7 @@ func (r *Request) setOwnHeaders(object []byte) error {
 		if problem := headerProblem(name, own[name]); problem != "" {
 			return fmt.Errorf("the event's header %.64q %s", name, problem)
 		}
-		canonical := http.CanonicalHeaderKey(name)
+		canonical := webhook.SentName(name)
 		for _, f := range r.header {
 			if f.name == canonical && f.value != own[name] {
 				return fmt.Errorf("the event's header %.64q stands twice, with different values; upper and lower case make no difference", name)

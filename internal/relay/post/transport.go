@@ -128,7 +128,7 @@ func (e *Endpoint) setHeader(agent string) (plainHeaders bool) {
 		header.Set("User-Agent", agent)
 	}
 	for name, value := range e.Destination.Headers {
-		header.Set(name, value)
+		header.Set(webhook.SentName(name), value)
 	}
 	plainHeaders = true
 	for _, name := range slices.Sorted(maps.Keys(header)) {

@@ -95,7 +95,7 @@ func (d Destination) wireProblems(path string) []check.Problem {
 		}
 	}
 	for name := range d.Headers {
-		canonical := http.CanonicalHeaderKey(name)
+		canonical := webhook.SentName(name)
 		v.Require(w.Authorization == nil || canonical != "Authorization", path+".headers."+name, "is set beside a credential, which goes into the same header; remove one of them")
 		v.Require(w.Format != FormatCloudEvents || !isAttribute(canonical), path+".headers."+name, "is set by format cloudevents; remove it")
 	}

@@ -12,9 +12,10 @@ const secrets = [Buffer.alloc(24, 1), secret];
 function signed(body, change = {}) {
   const header = {
     'webhook-id': ['k1'], 'webhook-timestamp': [String(Math.floor(Date.now() / 1000))], 'x-idempotency-key': ['k1'],
-    'x-outbox-event-type': ['invoice.created'], 'x-outbox-created-at': ['2026-01-02T03:04:05Z'], 'x-outbox-delivery-id': ['7-logistics-1-9'], ...change,
+    'x-outbox-event-type': ['invoice.created'], 'x-outbox-created-at': ['2026-01-02T03:04:05Z'], 'x-outbox-delivery-id': ['7-other-9'], 'x-outbox-destination': ['logistics-1'],
+    'x-event-tenant': ['a'], 'ce-type': ['invoice.created'], 'content-type': ['application/json'], ...change,
   };
-  const lines = Object.keys(header).sort().filter((name) => name.startsWith('x-')).map((name) => `${name}:${header[name][0]}`);
+  const lines = Object.keys(header).sort().filter((name) => /^(x|ce)-/.test(name)).map((name) => `${name}:${header[name][0]}`);
   const text = ['x1', header['webhook-id'][0], header['webhook-timestamp'][0], ...lines, '', ''].join('\n') + body;
   header['webhook-signature'] = [`v1,AAAA x1,${createHmac('sha256', secret).update(text, 'latin1').digest('base64')}`];
   return header;
@@ -34,8 +35,9 @@ test('what was changed on its way is refused', () => {
   const header = signed('{}');
   assert.throws(() => verify(secrets, header, Buffer.from('[]')), problem(401, 'signature-invalid'));
   assert.throws(() => verify([secrets[0]], header, Buffer.from('{}')), problem(401, 'signature-invalid'));
-  header['x-outbox-event-type'] = ['invoice.paid'];
-  assert.throws(() => verify(secrets, header, Buffer.from('{}')), problem(401, 'signature-invalid'));
+  for (const name of ['x-outbox-event-type', 'x-outbox-destination', 'x-event-tenant', 'x-event-role', 'ce-type', 'ce-id']) {
+    assert.throws(() => verify(secrets, { ...header, [name]: ['other'] }, Buffer.from('{}')), problem(401, 'signature-invalid'), name);
+  }
 });
 
 test('what no body can make valid is refused first', () => {

@@ -215,9 +215,9 @@ def precheck(header: Headers) -> None:
 
 
 def verify(secrets: Sequence[bytes], header: Headers, body: bytes) -> None:
-    """Refuse a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body."""
-    lines = [f"{name}:{value}\n" for name in sorted(header) if name == "x-idempotency-key" or name.startswith("x-outbox-")
-             for value in header[name]]
+    """Refuse a request without a valid x1 signature, which covers the key, every header that begins so, and the body."""
+    lines = [f"{name}:{value}\n" for name in sorted(header)
+             if name == "x-idempotency-key" or name.startswith(("x-outbox-", "x-event-", "ce-")) for value in header[name]]
     text = f"x1\n{header['webhook-id'][0]}\n{header['webhook-timestamp'][0]}\n{''.join(lines)}\n".encode("latin-1")
     offered = header["webhook-signature"][0].encode("latin-1").split()
     for secret in secrets:
@@ -238,8 +238,6 @@ def event_of(header: Headers) -> Event:
         return values[0]
 
     text, moment = "[ -~]{1,255}", "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,}(Z|[+-][0-9:]{5})"
-    # The delivery's id is the event's id, the destination and the number of the claim.
-    delivery = re.fullmatch("[0-9]+-(.+)-[0-9]+", read("x-outbox-delivery-id", text, ""))
     return {
         "key": read("x-idempotency-key", text),
         "type": read("x-outbox-event-type", text),
@@ -248,7 +246,7 @@ def event_of(header: Headers) -> Event:
         "created_at": read("x-outbox-created-at", moment),
         "not_after": read("x-outbox-not-after", moment, None),
         "reference": read("x-outbox-related-reference", text, None),
-        "destination": delivery and delivery[1],
+        "destination": read("x-outbox-destination", text, None),
     }
 
 

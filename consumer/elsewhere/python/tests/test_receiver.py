@@ -9,10 +9,11 @@ SECRETS = [bytes([1]) * 24, bytes([7]) * 32]
 def signed(body, **change):
     header = {
         "webhook-id": ["k1"], "webhook-timestamp": [str(int(time.time()))], "x-idempotency-key": ["k1"],
-        "x-outbox-event-type": ["invoice.created"], "x-outbox-created-at": ["2026-01-02T03:04:05Z"], "x-outbox-delivery-id": ["7-logistics-1-9"],
+        "x-outbox-event-type": ["invoice.created"], "x-outbox-created-at": ["2026-01-02T03:04:05Z"], "x-outbox-delivery-id": ["7-other-9"],
+        "x-outbox-destination": ["logistics-1"], "x-event-tenant": ["a"], "ce-type": ["invoice.created"], "content-type": ["application/json"],
     }
     header.update({name.replace("_", "-"): [value] for name, value in change.items()})
-    lines = "".join(f"{name}:{header[name][0]}\n" for name in sorted(header) if name.startswith("x-"))
+    lines = "".join(f"{name}:{header[name][0]}\n" for name in sorted(header) if name.startswith(("x-", "ce-")))
     text = f"x1\n{header['webhook-id'][0]}\n{header['webhook-timestamp'][0]}\n{lines}\n".encode() + body
     header["webhook-signature"] = ["v1,AAAA x1," + base64.b64encode(hmac.new(SECRETS[1], text, hashlib.sha256).digest()).decode()]
     return header
@@ -36,8 +37,8 @@ class ReceiverTest(unittest.TestCase):
         header = signed(b"{}")
         self.refused(401, "signature-invalid", verify, SECRETS, header, b"[]")
         self.refused(401, "signature-invalid", verify, SECRETS[:1], header, b"{}")
-        header["x-outbox-event-type"] = ["invoice.paid"]
-        self.refused(401, "signature-invalid", verify, SECRETS, header, b"{}")
+        for name in ("x-outbox-event-type", "x-outbox-destination", "x-event-tenant", "x-event-role", "ce-type", "ce-id"):
+            self.refused(401, "signature-invalid", verify, SECRETS, {**header, name: ["other"]}, b"{}")
 
     def test_what_no_body_can_make_valid_is_refused_first(self):
         self.refused(401, "timestamp-out-of-tolerance", precheck, signed(b"", webhook_timestamp="1"))
