@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -80,6 +81,22 @@ func TestRequestForAnotherDestinationIsRefused(t *testing.T) {
 	e.WantRows("k", 0, 0)
 	receivertest.WantFirst(t, e.Do(e.NewRequest("k", "{}", receivertest.SentTo("shop-eu"))), http.StatusCreated, `{"done":"k"}`)
 	receivertest.WantReplayed(t, e.Do(e.NewRequest("k", "{}", receivertest.SentTo("shop-eu"))), http.StatusCreated, "")
+}
+
+// A foreign sender need not say to which destination it sends. Where its scheme does, that counts.
+func TestSchemeMayNameTheDestination(t *testing.T) {
+	t.Parallel()
+	custom := func(h http.Header, _ []byte, _ time.Time) (consumer.Event, error) {
+		return consumer.Event{Key: h.Get("Their-Id"), Destination: h.Get("Their-Destination")}, nil
+	}
+	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Destinations: []string{"shop"}, Verify: consumer.Verify{Custom: custom}}, receivertest.Effect)
+	send := func(destination string) receivertest.Response {
+		return e.Do(e.NewRequest("k", "{}", receivertest.With("Their-Id", "k"+destination), receivertest.With("Their-Destination", destination), receivertest.SentTo("mall")))
+	}
+	receivertest.WantProblem(t, send("mall"), http.StatusMisdirectedRequest, "wrong-destination")
+	receivertest.WantFirst(t, send("shop"), http.StatusCreated, `{"done":"kshop"}`)
+	receivertest.WantFirst(t, send(""), http.StatusCreated, `{"done":"k"}`)
+	testkit.Equal(t, "rows", e.Count(`SELECT count(*) FROM processed_events WHERE destination = 'shop' OR idempotency_key = 'k' AND destination IS NULL`), 2)
 }
 
 // One receiver that two destinations lead to, such as a URL and a stream, names both: an event that
