@@ -177,16 +177,15 @@ type work struct {
 // begin starts everything, which takes and sends until ctx is done, and then is ended by
 // [Relay.end].
 func (r *Relay) begin(ctx context.Context) *work {
-	w := &work{}
 	lasting := context.WithoutCancel(ctx)
-	r.phases = send.Phases{Taking: ctx}
-	r.phases.Doing, w.cutOff = context.WithCancel(lasting)
-	r.phases.Settling, w.giveUp = context.WithCancel(lasting)
-	var present context.Context
-	present, w.leave = context.WithCancelCause(lasting)
+	doing, cutOff := context.WithCancel(lasting)
+	settling, giveUp := context.WithCancel(lasting)
+	present, leave := context.WithCancelCause(lasting)
+	r.phases = send.Phases{Taking: ctx, Doing: doing, Settling: settling}
+	w := &work{cutOff: cutOff, giveUp: giveUp, leave: leave}
 
 	w.presence.Go(func() { r.session.Run(present) })
-	w.settler.Go(func() { r.settler.Run(r.phases.Settling) })
+	w.settler.Go(func() { r.settler.Run(settling) })
 	w.takers.Go(func() {
 		r.newClaimer().run(ctx)
 		if !isAsleep(context.Cause(ctx)) {

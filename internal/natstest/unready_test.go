@@ -18,7 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
-const relayProgram = "../../../bin/outbox-relay"
+const relayProgram = "../../bin/outbox-relay"
 
 // keysIn returns the idempotency keys that a stream holds.
 func keysIn(t *testing.T, js jetstream.JetStream, stream string) (keys []string) {
