@@ -61,7 +61,7 @@ func TestForgottenEventIsRefused(t *testing.T) {
 				t.Errorf("%s: reported %+v", name, report)
 			}
 			e.WantRows(key, 0, 0)
-			if line := `level=WARN msg="consumer: request forgotten" result=forgotten status=422 receiver=test source=finance key=` + key; !strings.Contains(e.Logged.String(), line) {
+			if line := `level=WARN msg="consumer: request forgotten" result=forgotten http_status=422 receiver=test source=finance key=` + key; !strings.Contains(e.Logged.String(), line) {
 				t.Errorf("%s: not logged: %s", name, e.Logged)
 			}
 		}
