@@ -10,8 +10,8 @@
 -- a statement means by an unqualified name, and then runs with the rights of others.
 --
 -- Roles belong to the whole server: outbox_producer may insert into each outbox for which this script was run, and outbox_relay may
--- claim there. Where applications that do not trust each other share a server, give each outbox roles of its own by a prefix. Say it
--- at the first run; later runs find it by the rights that are there.
+-- claim there. Where applications that do not trust each other share a server, give the roles of each outbox a prefix. Set it at the
+-- first run; later runs find it by the rights that they have granted.
 --
 --     PGOPTIONS='-c search_path=billing -c outbox_relay.role_prefix=billing_' psql -v ON_ERROR_STOP=1 -f migrations/roles.sql …
 --     GRANT billing_outbox_producer TO billing_app;

@@ -14,18 +14,24 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
+// listen returns a connection that hears what wakes relays, and a context for waiting.
+func listen(t *testing.T, dsn string) (context.Context, *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	listener, err := pgx.Connect(ctx, dsn)
+	pgtest.Must(t, err)
+	t.Cleanup(func() { _ = listener.Close(context.WithoutCancel(ctx)) })
+	_, err = listener.Exec(ctx, `LISTEN outbox_wake`)
+	pgtest.Must(t, err)
+	return ctx, listener
+}
+
 // A transaction wakes relays once, however many events it inserts; also if the savepoint in which
 // it did so was rolled back.
 func TestTransactionWakesOnce(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	listener, err := pgx.Connect(ctx, dsn)
-	pgtest.Must(t, err)
-	defer listener.Close(context.WithoutCancel(ctx))
-	_, err = listener.Exec(ctx, `LISTEN outbox_wake`)
-	pgtest.Must(t, err)
+	ctx, listener := listen(t, dsn)
 	pool := pgtest.Pool(t, dsn)
 	pgtest.Exec(t, pool, `SELECT setval('outbox_armed', (extract(epoch FROM now() + interval '1 hour') * 1000)::bigint)`)
 	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '1', gen_random_uuid() FROM generate_series(1, 1000)`
@@ -47,12 +53,8 @@ func TestTransactionWakesOnce(t *testing.T) {
 func TestTransactionWakesEachOutbox(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	listener, err := pgx.Connect(ctx, dsn)
-	pgtest.Must(t, err)
-	defer listener.Close(context.WithoutCancel(ctx))
-	_, err = listener.Exec(ctx, `LISTEN outbox_wake; CREATE SCHEMA other`)
+	ctx, listener := listen(t, dsn)
+	_, err := listener.Exec(ctx, `CREATE SCHEMA other`)
 	pgtest.Must(t, err)
 	pgtest.Migrate(t, dsn+"&search_path=other", migrations.Outbox)
 	const arm = `SELECT setval('%s.outbox_armed', (extract(epoch FROM now() + interval '1 hour') * 1000)::bigint); `

@@ -86,7 +86,7 @@ type primary struct {
 	options localpg.Options
 }
 
-// primary moves the producers' database to a server of its own, with two relays.
+// primary moves the producers' database to another server than the receivers', with two relays.
 func (s *stage) primary() *primary {
 	p := &primary{options: localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}}
 	p.server.Store(pgtest.Start(s.t, p.options))

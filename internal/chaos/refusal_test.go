@@ -146,8 +146,8 @@ func (c *conn) answers(b []byte) []byte {
 	return b
 }
 
-// The server refuses a relay one connection, or one statement with an error that passes, whichever
-// it is: the relay goes on. Nothing is lost, and nothing is sent again: the relay knows that the
+// The server refuses a relay one connection, or ends one statement with an error, once. Whichever
+// it is, the relay continues. Nothing is lost, and nothing is sent again: the relay knows that the
 // statement did nothing, and repeats it. Errors of the receiver's database are in package consumer.
 func TestAnyStatementOfARelayMayBeRefused(t *testing.T) {
 	for at, codes := range map[string][]string{
@@ -189,7 +189,7 @@ func isRefused(t *testing.T, at, code string) {
 	failed, err := process.One[int](s.Ctx, s.outbox, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND attempts = 1`)
 	s.must(err)
 	if rounds == 0 || failed < rounds {
-		t.Errorf("%d refusals, and %d events that nobody can receive have failed", rounds, failed)
+		t.Errorf("%d refusals, and %d events that every receiver refuses have failed", rounds, failed)
 	}
 }
 

@@ -148,7 +148,7 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			fault(c, "receiver frozen").Who = Relays
 			return c
 		}, Unexplained, "D"},
-		"in hand, of nobody": {func(c []Call, _ *Tables) []Call {
+		"in hand, of no relay": {func(c []Call, _ *Tables) []Call {
 			p := find(c, "2-d-1")
 			p.Status, p.Note = 409, ""
 			return c
@@ -162,7 +162,7 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			c[slices.IndexFunc(c, func(c Call) bool { return c.Key == "A" })].Note = Unfit
 			return c
 		}, False, "A"},
-		"a failure that nobody had": {func(c []Call, t *Tables) []Call {
+		"a failure without an attempt": {func(c []Call, t *Tables) []Call {
 			t.Failures = append(t.Failures, Failure{"A", "1-d-0", "relay-1.1", seconds(1.5), seconds(1.6), 0, false, true})
 			t.Events[0].Attempts = 2
 			return c

@@ -337,7 +337,7 @@ func (d DestinationStatus) adviseBlocked() Advice {
 		more = fmt.Sprintf(", and %d more", n)
 	}
 	last := ""
-	if d.Failed <= d.failedHeads() { // otherwise it is told with those that failed
+	if d.Failed <= d.failedHeads() { // if more have, it is told with those
 		last = labelled("; last: %s", strings.TrimRight(d.FailedError, ". "))
 	}
 	return d.advice("blocked", Warning, fmt.Sprintf("%s at %q behind a failed delivery%s%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination,

@@ -156,8 +156,8 @@ var faults = map[string]fault{
 		p.openRange(1)
 		p.execute("UPDATE outbox_relay SET heartbeat_at = now() - interval '1 minute'")
 	}, "intake", " (range 2), and is silent", "outbox-relay run"},
-	"a range that nobody takes over": {func(p *patient) { p.openRange(7) }, "intake", "relay 7 had events in hand when it ended, 3m", "outbox-relay run"},
-	"another environment":            {func(p *patient) { p.stop(); p.cfg.Environment = "staging" }, "identity", "relays are quarantined here", "outbox-relay identity show"},
+	"a range that no relay takes over": {func(p *patient) { p.openRange(7) }, "intake", "relay 7 had events in hand when it ended, 3m", "outbox-relay run"},
+	"another environment":              {func(p *patient) { p.stop(); p.cfg.Environment = "staging" }, "identity", "relays are quarantined here", "outbox-relay identity show"},
 	"events without deliveries": {func(p *patient) {
 		p.execute("INSERT INTO outbox (event_type, payload, idempotency_key, xid) VALUES ('t', '{}', 'loaded', '2'), ('t', '{}', 'new', pg_current_xact_id())")
 	}, "events", "1 event has no deliveries", "outbox-relay events create-deliveries"},
