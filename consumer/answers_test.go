@@ -333,6 +333,7 @@ func TestMistakesOfConstructors(t *testing.T) {
 		"Config.Verify.Tolerance":            with(func(c *consumer.Config) { c.Verify.Tolerance = -1 }),
 		"Config.Limits.MaxBodyBytes":         with(func(c *consumer.Config) { c.Limits.MaxBodyBytes = -1 }),
 		"less than MaxBodyBytes (2)":         with(func(c *consumer.Config) { c.Limits = consumer.Limits{MaxBodyBytes: 2, MaxUnverifiedBytes: 1} }),
+		"Config.Limits.BatchLocks":           with(func(c *consumer.Config) { c.Limits.BatchLocks = -1 }),
 		"Config.Limits.CommitTimeout":        with(func(c *consumer.Config) { c.Limits.CommitTimeout = -1 }),
 		"Config.Isolation":                   with(func(c *consumer.Config) { c.Isolation = 42 }),
 		"Config.SenderNotAfter":              with(func(c *consumer.Config) { c.SenderNotAfter = -1 }),

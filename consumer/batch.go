@@ -23,10 +23,6 @@ type outcome struct {
 	answer *answer // nil: the handler ended without one
 }
 
-// locksFor is how long the events of a batch may hold the locks of those before them. Others wait
-// for these, and may hold what is needed here.
-const locksFor = 250 * time.Millisecond
-
 // serveBatch works the events of a batch in one transaction, a savepoint each, and answers when
 // that has ended.
 func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
@@ -49,7 +45,7 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 
 // commitTogether works the first events in one transaction, commits it, and returns how many these
 // are: all, unless one met a conflict, left something in the transaction that the next must not
-// find, or they took longer than locksFor. What is locked so far is released then.
+// find, or they took longer than Limits.BatchLocks. What is locked so far is released then.
 func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, events []*outcome) (n int) {
 	batch := rc.batches.Batch()
 	defer batch.Rollback()
@@ -67,7 +63,7 @@ func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, event
 			n--
 			break
 		}
-		if sqlstate.IsConflict(o.report.Err) || time.Since(began) > locksFor {
+		if sqlstate.IsConflict(o.report.Err) || time.Since(began) > rc.Limits.BatchLocks {
 			break
 		}
 	}

@@ -25,7 +25,7 @@ func newBatchEnv(t *testing.T, statements func(key string) []string, settings ..
 	for setting := range slices.Chunk(settings, 2) { // a name and a value
 		dsn = receivertest.WithSetting(dsn, setting[0], setting[1])
 	}
-	e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
+	e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, unhurried(), func(e *receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
 			if err := e.Exec(ctx, "INSERT INTO public.effect VALUES ($1)", event.Key); err != nil {
 				return err
@@ -77,7 +77,7 @@ func TestBatchKeepsWhatItAnswers(t *testing.T) {
 func TestBatchKeepsWhatIsDoneWhenTheClientGoes(t *testing.T) {
 	t.Parallel()
 	working := make(chan struct{})
-	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
 			err := receivertest.EffectOf(ctx, event.Key)
 			close(working)
@@ -153,7 +153,7 @@ func TestBatchMarksAHandlerThatCommits(t *testing.T) {
 		for _, status := range []int{http.StatusNoContent, http.StatusOK} {
 			t.Run(fmt.Sprint(name, status), func(t *testing.T) {
 				t.Parallel()
-				e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) http.HandlerFunc {
+				e := receivertest.NewEnv(t, receivertest.PGX(), unhurried(), func(e *receivertest.Env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
 						mustNot(e, receivertest.EffectOf(r.Context(), consumer.EventFrom(r.Context()).Key))
 						if consumer.EventFrom(r.Context()).Key == "k" {
@@ -181,7 +181,7 @@ func TestBatchMarksAHandlerThatCommits(t *testing.T) {
 // A batch of which nothing is remembered commits what it has learned of a duplicate.
 func TestBatchOfNothingNew(t *testing.T) {
 	t.Parallel()
-	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(_ context.Context, event consumer.Event) error {
 			if event.Key == "failing" {
 				return receivertest.ErrHandler

@@ -61,7 +61,7 @@ func wantBatch(e *receivertest.Env, r *http.Request, want map[string]int) map[st
 // A batch that fails in part: what fails, in whatever way, fails alone, and the others commit.
 func TestBatchPoisonFailsAlone(t *testing.T) {
 	t.Parallel()
-	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Event) error {
 			tx, key := consumer.Tx(ctx), consumer.EventFrom(ctx).Key
 			if err := receivertest.EffectOf(ctx, key); err != nil {
@@ -118,7 +118,7 @@ func TestBatchPoisonFailsAlone(t *testing.T) {
 // event.
 func TestBatchSuppressesDuplicates(t *testing.T) {
 	t.Parallel()
-	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
+	e := receivertest.NewEnv(t, receivertest.PGX(), unhurried(), receivertest.Effect)
 	alone := e.Post("alone", "{}")
 	if alone.Header.Get(webhook.AcceptPost) != webhook.BatchType {
 		t.Errorf("the receiver does not say that it takes batches: %v", alone.Header)
@@ -140,7 +140,7 @@ func TestBatchSuppressesDuplicates(t *testing.T) {
 // No event of a batch has its 2xx when the commit fails.
 func TestBatchCommitFailsAll(t *testing.T) {
 	t.Parallel()
-	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Event) error {
 			if consumer.EventFrom(ctx).Key == "orphan" {
 				if _, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO child VALUES (1)"); err != nil { // fails at COMMIT
@@ -160,12 +160,34 @@ func TestBatchCommitFailsAll(t *testing.T) {
 	wantBatch(e, batchRequest(e, "a", "b"), map[string]int{"a": 204, "b": 204})
 }
 
+// unhurried returns a Config with which no batch is parted because the machine is busy.
+func unhurried() consumer.Config {
+	return consumer.Config{Limits: consumer.Limits{BatchLocks: time.Hour}}
+}
+
+// Events that have taken long enough are committed before the next handler runs.
+func TestBatchReleasesItsLocksInTime(t *testing.T) {
+	t.Parallel()
+	seen := map[string]int{} // effects of events before, as others see them
+	cfg := consumer.Config{Limits: consumer.Limits{BatchLocks: 1}}
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), cfg, func(e *receivertest.Env) receivertest.HandlerFunc {
+		return func(ctx context.Context, event consumer.Event) error {
+			seen[event.Key] = e.Count("SELECT count(*) FROM effect")
+			return receivertest.EffectOf(ctx, event.Key)
+		}
+	})
+	wantBatch(e, batchRequest(e, "a", "b", "c"), map[string]int{"a": 204, "b": 204, "c": 204})
+	if want := map[string]int{"a": 0, "b": 1, "c": 2}; !maps.Equal(seen, want) {
+		t.Errorf("others see %v, want %v", seen, want)
+	}
+}
+
 // After a conflict, the events before it are committed, and what they have locked is released,
 // before the next handler runs.
 func TestBatchReleasesItsLocksAfterAConflict(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{} // effects of events before, as others see them
-	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(e *receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
 			seen[event.Key] = e.Count("SELECT count(*) FROM effect")
 			if event.Key == "conflict" {
@@ -188,7 +210,7 @@ func TestBatchReleasesItsLocksAfterAConflict(t *testing.T) {
 // are sent again, and take effect once.
 func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
 	t.Parallel()
-	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
+	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Event) error {
 			if err := receivertest.EffectOf(ctx, consumer.EventFrom(ctx).Key); err != nil || consumer.EventFrom(ctx).Key != "commits" {
 				return err
@@ -208,7 +230,7 @@ func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
 // back.
 func TestBatchRefusals(t *testing.T) {
 	t.Parallel()
-	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, receivertest.Effect)
+	e := receivertest.NewEnv(t, receivertest.PGX(), unhurried(), receivertest.Effect)
 	line := `{"headers":{"X-Idempotency-Key":"k"},"body":"e30="}` + "\n"
 	for name, c := range map[string]struct {
 		request func() *http.Request
@@ -260,7 +282,7 @@ func TestBatchRefusals(t *testing.T) {
 func TestBatchIsRefusedByOtherReceivers(t *testing.T) {
 	t.Parallel()
 	for name, e := range map[string]*receivertest.Env{
-		"sqlconsumer":  receivertest.NewEnv(t, receivertest.SQL(), consumer.Config{}, receivertest.Effect),
+		"sqlconsumer":  receivertest.NewEnv(t, receivertest.SQL(), unhurried(), receivertest.Effect),
 		"small bodies": receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Limits: consumer.Limits{MaxBodyBytes: webhook.MaxBatchBytes - 1}}, receivertest.Effect),
 	} {
 		receivertest.WantProblem(t, e.Do(batchRequest(e, "k")), 400, "key-missing")
@@ -274,7 +296,7 @@ func TestBatchIsRefusedByOtherReceivers(t *testing.T) {
 func TestBatchEventIsLikeASingleOne(t *testing.T) {
 	t.Parallel()
 	seen := make(chan http.Header, 2)
-	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{}, func(*receivertest.Env) http.HandlerFunc {
+	e := receivertest.NewEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) http.HandlerFunc {
 		return func(_ http.ResponseWriter, r *http.Request) {
 			h := r.Header.Clone()
 			for _, name := range []string{"Accept-Encoding", "User-Agent", "Content-Length", webhook.Timestamp, webhook.Signature} {

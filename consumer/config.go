@@ -149,6 +149,11 @@ type Limits struct {
 	// and ROLLBACK. Default 10 seconds. A commit that takes longer is answered with 500; the next
 	// request with the key shows whether it happened.
 	CommitTimeout time.Duration
+
+	// BatchLocks is how long the events of a batch may hold the locks of those before them: others
+	// wait for these, and may hold what is needed here. When it has passed, what is done so far is
+	// committed, and the batch continues in another transaction. Default 250 ms.
+	BatchLocks time.Duration
 }
 
 // settings are a Config that has been checked and completed.
@@ -228,6 +233,7 @@ func (s *settings) completeLimits() error {
 		memory.OrDefault("consumer: Config.Limits.MaxUnverifiedBytes", &l.MaxUnverifiedBytes, max(8<<20, 2*l.MaxBodyBytes)),
 		memory.OrDefault("consumer: Config.Limits.HandlerTimeout", &l.HandlerTimeout, time.Minute),
 		memory.OrDefault("consumer: Config.Limits.CommitTimeout", &l.CommitTimeout, 10*time.Second),
+		memory.OrDefault("consumer: Config.Limits.BatchLocks", &l.BatchLocks, 250*time.Millisecond),
 		memory.OrDefault("consumer: Config.SenderNotAfter", &s.SenderNotAfter, 0),
 	); err != nil {
 		return err
