@@ -219,7 +219,7 @@ func (r *Relay) end(w *work, asleep bool) {
 	defer context.AfterFunc(r.phases.Doing, func() { time.AfterFunc(settleGrace, w.giveUp) })()
 
 	w.takers.Wait()
-	r.senders.GiveBackUnsent()
+	r.senders.GiveBackUnsent(policy.ReasonShutdown)
 	r.senders.Wait()
 	r.settler.Close()
 	last := time.AfterFunc(settleGrace, w.giveUp)

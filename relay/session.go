@@ -6,6 +6,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/agenda"
 	"github.com/outbox-relay/outbox-relay/internal/relay/identity"
+	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
 )
 
@@ -31,8 +32,12 @@ func (r *Relay) newSession() *session.Session {
 	}
 }
 
-// enter applies the routes before this relay counts as alive.
-func (r *Relay) enter(ctx context.Context, alive func()) error {
+// enter applies the routes before this relay counts as alive. One that was not resumed was taken
+// for dead, if it was registered before: others send what it had.
+func (r *Relay) enter(ctx context.Context, resumed bool, alive func()) error {
+	if !resumed {
+		r.senders.GiveBackUnsent(policy.ReasonLease)
+	}
 	return r.meetRoutes(ctx, func() {
 		r.markBeat() // the database has just taken the registration
 		alive()

@@ -195,3 +195,35 @@ func TestStopLeavesTheRoutesOfARangeThatWaits(t *testing.T) {
 	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND status = 'pending'`)
 	relaytest.Becomes(db, "b", `SELECT string_agg(destination, ' ') FROM outbox_route`)
 }
+
+// A relay that was taken for dead registers again, under another number. What it had in hand is
+// another's by then: it sends nothing more of it under the old one.
+func TestRelayTakenForDeadSendsNothingOfBefore(t *testing.T) {
+	t.Parallel()
+	const events = 20
+	db := relaytest.New(t)
+	g, rc := relaytest.NewGated(t, "key-1")
+	d := to(rc.URL)
+	d.MaxInFlight = 1
+	r := start(t, config(db, d))
+	before := r.instance()
+	db.Insert(events, "key")
+	<-g.Arrived
+	other := start(t, config(db, to(rc.URL)))
+	other.instance()
+	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, before)
+	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+	relaytest.Eventually(t, "another number", func() bool {
+		now, alive := r.current()
+		return alive && now != before
+	})
+	g.Open()
+	relaytest.Becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	r.stop()
+	other.stop()
+	for key, n := range counted(rc.Keys()) {
+		if n > 1 && key != "key-1" {
+			t.Errorf("%s was sent %d times", key, n)
+		}
+	}
+}

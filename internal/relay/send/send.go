@@ -275,11 +275,11 @@ func tooLate(d *lane.Delivery, to *post.Endpoint) *policy.Result {
 	return nil
 }
 
-// GiveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when
-// their POSTs have ended, and until then no other relay could take what waits behind them.
-func (s *Senders) GiveBackUnsent() {
+// GiveBackUnsent empties the lanes' queues, such as at a stop. The senders would do it too, but
+// only when their POSTs have ended, and until then no other relay could take what waits behind them.
+func (s *Senders) GiveBackUnsent(reason policy.Reason) {
 	for _, l := range s.Lanes.List() {
-		s.GiveBack(l, policy.ReasonShutdown)
+		s.GiveBack(l, reason)
 	}
 }
 

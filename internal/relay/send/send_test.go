@@ -185,7 +185,7 @@ func TestStopGivesBackWhatIsQueued(t *testing.T) {
 		s.Start(l)
 	}
 	<-g.Arrived
-	s.GiveBackUnsent()
+	s.GiveBackUnsent(policy.ReasonShutdown)
 	for range 2 {
 		if got := <-settled; got.Outcome != policy.Hold || got.Reason != policy.ReasonShutdown || got.EventID == 1 {
 			t.Errorf("event %d: %s, %s", got.EventID, got.Outcome, got.Reason)

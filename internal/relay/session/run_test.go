@@ -266,11 +266,11 @@ func TestFailingSessionLeavesOneRegistration(t *testing.T) {
 			r.Config.Pooler.Mode = mode
 			entering := r.Enter
 			entries := 0
-			r.Enter = func(ctx context.Context, alive func()) error {
+			r.Enter = func(ctx context.Context, resumed bool, alive func()) error {
 				if entries++; entries <= 4 {
 					return errors.New("half-way")
 				}
-				return entering(ctx, alive)
+				return entering(ctx, resumed, alive)
 			}
 			r.begin()
 			r.awaitFailures(4)
@@ -301,7 +301,7 @@ func TestNothingIsWrittenBeforeWhatWasUndone(t *testing.T) {
 				_, err := on.Exec(ctx, `SELECT 1`)
 				return err
 			}
-			r.Enter = func(_ context.Context, alive func()) error {
+			r.Enter = func(_ context.Context, _ bool, alive func()) error {
 				entered <- try()
 				alive()
 				return nil

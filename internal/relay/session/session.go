@@ -33,8 +33,8 @@ type Session struct {
 	// error of it, or of Enter, ends the session, which then tries again.
 	Restore func(ctx context.Context, on pg.Pool, instance int32) error
 	// Enter is called then, before the registration counts as alive. It calls alive as its last
-	// step.
-	Enter func(ctx context.Context, alive func()) error
+	// step. resumed says that the relay has the number that it had before.
+	Enter func(ctx context.Context, resumed bool, alive func()) error
 	// Beaten follows every beat that the database has taken, which began at the given time, with
 	// what it found.
 	Beaten func(began time.Time, instance int32, found News)
@@ -369,7 +369,7 @@ func (s *Session) enter(ctx context.Context, on *standing) error {
 		s.Database.Direct.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
-	if err := s.Enter(ctx, func() { s.Presence.Set(instance, true) }); err != nil {
+	if err := s.Enter(ctx, resumed, func() { s.Presence.Set(instance, true) }); err != nil {
 		return err
 	}
 	s.Config.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")

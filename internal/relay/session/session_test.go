@@ -29,7 +29,7 @@ func alone(t testing.TB, db *relaytest.Database) *Session {
 		Config: Config{Pool: pool, Name: "test", Lease: time.Minute}, Guard: identity.NewGuard(identity.Config{Failed: failed}),
 		Presence: &Presence{}, Producers: &Producers{}, Failed: failed,
 		Restore: func(context.Context, pg.Pool, int32) error { return nil },
-		Enter:   func(_ context.Context, alive func()) error { alive(); return nil },
+		Enter:   func(_ context.Context, _ bool, alive func()) error { alive(); return nil },
 		Beaten:  func(time.Time, int32, News) {}, Wake: func(Requests) {}, Listening: func(bool) {}, Waits: func() []string { return nil },
 		Idle: func() bool { return false }, Rescued: func(int32) {},
 	}
