@@ -219,18 +219,20 @@ func seconds(s *float64) time.Duration {
 	return time.Duration(min(max(*s, -most), most) * float64(time.Second))
 }
 
+// A range is removed a minute after its end. A take with an older snapshot, which lasts no longer
+// than the limit of a statement, must meet its number: the primary key is what takers meet at.
 const pruneRanges = `
 WITH last AS MATERIALIZED (SELECT seq, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1),
 gone AS (
     DELETE FROM outbox_range WHERE seq = ANY (ARRAY (
         SELECT r.seq FROM last l CROSS JOIN LATERAL (
-            SELECT o.seq FROM outbox_range o WHERE o.seq >= $1 AND o.seq < l.oldest AND o.seq < l.seq AND o.ended_at IS NOT NULL
+            SELECT o.seq FROM outbox_range o WHERE o.seq >= $1 AND o.seq < l.oldest AND o.seq < l.seq AND o.ended_at < now() - interval '1 minute'
             ORDER BY o.seq LIMIT 10000) r))
     RETURNING seq
 )
 SELECT coalesce((SELECT max(seq) + 1 FROM gone), $1::bigint)`
 
-// PruneRanges removes ended ranges from the given one on, some 10,000 at most, and returns where
+// PruneRanges removes ranges that ended a minute ago from the given one on, some 10,000 at most, and returns where
 // the next call begins. The last range stays: it is the progress of all relays.
 func PruneRanges(ctx context.Context, db pg.DB, from int64) (next int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)

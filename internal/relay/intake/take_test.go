@@ -377,6 +377,26 @@ func TestTakeBeaten(t *testing.T) {
 	r.find(2, Missing)
 }
 
+// A taker whose snapshot is old takes nothing again, though the ranges of then have ended.
+func TestTakeOfAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	r := newRoom(t)
+	tx, err := r.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	relaytest.Must(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), `SELECT count(*) FROM outbox_range`)
+	relaytest.Must(t, err)
+	for _, key := range []string{"e1", "e2"} {
+		r.Exec(insertOne, key)
+		r.settle(1, r.take(1, usual))
+	}
+	_, err = PruneRanges(t.Context(), r.pool, 0)
+	relaytest.Must(t, err)
+	if got, err := TakeRange(t.Context(), tx, 2, usual, false); err == nil && got.Found == Taken {
+		t.Errorf("took %s again", keys(got.Events))
+	}
+}
+
 // A snapshot with very many open transactions.
 func TestTakeManyOpenTransactions(t *testing.T) {
 	t.Parallel()
