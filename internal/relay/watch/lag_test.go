@@ -124,10 +124,6 @@ func TestLagIsAlertedOfWhatNothingHolds(t *testing.T) {
 			hold: `INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`,
 			free: `UPDATE outbox_destination SET paused = false, paused_at = NULL`,
 		},
-		"a Retry-After": {
-			hold: `UPDATE outbox_relay_destination SET wait_until = now() + interval '1 hour'`,
-			free: `UPDATE outbox_relay_destination SET wait_until = now()`,
-		},
 		"a database that is away": {hold: `SELECT 1`, free: `SELECT 1`, away: true},
 		"no relay":                {hold: `SELECT 1`, free: `UPDATE outbox_watch SET watched_at = now() - interval '1 hour'`, away: true},
 	} {
@@ -165,4 +161,21 @@ func TestLagIsAlertedOfWhatNothingHolds(t *testing.T) {
 			wantAlerts(db)
 		})
 	}
+}
+
+// A receiver that asks to wait again and again, and takes too little between, holds nothing.
+func TestLagIsAlertedOfWhatIsAskedToWait(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Serve("default")
+	w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
+	look(t, w)
+	db.Insert(1, "k")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'`)
+	for range 3 {
+		db.Exec(`UPDATE outbox_relay_destination SET wait_until = now() + interval '40 seconds'`)
+		wantAlerts(db)
+		lookLater(db, w)
+	}
+	wantAlerts(db, alert.RuleLag)
 }

@@ -232,15 +232,16 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
 // countedLag is for how long the oldest due delivery of each destination has waited while nothing
-// held it. The time between two looks counts if neither found the destination held, or asked to
-// wait. It does not if no relay looked for long, or could not ($6): the database was away, or every
+// held it. The time between two looks counts if neither found the destination held. It does if
+// that asks to wait, a minute at most at a time: no other alert tells of a receiver that takes too
+// little. It does not if no relay looked for long, or could not ($6): the database was away, or every
 // relay. Where only an older relay has looked, all counts.
 const countedLag = `
 SELECT jsonb_object_agg(l.destination, CASE WHEN w.sample -> 'counted' IS NULL THEN l.seconds
     ELSE least(l.seconds, coalesce((w.sample -> 'counted' ->> l.destination)::float8, 0)
-        + CASE WHEN $6 AND NOT l.held AND NOT l.asked AND NOT w.sample -> 'held' @> to_jsonb(l.destination) AND w.watched_at > now() - interval '5 minutes'
+        + CASE WHEN $6 AND NOT l.held AND NOT w.sample -> 'held' @> to_jsonb(l.destination) AND w.watched_at > now() - interval '5 minutes'
                THEN greatest(0, extract(epoch FROM now() - w.watched_at)) ELSE 0 END) END)
-FROM lanes, jsonb_to_recordset(lanes.list) AS l (destination text, seconds float8, held boolean, asked boolean)
+FROM lanes, jsonb_to_recordset(lanes.list) AS l (destination text, seconds float8, held boolean)
 WHERE l.seconds > 0`
 
 // lookParts is the WITH of newSample, which reads what is needed of the last one from a row w of
@@ -255,7 +256,7 @@ const newSample = `jsonb_build_object(
         'terms', $5::jsonb,
         'lanes', (SELECT list FROM lanes),
         'counted', (` + countedLag + `),
-        'held', (SELECT coalesce(jsonb_agg(l.destination), '[]') FROM lanes, jsonb_to_recordset(lanes.list) AS l (destination text, held boolean, asked boolean) WHERE l.held OR l.asked),
+        'held', (SELECT coalesce(jsonb_agg(l.destination), '[]') FROM lanes, jsonb_to_recordset(lanes.list) AS l (destination text, held boolean) WHERE l.held),
         'untaken', (` + watchUntaken + `),
         'parked', (` + watchParked + `),
         'misconfigured', (` + watchMisconfigured + `),
