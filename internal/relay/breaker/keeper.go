@@ -69,6 +69,8 @@ func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32
 		return time.Time{}, k.tryAlone(l, b.State), nil
 	case b.State == policy.BreakerOpen:
 		return k.beginTrial(ctx, l, v, now, instance)
+	case b.State == policy.BreakerHalfOpen && untilTurn > yield:
+		return now.Add(untilTurn), false, k.leaveTrial(ctx, l, v, now, instance)
 	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
 		scan, err = k.renewTrial(ctx, l, v, now, instance)
 		return time.Time{}, scan, err
@@ -208,6 +210,21 @@ func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, 
 		}
 	})
 	return false, nil
+}
+
+// leaveTrial leaves this relay's trial of a lane to other relays: the destination has asked this one
+// to wait, perhaps no other.
+func (k *Keeper) leaveTrial(ctx context.Context, l Lane, v View, now time.Time, instance int32) error {
+	if err := (store{k.DB}).leaveTrial(ctx, v.Destination, instance); err != nil {
+		return err
+	}
+	l.Change(func(b *policy.Breaker) {
+		if b.State == policy.BreakerHalfOpen {
+			b.Enter(now, policy.BreakerOpen)
+			b.TryAt = now.Add(v.UntilTurn)
+		}
+	})
+	return nil
 }
 
 // recordEvidence writes what this relay adds to the evidence against a destination, and learns what

@@ -264,6 +264,31 @@ func TestTrialNeedsADelivery(t *testing.T) {
 	testkit.Equal(t, "alerts open", s.alerts(), 0)
 }
 
+// A relay that was asked to wait leaves its trial to the others, which may not have been.
+func TestTrialIsLeftToOthers(t *testing.T) {
+	t.Parallel()
+	db := relaytest.Covered(t)
+	db.Insert(1, "held")
+	s, other := newSide(db, 1), newSide(db, 2)
+	s.fail(policy.ReasonConnect, 1)
+	s.tend()
+	s.pass()
+	s.tend()
+	s.want("half_open owner 1 probes 0 failures 0")
+	s.view.UntilTurn, s.view.Busy = yield, true
+	s.tend()
+	s.want("half_open owner 1 probes 0 failures 0")
+	s.view.UntilTurn++
+	s.tend()
+	s.want("open owner 0 probes 0 failures 0")
+	other.view.Breaker.Enter(other.now, policy.BreakerOpen)
+	other.tend()
+	s.want("half_open owner 2 probes 0 failures 0")
+	s.tend()
+	s.want("half_open owner 2 probes 0 failures 0")
+	testkit.Equal(t, "state", s.view.Breaker.State, policy.BreakerOpen)
+}
+
 // What the database did not take is written when it can be.
 func TestBreakerIsWrittenLater(t *testing.T) {
 	t.Parallel()

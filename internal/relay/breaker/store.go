@@ -188,6 +188,15 @@ func (s store) renewTrial(ctx context.Context, destination string, instance int3
 	return tag.RowsAffected() == 1, nil
 }
 
+const leaveTrial = `
+UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now()
+WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`
+
+// leaveTrial gives back what tryBreaker gave: any relay may try from now on.
+func (s store) leaveTrial(ctx context.Context, destination string, instance int32) error {
+	return pg.Exec(ctx, s.db, "leave trial", leaveTrial, destination, instance)
+}
+
 // The others look at once for what was held.
 const closeBreaker = `
 WITH closed AS (
