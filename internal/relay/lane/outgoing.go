@@ -31,6 +31,7 @@ type outgoing struct {
 	gone       bool
 	pausedAt   time.Time // when the pause was in the database; zero: it is not
 	removed    bool      // from the configuration
+	waitEnded  bool      // by an operator, since that was last asked
 	releasedAt time.Time // when outcomes were last written
 	dueSince   time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
 	heldSince  time.Time // the same of rows that were held; the next claim after heldUntil reads them
@@ -169,7 +170,7 @@ func (o *outgoing) NextRun(now time.Time) (run []Delivery, wait time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	c, waits := o.nextClass()
-	if !waits || o.senders > o.limit() && !o.breaker.Holding() {
+	if !waits || o.senders > o.limit() && o.stopReason(now) == "" { // what is not sent is given back at once
 		o.senders--
 		return nil, 0
 	}
