@@ -56,11 +56,13 @@ func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
 // recordSlowdown writes what the lane's receiver asks for, if that is news. What cannot be written
 // is only not shown.
 func (k *breakerKeeper) recordSlowdown(l *lane.Lane, now time.Time, instance int32) {
-	asked, news := l.SlowdownNews(now, instance)
+	asked, news, first := l.SlowdownNews(now, instance)
 	if !news {
 		return
 	}
-	if err := k.store.recordSlowdown(k.settling, l.Name, instance, max(0, asked.Until.Sub(now)), asked.PerSecond); err != nil {
+	if err := k.store.recordSlowdown(k.settling, l.Name, instance, max(0, asked.Until.Sub(now)), asked.PerSecond, first); err != nil {
 		k.databaseError("record slowdown", err)
+		return
 	}
+	l.SlowdownTold(asked, instance)
 }

@@ -69,14 +69,18 @@ func (l *Lane) ReportState(now time.Time, hook func(State)) {
 }
 
 // SlowdownNews returns what the receiver asks for, and whether that is news to who reads the
-// database: what was returned as news before, for the relay of this number, is no longer true. It
-// is news at most once a second, and a rate that moves only every ten seconds.
-func (l *Lane) SlowdownNews(now time.Time, instance int32) (s capacity.Slowdown, news bool) {
+// database: what was told before, for the relay of this number, is no longer true; first says that
+// nothing was. It is news at most once a second, and a rate that moves only every ten seconds.
+func (l *Lane) SlowdownNews(now time.Time, instance int32) (s capacity.Slowdown, news, first bool) {
+	if l.takeWaitEnded() { // so the database has it, instead of what was told
+		l.told.by, l.told.at = 0, time.Time{}
+	}
 	s = l.Slowdown(now)
 	before, since := l.told, now.Sub(l.told.at)
+	first = before.by != instance
 	switch {
 	case since < time.Second:
-	case before.by != instance:
+	case first:
 		news = s != capacity.Slowdown{}
 	case (s.PerSecond == 0) != (before.PerSecond == 0), s.Until.Sub(before.Until) > time.Second, s.Until.IsZero() && now.Before(before.Until):
 		news = true
@@ -84,9 +88,14 @@ func (l *Lane) SlowdownNews(now time.Time, instance int32) (s capacity.Slowdown,
 		news = since >= 10*time.Second && math.Abs(s.PerSecond-before.PerSecond) > before.PerSecond/10
 	}
 	if news {
-		l.told.Slowdown, l.told.at, l.told.by = s, now, instance
+		l.told.at = now
 	}
-	return s, news
+	return s, news, first
+}
+
+// SlowdownTold records that the database has what was returned as news.
+func (l *Lane) SlowdownTold(s capacity.Slowdown, instance int32) {
+	l.told.Slowdown, l.told.by = s, instance
 }
 
 // isAtRest reports whether a turn of the claimer would find nothing to do for the lane.

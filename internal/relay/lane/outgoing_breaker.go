@@ -63,6 +63,16 @@ func (o *outgoing) EndWait(now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.flow.Open(now)
+	o.waitEnded = true
+}
+
+// takeWaitEnded reports whether an operator has ended the wait since the last call.
+func (o *outgoing) takeWaitEnded() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	ended := o.waitEnded
+	o.waitEnded = false
+	return ended
 }
 
 // Change changes the breaker.

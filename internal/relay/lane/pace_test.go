@@ -234,6 +234,10 @@ func TestLongWaitGivesBack(t *testing.T) {
 		now := time.Unix(1_000_000, 0)
 		l := laneOf(8)
 		l.Push(now, Live, singly([]Delivery{{LeaseEnds: now.Add(time.Minute)}}))
+		if want != "" {
+			l.NextRun(now) // which hangs
+			l.Push(now, Live, singly([]Delivery{{LeaseEnds: now.Add(time.Minute)}}))
+		}
 		l.flow.Close(now, wait)
 		testkit.Equal(t, "reason", l.StopReason(now), want)
 		run, left := l.NextRun(now)
@@ -268,15 +272,17 @@ func TestSlowdownNews(t *testing.T) {
 	step := func(what string, instance int32, want bool) {
 		t.Helper()
 		now = now.Add(2 * time.Second)
-		if s, news := l.SlowdownNews(now, instance); news != want {
+		s, news, _ := l.SlowdownNews(now, instance)
+		if news != want {
 			t.Errorf("%s: %+v is news: %v", what, s, news)
+		}
+		if news {
+			l.SlowdownTold(s, instance)
 		}
 	}
 	step("nothing is asked", 1, false)
 	l.flow.Close(now, time.Minute)
-	if _, news := l.SlowdownNews(now, 1); !news {
-		t.Error("no news that it asks to wait")
-	}
+	step("it asks to wait", 1, true)
 	step("it asks no more than before", 1, false)
 	step("the relay has another number", 2, true)
 	l.flow.Close(now, 2*time.Minute)
@@ -286,4 +292,16 @@ func TestSlowdownNews(t *testing.T) {
 	l.flow.Close(now, time.Second)
 	now = now.Add(time.Hour)
 	step("the time is over, which its readers know", 2, false)
+	l.flow.Close(now, time.Minute)
+	step("it asks to wait again", 2, true)
+	l.EndWait(now)
+	l.flow.Close(now, 10*time.Second)
+	now = now.Add(-2 * time.Second) // at once, and for less than was told before
+	step("an operator has ended the wait, and it asks to wait", 2, true)
+	l.flow.Close(now, time.Minute)
+	if _, news, first := l.SlowdownNews(now.Add(2*time.Second), 2); !news || first {
+		t.Error("a longer wait is not news, or the first")
+	}
+	step("it could not be written", 2, false)
+	step("it is tried again", 2, true)
 }
