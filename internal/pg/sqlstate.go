@@ -26,6 +26,7 @@ const (
 	noSuchDatabase       = "3D000"
 	LacksPrivilege       = "42501"
 	tooManyConnections   = "53300"
+	queryCanceled        = "57014"
 	adminShutdown        = "57P01"
 	cannotConnectNow     = "57P03"
 	noSuchSchema         = "3F000"
@@ -78,6 +79,11 @@ func ClassifyError(err error) ErrorClass {
 		return ErrorRefused
 	}
 	return ErrorPassing
+}
+
+// TookTooLong reports whether a statement was ended by its time limit, the server's or its own.
+func TookTooLong(err error) bool {
+	return HasCode(err, queryCanceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // OutcomeUnknown reports whether a statement that failed may have been executed. An error that the

@@ -17,14 +17,20 @@ import (
 
 // RescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this
 // one if the answer of a take was lost. Their deliveries become pending rows, which need only the
-// sizes of payloads. Once a payload or a row cannot be read, none is.
+// sizes of payloads. Once a payload or a row cannot be read, or not in time, none is.
 func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32) error {
 	inline := 0
+	if now.Before(t.blindUntil) {
+		inline = intake.Blind
+	}
 	for {
 		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.fences(), inline)
 		if inline != intake.Blind && pg.ClassifyError(err) == pg.ErrorDamaged {
 			inline = intake.Blind
 			continue
+		}
+		if pg.TookTooLong(err) {
+			t.blindUntil = time.Now().Add(blindFor)
 		}
 		if err != nil {
 			return err

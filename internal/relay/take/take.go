@@ -21,7 +21,7 @@ import (
 const (
 	maxRangeEvents = 2000        // of one range
 	minRangeEvents = 500         // for which a fast lane must have room
-	blindFor       = time.Minute // no payload is read by a take after one could not be: they are loaded one by one
+	blindFor       = time.Minute // no payload is read by a take after one could not be, or not in time: they are loaded one by one
 
 	rescueIntervals = 6 // poll intervals between two searches for ranges that no relay has in hand, if nothing asks for one
 
@@ -130,6 +130,9 @@ func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun t
 		r, err = intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
 	}
 	if err != nil {
+		if pg.TookTooLong(err) { // to read payloads, perhaps: it would again
+			t.blindUntil = time.Now().Add(blindFor)
+		}
 		t.unanswered = true
 		t.Agenda.At(agenda.CauseRescue, begun) // it may have been taken
 		return r, err

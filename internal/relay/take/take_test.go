@@ -2,8 +2,13 @@ package take
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -120,4 +125,28 @@ func TestRelayTakenForDeadHasNothingRescued(t *testing.T) {
 	relaytest.Must(t, c.RecheckAwaiting(t.Context(), 2))
 	testkit.Equal(t, "in hand", c.Hands.fences(), []int64{})
 	testkit.Equal(t, "ranges that wait", len(c.awaiting), 0)
+}
+
+// slow reads payloads for longer than a statement may take.
+type slow struct{ *pgxpool.Pool }
+
+func (s slow) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if slices.Contains(args, any(lane.InlinePayload)) {
+		return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "57014", Message: "canceling statement due to statement timeout"}
+	}
+	return s.Pool.Query(ctx, sql, args...)
+}
+
+// A take that reads payloads for too long is not repeated as it was.
+func TestSlowTakeIsRepeatedWithoutPayloads(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	r := start(t, db, "default")
+	r.DB = slow{db.Pool}
+	db.Insert(2, "huge")
+	if err := r.TakeEvents(t.Context(), r.instance, true); !pg.HasCode(err, "57014") {
+		t.Fatalf("the first take: %v", err)
+	}
+	r.take(t)
+	testkit.Equal(t, "taken", r.deliver("default"), []string{"huge-1", "huge-2"})
 }
