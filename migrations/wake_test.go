@@ -3,7 +3,9 @@ package migrations_test
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,16 +56,17 @@ func TestTransactionWakesEachOutbox(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	ctx, listener := listen(t, dsn)
-	_, err := listener.Exec(ctx, `CREATE SCHEMA other`)
+	const other = `"o'ther"`
+	_, err := listener.Exec(ctx, `CREATE SCHEMA `+other)
 	pgtest.Must(t, err)
-	pgtest.Migrate(t, dsn+"&search_path=other", migrations.Outbox)
+	pgtest.Migrate(t, dsn+"&search_path="+url.QueryEscape(other), migrations.Outbox)
 	const arm = `SELECT setval('%s.outbox_armed', (extract(epoch FROM now() + interval '1 hour') * 1000)::bigint); `
 	const insert = `INSERT INTO %s.outbox (event_type, payload, idempotency_key) VALUES ('t', '1', gen_random_uuid()); `
 	pool := pgtest.Pool(t, dsn)
-	for _, schema := range []string{"public", "other"} {
-		pgtest.Exec(t, pool, fmt.Sprintf(arm, schema))
+	for _, schema := range []string{"public", other} {
+		pgtest.Exec(t, pool, fmt.Sprintf(arm, strings.ReplaceAll(schema, "'", "''")))
 	}
-	pgtest.Exec(t, pool, fmt.Sprintf(insert+insert+insert, "public", "other", "public"))
+	pgtest.Exec(t, pool, fmt.Sprintf(insert+insert+insert, "public", other, "public"))
 	var woken []string
 	for range 2 {
 		n, err := listener.WaitForNotification(ctx)
@@ -71,7 +74,8 @@ func TestTransactionWakesEachOutbox(t *testing.T) {
 		woken = append(woken, n.Payload)
 	}
 	slices.Sort(woken)
-	testkit.Equal(t, "schemas", fmt.Sprint(woken), "[other public]")
+	testkit.Equal(t, "schemas", fmt.Sprint(woken), "[o'ther public]")
+	pgtest.Exec(t, pool, `ALTER SCHEMA `+other+` RENAME TO renamed; `+fmt.Sprintf(insert, "renamed")) // which wakes nobody, and is not refused
 }
 
 // Events share their ids with their deliveries, also those of events that are gone: whoever empties

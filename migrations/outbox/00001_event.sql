@@ -40,7 +40,7 @@ BEGIN
     IF coalesce(current_setting('outbox.notify', true), '') <> 'off' AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('outbox_wake', {name});
     END IF;
-    PERFORM set_config('outbox.woken', pg_current_xact_id() || ' ' || '{schema}.outbox_armed'::regclass::oid, true);
+    PERFORM set_config('outbox.woken', pg_current_xact_id() || ' ' || coalesce(to_regclass(format('%I.outbox_armed', {name}::text))::oid, 0), true);
     RETURN pg_current_xact_id();
 END
 $$;
