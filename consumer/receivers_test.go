@@ -126,11 +126,11 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 		pgtest.Exec(t, owner, query, pgx.QueryExecModeSimpleProtocol)
 	}
 	must(receivertest.Schema + `
-		CREATE ROLE inbox_receiver_alpha; CREATE ROLE inbox_receiver_beta;
-		CREATE ROLE alpha LOGIN IN ROLE inbox_receiver_alpha; CREATE ROLE beta LOGIN IN ROLE inbox_receiver_beta;
+		CREATE ROLE shop_inbox_receiver_alpha; CREATE ROLE shop_inbox_receiver_beta;
+		CREATE ROLE alpha LOGIN IN ROLE shop_inbox_receiver_alpha; CREATE ROLE beta LOGIN IN ROLE shop_inbox_receiver_beta;
 		GRANT INSERT, SELECT ON effect TO alpha, beta`)
 	for range 2 { // as after an upgrade
-		must(migrations.Roles())
+		must(`SET outbox_relay.role_prefix = 'shop_'; ` + migrations.Roles())
 	}
 	dsn := func(login string) string {
 		u, err := url.Parse(server.DSN(""))
@@ -222,7 +222,7 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 		"INSERT INTO inbox_freshness (receiver, scope, entity, sequence) VALUES ('alpha', 'invoice', '1', 1000) ON CONFLICT ON CONSTRAINT inbox_freshness_pkey DO UPDATE SET sequence = 1000",
 		"INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('alpha', 'outbox', now() - interval '2 days', now())",
 		"UPDATE processed_events SET receiver = 'alpha'", "TRUNCATE processed_events", "ALTER TABLE processed_events DISABLE ROW LEVEL SECURITY",
-		"SET ROLE inbox_receiver_alpha", "SET ROLE alpha", "SET row_security = off; SELECT FROM processed_events",
+		"SET ROLE shop_inbox_receiver_alpha", "SET ROLE alpha", "SET row_security = off; SELECT FROM processed_events",
 	} {
 		if _, err := beta.Exec(t.Context(), query, pgx.QueryExecModeSimpleProtocol); err == nil {
 			t.Errorf("%s: not refused", query)
@@ -234,4 +234,9 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 	pgtest.Exec(t, beta, `SELECT pg_advisory_lock(hashtextextended(E'alpha\noutbox\nlocked', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
 	must("DELETE FROM inbox_freshness")
 	receivertest.WantFirst(t, envs["alpha"].Post("locked", "{}"), http.StatusNoContent, "")
+	alpha, err := pgx.Connect(t.Context(), dsn("alpha"))
+	pgtest.Must(t, err)
+	defer alpha.Close(t.Context())
+	pgtest.Exec(t, alpha, `SELECT pg_advisory_lock(hashtextextended(E'alpha\noutbox\nin flight', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
+	testkit.Equal(t, "while its own login works it", envs["alpha"].Post("in flight", "{}").Status, http.StatusConflict)
 }

@@ -45,8 +45,11 @@ func (c *Config) completeRetries() error {
 type settlement struct {
 	state    State // StatePending or StateFailed
 	attempts int   // how many were spent: 1, or 0 when the handler is not to blame
-	after    time.Duration
-	text     string // why, redacted
+	// interrupted says that the event itself may be to blame, if it happens often. Of a lock that did
+	// not come another session is.
+	interrupted bool
+	after       time.Duration
+	text        string // why, redacted
 }
 
 // errStopping ends the context of a handler that is still running at the end of DrainTimeout.
@@ -84,7 +87,7 @@ func (c *Config) settlementOf(err error, spent, interruptions int, fraction floa
 	if errors.Is(err, errInterrupted) || errors.Is(err, errKeyHeld) || sqlstate.IsConflict(err) && !verdict.IsMarked(err) { // the handler's own word goes before
 		// The database was in the way. That spends no attempt, but must not repeat for ever.
 		o.after = jittered(conflictDelay, *c.Jitter, fraction)
-		if interruptions+1 >= maxInterruptions {
+		if o.interrupted = !errors.Is(err, errKeyHeld); o.interrupted && interruptions+1 >= maxInterruptions {
 			o.state = StateFailed
 		}
 		return o

@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -50,7 +51,7 @@ var inboxStatements = map[string]struct {
 	},
 	"give way": {"text, text, text", giveWaySQL, `'test', 'outbox', 'o1'`, pinned, []string{"using inbox_events_one_of_its_key", "using inbox_events_waiting"}},
 	"settle": {
-		"text, text, text, bigint, text, int, text, float8", settleSQL, `'test', 'outbox', '1', 1, 'pending', 1, 'x', 1`, eachTime, []string{"on inbox_events"},
+		"text, text, text, bigint, text, int, text, float8, bool", settleSQL, `'test', 'outbox', '1', 1, 'pending', 1, 'x', 1, false`, eachTime, []string{"on inbox_events"},
 	},
 	"committed": {"text, text, text, bigint, text", committedSQL, `'test', 'outbox', '1', 1, '1'`, eachTime, []string{"on inbox_events"}},
 	"give back": {"text, text, text, bigint", giveBackSQL, `'test', 'outbox', '1', 1`, eachTime, []string{"on inbox_events"}},
@@ -242,4 +243,15 @@ func TestRecordersLeaveRoomToWorkers(t *testing.T) {
 	wantRoom(byPool)
 	in.leave(s)
 	wantRoom()
+}
+
+// An event is not given up for a lock that another session keeps.
+func TestLockThatDoesNotComeIsNoInterruption(t *testing.T) {
+	t.Parallel()
+	c := Config{MaxAttempts: 1, Jitter: new(float64)}
+	for err, want := range map[error]State{errInterrupted: StateFailed, errKeyHeld: StatePending} {
+		o := c.settlementOf(fmt.Errorf("commit: %w", err), 0, maxInterruptions-1, 0)
+		testkit.Equal(t, err.Error(), o.state, want)
+		testkit.Equal(t, "counts", o.interrupted, want == StateFailed)
+	}
 }

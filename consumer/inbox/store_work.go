@@ -411,7 +411,7 @@ const settleSQL = `
 UPDATE inbox_events
 SET processing_state = $5::text,
     attempts = attempts + $6::integer,
-    interruptions = CASE WHEN $6::integer > 0 THEN 0 ELSE interruptions + 1 END,
+    interruptions = CASE WHEN $6::integer > 0 THEN 0 ELSE interruptions + $9::boolean::integer END,
     last_error = $7::text,
     next_attempt_at = CASE WHEN $5::text = 'pending' THEN now() + make_interval(secs => $8::float8) END,
     processed_at = CASE WHEN $5::text = 'failed' THEN clock_timestamp() END
@@ -422,7 +422,7 @@ WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text A
 func (s *runner) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, settleSQL, planEachTime, s.Receiver, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
+	tag, err := s.pool.Exec(ctx, settleSQL, planEachTime, s.Receiver, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds(), o.interrupted)
 	if err != nil {
 		return false, fmt.Errorf("settle event: %w", err)
 	}

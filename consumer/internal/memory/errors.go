@@ -45,7 +45,7 @@ func Hinted(err error) error {
 	case sqlstate.UndefinedTable, sqlstate.UndefinedColumn, sqlstate.UndefinedFunction:
 		return fmt.Errorf("%w; the receiver's tables are missing or of another version: run outbox-relay migrate up --set inbox", err)
 	case sqlstate.InsufficientPrivilege:
-		return fmt.Errorf("%w; run migrations/roles.sql and grant the login inbox_receiver, or inbox_receiver_NAME where receivers are kept apart", err)
+		return fmt.Errorf("%w; run migrations/roles.sql and grant the login inbox_receiver, or inbox_receiver_NAME where receivers are kept apart, with your role prefix if you have one", err)
 	}
 	return err
 }
