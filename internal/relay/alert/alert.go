@@ -36,10 +36,9 @@ type Config struct {
 	// Repeat is after which time an alert that lasts is sent again, and after a quarter of which if
 	// it is twice as bad. 0: 1 h; negative: never.
 	Repeat time.Duration
-	// LagOver is how long a due delivery may wait before an alert, while no breaker, pause or
-	// Retry-After holds it: RuleLag, or RuleWaitingKeys if
-	// an earlier delivery of its ordering key that is not due holds it up; and how long a
-	// destination may accept nothing before RuleFailing. 0: 10 min.
+	// LagOver is how long a due delivery may wait before an alert, while no breaker or pause holds
+	// it: RuleLag, or RuleWaitingKeys if an earlier delivery of its ordering key that is not due
+	// holds it up; and how long a destination may accept nothing before RuleFailing. 0: 10 min.
 	LagOver time.Duration
 	// VacuumBlockedOver is for how long a session may keep the database from cleaning up. 0: 5 min.
 	VacuumBlockedOver time.Duration

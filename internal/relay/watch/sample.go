@@ -76,7 +76,6 @@ type alertSample struct {
 type laneSample struct {
 	Destination    string  `json:"destination"`
 	Held           bool    `json:"held"`
-	Asked          bool    `json:"asked"`  // every relay waits, as the destination has asked (Retry-After)
 	PausedSeconds  float64 `json:"paused"` // 0: it is not paused
 	PausedReason   string  `json:"paused_reason"`
 	Seconds        float64 `json:"seconds"`

@@ -20,7 +20,7 @@ const watchedTables = `ARRAY['outbox'::regclass, 'outbox_delivery'::regclass, 'o
 // follows each the first ten are looked at.
 const watchLanes = `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
-    'held', coalesce(s.paused OR s.breaker <> 'closed', false), 'asked', (` + pg.WaitUntil + `) IS NOT NULL,
+    'held', coalesce(s.paused OR s.breaker <> 'closed', false),
     'paused', CASE WHEN s.paused THEN extract(epoch FROM now() - s.paused_at) ELSE 0 END, 'paused_reason', coalesce(s.paused_reason, ''),
     'seconds', coalesce(extract(epoch FROM now() - g.since), 0), 'event', coalesce(g.event_id, 0),
     'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', coalesce(b.heads -> 0 ->> 'key', ''),
