@@ -41,12 +41,12 @@ func besideOther(chosen []workload, other string) ([]workload, error) {
 	return chosen, nil
 }
 
-// onlyOurs keeps of each workload outbox-relay alone, running, without what is derived or plotted.
+// onlyOurs keeps of each workload outbox-relay alone, running, without what is derived.
 func onlyOurs(chosen []workload) []workload {
 	chosen = slices.Clone(chosen)
 	for i := range chosen {
 		w := &chosen[i]
-		w.ratios, w.plot, w.derive = nil, nil, nil
+		w.ratios, w.derive = nil, nil
 		w.cases = slices.Clone(w.cases)
 		for j := range w.cases {
 			c := &w.cases[j]

@@ -62,7 +62,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&o.beside, "beside", "", "another build of outbox-relay, to measure in turns with the first and nothing else")
 	flags.BoolVar(&o.alone, "alone", false, "measure outbox-relay alone, without the other systems")
 	flags.StringVar(&o.cases, "cases", "", "regular expression of the cases to run; empty: all")
-	flags.StringVar(&o.docs, "docs", "", "directory of performance.md, into which tables and plots are written; empty: print only")
+	flags.StringVar(&o.docs, "docs", "", "directory of performance.md, into which tables are written; empty: print only")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func measureAll(ctx context.Context, o options, chosen []workload) error {
 		table := markdown(w, results, o)
 		fmt.Printf("\n## %s\n\n%s\n(%s)\n", w.title, table, time.Since(started).Round(time.Second))
 		if o.docs != "" {
-			if err := publish(o.docs, w, results, machine, table); err != nil {
+			if err := publish(o.docs, w, machine, table); err != nil {
 				return err
 			}
 		}

@@ -110,22 +110,9 @@ func page(docs string, w workload, text string) (changed string, err error) {
 	return changed, nil
 }
 
-// publish puts a table between the markers of its workload in performance.md, and writes the plot
-// beside that page.
-func publish(docs string, w workload, all results, machine, table string) error {
-	text := machine + " " + table
-	if w.plot != nil {
-		text += fmt.Sprintf("\n![%s](performance/%s.svg)\n", w.title, w.name)
-		plots := filepath.Join(docs, "performance")
-		err := os.MkdirAll(plots, 0o755)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(plots, w.name+".svg"), w.plot(all), 0o644)
-		}
-		if err != nil {
-			return fmt.Errorf("publish %s: %w", w.name, err)
-		}
-	}
-	changed, err := page(docs, w, text)
+// publish puts a table between the markers of its workload in performance.md.
+func publish(docs string, w workload, machine, table string) error {
+	changed, err := page(docs, w, machine+" "+table)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ type workload struct {
 	metrics []metric
 	ratios  []ratio
 	cases   []testCase
-	plot    func(results) []byte // an SVG; nil: none
 	derive  func(results) string // what follows from the table; nil: nothing
 }
 

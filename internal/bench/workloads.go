@@ -63,7 +63,6 @@ func drainWorkload(o options) workload {
 			o.events, inFlight, riverWorkers, textbookBatch),
 		metrics: drainMetrics,
 		ratios:  drainRatios,
-		plot:    plotDrain,
 	}
 	for _, c := range []load{{destinations: 1}, {destinations: 50}, {destinations: 1, delay: 10 * time.Millisecond}, {destinations: 50, delay: 10 * time.Millisecond}} {
 		c.events = o.events
@@ -98,7 +97,6 @@ func latencyWorkload(o options) workload {
 			{"process", "its CPU, ms/s", 0},
 		},
 		ratios: []ratio{{heading: "p99 beside River, tuned", metric: "p99", toSystem: nameTuned}},
-		plot:   plotLatency,
 	}
 	for _, perSecond := range rates {
 		c := testCase{name: strconv.Itoa(perSecond) + "/s"}
@@ -131,7 +129,6 @@ func insertWorkload(o options) workload {
 			"columns and a unique key. River inserts by its own client, without a unique key, and its workers are stopped.", o.seconds),
 		metrics: []metric{{"rate", "inserts/s", 0}, {"server", "PostgreSQL's CPU, µs an insert", 0}, {"wal", "WAL, B an insert", 0}},
 		ratios:  []ratio{{heading: "beside the bare table", metric: "rate", toSystem: nameBare}},
-		plot:    plotInsert,
 	}
 	for _, n := range clients {
 		inserting := func(name string, s system, running bool) entrant {
