@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -288,34 +287,6 @@ func TestLink(t *testing.T) {
 		t.Errorf("what came back differs, or %v", err)
 	}
 	conn.Close()
-}
-
-// The simulation agrees with the mean wait of a queue with random arrivals and a constant service,
-// which is known: load / (1 - load) / 2.
-func TestSimulation(t *testing.T) {
-	t.Parallel()
-	for _, load := range []float64{0.3, 0.6, 0.9} {
-		waits := simulate(load, 1, 1, 2_000_000)
-		sum := 0.0
-		for _, wait := range waits {
-			sum += wait
-		}
-		got, want := sum/float64(len(waits)), load/(1-load)/2
-		if got < 0.95*want || got > 1.05*want {
-			t.Errorf("at a load of %.1f the mean wait is %.3f, want %.3f", load, got, want)
-		}
-	}
-	c := costs{insert: 60, deliver: 20, relay: 40, insertWAL: 800, deliverWAL: 400}
-	if got := c.saturation(); got != 25_000 {
-		t.Errorf("a database bears %.0f events/s, want 25,000", got)
-	}
-	one := c.forecast(10_000, layouts[0])
-	if one.processors != 0.8 || one.wal != 12 || one.relays != 1 || one.wait <= 0 {
-		t.Errorf("10,000 events/s cost one database %+v", one)
-	}
-	if beyond := c.forecast(50_000, layouts[0]); !math.IsInf(beyond.wait, 1) {
-		t.Errorf("a database that is beyond its share waits %v", beyond.wait)
-	}
 }
 
 // What an event costs in WAL hardly depends on how busy the machine is. The limit of the insert is

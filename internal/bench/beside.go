@@ -41,12 +41,12 @@ func besideOther(chosen []workload, other string) ([]workload, error) {
 	return chosen, nil
 }
 
-// onlyOurs keeps of each workload outbox-relay alone, running, without what is derived.
+// onlyOurs keeps of each workload outbox-relay alone.
 func onlyOurs(chosen []workload) []workload {
 	chosen = slices.Clone(chosen)
 	for i := range chosen {
 		w := &chosen[i]
-		w.ratios, w.derive = nil, nil
+		w.ratios = nil
 		w.cases = slices.Clone(w.cases)
 		for j := range w.cases {
 			c := &w.cases[j]

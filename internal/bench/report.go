@@ -85,9 +85,6 @@ func markdown(w workload, all results, o options) string {
 			text.WriteString("\n")
 		}
 	}
-	if w.derive != nil {
-		text.WriteString(w.derive(all))
-	}
 	return text.String()
 }
 

@@ -16,7 +16,6 @@ type workload struct {
 	metrics []metric
 	ratios  []ratio
 	cases   []testCase
-	derive  func(results) string // what follows from the table; nil: nothing
 }
 
 // A metric is one column.

@@ -39,10 +39,10 @@ var drainRatios = []ratio{
 func workloads(o options) []workload {
 	all := []workload{
 		drainWorkload(o), latencyWorkload(o), insertWorkload(o), pipelineWorkload(), settledWorkload(o), vacuumWorkload(o), besideWorkload(o),
-		orderedWorkload(o), burstWorkload(o), relaysWorkload(o), distanceWorkload(o), payloadWorkload(o), wireWorkload(o), planWorkload(o),
+		orderedWorkload(o), burstWorkload(o), relaysWorkload(o), distanceWorkload(o), payloadWorkload(o), wireWorkload(o),
 	}
 	for i := range all {
-		if cases := all[i].cases; o.quick && all[i].derive == nil { // the last one has most to it
+		if cases := all[i].cases; o.quick { // the last one has most to it
 			all[i].cases = cases[len(cases)-1:]
 		}
 	}
@@ -270,26 +270,4 @@ func wireWorkload(o options) workload {
 	names := map[string]string{"": "HTTP/1.1", "tls": "HTTP/1.1 with TLS", "h2": "HTTP/2 with TLS"}
 	return beside("wire", "TLS and HTTP/2", "The receivers behind TLS are those of net/http, which take more of the processor than the other.",
 		[]load{{events: o.events}, {events: o.events, wire: "tls"}, {events: o.events, wire: "h2"}}, func(l load) string { return names[l.wire] })
-}
-
-// The cases of the plan.
-const (
-	planInsert  = "an insert"
-	planDeliver = "a delivery"
-)
-
-func planWorkload(o options) workload {
-	return workload{
-		name: "plan", title: "Beyond one machine",
-		about: "What an event costs, measured, and what follows for larger loads: arrivals at random times, simulated before the processors that the " +
-			"outbox may have. The code is internal/bench/plan.go.",
-		metrics: []metric{
-			{"server", "PostgreSQL's CPU, µs", 1}, {"process", "the relay's CPU, µs", 1}, {"wal", "WAL, B", 0},
-		},
-		derive: planTable,
-		cases: []testCase{
-			{planInsert, []entrant{{nameOurs, func(ctx context.Context, r *rig) (sample, error) { return r.inserts(ctx, ours{}, 16, false) }}}},
-			{planDeliver, []entrant{draining(nameOurs, ours{}, load{events: o.events})}},
-		},
-	}
 }
