@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	guarded "github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 // ours is outbox-relay: the program itself, with its own migrations.
@@ -45,10 +46,9 @@ SELECT id, 'd0', 'delivered', now(), now(), 1, 1, 200 FROM event`
 func (ours) unsettled() string { return unsettledOutbox }
 
 func (ours) prepare(ctx context.Context, r *rig, db *database, l load) error {
-	migrate := exec.CommandContext(ctx, r.options.relay, "migrate", "up")
-	migrate.Env = append(environment(), "OUTBOX_DATABASE_URL="+db.dsn)
-	if out, err := migrate.CombinedOutput(); err != nil {
-		return fmt.Errorf("migrate: %w\n%s", err, out)
+	migrate := guarded.Command{Argv: []string{r.options.relay, "migrate", "up"}, Env: []string{"OUTBOX_DATABASE_URL=" + db.dsn}}
+	if err := guarded.Run(ctx, migrate); err != nil {
+		return fmt.Errorf("migrate: %w", err)
 	}
 	if err := db.exec(ctx, insertRoutes, l.destinations+2); err != nil { // a dead and a slow one more
 		return err
@@ -100,7 +100,7 @@ func (ours) start(ctx context.Context, r *rig, db *database, l load) (all []*pro
 	}
 	for i := range l.relays {
 		env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_RELAY_NAME=relay-" + strconv.Itoa(i)}
-		p, err := startGuarded(ctx, env, r.options.relay, "run", "--config", config)
+		p, err := startRelay(env, r.options.relay, "run", "--config", config)
 		if err != nil {
 			return nil, errors.Join(err, stopAll(all))
 		}
@@ -137,14 +137,4 @@ func (r *rig) relayConfig(l load) (string, error) {
 	}
 	path := filepath.Join(r.dir, "outbox-relay.yaml")
 	return path, os.WriteFile(path, []byte(text.String()), 0o600)
-}
-
-// environment is that of this process without the variables that configure a relay.
-func environment() (kept []string) {
-	for _, variable := range os.Environ() {
-		if !strings.HasPrefix(variable, "OUTBOX_") {
-			kept = append(kept, variable)
-		}
-	}
-	return kept
 }

@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/measure"
+	guarded "github.com/outbox-relay/outbox-relay/internal/process"
 )
 
-// A process is one participant of a measurement: this program in another role, or another program
-// under its guard.
+// A process is one participant of a measurement.
 type process struct {
-	*measure.Process
-	pid int // whose processor time counts
+	*measure.Process                  // this program in a role; nil: a relay
+	relay            *guarded.Process // nil: a role
+	pid              int              // whose processor time counts
 }
 
 // startRole starts this program in a role. The end of ctx ends it.
@@ -28,7 +29,7 @@ func startRole(ctx context.Context, env []string, role string, args ...string) (
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, self, append([]string{"role", role}, args...)...)
-	cmd.Env = append(environment(), env...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
 	// Ctrl-C reaches this program alone, which then ends the others in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -37,19 +38,27 @@ func startRole(ctx context.Context, env []string, role string, args ...string) (
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", role, err)
 	}
-	return &process{started, started.PID()}, nil
+	return &process{Process: started, pid: started.PID()}, nil
 }
 
-// startGuarded starts another program, which ends with this one.
-func startGuarded(ctx context.Context, env []string, program string, args ...string) (*process, error) {
-	p, err := startRole(ctx, env, "guard", append([]string{program}, args...)...)
+// startRelay starts the measured program. Its guard ends it with this one, so that a killed
+// benchmark leaves no relay behind.
+func startRelay(env []string, argv ...string) (*process, error) {
+	report := func(line string) { fmt.Fprintln(os.Stderr, line) }
+	p, err := guarded.Start(guarded.Command{Argv: argv, Env: env, Stdout: report, Stderr: report})
 	if err != nil {
 		return nil, err
 	}
-	if err := p.Call("pid", nil, &p.pid); err != nil {
-		return nil, errors.Join(err, p.Stop())
+	return &process{relay: p, pid: p.PID}, nil
+}
+
+// Stop ends the process and returns when it is gone.
+func (p *process) Stop() error {
+	if p.relay == nil {
+		return p.Process.Stop()
 	}
-	return p, nil
+	p.relay.Stop(10 * time.Second)
+	return nil
 }
 
 func stopAll(processes []*process) error {
@@ -63,10 +72,7 @@ func stopAll(processes []*process) error {
 // playRole runs one of the processes that a measurement starts. It ends when its standard input
 // does, so that nothing outlives the run, however that ends.
 func playRole(ctx context.Context, role string, args []string) error {
-	switch role {
-	case "guard":
-		return guard(ctx, args)
-	case "receiver":
+	if role == "receiver" {
 		return receive(ctx)
 	}
 	play, ok := map[string]func(context.Context, *peer) error{"loop": playLoop, "river": playRiver, "textbook": playTextbook}[role]
@@ -100,24 +106,4 @@ func untilEnd(ctx context.Context, run func(ctx context.Context) error) error {
 // serve answers the commands of the program that started this process.
 func serve(ctx context.Context, handle func(ctx context.Context, name string, arg json.RawMessage) (any, error)) error {
 	return measure.Serve(ctx, os.Stdin, os.Stdout, handle)
-}
-
-// guard runs a program until its own input ends, so that a killed benchmark leaves no relay behind.
-func guard(ctx context.Context, args []string) error {
-	if len(args) == 0 {
-		return errors.New("guard: name a program")
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("guard: %w", err)
-	}
-	err := serve(ctx, func(context.Context, string, json.RawMessage) (any, error) { return cmd.Process.Pid, nil })
-	cancel()
-	_ = cmd.Wait() // it was asked to end
-	return err
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	guarded "github.com/outbox-relay/outbox-relay/internal/process"
 	"github.com/outbox-relay/outbox-relay/internal/procstat"
 )
 
@@ -41,6 +42,7 @@ type rig struct {
 const slowAnswer = 2 * time.Second
 
 func newRig(ctx context.Context, o options) (r *rig, err error) {
+	guarded.ClearEnvironment()
 	r = &rig{options: o, kept: map[string]*database{}}
 	defer func() {
 		if err != nil {
