@@ -245,15 +245,13 @@ func TestSecuritySettingsReachNoOtherEvent(t *testing.T) {
 func TestSettingsOfThePoolStay(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Inbox)
-	cfg, err := pgxpool.ParseConfig(receivertest.WithSetting(dsn, "pool_max_conns", "1"))
-	pgtest.Must(t, err)
-	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, `SET app.region = 'it''s "north"'; SET search_path = public, pg_catalog; SET work_mem = '5MB'`)
-		return err
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	pgtest.Must(t, err)
-	t.Cleanup(pool.Close)
+	pool := pgtest.PoolWith(t, dsn, func(cfg *pgxpool.Config) {
+		cfg.MaxConns = 1
+		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `SET app.region = 'it''s "north"'; SET search_path = public, pg_catalog; SET work_mem = '5MB'`)
+			return err
+		}
+	})
 	e := receivertest.StartEnv(t, receivertest.PGX(), dsn, consumer.Config{}, func(e *receivertest.Env, cfg consumer.Config) http.Handler {
 		return receivertest.Must(consumer.New(pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 			_, err := tx.Exec(ctx, `INSERT INTO met SELECT pg_backend_pid(), concat_ws(' ', current_setting('app.region'), current_setting('search_path'), current_setting('work_mem'));

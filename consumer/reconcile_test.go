@@ -200,17 +200,15 @@ func TestSecurityQuestionIsAnsweredOnce(t *testing.T) {
 func TestSecurityOneQuestionAtATime(t *testing.T) {
 	t.Parallel()
 	entered, release := make(chan struct{}, 1), make(chan struct{})
-	cfg, err := pgxpool.ParseConfig(pgtest.New(t, migrations.Inbox))
-	pgtest.Must(t, err)
-	cfg.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
-		entered <- struct{}{}
-		<-release
-		return true, nil
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	pgtest.Must(t, err)
-	t.Cleanup(pool.Close)
-	a := &asked{Env: receivertest.StartEnv(t, receivertest.PGX(), cfg.ConnString(), consumer.Config{}, func(_ *receivertest.Env, cfg consumer.Config) http.Handler {
+	dsn := pgtest.New(t, migrations.Inbox)
+	pool := pgtest.PoolWith(t, dsn, func(cfg *pgxpool.Config) {
+		cfg.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
+			entered <- struct{}{}
+			<-release
+			return true, nil
+		}
+	})
+	a := &asked{Env: receivertest.StartEnv(t, receivertest.PGX(), dsn, consumer.Config{}, func(_ *receivertest.Env, cfg consumer.Config) http.Handler {
 		return receivertest.Must(consumer.Reconcile(pool, consumer.ReconcileConfig{Config: cfg}))
 	})}
 	first, question := make(chan int, 1), a.question(describe, derived())

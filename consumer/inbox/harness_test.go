@@ -90,13 +90,7 @@ func (p *inboxProcess) open(cfg inbox.Config) {
 // configured returns a pool of the test's database that is not as others are.
 func (p *inboxProcess) configured(change func(*pgxpool.Config)) *pgxpool.Pool {
 	p.T.Helper()
-	cfg, err := pgxpool.ParseConfig(p.DSN)
-	pgtest.Must(p.T, err)
-	change(cfg)
-	pool, err := pgxpool.NewWithConfig(p.T.Context(), cfg)
-	pgtest.Must(p.T, err)
-	p.T.Cleanup(pool.Close)
-	return pool
+	return pgtest.PoolWith(p.T, p.DSN, change)
 }
 
 func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg inbox.Config) {

@@ -18,18 +18,6 @@ import (
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
 
-// pool returns a pool to a database whose configuration change has changed.
-func pool(t *testing.T, dsn string, change func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	cfg, err := pgxpool.ParseConfig(dsn)
-	relaytest.Must(t, err)
-	change(cfg)
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	t.Cleanup(pool.Close)
-	return pool
-}
-
 // A schema that only adds to the one that this build knows is worked with, as in a deploy. Any
 // other one is an error that stays, and says what to do.
 func TestCheckSchema(t *testing.T) {
@@ -97,7 +85,7 @@ func TestCheckHistory(t *testing.T) {
 // the schema.
 func TestMissingTableIsNotAMissingSchema(t *testing.T) {
 	t.Parallel()
-	lent := pool(t, relaytest.Covered(t).DSN, func(cfg *pgxpool.Config) {
+	lent := pgtest.PoolWith(t, relaytest.Covered(t).DSN, func(cfg *pgxpool.Config) {
 		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, `SELECT 'away'::regclass`)
 			return err
@@ -188,11 +176,11 @@ func TestCheckSession(t *testing.T) {
 		"another plan":         {settings("enable_seqscan", "on"), ErrPooler},
 		"read-only":            {settings("default_transaction_read_only", "on"), ErrReadOnly},
 	} {
-		if err := CheckSession(t.Context(), pool(t, dsn, c.change)); !errors.Is(err, c.want) {
+		if err := CheckSession(t.Context(), pgtest.PoolWith(t, dsn, c.change)); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
-	if err := CheckSession(t.Context(), pool(t, dsn, settings("search_path\x00", ""))); err == nil || errors.Is(err, ErrPooler) {
+	if err := CheckSession(t.Context(), pgtest.PoolWith(t, dsn, settings("search_path\x00", ""))); err == nil || errors.Is(err, ErrPooler) {
 		t.Errorf("a connection that fails: %v", err)
 	}
 }

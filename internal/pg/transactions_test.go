@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -16,7 +17,7 @@ import (
 // between, and a pool of those others.
 func pooled(t *testing.T, begin Prologue) (through *Transactions, others *pgxpool.Pool) {
 	t.Helper()
-	others = pool(t, relaytest.Covered(t).DSN, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
+	others = pgtest.PoolWith(t, relaytest.Covered(t).DSN, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
 	explain := func(err error) error {
 		if HasCode(err, DivisionByZero) {
 			return errors.New("explained")

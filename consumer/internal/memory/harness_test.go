@@ -32,14 +32,12 @@ type ownMemory struct {
 func newMemory(t *testing.T, configure func(*pgxpool.Config)) *ownMemory {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Inbox)
-	cfg, err := pgxpool.ParseConfig(receivertest.WithSetting(dsn, "pool_max_conns", "1"))
-	pgtest.Must(t, err)
-	if configure != nil {
-		configure(cfg)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	pgtest.Must(t, err)
-	t.Cleanup(pool.Close)
+	pool := pgtest.PoolWith(t, dsn, func(cfg *pgxpool.Config) {
+		cfg.MaxConns = 1
+		if configure != nil {
+			configure(cfg)
+		}
+	})
 	s := memory.Settings{Receiver: "test", Source: "outbox", Tolerance: time.Minute, HandlerTimeout: receivertest.Patience, CommitTimeout: receivertest.Patience}
 	m := &ownMemory{
 		Env:    &receivertest.Env{T: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)},

@@ -150,12 +150,8 @@ func TestStatusSaysWhatTheRelaySees(t *testing.T) {
 func TestRefusedConnectionIsADatabaseThatIsAway(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	cfg := db.Pool.Config()
-	cfg.ConnConfig.Database = "no_such_database"
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	defer pool.Close()
-	_, err = New(Config{Outbox: ops.New(pool), History: history.New()}).Status(t.Context())
+	pool := pgtest.PoolWith(t, db.DSN, func(cfg *pgxpool.Config) { cfg.ConnConfig.Database = "no_such_database" })
+	_, err := New(Config{Outbox: ops.New(pool), History: history.New()}).Status(t.Context())
 	if p, unexpected := ProblemOf(err); p.Status != 503 || p.Kind != "database" || !unexpected {
 		t.Errorf("%+v of %v", p, err)
 	}

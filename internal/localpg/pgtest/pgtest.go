@@ -118,10 +118,17 @@ func InEncoding(t testing.TB, encoding string) string {
 // waits for connections that the test did not release.
 func Pool(t testing.TB, dsn string) *pgxpool.Pool {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), dsn)
-	if err != nil {
-		t.Fatalf("open pool: %v", err)
-	}
+	return PoolWith(t, dsn, func(*pgxpool.Config) {})
+}
+
+// PoolWith is [Pool] with a configuration that change has changed.
+func PoolWith(t testing.TB, dsn string, change func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(dsn)
+	Must(t, err)
+	change(cfg)
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	Must(t, err)
 	t.Cleanup(pool.Close)
 	return pool
 }

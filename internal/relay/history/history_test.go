@@ -18,12 +18,7 @@ func TestMain(m *testing.M) { pgtest.RunTests(m) }
 // A stage has the connections of a relay, which search pg_catalog alone.
 func stage(t testing.TB) (*relaytest.Database, pg.DB) {
 	db := relaytest.Covered(t, "shop")
-	cfg, err := pgxpool.ParseConfig(db.DSN)
-	relaytest.Must(t, err)
-	pg.SetDirect(cfg, "")
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	t.Cleanup(pool.Close)
+	pool := pgtest.PoolWith(t, db.DSN, func(cfg *pgxpool.Config) { pg.SetDirect(cfg, "") })
 	return db, pg.ReadCommitted(pool, pg.NewNames("", "outbox_schema_version"))
 }
 

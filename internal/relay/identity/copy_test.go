@@ -24,13 +24,7 @@ import (
 // watched returns a pool that the guard of a relay watches.
 func watched(r *relay, dsn string, pooled bool) *pgxpool.Pool {
 	r.db.Helper()
-	cfg, err := pgxpool.ParseConfig(dsn)
-	relaytest.Must(r.db, err)
-	r.Watch(cfg, pg.NewNames("", "outbox"), pooled)
-	pool, err := pgxpool.NewWithConfig(r.db.Context(), cfg)
-	relaytest.Must(r.db, err)
-	r.db.Cleanup(pool.Close)
-	return pool
+	return pgtest.PoolWith(r.db, dsn, func(cfg *pgxpool.Config) { r.Watch(cfg, pg.NewNames("", "outbox"), pooled) })
 }
 
 // turning returns a pool that leads to one database, and from the call of turn on to another one,
@@ -40,18 +34,15 @@ func turning(r *relay, from, to *relaytest.Database, pooled bool) (pool *pgxpool
 	other, err := pgx.ParseConfig(to.DSN)
 	relaytest.Must(r.db, err)
 	var turned atomic.Bool
-	cfg, err := pgxpool.ParseConfig(from.DSN)
-	relaytest.Must(r.db, err)
-	cfg.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
-		if turned.Load() {
-			conn.Host, conn.Port, conn.Database = other.Host, other.Port, other.Database
+	pool = pgtest.PoolWith(r.db, from.DSN, func(cfg *pgxpool.Config) {
+		cfg.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
+			if turned.Load() {
+				conn.Host, conn.Port, conn.Database = other.Host, other.Port, other.Database
+			}
+			return nil
 		}
-		return nil
-	}
-	r.Watch(cfg, pg.NewNames("", "outbox"), pooled)
-	pool, err = pgxpool.NewWithConfig(r.db.Context(), cfg)
-	relaytest.Must(r.db, err)
-	r.db.Cleanup(pool.Close)
+		r.Watch(cfg, pg.NewNames("", "outbox"), pooled)
+	})
 	return pool, func(back bool) {
 		turned.Store(!back)
 		pool.Reset()

@@ -48,13 +48,7 @@ func registered(db *relaytest.Database) *room {
 
 func relayPool(t testing.TB, dsn string) *pgxpool.Pool {
 	t.Helper()
-	cfg, err := pgxpool.ParseConfig(dsn)
-	relaytest.Must(t, err)
-	pg.SetDirect(cfg, "")
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	t.Cleanup(pool.Close)
-	return pool
+	return pgtest.PoolWith(t, dsn, func(cfg *pgxpool.Config) { pg.SetDirect(cfg, "") })
 }
 
 var usual = Terms{Events: 100, Inline: 1 << 20}

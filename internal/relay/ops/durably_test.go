@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -103,11 +104,8 @@ func TestReplayLooksInLargeSteps(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Insert(5000, "k")
 	db.Settled("delivered", "true")
-	cfg, count := db.Pool.Config(), new(counter)
-	cfg.ConnConfig.Tracer = count
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	t.Cleanup(pool.Close)
+	count := new(counter)
+	pool := pgtest.PoolWith(t, db.DSN, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = count })
 	order := Order{Action: "replay", Selection: Selection{Statuses: []string{"delivered"}, Rate: new(int64(20))}}
 	_, b, err := New(pool).Preview(t.Context(), order)
 	if err != nil || b.Matched != 5000 || count.n.Swap(0) > 20 {

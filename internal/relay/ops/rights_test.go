@@ -28,16 +28,12 @@ func TestRightsOnUnroutedEvents(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default'); UPDATE outbox_watch SET sample = '{"terms": {"lag_over": 600}}'`)
 	as := func(role string) *pgxpool.Pool {
 		t.Helper()
-		cfg, err := pgxpool.ParseConfig(dsn)
-		relaytest.Must(t, err)
-		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, `SET ROLE `+role)
-			return err
-		}
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		relaytest.Must(t, err)
-		t.Cleanup(pool.Close)
-		return pool
+		return pgtest.PoolWith(t, dsn, func(cfg *pgxpool.Config) {
+			cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, `SET ROLE `+role)
+				return err
+			}
+		})
 	}
 	reader := ops.New(as("outbox_reader"))
 	for name, ask := range map[string]func() error{

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -214,12 +215,7 @@ func TestRelayTakenForDeadAppliesNoRoutes(t *testing.T) {
 // engine returns a pool with the settings of a relay's statements.
 func engine(db *relaytest.Database) *pgxpool.Pool {
 	db.Helper()
-	cfg := db.Pool.Config().Copy()
-	pg.SetDirect(cfg, "")
-	pool, err := pgxpool.NewWithConfig(db.Context(), cfg)
-	relaytest.Must(db, err)
-	db.Cleanup(pool.Close)
-	return pool
+	return pgtest.PoolWith(db, db.DSN, func(cfg *pgxpool.Config) { pg.SetDirect(cfg, "") })
 }
 
 // Another session holds the routes for longer than a settle would wait: a relay that has to apply

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
@@ -164,16 +165,12 @@ func TestChangedRowIsNotStale(t *testing.T) {
 		t.Run(string(outcome), func(t *testing.T) {
 			t.Parallel()
 			r := newRoom(t, false)
-			cfg, err := pgxpool.ParseConfig(r.DSN)
-			relaytest.Must(t, err)
-			cfg.ConnConfig.RuntimeParams["application_name"] = "settler" // without a timeout: a slow machine would never see it wait
-			pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-			relaytest.Must(t, err)
-			t.Cleanup(pool.Close)
-			r.settler.DB = pool
+			r.settler.DB = pgtest.PoolWith(t, r.DSN, func(cfg *pgxpool.Config) {
+				cfg.ConnConfig.RuntimeParams["application_name"] = "settler" // without a timeout: a slow machine would never see it wait
+			})
 			of := r.claim(1, "key")
 			operator := r.Begin()
-			_, err = operator.Exec(t.Context(), `UPDATE outbox_delivery SET last_error = 'looked at'`)
+			_, err := operator.Exec(t.Context(), `UPDATE outbox_delivery SET last_error = 'looked at'`)
 			relaytest.Must(t, err)
 			r.begin().settle(with(of[0], outcome))
 			relaytest.Becomes(r.Database, true, `SELECT count(*) > 0 FROM pg_stat_activity

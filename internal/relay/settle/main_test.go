@@ -53,14 +53,9 @@ func newRoom(t testing.TB, taken bool, destinations ...string) *room {
 	}
 	r.Serve("default")
 	r.Serve("default")
-	cfg, err := pgxpool.ParseConfig(r.DSN)
-	relaytest.Must(t, err)
-	pg.SetDirect(cfg, "")
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	t.Cleanup(pool.Close)
 	w := r.settler
-	w.DB, w.Log = pool, zerolog.New(&r.logged)
+	w.DB = pgtest.PoolWith(t, r.DSN, func(cfg *pgxpool.Config) { pg.SetDirect(cfg, "") })
+	w.Log = zerolog.New(&r.logged)
 	w.Instance = func() int32 { return relay }
 	w.NeedsRoom = func(string) bool { return false }
 	w.ForOthers = func(destination string) bool { return destination == r.forOthers }
@@ -75,12 +70,10 @@ func newRoom(t testing.TB, taken bool, destinations ...string) *room {
 // waiting returns a pool whose statements wait for locks as long as they last, as a session does.
 func (r *room) waiting() *pgxpool.Pool {
 	r.Helper()
-	cfg := r.settler.DB.(*pgxpool.Pool).Config()
-	cfg.ConnConfig.RuntimeParams["lock_timeout"] = "0"
-	pool, err := pgxpool.NewWithConfig(r.Context(), cfg)
-	relaytest.Must(r, err)
-	r.Cleanup(pool.Close)
-	return pool
+	return pgtest.PoolWith(r, r.DSN, func(cfg *pgxpool.Config) {
+		pg.SetDirect(cfg, "")
+		cfg.ConnConfig.RuntimeParams["lock_timeout"] = "0"
+	})
 }
 
 func (r *room) note(change func()) {

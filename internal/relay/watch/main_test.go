@@ -19,13 +19,7 @@ func TestMain(m *testing.M) { pgtest.RunTests(m) }
 // enginePool returns a pool with the settings of a relay's own.
 func enginePool(t testing.TB, dsn string) *pgxpool.Pool {
 	t.Helper()
-	cfg, err := pgxpool.ParseConfig(dsn)
-	relaytest.Must(t, err)
-	pg.SetDirect(cfg, "")
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	relaytest.Must(t, err)
-	t.Cleanup(pool.Close)
-	return pool
+	return pgtest.PoolWith(t, dsn, func(cfg *pgxpool.Config) { pg.SetDirect(cfg, "") })
 }
 
 // engineConn returns one connection of such a pool.
