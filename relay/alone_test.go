@@ -48,7 +48,7 @@ func TestOneRelayIsRefused(t *testing.T) {
 	}{
 		"wrong secret":        {func(d *post.Destination) { d.Headers = map[string]string{"Authorization": "Bearer wrong"} }, policy.DefaultBreakerFailures, "401"},
 		"wrong path":          {func(d *post.Destination) { d.URL = strings.TrimSuffix(d.URL, "/events") }, policy.DefaultBreakerFailures, "404"},
-		"nothing listens":     {func(d *post.Destination) { d.URL = newVacant(t).url }, 0, "connection refused"},
+		"nothing listens":     {func(d *post.Destination) { d.URL = testkit.NewVacant(t).URL }, 0, "connection refused"},
 		"no such name":        {func(d *post.Destination) { d.URL = "http://does-not-exist.invalid/" }, 0, "does-not-exist.invalid"},
 		"another certificate": {func(d *post.Destination) { d.URL = unreachable(t)[policy.ReasonTLS] }, 0, "certificate"},
 	} {
@@ -200,7 +200,7 @@ func TestRefusedRelayIsLeftAlone(t *testing.T) {
 	cfg := config(db, d)
 	cfg.Name = "a"
 	a := start(t, cfg)
-	d.URL = newVacant(t).url
+	d.URL = testkit.NewVacant(t).URL
 	other := config(db, d)
 	other.Name = "b"
 	b := start(t, other)

@@ -50,8 +50,8 @@ func TestDeadDestination(t *testing.T) {
 	t.Parallel()
 	const due = 2000
 	db := relaytest.Covered(t, "living", "dead")
-	address := newVacant(t)
-	dead := post.Destination{Name: "dead", URL: address.url, Breaker: policy.BreakerPolicy{ProbeMax: 2 * time.Second}}
+	address := testkit.NewVacant(t)
+	dead := post.Destination{Name: "dead", URL: address.URL, Breaker: policy.BreakerPolicy{ProbeMax: 2 * time.Second}}
 	cfg := config(db, named("living", to(relaytest.NewReceiver(t, nil).URL)), dead)
 	cfg.Alerts = alert.Config{Channels: []alert.Channel{alert.Webhook(relaytest.NewReceiver(t, nil).URL, direct)}, After: 1}
 	r := start(t, cfg)
@@ -65,7 +65,7 @@ func TestDeadDestination(t *testing.T) {
 	r.await(t, "the alert", func(o *observer) bool { return len(o.told(alert.RuleBreakerOpen)) == 1 })
 
 	recovered := &slowStart{}
-	address.open(t, recovered)
+	address.Open(t, recovered)
 	tried := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`)
 	relaytest.Becomes(db, due-tried, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND status = 'delivered' AND attempts = 1`)
 	r.await(t, "the recovery", func(o *observer) bool { return slices.Contains(o.told(alert.RuleBreakerOpen), "resolved") })

@@ -25,13 +25,12 @@ import (
 // that accepts nothing, and whose queue is full.
 func newBlackhole(tb testing.TB) string {
 	tb.Helper()
-	v := newVacant(tb)
-	relaytest.Must(tb, syscall.Listen(int(v.file.Fd()), 0))
-	address := strings.TrimPrefix(v.url, "http://")
+	v := testkit.NewVacant(tb)
+	relaytest.Must(tb, syscall.Listen(int(v.Socket.Fd()), 0))
 	for range 10 {
-		conn, err := net.DialTimeout("tcp", address, 200*time.Millisecond)
+		conn, err := net.DialTimeout("tcp", v.Address, 200*time.Millisecond)
 		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-			return v.url
+			return v.URL
 		}
 		relaytest.Must(tb, err)
 		tb.Cleanup(func() { _ = conn.Close() })
@@ -49,7 +48,7 @@ func unreachable(tb testing.TB) map[policy.Reason]string {
 	tb.Cleanup(secured.Close)
 	return map[policy.Reason]string{
 		policy.ReasonTimeout: newBlackhole(tb),
-		policy.ReasonConnect: newVacant(tb).url,
+		policy.ReasonConnect: testkit.NewVacant(tb).URL,
 		policy.ReasonDNS:     "http://does-not-exist.invalid/",
 		policy.ReasonTLS:     secured.URL,
 	}
@@ -119,11 +118,11 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 				}
 				t.Parallel()
 				db := relaytest.Covered(t)
-				place := newVacant(t)
+				place := testkit.NewVacant(t)
 				if !unreachedFirst {
-					place.open(t, answer)
+					place.Open(t, answer)
 				}
-				d := post.Destination{Name: "default", URL: place.url}
+				d := post.Destination{Name: "default", URL: place.URL}
 				if name == "no answer" {
 					d.Timeout = 300 * time.Millisecond
 				}
@@ -138,7 +137,7 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 				start(t, config(db, d))
 				if unreachedFirst {
 					relaytest.Becomes(db, true, `SELECT count(*) > 3 FROM outbox_attempt`)
-					place.open(t, answer)
+					place.Open(t, answer)
 				}
 				for attempt := 1; attempt < 8; attempt++ {
 					relaytest.Becomes(db, attempt, `SELECT attempts FROM outbox_delivery WHERE claimed_by IS NULL UNION ALL SELECT -1 LIMIT 1`)

@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/post"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
@@ -53,12 +54,12 @@ func TestOutageOfDays(t *testing.T) {
 				}
 				down.ServeHTTP(w, r)
 			})
-			place := newVacant(t)
+			place := testkit.NewVacant(t)
 			if down != nil {
-				place.open(t, front)
+				place.Open(t, front)
 			}
 
-			d := post.Destination{Name: "default", URL: place.url, MaxInFlight: 8, Timeout: DefaultLease / 2} // which a slow machine does not reach
+			d := post.Destination{Name: "default", URL: place.URL, MaxInFlight: 8, Timeout: DefaultLease / 2} // which a slow machine does not reach
 			d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 			db.Insert(waiting, "waiting")
 			r := start(t, config(db, d))
@@ -77,7 +78,7 @@ func TestOutageOfDays(t *testing.T) {
 			db.Insert(fresh, "fresh")
 			up.Store(r.lane("default"))
 			if down == nil {
-				place.open(t, front)
+				place.Open(t, front)
 			}
 			relaytest.Becomes(db, waiting+fresh, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 			last := 0

@@ -143,7 +143,7 @@ func TestOneOfAThousandDestinations(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
 	hangs := relaytest.NewReceiver(t, func(_ http.ResponseWriter, r relaytest.Request) { <-r.Context().Done() })
-	for what, bad := range map[string]string{"is dead": newVacant(t).url, "hangs": hangs.URL} {
+	for what, bad := range map[string]string{"is dead": testkit.NewVacant(t).URL, "hangs": hangs.URL} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			db := relaytest.New(t)

@@ -47,7 +47,7 @@ func TestPromiseIsKept(t *testing.T) {
 	db.Insert(1, "key")
 	for attempt := 1; attempt <= 5; attempt++ {
 		if d.URL = rc.URL; attempt == 3 {
-			d.URL = newVacant(t).url
+			d.URL = testkit.NewVacant(t).URL
 		}
 		r := start(t, config(db, d))
 		r.await(t, "a settle", func(o *observer) bool {
@@ -192,7 +192,7 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	g, rc := relaytest.NewGated(t)
 	d := to(rc.URL)
 	d.MaxInFlight = 2
-	vacant := post.Destination{Name: "vacant", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
+	vacant := post.Destination{Name: "vacant", URL: testkit.NewVacant(t).URL, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
 	vacant.Retry.Schedule = []time.Duration{time.Hour}
 	db.Insert(5, "key")
 	r := start(t, config(db, d, vacant))
@@ -220,8 +220,8 @@ type frontSwitch struct {
 func newSwitch(t *testing.T, rc *relaytest.Receiver, answering bool) *frontSwitch {
 	t.Helper()
 	if !answering {
-		front := newVacant(t)
-		return &frontSwitch{url: front.url, up: func() { front.open(t, rc.Config.Handler) }}
+		front := testkit.NewVacant(t)
+		return &frontSwitch{url: front.URL, up: func() { front.Open(t, rc.Config.Handler) }}
 	}
 	var up atomic.Bool
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

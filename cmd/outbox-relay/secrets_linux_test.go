@@ -82,7 +82,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	destinations := map[string]string{
 		"rejects": answerWith(t, http.StatusUnprocessableEntity), "refuses": answerWith(t, http.StatusUnauthorized), "breaks": answerWith(t, http.StatusInternalServerError),
 		"moves": answerWith(t, http.StatusFound), "stutters": malformed(t, "HTTP/1.1 CANARY-status-line\r\n\r\n"), "babbles": malformed(t, "CANARY-no-http\r\n\r\n"),
-		"cheats": malformed(t, "HTTP/1.1 200 OK\r\nCANARY-bad-header\r\n\r\n"), "dead": closedPort(t),
+		"cheats": malformed(t, "HTTP/1.1 200 OK\r\nCANARY-bad-header\r\n\r\n"), "dead": testkit.NewVacant(t).URL,
 	}
 	for name, url := range destinations {
 		fmt.Fprintf(&file, "  %s: {url: '%s/in?token=CANARY-query', signing_secrets: [whsec_%s], headers: {X-Configured: CANARY-configured-header, Authorization: Basic CANARY-credentials}}\n", name, url, encoded)

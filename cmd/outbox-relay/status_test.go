@@ -326,7 +326,7 @@ func TestDoctor(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {new: {url: '"+receiver+"'}}\n")
 	broken := writeFile(t, filepath.Join(t.TempDir(), "broken.yaml"), "destinations: {new: {\n")
 	const away = "OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db?connect_timeout=2"
-	noReceiver := "OUTBOX_DESTINATION_URL=" + closedPort(t)
+	noReceiver := "OUTBOX_DESTINATION_URL=" + testkit.NewVacant(t).URL
 	for _, c := range []struct {
 		env                []string
 		check, says, mends string
@@ -338,7 +338,7 @@ func TestDoctor(t *testing.T) {
 		{append(env, "OUTBOX_RETENTION_PROCESSED_EVENTS=48h"), "configuration", "not_after", "config check"},
 		{append(env, "OUTBOX_ALERTS_VACUUM_BLOCKED_OVER=1ms"), "transactions", "has had a transaction open for", "pg_terminate_backend("},
 		{[]string{env[0], "OUTBOX_CONFIG=" + file}, "deliveries", `no running relay has the destination "new"`, "SIGHUP"},
-		{[]string{env[0], "OUTBOX_DESTINATION_URL=" + closedPort(t)}, "destinations", "connection refused", "Start the receiver"},
+		{[]string{env[0], "OUTBOX_DESTINATION_URL=" + testkit.NewVacant(t).URL}, "destinations", "connection refused", "Start the receiver"},
 	} {
 		r := command(c.env, "doctor", "--json")
 		var found ops.Checkup

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"html"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -28,6 +27,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/receivertest"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -144,19 +144,6 @@ func consuming(t *testing.T, secret string, handler http.HandlerFunc) string {
 	return server.URL
 }
 
-// closedPort returns the URL of a port where nothing listens, which stays reserved.
-func closedPort(t *testing.T) string {
-	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	pgtest.Must(t, err)
-	t.Cleanup(func() { _ = syscall.Close(fd) })
-	pgtest.Must(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	name, err := syscall.Getsockname(fd)
-	pgtest.Must(t, err)
-	port := name.(*syscall.SockaddrInet4).Port
-	return "http://" + (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}).String()
-}
-
 // to makes the situation of one event for a destination.
 func to(url func(t *testing.T) string, env ...string) func(*testing.T, *stage) {
 	return func(t *testing.T, s *stage) {
@@ -211,7 +198,7 @@ var situations = map[string]situation{
 		"500 Internal Server Error",
 	},
 	"dead host": {
-		to(closedPort),
+		to(func(t *testing.T) string { return testkit.NewVacant(t).URL }),
 		[]string{`"default" accepts no connection, and its deliveries are held: `, "connection refused", "Start the receiver, or correct destinations.default.url"},
 		[]string{"outbox-relay resume default --reset-breaker"},
 		"connection refused",
@@ -229,7 +216,7 @@ var situations = map[string]situation{
 	"held": {
 		func(t *testing.T, s *stage) {
 			s.insert(t, "", `SELECT 'invoice.paid', '{}', 'k' || i FROM generate_series(1, 50) i`)
-			s.run(t, "OUTBOX_DESTINATION_URL="+closedPort(t), "OUTBOX_DEFAULTS_RETRY_SCHEDULE=100ms")
+			s.run(t, "OUTBOX_DESTINATION_URL="+testkit.NewVacant(t).URL, "OUTBOX_DEFAULTS_RETRY_SCHEDULE=100ms")
 		},
 		[]string{`"default" accepts no connection, and its deliveries are held: `, "connection refused", "Nothing is lost: a relay tries it"},
 		[]string{"outbox-relay resume default --reset-breaker"},

@@ -41,7 +41,7 @@ var deadClusters = []deadCluster{
 	{"leaderless", func(t testing.TB) (string, func()) {
 		s := startServer(t, func(o *server.Options) {
 			o.ServerName, o.Cluster.Name, o.Cluster.Host, o.Cluster.Port = "a", "c", "127.0.0.1", -1
-			o.Routes = []*url.URL{{Scheme: "nats", Host: closedPort(t)}, {Scheme: "nats", Host: closedPort(t)}}
+			o.Routes = []*url.URL{{Scheme: "nats", Host: testkit.NewVacant(t).Address}, {Scheme: "nats", Host: testkit.NewVacant(t).Address}}
 		})
 		return addressOf(s), func() {}
 	}},

@@ -5,7 +5,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -156,20 +155,6 @@ func unreached(reason policy.Reason) policy.Result {
 // fails.
 func outcome(v policy.Result) policy.Outcome {
 	return policy.Decide(v, policy.Circumstances{Attempt: 1, Retry: policy.RetryPolicy{}.WithDefaults()}).Outcome
-}
-
-// closedPort returns an address of the loopback interface where nothing listens. It stays reserved:
-// a server that asks for this port gets it, and one that asks for any port does not.
-func closedPort(t testing.TB) string {
-	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	pgtest.Must(t, err)
-	t.Cleanup(func() { _ = syscall.Close(fd) })
-	pgtest.Must(t, syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1))
-	pgtest.Must(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	name, err := syscall.Getsockname(fd)
-	pgtest.Must(t, err)
-	return (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: name.(*syscall.SockaddrInet4).Port}).String()
 }
 
 type conn = net.Conn

@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localcert"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
 
 const relayProgram = "../../bin/outbox-relay"
@@ -83,7 +84,7 @@ func unreadyServers(t *testing.T, rows map[string]relaytest.Unready) {
 	t.Helper()
 	const settings = "url: 'nats://%s', stream: EVENTS, subject: 'outbox.{type}'"
 	// A server that is not there, until it is.
-	dead := closedPort(t)
+	dead := testkit.NewVacant(t).Address
 	var later jetstream.JetStream
 	rows["dead"] = relaytest.Unready{Settings: fmt.Sprintf(settings, dead), Problem: "connection refused", Fix: func() string {
 		_, later = admin(t, restart(t, dead, t.TempDir()))
