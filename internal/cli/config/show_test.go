@@ -125,6 +125,25 @@ func shownAt(t *testing.T, c *Config, path string) (value, comment string) {
 	return strings.TrimSpace(string(line)), comment
 }
 
+// sameForEach is what both destinations take from the defaults.
+const sameForEach = `    responses:
+      retry: [] # default
+      fail: [404, 405] # outbox-relay.yaml:6
+    rate_limit: 0 # default
+    on_failure: block # default
+    breaker:
+      enabled: true # default
+      failures: 5 # default
+      probe_after: 1s # default
+      probe_max: 5s # default
+    format: raw # default
+    event_headers: [content-*, traceparent, tracestate, baggage, ce-*, x-event-*] # default
+    max_payload_bytes: 0 # default
+    excerpts: problem # default
+    tls:
+      min_version: "1.2" # default
+`
+
 const wantShow = `environment: "" # default
 database:
   url: postgres://billing:***@db.internal:5432/billing # env OUTBOX_DATABASE_URL
@@ -180,23 +199,7 @@ destinations:
       jitter: 0 # outbox-relay.yaml:5
       retry_after_max: 24h # default
       not_after: 720h # default
-    responses:
-      retry: [] # default
-      fail: [404, 405] # outbox-relay.yaml:6
-    rate_limit: 0 # default
-    on_failure: block # default
-    breaker:
-      enabled: true # default
-      failures: 5 # default
-      probe_after: 1s # default
-      probe_max: 5s # default
-    format: raw # default
-    event_headers: [content-*, traceparent, tracestate, baggage, ce-*, x-event-*] # default
-    max_payload_bytes: 0 # default
-    excerpts: problem # default
-    tls:
-      min_version: "1.2" # default
-  "1":
+` + sameForEach + `  "1":
     url: http://10.0.0.1:8080 # outbox-relay.yaml:15
     timeout: 15s # outbox-relay.yaml:4
     max_in_flight: 64 # default
@@ -206,23 +209,7 @@ destinations:
       jitter: 0 # outbox-relay.yaml:5
       retry_after_max: 24h # default
       not_after: 720h # default
-    responses:
-      retry: [] # default
-      fail: [404, 405] # outbox-relay.yaml:6
-    rate_limit: 0 # default
-    on_failure: block # default
-    breaker:
-      enabled: true # default
-      failures: 5 # default
-      probe_after: 1s # default
-      probe_max: 5s # default
-    format: raw # default
-    event_headers: [content-*, traceparent, tracestate, baggage, ce-*, x-event-*] # default
-    max_payload_bytes: 0 # default
-    excerpts: problem # default
-    tls:
-      min_version: "1.2" # default
-    bearer_token: '***' # outbox-relay.yaml:15
+` + sameForEach + `    bearer_token: '***' # outbox-relay.yaml:15
     proxy: http://***@proxy:3128 # outbox-relay.yaml:15
 egress:
   allow_private: [10.0.0.0/8, 127.0.0.1/32] # outbox-relay.yaml:17
