@@ -12,11 +12,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localserver"
 )
 
 // prefix begins every server's directory. It stands directly under /tmp, not
@@ -36,10 +37,6 @@ const memoryNeeded = 4 << 30
 // Options says how to run a [Server]. The zero value is right for tests: found
 // binaries, a unix socket only, and no care for durability.
 type Options struct {
-	// BinDir is the directory of initdb and postgres. Empty: that of [BinDirVariable], or they are
-	// looked for on PATH, then where pg_config, Debian, Fedora, Homebrew and others put them.
-	BinDir string
-
 	// ListenTCP also listens on a free port of 127.0.0.1. Every local user may
 	// then connect as superuser, unless Password is set.
 	ListenTCP bool
@@ -87,7 +84,7 @@ type Server struct {
 	stop    func() error
 
 	mu   sync.Mutex // guards port, and lets one fault be made at a time
-	port int
+	port string
 
 	administration sync.Mutex // guards admin
 	admin          *pgx.Conn  // nil: none is open
@@ -98,7 +95,7 @@ type Server struct {
 // when there is no PostgreSQL, and quotes the server's log when it does not
 // start; nothing is left behind then.
 func Start(ctx context.Context, o Options) (*Server, error) {
-	binDir, err := findBinDir(ctx, o.BinDir, binDirs)
+	binDir, err := findBinDir(ctx, "", binDirs)
 	if err != nil {
 		return nil, err
 	}
@@ -168,32 +165,25 @@ func (s *Server) boot(ctx context.Context, o Options) error {
 }
 
 // firstStart chooses the port and starts PostgreSQL.
-func (s *Server) firstStart(ctx context.Context) (err error) {
+func (s *Server) firstStart(ctx context.Context) (failed error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.tcp {
-		s.port = 5432 // only a part of the socket's name
+		s.port = "5432" // only a part of the socket's name
 		return s.start(ctx)
 	}
 	// Another process may take a free port before PostgreSQL does.
 	for range 3 {
-		if s.port, err = freePort(); err != nil {
+		free, err := localserver.FreePorts(1)
+		if err != nil {
 			return err
 		}
-		if err = s.start(ctx); err == nil || ctx.Err() != nil {
-			return err
+		s.port = free[0]
+		if failed = s.start(ctx); failed == nil || ctx.Err() != nil {
+			return failed
 		}
 	}
-	return err
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return failed
 }
 
 // DSN returns the URL of database on this server, over the unix socket. pgx,
@@ -201,7 +191,7 @@ func freePort() (int, error) {
 func (s *Server) DSN(database string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return socketURL(s.dir, strconv.Itoa(s.port), cmp.Or(database, "postgres"))
+	return socketURL(s.dir, s.port, cmp.Or(database, "postgres"))
 }
 
 // socketURL returns the URL of a database behind the unix socket in a directory.
@@ -218,7 +208,7 @@ func (s *Server) TCPAddr() string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+	return net.JoinHostPort("127.0.0.1", s.port)
 }
 
 // Dir returns the directory of the server: the socket, the log, and below
