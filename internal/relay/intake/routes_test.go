@@ -71,8 +71,8 @@ func FuzzRoutes(f *testing.F) {
 func TestLike(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
-	patterns := []string{"*", "a", "a*", "*a", "a*b", "*a*", "a**b", `a\b`, "a%", "a_", `\*`, "a*a", "*.*", "a.*.c"}
-	types := []string{"a", "ab", "aa", "aab", "ba", `a\b`, "a%", "ab", "a_", `\x`, "a.b", "a.b.c", ".", "b"}
+	patterns := []string{"*", "a", "a*", "*a", "a*b", "*a*", "a**b", `a\b`, "a%", "a_", `\*`, "a*a", "*.*", "a.*.c", "a*b*c", "**", "*.b.*", "a_c", `a\c`, "a*bc*c", "abc*abc", "A*"}
+	types := []string{"a", "ab", "aa", "aab", "ba", `a\b`, "a%", "ab", "a_", `\x`, "a.b", "a.b.c", ".", "b", "abc", "axbyc", "abcabc", "a_c", "axc", `a\c`, "abcc", "abcbc", "A"}
 	db.Exec(`INSERT INTO outbox_route (pattern, destination) SELECT unnest($1::text[]), 'x' ON CONFLICT DO NOTHING`, patterns)
 	for _, eventType := range types {
 		got := relaytest.Rows[string](db, `SELECT DISTINCT pattern FROM outbox_route WHERE $1 LIKE like_pattern ORDER BY pattern`, eventType)

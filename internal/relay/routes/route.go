@@ -3,9 +3,9 @@ package routes
 import (
 	"fmt"
 	"regexp"
-	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/relay/intake"
 )
 
 // A Route sends the event types that match Event to the destinations in To.
@@ -32,24 +32,9 @@ func (r Route) Problems(path string, destinations map[string]bool) []check.Probl
 	return v
 }
 
-// Matches reports whether events of a type take the route, exactly as the database decides it.
+// Matches reports whether events of a type take the route.
 func (r Route) Matches(eventType string) bool {
-	parts := strings.Split(r.Event, "*")
-	first, last := parts[0], parts[len(parts)-1]
-	if len(parts) == 1 {
-		return eventType == r.Event
-	}
-	rest, ok := strings.CutPrefix(eventType, first)
-	if !ok || !strings.HasSuffix(rest, last) {
-		return false
-	}
-	rest = strings.TrimSuffix(rest, last)
-	for _, part := range parts[1 : len(parts)-1] {
-		if _, rest, ok = strings.Cut(rest, part); !ok {
-			return false
-		}
-	}
-	return true
+	return intake.NewRoutes([]intake.Route{{Pattern: r.Event, Destination: "one"}}).Destinations(eventType) != nil
 }
 
 // A Row is one line of outbox_route.
