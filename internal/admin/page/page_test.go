@@ -329,21 +329,6 @@ func TestForeignersAreRefused(t *testing.T) {
 	refused(http.StatusUnauthorized, "Sign in")
 }
 
-// Without its database the page stays, says what is wrong, and names nothing of the connection.
-func TestDatabaseDown(t *testing.T) {
-	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), "postgres://hidden-user:hidden-password@127.0.0.1:1/hidden-database?connect_timeout=2")
-	relaytest.Must(t, err)
-	t.Cleanup(pool.Close)
-	s := serve(t, pool)
-	for _, path := range pages() {
-		status, body := s.get(path)
-		if status != 503 || !strings.Contains(body, "The database cannot be reached") || strings.Contains(body, "hidden-") || !strings.Contains(body, `hx-trigger="tick from:body"`) {
-			t.Errorf("%s: %d %s", path, status, body)
-		}
-	}
-}
-
 // What is embedded is what was published.
 func TestVendoredFiles(t *testing.T) {
 	t.Parallel()
