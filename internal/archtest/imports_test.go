@@ -75,7 +75,7 @@ func within(imported, parent string) bool {
 }
 
 // The three meet in the database and on the wire, so that a producer does not carry the relay, nor
-// the relay a receiver.
+// the relay a receiver. The relay itself neither migrates nor starts a server.
 func acquainted(all []goPackage) (violations []string) {
 	three := []string{outboxPath, relayPath, consumerPath}
 	for _, p := range all {
@@ -85,6 +85,11 @@ func acquainted(all []goPackage) (violations []string) {
 		for _, own := range three {
 			if !within(p.ImportPath, own) && !(own == relayPath && within(p.ImportPath, roomsPath)) {
 				continue
+			}
+			for _, imported := range p.Imports {
+				if own == relayPath && (within(imported, module+"/internal/localpg") || within(imported, "github.com/pressly/goose/v3")) {
+					violations = append(violations, p.ImportPath+" must not import "+imported)
+				}
 			}
 			for _, needed := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(p.Deps, p.Imports)))) {
 				if slices.ContainsFunc(three, func(other string) bool { return other != own && within(needed, other) }) {
@@ -105,6 +110,7 @@ func TestLibrariesDoNotKnowEachOther(t *testing.T) {
 		{ImportPath: consumerPath, Imports: []string{outboxPath}},
 		{ImportPath: relayPath, Deps: []string{webhookPath, consumerPath}},
 		{ImportPath: roomsPath + "/ops", Imports: []string{consumerPath + "/breaker"}},
+		{ImportPath: roomsPath + "/ops", Imports: []string{module + "/internal/localpg"}},
 	} {
 		if found := acquainted([]goPackage{p}); len(found) != 1 {
 			t.Errorf("%+v: reported %q, want once", p, found)
