@@ -165,19 +165,25 @@ func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 	next.settles(t, policy.Delivered, 10)
 }
 
-// The database hangs instead of being away: statements are neither answered nor refused.
+// hangs lets a relay stop whose database hangs from a statement on: it is neither answered nor
+// refused.
+func hangs(t *testing.T, what, statement string, drain time.Duration) *running {
+	t.Helper()
+	db := relaytest.Covered(t)
+	l := newLink(t, db.DSN)
+	cfg := config(db, to(relaytest.NewReceiver(t, nil).URL))
+	cfg.Pool, cfg.DrainTimeout = settings(t, l.dsn), drain
+	r := start(t, cfg)
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	within(t, what, l.holdFrom(statement))
+	r.stop()
+	return r
+}
+
 func TestStopWhileTheDatabaseHangs(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := relaytest.Covered(t)
-	l := newLink(t, db.DSN)
-	rc := relaytest.NewReceiver(t, nil)
-	cfg := config(db, to(rc.URL))
-	cfg.Pool = settings(t, l.dsn)
-	r := start(t, cfg)
-	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
-	within(t, "a beat", l.holdFrom(session.Beat))
-	r.stop()
+	hangs(t, "a beat", session.Beat, 0)
 }
 
 // A claim that the database does not answer is given up with the outcomes, and does not wait for
@@ -185,16 +191,7 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 func TestStopWhileAClaimHangs(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	db := relaytest.Covered(t)
-	l := newLink(t, db.DSN)
-	rc := relaytest.NewReceiver(t, nil)
-	cfg := config(db, to(rc.URL))
-	cfg.Pool = settings(t, l.dsn)
-	cfg.DrainTimeout = time.Millisecond
-	r := start(t, cfg)
-	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
-	within(t, "a claim", l.holdFrom(claim.ClaimDue))
-	r.stop()
+	r := hangs(t, "a claim", claim.ClaimDue, time.Millisecond)
 	r.await(t, "no failed claim", func(o *observer) bool { return o.failures["claim"] == 0 })
 }
 

@@ -97,37 +97,33 @@ func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = '401 Unauthorized' WHERE instance = 2 AND destination = 'shop'`)
 	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = 'dial tcp: connection refused' WHERE instance <> 1 AND destination = 'mail'`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('relay_refused', 'shop')`)
-	s, err = New(db.Pool).Status(t.Context(), "")
-	relaytest.Must(t, err)
-	said = nil
-	for _, a := range s.Advice {
-		said = append(said, a.Text)
-	}
-	if want := []string{
+	wantAdvice(db,
 		`Relay "b" refused its new configuration: routes: there are none.`,
 		`Only relays b and c are refused by "mail": dial tcp: connection refused. The other relays deliver.`,
 		`Only relay b is refused by "shop": 401 Unauthorized. The other relays deliver. Relays have other secrets at b than at a and c.`,
-	}; !slices.Equal(said, want) {
-		t.Errorf("said %q", said)
-	}
+	)
 
 	db.Exec(`UPDATE outbox_relay SET name = 'vm', reload_error = 'routes: there are none.'`) // all of one host
-	s, err = New(db.Pool).Status(t.Context(), "")
-	relaytest.Must(t, err)
-	said = nil
-	for _, a := range s.Advice {
-		said = append(said, a.Text)
-	}
-	if want := []string{
+	wantAdvice(db,
 		`Relay "vm (instance 1)" refused its new configuration: routes: there are none.`,
 		`Relay "vm (instance 2)" refused its new configuration: routes: there are none.`,
 		`Relay "vm (instance 3)" refused its new configuration: routes: there are none.`,
 		`Only relays vm (instance 2) and vm (instance 3) are refused by "mail": dial tcp: connection refused. The other relays deliver.`,
-		`Only relay vm (instance 2) is refused by "shop": 401 Unauthorized. The other relays deliver. ` +
+		`Only relay vm (instance 2) is refused by "shop": 401 Unauthorized. The other relays deliver. `+
 			`Relays have other secrets at vm (instance 2) than at vm (instance 1) and vm (instance 3).`,
-	}; !slices.Equal(said, want) {
-		t.Errorf("said %q", said)
+	)
+}
+
+// wantAdvice checks what the status advises.
+func wantAdvice(db *relaytest.Database, want ...string) {
+	db.Helper()
+	s, err := New(db.Pool).Status(db.Context(), "")
+	relaytest.Must(db, err)
+	var said []string
+	for _, a := range s.Advice {
+		said = append(said, a.Text)
 	}
+	testkit.Equal(db.TB, "advice", said, want)
 }
 
 // Status says nothing of an alert that its own figures contradict, though no relay has ended it.
