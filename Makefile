@@ -194,7 +194,7 @@ load-archive: #: Archive ARCHIVE_EVENTS (a million) through two kills under 1,00
 		-archive-load $(ARCHIVE_EVENTS) -archive-calm $(ARCHIVE_CALM)
 
 .PHONY: load-replay
-load-replay: #: Replay 100,000 failed events, by a command and on the page, killed and continued, beside live events: each sent once, and their p99
+load-replay: #: Replay 100,000 failed events by a command that is killed and given again, beside live events: each sent once, and their p99
 	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ReplayUnderLoad -benchtime 1x -timeout 1h
 
 .PHONY: load-reconcile

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"html"
 	"io"
 	"net"
 	"net/http"
@@ -107,17 +106,6 @@ func TestConsole(t *testing.T) {
 	if strings.Contains(s.stderr.String(), pageToken) {
 		t.Error("the token is in the log")
 	}
-}
-
-var formField = regexp.MustCompile(`name="(order|token)" value="([^"]*)"`)
-
-// confirmation returns the form of a preview.
-func confirmation(body string) url.Values {
-	form := url.Values{}
-	for _, match := range formField.FindAllStringSubmatch(body, -1) {
-		form.Set(match[1], html.UnescapeString(match[2]))
-	}
-	return form
 }
 
 // An address may try ten wrong tokens, and then one a second. The log has one line a minute. Who

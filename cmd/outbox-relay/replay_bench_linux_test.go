@@ -2,12 +2,10 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,15 +65,10 @@ func newReplayStage(b *testing.B) *replayStage {
 	s.db.Exec(`DROP TRIGGER relaytest_cover ON outbox`) // the relay takes the live ones
 	s.db.Settled("failed", "true")
 	s.db.Exec(`VACUUM ANALYZE outbox, outbox_delivery`)
-	s.env = []string{"OUTBOX_DATABASE_URL=" + s.db.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox"}
-	s.relay = s.launch("OUTBOX_ADMIN_LISTEN=none")
+	s.env = []string{"OUTBOX_DATABASE_URL=" + s.db.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_METRICS_LISTEN=none", "OUTBOX_ADMIN_LISTEN=none"}
+	s.relay = launchAs(s, s.TempDir(), []string{"run"}, s.env...)
 	s.end = s.commit(b, s.db, 1)
 	return s
-}
-
-// launch starts a relay.
-func (s *replayStage) launch(env ...string) *relayProcess {
-	return launchAs(s, s.TempDir(), []string{"run"}, append(slices.Clone(s.env), env...)...)
 }
 
 // program returns a command.
@@ -88,144 +81,51 @@ func (s *replayStage) program(args ...string) *exec.Cmd {
 // rest lets live events come alone.
 func (s *replayStage) rest() { <-time.After(s.calm) }
 
-// A replayWay is how an operator replays: the preview, the order, the SIGKILL of the process that
-// works on it, and what makes it continue.
-type replayWay struct{ preview, order, kill, prepare, goOn func() }
-
-// measure replays all failed events, is interrupted by SIGKILL, continues, and compares the p99 of
-// live events with that before and after.
-func (s *replayStage) measure(way replayWay) {
-	way.preview()
+// measure replays all failed events and compares the p99 of live events with that before and after.
+func (s *replayStage) measure() {
+	args := []string{"replay", "--destination", "default"}
+	out, err := s.program(append(args, "--dry-run", "--json")...).Output()
+	pgtest.Must(s, err)
+	var report events.BulkReport
+	if err := json.Unmarshal(out, &report); err != nil || report.Matched != int64(s.events) || report.Seconds != float64(s.events)/500 {
+		s.Errorf("%s: %v", out, err)
+	}
+	killed := s.program(append(args, "--yes")...)
 	before := s.during(s.rest)
 	begun := time.Now()
 	during := s.during(func() {
-		way.order()
+		pgtest.Must(s, killed.Start())
 		<-s.third
-		way.kill()
+		_ = killed.Process.Kill()
+		_ = killed.Wait()
+		if out, err := s.program(append(args, "--yes")...).CombinedOutput(); err != nil {
+			s.Fatalf("%v: %s", err, out)
+		}
+		<-s.all // asking the database would add load
 	})
 	took := time.Since(begun)
-	way.prepare()
-	begun = time.Now()
-	during = append(during, s.during(func() {
-		way.goOn()
-		<-s.all // asking the database would add load
-	})...)
-	slices.Sort(during)
-	took += time.Since(begun)
 	relaytest.Becomes(s.db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE event_id <= $1 AND status <> 'delivered'`, s.events)
 	after := s.during(s.rest)
 	s.end()
 	s.relay.stop(s)
 
-	sent := 0
-	for _, n := range s.replays {
-		sent += n
+	for key, n := range s.replays {
+		if n != 1 {
+			s.Errorf("%s was sent %d times", key, n)
+		}
 	}
 	if done := relaytest.Row[int64](s.db, `SELECT sum(done)::bigint FROM outbox_audit WHERE action = 'replay'`); len(s.replays) != s.events || done != int64(s.events) {
 		s.Errorf("%d events were sent, the audit has %d", len(s.replays), done)
 	}
 	s.ReportMetric(float64(s.events)/took.Seconds(), "replays/s")
-	s.ReportMetric(float64(sent-s.events), "resent")
 	reportLive(s.B, before, during, after)
 }
 
-// BenchmarkReplayUnderLoad replays 100,000 failed events beside 100 live events a second, by the
-// command and on the page. The process that replays is killed on its way, and the replay continues.
+// BenchmarkReplayUnderLoad replays 100,000 failed events beside 100 live events a second. The
+// command is killed on its way and given again. The relay lives, so that each event must be sent
+// once.
 func BenchmarkReplayUnderLoad(b *testing.B) {
-	b.Run("command", func(b *testing.B) {
-		for b.Loop() {
-			replayByCommand(b)
-		}
-	})
-	b.Run("page", func(b *testing.B) {
-		for b.Loop() {
-			replayOnThePage(b)
-		}
-	})
-}
-
-// replayByCommand kills the command and gives it again. The relay lives, so that each event must be
-// sent once.
-func replayByCommand(b *testing.B) {
-	b.Helper()
-	s := newReplayStage(b)
-	args := []string{"replay", "--destination", "default"}
-	killed := s.program(append(args, "--yes")...)
-	s.measure(replayWay{
-		preview: func() {
-			out, err := s.program(append(args, "--dry-run", "--json")...).Output()
-			pgtest.Must(b, err)
-			var report events.BulkReport
-			if err := json.Unmarshal(out, &report); err != nil || report.Matched != int64(s.events) || report.Seconds != float64(s.events)/500 {
-				b.Errorf("%s: %v", out, err)
-			}
-		},
-		order: func() { pgtest.Must(b, killed.Start()) },
-		kill: func() {
-			_ = killed.Process.Kill()
-			_ = killed.Wait()
-		},
-		prepare: func() {},
-		goOn: func() {
-			if out, err := s.program(append(args, "--yes")...).CombinedOutput(); err != nil {
-				b.Fatalf("%v: %s", err, out)
-			}
-		},
-	})
-	for key, n := range s.replays {
-		if n != 1 {
-			b.Errorf("%s was sent %d times", key, n)
-		}
-	}
-}
-
-// replayOnThePage kills one of two relays, which serves the page and sends, and continues at
-// another one once the operation counts as killed. What the killed relay had sent and not settled
-// is sent again.
-func replayOnThePage(b *testing.B) {
-	b.Helper()
-	s := newReplayStage(b)
-	const listen = "OUTBOX_ADMIN_LISTEN=127.0.0.1:0"
-	server := s.launch(listen)
-	client := server.console(s)
-	body := ""
-	s.measure(replayWay{
-		preview: func() {
-			_, body = client.send("GET", "/operations/new?action=replay&status=failed&destination=default", nil)
-			if !strings.Contains(strings.ReplaceAll(body, "\u202f", ""), fmt.Sprintf("Replay %d deliveries?", s.events)) || !strings.Contains(body, "spread over about") {
-				b.Error(body)
-			}
-		},
-		order: func() {
-			if status, body := client.send("POST", "/operations", confirmation(body)); status != 200 {
-				b.Fatal(status, body)
-			}
-		},
-		kill: func() { server.kill(s) },
-		prepare: func() {
-			server = s.launch(listen)
-			client = server.console(s)
-			if testing.Short() {
-				s.db.RewriteAudit(`updated_at = now() - interval '1 minute'`)
-			}
-			relaytest.Eventually(s, "the operation counts as killed", func() bool {
-				_, body := client.send("GET", "/operations/1", nil)
-				return strings.Contains(body, "probably killed")
-			})
-		},
-		goOn: func() {
-			if status, body := client.send("POST", "/operations/1/resume", nil); status != 200 {
-				b.Fatal(status, body)
-			}
-		},
-	})
-	server.stop(s)
-	if got := relaytest.Row[string](s.db, `SELECT string_agg(concat_ws(' ', split_part(actor, '@', 1), origin, action, state, done), ', ' ORDER BY id) FROM outbox_audit`); got != fmt.Sprintf("ann page replay done %d, ann page resume_operation done 0", s.events) {
-		b.Errorf("the audit has %s", got)
-	}
-	for key, n := range s.replays {
-		if n > 2 {
-			b.Errorf("%s was sent %d times", key, n)
-		}
+	for b.Loop() {
+		newReplayStage(b).measure()
 	}
 }
