@@ -58,7 +58,7 @@ func (s *store) recordReload(ctx context.Context, instance int32, refused string
 }
 
 const recordSlowdown = `
-UPDATE outbox_relay_destination SET wait_until = CASE WHEN wait_until = '-infinity' AND NOT $5 THEN wait_until WHEN $3 > 0 THEN now() + make_interval(secs => $3::float8) END, slowed_to = nullif($4::float8, 0)
+UPDATE outbox_relay_destination SET wait_until = CASE WHEN wait_until = '-infinity' AND NOT $5::boolean THEN wait_until WHEN $3::float8 > 0 THEN now() + make_interval(secs => $3::float8) END, slowed_to = nullif($4::float8, 0)
 WHERE destination = $1 AND instance = $2`
 
 // recordSlowdown records for how long a destination asks a relay to wait, and to how many requests

@@ -18,6 +18,7 @@ func TestThroughPooler(t *testing.T) {
 	for name, scenario := range map[string]func(*testing.T){
 		"one event's way":           TestOneEventsWay,
 		"retry":                     TestRetryThenSuccess,
+		"asks to wait":              TestAskedToWaitIsShown,
 		"large payloads":            TestLargePayloadsArriveByteForByte,
 		"the future":                TestEventsOfTheFutureWait,
 		"gone":                      TestGoneFailsOne,

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -22,8 +23,17 @@ func stage(t testing.TB) (*relaytest.Database, pg.DB) {
 	return db, pg.ReadCommitted(pool, pg.NewNames("", "outbox_schema_version"))
 }
 
-// What two relays did is added up: counts, histograms of different length, and the backlog, which
-// both see, not twice.
+// pooled returns the connections of a relay behind a pooler.
+func pooled(t testing.TB, db *relaytest.Database) pg.DB {
+	var settings map[string]string
+	own := pgtest.PoolWith(t, db.DSN, func(cfg *pgxpool.Config) { settings = pg.SetPooled(cfg, "public") })
+	return pg.NewTransactions(own, settings, func(_ context.Context, names, values []string) (string, []any) {
+		return pg.SetForTransaction, []any{names, values}
+	}, func(err error) error { return err })
+}
+
+// What two relays did, one of them behind a pooler, is added up: counts, histograms of different
+// length, and the backlog, which both see, not twice.
 func TestRelaysAddUp(t *testing.T) {
 	t.Parallel()
 	db, conn := stage(t)
@@ -39,8 +49,10 @@ func TestRelaysAddUp(t *testing.T) {
 	two.Attempted(paid, policy.Fail, 0, 0)
 	two.Attempted(paid, policy.Hold, 0, 0)
 	two.Attempted(Key{"mail", "paid"}, policy.Retry, 0, 0)
+	through := conn
 	for _, r := range []*Recorder{one, two, one, New()} { // what was written is not written again
-		relaytest.Must(t, r.Flush(t.Context(), conn, []string{"shop", "mail"}))
+		relaytest.Must(t, r.Flush(t.Context(), through, []string{"shop", "mail"}))
+		through = pooled(t, db)
 	}
 	two.Attempted(paid, policy.Delivered, time.Millisecond, time.Millisecond) // is seen before it is written
 	for _, span := range Spans() {

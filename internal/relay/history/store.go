@@ -70,9 +70,9 @@ func (r *Recorder) Flush(ctx context.Context, db pg.DB, destinations []string) e
 	}
 	names := slices.Clone(destinations)
 	slices.SortStableFunc(names, func(a, b string) int { return int(min(1, max(-1, busy(b)-busy(a)))) })
-	text, err := json.Marshal(written)
+	text, err := json.Marshal(written) // a string, since bytes become a bytea behind a pooler
 	if err == nil {
-		_, err = db.Exec(ctx, addCounts, text, names[:min(backlogs, len(names))], r.flushes%pruneEvery == 0)
+		_, err = db.Exec(ctx, addCounts, string(text), names[:min(backlogs, len(names))], r.flushes%pruneEvery == 0)
 	}
 	if err != nil {
 		r.giveBack(taken)
