@@ -59,7 +59,7 @@ func (l *overKafka) url() string {
 }
 
 // settings implements [eventLog].
-func (l *overKafka) settings() string { return "topic: " + topic }
+func (l *overKafka) settings() string { return "kafka: {topic: " + topic + "}" }
 
 // disturb implements [eventLog]: it kills the brokers, and starts them again with what they had
 // written.

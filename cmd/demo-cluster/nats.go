@@ -76,7 +76,7 @@ func (l *overNATS) url() string { return l.cluster.URL() }
 
 // settings implements [eventLog].
 func (l *overNATS) settings() string {
-	return fmt.Sprintf("subject: 'outbox.{partition}.{type}', partitions: %d, stream: %s", l.options.Partitions, stream)
+	return fmt.Sprintf("nats: {subject: 'outbox.{partition}.{type}', partitions: %d, stream: %s}", l.options.Partitions, stream)
 }
 
 // disturb implements [eventLog]: it kills the server that leads the stream, and starts it again

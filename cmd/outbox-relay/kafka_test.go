@@ -94,7 +94,12 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 		pgtest.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		return path
 	}
-	to := func(address, topic string) string { return "url: 'kafka://" + address + "', topic: " + topic }
+	to := func(address, topic string) string {
+		return "url: 'kafka://" + address + "', kafka: {topic: " + topic + "}"
+	}
+	login := func(address, topic, sasl string) string {
+		return "url: 'kafka://" + address + "', kafka: {topic: " + topic + ", sasl: " + sasl + "}, basic_auth: "
+	}
 	good, _ := localkafka.Start(t, "")
 	owner := localkafka.Client(t, good)
 	localkafka.CreateTopic(t, owner, "small", "max.message.bytes", "3000")
@@ -117,16 +122,16 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	guarded, _ := localkafka.Start(t, "acl")
 	root := kgo.SASL(plain.Auth{User: "root", Pass: "r"}.AsMechanism())
 	rows["no-right"] = relaytest.Unready{
-		Settings: to(guarded, topic) + ", sasl: plain, basic_auth: {username: relay, password: right}", Problem: `allow the user to write to topic "invoices"`,
+		Settings: login(guarded, topic, "plain") + "{username: relay, password: right}", Problem: `allow the user to write to topic "invoices"`,
 		Fix: func() string { allowWriting(t, localkafka.Client(t, guarded, root), topic); return "" }, Stored: func() []string { return keysIn(t, guarded, topic, root) },
 	}
 	password := write("password", "wrong")
-	login, _ := localkafka.Start(t, "sasl")
+	sasl, _ := localkafka.Start(t, "sasl")
 	rows["password"] = relaytest.Unready{
-		Settings: to(login, topic) + ", sasl: scram-sha-256, basic_auth: {username: relay, password_file: " + password + "}",
+		Settings: login(sasl, topic, "scram-sha-256") + "{username: relay, password_file: " + password + "}",
 		Problem:  "the broker closed the connection while the relay logged in: correct basic_auth", Fix: func() string { write("password", "right"); return "" },
 		Stored: func() []string {
-			return keysIn(t, login, topic, kgo.SASL(plain.Auth{User: "relay", Pass: "right"}.AsMechanism()))
+			return keysIn(t, sasl, topic, kgo.SASL(plain.Auth{User: "relay", Pass: "right"}.AsMechanism()))
 		},
 	}
 	secure, _ := localkafka.Start(t, "tls")
@@ -138,7 +143,7 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	authority := write("ca", string(other))
 	overTLS := kgo.DialTLSConfig(&tls.Config{InsecureSkipVerify: true})
 	rows["authority"] = relaytest.Unready{
-		Settings: fmt.Sprintf("url: 'kafka+ssl://%s', topic: %s, tls: {ca_file: %s}", secure, topic, authority), Problem: "set tls.ca_file to the authority's certificate",
+		Settings: fmt.Sprintf("url: 'kafka+ssl://%s', kafka: {topic: %s}, tls: {ca_file: %s}", secure, topic, authority), Problem: "set tls.ca_file to the authority's certificate",
 		Fix: func() string { write("ca", certificate); return "" }, Stored: func() []string { return keysIn(t, secure, topic, overTLS) },
 	}
 	// The settings of a working broker remedy the problems below.
@@ -146,10 +151,10 @@ func TestKafkaUnreadyDestinations(t *testing.T) {
 	refuses, _ := localkafka.Start(t, "refuses")
 	for name, row := range map[string]relaytest.Unready{
 		"needs-tls":   {Settings: to(secure, topic), Problem: "the broker closed the connection at once: it may want TLS, kafka+ssl://"},
-		"no-tls":      {Settings: "url: 'kafka+ssl://" + good + "', topic: " + topic, Problem: "the broker speaks no TLS at this port: write kafka://"},
+		"no-tls":      {Settings: "url: 'kafka+ssl://" + good + "', kafka: {topic: " + topic + "}", Problem: "the broker speaks no TLS at this port: write kafka://"},
 		"no-replicas": {Settings: to(replicas, topic), Attempt: "too few replicas are in sync"},
 		"unknown":     {Settings: to("kafka.invalid", topic), Problem: "no such host"},
-		"refused":     {Settings: to(refuses, topic) + ", sasl: plain, basic_auth: {username: relay, password: right}", Problem: "the brokers refuse the relay's user; correct basic_auth"},
+		"refused":     {Settings: login(refuses, topic, "plain") + "{username: relay, password: right}", Problem: "the brokers refuse the relay's user; correct basic_auth"},
 	} {
 		localkafka.CreateTopic(t, owner, name, "cleanup.policy", "delete")
 		row.Fix = func() string { return to(good, name) }

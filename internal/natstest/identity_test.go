@@ -45,7 +45,7 @@ func TestIdentities(t *testing.T) {
 	_, js := admin(t, s, nats.UserInfo("root", "r"))
 	addStream(t, js)
 	expect(t, attempt(t, to(t, s, as(relayUser)), "right"), delivered, "")
-	refused := "authorization violation: the server refuses the relay's user; correct credentials_file, nkey_file, basic_auth or bearer_token"
+	refused := "authorization violation: the server refuses the relay's user; correct nats.credentials_file, nats.nkey_file, basic_auth or bearer_token"
 	for name, change := range map[string]func(*relay.Destination){"wrong": as(wrongUser), "token": as("Bearer hunter2"), "none": func(*relay.Destination) {}} {
 		v := attempt(t, to(t, s, change), name)
 		v.Message = strings.ToLower(v.Message)
@@ -91,7 +91,7 @@ func TestMissingRights(t *testing.T) {
 		},
 		"to hear the acknowledgement": {
 			&server.Permissions{Publish: allow("outbox.>"), Subscribe: allow("_INBOX_relay.>")}, nil,
-			answered(policy.ReasonUnauthorized), "or set inbox_prefix to what it may subscribe to",
+			answered(policy.ReasonUnauthorized), "or set nats.inbox_prefix to what it may subscribe to",
 		},
 		"to hear it elsewhere": {
 			&server.Permissions{Publish: allow("outbox.>"), Subscribe: allow("_INBOX_relay.>")},

@@ -158,7 +158,7 @@ func TestMissingStreamHoldsItsLane(t *testing.T) {
 	if cause := relaytest.Row[string](db, `SELECT breaker_error FROM outbox_destination WHERE destination = 'lost'`); cause == "" {
 		t.Error("nothing says why")
 	}
-	adviseStream(t, db, other, "Create the stream: nats stream add 'LATER' --subjects 'later.t' (or a pattern that covers all its subjects), or correct destinations.lost.stream")
+	adviseStream(t, db, other, "Create the stream: nats stream add 'LATER' --subjects 'later.t' (or a pattern that covers all its subjects), or correct destinations.lost.nats.stream")
 	later := addStream(t, js, func(c *jetstream.StreamConfig) { c.Name, c.Subjects = "LATER", []string{"later.>"} })
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE status <> 'delivered'`)
 	for _, stream := range []jetstream.Stream{good, later} {

@@ -40,7 +40,7 @@ func unreadyStreams(t *testing.T) (good string, rows map[string]relaytest.Unread
 	s := startServer(t)
 	_, js := admin(t, s)
 	row := func(name string, u relaytest.Unready, before, after jetstream.StreamConfig) relaytest.Unready {
-		u.Settings = fmt.Sprintf("url: 'nats://%s', stream: %s, subject: '%s.{type}'", addressOf(s), name, name)
+		u.Settings = fmt.Sprintf("url: 'nats://%s', nats: {stream: %s, subject: '%s.{type}'}", addressOf(s), name, name)
 		for _, config := range []*jetstream.StreamConfig{&before, &after} {
 			config.Name, config.Storage = name, jetstream.MemoryStorage
 			if config.Subjects == nil {
@@ -60,7 +60,7 @@ func unreadyStreams(t *testing.T) (good string, rows map[string]relaytest.Unread
 		return u
 	}
 	pgtest.Must(t, create(t, js, "good"))
-	return fmt.Sprintf("url: 'nats://%s', stream: good, subject: 'good.{type}'", addressOf(s)), map[string]relaytest.Unready{
+	return fmt.Sprintf("url: 'nats://%s', nats: {stream: good, subject: 'good.{type}'}", addressOf(s)), map[string]relaytest.Unready{
 		"missing": row("missing", relaytest.Unready{Problem: `there is no stream "missing"; create it with the subject "missing.`}, jetstream.StreamConfig{}, jetstream.StreamConfig{}),
 		"other-subjects": row("other-subjects", relaytest.Unready{Problem: `the stream "other-subjects" takes "a", "b", and not "other-subjects.`},
 			jetstream.StreamConfig{Subjects: []string{"a", "b"}}, jetstream.StreamConfig{}),
@@ -82,7 +82,7 @@ func create(t *testing.T, js jetstream.JetStream, name string) error {
 // unreadyServers are the rows of servers that cannot be used as they are.
 func unreadyServers(t *testing.T, rows map[string]relaytest.Unready) {
 	t.Helper()
-	const settings = "url: 'nats://%s', stream: EVENTS, subject: 'outbox.{type}'"
+	const settings = "url: 'nats://%s', nats: {stream: EVENTS, subject: 'outbox.{type}'}"
 	// A server that is not there, until it is.
 	dead := testkit.NewVacant(t).Address
 	var later jetstream.JetStream
@@ -109,7 +109,7 @@ func unreadyServers(t *testing.T, rows map[string]relaytest.Unready) {
 	for name, row := range map[string]relaytest.Unready{
 		"stranger":     {Settings: fmt.Sprintf(settings, stranger.Addr()), Problem: "what answers at this address is not a server of NATS"},
 		"no-jetstream": {Settings: fmt.Sprintf(settings, addressOf(plain)), Problem: "the server, or the account, has no JetStream; enable it"},
-		"no-tls":       {Settings: "url: 'tls://" + addressOf(plain) + "', stream: EVENTS, subject: s", Problem: "the server offers no TLS, and the url asks for it"},
+		"no-tls":       {Settings: "url: 'tls://" + addressOf(plain) + "', nats: {stream: EVENTS, subject: s}", Problem: "the server offers no TLS, and the url asks for it"},
 	} {
 		right := startServer(t)
 		_, js := admin(t, right)
@@ -158,29 +158,29 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	_, js := admin(t, s, nats.UserInfo("root", "r"))
 	row := func(name, identity string, u relaytest.Unready, mend func(settings string) string) {
 		pgtest.Must(t, create(t, js, name))
-		settings := fmt.Sprintf("url: 'nats://%s', stream: %s, subject: '%s.{type}'", addressOf(s), name, name)
-		u.Settings = settings + ", " + identity
+		settings := fmt.Sprintf("url: 'nats://%s', nats: {stream: %s, subject: '%s.{type}'", addressOf(s), name, name)
+		u.Settings = settings + identity
 		u.Fix = func() string { return mend(settings) }
 		u.Stored = func() []string { return keysIn(t, js, name) }
 		rows[name] = u
 	}
 	write("password", "wrong")
-	row("password", "basic_auth: {username: relay, password_file: "+path("password")+"}", relaytest.Unready{Problem: "the server refuses the relay's user; correct credentials_file"},
+	row("password", "}, basic_auth: {username: relay, password_file: "+path("password")+"}", relaytest.Unready{Problem: "the server refuses the relay's user; correct nats.credentials_file"},
 		func(string) string { write("password", "hunter2"); return "" })
 	write("nkey", *seedOf(t, userKey(t)))
-	row("nkey", "nkey_file: "+path("nkey"), relaytest.Unready{Problem: "the server refuses the relay's user"}, func(string) string { write("nkey", *seedOf(t, user)); return "" })
-	row("no-right", "basic_auth: {username: reader, password: r}", relaytest.Unready{Attempt: "allow the user to publish to that subject"},
-		func(settings string) string { return settings + ", basic_auth: {username: relay, password: hunter2}" })
-	row("no-inbox", "basic_auth: {username: mute, password: r}", relaytest.Unready{Problem: "acknowledgements cannot arrive; allow the user to subscribe to that, or set inbox_prefix"},
+	row("nkey", ", nkey_file: "+path("nkey")+"}", relaytest.Unready{Problem: "the server refuses the relay's user"}, func(string) string { write("nkey", *seedOf(t, user)); return "" })
+	row("no-right", "}, basic_auth: {username: reader, password: r}", relaytest.Unready{Attempt: "allow the user to publish to that subject"},
+		func(settings string) string { return settings + "}, basic_auth: {username: relay, password: hunter2}" })
+	row("no-inbox", "}, basic_auth: {username: mute, password: r}", relaytest.Unready{Problem: "acknowledgements cannot arrive; allow the user to subscribe to that, or set nats.inbox_prefix"},
 		func(settings string) string {
-			return settings + ", basic_auth: {username: mute, password: r}, inbox_prefix: _INBOX_relay"
+			return settings + ", inbox_prefix: _INBOX_relay}, basic_auth: {username: mute, password: r}"
 		})
 	operated, issue := trusted(t)
 	write("creds", issue(time.Now().Add(-time.Hour)))
 	_, owner := admin(t, operated, nats.UserCredentialBytes([]byte(issue(time.Time{}))))
 	pgtest.Must(t, create(t, owner, "expired"))
 	rows["expired"] = relaytest.Unready{
-		Settings: fmt.Sprintf("url: 'nats://%s', stream: expired, subject: 'expired.{type}', credentials_file: %s", addressOf(operated), path("creds")),
+		Settings: fmt.Sprintf("url: 'nats://%s', nats: {stream: expired, subject: 'expired.{type}', credentials_file: %s}", addressOf(operated), path("creds")),
 		Problem:  "the user's credentials expired at", Fix: func() string { write("creds", issue(time.Time{})); return "" },
 		Stored: func() []string { return keysIn(t, owner, "expired") },
 	}
@@ -194,7 +194,7 @@ func unreadyIdentities(t *testing.T, rows map[string]relaytest.Unready) {
 	_, guarded := admin(t, secure, nats.Secure(&tls.Config{InsecureSkipVerify: true}))
 	pgtest.Must(t, create(t, guarded, "authority"))
 	rows["authority"] = relaytest.Unready{
-		Settings: fmt.Sprintf("url: 'tls://%s', stream: authority, subject: 'authority.{type}', tls: {server_name: localhost, ca_file: %s}", addressOf(secure), path("ca")),
+		Settings: fmt.Sprintf("url: 'tls://%s', nats: {stream: authority, subject: 'authority.{type}'}, tls: {server_name: localhost, ca_file: %s}", addressOf(secure), path("ca")),
 		Problem:  "set tls.ca_file to the authority's certificate", Fix: func() string {
 			write("ca", string(certificate))
 			return ""

@@ -198,8 +198,14 @@ func (s shape) step(pattern, key string) (string, bool) {
 func (s shape) isList(pattern string) bool { return slices.Contains(s.children[pattern], "[]") }
 
 // guess returns the key that an unknown one probably stands for: the same key in another section,
-// which a wrong indentation makes of it, or a neighbour with a similar spelling. Empty: none.
+// which a wrong indentation makes of it, one of a section below, or a neighbour with a similar
+// spelling. Empty: none.
 func (s shape) guess(pattern, key string) string {
+	for _, path := range s.paths {
+		if inner, found := strings.CutPrefix(path, pattern+"."); found && (strings.HasSuffix(inner, "."+key) || strings.ReplaceAll(inner, ".", "_") == key) {
+			return inner
+		}
+	}
 	for _, path := range s.paths {
 		for ; path != "" && !strings.ContainsAny(path, "*["); path = parent(path) {
 			if strings.HasSuffix(path, "."+key) {

@@ -205,10 +205,10 @@ func TestRelayConfig(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
 database: {url: postgres://u:p@h/db, listen_url: postgres://u:p@h2/db, pooler: none, schema: Billing}
 relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, attempt_log: all}
-defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, not_after: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, event_headers: [x-a, x-b-*], max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
+defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, not_after: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents: {source: /s}, event_headers: [x-a, x-b-*], max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
 destinations:
   a: {url: http://a, headers: {Authorization: x, X-Y: z}, signing_secrets: [`+goodSecret+`]}
-  b: {url: https://b, format: raw, cloudevents_source: /t, event_headers: [], max_payload_bytes: 20, excerpts: text, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, rate_limit: 0.5, on_failure: block, breaker: {enabled: false, failures: 28, probe_after: 29s, probe_max: 30s}, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h, not_after: 600h}, responses: {retry: [501], fail: []}}
+  b: {url: https://b, format: raw, cloudevents: {source: /t}, event_headers: [], max_payload_bytes: 20, excerpts: text, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, rate_limit: 0.5, on_failure: block, breaker: {enabled: false, failures: 28, probe_after: 29s, probe_max: 30s}, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h, not_after: 600h}, responses: {retry: [501], fail: []}}
 routes: [{event: x.*, to: [a, b]}, {event: y, to: [b]}]
 egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
 alerts: {after: 17s, after_by_rule: {lag: 0s}, repeat: 0s, lag_over: 18m, vacuum_blocked_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}

@@ -64,6 +64,10 @@ func TestFileMistakes(t *testing.T) {
 		"unknown key at the top":     {"destinatons: {}\n", []string{`outbox-relay.yaml:1: unknown key "destinatons"; did you mean "destinations"?`}},
 		"a key in the wrong section": {"timeout: 5s\n", []string{`outbox-relay.yaml:1: unknown key "timeout"; did you mean "defaults.timeout"?`}},
 		"wrong indentation":          {"defaults:\nretry:\n  max_attempts: 3\n", []string{`outbox-relay.yaml:2: unknown key "retry"; did you mean "defaults.retry"?`}},
+		"keys of a section below": {"destinations: {a: {url: 'http://a',\n  stream: s,\n  cloudevents_source: /a}}\n", []string{
+			`outbox-relay.yaml:2: unknown key "destinations.a.stream"; did you mean "nats.stream"?`,
+			`outbox-relay.yaml:3: unknown key "destinations.a.cloudevents_source"; did you mean "cloudevents.source"?`,
+		}},
 		"an open page": {
 			"admin: {listen: '0.0.0.0:9465'}\n",
 			[]string{

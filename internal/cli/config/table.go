@@ -99,7 +99,7 @@ func policyRows(d *destination) []settings.Row {
 
 		{Path: "batch.max", Value: settings.One("100", settings.ParseCount, settings.To(&d.Batch.Max))},
 		{Path: "format", Value: settings.One("raw", settings.ParseChoice(relay.FormatRaw, relay.FormatCloudEvents), settings.To(&wire.Format), relay.FormatRaw)},
-		{Path: "cloudevents_source", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
+		{Path: "cloudevents.source", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
 		{Path: "event_headers", Value: settings.Many("[x-event-*]", settings.ParseText, settings.To(&wire.EventHeaders), webhook.DefaultEventHeaders())},
 		{Path: "max_payload_bytes", Value: settings.One("262144", settings.ParseNumber, func(n int) { wire.MaxPayloadBytes = int64(n) }, 0)},
 		{Path: "excerpts", Value: settings.One("problem", settings.ParseChoice(relay.ExcerptsProblem, relay.ExcerptsText, relay.ExcerptsNone), settings.To(&wire.Excerpts), relay.ExcerptsProblem)},
@@ -131,15 +131,15 @@ func targetRows(d *destination) []settings.Row {
 // brokerRows are the settings of a destination of NATS or Kafka alone.
 func brokerRows(d *destination) []settings.Row {
 	return []settings.Row{
-		{Path: "subject", Value: settings.One("outbox.{type}", settings.ParseText, settings.To(&d.NATS.Subject))},
-		{Path: "partitions", Value: settings.One("16", settings.ParseCount, settings.To(&d.NATS.Partitions))},
-		{Path: "stream", Value: settings.One("EVENTS", settings.ParseText, settings.To(&d.NATS.Stream))},
-		{Path: "inbox_prefix", Value: settings.One("_INBOX_outbox", settings.ParseText, settings.To(&d.NATS.InboxPrefix))},
-		{Path: "credentials_file", Value: settings.One("/var/run/secrets/nats/outbox.creds", settings.ParseText, settings.To(&d.credentialsFile))},
-		{Path: "nkey_file", Value: settings.One("/var/run/secrets/nats/outbox.nk", settings.ParseText, settings.To(&d.seedFile))},
-		{Path: "topic", Value: settings.One("invoices", settings.ParseText, settings.To(&d.Kafka.Topic))},
-		{Path: "key", Value: settings.One("ordering_key", settings.ParseChoice(relay.KafkaKeyOrdering, relay.KafkaKeyIdempotency), settings.To(&d.Kafka.Key))},
-		{Path: "sasl", Value: settings.One("scram-sha-512", settings.ParseChoice(relay.KafkaPlain, relay.KafkaScramSHA256, relay.KafkaScramSHA512), settings.To(&d.Kafka.Mechanism))},
+		{Path: "nats.subject", Value: settings.One("outbox.{type}", settings.ParseText, settings.To(&d.NATS.Subject))},
+		{Path: "nats.partitions", Value: settings.One("16", settings.ParseCount, settings.To(&d.NATS.Partitions))},
+		{Path: "nats.stream", Value: settings.One("EVENTS", settings.ParseText, settings.To(&d.NATS.Stream))},
+		{Path: "nats.inbox_prefix", Value: settings.One("_INBOX_outbox", settings.ParseText, settings.To(&d.NATS.InboxPrefix))},
+		{Path: "nats.credentials_file", Value: settings.One("/var/run/secrets/nats/outbox.creds", settings.ParseText, settings.To(&d.credentialsFile))},
+		{Path: "nats.nkey_file", Value: settings.One("/var/run/secrets/nats/outbox.nk", settings.ParseText, settings.To(&d.seedFile))},
+		{Path: "kafka.topic", Value: settings.One("invoices", settings.ParseText, settings.To(&d.Kafka.Topic))},
+		{Path: "kafka.key", Value: settings.One("ordering_key", settings.ParseChoice(relay.KafkaKeyOrdering, relay.KafkaKeyIdempotency), settings.To(&d.Kafka.Key))},
+		{Path: "kafka.sasl", Value: settings.One("scram-sha-512", settings.ParseChoice(relay.KafkaPlain, relay.KafkaScramSHA256, relay.KafkaScramSHA512), settings.To(&d.Kafka.Mechanism))},
 	}
 }
 

@@ -140,10 +140,10 @@ func (c *Config) bindBroker(path string, d *destination) {
 		}, whole)
 	}
 	if d.credentialsFile != "" {
-		d.NATS.Credentials = follow(".credentials_file", d.credentialsFile, natspost.CheckCredentials)
+		d.NATS.Credentials = follow(".nats.credentials_file", d.credentialsFile, natspost.CheckCredentials)
 	}
 	if d.seedFile != "" {
-		d.NATS.Seed = follow(".nkey_file", d.seedFile, natspost.CheckSeed)
+		d.NATS.Seed = follow(".nats.nkey_file", d.seedFile, natspost.CheckSeed)
 	}
 }
 

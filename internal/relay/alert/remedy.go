@@ -111,7 +111,7 @@ func Repair(destination string, reason policy.Reason, text string, mark Marker) 
 		return repairReceiver(destination, reason, mark)
 	}
 	kind, name, subject := found[2], found[3], found[4]
-	do := "Do what the error says"
+	do, setting := "Do what the error says", map[string]string{"stream": "nats.stream", "topic": "kafka.topic"}[kind]
 	switch {
 	case found[1] == "":
 	case kind == "stream":
@@ -125,7 +125,7 @@ func Repair(destination string, reason policy.Reason, text string, mark Marker) 
 	default:
 		do = fmt.Sprintf("Create the topic %s, or give the relay's user the right to see it", mark(name))
 	}
-	return fmt.Sprintf("%s, or correct %s and %s.", do, mark("destinations."+destination+"."+kind), reload(destination))
+	return fmt.Sprintf("%s, or correct %s and %s.", do, mark("destinations."+destination+"."+setting), reload(destination))
 }
 
 func repairClocks(mark Marker) string {

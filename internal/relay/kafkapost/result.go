@@ -81,7 +81,7 @@ func text(answer *kerr.Error, topic string) string {
 		if answer.Code == kerr.TopicAuthorizationFailed.Code || answer.Code == kerr.ClusterAuthorizationFailed.Code {
 			return fmt.Sprintf("%s: allow the user to write to topic %q (and IdempotentWrite, with brokers before 2.8)", name, topic)
 		}
-		return name + ": the brokers refuse the relay's user; correct basic_auth, bearer_token or sasl of the destination"
+		return name + ": the brokers refuse the relay's user; correct basic_auth, bearer_token or kafka.sasl of the destination"
 	case policy.ReasonRejected:
 		return fmt.Sprintf("%s: the policy of topic %q refuses the record", name, topic)
 	case policy.ReasonUnavailable:
@@ -94,9 +94,9 @@ func text(answer *kerr.Error, topic string) string {
 func (c *Client) hint(err error) string {
 	switch text := err.Error(); {
 	case errors.Is(err, io.EOF) && c.cfg.Authorization != nil:
-		return " (the broker closed the connection while the relay logged in: correct basic_auth, bearer_token or sasl, or write kafka+ssl:// if it wants TLS)"
+		return " (the broker closed the connection while the relay logged in: correct basic_auth, bearer_token or kafka.sasl, or write kafka+ssl:// if it wants TLS)"
 	case errors.Is(err, io.EOF):
-		return " (the broker closed the connection at once: it may want TLS, kafka+ssl://, or a login, sasl)"
+		return " (the broker closed the connection at once: it may want TLS, kafka+ssl://, or a login, kafka.sasl)"
 	case strings.Contains(text, "unknown authority"):
 		return " (set tls.ca_file to the authority's certificate)"
 	case strings.Contains(text, "certificate required"), strings.Contains(text, "bad certificate"):

@@ -211,7 +211,7 @@ func TestSecuritySeedIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	s := imitate(t, nil)
 	v := attempt(t, clientOf(t, s.address, func(c *natspost.Config) { c.Seed = func() string { return "hunter2" } }))
-	if v.Reason == policy.ReasonOK || !strings.Contains(v.Message, "the file of nkey_file holds no seed") || strings.Contains(v.Message, "hunter2") {
+	if v.Reason == policy.ReasonOK || !strings.Contains(v.Message, "the file of nats.nkey_file holds no seed") || strings.Contains(v.Message, "hunter2") {
 		t.Errorf("%+v", v)
 	}
 }

@@ -72,7 +72,7 @@ func (c *Client) refused(ctx context.Context, to *conn, message *nats.Msg, err e
 
 // What an operator can do about an error. {stream} and {subject} stand for what they say.
 const (
-	adviceIdentity    = ": the server refuses the relay's user; correct credentials_file, nkey_file, basic_auth or bearer_token of the destination"
+	adviceIdentity    = ": the server refuses the relay's user; correct nats.credentials_file, nats.nkey_file, basic_auth or bearer_token of the destination"
 	adviceNoRoom      = "the account or the server has no room for the stream; raise its limits"
 	adviceTooLarge    = "raise max_msg_size of the stream {stream} and replay the event, or send less"
 	adviceNoJetStream = "the server, or the account, has no JetStream; enable it, or correct the url or the credentials"
@@ -124,7 +124,7 @@ var accessRefused = regexp.MustCompile(`(?i)authorization violation|authenticati
 // violationText says what right is missing.
 func violationText(err error) string {
 	if _, subscription := refusedSubject(err); subscription {
-		return err.Error() + ": acknowledgements cannot arrive; allow the user to subscribe to that, or set inbox_prefix to what it may subscribe to"
+		return err.Error() + ": acknowledgements cannot arrive; allow the user to subscribe to that, or set nats.inbox_prefix to what it may subscribe to"
 	}
 	return err.Error() + ": allow the user to publish to that subject"
 }

@@ -92,7 +92,7 @@ func (c *Client) identify(options *nats.Options) error {
 	case c.cfg.Credentials != nil:
 		content := c.cfg.Credentials()
 		if err := CheckCredentials(content); err != nil {
-			return fmt.Errorf("the file of credentials_file %w", err)
+			return fmt.Errorf("the file of nats.credentials_file %w", err)
 		}
 		if err := expiredCredentials(content, time.Now()); err != nil {
 			return err
@@ -101,7 +101,7 @@ func (c *Client) identify(options *nats.Options) error {
 	case c.cfg.Seed != nil:
 		pair, err := nkeys.ParseDecoratedUserNKey([]byte(c.cfg.Seed()))
 		if err != nil {
-			return errors.New("the file of nkey_file holds no seed of a user's NKey")
+			return errors.New("the file of nats.nkey_file holds no seed of a user's NKey")
 		}
 		options.SignatureCB = pair.Sign
 		options.Nkey, err = pair.PublicKey()
@@ -128,7 +128,7 @@ func expiredCredentials(content string, now time.Time) error {
 	if err != nil || json.Unmarshal(claims, &claim) != nil || claim.Expires == 0 || now.Unix() < claim.Expires {
 		return nil // or the server decides
 	}
-	return fmt.Errorf("%w at %s; replace the file of credentials_file, which needs no restart", errExpired, time.Unix(claim.Expires, 0).UTC().Format("2006-01-02 15:04 MST"))
+	return fmt.Errorf("%w at %s; replace the file of nats.credentials_file, which needs no restart", errExpired, time.Unix(claim.Expires, 0).UTC().Format("2006-01-02 15:04 MST"))
 }
 
 var errExpired = errors.New("the user's credentials expired")

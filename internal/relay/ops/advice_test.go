@@ -60,17 +60,17 @@ func TestAdvice(t *testing.T) {
 		},
 		"missing stream": {
 			lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: `there is no stream "EVENTS"; create it with the subject "outbox.paid", or correct the destination's stream`}),
-			"stream. Create the stream: nats stream add 'EVENTS' --subjects 'outbox.paid' (or a pattern that covers all its subjects), or correct destinations.d.stream and",
+			"stream. Create the stream: nats stream add 'EVENTS' --subjects 'outbox.paid' (or a pattern that covers all its subjects), or correct destinations.d.nats.stream and",
 			[]string{"outbox-relay explain 0", "outbox-relay retry --destination d"},
 		},
 		"missing topic, held": {
 			lane(DestinationStatus{Breaker: "open", BreakerError: `UNKNOWN_TOPIC_OR_PARTITION (3): there is no topic "paid", or the user may not see it; create it, or correct the destination's topic`}),
-			"Create the topic paid, or give the relay's user the right to see it, or correct destinations.d.topic",
+			"Create the topic paid, or give the relay's user the right to see it, or correct destinations.d.kafka.topic",
 			[]string{"outbox-relay resume d --reset-breaker"},
 		},
 		"full stream, held": {
 			lane(DestinationStatus{Breaker: "open", BreakerError: `maximum messages exceeded (10077): the stream "EVENTS" is full and discards new messages; raise its limits, or remove messages`}),
-			"Do what the error says, or correct destinations.d.stream",
+			"Do what the error says, or correct destinations.d.nats.stream",
 			[]string{"outbox-relay resume d --reset-breaker"},
 		},
 		"a receiver that speaks of a stream": {

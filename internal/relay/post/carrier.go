@@ -61,15 +61,15 @@ func (d Destination) schemeProblems(path string) []check.Problem {
 		name, of string
 		given    bool
 	}{
-		{"subject", nats, d.NATS.Subject != ""},
-		{"partitions", nats, d.NATS.Partitions != 0},
-		{"stream", nats, d.NATS.Stream != ""},
-		{"inbox_prefix", nats, d.NATS.InboxPrefix != ""},
-		{"credentials_file", nats, d.NATS.Credentials != nil},
-		{"nkey_file", nats, d.NATS.Seed != nil},
-		{"topic", kafka, d.Kafka.Topic != ""},
-		{"key", kafka, d.Kafka.Key != ""},
-		{"sasl", kafka, d.Kafka.Mechanism != ""},
+		{"nats.subject", nats, d.NATS.Subject != ""},
+		{"nats.partitions", nats, d.NATS.Partitions != 0},
+		{"nats.stream", nats, d.NATS.Stream != ""},
+		{"nats.inbox_prefix", nats, d.NATS.InboxPrefix != ""},
+		{"nats.credentials_file", nats, d.NATS.Credentials != nil},
+		{"nats.nkey_file", nats, d.NATS.Seed != nil},
+		{"kafka.topic", kafka, d.Kafka.Topic != ""},
+		{"kafka.key", kafka, d.Kafka.Key != ""},
+		{"kafka.sasl", kafka, d.Kafka.Mechanism != ""},
 	} {
 		v.Require(!setting.given || setting.of == kind, path+"."+setting.name, "is for destinations of %s; remove it", setting.of)
 	}

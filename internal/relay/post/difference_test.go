@@ -39,7 +39,7 @@ func changes(t *testing.T) map[string]func(*post.Destination) {
 		"signing_secrets":       func(d *post.Destination) { d.SigningSecrets = []webhook.Secret{secret(t, testSecret)} },
 		"batch.max":             func(d *post.Destination) { d.Batch.Max = 9 },
 		"format":                func(d *post.Destination) { d.Wire.Format = post.FormatCloudEvents },
-		"cloudevents_source":    func(d *post.Destination) { d.Wire.Source = "x" },
+		"cloudevents.source":    func(d *post.Destination) { d.Wire.Source = "x" },
 		"max_payload_bytes":     func(d *post.Destination) { d.Wire.MaxPayloadBytes = 3 },
 		"excerpts":              func(d *post.Destination) { d.Wire.Excerpts = post.ExcerptsNone },
 		"credential":            func(d *post.Destination) { d.Wire.Authorization = func() string { return "x" } },
@@ -48,15 +48,15 @@ func changes(t *testing.T) map[string]func(*post.Destination) {
 		"tls.ca_file":           func(d *post.Destination) { d.Wire.TLS.Roots = x509.NewCertPool },
 		"tls.cert_file":         func(d *post.Destination) { d.Wire.TLS.Certificate = func() *tls.Certificate { return certificate } },
 		"proxy":                 func(d *post.Destination) { d.Wire.Proxy = post.NoProxy },
-		"subject":               func(d *post.Destination) { d.NATS.Subject = "x" },
-		"partitions":            func(d *post.Destination) { d.NATS.Partitions = 8 },
-		"topic":                 func(d *post.Destination) { d.Kafka.Topic = "x" },
-		"key":                   func(d *post.Destination) { d.Kafka.Key = "x" },
-		"sasl":                  func(d *post.Destination) { d.Kafka.Mechanism = "x" },
-		"stream":                func(d *post.Destination) { d.NATS.Stream = "x" },
-		"inbox_prefix":          func(d *post.Destination) { d.NATS.InboxPrefix = "x" },
-		"credentials_file":      func(d *post.Destination) { d.NATS.Credentials = func() string { return "x" } },
-		"nkey_file":             func(d *post.Destination) { d.NATS.Seed = func() string { return "x" } },
+		"nats.subject":          func(d *post.Destination) { d.NATS.Subject = "x" },
+		"nats.partitions":       func(d *post.Destination) { d.NATS.Partitions = 8 },
+		"kafka.topic":           func(d *post.Destination) { d.Kafka.Topic = "x" },
+		"kafka.key":             func(d *post.Destination) { d.Kafka.Key = "x" },
+		"kafka.sasl":            func(d *post.Destination) { d.Kafka.Mechanism = "x" },
+		"nats.stream":           func(d *post.Destination) { d.NATS.Stream = "x" },
+		"nats.inbox_prefix":     func(d *post.Destination) { d.NATS.InboxPrefix = "x" },
+		"nats.credentials_file": func(d *post.Destination) { d.NATS.Credentials = func() string { return "x" } },
+		"nats.nkey_file":        func(d *post.Destination) { d.NATS.Seed = func() string { return "x" } },
 	}
 }
 
@@ -86,7 +86,7 @@ func TestEverySettingOfADestinationMakesADifference(t *testing.T) {
 func TestEverySettingOfADestinationChangesADigest(t *testing.T) {
 	t.Parallel()
 	base := post.Destination{Name: "a", URL: "http://a"}
-	secrets := []string{"signing_secrets", "credential", "proxy", "credentials_file", "nkey_file"}
+	secrets := []string{"signing_secrets", "credential", "proxy", "nats.credentials_file", "nats.nkey_file"}
 	settingsBefore, secretsBefore := base.WithDefaults(post.Egress{}).Digests("salt")
 	for name, change := range changes(t) {
 		other := base

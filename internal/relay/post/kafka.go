@@ -53,14 +53,14 @@ func (r *Request) kafkaHeader() []kafkapost.Header {
 // kafkaProblems returns the mistakes in a destination of Kafka.
 func (d Destination) kafkaProblems(path string) []check.Problem {
 	var v check.Problems
-	v.Add(d.Kafka.Problems(path, d.Name))
+	v.Add(d.Kafka.Problems(path+".kafka", d.Name))
 	v.Add(d.logProblems(path, "Kafka", "basic_auth or bearer_token"))
 	if d.Wire.Authorization != nil {
 		basic := strings.HasPrefix(d.Wire.Authorization(), "Basic ")
-		v.Require(!basic || d.Kafka.Mechanism != "", path+".sasl", "is not set beside basic_auth; write plain, scram-sha-256 or scram-sha-512, as the brokers have it")
-		v.Require(basic || d.Kafka.Mechanism == "", path+".sasl", "has no effect on bearer_token, which is sent by the mechanism oauthbearer; remove it")
+		v.Require(!basic || d.Kafka.Mechanism != "", path+".kafka.sasl", "is not set beside basic_auth; write plain, scram-sha-256 or scram-sha-512, as the brokers have it")
+		v.Require(basic || d.Kafka.Mechanism == "", path+".kafka.sasl", "has no effect on bearer_token, which is sent by the mechanism oauthbearer; remove it")
 	} else {
-		v.Require(d.Kafka.Mechanism == "", path+".sasl", "is set without basic_auth; write {username: …, password: \"${…}\"} there")
+		v.Require(d.Kafka.Mechanism == "", path+".kafka.sasl", "is set without basic_auth; write {username: …, password: \"${…}\"} there")
 	}
 	return v
 }

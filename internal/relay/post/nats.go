@@ -75,13 +75,13 @@ const natsPrefix = "Nats-"
 // natsProblems returns the mistakes in a destination of NATS.
 func (d Destination) natsProblems(path string) []check.Problem {
 	var v check.Problems
-	v.Add(d.NATS.Problems(path, d.Name))
-	v.Add(d.logProblems(path, "NATS", "credentials_file, nkey_file, basic_auth or bearer_token"))
+	v.Add(d.NATS.Problems(path+".nats", d.Name))
+	v.Add(d.logProblems(path, "NATS", "nats.credentials_file, nats.nkey_file, basic_auth or bearer_token"))
 	for name := range d.Headers {
 		v.Require(!strings.HasPrefix(http.CanonicalHeaderKey(name), natsPrefix), path+".headers."+name, "is a command to the server; remove it")
 	}
 	const identities = "is set beside basic_auth or bearer_token, and a connection can have one identity; remove one of them"
-	v.Require(d.Wire.Authorization == nil || d.NATS.Credentials == nil, path+".credentials_file", identities)
-	v.Require(d.Wire.Authorization == nil || d.NATS.Seed == nil, path+".nkey_file", identities)
+	v.Require(d.Wire.Authorization == nil || d.NATS.Credentials == nil, path+".nats.credentials_file", identities)
+	v.Require(d.Wire.Authorization == nil || d.NATS.Seed == nil, path+".nats.nkey_file", identities)
 	return v
 }

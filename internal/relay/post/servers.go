@@ -58,7 +58,7 @@ func serversProblem(raw string, e Egress) string {
 	case err != nil:
 		return fmt.Sprintf("names no server; write one such as %s://%s.internal", scheme, strings.TrimSuffix(scheme, "+ssl"))
 	case strings.Contains(raw, "@"):
-		return "contains user info; move it to basic_auth, bearer_token, credentials_file or nkey_file"
+		return "contains user info; move it to basic_auth, bearer_token, nats.credentials_file or nats.nkey_file"
 	case strings.Contains(u.Host, "://"):
 		return "names servers with another scheme than the first; write one scheme, and a comma between servers"
 	case strings.ContainsAny(u.Host, "/?#"):

@@ -74,11 +74,11 @@ func (d Destination) wireProblems(path string) []check.Problem {
 			"%q is no header that events may set; write a name such as x-tenant, or a prefix such as x-event-*", pattern)
 	}
 	if w.Format == FormatCloudEvents {
-		v.Require(w.Source != "", path+".cloudevents_source", `is not set, and with an event's id it is what receivers of CloudEvents know the event by; write the URI of the producing service, such as "https://finance.internal/outbox"`)
+		v.Require(w.Source != "", path+".cloudevents.source", `is not set, and with an event's id it is what receivers of CloudEvents know the event by; write the URI of the producing service, such as "https://finance.internal/outbox"`)
 	}
 	if w.Source != "" {
 		_, err := url.Parse(w.Source)
-		v.Require(err == nil && plain.IsASCII(w.Source) && !strings.ContainsAny(w.Source, " \"<>\\^`{|}") && len(w.Source) <= 1024, path+".cloudevents_source",
+		v.Require(err == nil && plain.IsASCII(w.Source) && !strings.ContainsAny(w.Source, " \"<>\\^`{|}") && len(w.Source) <= 1024, path+".cloudevents.source",
 			`is not a URI reference; write one such as "https://finance.internal/outbox" or "/finance/outbox"`)
 	}
 	switch w.TLS.MinVersion {
