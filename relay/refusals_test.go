@@ -97,7 +97,7 @@ func TestAskedToWaitIsShown(t *testing.T) {
 	if got := s.Destinations[0]; got.State != "slowed" || got.WaitUntil == nil {
 		t.Errorf("%+v", got)
 	}
-	if len(s.Advice) != 1 || s.Advice[0].Why != "slowed" || len(s.Advice[0].Commands) != 1 {
+	if len(s.Advice) != 1 || s.Advice[0].Rule != "slowed" || len(s.Advice[0].Commands) != 1 {
 		t.Errorf("%+v", s.Advice)
 	}
 }

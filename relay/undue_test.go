@@ -114,7 +114,7 @@ func TestExplainNamesNoEventThatIsNotDue(t *testing.T) {
 	for id, want := range map[int64]string{1: "not_due", 2: "no_relay", 3: "not_due"} {
 		waits, err := outbox.Waits(t.Context(), id)
 		relaytest.Must(t, err)
-		if len(waits) == 0 || waits[0].Why != want {
+		if len(waits) == 0 || waits[0].Cause != want {
 			t.Errorf("event %d: %v; want %s", id, waits, want)
 		}
 	}

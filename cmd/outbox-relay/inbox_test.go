@@ -209,7 +209,7 @@ func TestInboxShowCommand(t *testing.T) {
 	}
 	r := command(env, "inbox", "show", "2", "--json")
 	var shown inboxops.Shown
-	if err := json.Unmarshal([]byte(r.stdout), &shown); err != nil || len(shown.Events) != 1 || len(shown.Waits) != 1 || shown.Waits[0].Why != "behind" || len(shown.Remembered) != 1 {
+	if err := json.Unmarshal([]byte(r.stdout), &shown); err != nil || len(shown.Events) != 1 || len(shown.Waits) != 1 || shown.Waits[0].Cause != "behind" || len(shown.Remembered) != 1 {
 		t.Errorf("%+v: %v", r, err)
 	}
 	command(env, "inbox", "show", "77").expect(t, cli.ExitFailed, "", "outbox-relay: there is no event with inbox id 77: it was never recorded, or was pruned\n")

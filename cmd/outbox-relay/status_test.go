@@ -55,7 +55,7 @@ No relay is running, so nothing is sent.
   "alerts_left": 0,
   "advice": [
     {
-      "why": "no_relay",
+      "rule": "no_relay",
       "subject": "",
       "level": "critical",
       "text": "No relay is running, so nothing is sent.",

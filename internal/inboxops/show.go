@@ -118,9 +118,9 @@ type Shown struct {
 // event.
 type Wait struct {
 	InboxID int64 `json:"inbox_id,string"`
-	// Why: due, not_due, behind, unreleased, processing, failed or blocks. Names are added, never
+	// Cause: due, not_due, behind, unreleased, processing, failed or blocks. Names are added, never
 	// renamed.
-	Why string `json:"why"`
+	Cause string `json:"cause"`
 	// Text says it for people.
 	Text string `json:"text"`
 }

@@ -107,7 +107,7 @@ func TestShow(t *testing.T) {
 			continue
 		}
 		for i, w := range shown.Waits {
-			if got := w.Why + ": " + w.Text; w.InboxID != id || !strings.HasPrefix(got, want[i]) {
+			if got := w.Cause + ": " + w.Text; w.InboxID != id || !strings.HasPrefix(got, want[i]) {
 				t.Errorf("%d: %q, want %q", id, got, want[i])
 			}
 		}

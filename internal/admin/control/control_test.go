@@ -141,7 +141,7 @@ func TestStatusSaysWhatTheRelaySees(t *testing.T) {
 	}
 	state.Trouble = nil
 	c.Forget()
-	if o, err = c.Overview(t.Context(), List{}); err != nil || slices.ContainsFunc(o.Advice, func(a ops.Advice) bool { return a.Why == alert.RuleDatabase }) {
+	if o, err = c.Overview(t.Context(), List{}); err != nil || slices.ContainsFunc(o.Advice, func(a ops.Advice) bool { return a.Rule == alert.RuleDatabase }) {
 		t.Errorf("%v %+v", err, o.Advice)
 	}
 }

@@ -392,7 +392,7 @@ type relaysData struct {
 func (p *Page) relays(r *http.Request) (view, error) {
 	s, err := p.Control.Status(r.Context())
 	about := slices.DeleteFunc(slices.Clone(s.Advice), func(a ops.Advice) bool {
-		return !slices.Contains([]string{"quarantined", "no_relay", alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleRescueStorm, alert.RuleRoutesChanged}, a.Why)
+		return !slices.Contains([]string{alert.RuleQuarantined, alert.RuleNoRelay, alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused, alert.RuleRescueStorm, alert.RuleRoutesChanged}, a.Rule)
 	})
 	about, _ = ops.Bound(about, ops.MaxListed)
 	data := relaysData{Advice: about}

@@ -62,7 +62,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
   alerts         [{rule, subject, count, opened_at, began_at, database, returned?, first_event_id?, first_error?, detail?,
                  acknowledged_by?, silent_until?}], the open ones; ids are strings
   quarantined?   why relays do nothing on this database; see outbox-relay identity show
-  advice         [{why, subject, level, text, remedy, commands}]: what is wrong and what to do, the most urgent first: level is
+  advice         [{rule, subject, level, text, remedy, commands}]: what is wrong and what to do, the most urgent first: level is
                  critical, warning or notice; empty if all is well
   alerts_left, advice_left, differences_left?, refusals_left?
                  how many of these --limit has left out`

@@ -10,8 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// Rules that relays alert about. An alert's subject is the destination, or the database where the
-// rule is about all of it.
+// Rules that relays alert about, and that advice is about as long as they hold. An alert's subject
+// is the destination, or the database where the rule is about all of it.
 const (
 	// RuleFailed tells that deliveries to a destination failed for good.
 	RuleFailed = "failed"
@@ -24,7 +24,7 @@ const (
 	RuleParked = "parked"
 	// RuleUndelivered tells that events have no deliveries, and that no relay takes them: they were
 	// loaded from another server.
-	RuleUndelivered = "undelivered_events"
+	RuleUndelivered = "undelivered"
 	// RuleBlockedKeys tells that ordering keys wait behind a delivery that failed.
 	RuleBlockedKeys = "blocked_keys"
 	// RuleWaitingKeys: ordering keys wait for too long behind a delivery that is scheduled or
@@ -67,6 +67,18 @@ const (
 	RuleDatabase = "database_trouble"
 	// RuleQuarantined tells that a relay found itself on a copy of its database, and sends nothing.
 	RuleQuarantined = "quarantined"
+)
+
+// Rules of advice alone: no alert is sent about them.
+const (
+	// RuleNoRelay tells that no relay runs.
+	RuleNoRelay = "no_relay"
+	// RuleUntaken tells that no relay takes events though one runs.
+	RuleUntaken = "untaken"
+	// RuleSlowed tells that a destination has asked relays to wait (Retry-After).
+	RuleSlowed = "slowed"
+	// RuleRetrying tells that deliveries to a destination wait for their next attempt.
+	RuleRetrying = "retrying"
 )
 
 // RuleTest is that of a test of the channels. It is none of [Rules].

@@ -43,8 +43,9 @@ func TestRulesAreAll(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("rules.go")
 	testkit.Must(t, err)
+	alerted, _, _ := strings.Cut(string(file), "// Rules of advice alone")
 	var named []string
-	for _, match := range regexp.MustCompile(`(?m)^\tRule\w+ += "(\w+)"$`).FindAllStringSubmatch(string(file), -1) {
+	for _, match := range regexp.MustCompile(`(?m)^\tRule\w+ += "(\w+)"$`).FindAllStringSubmatch(alerted, -1) {
 		named = append(named, match[1])
 	}
 	if rules := Rules(); len(named) == 0 || !slices.Equal(slices.Sorted(slices.Values(named)), slices.Sorted(slices.Values(rules))) {

@@ -14,9 +14,9 @@ import (
 
 // Advice is one thing that is wrong, and the commands that come next.
 type Advice struct {
-	// Why: quarantined, no_relay, untaken, parked, paused, held, unserved, slowed, retrying,
-	// failed, blocked, waiting, lag, or the rule of an open alert. Names are added, never renamed.
-	Why string `json:"why"`
+	// Rule that it follows from: one of package alert, or that of an alert which a program stored.
+	// Names are added, never renamed.
+	Rule string `json:"rule"`
 	// Subject is the destination; empty: the whole outbox, or the database.
 	Subject string `json:"subject"`
 	// Level says how bad it is.
@@ -33,8 +33,8 @@ func (a Advice) String() string { return strings.TrimSpace(a.Text + " " + a.Reme
 
 // Destination returns which destination it is about; empty: none.
 func (a Advice) Destination() string {
-	switch a.Why {
-	case "paused", "held", "slowed", "retrying", "failed", "blocked", "waiting", "unserved", alert.RuleLag:
+	switch a.Rule {
+	case alert.RulePaused, alert.RuleBreakerOpen, alert.RuleSlowed, alert.RuleRetrying, alert.RuleFailed, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleUnserved, alert.RuleLag:
 		return a.Subject
 	}
 	return ""
@@ -65,12 +65,12 @@ func advise(s Status) []Advice {
 	alive := slices.ContainsFunc(s.Relays, RelayStatus.Alive)
 	if s.Quarantined != "" {
 		all = append(all, Advice{
-			"quarantined", "", Critical, fmt.Sprintf("Nothing is claimed or sent: %s.", s.Quarantined), "Decide what is to become of it.",
+			alert.RuleQuarantined, "", Critical, fmt.Sprintf("Nothing is claimed or sent: %s.", s.Quarantined), "Decide what is to become of it.",
 			[]string{"outbox-relay identity show"},
 		})
 	}
 	if !alive {
-		all = append(all, Advice{"no_relay", "", Critical, "No relay is running, so nothing is sent.", "", []string{"outbox-relay run"}})
+		all = append(all, Advice{alert.RuleNoRelay, "", Critical, "No relay is running, so nothing is sent.", "", []string{"outbox-relay run"}})
 	}
 	if alive && s.Quarantined == "" && s.Untaken.OldestSeconds > untakenAfter.Seconds() {
 		all = append(all, s.Untaken.advise())
@@ -131,7 +131,7 @@ const untakenAfter = time.Minute
 
 func (u Untaken) advise() Advice {
 	return Advice{
-		"untaken", "", Warning, fmt.Sprintf("%s not yet routed, the oldest for %s: no relay has taken them.", counted(u.Events, "event is", "events are"),
+		alert.RuleUntaken, "", Warning, fmt.Sprintf("%s not yet routed, the oldest for %s: no relay has taken them.", counted(u.Events, "event is", "events are"),
 			plain.Span(time.Duration(u.OldestSeconds*float64(time.Second)))),
 		"Relays refuse to take events, or more events come than they take.",
 		[]string{"outbox-relay doctor    # says why"},
@@ -168,8 +168,8 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	return all
 }
 
-func (d DestinationStatus) advice(why string, level Level, text, remedy string, commands ...string) Advice {
-	return Advice{why, d.Destination, level, text, remedy, commands}
+func (d DestinationStatus) advice(rule string, level Level, text, remedy string, commands ...string) Advice {
+	return Advice{rule, d.Destination, level, text, remedy, commands}
 }
 
 // word is the destination's name as a shell takes it.
@@ -180,13 +180,13 @@ func (d DestinationStatus) advisePaused() Advice {
 	if d.PausedAt != nil {
 		since = " since " + timeText(d.PausedAt)
 	}
-	return d.advice("paused", Warning, fmt.Sprintf("%q is paused%s%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason), since),
+	return d.advice(alert.RulePaused, Warning, fmt.Sprintf("%q is paused%s%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason), since),
 		"Nothing is lost, and no attempt is spent meanwhile.",
 		"outbox-relay resume "+d.word())
 }
 
 func (d DestinationStatus) adviseUnserved() Advice {
-	return d.advice("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
+	return d.advice(alert.RuleUnserved, Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
 		fmt.Sprintf("To put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give them up.", d.Destination),
 		"outbox-relay discard --destination "+d.word()+" --status pending    # gives them up")
 }
@@ -211,7 +211,7 @@ func (d DestinationStatus) adviseHeld() Advice {
 		remedy += " " + spendsAttempts
 		commands = commands[1:]
 	}
-	return d.advice("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
+	return d.advice(alert.RuleBreakerOpen, Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, alert.Fault(d.BreakerError), labelled(": %s", strings.TrimRight(d.BreakerError, ". "))),
 		remedy, commands...)
 }
 
@@ -220,7 +220,7 @@ func (d DestinationStatus) adviseSlowed() Advice {
 	if d.failing() {
 		level = Warning
 	}
-	return d.advice("slowed", level, fmt.Sprintf("%q asks to wait (Retry-After): it is tried again at %s, %s until then.", d.Destination, timeText(d.WaitUntil), counted(d.Pending, "delivery waits", "deliveries wait")),
+	return d.advice(alert.RuleSlowed, level, fmt.Sprintf("%q asks to wait (Retry-After): it is tried again at %s, %s until then.", d.Destination, timeText(d.WaitUntil), counted(d.Pending, "delivery waits", "deliveries wait")),
 		fmt.Sprintf("Nothing is lost. If it asks often, set destinations.%s.rate_limit to what it accepts, then reload the relay (SIGHUP).", d.Destination),
 		"outbox-relay resume "+d.word()+" --reset-breaker    # once it works: send what is due, though it has asked to wait")
 }
@@ -233,13 +233,13 @@ func (d DestinationStatus) adviseRetrying() Advice {
 	case needsPerson(d.RetryReason) || d.failing():
 		level = Warning
 	}
-	return d.advice("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
+	return d.advice(alert.RuleRetrying, level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
 		remedy, fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
 		"outbox-relay retry --destination "+d.word()+"    # once it is fixed: attempt all that waits for its next attempt")
 }
 
 func (d DestinationStatus) adviseEarly(h WaitingHead) Advice {
-	return d.advice("waiting", Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
+	return d.advice(alert.RuleWaitingKeys, Warning, fmt.Sprintf("%s at %q behind event %d of the ordering key %s, which its producer wants sent in %s.",
 		counted(h.Waiting, "delivery waits", "deliveries wait"), d.Destination, h.EventID, h.Key, plain.Span(time.Duration(h.DueInSeconds*float64(time.Second)))),
 		"It holds up what is due; give it up if it is not wanted.",
 		fmt.Sprintf("outbox-relay explain %d", h.EventID),
@@ -310,7 +310,7 @@ func (d DestinationStatus) adviseFailed() Advice {
 	if remedy == "" {
 		remedy = "Look at the reasons, fix the cause, then replay them."
 	}
-	return d.advice("failed", Warning, text, strings.TrimSpace(remedy), commands...)
+	return d.advice(alert.RuleFailed, Warning, text, strings.TrimSpace(remedy), commands...)
 }
 
 func (d DestinationStatus) adviseBlocked() Advice {
@@ -340,7 +340,7 @@ func (d DestinationStatus) adviseBlocked() Advice {
 	if d.Failed <= d.failedHeads() { // if more have, it is told with those
 		last = labelled("; last: %s", strings.TrimRight(d.FailedError, ". "))
 	}
-	return d.advice("blocked", Warning, fmt.Sprintf("%s at %q behind a failed delivery%s%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination,
+	return d.advice(alert.RuleBlockedKeys, Warning, fmt.Sprintf("%s at %q behind a failed delivery%s%s%s.", counted(d.BlockedKeys, "ordering key waits", "ordering keys wait"), d.Destination,
 		labelled(": %s", strings.Join(heads, ", ")), more, last), "Fix the cause and replay the failed delivery, or skip it.", commands...)
 }
 
@@ -352,13 +352,13 @@ func unsendable(reason policy.Reason) bool {
 func adviseParked(n int64, routed bool) Advice {
 	if !routed {
 		return Advice{
-			"parked", "", Warning, fmt.Sprintf("%s for the first relay: no route is stored yet.", counted(n, "event waits", "events wait")),
+			alert.RuleParked, "", Warning, fmt.Sprintf("%s for the first relay: no route is stored yet.", counted(n, "event waits", "events wait")),
 			"A relay stores its routes when it starts, and sends what matches them.",
 			[]string{"outbox-relay run"},
 		}
 	}
 	return Advice{
-		"parked", "", Warning, fmt.Sprintf("%s no route.", counted(n, "event matches", "events match")),
+		alert.RuleParked, "", Warning, fmt.Sprintf("%s no route.", counted(n, "event matches", "events match")),
 		"Add a route to the relays' configuration and reload them (SIGHUP).",
 		[]string{"outbox-relay events list --parked    # which"},
 	}
@@ -366,9 +366,9 @@ func adviseParked(n int64, routed bool) Advice {
 
 // adviseAlerts says what to do about the open alerts that nothing before them explains.
 func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
-	explained := func(subject string, whys ...string) bool {
+	explained := func(subject string, rules ...string) bool {
 		return slices.ContainsFunc(before, func(a Advice) bool {
-			return slices.Contains(whys, a.Why) && (a.Subject == "" || a.Subject == subject)
+			return slices.Contains(rules, a.Rule) && (a.Subject == "" || a.Subject == subject)
 		})
 	}
 	for _, a := range alerts {
@@ -377,11 +377,11 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 			alert.RuleReloadRefused, alert.RuleRelaysDiffer, alert.RuleRelayRefused:
 			continue // counted above, or over since
 		case alert.RuleFailing:
-			if explained(a.Subject, "paused", "held", "slowed", "unserved", "retrying") {
+			if explained(a.Subject, alert.RulePaused, alert.RuleBreakerOpen, alert.RuleSlowed, alert.RuleUnserved, alert.RuleRetrying) {
 				continue
 			}
 		case alert.RuleLag:
-			if explained(a.Subject, "no_relay", "paused", "held", "slowed", "unserved", "quarantined", "untaken") {
+			if explained(a.Subject, alert.RuleNoRelay, alert.RulePaused, alert.RuleBreakerOpen, alert.RuleSlowed, alert.RuleUnserved, alert.RuleQuarantined, alert.RuleUntaken) {
 				continue
 			}
 		}

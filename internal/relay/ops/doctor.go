@@ -330,12 +330,12 @@ func (x *examination) deliveries(ctx context.Context) error {
 	}
 	for _, a := range s.Advice {
 		level := LevelWarning
-		switch a.Why {
-		case "quarantined": // as identity says
+		switch a.Rule {
+		case alert.RuleQuarantined: // as identity says
 			continue
-		case "no_relay", "unserved":
+		case alert.RuleNoRelay, alert.RuleUnserved:
 			level = LevelError
-		case "untaken": // it would advise to run what runs
+		case alert.RuleUntaken: // it would advise to run what runs
 			a.Commands = []string{"outbox-relay relays    # who lives, and what each has in flight"}
 		}
 		x.Findings = append(x.Findings, Finding{Check: "deliveries", Level: level, Text: a.String(), Remedy: strings.Join(a.Commands, "\n"), Commands: a.Commands})

@@ -67,5 +67,5 @@ func TestRelayWithoutItsSessionIsSilent(t *testing.T) {
 	if len(waits) != 1 {
 		t.Fatalf("%+v", waits)
 	}
-	testkit.Equal(t, "why another delivery waits", waits[0].Why, "no_relay")
+	testkit.Equal(t, "why another delivery waits", waits[0].Cause, "no_relay")
 }

@@ -26,17 +26,17 @@ func TestEventThatIsNotRouted(t *testing.T) {
 		for _, w := range report.Explain().Waits {
 			text, _, _ := strings.Cut(w.Text, " since ")
 			_, after, _ := strings.Cut(w.Text, " (range ")
-			got = append(got, strings.TrimSpace(w.Destination+" "+w.Why+": "+text+" "+after))
+			got = append(got, strings.TrimSpace(w.Destination+" "+w.Cause+": "+text+" "+after))
 		}
 		if !slices.Equal(got, texts) {
 			t.Errorf("event %d waits for %q, want %q", id, got, texts)
 		}
 	}
-	want(1, "not_routed: not yet routed: no relay has taken it yet; no relay is running; start one: outbox-relay run")
+	want(1, "untaken: not yet routed: no relay has taken it yet; no relay is running; start one: outbox-relay run")
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, quarantined) VALUES ('copy', 'v', now() + interval '1 hour', 'a copy')`)
-	want(1, "not_routed: not yet routed: no relay has taken it yet; the relays that run are quarantined and take nothing; see: outbox-relay identity show")
+	want(1, "untaken: not yet routed: no relay has taken it yet; the relays that run are quarantined and take nothing; see: outbox-relay identity show")
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('a', 'v', now() + interval '1 hour')`)
-	want(1, "not_routed: not yet routed: no relay has taken it yet")
+	want(1, "untaken: not yet routed: no relay has taken it yet")
 
 	check := func(named, discarded int64) {
 		t.Helper()

@@ -76,7 +76,7 @@ func TestStatusOfUnroutedEvents(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	}
-	if len(s.Advice) != 1 || s.Advice[0].Why != "untaken" {
+	if len(s.Advice) != 1 || s.Advice[0].Rule != "untaken" {
 		t.Errorf("%+v", s.Advice)
 	}
 }

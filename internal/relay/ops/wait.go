@@ -17,9 +17,10 @@ import (
 // has no delivery yet.
 type Wait struct {
 	Destination string `json:"destination"` // empty: parked, or the event as a whole
-	// Why: not_routed, in_hand, in_flight, parked, paused, held, slowed, behind, not_due, no_relay,
-	// quarantined, unserved or due. Names are added, never renamed.
-	Why string `json:"why"`
+	// Cause: untaken, in_hand, in_flight, parked, paused, breaker_open, slowed, behind, not_due,
+	// no_relay, quarantined, unserved or due. What is a rule of package alert too has its name.
+	// Names are added, never renamed.
+	Cause string `json:"cause"`
 	// Text explains it, and says what to do.
 	Text string `json:"text"`
 }
@@ -46,7 +47,7 @@ func (o *Outbox) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
 // reason says where an event is that may lack deliveries.
 func (s routeState) reason() Wait {
 	if s.Range == 0 {
-		return Wait{Why: "not_routed", Text: "not yet routed: no relay has taken it yet" + s.taker()}
+		return Wait{Cause: alert.RuleUntaken, Text: "not yet routed: no relay has taken it yet" + s.taker()}
 	}
 	relay := fmt.Sprintf("relay %d %s", s.Relay, s.Name)
 	if s.Name == "" {
@@ -66,7 +67,7 @@ func (s routeState) reason() Wait {
 	case !s.Alive:
 		text += "; that relay is silent, and another one takes it over" + s.taker()
 	}
-	return Wait{Why: "in_hand", Text: text}
+	return Wait{Cause: "in_hand", Text: text}
 }
 
 // taker says why no relay takes an event; empty: one runs.
@@ -117,28 +118,28 @@ type waitState struct {
 
 // reasons returns all that the delivery waits for.
 func (w waitState) reasons(eventID int64) (all []Wait) {
-	add := func(why, text string) { all = append(all, Wait{w.Destination, why, text}) }
+	add := func(cause, text string) { all = append(all, Wait{w.Destination, cause, text}) }
 	switch {
 	case w.ClaimedBy != nil:
 		add("in_flight", w.inFlight())
 		return all
 	case w.Destination == "":
-		add("parked", w.parked(eventID))
+		add(alert.RuleParked, w.parked(eventID))
 		return all
 	}
 	if w.Relays > 0 && !w.Served { // first: nothing below helps before a relay serves it
-		add("unserved", fmt.Sprintf("unserved: no running relay has this destination; to put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give the delivery up: outbox-relay discard %d --destination %s",
+		add(alert.RuleUnserved, fmt.Sprintf("unserved: no running relay has this destination; to put it back, write destinations.%s into a relay's configuration and reload that relay (SIGHUP); or give the delivery up: outbox-relay discard %d --destination %s",
 			w.Destination, eventID, plain.ShellWord(w.Destination)))
 	}
 	if w.Paused {
-		add("paused", fmt.Sprintf("the destination is paused since %s: %s; to continue: outbox-relay resume %s", timeText(w.PausedAt), cmp.Or(w.PausedReason, "no reason given"), plain.ShellWord(w.Destination)))
+		add(alert.RulePaused, fmt.Sprintf("the destination is paused since %s: %s; to continue: outbox-relay resume %s", timeText(w.PausedAt), cmp.Or(w.PausedReason, "no reason given"), plain.ShellWord(w.Destination)))
 	}
 	if w.Breaker != "closed" {
 		remedy := alert.Repair(w.Destination, alert.ReasonOf(w.BreakerError), w.BreakerError, plainly)
-		add("held", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
+		add(alert.RuleBreakerOpen, strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
 	}
 	if asked := w.asked(); asked != "" && w.Breaker == "closed" {
-		add("slowed", asked)
+		add(alert.RuleSlowed, asked)
 	}
 	if w.BehindEvent != 0 {
 		state := "is " + w.BehindStatus
@@ -153,9 +154,9 @@ func (w waitState) reasons(eventID int64) (all []Wait) {
 	switch {
 	case w.Relays > 0:
 	case w.Quarantined:
-		add("quarantined", "the relays that run are quarantined and send nothing; see: outbox-relay identity show")
+		add(alert.RuleQuarantined, "the relays that run are quarantined and send nothing; see: outbox-relay identity show")
 	default:
-		add("no_relay", "no relay is running; start one: outbox-relay run")
+		add(alert.RuleNoRelay, "no relay is running; start one: outbox-relay run")
 	}
 	if len(all) == 0 {
 		add("due", "due: it goes out with the next claims of its destination"+w.ahead())

@@ -23,7 +23,7 @@ func TestWaits(t *testing.T) {
 		relaytest.Must(t, err)
 		var got []string
 		for _, w := range list {
-			got = append(got, w.Why)
+			got = append(got, w.Cause)
 			if w.Text == "" || strings.Contains(w.Text, "%!") {
 				t.Errorf("event %d waits for %+v", id, w)
 			}
@@ -57,7 +57,7 @@ func TestWaits(t *testing.T) {
 	waits(5, "not_due")
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('default', true, now(), 'open', now(), now() + interval '1 hour', 'refused')`)
-	waits(5, "paused", "held", "not_due")
+	waits(5, "paused", "breaker_open", "not_due")
 	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = 1`)
 	if list, err := outbox.Waits(t.Context(), 5); err != nil || !strings.Contains(list[1].Text, "a probe is under way") {
 		t.Errorf("%v %+v", err, list)

@@ -150,7 +150,7 @@ func TestRunFindsEventsWithoutDeliveries(t *testing.T) {
 	}
 	want := fmt.Sprintf("%d 2 events have no delivery, the first of them event %[1]d: no relay takes them for new, as of rows that were loaded from another server; "+
 		"create what is missing: outbox-relay events create-deliveries", ids[0])
-	testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT first_event_id || ' ' || detail FROM outbox_alert WHERE rule = 'undelivered_events'`), want)
+	testkit.Equal(t, "the alert", relaytest.Row[string](db, `SELECT first_event_id || ' ' || detail FROM outbox_alert WHERE rule = 'undelivered'`), want)
 	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, status) SELECT unnest($1::bigint[]), 'default', 'discarded'`, ids)
 	relaytest.Becomes(db, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert`)
 }
