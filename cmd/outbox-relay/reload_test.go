@@ -280,7 +280,7 @@ func TestReloadKeepsTheMonitor(t *testing.T) {
 	s.hangups <- os.Signal(syscall.SIGHUP)
 	relaytest.Eventually(t, "the series of a new destination", func() bool {
 		_, text := fetch(t, url+"/metrics")
-		return strings.Contains(text, `outbox_claimed_deliveries_total{destination="mail"} 0`) && strings.Contains(text, `outbox_reloads_total{outcome="ok"} 1`)
+		return strings.Contains(text, `outbox_claimed_deliveries_total{destination="mail"} 0`) && strings.Contains(text, `outbox_reloads_total{result="success"} 1`)
 	})
 	s.end(t, 0)
 }

@@ -132,7 +132,7 @@ traces: {endpoint: "`+c.URL+`", headers: "Authorization=Bearer%20collector"}
 		until(t, db, "SELECT EXISTS (SELECT FROM outbox_delivery WHERE status = $1 AND attempts = $2 AND claimed_by IS NULL)", status, number)
 		relaytest.Eventually(t, "the span is counted", func() bool {
 			_, text := fetch(t, metrics)
-			return strings.Contains(text, `outbox_trace_spans_total{outcome="exported"} 1`)
+			return strings.Contains(text, `outbox_trace_spans_total{result="success"} 1`)
 		})
 		s.end(t, 0)
 		if strings.Contains(s.stderr.String(), "collector\"") {

@@ -66,9 +66,9 @@ var relayGauges = []gauge[present]{
 
 var laneGauges = []gauge[relay.LaneView]{
 	byDestination("outbox_in_flight_deliveries", "Deliveries that this relay has claimed and not settled.", func(l relay.LaneView) float64 { return float64(l.InFlight) }, add),
-	byDestination("outbox_concurrency_limit", "How many requests this relay may have in flight; 0 while the breaker is open.", func(l relay.LaneView) float64 { return float64(l.Concurrency) }, nil),
-	byDestination("outbox_rate_limit", "Requests per second that this relay may make, configured or learnt from the receiver; 0: no limit.", func(l relay.LaneView) float64 { return l.RateLimit }, nil),
-	byDestination("outbox_wait_seconds", "For how much longer this relay sends the destination nothing, as it has asked (Retry-After); 0: it sends.", func(l relay.LaneView) float64 { return max(0, time.Until(l.WaitUntil).Seconds()) }, largest),
+	byDestination("outbox_max_in_flight_requests", "How many requests this relay may have in flight; 0 while the breaker is open.", func(l relay.LaneView) float64 { return float64(l.Concurrency) }, nil),
+	byDestination("outbox_rate_limit_requests_per_second", "Requests per second that this relay may make, configured or learnt from the receiver; 0: no limit.", func(l relay.LaneView) float64 { return l.RateLimit }, nil),
+	byDestination("outbox_retry_after_remaining_seconds", "For how much longer this relay sends the destination nothing, as it has asked (Retry-After); 0: it sends.", func(l relay.LaneView) float64 { return max(0, time.Until(l.WaitUntil).Seconds()) }, largest),
 	byDestination("outbox_breaker_state", "Circuit breaker as this relay sees it: 0 closed, 1 half-open, also of a relay that was refused and has sent nothing there since others were accepted, 2 open.", func(l relay.LaneView) float64 {
 		return map[string]float64{"closed": 0, "half_open": 1, "open": 2}[l.Breaker]
 	}, largest),

@@ -76,10 +76,10 @@ type result struct {
 	reason  policy.Reason
 }
 
-// outcomes of what is not about a destination.
+// results of what is not about a destination.
 const (
-	succeeded = "ok"
-	failed    = "failed"
+	succeeded = "success"
+	failed    = "failure"
 )
 
 // New returns metrics. Every series of the configured destinations is at zero, unless there are
@@ -113,8 +113,8 @@ func defineProcess(registry *prometheus.Registry, version string) {
 
 // spans are counters of spans, by whether they were exported.
 func (d definer) spans() map[bool]prometheus.Counter {
-	spans := d.counters("outbox_trace_spans_total", "Spans of attempts that the collector has taken (exported), or that were lost (dropped).", "outcome")
-	return map[bool]prometheus.Counter{true: spans.WithLabelValues("exported"), false: spans.WithLabelValues("dropped")}
+	spans := d.counters("outbox_trace_spans_total", "Spans of attempts that the collector has taken (success), or that were lost (failure).", "result")
+	return map[bool]prometheus.Counter{true: spans.WithLabelValues(succeeded), false: spans.WithLabelValues(failed)}
 }
 
 func (m *Metrics) define() {
@@ -131,22 +131,22 @@ func (m *Metrics) define() {
 	m.dueLatency = factory.histograms("outbox_delivery_due_latency_seconds",
 		"Time from when a delivery became due until its receiver accepted it: what relay and receiver add.", latencyBounds, "destination", "class")
 	m.claimTime = factory.histograms("outbox_claim_duration_seconds", "Duration of the statements that claim.", durationBounds).WithLabelValues().(prometheus.Histogram)
-	m.claimSize = factory.histograms("outbox_claim_deliveries", "Deliveries that a claim brought.", sizeBounds).WithLabelValues().(prometheus.Histogram)
-	m.batchSize = factory.histograms("outbox_batch_events", "Events in one request of destinations with batch.", sizeBounds).WithLabelValues().(prometheus.Histogram)
+	m.claimSize = factory.histograms("outbox_claim_size_deliveries", "Deliveries that a claim brought.", sizeBounds).WithLabelValues().(prometheus.Histogram)
+	m.batchSize = factory.histograms("outbox_batch_size_events", "Events in one request of destinations with batch.", sizeBounds).WithLabelValues().(prometheus.Histogram)
 	m.settleTime = factory.histograms("outbox_settle_duration_seconds", "Duration of the writes of outcomes, one batch each.", durationBounds).WithLabelValues().(prometheus.Histogram)
-	m.settleSize = factory.histograms("outbox_settle_deliveries", "Deliveries in one batch of outcomes.", sizeBounds).WithLabelValues().(prometheus.Histogram)
+	m.settleSize = factory.histograms("outbox_settle_size_deliveries", "Deliveries in one batch of outcomes.", sizeBounds).WithLabelValues().(prometheus.Histogram)
 	m.stale = factory.counters("outbox_stale_settles_total", "Outcomes that came too late: another relay had claimed the delivery meanwhile.").WithLabelValues()
 	m.rescues = factory.counters("outbox_rescues_total", "Dead relays whose claims this relay has given back.").WithLabelValues()
 	m.errors = factory.counters("outbox_database_errors_total", "Failed statements, which the relay repeats.").WithLabelValues()
 	m.archived = factory.counters("outbox_archived_events_total", "Events that this relay has moved into the archive.").WithLabelValues()
 
-	wakes := factory.counters("outbox_wakeups_total", "Waits of the claimer, by what ended them: notify, poll, or room in a destination that was full.", "reason")
+	wakes := factory.counters("outbox_wakeups_total", "Waits of the claimer, by what ended them: notify, poll, or room in a destination that was full.", "cause")
 	m.wakes = map[relay.Wake]prometheus.Counter{}
 	for _, by := range relay.Wakes() {
 		m.wakes[by] = wakes.WithLabelValues(string(by))
 	}
-	m.notified = ended(factory.counters("outbox_alert_notifications_total", "Alerts that this relay has sent to a channel (ok), or could not send (failed).", "outcome"))
-	m.reloads = ended(factory.counters("outbox_reloads_total", "Reloads of the configuration that took effect (ok), or changed nothing because of a mistake (failed).", "outcome"))
+	m.notified = ended(factory.counters("outbox_alert_notifications_total", "Alerts that this relay has sent to a channel (success), or could not send (failure).", "result"))
+	m.reloads = ended(factory.counters("outbox_reloads_total", "Reloads of the configuration that took effect (success), or changed nothing because of a mistake (failure).", "result"))
 }
 
 // ended returns the counters of both ways in which something ends.

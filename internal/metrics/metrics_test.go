@@ -52,7 +52,7 @@ func TestNamesAndLabelsAreStable(t *testing.T) {
 		for _, series := range f.GetMetric() {
 			for _, pair := range series.GetLabel() {
 				labels[pair.GetName()] = true
-				if !slices.Contains([]string{"destination", "outcome", "reason", "class"}, pair.GetName()) && name != "outbox_build_info" {
+				if !slices.Contains([]string{"destination", "outcome", "result", "reason", "cause", "class"}, pair.GetName()) && name != "outbox_build_info" {
 					t.Errorf("%s has the label %s", name, pair.GetName())
 				}
 			}
@@ -185,7 +185,7 @@ func TestValuesOfAStagedRun(t *testing.T) {
 		t.Error("no hold was counted")
 	}
 	for _, name := range []string{
-		"outbox_claim_duration_seconds", "outbox_claim_deliveries", "outbox_settle_duration_seconds", "outbox_settle_deliveries", "outbox_wakeups_total",
+		"outbox_claim_duration_seconds", "outbox_claim_size_deliveries", "outbox_settle_duration_seconds", "outbox_settle_size_deliveries", "outbox_wakeups_total",
 	} {
 		if n, _ := value(families, name); n == 0 {
 			t.Errorf("%s was not observed", name)

@@ -44,7 +44,7 @@ var cases = map[string][2]string{
 	"OutboxRescueStorm": {
 		"outbox_rescues_total{instance=\"a\"} 0x20 1x4 2x14\noutbox_rescues_total{instance=\"b\"} 0x20 2x19", "outbox_rescues_total{instance=\"a\"} 0x20 1x19",
 	},
-	"OutboxAlertsNotSent": {`outbox_alert_notifications_total{outcome="failed"} 0+1x40`, `outbox_alert_notifications_total{outcome="ok"} 0+1x40`},
+	"OutboxAlertsNotSent": {`outbox_alert_notifications_total{result="failure"} 0+1x40`, `outbox_alert_notifications_total{result="success"} 0+1x40`},
 }
 
 func TestRules(t *testing.T) {
