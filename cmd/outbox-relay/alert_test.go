@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
+	"github.com/outbox-relay/outbox-relay/internal/cli/alerts"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 )
@@ -67,7 +67,7 @@ func TestAlertTest(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts:\n  channels:\n"+
 		"  - {webhook: '"+good.URL+"/hook-s3cret'}\n  - {slack: '"+bad.URL+"/slack-s3cret'}\n  - {service: '"+string(gotify(good.Server))+"'}\n")
 
-	all := command(nil, "alert", "test", "--config", file)
+	all := command(nil, "alerts", "test", "--config", file)
 	all.holds(t, cli.ExitFound, "", "1 of 3 channels did not take the alert")
 	if strings.Contains(all.stdout+all.stderr, "s3cret") || strings.Contains(all.stdout+all.stderr, gotifyToken) || strings.Contains(all.stdout, "\x1b") {
 		t.Errorf("a secret, or a control character, in %+v", all)
@@ -79,17 +79,17 @@ func TestAlertTest(t *testing.T) {
 		t.Errorf("the channels heard %s", told)
 	}
 
-	var results []alert.Result
-	asked := command(nil, "alert", "test", "--config", file, "--channel", "gotify", "--json")
+	var results []alerts.Result
+	asked := command(nil, "alerts", "test", "--config", file, "--channel", "gotify", "--json")
 	if err := json.Unmarshal([]byte(asked.stdout), &results); err != nil || asked.code != 0 || len(results) != 1 || !results[0].OK || !strings.HasPrefix(results[0].Channel, "gotify-") {
 		t.Errorf("%v %+v", err, asked)
 	}
-	command(nil, "alert", "test", "--config", file, "--channel", "pager").holds(t, cli.ExitUsage, "", `there is no channel "pager"; there are webhook-`)
+	command(nil, "alerts", "test", "--config", file, "--channel", "pager").holds(t, cli.ExitUsage, "", `there is no channel "pager"; there are webhook-`)
 	empty := writeFile(t, filepath.Join(t.TempDir(), usualFile), "log: {level: info}\n")
-	command(nil, "alert", "test", "--config", empty).holds(t, cli.ExitFailed, "", "no channel is configured")
+	command(nil, "alerts", "test", "--config", empty).holds(t, cli.ExitFailed, "", "no channel is configured")
 }
 
-// The settings of egress bind the channels of alert test. What each service does under them is
+// The settings of egress bind the channels of alerts test. What each service does under them is
 // tested in internal/notify.
 func TestSecurityAlertTestObeysEgress(t *testing.T) {
 	t.Parallel()
@@ -99,7 +99,7 @@ func TestSecurityAlertTestObeysEgress(t *testing.T) {
 		string(gotify(reached.Server)):                                             "egress.allow_private",
 	} {
 		file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "egress: {allow_private: []}\nalerts: {channels: [{service: '"+url+"'}]}\n")
-		if r := command(nil, "alert", "test", "--config", file); r.code != cli.ExitFound || !strings.Contains(r.stdout, want) {
+		if r := command(nil, "alerts", "test", "--config", file); r.code != cli.ExitFound || !strings.Contains(r.stdout, want) {
 			t.Errorf("%+v lacks %q", r, want)
 		}
 	}

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 
-	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
+	"github.com/outbox-relay/outbox-relay/internal/cli/alerts"
 	"github.com/outbox-relay/outbox-relay/internal/cli/archive"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bench"
 	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
@@ -39,7 +39,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay audit                                     what operators changed and revealed: who, when, how much
   outbox-relay archive run                               archive what is settled, drop and prune what is old, now
   outbox-relay migrate roles | down | status             grant rights to roles; revert the last migration; list them
-  outbox-relay alert test                                send a test alert to every channel
+  outbox-relay alerts test                               send a test alert to every channel
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
   outbox-relay config init | check | show                write a file; find every mistake; print what is in effect, and why
   outbox-relay inbox status | list | show | replay | ignore | prune    the same for a receiver, at its own database
@@ -65,7 +65,7 @@ type grammar struct {
 	Listen     listen.Command      `cmd:"" help:"Receive events and print them."`
 	Drill      drill.Command       `cmd:"" help:"Try a receiver for tests as the real world does, and say what it does wrong; exit 6 if there is something."`
 	Doctor     status.Doctor       `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 6 if there is an error."`
-	Alert      alert.Command       `cmd:"" help:"Try the alert channels."`
+	Alerts     alerts.Command      `cmd:"" help:"Try the alert channels, acknowledge alerts and silence them."`
 	Replay     events.Replay       `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
 	Retry      events.Retry        `cmd:"" help:"Attempt now what waits for its next attempt."`
 	Discard    events.Discard      `cmd:"" help:"Give pending, parked or failed deliveries up."`
@@ -84,6 +84,7 @@ type grammar struct {
 	Bench      bench.Command       `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in its own schema."`
 	Version    versionCmd          `cmd:"" help:"Show the version of this program."`
 
+	Alert     alerts.Command    `cmd:"" hidden:"" help:"The command alerts, under the name of one."`
 	Complete  completeCmd       `cmd:"" hidden:"" help:"Names for the script that completion prints."`
 	BenchLoad bench.LoadCommand `cmd:"" hidden:"" help:"The producers of bench, in their own process."`
 }

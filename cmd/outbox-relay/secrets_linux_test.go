@@ -108,7 +108,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	add := func(where, text string) { all = append(all, output{where: where, text: text}) }
 	for _, args := range []string{
 		"status", "events list", "relays", "routes list", "routes test invoice.paid", "doctor", "config check", "config show", "identity show", "replay --dry-run 1",
-		"retry --dry-run 1", "pause nowhere", "pause shop", "events show 99", "version", "archive run --dry-run", "alert test", "migrate status",
+		"retry --dry-run 1", "pause nowhere", "pause shop", "events show 99", "version", "archive run --dry-run", "alerts test", "migrate status",
 	} {
 		for _, more := range [][]string{nil, {"--json"}} {
 			command := exec.CommandContext(t.Context(), os.Args[0], append(strings.Fields(args), more...)...)

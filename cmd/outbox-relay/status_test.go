@@ -179,14 +179,14 @@ func TestLookingNeedsNoFile(t *testing.T) {
 	}
 	// Alerts are acknowledged and silenced by commands.
 	execute(t, open(t, dsn), "INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default')")
-	command(env, "alert", "acknowledge", "lag", "default", "--as=ada").holds(t, 0, "lag of default is acknowledged: it is not sent again until it returns.\n", `"action":"alert acknowledge"`)
-	command(env, "alert", "silence", "--subject=default", "--for=2h", "--as=ada").holds(t, 0, "Silent for 2h0m.\n", `"action":"alert silence"`)
+	command(env, "alerts", "acknowledge", "lag", "default", "--as=ada").holds(t, 0, "lag of default is acknowledged: it is not sent again until it returns.\n", `"action":"alerts acknowledge"`)
+	command(env, "alerts", "silence", "--subject=default", "--for=2h", "--as=ada").holds(t, 0, "Silent for 2h0m.\n", `"action":"alerts silence"`)
 	if r := command(env, "status"); !strings.Contains(r.stdout, ", acknowledged by ada, silent until ") {
 		t.Errorf("%+v", r)
 	}
-	command(env, "alert", "silence", "--rule=nothing", "--for=2h").holds(t, cli.ExitUsage, "", "there is no such rule")
-	command(env, "alert", "silence", "--subject=defualt", "--for=2h").holds(t, cli.ExitUsage, "", `did you mean "default"?`)
-	command(env, "alert", "acknowledge", "lag", "nowhere").holds(t, cli.ExitFailed, "", "no such alert is open")
+	command(env, "alerts", "silence", "--rule=nothing", "--for=2h").holds(t, cli.ExitUsage, "", "there is no such rule")
+	command(env, "alerts", "silence", "--subject=defualt", "--for=2h").holds(t, cli.ExitUsage, "", `did you mean "default"?`)
+	command(env, "alerts", "acknowledge", "lag", "nowhere").holds(t, cli.ExitFailed, "", "no such alert is open")
 }
 
 func TestHealthcheck(t *testing.T) {

@@ -268,7 +268,7 @@ func ruleNamed(name string) rule {
 	}
 	unknown := rule{tells: "{rule} of {name}[: {detail}][: {first}]", over: "{rule} of {name} is over", after: usual}
 	if name == RuleTest {
-		unknown.tells, unknown.command = "This is a test of the alert channels. Nothing is wrong", "outbox-relay alert test"
+		unknown.tells, unknown.command = "This is a test of the alert channels. Nothing is wrong", "outbox-relay alerts test"
 	}
 	return unknown
 }

@@ -214,7 +214,7 @@ func (a Alert) command(v voice) string {
 
 // NewTest returns an alert that says of itself that it is a test.
 func NewTest(now time.Time) Alert {
-	return Alert{Rule: RuleTest, Subject: "test", Count: 1, OpenedAt: now, BeganAt: now, Detail: "sent by outbox-relay alert test"}
+	return Alert{Rule: RuleTest, Subject: "test", Count: 1, OpenedAt: now, BeganAt: now, Detail: "sent by outbox-relay alerts test"}
 }
 
 // Title says in a few words which alert it is, for channels that show one above the text. It is as

@@ -1,6 +1,6 @@
-// Package alert is the command alert: it tries the alert channels, acknowledges alerts and silences
+// Package alerts is the command alerts: it tries the channels, acknowledges alerts and silences
 // them.
-package alert
+package alerts
 
 import (
 	"cmp"
@@ -22,7 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// Command is the command alert.
+// Command is the command alerts.
 type Command struct {
 	Test        testCommand        `cmd:"" help:"Send a test alert to every channel and show what came back."`
 	Acknowledge acknowledgeCommand `cmd:"" help:"Say that an open alert is known: it is not repeated until it returns."`
@@ -41,7 +41,7 @@ func (acknowledgeCommand) Help() string {
 }
 
 func (cmd acknowledgeCommand) Run(inv *cli.Invocation) error {
-	err := ask(inv, "alert acknowledge", cmd.Rule+" of "+cmd.Subject, func(ctx context.Context, outbox *ops.Outbox) error {
+	err := ask(inv, "alerts acknowledge", cmd.Rule+" of "+cmd.Subject, func(ctx context.Context, outbox *ops.Outbox) error {
 		return outbox.AcknowledgeAlert(ctx, cmd.Rule, cmd.Subject)
 	})
 	if err == nil {
@@ -82,7 +82,7 @@ func (cmd silenceCommand) Run(inv *cli.Invocation) error {
 		return cli.Usagef("--for: %s is out of range; write up to 720h, or 0s to end a silence", cmd.For)
 	}
 	selection := fmt.Sprintf("--rule=%s --subject=%s --for=%s", cmd.Rule, cmd.Subject, plain.Span(cmd.For))
-	err := ask(inv, "alert silence", selection, func(ctx context.Context, outbox *ops.Outbox) error {
+	err := ask(inv, "alerts silence", selection, func(ctx context.Context, outbox *ops.Outbox) error {
 		return outbox.SilenceAlerts(ctx, cmd.Rule, cmd.Subject, cmd.For, cmd.Reason)
 	})
 	unknown, isUnknown := errors.AsType[ops.UnknownSubject](err)
@@ -156,7 +156,7 @@ func (cmd testCommand) Run(inv *cli.Invocation) error {
 	return err
 }
 
-// testTimeout bounds one message of alert test.
+// testTimeout bounds one message of alerts test.
 const testTimeout = 15 * time.Second
 
 // testChannels tells all channels at the same time.
