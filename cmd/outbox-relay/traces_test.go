@@ -122,7 +122,7 @@ func TestTracesContinue(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "outbox-relay.yaml"), `
 destinations: {shop: {url: "`+receiver.URL+`/CANARY-path?token=CANARY-query", headers: {X-Api-Key: CANARY-header}, signing_secrets: [`+goodSecret+`]}}
 defaults: {retry: {schedule: [1h]}}
-traces: {endpoint: "`+c.URL+`", headers: "Authorization=Bearer%20collector"}
+traces: {endpoint: "`+c.URL+`", headers: {Authorization: Bearer collector}}
 `)
 	headers, parent := producerSpan(t, c)
 	run := func(status string, number int) *http.Request {

@@ -2,6 +2,7 @@ package settings
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -55,7 +56,7 @@ func Load(table Table, from Sources) *Set {
 		if v := env[table.Variable(r)]; v.acts() {
 			s.apply(r, v.value, v.origin())
 		}
-		if v := env[r.Or]; v.acts() && v.value != "" && !s.Given(r.Path) {
+		if v := env[r.Or]; v.acts() && v.value != "" && !s.Given(r.section()) {
 			s.apply(r, v.value, v.origin())
 		}
 		if text, ok := from.Flags[r.Flag]; ok && r.Flag != "" {
@@ -83,6 +84,10 @@ func (s *Set) apply(r Row, text string, at Origin) {
 	if r.Make != nil {
 		r.Make(s, at)
 	}
+	if r.Split != nil {
+		s.applySection(r, text, at)
+		return
+	}
 	path := strings.Replace(r.Path, "*", s.table.Unnamed, 1)
 	if list, key, ok := strings.Cut(path, "[]."); ok {
 		path = s.replaceEntries(list, key, at) + "." + key
@@ -100,6 +105,20 @@ func (s *Set) apply(r Row, text string, at Origin) {
 	}
 	if strings.Join(problems, "") == "" {
 		s.set(path, value, at)
+	}
+}
+
+// applySection sets all that is in a section from a variable.
+func (s *Set) applySection(r Row, text string, at Origin) {
+	section := r.section()
+	values, problem := r.Split(text)
+	s.Problem(at, section, problem)
+	s.set(section, nil, at)
+	s.children[section] = slices.Sorted(maps.Keys(values))
+	for name, text := range values {
+		value, problems := r.Value.parse([]string{text})
+		s.Problem(at, section, problems[0])
+		s.set(below(section, name), value, at)
 	}
 }
 

@@ -39,6 +39,9 @@ type Row struct {
 	FromFile bool
 	// Value says how the setting is parsed, what its default is, and where it is written.
 	Value Value
+	// Split says what a variable holds of a section in which the file chooses the keys, or what is
+	// wrong with it. The variable replaces the whole section. Nil: such a section has no variable.
+	Split func(text string) (values map[string]string, problem string)
 	// Make runs before a variable or flag sets a row with "*" in its path, to add the section
 	// around it. Nil: the value makes no section.
 	Make func(s *Set, at Origin)
@@ -144,7 +147,7 @@ func (t Table) Variable(r Row) string {
 	if r.Env != "" {
 		return t.Prefix + r.Env
 	}
-	path := r.Path
+	path := r.section()
 	if t.Unnamed != "" {
 		path = strings.Replace(path, "s.*.", ".", 1)
 	}
@@ -155,6 +158,14 @@ func (t Table) Variable(r Row) string {
 		return ""
 	}
 	return t.Prefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
+}
+
+// section returns the path, of a row with Split that of the section.
+func (r Row) section() string {
+	if r.Split != nil {
+		return strings.TrimSuffix(r.Path, ".*")
+	}
+	return r.Path
 }
 
 // configEnv is the variable that names the file.

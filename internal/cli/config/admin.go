@@ -30,7 +30,7 @@ func (a Admin) Equal(b Admin) bool {
 func (c *Config) adminRows() []settings.Row {
 	a := &c.Admin
 	return []settings.Row{
-		{Path: "admin.listen", Value: settings.One("127.0.0.1:9465", parseListen, settings.To(&a.Listen), defaultAdminListen)},
+		{Path: "admin.listen", Value: settings.One("127.0.0.1:9465", orNone(parseListen), settings.To(&a.Listen), defaultAdminListen)},
 		{Path: "admin.token", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_TOKEN}", optional(settings.ParseSecret), settings.To(&a.Token))},
 		{Path: "admin.read_token", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.ReadToken))},
 		{Path: "admin.allowed_hosts", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.AllowedHosts))},

@@ -146,6 +146,7 @@ func (c *Config) bind() {
 	c.bindChannels()
 	c.checkSchedules()
 	c.checkAdmin()
+	c.checkTraces()
 	c.checkRelay()
 }
 

@@ -199,6 +199,48 @@ func TestDefaultDestinationBesideAFile(t *testing.T) {
 	}
 }
 
+// A variable holds all headers for the collector, and replaces those of the file; that of
+// OpenTelemetry counts where nothing else sets any.
+func TestTraceHeaders(t *testing.T) {
+	t.Parallel()
+	const own, other = "OUTBOX_TRACES_HEADERS=a=own%20one,c=3", "OTEL_EXPORTER_OTLP_HEADERS=d=4"
+	for name, test := range map[string]struct {
+		file string
+		env  []string
+		want map[string]string
+	}{
+		"file":           {"{headers: {a: x y, b: 100%}}", []string{other}, map[string]string{"a": "x y", "b": "100%"}},
+		"variable":       {"{headers: {a: x y, b: 100%}}", []string{own, other}, map[string]string{"a": "own one", "c": "3"}},
+		"other variable": {"{}", []string{other}, map[string]string{"d": "4"}},
+		"none":           {"{headers: {}}", []string{other}, nil},
+	} {
+		file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "destinations: {a: {url: http://a}}\ntraces: "+test.file+"\n")
+		c := loadFrom(sources{Env: append(test.env, twoSettings[:1]...), Flags: map[string]string{"config": file}, Hostname: "host"})
+		testkit.Must(t, c.Err())
+		testkit.Equal(t, name, c.Traces.Headers, test.want)
+	}
+}
+
+// Where none is a value, off says the same, and so does false, which YAML 1.1 makes of an off
+// without quotes.
+func TestNone(t *testing.T) {
+	t.Parallel()
+	for _, none := range []string{"none", "off", "false"} {
+		file := writeFile(t, filepath.Join(t.TempDir(), usualFile), strings.ReplaceAll(`
+database: {url: postgres://u:p@h/db, pooler: NONE}
+destinations: {a: {url: http://a, proxy: NONE, excerpts: NONE}}
+metrics: {listen: NONE}
+admin: {listen: NONE}
+traces: {endpoint: NONE}
+`, "NONE", none))
+		c := loadFrom(sources{Flags: map[string]string{"config": file}, Hostname: "host"})
+		testkit.Must(t, c.Err())
+		wire := c.Relay.Destinations[0].Wire
+		got := []any{c.Relay.Pooler.Mode, wire.Proxy, wire.Excerpts, c.MetricsListen, c.Admin.Listen, c.Traces.Endpoint == nil}
+		testkit.Equal(t, none, got, []any{relay.PoolerNone, relay.NoProxy, relay.ExcerptsNone, "", "", true})
+	}
+}
+
 // Every setting that reaches the relay, in one file.
 func TestRelayConfig(t *testing.T) {
 	t.Parallel()

@@ -151,10 +151,10 @@ func TestFileMistakes(t *testing.T) {
 			`outbox-relay.yaml:6: destinations.a.headers.B: has a value with characters beyond printable ASCII`,
 			`outbox-relay.yaml:7: destinations.a.headers.C: is empty`,
 		}},
-		"traces": {"traces: {endpoint: 'http://u:hunter2@h:4318', headers: hunter2, sample_ratio: 1.5}\n", []string{
+		"traces": {"traces: {endpoint: 'http://u:hunter2@h:4318', headers: {a b: hunter2}, sample_ratio: 1.5}\n", []string{
 			`outbox-relay.yaml:1: traces.endpoint: holds a user, a query or a fragment; write the URL without it, and credentials into traces.headers`,
-			`outbox-relay.yaml:1: traces.headers: is not a list of headers; write name=value, several separated by commas, such as "Authorization=Bearer%20…"`,
 			`outbox-relay.yaml:1: traces.sample_ratio: "1.5" is out of range; write a number from 0 to 1`,
+			`outbox-relay.yaml:1: traces.headers.a b: is not a name that a header can have`,
 		}},
 		"secrets": {"destinations:\n  a:\n    url: http://a\n    signing_secrets:\n    - hunter2\n    - whsec_" + goodSecret + "\n    - whsec_aHVudGVyMg==\n", []string{
 			`outbox-relay.yaml:5: destinations.a.signing_secrets[0]: a signing secret starts with "whsec_"; make one with: echo "whsec_$(openssl rand -base64 32)"`,
@@ -207,6 +207,7 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		"too short":             {env: []string{"OUTBOX_RELAY_LEASE=10s"}, want: []string{`env OUTBOX_RELAY_LEASE: 10s must be at least 5s longer than destinations.default.timeout (10s); write 15s or more, or lower the timeout`}},
 		"a wrong second secret": {env: []string{"OUTBOX_SIGNING_SECRET=" + goodSecret + ",hunter2"}, want: []string{`env OUTBOX_SIGNING_SECRET: entry 2: a signing secret starts with "whsec_"; make one with: echo "whsec_$(openssl rand -base64 32)"`}},
 		"a wrong URL":           {env: []string{"OUTBOX_DESTINATION_URL=https://h/#hunter2"}, want: []string{`env OUTBOX_DESTINATION_URL: contains a fragment (#…), which is never sent; remove it`}},
+		"wrong headers":         {env: []string{"OUTBOX_TRACES_HEADERS=hunter2"}, want: []string{`env OUTBOX_TRACES_HEADERS: is not a list of headers; write name=value, several separated by commas, such as "Authorization=Bearer%20…"`}},
 		"a wrong channel":       {env: []string{"OUTBOX_ALERTS_CHANNELS_SLACK=hunter2"}, want: []string{`env OUTBOX_ALERTS_CHANNELS_SLACK: is not a URL that starts with https:// or http://`}},
 		"a secret that signs nothing": {
 			env: []string{"-", twoSettings[0], "OUTBOX_SIGNING_SECRET=" + goodSecret}, file: "destinations: {a: {url: 'http://a'}}\n",

@@ -57,7 +57,8 @@ func TestSample(t *testing.T) {
 }
 
 // The name of a variable derives from the path, but for OUTBOX_SIGNING_SECRET. Only lists and names
-// that a file chooses have none. Documents and deployments name no other variables.
+// that a file chooses have none, but for OUTBOX_TRACES_HEADERS. Documents and deployments name no
+// other variables.
 func TestVariables(t *testing.T) {
 	t.Parallel()
 	table := new(Config).table("")
@@ -73,6 +74,8 @@ func TestVariables(t *testing.T) {
 		switch {
 		case r.Path == "destinations.*.signing_secrets":
 			want = "OUTBOX_SIGNING_SECRET"
+		case r.Path == "traces.headers.*":
+			want = "OUTBOX_TRACES_HEADERS"
 		case strings.HasSuffix(r.Path, "*"), strings.HasPrefix(r.Path, "databases["), strings.HasPrefix(r.Path, "routes["):
 			want = ""
 		}
@@ -236,7 +239,9 @@ metrics:
   destinations: 100 # default
 traces:
   endpoint: http://collector:4318 # outbox-relay.yaml:18
-  headers: Authorization=***,x-tenant=*** # env OTEL_EXPORTER_OTLP_HEADERS
+  headers:
+    Authorization: '***' # env OTEL_EXPORTER_OTLP_HEADERS
+    x-tenant: '***' # env OTEL_EXPORTER_OTLP_HEADERS
   service_name: billing # env OTEL_SERVICE_NAME
   sample_ratio: 1 # default
 admin:

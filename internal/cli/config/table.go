@@ -50,7 +50,7 @@ func (c *Config) databaseRows() []settings.Row {
 		{Path: "environment", Value: settings.One("production", settings.ParseText, settings.To(&c.Relay.Environment), "")},
 		{Path: "database.url", FromFile: true, Value: settings.Showing(settings.One("postgres://…", settings.ParseSecret, settings.To(&c.databaseURL)), databasePart)},
 		{Path: "database.listen_url", FromFile: true, Value: settings.Showing(settings.One("postgres://…", optional(settings.ParseSecret), settings.To(&c.listenURL)), databasePart)},
-		{Path: "database.pooler", Value: settings.One("auto", settings.ParseChoice(relay.PoolerAuto, relay.PoolerNone, relay.PoolerTransaction), settings.To(&c.Relay.Pooler.Mode), relay.PoolerAuto)},
+		{Path: "database.pooler", Value: settings.One("auto", orNone(settings.ParseChoice(relay.PoolerAuto, relay.PoolerNone, relay.PoolerTransaction)), settings.To(&c.Relay.Pooler.Mode), relay.PoolerAuto)},
 		{Path: "database.schema", Flag: "schema", Value: settings.One("billing", optional(parseSchema), settings.To(&c.Relay.Schema), "")},
 		{Path: "database.allow_superuser", Value: settings.One("true", settings.ParseBool, func(allowed bool) { c.Relay.RefuseSuperuser = !allowed }, false)},
 	}
@@ -102,7 +102,7 @@ func policyRows(d *destination) []settings.Row {
 		{Path: "cloudevents.source", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
 		{Path: "event_headers", Value: settings.Many("[x-event-*]", settings.ParseText, settings.To(&wire.EventHeaders), webhook.DefaultEventHeaders())},
 		{Path: "max_payload_bytes", Value: settings.One("262144", settings.ParseNumber, func(n int) { wire.MaxPayloadBytes = int64(n) }, 0)},
-		{Path: "excerpts", Value: settings.One("problem", settings.ParseChoice(relay.ExcerptsProblem, relay.ExcerptsText, relay.ExcerptsNone), settings.To(&wire.Excerpts), relay.ExcerptsProblem)},
+		{Path: "excerpts", Value: settings.One("problem", orNone(settings.ParseChoice(relay.ExcerptsProblem, relay.ExcerptsText, relay.ExcerptsNone)), settings.To(&wire.Excerpts), relay.ExcerptsProblem)},
 		{Path: "tls.ca_file", Value: settings.One("/etc/tls/ca.pem", settings.ParseText, settings.To(&d.caFile))},
 		{Path: "tls.cert_file", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&d.certFile))},
 		{Path: "tls.key_file", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&d.keyFile))},
@@ -117,14 +117,19 @@ func targetRows(d *destination) []settings.Row {
 	return []settings.Row{
 		{Path: "url", Flag: "destination-url", Make: addDefaultDestination, Value: settings.Showing(settings.One("https://logistics.internal/webhooks/finance", settings.ParseText, settings.To(&d.URL)), WithoutQuery)},
 		{Path: "signing_secrets", Env: "SIGNING_SECRET", FromFile: true, Value: settings.Many("[whsec_…]", parseSigningSecret, settings.To(&d.SigningSecrets))},
-		{Path: "headers.*", Value: settings.Each("Bearer …", settings.ParseSecret, func(values map[string]settings.Secret) {
-			for name, value := range values {
-				if d.Headers == nil {
-					d.Headers = map[string]string{}
-				}
-				d.Headers[name] = string(value)
+		{Path: "headers.*", Value: settings.Each("Bearer …", settings.ParseSecret, headersTo(&d.Headers))},
+	}
+}
+
+// headersTo returns a function that writes headers to a field, which is nil without any.
+func headersTo(field *map[string]string) func(map[string]settings.Secret) {
+	return func(values map[string]settings.Secret) {
+		for name, value := range values {
+			if *field == nil {
+				*field = map[string]string{}
 			}
-		})},
+			(*field)[name] = string(value)
+		}
 	}
 }
 
@@ -152,7 +157,7 @@ func credentialRows(d *destination) []settings.Row {
 		{Path: "basic_auth.username", Value: settings.One("outbox", parseUsername, settings.To(&d.user))},
 		{Path: "basic_auth.password", Value: settings.One("${LOGISTICS_PASSWORD}", settings.ParseSecret, settings.To(&d.password))},
 		{Path: "basic_auth.password_file", Value: settings.One("/var/run/secrets/logistics/password", settings.ParseText, settings.To(&d.passwordFile))},
-		{Path: "proxy", Value: settings.Showing(settings.One("http://proxy.internal:3128", settings.ParseText, settings.To(&d.Wire.Proxy)), withoutUser)},
+		{Path: "proxy", Value: settings.Showing(settings.One("http://proxy.internal:3128", orNone(settings.ParseText), settings.To(&d.Wire.Proxy)), withoutUser)},
 	}
 }
 
@@ -212,7 +217,7 @@ func (c *Config) retentionRows() []settings.Row {
 
 func (c *Config) metricsRows() []settings.Row {
 	return []settings.Row{
-		{Path: "metrics.listen", Value: settings.One("127.0.0.1:9464", parseListen, settings.To(&c.MetricsListen), defaultMetricsListen)},
+		{Path: "metrics.listen", Value: settings.One("127.0.0.1:9464", orNone(parseListen), settings.To(&c.MetricsListen), defaultMetricsListen)},
 		{Path: "metrics.destinations", Value: settings.One("100", settings.ParseCount, settings.To(&c.MetricsDestinations), metrics.DefaultMost)},
 	}
 }

@@ -1,11 +1,9 @@
 package config
 
 import (
-	"maps"
 	"net/url"
 	"reflect"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
@@ -29,8 +27,8 @@ func (a Traces) Equal(b Traces) bool {
 func (c *Config) tracesRows() []settings.Row {
 	t := &c.Traces
 	return []settings.Row{
-		{Path: "traces.endpoint", Or: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: settings.One("http://127.0.0.1:4318", parseTracesEndpoint, t.setEndpoint, "none")},
-		{Path: "traces.headers", Or: "OTEL_EXPORTER_OTLP_HEADERS", FromFile: true, Value: settings.Showing(settings.One("Authorization=Bearer%20…", parseTraceHeaders, settings.To(&t.Headers)), headerNames)},
+		{Path: "traces.endpoint", Or: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: settings.One("http://127.0.0.1:4318", orNone(parseTracesEndpoint), t.setEndpoint, "none")},
+		{Path: "traces.headers.*", Or: "OTEL_EXPORTER_OTLP_HEADERS", FromFile: true, Split: parseTraceHeaders, Value: settings.Each("Bearer …", settings.ParseSecret, headersTo(&t.Headers))},
 		{Path: "traces.service_name", Or: "OTEL_SERVICE_NAME", Value: settings.One("billing-relay", settings.ParseText, settings.To(&t.ServiceName), "outbox-relay")},
 		{Path: "traces.sample_ratio", Value: settings.One("0.1", parseShare, settings.To(&t.SampleRatio), 1)},
 	}
@@ -66,15 +64,6 @@ func (a *Traces) setEndpoint(text string) {
 	}
 }
 
-// headerNames shows headers without their values.
-func headerNames(headers map[string]string) string {
-	names := slices.Sorted(maps.Keys(headers))
-	for i := range names {
-		names[i] += "=" + settings.Mask
-	}
-	return strings.Join(names, ",")
-}
-
 var headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 
 // parseTraceHeaders parses headers as OTEL_EXPORTER_OTLP_HEADERS writes them: name=value, separated
@@ -92,6 +81,14 @@ func parseTraceHeaders(text string) (headers map[string]string, problem string) 
 		headers[name] = plain
 	}
 	return headers, ""
+}
+
+func (c *Config) checkTraces() {
+	for name := range c.Traces.Headers {
+		if !headerName.MatchString(name) {
+			c.ProblemAt("traces.headers."+name, "is not a name that a header can have")
+		}
+	}
 }
 
 // parseShare parses a number from 0 to 1.

@@ -27,6 +27,16 @@ func optional[T any](parse settings.Parser[T]) settings.Parser[T] {
 	}
 }
 
+// orNone returns a parser that takes off, and the false that YAML 1.1 reads there, for none.
+func orNone[T any](parse settings.Parser[T]) settings.Parser[T] {
+	return func(text string) (T, string) {
+		if text == "off" || text == "false" {
+			text = "none"
+		}
+		return parse(text)
+	}
+}
+
 // databasePart shows a database's URL without its password.
 func databasePart(raw settings.Secret) string {
 	if raw == "" {
