@@ -938,7 +938,7 @@ CREATE TABLE outbox_attempt (
     started_at timestamp with time zone NOT NULL,
     duration_ms integer NOT NULL,
     attempt integer NOT NULL,
-    relay integer NOT NULL,
+    relay_id integer NOT NULL,
     http_status smallint,
     destination text NOT NULL COLLATE pg_catalog."C",
     outcome text NOT NULL COLLATE pg_catalog."C",
@@ -1028,6 +1028,8 @@ COMMENT ON COLUMN outbox_delivery.blocked_by IS 'The event of its ordering key b
 
 COMMENT ON COLUMN outbox_delivery.not_after IS 'When the last request may reach the receiver, as X-Outbox-Not-After has told it, or may have told it; afterwards only an operator sends it again. NULL: it was told nothing, or has accepted.';
 
+COMMENT ON COLUMN outbox_delivery.claimed_by IS 'The relay (outbox_relay.id) that has it in flight, or died with it: lease_expires_at and outbox_void say whether the claim holds.';
+
 COMMENT ON COLUMN outbox_delivery.attempts IS 'POSTs made. Written by the settle: a stop, a rescue or a hold spends none.';
 
 COMMENT ON COLUMN outbox_delivery.rescues IS 'Up to six: claims since the last settle whose relay died, or let the lease end. Beyond: requests since then that were sent alone and never settled. At a limit the delivery fails as crash_loop.';
@@ -1042,7 +1044,7 @@ CREATE TABLE outbox_destination (
     breaker text DEFAULT 'closed'::text NOT NULL COLLATE pg_catalog."C",
     breaker_opened_at timestamp with time zone,
     breaker_until timestamp with time zone,
-    breaker_owner integer,
+    breaker_relay_id integer,
     breaker_probes integer DEFAULT 0 NOT NULL,
     breaker_error text,
     breaker_failures integer DEFAULT 0 NOT NULL,
@@ -1052,7 +1054,7 @@ CREATE TABLE outbox_destination (
     CONSTRAINT outbox_destination_breaker_failures_is_not_negative CHECK ((breaker_failures >= 0)),
     CONSTRAINT outbox_destination_breaker_has_times CHECK ((((breaker = 'closed'::text) = (breaker_opened_at IS NULL)) AND ((breaker = 'closed'::text) = (breaker_until IS NULL)))),
     CONSTRAINT outbox_destination_breaker_is_known CHECK ((breaker = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text]))),
-    CONSTRAINT outbox_destination_breaker_owner_tries CHECK (((breaker = 'half_open'::text) = (breaker_owner IS NOT NULL))),
+    CONSTRAINT outbox_destination_half_open_has_a_relay CHECK (((breaker = 'half_open'::text) = (breaker_relay_id IS NOT NULL))),
     CONSTRAINT outbox_destination_paused_has_time CHECK ((paused = (paused_at IS NOT NULL)))
 );
 
@@ -1124,7 +1126,7 @@ COMMENT ON COLUMN outbox_intake.destinations IS 'Grows whenever a destination is
 
 CREATE TABLE outbox_range (
     seq bigint NOT NULL,
-    relay integer NOT NULL,
+    relay_id integer NOT NULL,
     fence bigint NOT NULL,
     base pg_snapshot NOT NULL,
     target pg_snapshot NOT NULL,
@@ -1160,7 +1162,7 @@ COMMENT ON COLUMN outbox_range.ended_at IS 'When each of its deliveries had a ro
 COMMENT ON COLUMN outbox_range.beyond IS 'Events that are not visible in target may have rows already. A take leaves these out.';
 
 CREATE TABLE outbox_relay (
-    instance integer NOT NULL,
+    id integer NOT NULL,
     name text NOT NULL,
     version text NOT NULL,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -1181,7 +1183,7 @@ COMMENT ON TABLE outbox_relay IS 'Live relays. A row belongs to a dead relay whe
 
 COMMENT ON COLUMN outbox_relay.lease IS 'For how long the claims of the relay hold. Without a session, also after how long without a heartbeat it is dead.';
 
-COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s session, whose application_name is ''outbox-relay session '' and the instance. Null, behind a pooler: only an old heartbeat says that the relay is dead.';
+COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s session, whose application_name is ''outbox-relay session '' and the id. Null, behind a pooler: only an old heartbeat says that the relay is dead.';
 
 COMMENT ON COLUMN outbox_relay.server_started_at IS 'When the server of the session started. A copy of this row on another server has no session there.';
 
@@ -1190,7 +1192,7 @@ COMMENT ON COLUMN outbox_relay.asleep IS 'Nothing of the relay runs: a connectio
 COMMENT ON COLUMN outbox_relay.quarantined IS 'Why the relay does nothing here. Null: it works. Set together with its environment and address, which accepting records.';
 
 CREATE TABLE outbox_relay_destination (
-    instance integer NOT NULL,
+    relay_id integer NOT NULL,
     destination text NOT NULL COLLATE pg_catalog."C",
     settings text DEFAULT ''::text NOT NULL,
     secrets text DEFAULT ''::text NOT NULL,
@@ -1202,8 +1204,8 @@ CREATE TABLE outbox_relay_destination (
 
 COMMENT ON TABLE outbox_relay_destination IS 'Which destinations each registered relay delivers to. Pending deliveries of any other destination are unserved.';
 
-ALTER TABLE outbox_relay ALTER COLUMN instance ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME outbox_relay_instance_seq
+ALTER TABLE outbox_relay ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME outbox_relay_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -1212,7 +1214,7 @@ ALTER TABLE outbox_relay ALTER COLUMN instance ADD GENERATED ALWAYS AS IDENTITY 
 );
 
 CREATE TABLE outbox_relay_route (
-    instance integer NOT NULL,
+    relay_id integer NOT NULL,
     pattern text NOT NULL COLLATE pg_catalog."C",
     destination text NOT NULL COLLATE pg_catalog."C"
 );
@@ -1221,7 +1223,7 @@ COMMENT ON TABLE outbox_relay_route IS 'The routes that each registered relay wa
 
 CREATE TABLE outbox_rescue (
     at timestamp with time zone DEFAULT now() NOT NULL,
-    instance integer NOT NULL
+    relay_id integer NOT NULL
 );
 
 ALTER TABLE ONLY outbox_rescue REPLICA IDENTITY FULL;
@@ -1251,7 +1253,7 @@ WITH (fillfactor='50');
 COMMENT ON TABLE outbox_undelivered IS 'How far relays have looked for events without deliveries, and the ids that they found, at most 1,001.';
 
 CREATE TABLE outbox_void (
-    instance integer NOT NULL,
+    relay_id integer NOT NULL,
     after timestamp with time zone NOT NULL,
     until timestamp with time zone NOT NULL,
     died boolean NOT NULL
@@ -1352,13 +1354,13 @@ ALTER TABLE ONLY outbox_range
     ADD CONSTRAINT outbox_range_pkey PRIMARY KEY (seq);
 
 ALTER TABLE ONLY outbox_relay_destination
-    ADD CONSTRAINT outbox_relay_destination_pkey PRIMARY KEY (destination, instance);
+    ADD CONSTRAINT outbox_relay_destination_pkey PRIMARY KEY (destination, relay_id);
 
 ALTER TABLE ONLY outbox_relay
-    ADD CONSTRAINT outbox_relay_pkey PRIMARY KEY (instance);
+    ADD CONSTRAINT outbox_relay_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY outbox_relay_route
-    ADD CONSTRAINT outbox_relay_route_pkey PRIMARY KEY (pattern, destination, instance);
+    ADD CONSTRAINT outbox_relay_route_pkey PRIMARY KEY (pattern, destination, relay_id);
 
 ALTER TABLE ONLY outbox_route
     ADD CONSTRAINT outbox_route_pkey PRIMARY KEY (pattern, destination);
@@ -1367,7 +1369,7 @@ ALTER TABLE ONLY outbox_undelivered
     ADD CONSTRAINT outbox_undelivered_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY outbox_void
-    ADD CONSTRAINT outbox_void_pkey PRIMARY KEY (instance, until);
+    ADD CONSTRAINT outbox_void_pkey PRIMARY KEY (relay_id, until);
 
 ALTER TABLE ONLY outbox_watch
     ADD CONSTRAINT outbox_watch_pkey PRIMARY KEY (only_row);
@@ -1411,7 +1413,7 @@ CREATE INDEX outbox_delivery_scheduled ON outbox_delivery USING btree (destinati
 
 CREATE INDEX outbox_delivery_waiting ON outbox_delivery USING btree (destination, blocked_by, event_id) WHERE ((status = 'pending'::text) AND (blocked_by IS NOT NULL));
 
-CREATE INDEX outbox_relay_route_instance ON outbox_relay_route USING btree (instance);
+CREATE INDEX outbox_relay_route_relay ON outbox_relay_route USING btree (relay_id);
 
 CREATE TRIGGER outbox_alert_changed BEFORE UPDATE OF count, resolved_at ON outbox_alert FOR EACH ROW EXECUTE FUNCTION outbox_alert_changed();
 
@@ -1419,7 +1421,7 @@ CREATE TRIGGER outbox_audit_is_kept BEFORE UPDATE ON outbox_audit FOR EACH ROW E
 
 CREATE TRIGGER outbox_delivery_columns_are_sane AFTER UPDATE OF status, delivered_at, attempts, next_attempt_at ON outbox_delivery FOR EACH ROW WHEN ((NOT ((new.status = ANY (ARRAY['pending'::text, 'delivered'::text, 'failed'::text, 'discarded'::text])) AND ((new.status = 'delivered'::text) = (new.delivered_at IS NOT NULL)) AND ((new.status = 'pending'::text) OR (new.claimed_by IS NULL)) AND (new.attempts >= 0) AND isfinite(new.next_attempt_at)))) EXECUTE FUNCTION outbox_refuse_delivery();
 
-CREATE TRIGGER outbox_destination_is_counted AFTER UPDATE ON outbox_destination FOR EACH ROW WHEN ((((old.paused IS DISTINCT FROM new.paused) OR (old.breaker IS DISTINCT FROM new.breaker)) OR (old.breaker_owner IS DISTINCT FROM new.breaker_owner))) EXECUTE FUNCTION outbox_count_change();
+CREATE TRIGGER outbox_destination_is_counted AFTER UPDATE ON outbox_destination FOR EACH ROW WHEN ((((old.paused IS DISTINCT FROM new.paused) OR (old.breaker IS DISTINCT FROM new.breaker)) OR (old.breaker_relay_id IS DISTINCT FROM new.breaker_relay_id))) EXECUTE FUNCTION outbox_count_change();
 
 CREATE TRIGGER outbox_destination_is_counted_when_gone AFTER DELETE ON outbox_destination FOR EACH ROW WHEN ((old.paused OR (old.breaker <> 'closed'::text))) EXECUTE FUNCTION outbox_count_change();
 
@@ -1445,10 +1447,10 @@ ALTER TABLE ONLY outbox_alert_notice
     ADD CONSTRAINT outbox_alert_notice_rule_subject_fkey FOREIGN KEY (rule, subject) REFERENCES outbox_alert(rule, subject) ON DELETE CASCADE;
 
 ALTER TABLE ONLY outbox_relay_destination
-    ADD CONSTRAINT outbox_relay_destination_instance_fkey FOREIGN KEY (instance) REFERENCES outbox_relay(instance) ON DELETE CASCADE;
+    ADD CONSTRAINT outbox_relay_destination_relay_id_fkey FOREIGN KEY (relay_id) REFERENCES outbox_relay(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY outbox_relay_route
-    ADD CONSTRAINT outbox_relay_route_instance_fkey FOREIGN KEY (instance) REFERENCES outbox_relay(instance) ON DELETE CASCADE;
+    ADD CONSTRAINT outbox_relay_route_relay_id_fkey FOREIGN KEY (relay_id) REFERENCES outbox_relay(id) ON DELETE CASCADE;
 
 REVOKE ALL ON FUNCTION inbox_has_payload(id bigint) FROM PUBLIC;
 

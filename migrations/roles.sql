@@ -144,7 +144,7 @@ BEGIN
         GRANT INSERT (event_id, claim, next_attempt_at, lease_expires_at, last_attempt_at, delivered_at, not_after, claimed_by, attempts,
                       payload_bytes, last_http_status, destination, status, ordering_key, last_reason, last_error, blocked_by, rescues, joined)
             ON outbox_delivery TO outbox_relay;
-        GRANT SELECT, INSERT, DELETE, UPDATE (relay, fence, ended_at) ON outbox_range TO outbox_relay;
+        GRANT SELECT, INSERT, DELETE, UPDATE (relay_id, fence, ended_at) ON outbox_range TO outbox_relay;
         GRANT SELECT, UPDATE (system_identifier, timeline, recorded_at) ON outbox_intake TO outbox_relay;
         GRANT SELECT ON outbox_range, outbox_intake TO outbox_reader;
         GRANT SELECT, INSERT ON outbox_attempt TO outbox_relay;

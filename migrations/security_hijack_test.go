@@ -125,7 +125,7 @@ func TestSecurityNoFunctionIsHijacked(t *testing.T) {
 		DELETE FROM outbox_delivery WHERE event_id = 2;
 		INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('later', '1', 'parked', 'k');
 		INSERT INTO outbox_delivery (event_id, destination, ordering_key) VALUES (3, '', 'k');
-		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason)
 			VALUES (1, 1, now() - interval '70 days', 1, 1, 1, 'logistics', 'retry', 'x');
 		INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'logistics');
 		CREATE TABLE old PARTITION OF outbox_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');

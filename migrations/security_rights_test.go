@@ -113,7 +113,7 @@ func TestSecurityRelayCannotDestroyEvents(t *testing.T) {
 	owner.exec(`
 		INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES
 			('t', '1', 'new', now()), ('t', '1', 'hours ago', now() - interval '23 hours'), ('t', '1', 'months ago', now() - interval '100 days');
-		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason)
 			VALUES (1, 1, now() - interval '23 hours', 1, 1, 1, '', 'retry', 'x');
 		INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) VALUES ('test', 's', 'k', 'succeeded', now() - interval '23 hours');
 		` + cover)

@@ -128,7 +128,7 @@ func TestSecurityTemporaryTables(t *testing.T) {
 	db.exec(`ALTER TABLE outbox DISABLE TRIGGER ALL; UPDATE outbox SET created_at = '2020-01-01' WHERE idempotency_key = 'old'; ALTER TABLE outbox ENABLE TRIGGER ALL;
 		UPDATE outbox_delivery SET status = 'delivered', delivered_at = '2020-01-01', next_attempt_at = '2020-01-01' WHERE event_id = 1;
 		DELETE FROM outbox_delivery WHERE event_id = 2;
-		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'x', 'retry', 'x');
+		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'x', 'retry', 'x');
 		INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at, processed_at) VALUES ('test', 's', 'k', 'succeeded', '2020-01-01', '2020-01-01')`)
 	for call, counted := range map[string]string{
 		`outbox_is_routed(1)`:                                               `SELECT true`,

@@ -54,7 +54,7 @@ var promised = map[string]string{
 	"outbox_armed":                 "producers: select; relay: select update; reader: select; support: select; receiver: select; stranger: select",
 	"outbox_id_seq":                "",
 	"outbox_attempt_id_seq":        "",
-	"outbox_relay_instance_seq":    "",
+	"outbox_relay_id_seq":          "",
 	"outbox_schema_version_id_seq": "",
 	"inbox_schema_version_id_seq":  "",
 	"inbox_id_seq":                 "receiver: usage",
@@ -104,7 +104,7 @@ var promisedColumns = map[string]string{
 		"last_http_status replay status last_reason last_error",
 	"relay insert outbox_delivery": "event_id claim next_attempt_at joined blocked_by lease_expires_at last_attempt_at delivered_at not_after claimed_by attempts payload_bytes " +
 		"rescues last_http_status destination status ordering_key last_reason last_error",
-	"relay update outbox_range":  "relay fence ended_at",
+	"relay update outbox_range":  "relay_id fence ended_at",
 	"relay update outbox_intake": "system_identifier timeline recorded_at",
 	"relay insert outbox_audit":  "event_id matched done actor origin action state destination selection detail",
 	"relay update outbox_audit":  "updated_at done state detail",

@@ -35,7 +35,7 @@ func guarded(t testing.TB) (rc *relaytest.Receiver, url string) {
 }
 
 const refusedRelays = `SELECT coalesce(string_agg(r.name || ': ' || d.refused_error, ', ' ORDER BY r.name), '')
-	FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance WHERE d.refused_at IS NOT NULL`
+	FROM outbox_relay_destination d JOIN outbox_relay r ON r.id = d.relay_id WHERE d.refused_at IS NOT NULL`
 
 // Of two relays, one is refused: it leaves the destination to the other one, spends the attempts
 // that it needs to be sure, and is accepted as soon as its configuration is corrected.
@@ -65,8 +65,8 @@ func TestOneRelayIsRefused(t *testing.T) {
 			b := config(db, d)
 			b.Name = "b"
 			refused := start(t, b)
-			refused.instance()
-			start(t, a).instance()
+			refused.relayID()
+			start(t, a).relayID()
 
 			const delivered = `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`
 			events := 0
@@ -130,8 +130,8 @@ func TestOneRelaySignsWithAnotherSecret(t *testing.T) {
 	b.Name = "b"
 	d.SigningSecrets = []webhook.Secret{wrong}
 	b.Destinations = []post.Destination{d}
-	start(t, b).instance()
-	start(t, a).instance()
+	start(t, b).relayID()
+	start(t, a).relayID()
 	for events := 0; !relaytest.Row[bool](db, `SELECT (`+refusedRelays+`) = 'b: 401 Unauthorized'`); {
 		events += 20
 		db.Insert(20, fmt.Sprintf("part-%d", events))
@@ -164,15 +164,15 @@ func TestAllRelaysAreRefused(t *testing.T) {
 	other := cfg
 	other.Name = "b"
 	b := start(t, other)
-	a.instance()
-	b.instance()
+	a.relayID()
+	b.relayID()
 	db.Insert(100, "key")
 	relaytest.Becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination WHERE destination = 'default'), '')`)
 	relaytest.Becomes(db, "", refusedRelays)
 	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_alert WHERE rule = $1 AND resolved_at IS NULL`, alert.RuleBreakerOpen)
 	// One relay may have opened the breaker before the other was refused. Both probe, and learn
 	// that they are.
-	relaytest.Becomes(db, 2, `SELECT count(*) FROM (SELECT relay FROM outbox_attempt GROUP BY relay HAVING count(*) >= $1 AND count(DISTINCT event_id) >= $2) learnt`,
+	relaytest.Becomes(db, 2, `SELECT count(*) FROM (SELECT relay_id FROM outbox_attempt GROUP BY relay_id HAVING count(*) >= $1 AND count(DISTINCT event_id) >= $2) learnt`,
 		policy.DefaultBreakerFailures, policy.BreakerEvents)
 	spent := relaytest.Row[int](db, `SELECT count(*) FROM outbox_attempt WHERE outcome <> 'hold'`)
 	if spent > 2*policy.DefaultBreakerFailures {
@@ -204,8 +204,8 @@ func TestRefusedRelayIsLeftAlone(t *testing.T) {
 	other := config(db, d)
 	other.Name = "b"
 	b := start(t, other)
-	a.instance()
-	b.instance()
+	a.relayID()
+	b.relayID()
 	for i := 0; relaytest.Row[string](db, refusedRelays) == ""; i++ {
 		db.Insert(1, fmt.Sprintf("key-%d", i))
 		relaytest.Becomes(db, i+1, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)

@@ -6,8 +6,8 @@ import "errors"
 // relay is still registered, without a session: who ran it writes its heartbeat and listens, until
 // another relay resumes the registration. See package internal/outboxes.
 type Asleep struct {
-	Instance int32  // for Config.Resume
-	Schema   string // where its tables are
+	RelayID int32  // for Config.Resume
+	Schema  string // where its tables are
 }
 
 // Error says why there is no relay.

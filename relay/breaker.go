@@ -27,14 +27,14 @@ type breakerKeeper struct {
 
 // writeDecisions writes what the breakers of all lanes have decided, and begins trials that are
 // due. It registers when to do so again.
-func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
+func (k *breakerKeeper) writeDecisions(now time.Time, relayID int32) error {
 	for _, l := range k.lanes.Visited() {
-		k.recordSlowdown(l, now, instance)
+		k.recordSlowdown(l, now, relayID)
 		if now.Before(l.BreakerLockedUntil) {
 			k.agenda.At(agenda.CauseBreaker, l.BreakerLockedUntil)
 			continue
 		}
-		next, scan, err := k.Tend(k.settling, l, now, instance)
+		next, scan, err := k.Tend(k.settling, l, now, relayID)
 		if scan {
 			k.agenda.At(agenda.CauseScan, now)
 		}
@@ -55,14 +55,14 @@ func (k *breakerKeeper) writeDecisions(now time.Time, instance int32) error {
 
 // recordSlowdown writes what the lane's receiver asks for, if that is news. What cannot be written
 // is only not shown.
-func (k *breakerKeeper) recordSlowdown(l *lane.Lane, now time.Time, instance int32) {
-	asked, news, first := l.SlowdownNews(now, instance)
+func (k *breakerKeeper) recordSlowdown(l *lane.Lane, now time.Time, relayID int32) {
+	asked, news, first := l.SlowdownNews(now, relayID)
 	if !news {
 		return
 	}
-	if err := k.store.recordSlowdown(k.settling, l.Name, instance, max(0, asked.Until.Sub(now)), asked.PerSecond, first); err != nil {
+	if err := k.store.recordSlowdown(k.settling, l.Name, relayID, max(0, asked.Until.Sub(now)), asked.PerSecond, first); err != nil {
 		k.databaseError("record slowdown", err)
 		return
 	}
-	l.SlowdownTold(asked, instance)
+	l.SlowdownTold(asked, relayID)
 }

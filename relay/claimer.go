@@ -99,7 +99,7 @@ func (c *claimer) run(ctx context.Context) {
 // turn does once what is due. After an error all of it is due again.
 func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 	now := time.Now()
-	instance, alive := c.presence.Current()
+	relayID, alive := c.presence.Current()
 	if c.presence.WasLost() || !alive || ctx.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may
 		// be of another server: the database may have failed over since.
@@ -110,7 +110,7 @@ func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 		c.agenda.At(c.agenda.Take(now)|agenda.CauseEntry, now.Add(agenda.TurnGap))
 		return 0, nil
 	}
-	if err := c.prepare(ctx, now, instance); err != nil {
+	if err := c.prepare(ctx, now, relayID); err != nil {
 		return 0, err
 	}
 	if c.becomeIdle(now) && c.idle != nil {
@@ -118,7 +118,7 @@ func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 	}
 	c.plan(now)
 	due = c.agenda.Take(now)
-	if err = c.act(ctx, now, instance, due); err != nil {
+	if err = c.act(ctx, now, relayID, due); err != nil {
 		c.agenda.At(due, now)
 	}
 	c.plan(time.Now())
@@ -127,11 +127,11 @@ func (c *claimer) turn(ctx context.Context) (due agenda.Cause, err error) {
 
 // prepare writes whether producers notify and what the breakers have decided, and learns the
 // database's time.
-func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) error {
+func (c *claimer) prepare(ctx context.Context, now time.Time, relayID int32) error {
 	if err := c.arm(ctx, now); err != nil {
 		return err
 	}
-	if err := c.breakers.writeDecisions(now, instance); err != nil {
+	if err := c.breakers.writeDecisions(now, relayID); err != nil {
 		return err
 	}
 	if c.clock.IsSet() {
@@ -146,7 +146,7 @@ func (c *claimer) prepare(ctx context.Context, now time.Time, instance int32) er
 
 // act does what is due. What this relay takes over, and what waits for other relays, precedes what
 // it takes. An error of some rows may last for days: such a step is put off alone.
-func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due agenda.Cause) error {
+func (c *claimer) act(ctx context.Context, now time.Time, relayID int32, due agenda.Cause) error {
 	if due.Has(agenda.CauseEntry | agenda.CauseTick) {
 		c.agenda.At(agenda.CauseTick, now.Add(c.pollInterval))
 	}
@@ -171,15 +171,15 @@ func (c *claimer) act(ctx context.Context, now time.Time, instance int32, due ag
 		again agenda.Cause // what has it done again after an error of some rows; 0: that fails the turn
 		do    func() error
 	}{
-		{"rescue", due.Has(agenda.CauseEntry | agenda.CauseRescue), agenda.CauseRescue, func() error { return c.taker.RescueRanges(ctx, now, instance) }},
-		{"recheck keys", due.Has(agenda.CauseAwaitedKeys), agenda.CauseAwaitedKeys, func() error { return c.taker.RecheckAwaiting(ctx, instance) }},
+		{"rescue", due.Has(agenda.CauseEntry | agenda.CauseRescue), agenda.CauseRescue, func() error { return c.taker.RescueRanges(ctx, now, relayID) }},
+		{"recheck keys", due.Has(agenda.CauseAwaitedKeys), agenda.CauseAwaitedKeys, func() error { return c.taker.RecheckAwaiting(ctx, relayID) }},
 		{"take", taking, agenda.CauseTakeAgain, func() error {
-			c.takeErr = c.taker.TakeEvents(ctx, instance, polling)
+			c.takeErr = c.taker.TakeEvents(ctx, relayID, polling)
 			return c.takeErr
 		}},
-		{"pass a cut", taking, 0, func() error { return c.taker.PassCut(ctx, instance) }},
+		{"pass a cut", taking, 0, func() error { return c.taker.PassCut(ctx, relayID) }},
 		{"join", due.Has(agenda.CauseJoinKeys), 0, func() error { return c.joins.Run(ctx, c.taker.Complete) }},
-		{"claim", true, 0, func() error { return c.rows.ClaimRows(ctx, instance, scanning) }},
+		{"claim", true, 0, func() error { return c.rows.ClaimRows(ctx, relayID, scanning) }},
 		{"check queue", c.pace.MustCheckQueue(now), 0, func() error { return c.checkQueue(ctx, now) }},
 	} {
 		if !step.due {

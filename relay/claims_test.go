@@ -17,20 +17,20 @@ import (
 // claims makes single claims.
 type claims struct{ db pg.Pool }
 
-func (c claims) Claim(ctx context.Context, instance int32, lease time.Duration, requests []claim.Request) (claim.Result, error) {
-	return (&claim.Rows{DB: c.db, Lease: lease}).Claim(ctx, instance, requests)
+func (c claims) Claim(ctx context.Context, relayID int32, lease time.Duration, requests []claim.Request) (claim.Result, error) {
+	return (&claim.Rows{DB: c.db, Lease: lease}).Claim(ctx, relayID, requests)
 }
 
 // registered returns a relay that claims nothing by itself.
 func registered(db *relaytest.Database) (claims, int32) {
 	db.Helper()
-	return claims{db.Pool}, relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING instance`)
+	return claims{db.Pool}, relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING id`)
 }
 
 // claimKey claims what is due of an ordering key.
-func (c claims) claimKey(db *relaytest.Database, instance int32, key string) {
+func (c claims) claimKey(db *relaytest.Database, relayID int32, key string) {
 	db.Helper()
-	_, err := c.Claim(db.Context(), instance, time.Minute, []claim.Request{{Destination: "default", Run: 16, Promise: policy.DefaultNotAfter, Keys: []lane.ReadyKey{{Key: key, Floor: math.MinInt64}}}})
+	_, err := c.Claim(db.Context(), relayID, time.Minute, []claim.Request{{Destination: "default", Run: 16, Promise: policy.DefaultNotAfter, Keys: []lane.ReadyKey{{Key: key, Floor: math.MinInt64}}}})
 	relaytest.Must(db, err)
 }
 

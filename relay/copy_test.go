@@ -43,11 +43,11 @@ func TestCopyIsLeftAlone(t *testing.T) {
 	const events = 20
 	db := relaytest.Covered(t)
 	first := start(t, config(db, to("http://receiver.test/")))
-	first.instance()
+	first.relayID()
 	first.stop()
 	db.Insert(events, "key")
 	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid) VALUES ('original', 'v1', 0)`)
-	db.Exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 second' WHERE event_id < 10`)
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = (SELECT id FROM outbox_relay), lease_expires_at = now() + interval '1 second' WHERE event_id < 10`)
 	db.Exec(`UPDATE outbox_delivery SET destination = '' WHERE event_id = 10`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, first_error) VALUES ('failed', 'default', 'of the original')`)
 	copied := db.FromTemplate()

@@ -90,7 +90,7 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 				cfg := config(db.Database, d)
 				cfg.Lease = time.Hour
 				r := start(t, cfg)
-				r.instance()
+				r.relayID()
 				writer := db.freeze()
 				insert := func(key string, after time.Duration) {
 					db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)

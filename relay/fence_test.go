@@ -140,11 +140,11 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	db := newCrashing(t)
 	db.Cover()
 	db.Insert(1, "key")
-	s, instance := registered(db.Database)
+	s, relayID := registered(db.Database)
 	conn := engineConn(db.Database) // its commits wait for no disk
 	claimAs := func(on claims) lane.Delivery {
 		t.Helper()
-		result, err := on.Claim(t.Context(), instance, time.Hour, []claim.Request{{Destination: "default", Scans: []lane.Scan{{Free: 1}}}})
+		result, err := on.Claim(t.Context(), relayID, time.Hour, []claim.Request{{Destination: "default", Scans: []lane.Scan{{Free: 1}}}})
 		relaytest.Must(t, err)
 		if len(result.Deliveries) != 1 {
 			t.Fatalf("%d claimed", len(result.Deliveries))

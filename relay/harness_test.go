@@ -118,16 +118,16 @@ func (r *running) stop() {
 	}
 }
 
-// instance waits until the relay is registered and returns its number.
-func (r *running) instance() int32 {
+// relayID waits until the relay is registered and returns its number.
+func (r *running) relayID() int32 {
 	r.t.Helper()
-	var instance int32
+	var relayID int32
 	relaytest.Eventually(r.t, "the relay's registration", func() (alive bool) {
 		// The session appears before Run, but not its connection.
-		instance, alive = r.current()
+		relayID, alive = r.current()
 		return alive
 	})
-	return instance
+	return relayID
 }
 
 // looks waits for one more look at everything.

@@ -29,7 +29,7 @@ type Hooks struct {
 	// meanwhile.
 	StaleSettle func(deliveries int)
 	// Rescued follows the end of a dead relay's claims, which other relays may make from then on.
-	Rescued func(instance int32)
+	Rescued func(relayID int32)
 	// LaneChanged follows every change of what this relay lets a destination have, at most once a
 	// second for each.
 	LaneChanged func(LaneState)

@@ -316,7 +316,7 @@ func (l *life) die(t *rapid.T) {
 	}
 	m := l.member(t)
 	m.dead = true
-	l.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour' WHERE instance = $1`, m.number)
+	l.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour' WHERE id = $1`, m.number)
 	l.join(t)
 }
 

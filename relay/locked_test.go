@@ -26,7 +26,7 @@ func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	g, rc := relaytest.NewGated(t)
 	db.Insert(3, "key")
 	slow := db.Locker(`SET LOCAL application_name = 'slow'`)
-	instance, err := session.Register(t.Context(), db.Pool, false, "slow", "", time.Hour)
+	relayID, err := session.Register(t.Context(), db.Pool, false, "slow", "", time.Hour)
 	relaytest.Must(t, err)
 	rescuer := db.Locker(`SELECT FROM outbox_relay WHERE name = 'slow' FOR UPDATE`) // the claim waits for it when it has its snapshot
 	claimed := make(chan struct{})
@@ -34,7 +34,7 @@ func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	go func() {
 		defer close(claimed)
 		request := claim.Request{Destination: "default", Scans: []lane.Scan{{Free: 10}}}
-		result, err = claims{slow}.Claim(t.Context(), instance, time.Hour, []claim.Request{request})
+		result, err = claims{slow}.Claim(t.Context(), relayID, time.Hour, []claim.Request{request})
 	}()
 	relaytest.Becomes(db, true, `SELECT count(*) = 1 FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'slow' AND wait_event_type = 'Lock'`)

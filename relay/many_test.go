@@ -41,7 +41,7 @@ func newMany(t *testing.T) *many {
 		m.cfg.Routes = append(m.cfg.Routes, Route{Event: name, To: []string{name}})
 	}
 	m.running = start(t, m.cfg)
-	m.instance()
+	m.relayID()
 	return m
 }
 
@@ -159,7 +159,7 @@ func TestOneOfAThousandDestinations(t *testing.T) {
 				cfg.Destinations = append(cfg.Destinations, d)
 				cfg.Routes = append(cfg.Routes, Route{Event: d.Name, To: []string{d.Name}})
 			}
-			start(t, cfg).instance()
+			start(t, cfg).relayID()
 			for n := range each {
 				db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
 					SELECT 'd' || lpad(i::text, 3, '0'), '{}', $2::text || '-' || i, CASE i % 2 WHEN 0 THEN i::text END FROM generate_series(0, $1 - 1) i`, all, strconv.Itoa(n))

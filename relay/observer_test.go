@@ -64,8 +64,8 @@ func (o *observer) hooks(next Hooks) Hooks {
 			o.note(func() { o.outcomes[outcome] += n; o.reasons[reason] += n })
 		},
 		StaleSettle: func(n int) { o.note(func() { o.stale += n }) },
-		Rescued: func(instance int32) {
-			o.note(func() { o.rescued = append(o.rescued, instance) })
+		Rescued: func(relayID int32) {
+			o.note(func() { o.rescued = append(o.rescued, relayID) })
 		},
 		Idle: func() { o.note(func() { o.idle++ }) },
 		Notified: func(channel string, alert alert.Alert, err error) {

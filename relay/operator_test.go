@@ -45,7 +45,7 @@ func TestReplayOfManyWhileARelayRuns(t *testing.T) {
 	db.Exec(`VACUUM ANALYZE outbox, outbox_delivery`)
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
-	r.instance()
+	r.relayID()
 
 	b, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{Statuses: []string{"delivered"}, Type: "t"}, 90*24*time.Hour, nil)
 	relaytest.Must(t, err)

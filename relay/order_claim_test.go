@@ -22,9 +22,9 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.InsertKeyed("k", 1, 10)
 	for range capacity.AloneFrom {
-		s, instance := registered(db)
-		s.claimKey(db, instance, "k")
-		db.Exec(session.RescueRelay, instance)
+		s, relayID := registered(db)
+		s.claimKey(db, relayID, "k")
+		db.Exec(session.RescueRelay, relayID)
 	}
 	db.Exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, capacity.CrashLoop)
 	rc := relaytest.NewReceiver(t, nil)

@@ -359,7 +359,7 @@ func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	r.begin()
 	// The server may have been at a claim of the frozen one, which renews what it holds.
 	relaytest.Eventually(t, "the run, by the other relay", func() bool {
-		db.Exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by <> $1 AND lease_expires_at > now()`, r.instance())
+		db.Exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by <> $1 AND lease_expires_at > now()`, r.relayID())
 		return sees(r.observer, func(o *observer) bool { return o.outcomes[policy.Delivered] == 36 })
 	})
 	before := relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)

@@ -79,7 +79,7 @@ func TestRelayOutlivesItsDatabase(t *testing.T) {
 	for range 10 {
 		<-g.Arrived
 	}
-	instance := r.instance()
+	relayID := r.relayID()
 	l.block(true)
 	g.Open()
 	r.await(t, "attempts during the outage", func(o *observer) bool { return len(o.attempts) == 10 })
@@ -95,7 +95,7 @@ func TestRelayOutlivesItsDatabase(t *testing.T) {
 	if got := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); got != 20 || rc.Total() != 20 {
 		t.Errorf("%d delivered at once, %d requests", got, rc.Total())
 	}
-	if again := r.instance(); again != instance {
-		t.Errorf("instance %d became %d although no relay took it for dead", instance, again)
+	if again := r.relayID(); again != relayID {
+		t.Errorf("relay %d became %d although no relay took it for dead", relayID, again)
 	}
 }

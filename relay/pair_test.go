@@ -19,8 +19,8 @@ func TestTwoRelaysShareTheWork(t *testing.T) {
 	rc := relaytest.NewReceiver(t, nil)
 	cfg := config(db, to(rc.URL))
 	both := []*running{start(t, cfg), start(t, cfg)}
-	both[0].instance()
-	both[1].instance()
+	both[0].relayID()
+	both[1].relayID()
 	events := 0
 	insert := func() {
 		events += 500

@@ -247,7 +247,7 @@ func (r *Relay) Abort() { r.abort() }
 func (r *Relay) config() *Config { return r.effective.Load() }
 
 // current returns the number under which this relay claims, and whether it counts as alive.
-func (r *Relay) current() (instance int32, alive bool) { return r.presence.Current() }
+func (r *Relay) current() (relayID int32, alive bool) { return r.presence.Current() }
 
 // databaseError logs a failed statement that will be repeated.
 func (r *Relay) databaseError(operation string, err error) {

@@ -20,7 +20,7 @@ type reloads struct {
 	mu sync.Mutex
 	// running is done when this relay is told to stop; nil until it runs.
 	running context.Context
-	// recorded is the instance under which the routes of the configuration in effect are recorded;
+	// recorded is the number under which the routes of the configuration in effect are recorded;
 	// 0: none.
 	recorded int32
 	keeper   routes.Keeper
@@ -68,7 +68,7 @@ func (r *Relay) reloaded(changes []string, err error) {
 
 // report records in the relay's row what others must know of its configuration. The caller holds
 // r.reloads.mu.
-func (r *Relay) report(ctx context.Context, instance int32) error {
+func (r *Relay) report(ctx context.Context, relayID int32) error {
 	s := &r.reloads
 	if s.salt == "" {
 		salt, err := r.store.salt(ctx)
@@ -78,13 +78,13 @@ func (r *Relay) report(ctx context.Context, instance int32) error {
 		s.salt = salt
 	}
 	if d := newDigests(r.config().Destinations, s.salt); !reflect.DeepEqual(d, s.digests) {
-		if err := r.store.recordDigests(ctx, instance, d); err != nil {
+		if err := r.store.recordDigests(ctx, relayID, d); err != nil {
 			return err
 		}
 		s.digests = d
 	}
 	if s.refused != s.reported {
-		if err := r.store.recordReload(ctx, instance, s.refused); err != nil {
+		if err := r.store.recordReload(ctx, relayID, s.refused); err != nil {
 			return err
 		}
 		s.reported = s.refused
@@ -160,10 +160,10 @@ func (r *Relay) merge(cfg Config) (next *Config, later []string, err error) {
 // missing.
 func (r *Relay) reroute(ctx context.Context, next *Config) (restored int, err error) {
 	// Not while this relay is away: the session applies what is in effect when it is back.
-	instance, alive := r.current()
+	relayID, alive := r.current()
 	if alive {
 		var change routes.Change
-		change, err = r.applyRoutes(ctx, instance, next)
+		change, err = r.applyRoutes(ctx, relayID, next)
 		switch {
 		case err == nil && len(routes.Differences(r.config().Routes, next.Routes)) == 0:
 			return len(change.Added), nil
@@ -189,8 +189,8 @@ func (s *reloads) begin(ctx context.Context) {
 func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, _ := r.current()
-	if err := r.restoreRoutes(ctx, instance); err != nil {
+	relayID, _ := r.current()
+	if err := r.restoreRoutes(ctx, relayID); err != nil {
 		return err
 	}
 	alive()
@@ -200,16 +200,16 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 
 // restoreRoutes applies the routes of the configuration in effect, unless they are recorded. The
 // caller holds r.reloads.mu.
-func (r *Relay) restoreRoutes(ctx context.Context, instance int32) error {
+func (r *Relay) restoreRoutes(ctx context.Context, relayID int32) error {
 	// A relay that is stopping has withdrawn its routes.
 	stopping := r.reloads.running != nil && r.reloads.running.Err() != nil
-	if stopping || r.reloads.recorded == instance {
+	if stopping || r.reloads.recorded == relayID {
 		return nil
 	}
-	if _, err := r.applyRoutes(ctx, instance, r.config()); err != nil {
+	if _, err := r.applyRoutes(ctx, relayID, r.config()); err != nil {
 		return err
 	}
-	r.reloads.recorded, r.reloads.digests, r.reloads.reported = instance, digests{}, ""
+	r.reloads.recorded, r.reloads.digests, r.reloads.reported = relayID, digests{}, ""
 	return nil
 }
 
@@ -217,12 +217,12 @@ func (r *Relay) restoreRoutes(ctx context.Context, instance int32) error {
 const withdrawTimeout = 2 * time.Second
 
 // applyRoutes records what a configuration serves and routes. The caller holds r.reloads.mu.
-func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (routes.Change, error) {
+func (r *Relay) applyRoutes(ctx context.Context, relayID int32, cfg *Config) (routes.Change, error) {
 	var destinations []string
 	for _, d := range cfg.Destinations {
 		destinations = append(destinations, d.Name)
 	}
-	return r.reloads.keeper.Apply(ctx, instance, destinations, cfg.Routes)
+	return r.reloads.keeper.Apply(ctx, relayID, destinations, cfg.Routes)
 }
 
 // withdrawRoutes takes this relay's routes back as soon as it takes no events any more. Until its
@@ -231,13 +231,13 @@ func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (r
 func (r *Relay) withdrawRoutes() {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, alive := r.current()
+	relayID, alive := r.current()
 	if !alive {
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.phases.Settling, withdrawTimeout)
 	defer cancel()
-	if err := r.reloads.keeper.Withdraw(ctx, instance); err != nil {
+	if err := r.reloads.keeper.Withdraw(ctx, relayID); err != nil {
 		r.databaseError("withdraw routes", err)
 	}
 }
@@ -248,17 +248,17 @@ func (r *Relay) withdrawRoutes() {
 func (r *Relay) followRoutes(ctx context.Context) (again bool, err error) {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, alive := r.current()
+	relayID, alive := r.current()
 	if !alive {
 		return false, nil
 	}
-	if err := r.restoreRoutes(ctx, instance); err != nil {
+	if err := r.restoreRoutes(ctx, relayID); err != nil {
 		return true, err
 	}
-	if err := r.report(ctx, instance); err != nil {
+	if err := r.report(ctx, relayID); err != nil {
 		return false, err
 	}
-	err = r.reloads.keeper.Follow(ctx, instance)
+	err = r.reloads.keeper.Follow(ctx, relayID)
 	return r.reloads.keeper.Keeps(), err
 }
 

@@ -161,7 +161,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		return cfg
 	}
 	r := start(t, variant(0))
-	r.instance()
+	r.relayID()
 	var writing, reloading sync.WaitGroup
 	events := testsize.Of(3000, 1000)
 	writing.Go(func() {
@@ -263,7 +263,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
 	r.reload(cfg)
 	link.block(false)
-	r.instance()
+	r.relayID()
 	db.Insert(1, "one")
 	r.settles(t, policy.Delivered, 1)
 
@@ -288,7 +288,7 @@ func TestReloadRestoresRoutes(t *testing.T) {
 	r := prepared(t, config(db, to("http://receiver.invalid")))
 	r.signals.routes = nil // the relay follows the stored routes by itself, too
 	r.begin()
-	r.instance()
+	r.relayID()
 	db.Exec("DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('by.hand', 'default')")
 	cfg := config(db, to("http://receiver.invalid"))
 	testkit.Equal(t, "changes", fmt.Sprint(r.reload(cfg)), "[routes: 1 restored]")
@@ -334,7 +334,7 @@ func TestReloadWhoseCommitGetsNoAnswer(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	r := start(t, config(db, to("http://receiver.invalid")))
-	r.instance()
+	r.relayID()
 	r.reloads.mu.Lock()
 	r.reloads.keeper.DB = &lostCommit{Pool: r.reloads.keeper.DB}
 	r.reloads.mu.Unlock()
@@ -370,7 +370,7 @@ func TestRefusedReloadIsRecorded(t *testing.T) {
 	db := relaytest.Covered(t)
 	cfg := config(db, to("http://receiver.invalid"))
 	r := start(t, cfg)
-	r.instance()
+	r.relayID()
 	const stands = `SELECT coalesce(reload_error, '') FROM outbox_relay`
 	r.RefuseReload(errors.New("destinations: there are none"))
 	relaytest.Becomes(db, "destinations: there are none", stands)

@@ -94,7 +94,7 @@ func TestKilledRelayIsRescued(t *testing.T) {
 	victim, said := startProcess(t, db.DSN, rc.URL)
 	said("claimed")
 	<-g.Arrived
-	dead := relaytest.Row[int32](db, `SELECT instance FROM outbox_relay`)
+	dead := relaytest.Row[int32](db, `SELECT id FROM outbox_relay`)
 	rc.Kill(t, victim)
 	g.Open()
 
@@ -103,8 +103,8 @@ func TestKilledRelayIsRescued(t *testing.T) {
 	survivor := start(t, cfg)
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
 	survivor.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
-	testkit.Equal(t, "rescued instance", sees(survivor.observer, func(o *observer) int32 { return o.rescued[0] }), dead)
-	testkit.Equal(t, "the dead relay is still registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay WHERE instance = $1`, dead), 0)
+	testkit.Equal(t, "rescued relay", sees(survivor.observer, func(o *observer) int32 { return o.rescued[0] }), dead)
+	testkit.Equal(t, "the dead relay is still registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay WHERE id = $1`, dead), 0)
 	// What was in flight was sent again, under the same key; nothing more often than that.
 	for key, n := range counted(rc.Keys()) {
 		if n > 2 {
@@ -197,10 +197,10 @@ func TestRelayFrozenInItsClaimIsRescued(t *testing.T) {
 	relaytest.Must(t, frozen.Process.Signal(syscall.SIGCONT))
 }
 
-// dead registers a relay that does not live, and returns its instance.
+// dead registers a relay that does not live, and returns its number.
 func dead(db *relaytest.Database) int32 {
 	db.Helper()
-	return relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 hour', 0) RETURNING instance`)
+	return relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 hour', 0) RETURNING id`)
 }
 
 // What a dead relay had in flight is sent at once, although a scan of a large backlog of blocked
@@ -233,7 +233,7 @@ func TestRescuedDeliveriesGoBeforeTheBacklog(t *testing.T) {
 	if w := &r.lane("default").Cursors[lane.Backlog]; !w.More || rc.Total() > 0 {
 		t.Fatalf("not in a scan of the backlog, or %d were sent", rc.Total())
 	}
-	db.Exec(`INSERT INTO outbox_relay (instance, name, version, session_pid) OVERRIDING SYSTEM VALUE VALUES ($1, 'dead', '', 0)`, dead)
+	db.Exec(`INSERT INTO outbox_relay (id, name, version, session_pid) OVERRIDING SYSTEM VALUE VALUES ($1, 'dead', '', 0)`, dead)
 	<-rescued
 	awaitPost(t, r, agenda.CauseRescue)
 	c.readMailbox(time.Now())

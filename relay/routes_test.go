@@ -42,13 +42,13 @@ func TestRoutesFollowTheRelays(t *testing.T) {
 	cfg := config(db, logistics)
 	cfg.Watching.Interval = 100 * time.Millisecond
 	older := start(t, cfg)
-	instance := older.instance()
+	relayID := older.relayID()
 	newer := start(t, config(db, logistics, analytics))
-	newer.instance()
+	newer.relayID()
 	const both = "* analytics, * logistics"
 	testkit.Equal(t, "the routes", storedRoutes(db), both)
 
-	before := relaytest.Row[int](db, "SELECT session_pid FROM outbox_relay WHERE instance = $1", instance)
+	before := relaytest.Row[int](db, "SELECT session_pid FROM outbox_relay WHERE id = $1", relayID)
 	db.Exec(`SELECT pg_terminate_backend($1)`, before)
 	relaytest.Becomes(db, 2, "SELECT count(*)::int FROM outbox_relay r WHERE session_pid <> $1 AND "+pg.HasSession, before)
 	db.Insert(1, "k")

@@ -52,7 +52,7 @@ func TestSchemasDoNotMix(t *testing.T) {
 		dbs, receivers, relays = append(dbs, db), append(receivers, rc), append(relays, start(t, cfg))
 	}
 	for _, r := range relays {
-		r.instance() // the same number in both schemas, and two locks
+		r.relayID() // the same number in both schemas, and two locks
 	}
 	for i, db := range dbs {
 		db.Insert(100, "from-"+string(rune('a'+i)))
@@ -104,7 +104,7 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	db.Insert(2, "key")
 	// A dead relay's claims, parked deliveries, and routes to change: everything a relay ever does.
 	db.Exec(`INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 day', 0)`)
-	db.Exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 day' WHERE event_id = 1`)
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = (SELECT id FROM outbox_relay), lease_expires_at = now() + interval '1 day' WHERE event_id = 1`)
 	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('nothing', 'default')`)
 	db.Insert(2, "parked")
 
@@ -122,7 +122,7 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	r.settles(t, policy.Fail, 2)
 	r.await(t, "the alert", func(o *observer) bool { return len(o.notices) > 0 })
 	relaytest.Becomes(db, true, `SELECT notified_count > 0 FROM outbox_alert`)
-	r.instance()
+	r.relayID()
 	r.stop()
 	for _, err := range sees(r.observer, func(o *observer) []error { return o.errors }) {
 		if !pg.HasCode(err, pg.LockNotAvailable) { // on a busy server a row may be locked for longer than a statement waits

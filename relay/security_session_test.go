@@ -29,7 +29,7 @@ func TestSecurityStrangersLocksStopNoRelay(t *testing.T) {
 	cfg.Watching.Interval = 10 * time.Millisecond
 	began := time.Now()
 	r := start(t, cfg)
-	r.instance()
+	r.relayID()
 	t.Logf("registered within %s", time.Since(began))
 	r.settles(t, policy.Delivered, 1)
 	relaytest.Becomes(db, true, `SELECT watched_at > $1 FROM outbox_watch`, began)
@@ -61,7 +61,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	cfg := config(db, to(relaytest.NewReceiver(t, nil).URL))
 	cfg.Routes = []Route{{Event: "*", To: []string{"default"}}}
 	r := start(t, cfg)
-	instance := r.instance()
+	relayID := r.relayID()
 	db.Insert(1, "key")
 	r.settles(t, policy.Delivered, 1)
 	b, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
@@ -70,8 +70,8 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 		t.Errorf("%+v", b)
 	}
 	r.settles(t, policy.Delivered, 2)
-	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = $1, breaker_opened_at = now(), breaker_until = now()`, instance)
-	relaytest.Must(t, breaker.CloseBreaker(t.Context(), r.store.pool, "default", instance))
+	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_relay_id = $1, breaker_opened_at = now(), breaker_until = now()`, relayID)
+	relaytest.Must(t, breaker.CloseBreaker(t.Context(), r.store.pool, "default", relayID))
 	testkit.Equal(t, "the breaker", relaytest.Row[string](db, `SELECT breaker FROM outbox_destination`), "closed")
 	r.stop()
 	testkit.Equal(t, "the relay is still registered", relaytest.Row[int](db, `SELECT count(*) FROM outbox_relay`), 0)

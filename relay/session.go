@@ -21,11 +21,11 @@ func (r *Relay) newSession() *session.Session {
 		Restore: r.settler.WriteAgain, Enter: r.enter, Beaten: r.beaten, Wake: r.wakeFor, Listening: r.mailbox.listening.Store, Idle: r.idle,
 		Waits:      func() []string { return r.lanes.Waits(time.Now()) },
 		SleepAfter: r.cfg.SleepAfter,
-		FallAsleep: func(instance int32, schema string) { r.fail(&Asleep{Instance: instance, Schema: schema}) },
-		Rescued: func(instance int32) {
+		FallAsleep: func(relayID int32, schema string) { r.fail(&Asleep{RelayID: relayID, Schema: schema}) },
+		Rescued: func(relayID int32) {
 			r.mailbox.post(agenda.CauseRescue)
 			if hook := r.cfg.Hooks.Rescued; hook != nil {
-				hook(instance)
+				hook(relayID)
 			}
 		},
 		Failed: r.databaseError,
@@ -45,10 +45,10 @@ func (r *Relay) enter(ctx context.Context, resumed bool, alive func()) error {
 }
 
 // beaten passes on what a beat found that began at the given time.
-func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
+func (r *Relay) beaten(began time.Time, relayID int32, found session.News) {
 	r.markBeat()
 	r.settler.ForgetDurable(began)
-	changed, closed := r.lanes.ApplyStates(began, time.Now(), found.States, instance)
+	changed, closed := r.lanes.ApplyStates(began, time.Now(), found.States, relayID)
 	if changed {
 		r.mailbox.post(agenda.CauseSweep)
 	}

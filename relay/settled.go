@@ -14,9 +14,9 @@ import (
 func (r *Relay) newSettler() *settle.Settler {
 	s := settle.New()
 	s.Log, s.Ran, s.Stale = r.cfg.Log, r.cfg.Hooks.SettleRan, r.cfg.Hooks.StaleSettle
-	s.Instance = func() int32 {
-		instance, _ := r.current()
-		return instance
+	s.RelayID = func() int32 {
+		relayID, _ := r.current()
+		return relayID
 	}
 	s.NeedsRoom = func(destination string) bool {
 		l := r.lanes.Get(destination)

@@ -156,7 +156,7 @@ func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 			t.Parallel()
 			db := relaytest.Covered(t)
 			rc := relaytest.NewReceiver(t, nil)
-			db.Exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
+			db.Exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_relay_id)
 				SELECT 'default', now() + interval '59 minutes', ` + state)
 			db.Insert(3, "key")
 			start(t, config(db, to(rc.URL))).settles(t, policy.Delivered, 3)
@@ -175,11 +175,11 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	c := r.newClaimer()
 	c.pace = agenda.Pace{Poll: time.Hour}
 	c.clock.Set(time.Now())
-	instance, _ := r.current()
+	relayID, _ := r.current()
 	// In the database too: a beat that comes meanwhile would close a breaker of which it finds no
 	// row.
-	db.Exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
-		VALUES ('default', now(), 'half_open', now() + interval '1 minute', $1)`, instance)
+	db.Exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_relay_id)
+		VALUES ('default', now(), 'half_open', now() + interval '1 minute', $1)`, relayID)
 	r.lane("default").Change(func(b *policy.Breaker) { b.Try(time.Now(), time.Minute) })
 	var probes atomic.Int32
 	r.senders.Settle = func(settle.Settlement) { probes.Add(1) }
@@ -196,7 +196,7 @@ func TestClaimsThatFailAreSeen(t *testing.T) {
 	db := relaytest.New(t)
 	receiver := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(receiver.URL)))
-	r.instance()
+	r.relayID()
 	db.Exec(`ALTER TABLE outbox_range RENAME TO outbox_range_away`)
 	relaytest.Eventually(t, "claims that fail", func() bool { return !r.State().StuckSince.IsZero() })
 	if s := r.State(); s.Trouble != nil {

@@ -29,7 +29,7 @@ func (s *store) salt(ctx context.Context) (salt string, err error) {
 const recordDigests = `
 UPDATE outbox_relay_destination d SET settings = x.settings, secrets = x.secrets, refused_at = NULL, refused_error = NULL
 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (destination, settings, secrets)
-WHERE d.instance = $1 AND d.destination = x.destination AND (d.settings, d.secrets) IS DISTINCT FROM (x.settings, x.secrets)`
+WHERE d.relay_id = $1 AND d.destination = x.destination AND (d.settings, d.secrets) IS DISTINCT FROM (x.settings, x.secrets)`
 
 // digests are those of the settings of a relay's destinations.
 type digests struct{ names, settings, secrets []string }
@@ -43,26 +43,26 @@ func newDigests(destinations []post.Destination, salt string) (all digests) {
 }
 
 // recordDigests records the digests of a relay, so that relays that differ are found.
-func (s *store) recordDigests(ctx context.Context, instance int32, d digests) error {
-	return pg.Exec(ctx, s.pool, "record digests", recordDigests, instance, d.names, d.settings, d.secrets)
+func (s *store) recordDigests(ctx context.Context, relayID int32, d digests) error {
+	return pg.Exec(ctx, s.pool, "record digests", recordDigests, relayID, d.names, d.settings, d.secrets)
 }
 
 const recordReload = `
 UPDATE outbox_relay SET reload_error = nullif($2, ''), reload_failed_at = CASE WHEN $2 <> '' THEN now() END
-WHERE instance = $1 AND coalesce(reload_error, '') <> $2`
+WHERE id = $1 AND coalesce(reload_error, '') <> $2`
 
 // recordReload records why this relay refused its new configuration; empty: it uses what is
 // configured.
-func (s *store) recordReload(ctx context.Context, instance int32, refused string) error {
-	return pg.Exec(ctx, s.pool, "record reload", recordReload, instance, plain.Clip(refused))
+func (s *store) recordReload(ctx context.Context, relayID int32, refused string) error {
+	return pg.Exec(ctx, s.pool, "record reload", recordReload, relayID, plain.Clip(refused))
 }
 
 const recordSlowdown = `
 UPDATE outbox_relay_destination SET wait_until = CASE WHEN wait_until = '-infinity' AND NOT $5::boolean THEN wait_until WHEN $3::float8 > 0 THEN now() + make_interval(secs => $3::float8) END, slowed_to = nullif($4::float8, 0)
-WHERE destination = $1 AND instance = $2`
+WHERE destination = $1 AND relay_id = $2`
 
 // recordSlowdown records for how long a destination asks a relay to wait, and to how many requests
 // a second it has slowed it; 0: it has not.
-func (s *store) recordSlowdown(ctx context.Context, destination string, instance int32, wait time.Duration, perSecond float64, first bool) error {
-	return pg.Exec(ctx, s.pool, "record slowdown", recordSlowdown, destination, instance, wait.Seconds(), perSecond, first)
+func (s *store) recordSlowdown(ctx context.Context, destination string, relayID int32, wait time.Duration, perSecond float64, first bool) error {
+	return pg.Exec(ctx, s.pool, "record slowdown", recordSlowdown, destination, relayID, wait.Seconds(), perSecond, first)
 }

@@ -22,13 +22,13 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Insert(20, "key")
 	for range 30 {
-		s, instance := registered(db)
-		result, err := s.Claim(t.Context(), instance, time.Minute, []claim.Request{{Destination: "default", Promise: policy.DefaultNotAfter, Scans: []lane.Scan{{Free: 20}}}})
+		s, relayID := registered(db)
+		result, err := s.Claim(t.Context(), relayID, time.Minute, []claim.Request{{Destination: "default", Promise: policy.DefaultNotAfter, Scans: []lane.Scan{{Free: 20}}}})
 		relaytest.Must(t, err)
 		if len(result.Deliveries) != 20 {
 			t.Fatalf("%d claimed", len(result.Deliveries))
 		}
-		db.Exec(session.RescueRelay, instance)
+		db.Exec(session.RescueRelay, relayID)
 	}
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))

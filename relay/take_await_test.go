@@ -33,13 +33,13 @@ func TestWaiterThatDiesKeepsTheOrder(t *testing.T) {
 	other, first := inHandElsewhere(t, db)
 	victim, _ := startProcess(t, db.DSN, rc.URL)
 	db.Exec(insertKeyedEvent, "k-2", "k")
-	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_range WHERE relay <> $1 AND seq > $2 AND taken_at < now() - interval '1.5 seconds'`, other, first.Seq)
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_range WHERE relay_id <> $1 AND seq > $2 AND taken_at < now() - interval '1.5 seconds'`, other, first.Seq)
 	rc.Kill(t, victim)
 	r := start(t, config(db, to(rc.URL)))
 	r.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
 	db.Insert(1, "unkeyed")
 	r.settles(t, policy.Delivered, 1)
-	relaytest.Becomes(db, int(r.instance()), `SELECT relay FROM outbox_range WHERE seq = $1`, first.Seq+1)
+	relaytest.Becomes(db, int(r.relayID()), `SELECT relay_id FROM outbox_range WHERE seq = $1`, first.Seq+1)
 	testkit.Equal(t, "sent while another relay has k-1 in hand", rc.Keys(), []string{"unkeyed-1"})
 	_, err := intake.SettleRanges(t.Context(), db.Pool, intake.NewRows{
 		Relay: other, Ranges: []intake.RangeRef{first.Ref()}, Ended: []intake.RangeRef{first.Ref()},

@@ -13,10 +13,10 @@ import (
 )
 
 // takeAs takes what there is for a relay that is not running.
-func takeAs(db *relaytest.Database, on pg.DB, instance int32) {
+func takeAs(db *relaytest.Database, on pg.DB, relayID int32) {
 	db.Helper()
 	relaytest.Eventually(db, "a range", func() bool {
-		r, err := intake.TakeRange(db.Context(), on, instance, intake.Terms{Events: 100, Inline: 1 << 20, Promised: time.Hour}, false)
+		r, err := intake.TakeRange(db.Context(), on, relayID, intake.Terms{Events: 100, Inline: 1 << 20, Promised: time.Hour}, false)
 		relaytest.Must(db, err)
 		return r.Found == intake.Taken && len(r.Events) > 0
 	})
@@ -30,7 +30,7 @@ func TestRescuedRangeThatWaitsKeepsItsKeys(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
-	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING instance`)
+	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING id`)
 	db.Exec(insertKeyedEvent, "j-1", "j")
 	takeAs(db, db.Pool, living)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', 'k-1', 'k'), ('t', '{}', 'j-2', 'j')`)
@@ -39,16 +39,16 @@ func TestRescuedRangeThatWaitsKeepsItsKeys(t *testing.T) {
 	takeAs(db, db.Pool, deadRelay)
 
 	r := start(t, config(db, to(rc.URL)))
-	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay = $1`, deadRelay)
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay_id = $1`, deadRelay)
 	db.Exec(insertKeyedEvent, "k-3", "k")
-	relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
+	relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay_id NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
 	if n := rc.Total(); n > 0 {
 		t.Errorf("sent: %v", rc.Keys())
 	}
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery`); n > 0 {
 		t.Errorf("%d have rows, which any relay could claim", n)
 	}
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, living)
+	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, living)
 	r.settles(t, policy.Delivered, 5)
 	keys := slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' })
 	if !slices.Equal(keys, []string{"k-1", "k-2", "k-3"}) || slices.Index(rc.Keys(), "j-1") > slices.Index(rc.Keys(), "j-2") {
@@ -62,21 +62,21 @@ func TestRescuedRangeThatWaitsKeepsTheKeysOfWhatJoinsLater(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	rc := relaytest.NewReceiver(t, nil)
-	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING instance`)
+	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING id`)
 	db.Exec(insertKeyedEvent, "j-1", "j")
 	takeAs(db, db.Pool, living)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
 		VALUES ('t', '{}', 'late', 'k', now() + interval '500 milliseconds'), ('t', '{}', 'j-2', 'j', now())`)
 	takeAs(db, db.Pool, deadRelay)
 	r := start(t, config(db, to(rc.URL)))
-	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay = $1`, deadRelay)
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay_id = $1`, deadRelay)
 	relaytest.Becomes(db, true, `SELECT now() > max(available_at) + interval '100 milliseconds' FROM outbox`)
 	db.Exec(insertKeyedEvent, "k-1", "k")
-	relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
+	relaytest.Becomes(db, true, `SELECT taken_at BETWEEN now() - interval '1 minute' AND now() - interval '1.5 seconds' FROM outbox_range WHERE relay_id NOT IN (0, $1) ORDER BY seq DESC LIMIT 1`, living)
 	if n := rc.Total(); n > 0 {
 		t.Errorf("sent: %v", rc.Keys())
 	}
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, living)
+	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, living)
 	r.settles(t, policy.Delivered, 4)
 	testkit.Equal(t, "sent", slices.DeleteFunc(rc.Keys(), func(key string) bool { return key[0] == 'j' }), []string{"late", "k-1"})
 }
@@ -88,7 +88,7 @@ func TestRescueMakesRowsOfEarlierEventsToo(t *testing.T) {
 	db := relaytest.New(t)
 	g, rc := relaytest.NewGated(t, "k-1")
 	r := start(t, config(db, to(rc.URL)))
-	r.instance()
+	r.relayID()
 	db.Exec(insertKeyedEvent, "k-1", "k")
 	<-g.Arrived
 	lock := db.Begin() // k-1 gets no row meanwhile
@@ -100,7 +100,7 @@ func TestRescueMakesRowsOfEarlierEventsToo(t *testing.T) {
 	db.Exec(insertKeyedEvent, "k-2", "k")
 	takeAs(db, take, deadRelay)
 	relaytest.Must(t, take.Commit(t.Context()))
-	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay = $1`, deadRelay)
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay_id = $1`, deadRelay)
 	relaytest.Must(t, lock.Commit(t.Context()))
 	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery`)
 	if alone := relaytest.Row[bool](db, `SELECT (array_agg(d.xmin::text::bigint ORDER BY o.idempotency_key))[1] > max(d.xmin::text::bigint) FILTER (WHERE o.idempotency_key = 'k-2')
@@ -179,18 +179,18 @@ func TestStopLeavesTheRoutesOfARangeThatWaits(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t, "a")
 	rc := relaytest.NewReceiver(t, nil)
-	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING instance`)
+	living := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('living', '') RETURNING id`)
 	db.Exec(insertKeyedEvent, "j-1", "j")
 	takeAs(db, db.Pool, living)
 	a := start(t, config(db, named("a", to(rc.URL))))
 	db.Exec(insertKeyedEvent, "j-2", "j")
-	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_range WHERE relay = $1 AND ended_at IS NULL`, a.instance())
+	relaytest.Becomes(db, 1, `SELECT count(*) FROM outbox_range WHERE relay_id = $1 AND ended_at IS NULL`, a.relayID())
 	b := start(t, config(db, named("b", to(rc.URL))))
 	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_route`)
-	left := a.instance()
+	left := a.relayID()
 	a.stop()
-	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay = $1 AND ended_at IS NULL`, left)
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, living)
+	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE relay_id = $1 AND ended_at IS NULL`, left)
+	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, living)
 	b.settles(t, policy.Delivered, 2)
 	relaytest.Becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND status = 'pending'`)
 	relaytest.Becomes(db, "b", `SELECT string_agg(destination, ' ') FROM outbox_route`)
@@ -206,12 +206,12 @@ func TestRelayTakenForDeadSendsNothingOfBefore(t *testing.T) {
 	d := to(rc.URL)
 	d.MaxInFlight = 1
 	r := start(t, config(db, d))
-	before := r.instance()
+	before := r.relayID()
 	db.Insert(events, "key")
 	<-g.Arrived
 	other := start(t, config(db, to(rc.URL)))
-	other.instance()
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, before)
+	other.relayID()
+	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, before)
 	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 	relaytest.Eventually(t, "another number", func() bool {
 		now, alive := r.current()

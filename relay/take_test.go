@@ -41,7 +41,7 @@ func TestEventsAreTakenAndWrittenOnce(t *testing.T) {
 		CREATE TRIGGER note AFTER INSERT ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION note()`)
 	rc := relaytest.NewReceiver(t, nil)
 	r := start(t, config(db, to(rc.URL)))
-	r.instance()
+	r.relayID()
 	db.Insert(50, "key")
 	r.settles(t, policy.Delivered, 50)
 	rangesEnd(db)
@@ -216,8 +216,8 @@ func TestEventsForAnotherRelay(t *testing.T) {
 	rc := relaytest.NewReceiver(t, nil)
 	a, b := rarely(config(db, named("a", to(rc.URL)))), rarely(config(db, named("b", to(rc.URL))))
 	ra, rb := start(t, a), start(t, b)
-	ra.instance()
-	rb.instance() // both routes are stored
+	ra.relayID()
+	rb.relayID() // both routes are stored
 	for range 10 {
 		before := relaytest.Row[int](db, `SELECT count(*) FROM outbox`)
 		db.Insert(1, fmt.Sprint("key", before))

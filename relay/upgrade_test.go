@@ -19,20 +19,20 @@ func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	db := relaytest.Covered(t)
 	cfg := config(db, to("http://receiver.test/"))
 	other := start(t, cfg)
-	other.instance()
+	other.relayID()
 	db.Exec(`ALTER TABLE outbox_relay RENAME TO away`)
 	// A new connection is compared with the one before, by what is away; that says nothing about
 	// the schema either.
 	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 	other.await(t, "a failed beat", func(o *observer) bool { return o.failures["session"] > 0 })
 	db.Exec(`ALTER TABLE away RENAME TO outbox_relay`)
-	other.instance()
+	other.relayID()
 	other.stop()
 
 	r := prepared(t, cfg)
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(t.Context()) }()
-	r.instance()
+	r.relayID()
 	db.Exec(`DELETE FROM outbox_schema_version WHERE version_id > 2; ALTER TABLE outbox_relay DROP COLUMN lease`)
 	endedBySchema(t, ended)
 }
@@ -45,7 +45,7 @@ func TestSchemaRevertedWhileAwayEndsTheRelay(t *testing.T) {
 	r := prepared(t, config(db, to("http://receiver.test/")))
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(t.Context()) }()
-	r.instance()
+	r.relayID()
 	relaytest.Must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), `DELETE FROM outbox_schema_version WHERE version_id > 2; ALTER TABLE outbox_relay DROP COLUMN lease;
 			SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)

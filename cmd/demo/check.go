@@ -27,7 +27,7 @@ CREATE TABLE facts.failure AS -- what the relay's log says of attempts that did 
            started_at + duration_ms * interval '1 ms' AS ended, outcome = 'hold' AS held
     FROM outbox_attempt WHERE outcome <> 'delivered' ORDER BY delivery, id DESC;
 CREATE TABLE facts.lost_claim AS
-    SELECT delivery, coalesce(life, 'instance ' || instance) AS life FROM demo_lost_claim LEFT JOIN demo_relay USING (instance);
+    SELECT delivery, coalesce(life, 'relay ' || relay_id) AS life FROM demo_lost_claim LEFT JOIN demo_relay USING (relay_id);
 CREATE TABLE facts.shipment (expected text, key text, at timestamptz); -- expected: the key that the invoice ought to have
 CREATE TABLE facts.processed (key text);
 CREATE TABLE facts.request (
@@ -71,8 +71,8 @@ func (s *stage) gather() error {
 // lost: no row says so.
 const addLostRanges = `
 INSERT INTO facts.lost_claim
-SELECT DISTINCT r.delivery, coalesce(d.life, 'instance ' || l.instance)
-FROM facts.request r JOIN demo_lost_range l ON l.fence = substring(r.delivery FROM '[0-9]+$') LEFT JOIN demo_relay d USING (instance)
+SELECT DISTINCT r.delivery, coalesce(d.life, 'relay ' || l.relay_id)
+FROM facts.request r JOIN demo_lost_range l ON l.fence = substring(r.delivery FROM '[0-9]+$') LEFT JOIN demo_relay d USING (relay_id)
 WHERE NOT EXISTS (SELECT FROM facts.lost_claim c WHERE c.delivery = r.delivery)`
 
 // A rule is one promise, and every way in which the facts break it.

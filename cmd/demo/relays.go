@@ -44,8 +44,8 @@ func (s *stage) killRelay(u *process.Unit) *takeover {
 }
 
 const selectHolding = `
-SELECT coalesce(sum((SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by = r.instance)
-     + (SELECT coalesce(sum(demo_unsettled(g)), 0) FROM outbox_range g WHERE ended_at IS NULL AND relay = r.instance)), 0)::bigint
+SELECT coalesce(sum((SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by = r.relay_id)
+     + (SELECT coalesce(sum(demo_unsettled(g)), 0) FROM outbox_range g WHERE ended_at IS NULL AND g.relay_id = r.relay_id)), 0)::bigint
 FROM demo_relay r WHERE life = $1` // no row: it has not registered yet
 
 // holding counts the deliveries that a life has claimed and not settled, and the events of its open
@@ -69,13 +69,13 @@ func (s *stage) killBusy(u *process.Unit, some int, while time.Duration) (t *tak
 }
 
 const selectForgotten = `
-SELECT NOT EXISTS (SELECT FROM outbox_relay JOIN demo_relay USING (instance) WHERE life = $1)
-   AND NOT EXISTS (SELECT FROM outbox_delivery JOIN demo_relay ON instance = claimed_by WHERE status = 'pending' AND life = $1)
-   AND NOT EXISTS (SELECT FROM outbox_range JOIN demo_relay ON instance = relay WHERE ended_at IS NULL AND life = $1)`
+SELECT NOT EXISTS (SELECT FROM outbox_relay JOIN demo_relay ON relay_id = id WHERE life = $1)
+   AND NOT EXISTS (SELECT FROM outbox_delivery JOIN demo_relay ON relay_id = claimed_by WHERE status = 'pending' AND life = $1)
+   AND NOT EXISTS (SELECT FROM outbox_range JOIN demo_relay USING (relay_id) WHERE ended_at IS NULL AND life = $1)`
 
 const selectLostClaims = `
-SELECT coalesce(sum((SELECT count(*) FROM demo_lost_claim WHERE instance = d.instance) + (SELECT coalesce(sum(events), 0) FROM demo_lost_range WHERE instance = d.instance)), 0)::bigint,
-       coalesce(max((SELECT max(at) FROM outbox_rescue WHERE instance = d.instance)) - $2, '0')
+SELECT coalesce(sum((SELECT count(*) FROM demo_lost_claim WHERE relay_id = d.relay_id) + (SELECT coalesce(sum(events), 0) FROM demo_lost_range WHERE relay_id = d.relay_id)), 0)::bigint,
+       coalesce(max((SELECT max(at) FROM outbox_rescue WHERE relay_id = d.relay_id)) - $2, '0')
 FROM demo_relay d WHERE life = $1` // no row: it was killed before it registered, and lost nothing
 
 // takenOver waits until a killed relay has no delivery claimed, and no range open, any more.

@@ -62,9 +62,9 @@ CREATE TABLE invoices (
 
 -- What the demo itself notes down: what was done to whom, which relay was which, and each claim and range that a relay lost by dying.
 CREATE TABLE demo_note (what text, name text, PRIMARY KEY (what, name));
-CREATE TABLE demo_relay (instance integer PRIMARY KEY, life text NOT NULL);
-CREATE TABLE demo_lost_claim (delivery text PRIMARY KEY, instance integer NOT NULL);
-CREATE TABLE demo_lost_range (fence text PRIMARY KEY, instance integer NOT NULL, events bigint NOT NULL);
+CREATE TABLE demo_relay (relay_id integer PRIMARY KEY, life text NOT NULL);
+CREATE TABLE demo_lost_claim (delivery text PRIMARY KEY, relay_id integer NOT NULL);
+CREATE TABLE demo_lost_range (fence text PRIMARY KEY, relay_id integer NOT NULL, events bigint NOT NULL);
 CREATE FUNCTION demo_unsettled(outbox_range) RETURNS bigint STABLE LANGUAGE sql AS $$ -- events of a range
     SELECT count(*) FROM outbox o
     WHERE o.id > $1.low AND o.id <= $1.upto AND pg_visible_in_snapshot(o.xid, $1.target) AND NOT pg_visible_in_snapshot(o.xid, $1.base)
@@ -73,9 +73,9 @@ $$;
 CREATE FUNCTION demo_note() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$ -- relays search no schema of ours
 BEGIN
     IF TG_TABLE_NAME = 'outbox_relay' THEN
-        INSERT INTO demo_relay VALUES (NEW.instance, NEW.name);
+        INSERT INTO demo_relay VALUES (NEW.id, NEW.name);
     ELSIF TG_TABLE_NAME = 'outbox_range' THEN
-        INSERT INTO demo_lost_range VALUES (OLD.fence, OLD.relay, demo_unsettled(OLD));
+        INSERT INTO demo_lost_range VALUES (OLD.fence, OLD.relay_id, demo_unsettled(OLD));
     ELSE
         INSERT INTO demo_lost_claim VALUES (format('%s-%s-%s', OLD.event_id, OLD.destination, OLD.claim), OLD.claimed_by);
     END IF;

@@ -122,7 +122,7 @@ func TestArchiveWithRelayRights(t *testing.T) {
 	execute(t, db, string(roles)+`; CREATE ROLE archiving_relay LOGIN IN ROLE outbox_relay`)
 	t.Cleanup(func() { _, _ = db.Exec(`DROP ROLE archiving_relay`) })
 	settled(t, db, 1, 10)
-	execute(t, db, `INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
+	execute(t, db, `INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
 	execute(t, db, `INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) VALUES ('test', 's', 'k', 'succeeded', '2020-01-01'), ('test', 'announced now', 'k', 'succeeded', '2020-01-01')`)
 	execute(t, db, `INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 's', '2020-01-02', '2020-03-01')`)
 	execute(t, db, `CREATE TABLE old PARTITION OF outbox_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01')`)

@@ -30,7 +30,7 @@ func TestEveryChangeLeavesARowAndALine(t *testing.T) {
 		{"silence_alerts", "", "alerts silence --for=1h"},
 		{"accept_identity", "", "identity accept --yes"},
 		{"discard", "UPDATE outbox_identity SET database_oid = 1", "identity discard-pending --yes"},
-		{"archive", "INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')", "archive run --yes"},
+		{"archive", "INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')", "archive run --yes"},
 	} {
 		if change.prepare != "" {
 			execute(t, db, change.prepare)

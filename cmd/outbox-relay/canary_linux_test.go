@@ -41,15 +41,15 @@ func plant(t *testing.T, db *sql.DB) {
 		INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('type', '{}', 'key', 'order'), ('type', '{}', 'key-2', 'order');
 		INSERT INTO outbox_relay (name, version, quarantined, environment, address) VALUES ('name', 'v1', 'why', 'environment', 'address');
 		INSERT INTO outbox_route (pattern, destination) VALUES ('type', 'shop');
-		INSERT INTO outbox_relay_route (instance, pattern, destination) SELECT instance, 'type', 'shop' FROM outbox_relay;
-		INSERT INTO outbox_relay_destination (instance, destination) SELECT instance, 'shop' FROM outbox_relay;
+		INSERT INTO outbox_relay_route (relay_id, pattern, destination) SELECT id, 'type', 'shop' FROM outbox_relay;
+		INSERT INTO outbox_relay_destination (relay_id, destination) SELECT id, 'shop' FROM outbox_relay;
 		INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at, breaker, breaker_error, breaker_opened_at, breaker_until)
 		VALUES ('shop', true, 'why', now(), 'open', 'why', now(), now())
 		ON CONFLICT (destination) DO UPDATE SET (paused, paused_reason, paused_at, breaker, breaker_error, breaker_opened_at, breaker_until) =
 			(true, 'why', now(), 'open', 'why', now(), now());
 		UPDATE outbox_delivery SET destination = 'shop', status = 'failed', attempts = 1, last_reason = 'rejected', last_error = 'error', last_attempt_at = now();
 		UPDATE outbox_delivery SET status = 'pending' WHERE event_id = (SELECT max(id) FROM outbox);
-		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, error)
+		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason, error)
 		SELECT id, 1, now(), 1, 1, 1, 'shop', 'retry', 'rejected', 'error' FROM outbox;
 		INSERT INTO outbox_alert (rule, subject, first_error, detail) VALUES ('rule', 'subject', 'error', 'detail');
 		INSERT INTO outbox_identity (system_identifier, database_oid, timeline, environment, addresses) VALUES (1, 1, 1, 'environment', '{address}');`)

@@ -25,7 +25,7 @@ func TestEvents(t *testing.T) {
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, related_reference, headers) VALUES ('paid', '{\"secret\":1}', 'k1', 'invoice 42', '{\"tenant\": \"a\"}'), ('paid', '{}', 'k2', 'invoice 42', '{}')")
 	execute(t, db, `UPDATE outbox_delivery SET status = 'failed', attempts = 1, last_attempt_at = '2026-01-02 03:04:05Z', last_http_status = 422,
 		last_reason = 'rejected', last_error = E'422 \x1b[31mred' WHERE event_id = 1 AND destination = 'logistics'`)
-	execute(t, db, `INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, http_status, outcome, reason, error)
+	execute(t, db, `INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay_id, started_at, duration_ms, http_status, outcome, reason, error)
 		VALUES (1, 'logistics', 1, 1, 7, '2026-01-02 03:04:05Z', 12, 422, 'fail', 'rejected', '422 no such customer')`)
 	execute(t, db, "UPDATE outbox_delivery SET attempts = 2 WHERE event_id = 2 AND destination = 'logistics'")
 	execute(t, db, "DELETE FROM outbox_route")

@@ -257,7 +257,7 @@ func TestStatusOfSeveralOutboxes(t *testing.T) {
 	var all struct {
 		Databases []struct {
 			Database, Error string
-			Status          *struct{ Relays []struct{ Instance int } }
+			Status          *struct{ Relays []struct{} }
 		}
 	}
 	pgtest.Must(t, json.Unmarshal([]byte(command(nil, "status", "--json", "--config="+file).stdout), &all))

@@ -311,7 +311,7 @@ func TestRoutesAndRelays(t *testing.T) {
 	execute(t, db, "INSERT INTO outbox_relay (name, version) VALUES ('r1', 'v1')")
 	execute(t, db, "INSERT INTO outbox_relay_destination VALUES (1, 'logistics'), (1, 'analytics')")
 	execute(t, db, "INSERT INTO outbox_relay_route VALUES (1, 'paid.*', 'logistics')")
-	if r := command(env, "relays"); r.code != 0 || !strings.Contains(r.stdout, "\nr1    1         v1       idle") || !strings.Contains(r.stdout, "heartbeat") ||
+	if r := command(env, "relays"); r.code != 0 || !strings.Contains(r.stdout, "\nr1    1   v1       idle") || !strings.Contains(r.stdout, "heartbeat") ||
 		!strings.HasSuffix(r.stdout, "  analytics, logistics\n") {
 		t.Errorf("%+v", r)
 	}

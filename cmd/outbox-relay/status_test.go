@@ -119,7 +119,7 @@ func TestStatusOfManyDestinations(t *testing.T) {
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t321', '{}', 'k')")
 	execute(t, db, "INSERT INTO outbox_alert (rule, subject) SELECT 'lag', 'd' || to_char(i, 'FM0000') FROM generate_series(0, 999) i")
 	execute(t, db, "INSERT INTO outbox_relay (name, version) VALUES ('a', 'v1')")
-	execute(t, db, "INSERT INTO outbox_relay_destination (instance, destination) SELECT r.instance, d.destination FROM outbox_relay r, outbox_route d")
+	execute(t, db, "INSERT INTO outbox_relay_destination (relay_id, destination) SELECT r.id, d.destination FROM outbox_relay r, outbox_route d")
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	status := func(flags ...string) (s ops.Status, size int) {
 		t.Helper()

@@ -16,7 +16,7 @@
 #define FREEZES 1  /* living relays that are taken for dead */
 #endif
 #define WORKERS 2  /* requests that receivers work at the same time */
-#define INSTANCES 8  /* more than RELAYS + CRASHES + FREEZES */
+#define NUMBERS 8  /* more than RELAYS + CRASHES + FREEZES */
 
 /* Where an event is. */
 #define NEW 0        /* no relay has taken it */
@@ -31,10 +31,10 @@
 
 bool committed[EVENTS];      /* the producer's transaction */
 byte place[EVENTS];
-byte owner[EVENTS];          /* the instance that has the range or the claim; 0: none */
+byte owner[EVENTS];          /* the relay that has the range or the claim; 0: none */
 byte fence[EVENTS];
-bool registered[INSTANCES];  /* outbox_relay */
-bool connected[INSTANCES];   /* the instance's process lives */
+bool registered[NUMBERS];    /* outbox_relay */
+bool connected[NUMBERS];     /* the process of the relay lives */
 
 bool processed[EVENTS];      /* processed_events */
 byte effects[EVENTS];
@@ -116,7 +116,7 @@ inline rows(e) {
 	fi
 }
 
-/* Numbers of instances come again only when nothing names them any more. */
+/* Numbers of relays come again only when nothing names them any more. */
 #define vacant(i) (!registered[i] && !connected[i] && owner[0] != i && owner[EVENTS - 1] != i)
 inline register() {
 	me = 1;
@@ -207,7 +207,7 @@ end:	do
 #endif
 		drop(e); waits = false; answer[r] = NONE; e = 0 }
 
-	/* It dies, and starts again as another instance. */
+	/* It dies, and starts again under another number. */
 	:: d_step { crashes > 0 ->
 		crashes--;
 		hang_up();
@@ -218,7 +218,7 @@ end:	do
 	od
 }
 
-/* What a rescue does with the claims of an instance: it deletes the instance's row, and voids its claims in the same statement. */
+/* What a rescue does with the claims of a relay: it deletes the row of the relay, and voids its claims in the same statement. */
 inline forget(i) {
 	registered[i] = false;
 	e = 0;

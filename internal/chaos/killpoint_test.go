@@ -33,8 +33,8 @@ const (
 // TestFrozenAtEveryOperation in package consumer.
 var steps = map[string]string{
 	"register":                     "outbox_relay (name, version",
-	"bury a dead relay":            "outbox_rescue (instance)",
-	"take over a dead one's range": "SET relay = $1, fence",
+	"bury a dead relay":            "outbox_rescue (relay_id)",
+	"take over a dead one's range": "SET relay_id = $1, fence",
 	"take new events":              "outbox_range AS r (seq, relay",
 	"claim":                        "SET claim = ",
 	"settle events of a range":     "SET ended_at = now() WHERE seq = ANY",
@@ -42,7 +42,7 @@ var steps = map[string]string{
 	"open the breaker":             "breaker_opened_at, breaker_until, breaker_error",
 	"take an alert to send":        "outbox_alert_notice AS n",
 	"say that an alert is sent":    "SET sent_at = CASE",
-	"drain":                        "outbox_relay WHERE instance = $1 RETURNING",
+	"drain":                        "outbox_relay WHERE id = $1 RETURNING",
 }
 
 // A round is what happens to one relay.

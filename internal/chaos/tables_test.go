@@ -15,7 +15,7 @@ import (
 const selectOpen = `
 SELECT format('delivery of event %s: attempt %s, due in %s, claimed by %s, blocked by %s, %s', event_id, attempts, next_attempt_at - now(), claimed_by, blocked_by, last_reason)
 FROM outbox_delivery WHERE status = 'pending' AND event_id > (SELECT upto FROM chaos_aged)
-UNION ALL SELECT format('range %s of relay %s, taken %s ago', seq, relay, now() - taken_at) FROM outbox_range WHERE ended_at IS NULL
+UNION ALL SELECT format('range %s of relay %s, taken %s ago', seq, relay_id, now() - taken_at) FROM outbox_range WHERE ended_at IS NULL
 UNION ALL SELECT format('event %s is not routed', id) FROM outbox o
 WHERE id > (SELECT upto FROM chaos_aged) AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) AND NOT outbox_is_routed(id)`
 
@@ -30,7 +30,7 @@ const selectFailures = `
 SELECT DISTINCT ON (event_id, destination, claim) idempotency_key, format('%s-%s-%s', event_id, destination, claim), coalesce(r.name, ''),
        (extract(epoch FROM started_at - $1) * 1000000)::bigint * 1000, (extract(epoch FROM started_at - $1) * 1000000)::bigint * 1000 + duration_ms * 1000000::bigint,
        coalesce(http_status, 0)::int, outcome = 'hold', outcome = 'retry'
-FROM outbox_attempt a JOIN outbox o ON o.id = event_id LEFT JOIN chaos_relay r ON r.instance = a.relay
+FROM outbox_attempt a JOIN outbox o ON o.id = event_id LEFT JOIN chaos_relay r USING (relay_id)
 WHERE outcome <> 'delivered' AND event_id > (SELECT upto FROM chaos_aged)
 ORDER BY event_id, destination, claim, a.id DESC`
 

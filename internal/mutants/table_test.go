@@ -30,7 +30,7 @@ var mutants = []mutant{
 	},
 	{
 		bug: "no fence in the settle of a range", file: "internal/relay/intake/store_settle.go",
-		old: "o.fence = w.fence AND o.relay = $1::int AND ", new: "$1::int > 0 AND ",
+		old: "o.fence = w.fence AND o.relay_id = $1::int AND ", new: "$1::int > 0 AND ",
 		pkg: "internal/relay/intake", test: "^TestSettleStale$", says: "written: [1 2], want [2]",
 	},
 	{
@@ -72,7 +72,7 @@ var mutants = []mutant{
 	},
 	{
 		bug: "a rescued range keeps its fence", file: "internal/relay/intake/store_rescue.go",
-		old: "SET relay = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1", new: "SET relay = $1",
+		old: "SET relay_id = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1", new: "SET relay_id = $1",
 		pkg: "internal/relay/intake", test: "^TestRescue$", says: "true, \"e1 e2 e3\" of",
 	},
 	{
@@ -109,12 +109,12 @@ var mutants = []mutant{
 	},
 	{
 		bug: "a living relay is rescued", file: "internal/relay/session/store_rescue.go",
-		old: "(SELECT instance FROM relay r WHERE ` + isDead + `)", new: "(SELECT instance FROM relay r)",
+		old: "(SELECT id FROM relay r WHERE ` + isDead + `)", new: "(SELECT id FROM relay r)",
 		pkg: "internal/relay/session", test: "^TestRelayThatComesBackDuringItsRescue$", says: "rescued: true",
 	},
 	{
 		bug: "the range of a living relay is taken over", file: "internal/relay/intake/store_rescue.go",
-		old: "ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.instance = o.relay) END", new: "ELSE true END",
+		old: "ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id) END", new: "ELSE true END",
 		pkg: "internal/relay/intake", test: "^TestRescue", says: "of a relay that lives",
 	},
 }

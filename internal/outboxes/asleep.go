@@ -25,7 +25,7 @@ const (
 // is garbage meanwhile, with its connections, buffers and statements.
 func (m *member) sleep(ctx context.Context, asleep *relay.Asleep) (what session.Sleep) {
 	wake := make(chan struct{})
-	what = session.Sleep{Pool: m.Pool, Instance: asleep.Instance, Schema: asleep.Schema, Wake: wake}
+	what = session.Sleep{Pool: m.Pool, RelayID: asleep.RelayID, Schema: asleep.Schema, Wake: wake}
 	m.replaceByState(&what, sync.OnceFunc(func() { close(wake) }))
 	m.log.Debug().Time("until", what.Until).Msg("asleep")
 	m.sleepers.Sleep(ctx, what)
@@ -37,7 +37,7 @@ func (m *member) leave(what session.Sleep) {
 	m.mu.Lock()
 	cameBack := m.engine != nil && !m.engine.State().Beat.IsZero()
 	m.mu.Unlock()
-	if what.Instance != 0 && !cameBack {
+	if what.RelayID != 0 && !cameBack {
 		m.sleepers.Leave(what)
 	}
 }
@@ -46,7 +46,7 @@ func (m *member) leave(what session.Sleep) {
 func (m *member) replaceByState(what *session.Sleep, wake func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.instance = what.Instance
+	m.relayID = what.RelayID
 	last := m.engine.State()
 	m.engine, m.wake = nil, wake
 	now := time.Now()

@@ -88,12 +88,12 @@ func TestOutboxesSleep(t *testing.T) {
 	}
 	relaytest.Eventually(t, "the end of connections", func() bool { return relaytest.Row[int](all[0].Database, connected) <= 1+4 })
 
-	instance := relaytest.Row[int](all[1].Database, `SELECT instance FROM outbox_relay`)
+	relayID := relaytest.Row[int](all[1].Database, `SELECT id FROM outbox_relay`)
 	all[1].Insert(1, "wakes")
 	relaytest.Eventually(t, "the event", func() bool { return rc.Total() == 1 })
 	relaytest.Becomes(all[1].Database, 1, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-	if now := relaytest.Row[int](all[1].Database, `SELECT instance FROM outbox_relay`); now != instance {
-		t.Errorf("instance %d woke up as %d", instance, now)
+	if now := relaytest.Row[int](all[1].Database, `SELECT id FROM outbox_relay`); now != relayID {
+		t.Errorf("relay %d woke up as %d", relayID, now)
 	}
 	testkit.Equal(t, "others that are still asleep", relaytest.Row[int](all[0].Database, sleeping)+relaytest.Row[int](all[2].Database, sleeping), 2)
 	testkit.Equal(t, "one sleeps although an event waits for tomorrow", relaytest.Row[int](all[3].Database, awake), 1)

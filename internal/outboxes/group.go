@@ -96,7 +96,7 @@ type member struct {
 	cfg      relay.Config
 	engine   engine // nil: it is asleep
 	aborted  bool
-	instance int32              // of the relay that fell asleep, until another has taken its place; 0: none has
+	relayID  int32              // of the relay that fell asleep, until another has taken its place; 0: none has
 	asleep   func() relay.State // while it sleeps
 	wake     func()             // ends the sleep
 	reloaded bool               // since the engine was made
@@ -252,10 +252,10 @@ func (m *member) renew() error {
 // make is renew for who holds the mutex.
 func (m *member) make() error {
 	if m.engine != nil && !m.engine.State().Beat.IsZero() {
-		m.instance, m.asleep = 0, nil
+		m.relayID, m.asleep = 0, nil
 	}
 	cfg := m.cfg
-	cfg.Resume = m.instance
+	cfg.Resume = m.relayID
 	r, err := relay.New(cfg)
 	if err != nil {
 		return err //nolint:wrapcheck // a mistake of the configuration, as it is

@@ -4,7 +4,7 @@ package pg
 
 // NameOfSession is the application_name that the session of a relay r has, and no other connection
 // of it.
-const NameOfSession = `'outbox-relay session ' || r.instance`
+const NameOfSession = `'outbox-relay session ' || r.id`
 
 // HasSession is true of a relay r whose session is connected to this database. The row of a copied
 // database has a session on another server or in another database. The name ends with the session's
@@ -21,9 +21,9 @@ const IsAlive = `(r.heartbeat_at > now() - CASE WHEN r.asleep THEN interval '60 
 
 // isVoid is true of a delivery d whose claim has ended before its lease. The array is mostly empty,
 // and is read once a statement, when the first leased row is met.
-const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v)) AND EXISTS (
+const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.relay_id FROM outbox_void v)) AND EXISTS (
     SELECT FROM outbox_void v
-    WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until AND ` + VoidReaches + `))`
+    WHERE v.relay_id = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until AND ` + VoidReaches + `))`
 
 // VoidReaches is true of a row v of outbox_void that may end the claim of a delivery d. One of a
 // relay that has died or left ends them all. One of a relay whose claims got no answer ends those,
@@ -37,7 +37,7 @@ const VoidReaches = `(v.after = '-infinity' OR d.claim % 2 = 1)`
 const IsFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR d.lease_expires_at > now() + interval '2 days' OR ` + isVoid + `)`
 
 // IsHeld is true of a destination s of which the relay $1 may claim nothing now.
-const IsHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_owner <> $1)`
+const IsHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_relay_id <> $1)`
 
 // IsDue is true of a pending delivery d that stands in the index of what is due: it waits for
 // nothing but its time. IsWaiting is true of one that waits behind the head of its ordering key, in
@@ -97,7 +97,7 @@ const NextDue = `SELECT min(n.next_attempt_at) FROM (VALUES (false), (true)) x (
 // behind a "lane (destination)"; NULL: one may send. What its 429s and 503s ask of one relay does
 // not keep another from trying.
 const WaitUntil = `SELECT CASE WHEN bool_and(s.wait_until IS NOT NULL AND s.wait_until > now()) THEN min(s.wait_until) END
-        FROM outbox_relay_destination s JOIN outbox_relay r ON r.instance = s.instance WHERE s.destination = lane.destination AND ` + IsAlive
+        FROM outbox_relay_destination s JOIN outbox_relay r ON r.id = s.relay_id WHERE s.destination = lane.destination AND ` + IsAlive
 
 // Unserved selects the destinations with pending deliveries that no registered relay serves.
 const Unserved = `
@@ -112,4 +112,4 @@ WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s
 ORDER BY p.destination`
 
 // RelaysDisagree is true while a registered relay was configured without some of the stored routes.
-const RelaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY instance HAVING count(*) < (SELECT count(*) FROM outbox_route))`
+const RelaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY relay_id HAVING count(*) < (SELECT count(*) FROM outbox_route))`

@@ -83,6 +83,6 @@ func (db *Database) BlockVacuum() {
 // Serve registers a relay that delivers to the given destinations.
 func (db *Database) Serve(destinations ...string) {
 	db.Helper()
-	db.Exec(`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance)
-		INSERT INTO outbox_relay_destination SELECT r.instance, unnest($1::text[]) FROM r`, destinations)
+	db.Exec(`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING id)
+		INSERT INTO outbox_relay_destination SELECT r.id, unnest($1::text[]) FROM r`, destinations)
 }

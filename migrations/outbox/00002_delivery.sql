@@ -20,12 +20,12 @@ CREATE TABLE outbox_destination (
     paused            boolean          NOT NULL DEFAULT false,
     paused_reason     text,
     paused_at         timestamptz,
-    -- closed: deliveries flow. open: nothing is claimed until breaker_until. half_open: breaker_owner tries alone, until
+    -- closed: deliveries flow. open: nothing is claimed until breaker_until. half_open: breaker_relay_id tries alone, until
     -- breaker_until.
     breaker           text COLLATE "C" NOT NULL DEFAULT 'closed',
     breaker_opened_at timestamptz,
     breaker_until     timestamptz,
-    breaker_owner     integer,
+    breaker_relay_id  integer,
     breaker_probes    integer          NOT NULL DEFAULT 0,
     breaker_error     text,
     -- The evidence against a destination is shared by all relays and outlives each: at a quiet destination one relay alone,
@@ -38,7 +38,7 @@ CREATE TABLE outbox_destination (
     CONSTRAINT outbox_destination_breaker_is_known CHECK (breaker IN ('closed', 'open', 'half_open')),
     CONSTRAINT outbox_destination_breaker_has_times
         CHECK ((breaker = 'closed') = (breaker_opened_at IS NULL) AND (breaker = 'closed') = (breaker_until IS NULL)),
-    CONSTRAINT outbox_destination_breaker_owner_tries CHECK ((breaker = 'half_open') = (breaker_owner IS NOT NULL)),
+    CONSTRAINT outbox_destination_half_open_has_a_relay CHECK ((breaker = 'half_open') = (breaker_relay_id IS NOT NULL)),
     CONSTRAINT outbox_destination_breaker_failures_is_not_negative CHECK (breaker_failures >= 0)
 );
 
@@ -85,6 +85,7 @@ ALTER TABLE outbox_delivery ALTER COLUMN ordering_key SET (n_distinct = -0.9);
 
 COMMENT ON TABLE outbox_delivery IS 'One event to one destination. Destination '''' means parked: no route matched.';
 COMMENT ON COLUMN outbox_delivery.claim IS 'The fence: grows with every claim; a settle with an older number changes nothing.';
+COMMENT ON COLUMN outbox_delivery.claimed_by IS 'The relay (outbox_relay.id) that has it in flight, or died with it: lease_expires_at and outbox_void say whether the claim holds.';
 COMMENT ON COLUMN outbox_delivery.attempts IS 'POSTs made. Written by the settle: a stop, a rescue or a hold spends none.';
 COMMENT ON COLUMN outbox_delivery.rescues IS 'Up to six: claims since the last settle whose relay died, or let the lease end. Beyond: requests since then that were sent alone and never settled. At a limit the delivery fails as crash_loop.';
 COMMENT ON COLUMN outbox_delivery.replay IS 'An operator made it pending again: it is sent after live events and backlog, and says so in a header.';
@@ -121,7 +122,7 @@ CREATE TABLE outbox_attempt (
     started_at  timestamptz      NOT NULL,
     duration_ms integer          NOT NULL,
     attempt     integer          NOT NULL,
-    relay       integer          NOT NULL,
+    relay_id    integer          NOT NULL,
     http_status smallint,
     destination text COLLATE "C" NOT NULL,
     outcome     text COLLATE "C" NOT NULL,

@@ -3,7 +3,7 @@
 -- +goose Up
 CREATE TABLE outbox_relay (
     -- The number under which a relay claims.
-    instance          integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id                integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name              text        NOT NULL,
     version           text        NOT NULL,
     started_at        timestamptz NOT NULL DEFAULT now(),
@@ -23,13 +23,13 @@ CREATE TABLE outbox_relay (
 -- A session and not an advisory lock shows that the relay lives: any login of the database could hold, or queue for, the lock.
 COMMENT ON TABLE outbox_relay IS 'Live relays. A row belongs to a dead relay when its session is gone, when its heartbeat is older than 15 seconds or, without a session, older than its lease. Its claims end with the row.';
 COMMENT ON COLUMN outbox_relay.lease IS 'For how long the claims of the relay hold. Without a session, also after how long without a heartbeat it is dead.';
-COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s session, whose application_name is ''outbox-relay session '' and the instance. Null, behind a pooler: only an old heartbeat says that the relay is dead.';
+COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s session, whose application_name is ''outbox-relay session '' and the id. Null, behind a pooler: only an old heartbeat says that the relay is dead.';
 COMMENT ON COLUMN outbox_relay.server_started_at IS 'When the server of the session started. A copy of this row on another server has no session there.';
 COMMENT ON COLUMN outbox_relay.quarantined IS 'Why the relay does nothing here. Null: it works. Set together with its environment and address, which accepting records.';
 COMMENT ON COLUMN outbox_relay.asleep IS 'Nothing of the relay runs: a connection that outboxes share writes its heartbeat twice a minute and listens for it.';
 
 CREATE TABLE outbox_relay_destination (
-    instance      integer          NOT NULL REFERENCES outbox_relay ON DELETE CASCADE,
+    relay_id      integer          NOT NULL REFERENCES outbox_relay ON DELETE CASCADE,
     destination   text COLLATE "C" NOT NULL,
     -- A salted digest of the settings, and one of the secrets, that the relay has for the destination. They are too short to tell a
     -- secret by.
@@ -42,27 +42,27 @@ CREATE TABLE outbox_relay_destination (
     -- not. '-infinity': an operator has ended the wait.
     wait_until    timestamptz,
     slowed_to     float8,
-    PRIMARY KEY (destination, instance)
+    PRIMARY KEY (destination, relay_id)
 );
 
 COMMENT ON TABLE outbox_relay_destination IS 'Which destinations each registered relay delivers to. Pending deliveries of any other destination are unserved.';
 
 -- What each relay is configured for, so that no relay's start or stop removes routes that another live relay has.
 CREATE TABLE outbox_relay_route (
-    instance    integer          NOT NULL REFERENCES outbox_relay ON DELETE CASCADE,
+    relay_id    integer          NOT NULL REFERENCES outbox_relay ON DELETE CASCADE,
     pattern     text COLLATE "C" NOT NULL,
     destination text COLLATE "C" NOT NULL,
-    PRIMARY KEY (pattern, destination, instance)
+    PRIMARY KEY (pattern, destination, relay_id)
 );
 
 -- To remove a relay's routes with its row.
-CREATE INDEX outbox_relay_route_instance ON outbox_relay_route (instance);
+CREATE INDEX outbox_relay_route_relay ON outbox_relay_route (relay_id);
 
 COMMENT ON TABLE outbox_relay_route IS 'The routes that each registered relay was configured with; one that stops withdraws its own first. outbox_route is the union of them, or what it was while there are none.';
 
 CREATE TABLE outbox_rescue (
     at       timestamptz NOT NULL DEFAULT now(),
-    instance integer     NOT NULL
+    relay_id integer     NOT NULL
 );
 -- Without a key, and with this, rows can be deleted while all tables of the database are published.
 ALTER TABLE outbox_rescue REPLICA IDENTITY FULL;
@@ -72,13 +72,13 @@ COMMENT ON TABLE outbox_rescue IS 'Relays that were found dead in the last day.'
 -- Claims that ended before their lease. A rescue writes one row here instead of changing every delivery: it would have to
 -- search all that is pending for them, because no index may hold claimed_by (the claim would not stay heap-only).
 CREATE TABLE outbox_void (
-    instance integer     NOT NULL,
+    relay_id integer     NOT NULL,
     -- Which claims of the relay: those whose lease ends in this range. Afterwards the lease says the same.
     after    timestamptz NOT NULL,
     until    timestamptz NOT NULL,
     -- Whether the relay died with them. Only then may a delivery have killed it.
     died     boolean     NOT NULL,
-    PRIMARY KEY (instance, until)
+    PRIMARY KEY (relay_id, until)
 );
 
 COMMENT ON TABLE outbox_void IS 'Claims that no longer hold although their lease lasts: of relays that died or left, or claims whose acknowledgement was lost.';
@@ -87,7 +87,7 @@ COMMENT ON TABLE outbox_void IS 'Claims that no longer hold although their lease
 -- vacuum is blocked. Its primary key is the lock of the takers. See docs/decisions/0069-intake-by-snapshot-difference.md.
 CREATE TABLE outbox_range (
     seq      bigint      PRIMARY KEY,
-    relay    integer     NOT NULL,
+    relay_id integer     NOT NULL,
     fence    bigint      NOT NULL,
     base     pg_snapshot NOT NULL,
     target   pg_snapshot NOT NULL,
@@ -104,7 +104,7 @@ CREATE TABLE outbox_range (
 ) WITH (fillfactor = 50);
 
 -- No transaction is visible in this snapshot: all events are new, also those that are inserted before this file is applied.
-INSERT INTO outbox_range (seq, relay, fence, base, target, low, upto, more, oldest, ended_at)
+INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, ended_at)
 VALUES (1, 0, 0, '3:3:', '3:3:', 0, 0, false, 1, now());
 
 COMMENT ON TABLE outbox_range IS 'Events that a relay has taken together: those visible in target and not in base, with ids above low and up to upto. The last row is how far all relays have come.';
@@ -293,7 +293,7 @@ REVOKE ALL ON FUNCTION outbox_count_change(), outbox_is_routed(bigint), outbox_c
 CREATE TRIGGER outbox_route_is_counted AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON outbox_route
     FOR EACH STATEMENT EXECUTE FUNCTION outbox_count_change();
 CREATE TRIGGER outbox_destination_is_counted AFTER UPDATE ON outbox_destination FOR EACH ROW
-    WHEN ((OLD.paused, OLD.breaker, OLD.breaker_owner) IS DISTINCT FROM (NEW.paused, NEW.breaker, NEW.breaker_owner))
+    WHEN ((OLD.paused, OLD.breaker, OLD.breaker_relay_id) IS DISTINCT FROM (NEW.paused, NEW.breaker, NEW.breaker_relay_id))
     EXECUTE FUNCTION outbox_count_change();
 CREATE TRIGGER outbox_destination_is_counted_when_new AFTER INSERT ON outbox_destination FOR EACH ROW
     WHEN (NEW.paused OR NEW.breaker <> 'closed') EXECUTE FUNCTION outbox_count_change();

@@ -222,7 +222,7 @@ func outage(t *testing.T) *relaytest.Database {
 	db := relaytest.Covered(t, "logistics")
 	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('invoice.*', 'logistics'), ('customer.*', 'crm'), ('invoice.*', 'analytics')`)
 	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid, started_at) VALUES ('billing-1', '1.0.0', 41, now() - interval '3 days 7 hours'), ('billing-2', '1.0.0', 42, now() - interval '58 minutes')`)
-	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)
+	db.Exec(`INSERT INTO outbox_relay_destination (relay_id, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, created_at, available_at)
 		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7, 'customer', json_build_object('name', 'Nordlicht GmbH', 'country', 'XK'), 'lines', json_build_array(json_build_object('sku', 'A-17', 'price', 12.50))),
 		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds', now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds'
@@ -238,7 +238,7 @@ func outage(t *testing.T) *relaytest.Database {
 	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('analytics', 'open', now() - interval '9 minutes', now() + interval '4 seconds', '503 Service Unavailable: upstream is restarting')
 		ON CONFLICT (destination) DO UPDATE SET breaker = 'open', breaker_opened_at = excluded.breaker_opened_at, breaker_until = excluded.breaker_until, breaker_error = excluded.breaker_error`)
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason, http_status, error)
 		SELECT 1301, a, now() - interval '6 minutes 35 seconds' + make_interval(secs => s), ms, a, 1, 'analytics', 'retry', 'unavailable', 503, '503 Service Unavailable: upstream is restarting'
 		FROM (VALUES (1, 0, 31), (2, 7, 28)) v (a, s, ms)`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, opened_at, count, detail, first_event_id) VALUES

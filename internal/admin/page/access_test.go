@@ -187,7 +187,7 @@ func TestAccess(t *testing.T) {
 	full.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, reload_error, reload_failed_at) VALUES ('b', 'v', now() + interval '1 hour', 'no url', now())`)
 	full.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers) SELECT 't', '{"a": 1}', i, 'o', 'r', '{"x-a": "b"}' FROM generate_series(1, 4) i`)
 	full.Settled("failed", "event_id = 1")
-	full.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
+	full.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason, http_status, error)
 		SELECT i, 1, now() + make_interval(mins => i), 12, 1, 1, 'default', 'retry', 'unauthorized', 401, '401 Unauthorized' FROM generate_series(1, 3) i`)
 	full.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('default', true, now(), 'open', now(), now() + interval '1 hour', '401 Unauthorized')`)

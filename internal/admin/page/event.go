@@ -147,7 +147,7 @@ func timeline(report ops.EventReport) (all []moment) {
 			answer = fmt.Sprint(*a.HTTPStatus)
 		}
 		title := fmt.Sprintf("Attempt %d: %s, %s", a.Attempt, answer, strings.ReplaceAll(string(a.Reason), "_", " "))
-		add(a.StartedAt, "attempt", a.Destination, title, fmt.Sprintf("%s · took %d ms · relay %d", cmp.Or(text(a.Error), "no text"), a.DurationMS, a.Relay))
+		add(a.StartedAt, "attempt", a.Destination, title, fmt.Sprintf("%s · took %d ms · relay %d", cmp.Or(text(a.Error), "no text"), a.DurationMS, a.RelayID))
 		all[len(all)-1].like = a.Destination + "\x00" + title + "\x00" + text(a.Error)
 	}
 	for _, m := range report.Explain().History {

@@ -16,8 +16,8 @@ func TestPagesOfAlerts(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) SELECT 'lag', 'd' || i FROM generate_series(0, 149) i`)
-	db.Exec(`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r1', '1') RETURNING instance)
-		INSERT INTO outbox_relay_destination (instance, destination, settings) SELECT instance, 'd' || i, '' FROM r, generate_series(0, 149) i`)
+	db.Exec(`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r1', '1') RETURNING id)
+		INSERT INTO outbox_relay_destination (relay_id, destination, settings) SELECT id, 'd' || i, '' FROM r, generate_series(0, 149) i`)
 	s := serve(t, db.Pool)
 	for path, want := range map[string]struct {
 		alerts      int

@@ -141,7 +141,7 @@ func TestCanariesStayInert(t *testing.T) {
 		SELECT replace($1, ' ', '-'), json_build_object('secret', 'hidden-payload-4471'), $1, $1, $1, jsonb_build_object('x-a', 'canary-header')`, canary)
 	db.Settled("failed", "true")
 	db.Exec(`UPDATE outbox_delivery SET last_error = $1, last_reason = $1`, canary)
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason, http_status, error)
 		VALUES (1, 1, now(), 12, 1, 1, 'default', 'retry', $1, 500, $1)`, canary)
 	db.Exec(`INSERT INTO outbox_relay (name, version, quarantined) VALUES ($1, $1, $1)`, canary)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, detail, first_error) VALUES ('failed', $1, $1, $1)`, canary)
@@ -409,7 +409,7 @@ func TestTimelineOfManyProbes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(1, "k")
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason, error)
 		SELECT 1, i, now() + make_interval(mins => i), 1, CASE WHEN i < 10 THEN 1 ELSE 2 END, i % 2, 'default', 'hold', 'connect', 'refused' FROM generate_series(1, 11) i`)
 	_, body := serve(t, db.Pool).get("/events/1")
 	if n := strings.Count(body, "no answer, connect"); n != 4 || !strings.Contains(body, "7 more like it within 8m") {
@@ -456,7 +456,7 @@ func TestTimelineKeepsWhatWasBeforeAReplay(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Insert(1, "k")
 	db.Settled("failed", "true")
-	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay_id, outcome, reason, duration_ms, started_at)
 		VALUES (1, 'default', 1, 1, 1, 'fail', 'rejected', 0, clock_timestamp())`)
 	if _, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}}, 0, nil); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ func TestDestinationTellsEachFaultOnce(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('r', 'v', now() + interval '1 hour'); INSERT INTO outbox_relay_destination VALUES (1, 'default')`)
 	db.Insert(3, "k")
 	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now(), last_error = '401 Unauthorized', last_reason = 'unauthorized' WHERE event_id < 3`)
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason, http_status, error)
 		VALUES (1, 1, now(), 12, 1, 1, 'default', 'retry', 'unauthorized', 401, '401 Unauthorized')`)
 	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error) VALUES ('default', 'open', now(), now() + interval '1 hour', '401 Unauthorized')`)
 	s := serve(t, db.Pool)
@@ -23,7 +23,7 @@ func TestDestinationTellsEachFaultOnce(t *testing.T) {
 		t.Errorf("what is held is counted twice:\n%s", body)
 	}
 	// What opened the breaker is held, and only what was sent since then is a probe.
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, http_status, error)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason, http_status, error)
 		SELECT 1, 10 + n, (SELECT breaker_opened_at FROM outbox_destination) + n * interval '1 second', 12, 1, 1, 'default', 'hold', 'unauthorized', 401, '401 Unauthorized' FROM generate_series(-1, 1, 2) n`)
 	s.forget()
 	if _, body := s.get("/destinations/default"); strings.Count(body, ">probe<") != 1 || strings.Count(body, ">held<") != 3 {
@@ -53,7 +53,7 @@ func TestRelaysPageNamesTheirFaults(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, reload_error, reload_failed_at) VALUES ('b', 'v', now() + interval '1 hour', 'no url', now())`)
-	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination, refused_at, refused_error) VALUES (1, 'default', now(), '401 Unauthorized')`)
+	db.Exec(`INSERT INTO outbox_relay_destination (relay_id, destination, refused_at, refused_error) VALUES (1, 'default', now(), '401 Unauthorized')`)
 	_, body := serve(t, db.Pool).get("/relays")
 	for _, want := range []string{"Relay &#34;b&#34; refused its new configuration: no url.", "Only relay b is refused by &#34;default&#34;: 401 Unauthorized."} {
 		if !strings.Contains(body, want) {

@@ -110,11 +110,11 @@ func printRoutes(w io.Writer, list RouteList, compared bool) error {
 	return nil
 }
 
-// relayNames names relays by name and instance.
+// relayNames names relays by name and number.
 func relayNames(relays []ops.RelayName) string {
 	var names []string
 	for _, r := range relays {
-		names = append(names, fmt.Sprintf("%s (%d)", r.Name, r.Instance))
+		names = append(names, fmt.Sprintf("%s (%d)", r.Name, r.RelayID))
 	}
 	if len(names) == 0 {
 		return "none"

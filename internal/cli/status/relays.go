@@ -38,14 +38,14 @@ func (cmd Relays) Run(inv *cli.Invocation) error {
 // printRelays prints the relays, and below them what distinguishes one from the others: status and
 // alerts lead here.
 func printRelays(w io.Writer, list []ops.RelayStatus, differences []watch.Difference) error {
-	const header = "NAME\tINSTANCE\tVERSION\tSTATE\tLAST SEEN\tIN FLIGHT\tSEEN BY\tSTARTED\tSERVES"
+	const header = "NAME\tID\tVERSION\tSTATE\tLAST SEEN\tIN FLIGHT\tSEEN BY\tSTARTED\tSERVES"
 	err := output.List(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {
 		seenBy := "session"
 		if !r.Session {
 			seenBy = "heartbeat" // behind a pooler
 		}
 		return []any{
-			r.Name, r.Instance, r.Version, r.State, output.Age(r.HeartbeatAgeSeconds) + " ago", r.InFlight, seenBy, r.StartedAt,
+			r.Name, r.RelayID, r.Version, r.State, output.Age(r.HeartbeatAgeSeconds) + " ago", r.InFlight, seenBy, r.StartedAt,
 			strings.Join(r.Destinations, ", "),
 		}
 	})

@@ -55,7 +55,7 @@ well. --json prints {databases: [{database, status?, error?}]} then; --healthche
                  next page; empty: this is the last page
   untaken        {events, oldest_seconds}: events that are not routed yet, since no relay has taken them, and the age of the oldest
   parked         deliveries that match no route
-  relays         [{instance, name, state, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
+  relays         [{relay_id, name, state, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
                  destinations, destinations_left?, reload_error?, reload_failed_at?, refused_by?, refused_by_left?, asleep?}]
   differences?   [{destination, secrets, relays}]: relays that have different settings of a destination; secrets: nothing else differs
   refusals?      [{destination, relays, error, seconds}]: relays that a destination refuses while another relay may be accepted
@@ -180,7 +180,7 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 		if r.State == "silent" && r.InFlight > 0 {
 			has = fmt.Sprintf(", %s in flight", upTo(r.InFlight))
 		}
-		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago%s\n", r.Instance, r.Name, r.Version,
+		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago%s\n", r.RelayID, r.Name, r.Version,
 			r.State, r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds), has)
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts)+s.AlertsLeft)

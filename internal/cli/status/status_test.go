@@ -39,9 +39,9 @@ func TestPrintStatus(t *testing.T) {
 		Untaken: ops.Untaken{Events: 10_001, OldestSeconds: 61},
 		Parked:  2,
 		Relays: []ops.RelayStatus{
-			{Instance: 1, Name: "a", State: "idle", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
-			{Instance: 2, Name: "b", State: "silent", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10, InFlight: 50},
-			{Instance: 3, Name: "c", State: "busy", Version: "v1", StartedAt: at},
+			{RelayID: 1, Name: "a", State: "idle", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
+			{RelayID: 2, Name: "b", State: "silent", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10, InFlight: 50},
+			{RelayID: 3, Name: "c", State: "busy", Version: "v1", StartedAt: at},
 		},
 		Alerts: []alert.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
 		Advice: []ops.Advice{{Text: "\"logistics\"\nis paused.", Commands: []string{"outbox-relay resume logistics"}}},
@@ -105,9 +105,9 @@ func TestRelaysAreTold(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var b bytes.Buffer
 	err := printRelays(output.NewTextWriter(&b, false), []ops.RelayStatus{
-		{Instance: 1, Name: "a", Called: "a", ReloadError: "line 3:\nno url", ReloadFailedAt: &at},
-		{Instance: 2, Name: "b", Called: "b", RefusedBy: []string{"mail", "shop"}},
-		{Instance: 3, Name: "c", Called: "c", Quarantined: "a copy"},
+		{RelayID: 1, Name: "a", Called: "a", ReloadError: "line 3:\nno url", ReloadFailedAt: &at},
+		{RelayID: 2, Name: "b", Called: "b", RefusedBy: []string{"mail", "shop"}},
+		{RelayID: 3, Name: "c", Called: "c", Quarantined: "a copy"},
 	}, []watch.Difference{{Destination: "shop", Secrets: true, Relays: [][]string{{"a", "c"}, {"b"}}}})
 	testkit.Must(t, err)
 	for _, want := range []string{

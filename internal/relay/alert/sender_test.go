@@ -105,7 +105,7 @@ func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 	// Whether a relay tries it, in every state.
 	for _, state := range []struct{ change, says string }{
 		{`SELECT 1`, "no running relay has it, so that none tries it"},
-		{`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r', '') RETURNING instance) INSERT INTO outbox_relay_destination SELECT instance, 'default' FROM r`, "a relay tries it every few seconds, with what is due"},
+		{`WITH r AS (INSERT INTO outbox_relay (name, version) VALUES ('r', '') RETURNING id) INSERT INTO outbox_relay_destination SELECT id, 'default' FROM r`, "a relay tries it every few seconds, with what is due"},
 		{`UPDATE outbox_destination SET paused = true, paused_at = now()`, "it is paused, and no relay tries it before it is resumed"},
 	} {
 		db.Exec(state.change)

@@ -104,7 +104,7 @@ func TestArchiveDoesNotWaitForReaders(t *testing.T) {
 	db.at("2020-01-01 00:00:00+00")
 	db.archive(Retention{ArchiveAfter: days})
 	db.keptLong()
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
 	db.at("2020-02-01 00:00:00+00") // makes a month beside the one that is read
 	tx := db.Begin()
 	_, err := tx.Exec(t.Context(), `SELECT FROM outbox_archive`)
@@ -124,7 +124,7 @@ func TestPruneAttempts(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	add := func(n int, age string) {
-		db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+		db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason)
 			SELECT 1, coalesce((SELECT max(claim) FROM outbox_attempt), 0) + i, now() - $2::interval, 1, 1, 1, 'default', 'retry', 'x' FROM generate_series(1, $1) i`, n, age)
 	}
 	add(2*attemptBatch, "91 days")
@@ -265,7 +265,7 @@ func TestArchivePlans(t *testing.T) {
 	events, attempts, pages = 0, 0, 0
 
 	db.InsertOld(120_000, "key")
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason)
 		SELECT 1, i, now() - interval '40 days', 1, 1, 1, 'default', 'retry', 'x' FROM generate_series(1, 120000) i`)
 	db.Exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'test', 's', i, 'succeeded', now() - interval '40 days' FROM generate_series(1, 120000) i`)
 	db.Exec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 's', now() - interval '30 days', now() - interval '1 day')`)

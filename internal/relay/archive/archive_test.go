@@ -236,7 +236,7 @@ func TestArchiveGivesWayToAnother(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.InsertOld(1, "key")
-	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
 	tx := db.Begin()
 	_, err := tx.Exec(t.Context(), `LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE`)
 	relaytest.Must(t, err)

@@ -47,19 +47,19 @@ type Keeper struct {
 // have read when it is due.
 const yield = 2 * time.Second
 
-// Tend writes what the breaker of a lane has decided, for the relay that is registered as instance,
+// Tend writes what the breaker of a lane has decided, for the relay that is registered as relayID,
 // or begins its trial when that is due. It returns when to tend it again; zero: when a result
 // changes the breaker. scan says that claims must read what was held now. What an error has kept
 // from being written is due again at once.
-func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32) (next time.Time, scan bool, err error) {
+func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, relayID int32) (next time.Time, scan bool, err error) {
 	v := l.View(now)
 	b, hold, untilTurn := &v.Breaker, v.Hold, v.UntilTurn
 	switch {
 	case b.Write == policy.WriteOpen:
-		next, err = k.writeOpen(ctx, l, v, instance)
+		next, err = k.writeOpen(ctx, l, v, relayID)
 		return next, false, err
 	case b.Write == policy.WriteClosed:
-		scan, err = k.writeClosed(ctx, l, v, instance)
+		scan, err = k.writeClosed(ctx, l, v, relayID)
 		return time.Time{}, scan, err
 	case b.State == policy.BreakerOpen && now.Before(b.TryAt):
 		return b.TryAt, false, nil
@@ -68,11 +68,11 @@ func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32
 	case b.Alone:
 		return time.Time{}, k.tryAlone(l, b.State), nil
 	case b.State == policy.BreakerOpen:
-		return k.beginTrial(ctx, l, v, now, instance)
+		return k.beginTrial(ctx, l, v, now, relayID)
 	case b.State == policy.BreakerHalfOpen && untilTurn > yield:
-		return now.Add(untilTurn), false, k.leaveTrial(ctx, l, v, now, instance)
+		return now.Add(untilTurn), false, k.leaveTrial(ctx, l, v, now, relayID)
 	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
-		scan, err = k.renewTrial(ctx, l, v, now, instance)
+		scan, err = k.renewTrial(ctx, l, v, now, relayID)
 		return time.Time{}, scan, err
 	case b.State == policy.BreakerHalfOpen && untilTurn == 0 && !v.Busy && !v.Scanned:
 		return now, false, nil
@@ -87,11 +87,11 @@ func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, instance int32
 }
 
 // writeOpen writes that a breaker has opened, and returns when its first or next trial is due.
-func (k *Keeper) writeOpen(ctx context.Context, l Lane, v View, instance int32) (next time.Time, err error) {
+func (k *Keeper) writeOpen(ctx context.Context, l Lane, v View, relayID int32) (next time.Time, err error) {
 	var others bool // that may be accepted
 	if v.Breaker.MayBeAlone() {
 		var held bool
-		if others, held, err = (store{k.DB}).recordRefusal(ctx, v.Destination, instance, v.Breaker.Cause); err != nil {
+		if others, held, err = (store{k.DB}).recordRefusal(ctx, v.Destination, relayID, v.Breaker.Cause); err != nil {
 			return time.Time{}, err
 		}
 		if others && !held {
@@ -101,7 +101,7 @@ func (k *Keeper) writeOpen(ctx context.Context, l Lane, v View, instance int32) 
 			return next, nil
 		}
 	}
-	wait, probes, err := store{k.DB}.openBreaker(ctx, v.Destination, instance, v.Breaker)
+	wait, probes, err := store{k.DB}.openBreaker(ctx, v.Destination, relayID, v.Breaker)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -134,16 +134,16 @@ func (k *Keeper) tryAlone(l Lane, state policy.BreakerState) (scan bool) {
 }
 
 // writeClosed writes that a breaker has closed, and makes the next claims read all that was held.
-func (k *Keeper) writeClosed(ctx context.Context, l Lane, v View, instance int32) (scan bool, err error) {
+func (k *Keeper) writeClosed(ctx context.Context, l Lane, v View, relayID int32) (scan bool, err error) {
 	if v.Breaker.Alone {
-		if err := (store{k.DB}).clearRefusal(ctx, v.Destination, instance); err != nil {
+		if err := (store{k.DB}).clearRefusal(ctx, v.Destination, relayID); err != nil {
 			return false, err
 		}
 		l.Change(func(b *policy.Breaker) { b.ClosedAlone(time.Now()) })
 		l.Rescan(false)
 		return true, nil
 	}
-	if err := CloseBreaker(ctx, k.DB, v.Destination, instance); err != nil {
+	if err := CloseBreaker(ctx, k.DB, v.Destination, relayID); err != nil {
 		return false, err
 	}
 	l.Change(func(b *policy.Breaker) {
@@ -159,8 +159,8 @@ func (k *Keeper) writeClosed(ctx context.Context, l Lane, v View, instance int32
 
 // beginTrial begins a trial of a lane if no other relay does, and returns when to try that again if
 // it has not.
-func (k *Keeper) beginTrial(ctx context.Context, l Lane, v View, now time.Time, instance int32) (next time.Time, scan bool, err error) {
-	taken, events, err := store{k.DB}.tryBreaker(ctx, v.Destination, instance, v.Hold, v.Breaker.Implausible(v.Hold))
+func (k *Keeper) beginTrial(ctx context.Context, l Lane, v View, now time.Time, relayID int32) (next time.Time, scan bool, err error) {
+	taken, events, err := store{k.DB}.tryBreaker(ctx, v.Destination, relayID, v.Hold, v.Breaker.Implausible(v.Hold))
 	if err != nil {
 		return time.Time{}, false, err
 	}
@@ -185,7 +185,7 @@ func (k *Keeper) beginTrial(ctx context.Context, l Lane, v View, now time.Time, 
 
 // renewTrial prolongs this relay's trial of a lane, or closes the breaker when there was nothing to
 // send: all that waited is gone, or waits behind another delivery.
-func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, instance int32) (scan bool, err error) {
+func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, relayID int32) (scan bool, err error) {
 	vain := !v.Busy && v.UntilTurn == 0
 	l.Change(func(b *policy.Breaker) {
 		if vain = vain && b.State == policy.BreakerHalfOpen && !b.Accepted; vain {
@@ -193,9 +193,9 @@ func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, 
 		}
 	})
 	if vain {
-		return k.writeClosed(ctx, l, v, instance)
+		return k.writeClosed(ctx, l, v, relayID)
 	}
-	held, err := store{k.DB}.renewTrial(ctx, v.Destination, instance, v.Hold)
+	held, err := store{k.DB}.renewTrial(ctx, v.Destination, relayID, v.Hold)
 	if err != nil {
 		return false, err
 	}
@@ -214,8 +214,8 @@ func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, 
 
 // leaveTrial leaves this relay's trial of a lane to other relays: the destination has asked this one
 // to wait, perhaps no other.
-func (k *Keeper) leaveTrial(ctx context.Context, l Lane, v View, now time.Time, instance int32) error {
-	if err := (store{k.DB}).leaveTrial(ctx, v.Destination, instance); err != nil {
+func (k *Keeper) leaveTrial(ctx context.Context, l Lane, v View, now time.Time, relayID int32) error {
+	if err := (store{k.DB}).leaveTrial(ctx, v.Destination, relayID); err != nil {
 		return err
 	}
 	l.Change(func(b *policy.Breaker) {

@@ -16,16 +16,16 @@ import (
 // A side is one relay's lane of the destination "default", and the keeper of that relay.
 type side struct {
 	*relaytest.Database
-	keeper   Keeper
-	instance int32
-	view     View
-	now      time.Time
-	walks    []bool // the argument of each call of Walk
-	due      int    // how often alerts were due
+	keeper  Keeper
+	relayID int32
+	view    View
+	now     time.Time
+	walks   []bool // the argument of each call of Walk
+	due     int    // how often alerts were due
 }
 
-func newSide(db *relaytest.Database, instance int32) *side {
-	s := &side{Database: db, instance: instance, now: time.Now()}
+func newSide(db *relaytest.Database, relayID int32) *side {
+	s := &side{Database: db, relayID: relayID, now: time.Now()}
 	s.view = View{Destination: "default", Hold: time.Minute, Breaker: policy.Breaker{Policy: policy.BreakerPolicy{}.WithDefaults()}}
 	s.keeper = Keeper{DB: db.Pool, Log: zerolog.Nop(), Poll: time.Second, Due: func() { s.due++ }}
 	return s
@@ -40,7 +40,7 @@ func (s *side) Rescan(probe bool)                   { s.walks = append(s.walks, 
 func (s *side) tend() (look bool) {
 	s.Helper()
 	s.now = s.now.Add(time.Hour)
-	_, look, err := s.keeper.Tend(s.Context(), s, s.now, s.instance)
+	_, look, err := s.keeper.Tend(s.Context(), s, s.now, s.relayID)
 	relaytest.Must(s, err)
 	return look
 }
@@ -55,7 +55,7 @@ func (s *side) fail(reason policy.Reason, n int) {
 // want compares the row of the destination.
 func (s *side) want(row string) {
 	s.Helper()
-	got := relaytest.Row[string](s.Database, `SELECT concat_ws(' ', breaker, 'owner', coalesce(breaker_owner, 0), 'probes', breaker_probes, 'failures', breaker_failures)
+	got := relaytest.Row[string](s.Database, `SELECT concat_ws(' ', breaker, 'owner', coalesce(breaker_relay_id, 0), 'probes', breaker_probes, 'failures', breaker_failures)
 		FROM outbox_destination WHERE destination = 'default'`)
 	if got != row {
 		s.Errorf("the destination is %q, want %q", got, row)
@@ -223,10 +223,10 @@ func TestTrialWithoutAcknowledgement(t *testing.T) {
 	one.fail(policy.ReasonConnect, 1)
 	one.tend()
 	one.pass()
-	_, _, err := store{db.Pool}.tryBreaker(t.Context(), "default", one.instance, time.Minute, time.Hour)
+	_, _, err := store{db.Pool}.tryBreaker(t.Context(), "default", one.relayID, time.Minute, time.Hour)
 	relaytest.Must(t, err)
 	b := &one.view.Breaker
-	b.ApplyState(time.Now(), time.Now(), policy.DestinationState{Breaker: "half_open", Owner: one.instance, Remaining: time.Minute}, one.instance)
+	b.ApplyState(time.Now(), time.Now(), policy.DestinationState{Breaker: "half_open", Owner: one.relayID, Remaining: time.Minute}, one.relayID)
 	if wait := time.Until(b.TryAt); wait > 0 {
 		t.Errorf("it waits for itself, for %s", wait)
 	}
@@ -297,7 +297,7 @@ func TestBreakerIsWrittenLater(t *testing.T) {
 	s := newSide(db, 1)
 	s.fail(policy.ReasonConnect, 1)
 	db.Exec(`ALTER TABLE outbox_destination RENAME TO away`)
-	if _, _, err := s.keeper.Tend(t.Context(), s, time.Now(), s.instance); err == nil {
+	if _, _, err := s.keeper.Tend(t.Context(), s, time.Now(), s.relayID); err == nil {
 		t.Fatal("no error without the table")
 	}
 	db.Exec(`ALTER TABLE away RENAME TO outbox_destination`)
@@ -379,8 +379,8 @@ func TestProbeWaitsForWhatIsDueNext(t *testing.T) {
 func TestFirstRefusalIsNotCalledTheOnlyOne(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	db.Exec(`INSERT INTO outbox_relay (instance, name, version) OVERRIDING SYSTEM VALUE VALUES (1, 'a', ''), (2, 'b', '');
-		INSERT INTO outbox_relay_destination (instance, destination) VALUES (1, 'default'), (2, 'default')`)
+	db.Exec(`INSERT INTO outbox_relay (id, name, version) OVERRIDING SYSTEM VALUE VALUES (1, 'a', ''), (2, 'b', '');
+		INSERT INTO outbox_relay_destination (relay_id, destination) VALUES (1, 'default'), (2, 'default')`)
 	var log strings.Builder
 	s := newSide(db, 1)
 	s.keeper.Log = zerolog.New(&log)

@@ -46,7 +46,7 @@ func TestBreakersOfTwoRelays(t *testing.T) {
 				}
 				for _, step := range []func(*laneSide, *rapid.T){(*laneSide).wait, (*laneSide).beat, (*laneSide).tend, (*laneSide).claim} {
 					step(s, t)
-					m.follow(t, s.instance, "")
+					m.follow(t, s.relayID, "")
 				}
 				for s.senders > 0 {
 					s.send(t)
@@ -82,28 +82,28 @@ type row struct {
 type laneSide struct {
 	*machine
 	*lane.Lane
-	all      *lane.Lanes
-	keeper   breaker.Keeper
-	instance int32
-	senders  int
-	sent     []lane.Delivery
-	trial    time.Time // when it began
+	all     *lane.Lanes
+	keeper  breaker.Keeper
+	relayID int32
+	senders int
+	sent    []lane.Delivery
+	trial   time.Time // when it began
 }
 
 func (m *machine) newSide() *laneSide {
 	all := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })
 	d := post.Destination{Name: "default", URL: "http://receiver.test/", MaxInFlight: m.width, Breaker: policy.BreakerPolicy{Failures: 1}}
 	relaytest.Must(m, all.Set(time.Now(), []post.Destination{d.WithDefaults(post.Egress{})}, nil))
-	instance, err := session.Register(m.Context(), m.Pool, false, "relay", "", time.Minute)
+	relayID, err := session.Register(m.Context(), m.Pool, false, "relay", "", time.Minute)
 	relaytest.Must(m, err)
-	s := &laneSide{machine: m, Lane: all.Get("default"), all: all, instance: instance}
+	s := &laneSide{machine: m, Lane: all.Get("default"), all: all, relayID: relayID}
 	s.SetShare(capacity.Divide(m.width, []capacity.Sharer{{Active: true}}), true)
 	s.keeper = breaker.Keeper{DB: m.Pool, Log: zerolog.Nop(), Poll: time.Second, Due: func() {}}
 	return s
 }
 
 func (m *machine) read() row {
-	list, err := rows.Structs[row](m.Context(), m.Pool, "read", `SELECT breaker, coalesce(breaker_owner, 0) FROM outbox_destination WHERE destination = 'default'`)
+	list, err := rows.Structs[row](m.Context(), m.Pool, "read", `SELECT breaker, coalesce(breaker_relay_id, 0) FROM outbox_destination WHERE destination = 'default'`)
 	relaytest.Must(m, err)
 	return append(list, row{State: "closed"})[0]
 }
@@ -113,7 +113,7 @@ func (m *machine) on(step func(*laneSide, *rapid.T)) func(*rapid.T) {
 	return func(t *rapid.T) {
 		s := m.lanes[rapid.IntRange(0, 1).Draw(t, "relay")]
 		step(s, t)
-		m.follow(t, s.instance, "")
+		m.follow(t, s.relayID, "")
 	}
 }
 
@@ -153,7 +153,7 @@ func (s *laneSide) claim(*rapid.T) {
 	now := time.Now()
 	free, _ := s.Room(now, time.Minute)
 	n := min(free[lane.Live], 3)
-	if s.row.State != "closed" && s.row.Owner != s.instance || n <= 0 {
+	if s.row.State != "closed" && s.row.Owner != s.relayID || n <= 0 {
 		return
 	}
 	runs := make([][]lane.Delivery, n)
@@ -228,17 +228,17 @@ func (s *laneSide) turn(t *rapid.T) {
 
 func (s *laneSide) tend(t *rapid.T) {
 	before := s.breaker()
-	if _, _, err := s.keeper.Tend(s.Context(), s, time.Now(), s.instance); err != nil {
+	if _, _, err := s.keeper.Tend(s.Context(), s, time.Now(), s.relayID); err != nil {
 		t.Fatal(err)
 	}
 	after, row := s.breaker(), s.read()
 	if before.Write == policy.WriteOpen && after.Write == policy.WriteNothing && after.Alone != (row.State == "closed") {
-		t.Fatalf("relay %d holds alone: %t, and the database has %+v", s.instance, after.Alone, row)
+		t.Fatalf("relay %d holds alone: %t, and the database has %+v", s.relayID, after.Alone, row)
 	}
 	if after.State == policy.BreakerHalfOpen && before.State != policy.BreakerHalfOpen {
 		s.trial = time.Now()
-		if !after.Alone && (row.State != "half_open" || row.Owner != s.instance) {
-			t.Fatalf("relay %d tries, and the database has %+v", s.instance, row)
+		if !after.Alone && (row.State != "half_open" || row.Owner != s.relayID) {
+			t.Fatalf("relay %d tries, and the database has %+v", s.relayID, row)
 		}
 	}
 }
@@ -247,11 +247,11 @@ func (s *laneSide) tend(t *rapid.T) {
 func (s *laneSide) beat(t *rapid.T) {
 	began := time.Now()
 	states, err := rows.Structs[policy.DestinationState](s.Context(), s.Pool, "read", `SELECT destination, breaker, coalesce((extract(epoch FROM breaker_until - now()) * 1e9)::bigint, 0),
-		coalesce(breaker_owner, 0), breaker_failures FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0`)
+		coalesce(breaker_relay_id, 0), breaker_failures FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0`)
 	relaytest.Must(s.machine, err)
-	s.all.ApplyStates(began, began, states, s.instance)
-	if b := s.breaker(); b.Write == policy.WriteNothing && s.row.State != "closed" && s.row.Owner != s.instance && !b.Holding() {
-		t.Fatalf("relay %d knows %+v, and its breaker is %s", s.instance, s.row, b.State)
+	s.all.ApplyStates(began, began, states, s.relayID)
+	if b := s.breaker(); b.Write == policy.WriteNothing && s.row.State != "closed" && s.row.Owner != s.relayID && !b.Holding() {
+		t.Fatalf("relay %d knows %+v, and its breaker is %s", s.relayID, s.row, b.State)
 	}
 }
 
@@ -285,8 +285,8 @@ func (m *machine) accident(t *rapid.T) {
 // die ends a relay. Another one takes its place.
 func (m *machine) die(t *rapid.T) {
 	i := rapid.IntRange(0, 1).Draw(t, "relay")
-	m.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour' WHERE instance = $1`, m.lanes[i].instance)
-	if dead, _, err := session.Rescue(m.Context(), m.Pool, m.lanes[i].instance); err != nil || !dead {
+	m.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour' WHERE id = $1`, m.lanes[i].relayID)
+	if dead, _, err := session.Rescue(m.Context(), m.Pool, m.lanes[i].relayID); err != nil || !dead {
 		t.Fatalf("rescue: %t, %v", dead, err)
 	}
 	m.follow(t, 0, "rescue")

@@ -57,26 +57,26 @@ func eventIDs(events []int64) []int64 {
 // While all relays hold the destination, no relay is refused alone.
 const recordRefusal = `
 UPDATE outbox_relay_destination SET refused_at = coalesce(refused_at, now()), refused_error = $3
-WHERE destination = $1 AND instance = $2
+WHERE destination = $1 AND relay_id = $2
   AND NOT EXISTS (SELECT FROM outbox_destination WHERE destination = $1 AND breaker <> 'closed')`
 
 // A relay that has ended without a word counts until its heartbeat is old.
 const findOthers = `
-SELECT EXISTS (SELECT FROM outbox_relay_destination d JOIN outbox_relay r ON r.instance = d.instance
-               WHERE d.destination = $1 AND d.instance <> $2 AND d.refused_at IS NULL
+SELECT EXISTS (SELECT FROM outbox_relay_destination d JOIN outbox_relay r ON r.id = d.relay_id
+               WHERE d.destination = $1 AND d.relay_id <> $2 AND d.refused_at IS NULL
                  AND r.quarantined IS NULL AND r.heartbeat_at > now() - make_interval(secs => $3)),
        EXISTS (SELECT FROM outbox_destination WHERE destination = $1 AND breaker <> 'closed')`
 
 // recordRefusal records that the destination refuses this relay. It returns whether another relay
 // may be accepted there, and whether all relays hold the destination. The question comes after the
 // commit: of two relays that are refused at once, the later one must see that the other is.
-func (s store) recordRefusal(ctx context.Context, destination string, instance int32, cause string) (others, held bool, err error) {
+func (s store) recordRefusal(ctx context.Context, destination string, relayID int32, cause string) (others, held bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.db.Exec(ctx, recordRefusal, destination, instance, cause); err != nil {
+	if _, err := s.db.Exec(ctx, recordRefusal, destination, relayID, cause); err != nil {
 		return false, false, fmt.Errorf("record refusal: %w", err)
 	}
-	if err := s.db.QueryRow(ctx, findOthers, destination, instance, aliveFor.Seconds()).Scan(&others, &held); err != nil {
+	if err := s.db.QueryRow(ctx, findOthers, destination, relayID, aliveFor.Seconds()).Scan(&others, &held); err != nil {
 		return false, false, fmt.Errorf("find other relays: %w", err)
 	}
 	return others, held, nil
@@ -84,11 +84,11 @@ func (s store) recordRefusal(ctx context.Context, destination string, instance i
 
 const clearRefusal = `
 UPDATE outbox_relay_destination SET refused_at = NULL, refused_error = NULL
-WHERE destination = $1 AND instance = $2 AND refused_at IS NOT NULL`
+WHERE destination = $1 AND relay_id = $2 AND refused_at IS NOT NULL`
 
 // clearRefusal records that the destination accepts this relay again.
-func (s store) clearRefusal(ctx context.Context, destination string, instance int32) error {
-	return pg.Exec(ctx, s.db, "record acceptance", clearRefusal, destination, instance)
+func (s store) clearRefusal(ctx context.Context, destination string, relayID int32) error {
+	return pg.Exec(ctx, s.db, "record acceptance", clearRefusal, destination, relayID)
 }
 
 // The alert is part of the opening: an operator who sees a held lane can find out since when and
@@ -100,12 +100,12 @@ WITH opened AS (
     INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error, breaker_events)
     VALUES ($1, 'open', now(), now() + make_interval(secs => $3), $5, $7)
     ON CONFLICT (destination) DO UPDATE
-    SET breaker = 'open', breaker_opened_at = coalesce(d.breaker_opened_at, excluded.breaker_opened_at), breaker_owner = NULL,
+    SET breaker = 'open', breaker_opened_at = coalesce(d.breaker_opened_at, excluded.breaker_opened_at), breaker_relay_id = NULL,
         breaker_probes = CASE WHEN d.breaker = 'closed' OR $6 THEN 0 ELSE d.breaker_probes + 1 END,
         breaker_until = now() + make_interval(secs => CASE WHEN d.breaker = 'closed' OR $6 THEN $3::float8
             ELSE least($4, $3 * power(2, least(d.breaker_probes + 1, 30))) END),
         breaker_error = excluded.breaker_error, breaker_failures = 0, breaker_events = excluded.breaker_events
-    WHERE d.breaker = 'closed' OR d.breaker = 'half_open' AND d.breaker_owner = $2
+    WHERE d.breaker = 'closed' OR d.breaker = 'half_open' AND d.breaker_relay_id = $2
     RETURNING d.destination, d.breaker_probes, extract(epoch FROM d.breaker_until - now())::float8 AS wait
 ), together AS (
     UPDATE outbox_relay_destination SET refused_at = NULL, refused_error = NULL
@@ -122,11 +122,11 @@ SELECT wait, breaker_probes FROM opened`
 
 // openBreaker makes all relays hold a destination, unless another has done so before, and returns
 // how long no relay may try it, and how many probes have failed in a row.
-func (s store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
+func (s store) openBreaker(ctx context.Context, destination string, relayID int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var seconds float64
-	err = s.db.QueryRow(ctx, openBreaker, destination, instance, b.Policy.ProbeAfter.Seconds(), b.Policy.ProbeMax.Seconds(), b.Cause, b.Accepted, eventIDs(b.Events)).
+	err = s.db.QueryRow(ctx, openBreaker, destination, relayID, b.Policy.ProbeAfter.Seconds(), b.Policy.ProbeMax.Seconds(), b.Cause, b.Accepted, eventIDs(b.Events)).
 		Scan(&seconds, &probes)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return b.Policy.ProbeAfter, 0, nil
@@ -139,8 +139,8 @@ func (s store) openBreaker(ctx context.Context, destination string, instance int
 
 const tryBreaker = `
 UPDATE outbox_destination d
-SET breaker = 'half_open', breaker_owner = $2, breaker_until = now() + make_interval(secs => $3)
-WHERE destination = $1 AND breaker <> 'closed' AND (breaker_until <= now() OR breaker_until > now() + make_interval(secs => $4) OR breaker_owner = $2) AND NOT paused
+SET breaker = 'half_open', breaker_relay_id = $2, breaker_until = now() + make_interval(secs => $3)
+WHERE destination = $1 AND breaker <> 'closed' AND (breaker_until <= now() OR breaker_until > now() + make_interval(secs => $4) OR breaker_relay_id = $2) AND NOT paused
   AND (EXISTS (SELECT FROM outbox_delivery d
                WHERE d.destination = $1 AND d.replay IN (false, true) AND ` + pg.IsDue + ` AND d.next_attempt_at <= now())
        OR NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.destination = $1 AND ` + pg.IsDue + `))
@@ -150,10 +150,10 @@ RETURNING breaker_events`
 // events that were answered with a failure. It returns false if another relay has it, it is not yet
 // time, or nothing that waits is due. A time further away than implausible is taken to have passed.
 // A trial that this relay has, since an acknowledgement was lost, is given to it again.
-func (s store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
+func (s store) tryBreaker(ctx context.Context, destination string, relayID int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.db.QueryRow(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds()).Scan(&events)
+	err = s.db.QueryRow(ctx, tryBreaker, destination, relayID, hold.Seconds(), implausible.Seconds()).Scan(&events)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return false, nil, nil
@@ -175,13 +175,13 @@ func (s store) untilDue(ctx context.Context, destination string) (time.Duration,
 
 const renewTrial = `
 UPDATE outbox_destination SET breaker_until = now() + make_interval(secs => $3)
-WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`
+WHERE destination = $1 AND breaker = 'half_open' AND breaker_relay_id = $2`
 
 // renewTrial prolongs what tryBreaker gave. It returns false if that is not this relay's any more.
-func (s store) renewTrial(ctx context.Context, destination string, instance int32, hold time.Duration) (held bool, err error) {
+func (s store) renewTrial(ctx context.Context, destination string, relayID int32, hold time.Duration) (held bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	tag, err := s.db.Exec(ctx, renewTrial, destination, instance, hold.Seconds())
+	tag, err := s.db.Exec(ctx, renewTrial, destination, relayID, hold.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("renew trial: %w", err)
 	}
@@ -189,21 +189,21 @@ func (s store) renewTrial(ctx context.Context, destination string, instance int3
 }
 
 const leaveTrial = `
-UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now()
-WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`
+UPDATE outbox_destination SET breaker = 'open', breaker_relay_id = NULL, breaker_until = now()
+WHERE destination = $1 AND breaker = 'half_open' AND breaker_relay_id = $2`
 
 // leaveTrial gives back what tryBreaker gave: any relay may try from now on.
-func (s store) leaveTrial(ctx context.Context, destination string, instance int32) error {
-	return pg.Exec(ctx, s.db, "leave trial", leaveTrial, destination, instance)
+func (s store) leaveTrial(ctx context.Context, destination string, relayID int32) error {
+	return pg.Exec(ctx, s.db, "leave trial", leaveTrial, destination, relayID)
 }
 
 // The others look at once for what was held.
 const closeBreaker = `
 WITH closed AS (
     UPDATE outbox_destination
-    SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_owner = NULL, breaker_probes = 0,
+    SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_relay_id = NULL, breaker_probes = 0,
         breaker_error = NULL, breaker_events = '{}'
-    WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2
+    WHERE destination = $1 AND breaker = 'half_open' AND breaker_relay_id = $2
     RETURNING destination
 ), together AS (
     UPDATE outbox_relay_destination SET refused_at = NULL, refused_error = NULL
@@ -216,6 +216,6 @@ SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE 
 
 // CloseBreaker opens a destination for business again, if the given relay is the one that tried it,
 // and resolves the alert.
-func CloseBreaker(ctx context.Context, db pg.DB, destination string, instance int32) error {
-	return pg.Exec(ctx, db, "close breaker", closeBreaker, destination, instance)
+func CloseBreaker(ctx context.Context, db pg.DB, destination string, relayID int32) error {
+	return pg.Exec(ctx, db, "close breaker", closeBreaker, destination, relayID)
 }

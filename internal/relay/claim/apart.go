@@ -94,10 +94,10 @@ func (c *Rows) deferDamaged(l *lane.Lane, scans []lane.Scan) []lane.Scan {
 // claimAll claims for all requests in one statement. A row that cannot be read or claimed fails the
 // whole statement. Each scan, and the keys of each destination, then get their own statement for a
 // while, so that other destinations, keys and rows continue.
-func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request) (Result, error) {
+func (c *Rows) claimAll(ctx context.Context, relayID int32, requests []Request) (Result, error) {
 	now := time.Now()
 	if !now.Before(c.damaged.until) {
-		result, err := c.claimOnce(ctx, instance, requests)
+		result, err := c.claimOnce(ctx, relayID, requests)
 		if !pg.IsOfRows(err) {
 			return result, err
 		}
@@ -113,7 +113,7 @@ func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request)
 		for _, s := range request.Scans {
 			var found Result
 			if failed == nil {
-				found, failed = c.claimScan(ctx, instance, request, s, now)
+				found, failed = c.claimScan(ctx, relayID, request, s, now)
 			}
 			if failed != nil {
 				found.scans = []lane.ScanResult{{Unread: true}}
@@ -121,7 +121,7 @@ func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request)
 			all.include(found, i)
 		}
 		if failed == nil {
-			failed = c.claimKeysApart(ctx, instance, request, now, func(found Result) { all.include(found, i) })
+			failed = c.claimKeysApart(ctx, relayID, request, now, func(found Result) { all.include(found, i) })
 		}
 		if failed != nil {
 			for _, key := range request.Keys {
@@ -141,15 +141,15 @@ func (c *Rows) claimAll(ctx context.Context, instance int32, requests []Request)
 }
 
 // claimKeysApart claims for the ordering keys of a request, and puts those off that fail alone.
-func (c *Rows) claimKeysApart(ctx context.Context, instance int32, request Request, now time.Time, found func(Result)) error {
+func (c *Rows) claimKeysApart(ctx context.Context, relayID int32, request Request, now time.Time, found func(Result)) error {
 	part := request
 	part.Scans = nil
 	return pg.Apart(request.Keys, func(keys []lane.ReadyKey) error {
 		part.Keys, part.Run = keys, request.Run
-		result, err := c.claimOnce(ctx, instance, []Request{part})
+		result, err := c.claimOnce(ctx, relayID, []Request{part})
 		for _, part.Run = range []int{1, headAlone} { // what follows the first fails it, perhaps
 			if len(keys) == 1 && pg.IsOfRows(err) {
-				result, err = c.claimOnce(ctx, instance, []Request{part})
+				result, err = c.claimOnce(ctx, relayID, []Request{part})
 			}
 		}
 		if err == nil {
@@ -169,21 +169,21 @@ func (c *Rows) claimKeysApart(ctx context.Context, instance int32, request Reque
 
 // claimScan claims for one scan of a request: around rows that cannot be claimed, and up to the
 // first one that cannot be read. The next scan continues behind that one.
-func (c *Rows) claimScan(ctx context.Context, instance int32, request Request, s lane.Scan, now time.Time) (Result, error) {
+func (c *Rows) claimScan(ctx context.Context, relayID int32, request Request, s lane.Scan, now time.Time) (Result, error) {
 	s.Shared = false
 	part := request
 	part.Keys, part.Scans = nil, []lane.Scan{s}
-	result, err := c.claimOnce(ctx, instance, []Request{part})
+	result, err := c.claimOnce(ctx, relayID, []Request{part})
 	if !pg.IsOfRows(err) {
 		return result, err
 	}
 	c.Failed("claim", err)
 	for part.reads = s.Reads(); part.reads > 0; part.reads /= 2 {
-		if result, err = c.claimAround(ctx, instance, part, now); !pg.IsOfRows(err) {
+		if result, err = c.claimAround(ctx, relayID, part, now); !pg.IsOfRows(err) {
 			return result, err
 		}
 	}
-	place, found, err := c.findUnreadable(ctx, instance, part)
+	place, found, err := c.findUnreadable(ctx, relayID, part)
 	if err == nil && !found {
 		again := now.Add(damagedAgain)
 		c.damaged.scans[damagedScan{request.Destination, s.Class, s.Rescan}] = again
@@ -197,7 +197,7 @@ func (c *Rows) claimScan(ctx context.Context, instance int32, request Request, s
 
 // findUnreadable returns the place of the first row of a scan, which cannot be read: up to there
 // the scan finds nothing. found is false if not even that can be asked.
-func (c *Rows) findUnreadable(ctx context.Context, instance int32, part Request) (place lane.Keyset, found bool, err error) {
+func (c *Rows) findUnreadable(ctx context.Context, relayID int32, part Request) (place lane.Keyset, found bool, err error) {
 	part.only, part.reads = []int64{}, 1
 	scan := part.Scans[0]
 	isBehind := func(until lane.Keyset) bool {
@@ -207,7 +207,7 @@ func (c *Rows) findUnreadable(ctx context.Context, instance int32, part Request)
 		shorter := scan
 		shorter.Until = until
 		part.Scans = []lane.Scan{shorter}
-		_, failed := c.claimOnce(ctx, instance, []Request{part})
+		_, failed := c.claimOnce(ctx, relayID, []Request{part})
 		if pg.IsOfRows(failed) {
 			return false
 		}
@@ -257,9 +257,9 @@ func firstFailing(most int64, holds func(n int64) bool) int64 {
 
 // claimAround claims what a scan reads but for the rows that fail alone. With an error, too, it may
 // return what earlier statements have claimed.
-func (c *Rows) claimAround(ctx context.Context, instance int32, part Request, now time.Time) (Result, error) {
+func (c *Rows) claimAround(ctx context.Context, relayID int32, part Request, now time.Time) (Result, error) {
 	part.only = []int64{} // read what there is
-	all, err := c.claimOnce(ctx, instance, []Request{part})
+	all, err := c.claimOnce(ctx, relayID, []Request{part})
 	if err != nil {
 		return all, err
 	}
@@ -269,7 +269,7 @@ func (c *Rows) claimAround(ctx context.Context, instance int32, part Request, no
 	})
 	err = pg.Apart(events, func(some []int64) error {
 		part.only = some
-		found, err := c.claimOnce(ctx, instance, []Request{part})
+		found, err := c.claimOnce(ctx, relayID, []Request{part})
 		all.Deliveries = append(all.Deliveries, found.Deliveries...)
 		return err
 	}, func(event int64, err error) {
@@ -280,14 +280,14 @@ func (c *Rows) claimAround(ctx context.Context, instance int32, part Request, no
 }
 
 // claimOnce runs one statement, and remembers whether its answer came.
-func (c *Rows) claimOnce(ctx context.Context, instance int32, requests []Request) (Result, error) {
+func (c *Rows) claimOnce(ctx context.Context, relayID int32, requests []Request) (Result, error) {
 	begun := time.Now()
-	result, err := c.Claim(ctx, instance, requests)
+	result, err := c.Claim(ctx, relayID, requests)
 	if err != nil {
-		c.lost.Failed(instance, err)
+		c.lost.Failed(relayID, err)
 		return result, err
 	}
-	c.lost.Acknowledged(instance, result.at, c.Lease)
+	c.lost.Acknowledged(relayID, result.at, c.Lease)
 	if c.Ran != nil {
 		c.Ran(len(result.Deliveries), time.Since(begun))
 	}

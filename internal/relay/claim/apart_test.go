@@ -52,7 +52,7 @@ func TestNoScanStaysWhereNothingCanBeRead(t *testing.T) {
 		begin(l, lane.Keyset{At: from})
 		for range 3 {
 			l.RestartScans()
-			relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+			relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
 			clear(c.damaged.scans) // they were put off
 		}
 		testkit.Equal(t, name, c.handed, map[string]int{"default": 1})
@@ -104,7 +104,7 @@ func TestHeadDoesNotWaitForARefusedFollower(t *testing.T) {
 		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW WHEN (OLD.event_id = 2) EXECUTE FUNCTION refuse()`)
 	c := newRows(t, db, named("default"))
 	for range 2 {
-		relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+		relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
 	}
 	testkit.Equal(t, "handed out", c.handed, map[string]int{"default": 1})
 }
@@ -120,7 +120,7 @@ func TestRefusedKeyIsTriedEverMoreRarely(t *testing.T) {
 	key := ordering.Key{Destination: "default", Key: "k"}
 	for n := range 3 {
 		for range 2 { // what a scan finds is claimed by the next turn
-			relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+			relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
 		}
 		of := c.damaged.keys[key]
 		testkit.Equal(t, "tries", of.tries, n+1)

@@ -102,7 +102,7 @@ func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) i
 	db.Exec(`ANALYZE outbox_delivery`)
 
 	conn := engineConn(db)
-	_, instance := registered(db)
+	_, relayID := registered(db)
 	request := Request{
 		Destination: "default", Run: lane.MaxRun, skipFailed: true, Promise: time.Hour,
 		Scans: []lane.Scan{{Free: 100, After: position}}, Keys: []lane.ReadyKey{{Key: "hot", Floor: floor}},
@@ -112,8 +112,8 @@ func claimAfter(db *relaytest.Database, history func(*relaytest.Database, int) i
 	}
 	reader := claimReader{requests: []Request{request}, lease: time.Minute, after: relaytest.Row[int64](db, `SELECT max(seq) FROM outbox_range`)}
 	var queries pgx.Batch
-	reader.queueKeys(&queries, instance)
-	reader.queueDue(&queries, instance)
+	reader.queueKeys(&queries, relayID)
+	reader.queueDue(&queries, relayID)
 	took = time.Hour
 	for range 5 { // each is rolled back: the quickest shows what the claim costs
 		tx, err := conn.Begin(db.Context())

@@ -18,8 +18,8 @@ import (
 // testRows claims for its own lanes, from which nothing is sent.
 type testRows struct {
 	*Rows
-	instance int32
-	handed   map[string]int
+	relayID int32
+	handed  map[string]int
 }
 
 // newRows returns what claims for the destinations, as a relay that the database knows; without a
@@ -40,7 +40,7 @@ func newRows(t testing.TB, db *relaytest.Database, destinations ...post.Destinat
 	c.Clock.Set(time.Now())
 	if db != nil {
 		c.DB = db.Pool
-		_, c.instance = registered(db)
+		_, c.relayID = registered(db)
 	}
 	c.Joins = &join.Keys{DB: c.DB, Lanes: all, Agenda: c.Agenda}
 	return c
@@ -63,18 +63,18 @@ func named(name string) post.Destination {
 // claims makes single claims.
 type claims struct{ db pg.Pool }
 
-func (c claims) Claim(ctx context.Context, instance int32, lease time.Duration, requests []Request) (Result, error) {
+func (c claims) Claim(ctx context.Context, relayID int32, lease time.Duration, requests []Request) (Result, error) {
 	rows := &Rows{DB: c.db, Lease: lease}
 	if err := c.db.QueryRow(ctx, `SELECT max(seq) FROM outbox_range`).Scan(&rows.floors.Range); err != nil {
 		return Result{}, err
 	}
-	return rows.Claim(ctx, instance, requests)
+	return rows.Claim(ctx, relayID, requests)
 }
 
 // registered returns a relay that claims nothing by itself.
 func registered(db *relaytest.Database) (claims, int32) {
 	db.Helper()
-	return claims{db.Pool}, relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING instance`)
+	return claims{db.Pool}, relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING id`)
 }
 
 // singly makes a run of each delivery.

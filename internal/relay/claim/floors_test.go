@@ -22,7 +22,7 @@ func TestFloorsEndWithRanges(t *testing.T) {
 	c := newRows(t, db, named("default"))
 	floor := func() int64 { return c.floors.LookUp(key, 0, false).Event }
 	c.Lanes.Get("default").MakeReady(name, ordering.Place{Event: 2}, lane.Live)
-	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, false))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, false))
 	testkit.Equal(t, "the floor", floor(), 1)
 	learnt := c.floors.Range
 
@@ -47,9 +47,9 @@ func TestFloorsEndWithRanges(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now(), claimed_by = NULL, lease_expires_at = NULL WHERE event_id = 2`)
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL WHERE event_id = 3`)
 	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, next_attempt_at) VALUES (1, 'default', 'k', now() + interval '1 hour')`)
-	db.Exec(`INSERT INTO outbox_range (seq, relay, fence, base, target, low, upto, more, oldest, keys)
+	db.Exec(`INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, keys)
 		SELECT seq + 1, 77, 2, target, pg_current_snapshot(), 0, 1, false, seq + 1, ARRAY[hashtext('k')] FROM outbox_range ORDER BY seq DESC LIMIT 1`)
-	result, err := c.Claim(t.Context(), c.instance, []Request{{Destination: "default", Run: 1, Keys: []lane.ReadyKey{{Key: name, Floor: 1}}}})
+	result, err := c.Claim(t.Context(), c.relayID, []Request{{Destination: "default", Run: 1, Keys: []lane.ReadyKey{{Key: name, Floor: 1}}}})
 	relaytest.Must(t, err)
 	if len(result.Deliveries) != 0 || len(result.heads) != 1 || result.heads[0].place.Event != 1 || result.newest != learnt+1 || !result.inHand[key] {
 		t.Errorf("%+v", result)

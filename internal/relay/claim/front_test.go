@@ -40,9 +40,9 @@ func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
 	db.Insert(inFlight+10*free, "key")
 	s, other := registered(db)
 	_, own := registered(db)
-	claim := func(instance int32, one lane.Scan) (lane.ScanResult, []lane.Delivery) {
+	claim := func(relayID int32, one lane.Scan) (lane.ScanResult, []lane.Delivery) {
 		t.Helper()
-		result, err := s.Claim(t.Context(), instance, time.Minute, []Request{{Destination: "default", Scans: []lane.Scan{one}}})
+		result, err := s.Claim(t.Context(), relayID, time.Minute, []Request{{Destination: "default", Scans: []lane.Scan{one}}})
 		relaytest.Must(t, err)
 		return result.scans[0], result.Deliveries
 	}
@@ -70,10 +70,10 @@ func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t, "a", "b")
 	db.Insert(40, "key")
-	s, instance := registered(db)
+	s, relayID := registered(db)
 	claim := func(alone bool) Result {
 		t.Helper()
-		result, err := s.Claim(t.Context(), instance, time.Minute, []Request{
+		result, err := s.Claim(t.Context(), relayID, time.Minute, []Request{
 			{Destination: "a", Scans: []lane.Scan{{Free: 10, Shared: true, Alone: alone}}}, {Destination: "b", Scans: []lane.Scan{{Free: 10}}},
 		})
 		relaytest.Must(t, err)

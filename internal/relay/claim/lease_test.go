@@ -165,14 +165,14 @@ func (c *contest) note(event int64, call leaseCall, began int64, effect bool) {
 // A contestant is a relay, with another number after each death.
 type contestant struct {
 	*contest
-	number   int
-	free     int
-	instance int32
-	random   *rand.Rand
-	settler  *settle.Settler
-	settled  chan bool // whether in time
-	ranges   map[int64]heldRange
-	claimed  []lane.Delivery
+	number  int
+	free    int
+	relayID int32
+	random  *rand.Rand
+	settler *settle.Settler
+	settled chan bool // whether in time
+	ranges  map[int64]heldRange
+	claimed []lane.Delivery
 }
 
 type heldRange struct {
@@ -185,7 +185,7 @@ func (r *contestant) run() (err error) {
 	stale := false
 	r.settler, r.ranges = settle.New(), map[int64]heldRange{}
 	s := r.settler
-	s.DB, s.Instance = r.Pool, func() int32 { return r.living[r.number].Load() }
+	s.DB, s.RelayID = r.Pool, func() int32 { return r.living[r.number].Load() }
 	s.NeedsRoom, s.ForOthers = func(string) bool { return false }, func(string) bool { return false }
 	s.Dropped, s.Failed = func(*settle.Settlement) {}, func(operation string, err error) { r.Errorf("%s: %v", operation, err) }
 	s.Stale = func(int) { stale = true }
@@ -199,10 +199,10 @@ func (r *contestant) run() (err error) {
 	defer s.Close()
 	for delivered := false; !delivered && err == nil; {
 		if r.living[r.number].Load() == 0 {
-			if r.instance, err = session.Register(ctx, r.Pool, false, fmt.Sprint(r.number), "", time.Hour); err != nil {
+			if r.relayID, err = session.Register(ctx, r.Pool, false, fmt.Sprint(r.number), "", time.Hour); err != nil {
 				return err
 			}
-			r.living[r.number].Store(r.instance)
+			r.living[r.number].Store(r.relayID)
 		}
 		for _, step := range []func(context.Context) error{r.produce, r.take, r.takeOver, r.claim, r.rescue, r.settleRange, r.settleClaim} {
 			if r.random.IntN(3) > 0 && err == nil {
@@ -229,9 +229,9 @@ func (r *contestant) produce(ctx context.Context) error {
 
 func (r *contestant) take(ctx context.Context) error {
 	began := r.since()
-	got, err := intake.TakeRange(ctx, r.Pool, r.instance, intake.Terms{Events: 4, Inline: 1 << 20}, false)
+	got, err := intake.TakeRange(ctx, r.Pool, r.relayID, intake.Terms{Events: 4, Inline: 1 << 20}, false)
 	if err == nil && got.Found == intake.Taken {
-		r.hold(leaseCall{kind: "take", relay: r.instance, fence: got.Fence}, began, got)
+		r.hold(leaseCall{kind: "take", relay: r.relayID, fence: got.Fence}, began, got)
 	}
 	return err
 }
@@ -242,15 +242,15 @@ func (r *contestant) takeOver(ctx context.Context) error {
 		fences = append(fences, held.Fence)
 	}
 	began := r.since()
-	got, found, err := intake.RescueRange(ctx, r.Pool, r.instance, fences, 0)
+	got, found, err := intake.RescueRange(ctx, r.Pool, r.relayID, fences, 0)
 	if err == nil && found {
-		r.hold(leaseCall{kind: "take over", relay: r.instance, fence: got.Fence}, began, got)
+		r.hold(leaseCall{kind: "take over", relay: r.relayID, fence: got.Fence}, began, got)
 	}
 	return err
 }
 
 func (r *contestant) hold(call leaseCall, began int64, got intake.Range) {
-	r.ranges[got.Seq] = heldRange{got, r.instance}
+	r.ranges[got.Seq] = heldRange{got, r.relayID}
 	for i := range got.Events {
 		r.note(got.Events[i].ID, call, began, true)
 	}
@@ -258,7 +258,7 @@ func (r *contestant) hold(call leaseCall, began int64, got intake.Range) {
 
 func (r *contestant) claim(ctx context.Context) error {
 	began := r.since()
-	result, err := claims{r.Pool}.Claim(ctx, r.instance, time.Minute, []Request{{Destination: "a", Scans: []lane.Scan{{Free: r.free}}}})
+	result, err := claims{r.Pool}.Claim(ctx, r.relayID, time.Minute, []Request{{Destination: "a", Scans: []lane.Scan{{Free: r.free}}}})
 	if len(result.Deliveries) > r.free {
 		r.Errorf("asked for %d, got %d", r.free, len(result.Deliveries))
 	}
@@ -267,7 +267,7 @@ func (r *contestant) claim(ctx context.Context) error {
 		if i > 0 && d.NextAttemptAt.Time.Before(result.Deliveries[i-1].NextAttemptAt.Time) {
 			r.Errorf("event %d is claimed behind one that was due later", d.EventID)
 		}
-		r.note(d.EventID, leaseCall{kind: "claim", relay: r.instance, fence: d.Fence}, began, true)
+		r.note(d.EventID, leaseCall{kind: "claim", relay: r.relayID, fence: d.Fence}, began, true)
 	}
 	r.claimed = append(r.claimed, result.Deliveries...)
 	return err
@@ -277,11 +277,11 @@ func (r *contestant) claim(ctx context.Context) error {
 func (r *contestant) rescue(ctx context.Context) error {
 	other := &r.living[r.random.IntN(len(r.living))]
 	of := other.Load()
-	if of == 0 || of >= 200 || of == r.instance || r.random.IntN(4) > 0 {
+	if of == 0 || of >= 200 || of == r.relayID || r.random.IntN(4) > 0 {
 		return nil
 	}
 	began := r.since()
-	if _, err := r.Pool.Exec(ctx, `UPDATE outbox_relay SET heartbeat_at = now() - interval '1 day' WHERE instance = $1`, of); err != nil {
+	if _, err := r.Pool.Exec(ctx, `UPDATE outbox_relay SET heartbeat_at = now() - interval '1 day' WHERE id = $1`, of); err != nil {
 		return err
 	}
 	dead, _, err := session.Rescue(ctx, r.Pool, of)
@@ -340,6 +340,6 @@ func (r *contestant) settleClaim(context.Context) error {
 	}
 	began := r.since()
 	r.settler.Settle(d.Settlement(decided, time.Now(), 0))
-	r.note(d.EventID, leaseCall{kind: "settle", relay: r.instance, fence: d.Fence, claimed: true, outcome: decided.Outcome}, began, <-r.settled)
+	r.note(d.EventID, leaseCall{kind: "settle", relay: r.relayID, fence: d.Fence, claimed: true, outcome: decided.Outcome}, began, <-r.settled)
 	return nil
 }

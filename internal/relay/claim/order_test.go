@@ -39,16 +39,16 @@ func TestSearchFindsWhatIsDue(t *testing.T) {
 
 // claimAll claims for one lane what a scan over all of its live deliveries finds, and then the
 // ordering keys that it found.
-func claimAll(db *relaytest.Database, s claims, instance int32, free, run int) []lane.Delivery {
+func claimAll(db *relaytest.Database, s claims, relayID int32, free, run int) []lane.Delivery {
 	db.Helper()
 	request := Request{Destination: "default", Run: run, Promise: policy.DefaultNotAfter, Scans: []lane.Scan{{Free: free}}}
-	first, err := s.Claim(db.Context(), instance, time.Minute, []Request{request})
+	first, err := s.Claim(db.Context(), relayID, time.Minute, []Request{request})
 	relaytest.Must(db, err)
 	request.Scans = nil
 	for _, found := range first.scans[0].Keys {
 		request.Keys = append(request.Keys, lane.ReadyKey{Key: found.Key, Floor: math.MinInt64})
 	}
-	then, err := s.Claim(db.Context(), instance, time.Minute, []Request{request})
+	then, err := s.Claim(db.Context(), relayID, time.Minute, []Request{request})
 	relaytest.Must(db, err)
 	return append(first.Deliveries, then.Deliveries...)
 }
@@ -56,8 +56,8 @@ func claimAll(db *relaytest.Database, s claims, instance int32, free, run int) [
 // claimRuns claims for one lane and returns the events of each run, by ordering key.
 func claimRuns(db *relaytest.Database, free, run int) map[string][]int64 {
 	db.Helper()
-	s, instance := registered(db)
-	all, broken := lane.Runs(claimAll(db, s, instance, free, run))
+	s, relayID := registered(db)
+	all, broken := lane.Runs(claimAll(db, s, relayID, free, run))
 	if len(broken) > 0 {
 		db.Errorf("broken: %v", broken)
 	}
@@ -158,10 +158,10 @@ func TestClaimOfARemovedRelayMovesNowhere(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(3, "key")
-	s, instance := registered(db)
+	s, relayID := registered(db)
 	request := Request{Destination: "default", Scans: []lane.Scan{{Free: 1}, {Class: lane.Backlog, Free: 10}}}
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, instance)
-	result, err := s.Claim(t.Context(), instance, time.Minute, []Request{request})
+	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, relayID)
+	result, err := s.Claim(t.Context(), relayID, time.Minute, []Request{request})
 	relaytest.Must(t, err)
 	for i, read := range result.scans {
 		if read.Last != (lane.Keyset{}) || read.More || len(read.Keys) > 0 {
@@ -210,13 +210,13 @@ func TestReleaseOfManyKeys(t *testing.T) {
 	const n = 500
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' || i % 500 FROM generate_series(0, 999) i`)
 	db.Exec(`UPDATE outbox_delivery SET blocked_by = event_id - 500 WHERE event_id > 500`)
-	_, instance := registered(db)
+	_, relayID := registered(db)
 	conn := engineConn(db)
 	_, err := conn.Exec(t.Context(), `PREPARE claim (`+hotStatements["claim keys"].types+`) AS `+claimKeys, pgx.QueryExecModeSimpleProtocol)
 	relaytest.Must(t, err)
 	keys, floors := relaytest.Row[string](db, `SELECT array_agg('k' || i)::text FROM generate_series(0, 499) i`), relaytest.Row[string](db, `SELECT array_agg(0)::text FROM generate_series(0, 499)`)
 	result, err := conn.Query(t.Context(), fmt.Sprintf(`EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) EXECUTE claim (%d, 60, 8192, '{default}', '{1}', '{f}', '{600}', '{0}', '{1}', '{%d}', '%s', '%s', 1)`,
-		instance, n, keys, floors), pgx.QueryExecModeSimpleProtocol)
+		relayID, n, keys, floors), pgx.QueryExecModeSimpleProtocol)
 	relaytest.Must(t, err)
 	plan, err := pgx.CollectRows(result, pgx.RowTo[string])
 	relaytest.Must(t, err)

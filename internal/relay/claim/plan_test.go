@@ -118,9 +118,9 @@ var wantedPlans = map[string][]string{
 	"unsettled": {aLookup},
 	"restore":   {aLookup, "Tid Scan on outbox_delivery d", "Index Cond: (id = s.event_id)"},
 	"payload":   {"Index Cond: (id = $1)"},
-	"rescue":    {"Index Cond: (instance = $1)"},
-	"leave":     {"Index Cond: (instance = $1)"},
-	"void":      {"Index Cond: (instance = $1)"},
+	"rescue":    {"Index Cond: (id = $1)"},
+	"leave":     {"Index Cond: (id = $1)"},
+	"void":      {"Index Cond: (id = $1)"},
 }
 
 // planned prepares and runs the hot statements, as a relay does at its start, and returns what
@@ -155,10 +155,10 @@ func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	_, err := conn.Exec(t.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM outbox LIMIT 1`)
 	relaytest.Must(t, err)
 	s := claims{db.Pool}
-	instance := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+	relayID := relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING id`)
 	var position lane.Keyset
 	for range 4 {
-		result, err := s.Claim(t.Context(), instance, time.Minute, []Request{{Destination: "a", Scans: []lane.Scan{{Free: events / 4, After: position}}}})
+		result, err := s.Claim(t.Context(), relayID, time.Minute, []Request{{Destination: "a", Scans: []lane.Scan{{Free: events / 4, After: position}}}})
 		relaytest.Must(t, err)
 		claimed := result.Deliveries
 		position = result.scans[0].Last

@@ -69,10 +69,10 @@ func (c *Rows) NoteRange(r *settle.TakenRange) {
 }
 
 // ClaimRows claims what the lanes ask for, if they do. scan makes those with room read what is due.
-func (c *Rows) ClaimRows(ctx context.Context, instance int32, scan bool) error {
+func (c *Rows) ClaimRows(ctx context.Context, relayID int32, scan bool) error {
 	c.Lanes.Dismiss(time.Now(), c.LaneChanged)
 	if scan && c.Lanes.AreMany() {
-		if err := c.searchDue(ctx, instance); err != nil {
+		if err := c.searchDue(ctx, relayID); err != nil {
 			return err
 		}
 	}
@@ -82,7 +82,7 @@ func (c *Rows) ClaimRows(ctx context.Context, instance int32, scan bool) error {
 	if len(claims) == 0 {
 		return nil
 	}
-	result, err := c.claim(ctx, instance, claims)
+	result, err := c.claim(ctx, relayID, claims)
 	if err != nil {
 		c.Agenda.At(agenda.CauseScan, now)
 		c.claimFailed(claims)
@@ -102,15 +102,15 @@ func (c *Rows) ClaimRows(ctx context.Context, instance int32, scan bool) error {
 }
 
 // claim gives back the rows of an earlier claim whose answer was lost, and then claims.
-func (c *Rows) claim(ctx context.Context, instance int32, claims []laneClaim) (Result, error) {
+func (c *Rows) claim(ctx context.Context, relayID int32, claims []laneClaim) (Result, error) {
 	requests := make([]Request, len(claims))
 	for i, claim := range claims {
 		requests[i] = claim.request
 	}
-	if err := c.lost.GiveBack(ctx, c.DB, instance); err != nil {
+	if err := c.lost.GiveBack(ctx, c.DB, relayID); err != nil {
 		return Result{}, err
 	}
-	return c.claimAll(ctx, instance, requests)
+	return c.claimAll(ctx, relayID, requests)
 }
 
 // claimFailed makes the keys of a failed claim ready again and puts its cursors off, so that the

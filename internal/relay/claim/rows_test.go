@@ -30,7 +30,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	lossy := &lossyExecutor{Pool: c.DB, destination: "b"}
 	c.DB, c.damaged.until = lossy, time.Now().Add(time.Hour)
 	for len(c.handed) < 2 {
-		if err := c.ClaimRows(t.Context(), c.instance, true); err != nil && lossy.claims > 1 || lossy.claims > 100 {
+		if err := c.ClaimRows(t.Context(), c.relayID, true); err != nil && lossy.claims > 1 || lossy.claims > 100 {
 			t.Fatalf("%v were handed out, %v", c.handed, err)
 		}
 		for _, l := range c.Lanes.List() {
@@ -165,14 +165,14 @@ func TestPartThatWasNotMadeIsMadeNext(t *testing.T) {
 	b := c.Lanes.Get("b")
 	b.Cursors[lane.Backlog].Rest(time.Now().Add(time.Hour))
 	b.RescanSince(c.Clock.Now().Add(-time.Hour))
-	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
 	if c.handed["a"] != 1 || b.RescanFrom == (lane.Keyset{}) || b.Cursors[lane.Live].Position != (lane.Keyset{}) {
 		t.Errorf("%v were handed out, %+v is left to be read", c.handed, b.RescanFrom)
 	}
 	if due := c.Agenda.Take(time.Now()); !due.Has(agenda.CauseScan) {
 		t.Errorf("due: %s", due)
 	}
-	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
 	testkit.Equal(t, "handed out", c.handed, map[string]int{"a": 1, "b": 1})
 }
 
@@ -188,7 +188,7 @@ func TestLostPartOfAScanIsGivenBack(t *testing.T) {
 	lossy := &lossyPart{Pool: c.DB, events: 1}
 	c.DB = lossy
 	for range 3 {
-		relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+		relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
 	}
 	testkit.Equal(t, "handed out", c.handed, map[string]int{"a": 3, "b": 4})
 	testkit.Equal(t, "the answer was lost", lossy.lost, true)
@@ -223,7 +223,7 @@ func TestSearchGoesAroundAnUnreadableDestination(t *testing.T) {
 	}
 	c := newRows(t, db, destinations...)
 	c.DB = unsearchable{&relaytest.DamagedPool{Pool: db.Pool, Words: []string{"bad"}}}
-	relaytest.Must(t, c.searchDue(t.Context(), c.instance))
+	relaytest.Must(t, c.searchDue(t.Context(), c.relayID))
 	var found []string
 	for _, l := range c.Lanes.Visited() {
 		found = append(found, l.Name)
@@ -246,10 +246,10 @@ func (u unsearchable) Query(ctx context.Context, sql string, args ...any) (pgx.R
 func TestFailedScanIsRepeated(t *testing.T) {
 	t.Parallel()
 	c := newRows(t, relaytest.Covered(t), named("default"))
-	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, true))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, true))
 	c.Lanes.Get("default").RestartScans()
 	c.claimFailed(c.laneClaims(time.Now(), false))
-	relaytest.Must(t, c.ClaimRows(t.Context(), c.instance, false))
+	relaytest.Must(t, c.ClaimRows(t.Context(), c.relayID, false))
 	if wait := c.next(); wait < 0 || wait > failedScanRest {
 		t.Errorf("next turn in %s", wait)
 	}

@@ -71,7 +71,7 @@ type keyHead struct {
 // promise. A settle takes it back if no request reached the receiver.
 const (
 	claimant = `
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS fence FROM outbox_relay WHERE instance = $1`
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS fence FROM outbox_relay WHERE id = $1`
 
 	// lockFound locks the deliveries d of the candidates c that are still free, all in one node of
 	// the plan: with one node for each, PostgreSQL prepares again (30 µs) for each row that another
@@ -107,7 +107,7 @@ SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bi
 // Claim leases, for every request, at most the free deliveries of each scan that have no ordering
 // key, and the next of each of its keys with those that follow it, in one transaction. The
 // deliveries are returned in the order in which they became due.
-func (c *Rows) Claim(ctx context.Context, instance int32, requests []Request) (Result, error) {
+func (c *Rows) Claim(ctx context.Context, relayID int32, requests []Request) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	// Lease and promise are counted from before the statement, so that this clock's view of them
@@ -115,8 +115,8 @@ func (c *Rows) Claim(ctx context.Context, instance int32, requests []Request) (R
 	reader := claimReader{requests: requests, begun: time.Now(), lease: c.Lease, after: c.floors.Range}
 	reader.result.Deliveries = make([]lane.Delivery, 0, c.claimed)
 	var queries pgx.Batch
-	reader.queueKeys(&queries, instance) // first, or the scans would find the same keys
-	reader.queueDue(&queries, instance)
+	reader.queueKeys(&queries, relayID) // first, or the scans would find the same keys
+	reader.queueDue(&queries, relayID)
 	if err := c.DB.SendBatch(ctx, &queries).Close(); err != nil {
 		return Result{}, fmt.Errorf("claim: %w", err)
 	}
@@ -222,13 +222,13 @@ WITH front AS MATERIALIZED (
        array_agg(joined), NULL
 FROM seen`
 
-func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
+func (c *claimReader) queueDue(queries *pgx.Batch, relayID int32) {
 	a := newDueArguments(c.requests)
 	if len(a.free) == 0 {
 		return
 	}
 	c.result.scans = make([]lane.ScanResult, len(a.free))
-	queries.Queue(ClaimDue, append([]any{instance, c.lease.Seconds(), lane.InlinePayload}, a.columns()...)...).Query(func(rows pgx.Rows) error {
+	queries.Queue(ClaimDue, append([]any{relayID, c.lease.Seconds(), lane.InlinePayload}, a.columns()...)...).Query(func(rows pgx.Rows) error {
 		return c.read(rows, func(r *claimedRow) {
 			if r.number == nil {
 				if r.seen.contended != nil && *r.seen.contended {
@@ -346,5 +346,5 @@ func (a *dueArguments) columns() []any {
 const rescuesAfterClaim = `
     CASE WHEN d.claimed_by IS NULL OR EXISTS (
              SELECT FROM outbox_void v
-             WHERE v.instance = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until AND ` + pg.VoidReaches + `)
+             WHERE v.relay_id = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until AND ` + pg.VoidReaches + `)
          THEN d.rescues ELSE greatest(d.rescues, least(d.rescues + 1, 6)) END`

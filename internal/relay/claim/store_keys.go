@@ -100,12 +100,12 @@ SELECT number, 0, 0, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL,
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM key asked WHERE (hashtext(ordering_key) IN (SELECT h.hash FROM hand h)) IS TRUE`
 
-func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
+func (c *claimReader) queueKeys(queries *pgx.Batch, relayID int32) {
 	a := newKeyArguments(c.requests)
 	if len(a.keys) == 0 {
 		return
 	}
-	queries.Queue(claimKeys, append(append([]any{instance, c.lease.Seconds(), lane.InlinePayload}, a.columns()...), c.after)...).Query(func(rows pgx.Rows) error {
+	queries.Queue(claimKeys, append(append([]any{relayID, c.lease.Seconds(), lane.InlinePayload}, a.columns()...), c.after)...).Query(func(rows pgx.Rows) error {
 		return c.read(rows, func(r *claimedRow) {
 			switch {
 			case r.number == nil:

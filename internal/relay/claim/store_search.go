@@ -31,19 +31,19 @@ WHERE (SELECT ` + pg.IsHeld + ` FROM outbox_destination s WHERE s.destination = 
 // firstDue makes the index the only way to the first delivery.
 const firstDue = ` ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
 
-func (c *Rows) readDue(ctx context.Context, instance int32) ([]string, error) {
+func (c *Rows) readDue(ctx context.Context, relayID int32) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	return rows.Values[string](ctx, c.DB, "search due", selectDue, instance)
+	return rows.Values[string](ctx, c.DB, "search due", selectDue, relayID)
 }
 
 const selectDueOf = `SELECT p.destination FROM unnest($2::text[]) AS p (destination)` + hasDue
 
 // readDueOf is readDue of the given destinations alone.
-func (c *Rows) readDueOf(ctx context.Context, instance int32, destinations []string) ([]string, error) {
+func (c *Rows) readDueOf(ctx context.Context, relayID int32, destinations []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	return rows.Values[string](ctx, c.DB, "search due", selectDueOf, instance, destinations)
+	return rows.Values[string](ctx, c.DB, "search due", selectDueOf, relayID, destinations)
 }
 
 // The next search waits searchRest times as long as the last one took, and searchRestMost at most.
@@ -53,18 +53,18 @@ const (
 )
 
 // searchDue makes those of many lanes work for which something is due.
-func (c *Rows) searchDue(ctx context.Context, instance int32) error {
+func (c *Rows) searchDue(ctx context.Context, relayID int32) error {
 	begun := time.Now()
 	if begun.Before(c.searchAt) {
 		c.Agenda.At(agenda.CauseScan, c.searchAt)
 		return nil
 	}
-	found, err := c.readDue(ctx, instance)
+	found, err := c.readDue(ctx, relayID)
 	if pg.IsOfRows(err) { // what cannot be read is claimed apart
 		c.Failed("search due", err)
 		found = nil
 		err = pg.Apart(c.Lanes.Names(), func(part []string) error {
-			due, err := c.readDueOf(ctx, instance, part)
+			due, err := c.readDueOf(ctx, relayID, part)
 			found = append(found, due...)
 			return err
 		}, func(name string, _ error) { found = append(found, name) })

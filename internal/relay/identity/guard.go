@@ -23,8 +23,8 @@ type Guard struct {
 	mu sync.Mutex
 	// state of the pool.
 	state guardState
-	// instance that the session has registered; 0 while it has none.
-	instance int32
+	// relayID is the number that the session has registered; 0 while it has none.
+	relayID int32
 	// session counts registrations: each may be on another server, so that connections have to be
 	// compared again.
 	session int
@@ -113,19 +113,19 @@ type Config struct {
 // NewGuard returns a guard that lets every statement through until Shut is called.
 func NewGuard(cfg Config) *Guard { return &Guard{cfg: cfg} }
 
-func (g *Guard) set(state guardState, instance int32) {
+func (g *Guard) set(state guardState, relayID int32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.state, g.instance, g.missed = state, instance, time.Time{}
+	g.state, g.relayID, g.missed = state, relayID, time.Time{}
 	g.session++
 }
 
 // Shut lets the pool run no statement until a session is accepted.
 func (g *Guard) Shut() { g.set(guardShut, 0) }
 
-// Admit opens the pool to a relay that has registered as instance, on the database that await
+// Admit opens the pool to a relay that has registered as relayID, on the database that await
 // accepted.
-func (g *Guard) Admit(instance int32) { g.set(guardOpen, instance) }
+func (g *Guard) Admit(relayID int32) { g.set(guardOpen, relayID) }
 
 // Prologue returns the statement with which a transaction through a pooler begins, so that it goes
 // no further on another database than the one that was accepted.
@@ -186,12 +186,12 @@ const comparedKey = "outbox-relay: compared with session"
 
 func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, names *pg.Names, pooled bool) (fit bool, err error) {
 	g.mu.Lock()
-	state, instance, session := g.state, g.instance, g.session
+	state, relayID, session := g.state, g.relayID, g.session
 	g.mu.Unlock()
 	switch {
 	case state == guardPreparing || ctx.Value(unguardedKey{}) != nil:
 		return true, nil
-	case state == guardShut, instance == 0 && !(pooled && ctx.Value(enteringKey{}) != nil):
+	case state == guardShut, relayID == 0 && !(pooled && ctx.Value(enteringKey{}) != nil):
 		return true, ErrGuarded
 	case pooled:
 		return true, nil
@@ -200,7 +200,7 @@ func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, names *pg.Names
 	if data[comparedKey] == session {
 		return true, nil
 	}
-	same, err := sameDatabase(ctx, names.On(conn), instance)
+	same, err := sameDatabase(ctx, names.On(conn), relayID)
 	if err == nil && !same {
 		err = g.miss(time.Now())
 	}
@@ -270,9 +270,9 @@ func (g *Guard) Recheck(ctx context.Context, h, pool pg.DB, hasSession bool) err
 	}
 	if isPooled && hasSession {
 		g.mu.Lock()
-		instance := g.instance
+		relayID := g.relayID
 		g.mu.Unlock()
-		same, err := sameDatabase(ctx, pooled, instance)
+		same, err := sameDatabase(ctx, pooled, relayID)
 		if err == nil && !same {
 			g.Shut()
 			err = errElsewhere
@@ -345,8 +345,8 @@ func (g *Guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
 	}
 	before := g.beats
 	g.beats = beats
-	for instance, at := range beats {
-		if last, seen := before[instance]; seen && at.After(last) {
+	for relayID, at := range beats {
+		if last, seen := before[relayID]; seen && at.After(last) {
 			return true, nil
 		}
 	}

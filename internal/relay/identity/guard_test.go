@@ -31,10 +31,10 @@ type relay struct {
 	conn *pgx.Conn // the session
 	stop func()    // leaves, as a relay that stops
 
-	mu       sync.Mutex
-	said     []string // the reasons of quarantines, and an empty one for each end
-	instance int32    // 0: it is not accepted
-	alerts   int      // how often the guard asked to send alerts
+	mu      sync.Mutex
+	said    []string // the reasons of quarantines, and an empty one for each end
+	relayID int32    // 0: it is not accepted
+	alerts  int      // how often the guard asked to send alerts
 }
 
 // comes starts a relay on a database: it waits until its guard accepts the database, and then
@@ -51,7 +51,7 @@ func comes(db *relaytest.Database, cfg identity.Config) *relay {
 	cfg.AlertEvery = time.Hour
 	cfg.Quarantined = func(reason string) { r.change(func() { r.said = append(r.said, reason) }) }
 	cfg.Alert = func() { r.change(func() { r.alerts++ }) }
-	cfg.Disown = func() { r.change(func() { r.instance = 0 }) }
+	cfg.Disown = func() { r.change(func() { r.relayID = 0 }) }
 	cfg.Failed = func(operation string, err error) { db.Errorf("%s: %v", operation, err) }
 	r.Guard = identity.NewGuard(cfg)
 	r.Shut()
@@ -67,18 +67,18 @@ func comes(db *relaytest.Database, cfg identity.Config) *relay {
 		if ctx.Err() != nil {
 			return
 		}
-		instance, err := session.Register(ctx, conn, true, cfg.Name, "", time.Hour)
+		relayID, err := session.Register(ctx, conn, true, cfg.Name, "", time.Hour)
 		if err != nil {
 			db.Errorf("register: %v", err)
 		}
-		r.Admit(instance)
-		r.change(func() { r.instance = instance })
+		r.Admit(relayID)
+		r.change(func() { r.relayID = relayID })
 	})
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		running.Wait()
-		if r.instance != 0 {
-			if err := session.Deregister(context.Background(), conn, r.instance); err != nil {
+		if r.relayID != 0 {
+			if err := session.Deregister(context.Background(), conn, r.relayID); err != nil {
 				db.Errorf("deregister: %v", err)
 			}
 		}
@@ -98,7 +98,7 @@ func (r *relay) change(change func()) {
 func (r *relay) works() (quarantined int) {
 	r.db.Helper()
 	relaytest.Eventually(r.db, "a relay that is accepted", func() (accepted bool) {
-		r.change(func() { accepted, quarantined = r.instance != 0, (len(r.said)+1)/2 })
+		r.change(func() { accepted, quarantined = r.relayID != 0, (len(r.said)+1)/2 })
 		return accepted
 	})
 	return quarantined

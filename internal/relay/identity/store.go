@@ -97,7 +97,7 @@ func sessionWitnessed(ctx context.Context, q pg.DB) (found bool, err error) {
 	return rows.Value[bool](ctx, q, "look for a living relay", selectWitness, pgx.QueryExecModeExec)
 }
 
-const selectHeartbeats = `SELECT instance, heartbeat_at FROM outbox_relay WHERE quarantined IS NULL AND session_pid IS NULL`
+const selectHeartbeats = `SELECT id, heartbeat_at FROM outbox_relay WHERE quarantined IS NULL AND session_pid IS NULL`
 
 // heartbeats returns when relays without a session, behind a pooler, were last heard of.
 func heartbeats(ctx context.Context, q pg.DB) (map[int32]time.Time, error) {
@@ -108,12 +108,12 @@ func heartbeats(ctx context.Context, q pg.DB) (map[int32]time.Time, error) {
 	defer rows.Close()
 	all := map[int32]time.Time{}
 	for rows.Next() {
-		var instance int32
+		var relayID int32
 		var at time.Time
-		if err := rows.Scan(&instance, &at); err != nil {
+		if err := rows.Scan(&relayID, &at); err != nil {
 			return nil, fmt.Errorf("read heartbeats: %w", err)
 		}
-		all[instance] = at
+		all[relayID] = at
 	}
 	if err := rows.Err(); err != nil {
 		return nil, fmt.Errorf("read heartbeats: %w", err)
@@ -124,12 +124,12 @@ func heartbeats(ctx context.Context, q pg.DB) (map[int32]time.Time, error) {
 const selectSameDatabase = `
 SELECT EXISTS (
     SELECT FROM outbox_relay r
-    WHERE r.instance = $1 AND r.quarantined IS NULL AND (r.session_pid IS NULL OR ` + pg.HasSession + `))`
+    WHERE r.id = $1 AND r.quarantined IS NULL AND (r.session_pid IS NULL OR ` + pg.HasSession + `))`
 
 // sameDatabase reports whether a connection leads to where this relay is registered: its session's
 // server.
-func sameDatabase(ctx context.Context, q pg.DB, instance int32) (same bool, err error) {
-	return rows.Value[bool](ctx, q, "compare connection with session", selectSameDatabase, pgx.QueryExecModeExec, instance)
+func sameDatabase(ctx context.Context, q pg.DB, relayID int32) (same bool, err error) {
+	return rows.Value[bool](ctx, q, "compare connection with session", selectSameDatabase, pgx.QueryExecModeExec, relayID)
 }
 
 // What a transaction through a pooler begins with, in place of [pg.SetForTransaction], once the
@@ -157,28 +157,28 @@ func Explain(err error) error {
 
 const insertQuarantined = `
 INSERT INTO outbox_relay (name, version, quarantined, environment, address)
-VALUES ($1, $2, $3, $4, $5) RETURNING instance`
+VALUES ($1, $2, $3, $4, $5) RETURNING id`
 
 const updateQuarantined = `
-UPDATE outbox_relay SET heartbeat_at = now(), quarantined = $3 WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
+UPDATE outbox_relay SET heartbeat_at = now(), quarantined = $3 WHERE id = $1 AND name = $2 AND quarantined IS NOT NULL`
 
-// registerQuarantined shows a relay that does nothing among the relays, or continues showing it as
-// instance. It has no session, so that it works through a pooler too: only its heartbeat says that
+// registerQuarantined shows a relay that does nothing among the relays, or continues to show it as
+// relayID. It has no session, so that it works through a pooler too: only its heartbeat says that
 // it lives.
-func registerQuarantined(ctx context.Context, h pg.DB, instance int32, r QuarantinedRelay, version string) (int32, error) {
-	tag, err := h.Exec(ctx, updateQuarantined, pgx.QueryExecModeExec, instance, r.Name, r.Reason)
+func registerQuarantined(ctx context.Context, h pg.DB, relayID int32, r QuarantinedRelay, version string) (int32, error) {
+	tag, err := h.Exec(ctx, updateQuarantined, pgx.QueryExecModeExec, relayID, r.Name, r.Reason)
 	if err == nil && tag.RowsAffected() == 0 {
-		err = h.QueryRow(ctx, insertQuarantined, pgx.QueryExecModeExec, r.Name, version, r.Reason, r.Environment, r.Address).Scan(&instance)
+		err = h.QueryRow(ctx, insertQuarantined, pgx.QueryExecModeExec, r.Name, version, r.Reason, r.Environment, r.Address).Scan(&relayID)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("register as quarantined: %w", err)
 	}
-	return instance, nil
+	return relayID, nil
 }
 
 const selectQuarantined = `
 SELECT name, quarantined, coalesce(environment, ''), coalesce(address, '') FROM outbox_relay
-WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds' ORDER BY instance`
+WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds' ORDER BY id`
 
 // quarantinedRelays lists the relays that wait for a decision.
 func quarantinedRelays(ctx context.Context, q pg.DB) ([]QuarantinedRelay, error) {
@@ -189,18 +189,18 @@ const selectWorking = `
 SELECT r.name FROM outbox_relay r
 WHERE r.quarantined IS NULL
   AND CASE WHEN r.session_pid IS NULL THEN ` + pg.IsAlive + ` ELSE ` + pg.HasSession + ` END
-ORDER BY r.instance`
+ORDER BY r.id`
 
 // workingRelays names the relays that deliver from this very database.
 func workingRelays(ctx context.Context, q pg.DB) ([]string, error) {
 	return rows.Values[string](ctx, q, "list working relays", selectWorking, pgx.QueryExecModeExec)
 }
 
-const deleteQuarantined = `DELETE FROM outbox_relay WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
+const deleteQuarantined = `DELETE FROM outbox_relay WHERE id = $1 AND name = $2 AND quarantined IS NOT NULL`
 
 // deregisterQuarantined removes what registerQuarantined made.
-func deregisterQuarantined(ctx context.Context, h pg.DB, instance int32, name string) error {
-	return pg.Exec(ctx, h, "deregister quarantined relay", deleteQuarantined, pgx.QueryExecModeExec, instance, name)
+func deregisterQuarantined(ctx context.Context, h pg.DB, relayID int32, name string) error {
+	return pg.Exec(ctx, h, "deregister quarantined relay", deleteQuarantined, pgx.QueryExecModeExec, relayID, name)
 }
 
 const fireQuarantined = `

@@ -121,10 +121,10 @@ func (c *crowd) produce(ctx context.Context, number, transactions int) {
 
 // relay takes and settles until all is settled. At each step it may die: it forgets all, and
 // another relay begins under the next number.
-func (c *crowd) relay(ctx context.Context, instance int32, random *rand.Rand) {
+func (c *crowd) relay(ctx context.Context, relayID int32, random *rand.Rand) {
 	pool := relayPool(c, c.DSN)
 	for ctx.Err() == nil {
-		done, err := c.live(ctx, pool, instance, random)
+		done, err := c.live(ctx, pool, relayID, random)
 		if err != nil {
 			c.Error(err)
 			return
@@ -132,15 +132,15 @@ func (c *crowd) relay(ctx context.Context, instance int32, random *rand.Rand) {
 		if done {
 			return
 		}
-		if err := pool.QueryRow(ctx, `WITH gone AS (DELETE FROM outbox_relay WHERE instance = $1)
-			INSERT INTO outbox_relay (name, version) VALUES ('next', '') RETURNING instance`, instance).Scan(&instance); err != nil {
+		if err := pool.QueryRow(ctx, `WITH gone AS (DELETE FROM outbox_relay WHERE id = $1)
+			INSERT INTO outbox_relay (name, version) VALUES ('next', '') RETURNING id`, relayID).Scan(&relayID); err != nil {
 			c.Error(err)
 			return
 		}
 	}
 }
 
-func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, random *rand.Rand) (done bool, err error) {
+func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, relayID int32, random *rand.Rand) (done bool, err error) {
 	dies := func() bool { return random.IntN(30) == 0 }
 	hands := map[int64]Range{}
 	more := false
@@ -150,7 +150,7 @@ func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, ra
 		for _, of := range hands {
 			inHand = append(inHand, of.Fence)
 		}
-		rescued, found, err := RescueRange(ctx, pool, instance, inHand, 1<<20)
+		rescued, found, err := RescueRange(ctx, pool, relayID, inHand, 1<<20)
 		if err != nil {
 			return false, err
 		}
@@ -160,7 +160,7 @@ func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, ra
 			hands[rescued.Seq] = rescued
 		}
 		terms := Terms{Events: 1 + random.IntN(8)}
-		r, err := TakeRange(ctx, pool, instance, terms, more)
+		r, err := TakeRange(ctx, pool, relayID, terms, more)
 		if err != nil {
 			return false, err
 		}
@@ -181,7 +181,7 @@ func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, ra
 			if random.IntN(3) == 0 && r.Found != Nothing {
 				continue // the sends take longer
 			}
-			half := settlement(instance, of, of.Events[:random.IntN(len(of.Events)+1)])
+			half := settlement(relayID, of, of.Events[:random.IntN(len(of.Events)+1)])
 			half.Ended = nil
 			if err := c.settleSome(ctx, pool, half); err != nil {
 				return false, err
@@ -189,7 +189,7 @@ func (c *crowd) live(ctx context.Context, pool *pgxpool.Pool, instance int32, ra
 			if dies() { // half settled
 				return false, nil
 			}
-			if err := c.settleSome(ctx, pool, settlement(instance, of, of.Events)); err != nil {
+			if err := c.settleSome(ctx, pool, settlement(relayID, of, of.Events)); err != nil {
 				return false, err
 			}
 			delete(hands, seq)

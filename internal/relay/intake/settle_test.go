@@ -128,7 +128,7 @@ func TestNothingJoinsPastALockedRow(t *testing.T) {
 func TestSettleStale(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]string{
-		"taken over":          `UPDATE outbox_range SET relay = 2, fence = fence + 1 WHERE seq = $1`,
+		"taken over":          `UPDATE outbox_range SET relay_id = 2, fence = fence + 1 WHERE seq = $1`,
 		"taken over and back": `UPDATE outbox_range SET fence = fence + 1 WHERE seq = $1`,
 		// A failover that lost the range: another relay took another event of the same id under the
 		// same number.
@@ -191,7 +191,7 @@ func TestRescue(t *testing.T) {
 		t.Fatalf("%+v of a relay that lives", got)
 	}
 
-	r.Exec(`DELETE FROM outbox_relay WHERE instance = 1`)
+	r.Exec(`DELETE FROM outbox_relay WHERE id = 1`)
 	got, found := rescue()
 	if !found || got.Seq != first.Seq || keys(got.Events) != "e1 e2 e3" || got.Fence <= first.Fence {
 		t.Fatalf("%v, %q of %+v", found, keys(got.Events), got)
@@ -291,7 +291,7 @@ func TestFindBlockedKeys(t *testing.T) {
 	check(hand, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
 	r.settle(1, theirs)
 	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})
-	r.Exec(`UPDATE outbox_range SET relay = 2, ended_at = NULL WHERE seq = $1`, theirs.Seq)
+	r.Exec(`UPDATE outbox_range SET relay_id = 2, ended_at = NULL WHERE seq = $1`, theirs.Seq)
 	check(hand, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{}) // its own, and not known
 	known = []int64{theirs.Fence, mine.Fence}
 	check(Blocked{}, Blocked{}, Blocked{}, row, row, Blocked{}, Blocked{}, Blocked{})

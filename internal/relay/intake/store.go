@@ -60,7 +60,7 @@ WITH last AS MATERIALIZED (
     SELECT count(*) AS events, min(f.id) - 1 AS low, max(f.id) AS upto,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, more, oldest, keys, promised, taken_at)
+    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, more, oldest, keys, promised, taken_at)
     SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, s.low, s.upto, false, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4), now()
     FROM last l CROSS JOIN size s CROSS JOIN open p
     WHERE NOT l.more AND s.events BETWEEN 1 AND $2 AND NOT (p.busy AND s.keys IS NOT NULL)
@@ -77,7 +77,7 @@ ORDER BY e.id`
 // Were relays to take keys in turns, each would wait for the other with each of its ranges.
 const openRanges = `open AS MATERIALIZED (
     SELECT min(o.seq) AS oldest, coalesce(bool_or(
-        o.relay <> $1 AND o.keys IS NOT NULL AND o.taken_at > clock_timestamp() - interval '250 milliseconds'), false) AS busy
+        o.relay_id <> $1 AND o.keys IS NOT NULL AND o.taken_at > clock_timestamp() - interval '250 milliseconds'), false) AS busy
     FROM last l CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.ended_at IS NULL OFFSET 0) o
 )`
 
@@ -128,7 +128,7 @@ WITH last AS MATERIALIZED (
     SELECT count(*) AS events, max(f.id) AS upto, count(*) < (SELECT count(*) FROM candidate) AS cut,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, young, more, oldest, keys, promised, taken_at, ended_at, beyond)
+    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, young, more, oldest, keys, promised, taken_at, ended_at, beyond)
     SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, l.low,
            CASE WHEN s.cut THEN s.upto ELSE coalesce(span.upto, s.upto, l.low) END,
            start.young, s.cut OR span.upto IS NOT NULL, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4), now(),

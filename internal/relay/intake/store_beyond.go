@@ -87,7 +87,7 @@ const writeBeyond = `
 WITH last AS MATERIALIZED (
     SELECT seq, base, target, upto, young, oldest FROM (SELECT * FROM outbox_range ORDER BY seq DESC LIMIT 1) o WHERE o.seq = $2::bigint AND o.more
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay, fence, base, target, low, upto, young, more, oldest, ended_at, beyond)
+    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, young, more, oldest, ended_at, beyond)
     SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, l.upto, l.upto, l.young, true, coalesce(p.oldest, l.seq + 1), clock_timestamp(), true
     FROM last l CROSS JOIN open p
     ON CONFLICT DO NOTHING

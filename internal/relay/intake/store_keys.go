@@ -15,14 +15,14 @@ import (
 // IS TRUE keeps IN from becoming a join, for which the relay's sessions allow nested loops alone:
 // the hashes of all open ranges are put into a table in memory once.
 const selectKeysInHand = `
-SELECT 0, 'lost', NULL::timestamptz WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $3::bigint AND r.relay = $1::int)
+SELECT 0, 'lost', NULL::timestamptz WHERE NOT EXISTS (SELECT FROM outbox_range r WHERE r.seq = $2::bigint AND r.fence = $3::bigint AND r.relay_id = $1::int)
 UNION ALL
 SELECT k.number, 'hand', NULL FROM (
     SELECT w.number, hashtext(w.key) AS hash FROM unnest($5::text[]) WITH ORDINALITY AS w (key, number)) k
 WHERE (k.hash IN (
     SELECT unnest(o.keys) FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT r.keys FROM outbox_range r
-        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay <> $1 OR r.fence <> ALL ($4::bigint[])) AND r.keys IS NOT NULL
+        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay_id <> $1 OR r.fence <> ALL ($4::bigint[])) AND r.keys IS NOT NULL
         OFFSET 0) o)) IS TRUE`
 
 const selectBlockedKeys = selectKeysInHand + `

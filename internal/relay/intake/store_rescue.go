@@ -19,11 +19,11 @@ free AS MATERIALIZED (
     SELECT r.seq FROM last l CROSS JOIN LATERAL (
         SELECT o.seq FROM outbox_range o
         WHERE o.seq >= l.oldest AND o.ended_at IS NULL
-          AND CASE WHEN o.relay = $1::int THEN o.fence <> ALL ($2::bigint[])
-                   ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.instance = o.relay) END
+          AND CASE WHEN o.relay_id = $1::int THEN o.fence <> ALL ($2::bigint[])
+                   ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id) END
         ORDER BY o.seq LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) r
 )
-UPDATE outbox_range SET relay = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1
+UPDATE outbox_range SET relay_id = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1
 WHERE seq = ANY (ARRAY (SELECT f.seq FROM free f))
 RETURNING seq, fence, taken_at, extract(epoch FROM promised)::float8, ` + counts
 

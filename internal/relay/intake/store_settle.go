@@ -97,7 +97,7 @@ const settleRanges = `
 WITH held AS MATERIALIZED (
     SELECT w.number, w.ended, r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[], $4::bool[]) WITH ORDINALITY AS w (seq, fence, ended, number) CROSS JOIN LATERAL (
         SELECT o.seq, o.fence FROM outbox_range o
-        WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE NOWAIT) r
+        WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay_id = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE NOWAIT) r
 ), missing AS MATERIALIZED (
     SELECT w.range, w.event_id, w.destination FROM unnest($22::int[], $23::bigint[], $24::text[]) AS w (range, event_id, destination)
     WHERE (SELECT d.event_id FROM outbox_delivery d WHERE d.event_id = w.event_id AND (d.destination = w.destination OR w.destination = '') LIMIT 1) IS NULL

@@ -81,22 +81,22 @@ const eventsOfRange = `
          WHERE s.xid >= pg_snapshot_xmax(h.base) AND pg_visible_in_snapshot(s.xid, h.target))`
 
 // InHand is the part of a WITH, behind "most (events)", that counts the deliveries of events which
-// relays have in hand and which have no row yet, as in_hand (relay, destination, deliveries): a
+// relays have in hand and which have no row yet, as in_hand (relay_id, destination, deliveries): a
 // living relay writes it within about a second, and what a dead one had in hand waits for another.
 // It reads the hundred oldest open ranges.
 const InHand = `open AS MATERIALIZED (
     SELECT h.* FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
-        SELECT o.relay, o.base, o.target, o.low, o.upto, o.young FROM outbox_range o
+        SELECT o.relay_id, o.base, o.target, o.low, o.upto, o.young FROM outbox_range o
         WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 100) h
 ), hand AS MATERIALIZED (
-    SELECT h.relay, e.id, e.event_type FROM open h CROSS JOIN LATERAL (` + eventsOfRange + `) e LIMIT (SELECT events FROM most)
+    SELECT h.relay_id, e.id, e.event_type FROM open h CROSS JOIN LATERAL (` + eventsOfRange + `) e LIMIT (SELECT events FROM most)
 ), in_hand AS MATERIALIZED (
-    SELECT c.relay, c.destination, sum(c.deliveries)::bigint AS deliveries FROM (
-        SELECT t.relay, r.destination, t.deliveries FROM (SELECT h.relay, h.event_type, count(*) AS deliveries FROM hand h GROUP BY h.relay, h.event_type LIMIT 100) t
+    SELECT c.relay_id, c.destination, sum(c.deliveries)::bigint AS deliveries FROM (
+        SELECT t.relay_id, r.destination, t.deliveries FROM (SELECT h.relay_id, h.event_type, count(*) AS deliveries FROM hand h GROUP BY h.relay_id, h.event_type LIMIT 100) t
         CROSS JOIN LATERAL (SELECT DISTINCT o.destination FROM outbox_route o WHERE t.event_type LIKE o.like_pattern OFFSET 0) r
         UNION ALL
-        SELECT h.relay, d.destination, -1 FROM hand h CROSS JOIN LATERAL (SELECT d.destination FROM outbox_delivery d WHERE d.event_id = h.id OFFSET 0) d
-    ) c GROUP BY c.relay, c.destination HAVING sum(c.deliveries) > 0
+        SELECT h.relay_id, d.destination, -1 FROM hand h CROSS JOIN LATERAL (SELECT d.destination FROM outbox_delivery d WHERE d.event_id = h.id OFFSET 0) d
+    ) c GROUP BY c.relay_id, c.destination HAVING sum(c.deliveries) > 0
 )`
 
 // SettledSnapshot selects the snapshot in which each event that is visible has its deliveries: any

@@ -275,7 +275,7 @@ func TestTakeLargeTransaction(t *testing.T) {
 			seen[e.ID], before = true, e.ID
 		}
 		if ranges%5 == 0 { // the range is read again as it was
-			r.Exec(`UPDATE outbox_range SET relay = 99 WHERE seq = $1`, got.Seq)
+			r.Exec(`UPDATE outbox_range SET relay_id = 99 WHERE seq = $1`, got.Seq)
 			again, found, err := RescueRange(t.Context(), r.pool, relay, nil, 0)
 			relaytest.Must(t, err)
 			if !found || again.Seq != got.Seq || keys(again.Events) != keys(got.Events) {
@@ -349,7 +349,7 @@ func TestTakeReadsNoMoreThanItsRulesAllow(t *testing.T) {
 			got, err := TakeRange(t.Context(), r.pool, 1, Terms{Events: 100, Inline: inline}, cut)
 			relaytest.Must(t, err)
 			check(fmt.Sprintf("payloads up to %d, cut: %v", inline, cut), got, inline)
-			r.Exec(`UPDATE outbox_range SET relay = 99 WHERE seq = $1`, got.Seq)
+			r.Exec(`UPDATE outbox_range SET relay_id = 99 WHERE seq = $1`, got.Seq)
 			rescued, _, err := RescueRange(t.Context(), r.pool, 1, nil, inline)
 			relaytest.Must(t, err)
 			check(fmt.Sprintf("rescued, payloads up to %d, cut: %v", inline, cut), rescued, inline)

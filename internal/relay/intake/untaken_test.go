@@ -152,7 +152,7 @@ func TestInHand(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
 	r.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'other'), ('t*', 'other')`)
-	const inHand = `WITH most AS MATERIALIZED (SELECT 100 AS events), ` + InHand + ` SELECT concat_ws(' ', relay, destination, deliveries) FROM in_hand ORDER BY 1`
+	const inHand = `WITH most AS MATERIALIZED (SELECT 100 AS events), ` + InHand + ` SELECT concat_ws(' ', relay_id, destination, deliveries) FROM in_hand ORDER BY 1`
 	want := func(what string, want ...string) {
 		t.Helper()
 		if got := relaytest.Rows[string](r.Database, inHand); !slices.Equal(got, want) {

@@ -71,13 +71,13 @@ func (l *Lane) ReportState(now time.Time, hook func(State)) {
 // SlowdownNews returns what the receiver asks for, and whether that is news to who reads the
 // database: what was told before, for the relay of this number, is no longer true; first says that
 // nothing was. It is news at most once a second, and a rate that moves only every ten seconds.
-func (l *Lane) SlowdownNews(now time.Time, instance int32) (s capacity.Slowdown, news, first bool) {
+func (l *Lane) SlowdownNews(now time.Time, relayID int32) (s capacity.Slowdown, news, first bool) {
 	if l.takeWaitEnded() { // so the database has it, instead of what was told
 		l.told.by, l.told.at = 0, time.Time{}
 	}
 	s = l.Slowdown(now)
 	before, since := l.told, now.Sub(l.told.at)
-	first = before.by != instance
+	first = before.by != relayID
 	switch {
 	case since < time.Second:
 	case first:
@@ -94,8 +94,8 @@ func (l *Lane) SlowdownNews(now time.Time, instance int32) (s capacity.Slowdown,
 }
 
 // SlowdownTold records that the database has what was returned as news.
-func (l *Lane) SlowdownTold(s capacity.Slowdown, instance int32) {
-	l.told.Slowdown, l.told.by = s, instance
+func (l *Lane) SlowdownTold(s capacity.Slowdown, relayID int32) {
+	l.told.Slowdown, l.told.by = s, relayID
 }
 
 // isAtRest reports whether a turn of the claimer would find nothing to do for the lane.

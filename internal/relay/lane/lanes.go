@@ -288,7 +288,7 @@ func (ls *Lanes) RangeSize(now time.Time, lease time.Duration, most int) int {
 // ApplyStates applies the states of destinations that a beat read, which began at the given time. A
 // destination that is not among them has a closed breaker and no evidence against it. It reports
 // whether a breaker has changed, and which are closed now that were not.
-func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool, closed []string) {
+func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationState, relayID int32) (changed bool, closed []string) {
 	byName := make(map[string]policy.DestinationState, len(states))
 	for _, s := range states {
 		if byName[s.Destination] = s; s.Breaker != "closed" {
@@ -306,7 +306,7 @@ func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationSt
 				state.Remaining = 0
 			}
 			before := b.State
-			b.ApplyState(began, now, state, instance)
+			b.ApplyState(began, now, state, relayID)
 			changed = changed || b.State != before
 			if b.State == policy.BreakerClosed && before != b.State {
 				closed = append(closed, l.Name)

@@ -269,15 +269,15 @@ func TestSlowdownNews(t *testing.T) {
 	t.Parallel()
 	l := laneOf(4)
 	now := time.Now()
-	step := func(what string, instance int32, want bool) {
+	step := func(what string, relayID int32, want bool) {
 		t.Helper()
 		now = now.Add(2 * time.Second)
-		s, news, _ := l.SlowdownNews(now, instance)
+		s, news, _ := l.SlowdownNews(now, relayID)
 		if news != want {
 			t.Errorf("%s: %+v is news: %v", what, s, news)
 		}
 		if news {
-			l.SlowdownTold(s, instance)
+			l.SlowdownTold(s, relayID)
 		}
 	}
 	step("nothing is asked", 1, false)

@@ -71,9 +71,9 @@ func TestAlertsAreAcknowledgedAndSilenced(t *testing.T) {
 func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	db.Exec(`INSERT INTO outbox_relay (instance, name, version, reload_error, reload_failed_at) OVERRIDING SYSTEM VALUE
+	db.Exec(`INSERT INTO outbox_relay (id, name, version, reload_error, reload_failed_at) OVERRIDING SYSTEM VALUE
 		VALUES (1, 'a', '1', NULL, NULL), (2, 'b', '1', 'routes: there are none.', now()), (3, 'c', '1', NULL, NULL)`)
-	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination, settings, secrets)
+	db.Exec(`INSERT INTO outbox_relay_destination (relay_id, destination, settings, secrets)
 		VALUES (1, 'shop', 's', 'x'), (2, 'shop', 's', 'y'), (3, 'shop', 's', 'x'), (1, 'mail', 's', 'x'), (2, 'mail', 's', 'x'), (3, 'mail', '', '')`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('reload_refused', 'b'), ('relays_differ', 'shop')`)
 	s, err := New(db.Pool).Status(t.Context(), "")
@@ -94,8 +94,8 @@ func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 		t.Errorf("%q, %+v", said, s.Relays)
 	}
 
-	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = '401 Unauthorized' WHERE instance = 2 AND destination = 'shop'`)
-	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = 'dial tcp: connection refused' WHERE instance <> 1 AND destination = 'mail'`)
+	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = '401 Unauthorized' WHERE relay_id = 2 AND destination = 'shop'`)
+	db.Exec(`UPDATE outbox_relay_destination SET refused_at = now(), refused_error = 'dial tcp: connection refused' WHERE relay_id <> 1 AND destination = 'mail'`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('relay_refused', 'shop')`)
 	wantAdvice(db,
 		`Relay "b" refused its new configuration: routes: there are none.`,
@@ -105,12 +105,12 @@ func TestStatusShowsWhatRelaysSayOfThemselves(t *testing.T) {
 
 	db.Exec(`UPDATE outbox_relay SET name = 'vm', reload_error = 'routes: there are none.'`) // all of one host
 	wantAdvice(db,
-		`Relay "vm (instance 1)" refused its new configuration: routes: there are none.`,
-		`Relay "vm (instance 2)" refused its new configuration: routes: there are none.`,
-		`Relay "vm (instance 3)" refused its new configuration: routes: there are none.`,
-		`Only relays vm (instance 2) and vm (instance 3) are refused by "mail": dial tcp: connection refused. The other relays deliver.`,
-		`Only relay vm (instance 2) is refused by "shop": 401 Unauthorized. The other relays deliver. `+
-			`Relays have other secrets at vm (instance 2) than at vm (instance 1) and vm (instance 3).`,
+		`Relay "vm (id 1)" refused its new configuration: routes: there are none.`,
+		`Relay "vm (id 2)" refused its new configuration: routes: there are none.`,
+		`Relay "vm (id 3)" refused its new configuration: routes: there are none.`,
+		`Only relays vm (id 2) and vm (id 3) are refused by "mail": dial tcp: connection refused. The other relays deliver.`,
+		`Only relay vm (id 2) is refused by "shop": 401 Unauthorized. The other relays deliver. `+
+			`Relays have other secrets at vm (id 2) than at vm (id 1) and vm (id 3).`,
 	)
 }
 

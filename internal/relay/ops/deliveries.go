@@ -199,7 +199,7 @@ type Delivery struct {
 	LastHTTPStatus *int       `json:"last_http_status"`
 	LastReason     *string    `json:"last_reason"`
 	LastError      *string    `json:"last_error"`
-	ClaimedBy      *int32     `json:"claimed_by"` // the relay that has it in flight
+	ClaimedBy      *int32     `json:"claimed_by,string"` // the relay_id of the relay that has it in flight
 	OrderingKey    *string    `json:"ordering_key"`
 	Replay         bool       `json:"replay"` // an operator made it pending again
 	// NotAfter is when the last request may reach the receiver, as X-Outbox-Not-After said. nil:
@@ -217,7 +217,7 @@ type Attempt struct {
 	Attempt     int            `json:"attempt"`
 	StartedAt   time.Time      `json:"started_at"`
 	DurationMS  int            `json:"duration_ms"`
-	Relay       int32          `json:"relay"` // instance number
+	RelayID     int32          `json:"relay_id,string"`
 	HTTPStatus  *int           `json:"http_status"`
 	Outcome     policy.Outcome `json:"outcome"`
 	Reason      policy.Reason  `json:"reason"`

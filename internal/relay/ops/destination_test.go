@@ -14,7 +14,7 @@ func TestResumeResetsTheBreaker(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	outbox := ops.New(db.Pool)
-	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_owner, breaker_probes, breaker_error)
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_relay_id, breaker_probes, breaker_error)
 		VALUES ('default', true, now(), 'half_open', now(), now() + interval '1 hour', 3, 2, 'refused')`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('breaker_open', 'default'), ('breaker_open', 'other'), ('failed', 'default')`)
 	const breaker = `SELECT breaker || ' ' || breaker_probes FROM outbox_destination WHERE NOT paused`

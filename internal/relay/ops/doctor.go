@@ -291,14 +291,14 @@ func (x *examination) intake(ctx context.Context) error {
 	ranges, err := x.o.oldRange(ctx, rangeWarning)
 	for _, r := range ranges {
 		age := plain.Span(time.Duration(r.Seconds * float64(time.Second)))
-		text := fmt.Sprintf("relay %d %s has had events in hand for %s (range %d)", r.Relay, r.Name, age, r.Seq)
+		text := fmt.Sprintf("relay %d %s has had events in hand for %s (range %d)", r.RelayID, r.Name, age, r.Seq)
 		switch {
 		case r.Alive:
 			x.add("intake", LevelWarning, text, "see the log of that relay; another one takes the events over once it is stopped")
 		case r.Name != "":
 			x.add("intake", LevelError, text+", and is silent", "stop that relay, and start one that takes the events over: outbox-relay run")
 		default:
-			x.add("intake", LevelError, fmt.Sprintf("relay %d had events in hand when it ended, %s ago, and no other has taken them over (range %d)", r.Relay, age, r.Seq),
+			x.add("intake", LevelError, fmt.Sprintf("relay %d had events in hand when it ended, %s ago, and no other has taken them over (range %d)", r.RelayID, age, r.Seq),
 				"start one: outbox-relay run")
 		}
 	}

@@ -146,7 +146,7 @@ func (e EventReport) explainAttempts(add func(at time.Time, destination, what, f
 		if a.Outcome == policy.Hold { // the next attempt has the same number
 			text += " (held: no attempt is spent)"
 		}
-		add(a.StartedAt, a.Destination, "attempt", "attempt %d by relay %d failed after %s: %s", a.Attempt, a.Relay, time.Duration(a.DurationMS)*time.Millisecond, text)
+		add(a.StartedAt, a.Destination, "attempt", "attempt %d by relay %d failed after %s: %s", a.Attempt, a.RelayID, time.Duration(a.DurationMS)*time.Millisecond, text)
 		isLast := !slices.ContainsFunc(e.Attempts[i+1:], func(later Attempt) bool { return later.Destination == a.Destination })
 		if a.Outcome == policy.Fail && !(isLast && e.hasFailed(a.Destination)) {
 			add(ended, a.Destination, "failed", "failed for good: %s", orReason(orBlank(a.Error), a.Reason))

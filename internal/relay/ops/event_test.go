@@ -79,7 +79,7 @@ func TestExplainReplays(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(3, "k")
-	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay_id, outcome, reason, duration_ms, started_at)
 		SELECT 1, 'default', n, n, 1, 'retry', 'server_error', 5, now() + make_interval(secs => n * 0.001) FROM generate_series(1, 3) n`)
 	db.Settled("delivered", "true")
 	outbox := ops.New(db.Pool)
@@ -138,7 +138,7 @@ func TestExplainNamesNoReplayOfWhatWasPending(t *testing.T) {
 	db.Settled("failed", "event_id > 1")
 	outbox := ops.New(db.Pool)
 	attempt := func(outcome string, ids ...int64) {
-		db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
+		db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay_id, outcome, reason, duration_ms, started_at)
 			SELECT id, 'default', (SELECT count(*) FROM outbox_attempt), 1, 1, $1, 'server_error', 5, clock_timestamp() FROM unnest($2::bigint[]) id`, outcome, ids)
 	}
 	replay := func(actor string, s ops.Selection) {
@@ -209,7 +209,7 @@ func TestExplainKeepsWhatWasBeforeReplays(t *testing.T) {
 	outbox := ops.New(db.Pool).As(ops.Actor{Name: "ann"})
 	fail := func(claim int) {
 		db.Settled("failed", "true")
-		db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, error, duration_ms, started_at)
+		db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay_id, outcome, reason, error, duration_ms, started_at)
 			VALUES (1, 'default', $1, 1, 1, 'fail', 'rejected', '422 no', 0, clock_timestamp())`, claim)
 		db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_reason = 'rejected', last_error = '422 no', last_attempt_at = (SELECT max(started_at) FROM outbox_attempt)`)
 	}

@@ -56,7 +56,7 @@ func TestRelayWithoutItsSessionIsSilent(t *testing.T) {
 	states("registered without a session", "busy")
 	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now(), session_pid = pg_backend_pid()`) // of another name
 	states("cut off", "silent")
-	db.Exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 hour' WHERE event_id = 1`)
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = (SELECT id FROM outbox_relay), lease_expires_at = now() + interval '1 hour' WHERE event_id = 1`)
 	waits, err := outbox.Waits(t.Context(), 1)
 	relaytest.Must(t, err)
 	if want := "; that relay is silent, and another one takes the delivery over; no relay is running; start one: outbox-relay run"; len(waits) != 1 || !strings.HasSuffix(waits[0].Text, want) {

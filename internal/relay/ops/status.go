@@ -177,9 +177,9 @@ func (d DestinationStatus) behindEarly() (early []WaitingHead) {
 
 // RelayStatus is one registered relay.
 type RelayStatus struct {
-	Instance int32  `json:"instance"`
-	Name     string `json:"name"`
-	// Called is its name in sentences: with the instance if another relay has the same name.
+	RelayID int32  `json:"relay_id,string"`
+	Name    string `json:"name"`
+	// Called is its name in sentences: with its number if another relay has the same name.
 	Called string `json:"-" db:"-"`
 	// State says in a word what the relay does: busy, idle, asleep, quarantined, or silent if it is
 	// not alive.

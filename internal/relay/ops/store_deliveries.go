@@ -154,7 +154,7 @@ func (o *Outbox) fewPending(ctx context.Context, names []string) (few bool, err 
 }
 
 const selectAttempts = `
-SELECT event_id, destination, attempt, started_at, duration_ms, relay, http_status, outcome, reason, error
+SELECT event_id, destination, attempt, started_at, duration_ms, relay_id, http_status, outcome, reason, error
 FROM outbox_attempt WHERE event_id = $1 ORDER BY started_at, id`
 
 // Attempts returns what the log holds of one event's attempts, the oldest first.
@@ -164,7 +164,7 @@ func (o *Outbox) Attempts(ctx context.Context, eventID int64) ([]Attempt, error)
 
 // No index leads from a destination to its attempts: the newest of all are read.
 const selectLatestAttempts = `
-SELECT a.event_id, a.destination, a.attempt, a.started_at, a.duration_ms, a.relay, a.http_status, a.outcome, a.reason, a.error
+SELECT a.event_id, a.destination, a.attempt, a.started_at, a.duration_ms, a.relay_id, a.http_status, a.outcome, a.reason, a.error
 FROM (SELECT * FROM outbox_attempt ORDER BY id DESC LIMIT 2000) a
 WHERE a.destination = $1 AND a.outcome <> 'delivered' ORDER BY a.id DESC LIMIT 10`
 

@@ -139,7 +139,7 @@ const endPause = `UPDATE outbox_destination SET paused = false, paused_reason = 
 const resetBreaker = `
 WITH closed AS (
     UPDATE outbox_destination
-    SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_owner = NULL, breaker_probes = 0,
+    SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_relay_id = NULL, breaker_probes = 0,
         breaker_error = NULL
     WHERE destination = $1 AND breaker <> 'closed'
     RETURNING destination

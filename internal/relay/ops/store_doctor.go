@@ -250,17 +250,17 @@ func (o *Outbox) recentMissing(ctx context.Context) ([]missingDeliveries, error)
 // openRange is the oldest range that has not ended.
 type openRange struct {
 	Seq     int64
-	Relay   int32
+	RelayID int32
 	Name    string // of that relay; empty: it is not registered
 	Alive   bool   // it has written a heartbeat lately
 	Seconds float64
 }
 
 const selectOldRange = `
-SELECT o.seq, o.relay, coalesce(r.name, ''), coalesce(` + pg.IsAlive + `, false), extract(epoch FROM now() - o.taken_at)::float8
+SELECT o.seq, o.relay_id, coalesce(r.name, ''), coalesce(` + pg.IsAlive + `, false), extract(epoch FROM now() - o.taken_at)::float8
 FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l
 CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.ended_at IS NULL ORDER BY r.seq LIMIT 1) o
-LEFT JOIN outbox_relay r ON r.instance = o.relay
+LEFT JOIN outbox_relay r ON r.id = o.relay_id
 WHERE o.taken_at < now() - make_interval(secs => CASE WHEN coalesce(` + pg.IsAlive + `, false) THEN $1 ELSE least($1, 10) END)`
 
 // oldRange returns the oldest open range if it is older than that, or than ten seconds if its relay

@@ -16,7 +16,7 @@ import (
 // the range was cut. Ranges from the oldest open one on are read.
 const selectRouteState = `
 WITH settled AS MATERIALIZED (` + intake.SettledSnapshot + `)
-SELECT coalesce(r.seq, 0), coalesce(r.relay, 0), coalesce(a.name, ''), coalesce(a.alive, false), r.taken_at, r.ended_at IS NOT NULL,
+SELECT coalesce(r.seq, 0), coalesce(r.relay_id, 0), coalesce(a.name, ''), coalesce(a.alive, false), r.taken_at, r.ended_at IS NOT NULL,
        ARRAY(SELECT d.destination FROM outbox_delivery d WHERE d.event_id = e.id ORDER BY d.destination),
        (SELECT count(*) FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NULL),
        EXISTS (SELECT FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NOT NULL)
@@ -27,13 +27,13 @@ LEFT JOIN LATERAL (
         WHERE o.seq >= l.oldest AND pg_visible_in_snapshot(e.xid, o.target) AND NOT pg_visible_in_snapshot(e.xid, o.base)
           AND e.id > o.low AND e.id <= o.upto
         ORDER BY o.seq LIMIT 1) n) r ON true
-LEFT JOIN (SELECT r.instance, r.name, ` + pg.IsAlive + ` AS alive FROM outbox_relay r) a ON a.instance = r.relay
+LEFT JOIN (SELECT r.id, r.name, ` + pg.IsAlive + ` AS alive FROM outbox_relay r) a ON a.id = r.relay_id
 WHERE e.id = $1 AND NOT pg_visible_in_snapshot(e.xid, (SELECT snapshot FROM settled))`
 
 // routeState is how far the relays have come with an event that may lack deliveries.
 type routeState struct {
 	Range       int64  // 0: no relay has taken it
-	Relay       int32  // that has taken it
+	RelayID     int32  // of the relay that has taken it
 	Name        string // of that relay; empty: it is gone
 	Alive       bool   // that relay
 	TakenAt     *time.Time

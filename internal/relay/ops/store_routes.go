@@ -21,15 +21,15 @@ type RouteStatus struct {
 
 // A RelayName says which relay it is.
 type RelayName struct {
-	Instance int32  `json:"instance"`
-	Name     string `json:"name"`
+	RelayID int32  `json:"relay_id,string"`
+	Name    string `json:"name"`
 }
 
 const selectRouteStatus = `
 SELECT r.pattern, r.destination,
        (SELECT count(*) FROM (VALUES (r.destination)) ` + pg.PendingOf + `),
-       (SELECT coalesce(jsonb_agg(jsonb_build_object('instance', n.instance, 'name', n.name) ORDER BY n.instance), '[]')
-        FROM outbox_relay_route o JOIN outbox_relay n USING (instance)
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('relay_id', n.id::text, 'name', n.name) ORDER BY n.id), '[]')
+        FROM outbox_relay_route o JOIN outbox_relay n ON n.id = o.relay_id
         WHERE o.pattern = r.pattern AND o.destination = r.destination)
 FROM outbox_route r
 WHERE ($1 = '' OR $1 LIKE r.like_pattern)

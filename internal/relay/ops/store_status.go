@@ -131,7 +131,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*) > 0 AS served,
            CASE WHEN bool_and(o.slowed_to IS NOT NULL AND o.slowed_to > 0) FILTER (WHERE ` + pg.IsAlive + `) THEN sum(o.slowed_to) FILTER (WHERE ` + pg.IsAlive + `) ELSE 0 END AS slowed_to
-    FROM outbox_relay_destination o JOIN outbox_relay r ON r.instance = o.instance WHERE o.destination = k.destination
+    FROM outbox_relay_destination o JOIN outbox_relay r ON r.id = o.relay_id WHERE o.destination = k.destination
 ) o
 CROSS JOIN LATERAL (SELECT coalesce(sum(x.deliveries), 0)::bigint AS deliveries FROM in_hand x WHERE x.destination = k.destination) i
 CROSS JOIN LATERAL (SELECT k.destination) lane
@@ -165,15 +165,15 @@ func parked(ctx context.Context, q pg.DB) (n int64, err error) {
 // stands first among it.
 const selectRelays = `
 WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + pg.Pending + `, ` + intake.InHand + `, busy AS MATERIALIZED (
-    SELECT DISTINCT o.relay FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
-        SELECT n.relay FROM outbox_range n WHERE n.seq >= l.oldest AND n.ended_at IS NULL OFFSET 0) o
+    SELECT DISTINCT o.relay_id FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+        SELECT n.relay_id FROM outbox_range n WHERE n.seq >= l.oldest AND n.ended_at IS NULL OFFSET 0) o
 )
-SELECT r.instance, r.name, r.version, r.started_at, greatest(0, extract(epoch FROM now() - r.heartbeat_at))::float8,
-       c.deliveries IS NULL AND r.instance NOT IN (SELECT b.relay FROM busy b), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,
-       coalesce(c.deliveries, 0) + coalesce((SELECT sum(i.deliveries) FROM in_hand i WHERE i.relay = r.instance), 0)::bigint, coalesce(r.quarantined, ''),
-       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination),
+SELECT r.id, r.name, r.version, r.started_at, greatest(0, extract(epoch FROM now() - r.heartbeat_at))::float8,
+       c.deliveries IS NULL AND r.id NOT IN (SELECT b.relay_id FROM busy b), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,
+       coalesce(c.deliveries, 0) + coalesce((SELECT sum(i.deliveries) FROM in_hand i WHERE i.relay_id = r.id), 0)::bigint, coalesce(r.quarantined, ''),
+       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.relay_id = r.id ORDER BY s.destination),
        coalesce(r.reload_error, ''), r.reload_failed_at,
-       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance AND s.refused_at IS NOT NULL ORDER BY s.destination),
+       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.relay_id = r.id AND s.refused_at IS NOT NULL ORDER BY s.destination),
        r.asleep, r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
 FROM outbox_relay r
 LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries
@@ -181,8 +181,8 @@ LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries
                SELECT d.claimed_by FROM outbox_delivery d
                WHERE d.destination = p.destination AND ` + pg.IsDue + ` AND d.replay = x.replay AND d.next_attempt_at <= now()
                ORDER BY d.next_attempt_at, d.event_id LIMIT 10001) d
-           WHERE d.claimed_by IS NOT NULL GROUP BY d.claimed_by) c ON c.claimed_by = r.instance
-ORDER BY r.instance`
+           WHERE d.claimed_by IS NOT NULL GROUP BY d.claimed_by) c ON c.claimed_by = r.id
+ORDER BY r.id`
 
 func relayStatus(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
 	return listRelays(ctx, q, selectRelays)
@@ -197,7 +197,7 @@ func listRelays(ctx context.Context, q pg.DB, statement string) ([]RelayStatus, 
 	for i := range list {
 		r := &list[i]
 		if r.State, r.Called = r.state(), r.Name; named[r.Name] > 1 {
-			r.Called = fmt.Sprintf("%s (instance %d)", r.Name, r.Instance)
+			r.Called = fmt.Sprintf("%s (id %d)", r.Name, r.RelayID)
 		}
 	}
 	return list, err
@@ -214,9 +214,9 @@ func (o *Outbox) Differences(ctx context.Context) ([]watch.Difference, error) {
 }
 
 const selectLifeSigns = `
-SELECT instance, name, version, started_at, greatest(0, extract(epoch FROM now() - heartbeat_at))::float8, false, session_pid IS NOT NULL AND ` + pg.HasSession + `, 0::bigint,
+SELECT id, name, version, started_at, greatest(0, extract(epoch FROM now() - heartbeat_at))::float8, false, session_pid IS NOT NULL AND ` + pg.HasSession + `, 0::bigint,
        coalesce(quarantined, ''), ARRAY[]::text[], coalesce(reload_error, ''), reload_failed_at, ARRAY[]::text[], asleep, session_pid IS NOT NULL AND NOT ` + pg.HasSession + `
-FROM outbox_relay r ORDER BY instance`
+FROM outbox_relay r ORDER BY id`
 
 // LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not
 // depend on what is pending, so that a health check may ask often.

@@ -28,7 +28,7 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
 FROM outbox_delivery d
 CROSS JOIN LATERAL (SELECT d.destination) lane
 LEFT JOIN outbox e ON e.id = d.event_id
-LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
+LEFT JOIN outbox_relay r ON r.id = d.claimed_by
 LEFT JOIN outbox_destination p ON p.destination = d.destination
 LEFT JOIN LATERAL (
     SELECT * FROM (

@@ -49,9 +49,9 @@ func (s routeState) reason() Wait {
 	if s.Range == 0 {
 		return Wait{Cause: alert.RuleUntaken, Text: "not yet routed: no relay has taken it yet" + s.taker()}
 	}
-	relay := fmt.Sprintf("relay %d %s", s.Relay, s.Name)
+	relay := fmt.Sprintf("relay %d %s", s.RelayID, s.Name)
 	if s.Name == "" {
-		relay = fmt.Sprintf("relay %d, which is gone,", s.Relay)
+		relay = fmt.Sprintf("relay %d, which is gone,", s.RelayID)
 	}
 	text := fmt.Sprintf("in the hand of %s since %s (range %d)", relay, timeText(s.TakenAt), s.Range)
 	if len(s.Settled) > 0 {

@@ -38,7 +38,7 @@ func TestWaits(t *testing.T) {
 	db.Exec(`UPDATE outbox_relay SET quarantined = 'a copy'`)
 	waits(4, "quarantined")
 	db.Exec(`UPDATE outbox_relay SET quarantined = NULL`)
-	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) VALUES (1, 'default')`)
+	db.Exec(`INSERT INTO outbox_relay_destination (relay_id, destination) VALUES (1, 'default')`)
 	waits(1) // has failed
 	waits(2, "behind")
 	waits(4, "due")
@@ -58,7 +58,7 @@ func TestWaits(t *testing.T) {
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('default', true, now(), 'open', now(), now() + interval '1 hour', 'refused')`)
 	waits(5, "paused", "breaker_open", "not_due")
-	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = 1`)
+	db.Exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_relay_id = 1`)
 	if list, err := outbox.Waits(t.Context(), 5); err != nil || !strings.Contains(list[1].Text, "a probe is under way") {
 		t.Errorf("%v %+v", err, list)
 	}

@@ -427,7 +427,7 @@ type DestinationState struct {
 
 // ApplyState applies the state of the destination as a beat read it. A state read before this
 // relay's last change is old, and ignored.
-func (b *Breaker) ApplyState(began, now time.Time, s DestinationState, instance int32) {
+func (b *Breaker) ApplyState(began, now time.Time, s DestinationState, relayID int32) {
 	if b.Write != WriteNothing || !began.After(b.Since) {
 		return
 	}
@@ -448,10 +448,10 @@ func (b *Breaker) ApplyState(began, now time.Time, s DestinationState, instance 
 		if b.failures() == 0 {
 			b.Events = nil
 		}
-	case b.State == BreakerHalfOpen && s.Breaker == "half_open" && s.Owner == instance:
+	case b.State == BreakerHalfOpen && s.Breaker == "half_open" && s.Owner == relayID:
 	default: // it waits, or another relay tries
 		wait := s.Remaining
-		if b.State == BreakerOpen && s.Owner == instance { // this one does, and the acknowledgement was lost
+		if b.State == BreakerOpen && s.Owner == relayID { // this one does, and the acknowledgement was lost
 			wait = 0
 		}
 		if b.State != BreakerOpen {

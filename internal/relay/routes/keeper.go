@@ -35,11 +35,11 @@ type Keeper struct {
 }
 
 // Apply records the destinations and routes of a configuration for the relay that is registered as
-// instance, and makes the stored routes those of all registered relays together. It returns what
+// relayID, and makes the stored routes those of all registered relays together. It returns what
 // changed by that, and logs it with what others have changed since this keeper looked last. The
 // error wraps [pg.ErrTakenForDead] if the relay is not registered any more.
-func (k *Keeper) Apply(ctx context.Context, instance int32, destinations []string, routes []Route) (Change, error) {
-	change, err := k.sync(ctx, instance, &routing{instance: instance, destinations: destinations, routes: Rows(routes)})
+func (k *Keeper) Apply(ctx context.Context, relayID int32, destinations []string, routes []Route) (Change, error) {
+	change, err := k.sync(ctx, relayID, &routing{relayID: relayID, destinations: destinations, routes: Rows(routes)})
 	if err != nil {
 		return Change{}, err
 	}
@@ -48,23 +48,23 @@ func (k *Keeper) Apply(ctx context.Context, instance int32, destinations []strin
 	return change, nil
 }
 
-// Withdraw takes back the routes of the relay that is registered as instance, once it takes no
+// Withdraw takes back the routes of the relay that is registered as relayID, once it takes no
 // events any more. A route that no other registered relay has is removed, unless it was the last
 // one of all, or ranges are open: then the others remove it when these have ended.
-func (k *Keeper) Withdraw(ctx context.Context, instance int32) error {
-	_, err := k.sync(ctx, instance, &routing{instance: instance})
+func (k *Keeper) Withdraw(ctx context.Context, relayID int32) error {
+	_, err := k.sync(ctx, relayID, &routing{relayID: relayID})
 	return err
 }
 
 // Follow notices what others have changed about the routes, and removes those that only dead relays
 // had, unless a range of before is open: see [Keeper.Keeps]. After an Apply it also logs which
 // deliveries wait for a destination that no relay serves.
-func (k *Keeper) Follow(ctx context.Context, instance int32) error {
+func (k *Keeper) Follow(ctx context.Context, relayID int32) error {
 	if k.applied {
 		k.applied = false
 		k.warnUnserved(ctx)
 	}
-	change, err := k.sync(ctx, instance, nil)
+	change, err := k.sync(ctx, relayID, nil)
 	if err == nil && len(change.Added) > 0 {
 		k.Added()
 	}
@@ -77,7 +77,7 @@ func (k *Keeper) Keeps() bool { return len(k.last.kept) > 0 }
 
 // sync synchronises the stored routes and logs what has changed. While nothing changes, that is one
 // statement, which writes nothing.
-func (k *Keeper) sync(ctx context.Context, instance int32, own *routing) (Change, error) {
+func (k *Keeper) sync(ctx context.Context, relayID int32, own *routing) (Change, error) {
 	if k.last.after != nil && !k.Keeps() && (own == nil || own.equal(k.recorded)) {
 		if same, err := isSynchronised(ctx, k.DB, k.last.state); err != nil || same {
 			return Change{}, err
@@ -87,7 +87,7 @@ func (k *Keeper) sync(ctx context.Context, instance int32, own *routing) (Change
 		k.recorded = nil // until it is known to be committed
 	}
 	change, err := syncRoutes(ctx, k.DB, own, k.last, func(change Change) string {
-		return fmt.Sprintf("relay %q (instance %d): %s", plain.Clip(k.Name), instance, change)
+		return fmt.Sprintf("relay %q (id %d): %s", plain.Clip(k.Name), relayID, change)
 	})
 	if err != nil {
 		return Change{}, err

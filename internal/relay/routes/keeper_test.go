@@ -27,9 +27,9 @@ import (
 type relay struct {
 	keeper Keeper
 	*relaytest.Database
-	instance int32
-	added    int
-	log      *bytes.Buffer
+	relayID int32
+	added   int
+	log     *bytes.Buffer
 }
 
 func registered(db *relaytest.Database, name string) *relay {
@@ -38,7 +38,7 @@ func registered(db *relaytest.Database, name string) *relay {
 	r.keeper = Keeper{DB: db.Pool, Name: name, Log: zerolog.New(r.log), Added: func() { r.added++ }, Failed: func(operation string, err error) {
 		db.Errorf("%s: %v", operation, err)
 	}}
-	r.instance = relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ($1, '') RETURNING instance`, name)
+	r.relayID = relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ($1, '') RETURNING id`, name)
 	return r
 }
 
@@ -59,7 +59,7 @@ func (r *relay) apply(routes ...string) Change {
 		destinations = append(destinations, row.Destination)
 	}
 	slices.Sort(destinations)
-	change, err := r.keeper.Apply(r.Context(), r.instance, destinations, parse(routes...))
+	change, err := r.keeper.Apply(r.Context(), r.relayID, destinations, parse(routes...))
 	relaytest.Must(r, err)
 	return change
 }
@@ -108,20 +108,20 @@ func TestRelayOfAnotherConfigurationTakesNothing(t *testing.T) {
 		t.Errorf("the others are told %q", heard.Payload)
 	}
 	wantStored(db, "* default, * logistics")
-	if got, want := relaytest.Row[string](db, alerts), fmt.Sprintf(`relay "stranger" (instance %d): added * to default`, stranger.instance); got != want {
+	if got, want := relaytest.Row[string](db, alerts), fmt.Sprintf(`relay "stranger" (id %d): added * to default`, stranger.relayID); got != want {
 		t.Errorf("the alert says %q, want %q", got, want)
 	}
-	relaytest.Must(t, first.keeper.Follow(t.Context(), first.instance))
+	relaytest.Must(t, first.keeper.Follow(t.Context(), first.relayID))
 	first.wantLog(`"event":"*","destination":"default","message":"route added by another relay or by hand"`)
 
 	first.apply("* logistics")
 	wantStored(db, "* default, * logistics")
-	relaytest.Must(t, stranger.keeper.Withdraw(t.Context(), stranger.instance))
+	relaytest.Must(t, stranger.keeper.Withdraw(t.Context(), stranger.relayID))
 	stranger.wantLog(`"event":"*","destination":"default","message":"route removed"`)
 	wantStored(db, "* logistics")
-	relaytest.Must(t, first.keeper.Follow(t.Context(), first.instance))
+	relaytest.Must(t, first.keeper.Follow(t.Context(), first.relayID))
 	first.wantLog(`"event":"*","destination":"default","message":"route removed by another relay or by hand"`)
-	relaytest.Must(t, first.keeper.Withdraw(t.Context(), first.instance))
+	relaytest.Must(t, first.keeper.Withdraw(t.Context(), first.relayID))
 	wantStored(db, "* logistics") // producers continue while all relays are away
 }
 
@@ -139,12 +139,12 @@ func TestRemovedRoutesAreRestored(t *testing.T) {
 	r.wantLog(`"more":7,"change":"route added"`)
 	db.Exec(`DELETE FROM outbox_route`)
 	asked := r.added
-	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
+	relaytest.Must(t, r.keeper.Follow(t.Context(), r.relayID))
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_route`); n != len(many) || r.added != asked+1 {
 		t.Errorf("%d routes of %d, parked deliveries are looked for %d times", n, len(many), r.added-asked)
 	}
 	got := relaytest.Row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'routes_changed'`)
-	before, after := fmt.Sprintf(`relay "test" (instance %d): added event.`, r.instance), fmt.Sprintf(" to default and %d more", len(many)-1)
+	before, after := fmt.Sprintf(`relay "test" (id %d): added event.`, r.relayID), fmt.Sprintf(" to default and %d more", len(many)-1)
 	if !strings.HasPrefix(got, before) || !strings.HasSuffix(got, after) {
 		t.Errorf("the alert is %q, want %s…%s", got, before, after)
 	}
@@ -168,8 +168,8 @@ func TestUnchangedRoutesAreNotSynchronised(t *testing.T) {
 	before := relaytest.Row[int](db, changes)
 	third := registered(db, "third") // now the relays are others, but the routes the same
 	third.apply("* a")
-	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
-	relaytest.Must(t, other.keeper.Follow(t.Context(), other.instance))
+	relaytest.Must(t, r.keeper.Follow(t.Context(), r.relayID))
+	relaytest.Must(t, other.keeper.Follow(t.Context(), other.relayID))
 	if after := relaytest.Row[int](db, changes); after != before {
 		t.Errorf("%d changes of the routes, want none", after-before)
 	}
@@ -178,10 +178,10 @@ func TestUnchangedRoutesAreNotSynchronised(t *testing.T) {
 	quiet := func() error {
 		r.keeper.DB = readsOnly{pool}
 		defer func() { r.keeper.DB = pool }()
-		if err := r.keeper.Follow(t.Context(), r.instance); err != nil {
+		if err := r.keeper.Follow(t.Context(), r.relayID); err != nil {
 			return err
 		}
-		_, err := r.keeper.Apply(t.Context(), r.instance, []string{"a", "b"}, parse("* a", "t b"))
+		_, err := r.keeper.Apply(t.Context(), r.relayID, []string{"a", "b"}, parse("* a", "t b"))
 		return err
 	}
 
@@ -195,7 +195,7 @@ func TestUnchangedRoutesAreNotSynchronised(t *testing.T) {
 		if err := quiet(); err == nil {
 			t.Errorf("%s is not noticed", name)
 		}
-		relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
+		relaytest.Must(t, r.keeper.Follow(t.Context(), r.relayID))
 		wantStored(db, "* a, t b")
 		relaytest.Must(t, quiet())
 	}
@@ -206,7 +206,7 @@ func TestRelayTakenForDeadAppliesNoRoutes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	r := registered(db, "test")
-	if _, err := r.keeper.Apply(t.Context(), r.instance+1, []string{"a"}, parse("* a")); !errors.Is(err, pg.ErrTakenForDead) {
+	if _, err := r.keeper.Apply(t.Context(), r.relayID+1, []string{"a"}, parse("* a")); !errors.Is(err, pg.ErrTakenForDead) {
 		t.Errorf("got %v", err)
 	}
 	wantStored(db, "* default")
@@ -230,10 +230,10 @@ func TestLockedRoutesAreWaitedFor(t *testing.T) {
 	relaytest.Must(t, err)
 	applied := make(chan error, 1)
 	go func() {
-		_, err := r.keeper.Apply(t.Context(), r.instance, []string{"a"}, parse("* a"))
+		_, err := r.keeper.Apply(t.Context(), r.relayID, []string{"a"}, parse("* a"))
 		applied <- err
 	}()
-	if err := stopping.keeper.Withdraw(t.Context(), stopping.instance); !pg.HasCode(err, pg.LockNotAvailable) {
+	if err := stopping.keeper.Withdraw(t.Context(), stopping.relayID); !pg.HasCode(err, pg.LockNotAvailable) {
 		t.Errorf("a relay that stops: %v", err)
 	}
 	relaytest.Becomes(db, true, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
@@ -255,7 +255,7 @@ func TestRoutesTakeTheirLocksAsAPauseDoes(t *testing.T) {
 	relaytest.Must(t, err)
 	applied := make(chan error, 1)
 	go func() {
-		_, err := r.keeper.Apply(t.Context(), r.instance, []string{"a"}, parse("a.* a", "a2.* a"))
+		_, err := r.keeper.Apply(t.Context(), r.relayID, []string{"a"}, parse("a.* a", "a2.* a"))
 		applied <- err
 	}()
 	relaytest.Becomes(db, true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
@@ -290,16 +290,16 @@ func TestUnservedDeliveriesAreLogged(t *testing.T) {
 	if len(failed) != 0 {
 		t.Fatal("it looks for unserved deliveries before it is there")
 	}
-	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
+	relaytest.Must(t, r.keeper.Follow(t.Context(), r.relayID))
 	if len(failed) != 1 {
 		t.Errorf("failures %q", failed)
 	}
 	r.keeper.DB = db.Pool
 	r.apply("* default")
-	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
+	relaytest.Must(t, r.keeper.Follow(t.Context(), r.relayID))
 	r.wantLog(`"destinations":["old (3)"],"message":"deliveries wait for destinations that no running relay serves; ` +
 		`configure them, or give up what waits: outbox-relay discard --destination old --status pending"`)
-	relaytest.Must(t, r.keeper.Follow(t.Context(), r.instance))
+	relaytest.Must(t, r.keeper.Follow(t.Context(), r.relayID))
 	if r.log.Len() > 0 {
 		t.Errorf("logged again: %s", r.log)
 	}
@@ -368,22 +368,22 @@ func (f *fleet) start(routes []string) {
 	r := &member{relay: registered(f.Database, "r"), routes: Rows(parse(routes...))}
 	r.apply(routes...)
 	f.relays = append(f.relays, r)
-	f.note("start of %d with %s", r.instance, routes)
+	f.note("start of %d with %s", r.relayID, routes)
 }
 
 // stop is the end of a relay in order, and remove what is left for others to do about a dead one.
 func (f *fleet) stop(r *member) {
 	f.Helper()
-	relaytest.Must(f, r.keeper.Withdraw(f.Context(), r.instance))
+	relaytest.Must(f, r.keeper.Withdraw(f.Context(), r.relayID))
 	r.routes = nil
-	f.note("withdrawal of %d", r.instance)
+	f.note("withdrawal of %d", r.relayID)
 	f.remove(r)
-	f.note("stop of %d", r.instance)
+	f.note("stop of %d", r.relayID)
 }
 
 func (f *fleet) remove(r *member) {
 	f.Helper()
-	f.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, r.instance)
+	f.Exec(`DELETE FROM outbox_relay WHERE id = $1`, r.relayID)
 	f.relays = slices.DeleteFunc(f.relays, func(other *member) bool { return other == r })
 }
 
@@ -398,8 +398,8 @@ func (f *fleet) rescueAll() {
 	for _, r := range slices.Clone(f.relays) {
 		if r.dead {
 			f.remove(r)
-			relaytest.Must(f, rescuer.keeper.Follow(f.Context(), rescuer.instance))
-			f.note("rescue of %d by %d", r.instance, rescuer.instance)
+			relaytest.Must(f, rescuer.keeper.Follow(f.Context(), rescuer.relayID))
+			f.note("rescue of %d by %d", r.relayID, rescuer.relayID)
 		}
 	}
 }
@@ -414,7 +414,7 @@ func (f *fleet) roll(random *rand.Rand, next []string) {
 		}
 		if crashes == 0 {
 			old.dead = true // until another relay finds out
-			f.note("crash of %d", old.instance)
+			f.note("crash of %d", old.relayID)
 		} else {
 			f.stop(old)
 		}

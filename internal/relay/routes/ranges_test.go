@@ -13,7 +13,7 @@ import (
 func (r *relay) take() (seq int64) {
 	r.Helper()
 	r.Insert(1, fmt.Sprint("key", relaytest.Row[int](r.Database, `SELECT count(*) FROM outbox`)))
-	taken, err := intake.TakeRange(r.Context(), r.keeper.DB, r.instance, intake.Terms{Events: 10, Inline: 1 << 20}, false)
+	taken, err := intake.TakeRange(r.Context(), r.keeper.DB, r.relayID, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(r, err)
 	if taken.Found != intake.Taken {
 		r.Fatalf("took nothing: %s", taken.Found)
@@ -27,7 +27,7 @@ func end(db *relaytest.Database, seq int64) {
 
 func (r *relay) follow(keeps bool, want string) {
 	r.Helper()
-	relaytest.Must(r, r.keeper.Follow(r.Context(), r.instance))
+	relaytest.Must(r, r.keeper.Follow(r.Context(), r.relayID))
 	testkit.Equal(r, "it keeps routes", r.keeper.Keeps(), keeps)
 	wantStored(r.Database, want)
 }
@@ -43,12 +43,12 @@ func TestOpenRangesKeepRoutes(t *testing.T) {
 	second.apply("* b", "* old")
 	third.apply("* c")
 	of1 := first.take()
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, first.instance)
+	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, first.relayID)
 	second.follow(true, "* a, * b, * c, * old")
 	of2 := second.take()
 	second.apply("* b")
 	wantStored(db, "* a, * b, * c")
-	relaytest.Must(t, third.keeper.Withdraw(t.Context(), third.instance))
+	relaytest.Must(t, third.keeper.Withdraw(t.Context(), third.relayID))
 	second.follow(true, "* a, * b, * c")
 	second.take()
 	end(db, of1)
@@ -66,12 +66,12 @@ func TestRangesOfRelaysTakenForDeadKeepRoutes(t *testing.T) {
 	frozen.apply("* a")
 	other.apply("* b")
 	first := frozen.take()
-	db.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, frozen.instance)
+	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, frozen.relayID)
 	other.follow(true, "* a, * b")
 	second := frozen.take()
 	end(db, first)
 	other.follow(true, "* a, * b")
-	db.Exec(`UPDATE outbox_range SET relay = $1 WHERE seq = $2`, other.instance, second)
+	db.Exec(`UPDATE outbox_range SET relay_id = $1 WHERE seq = $2`, other.relayID, second)
 	other.follow(true, "* a, * b")
 	end(db, second)
 	other.follow(false, "* b")

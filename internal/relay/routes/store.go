@@ -15,14 +15,14 @@ import (
 
 // A routing is what one relay records of its configuration.
 type routing struct {
-	instance     int32
+	relayID      int32
 	destinations []string
 	routes       map[Row]bool // empty: the relay is stopping and withdraws them
 }
 
 // equal reports whether both record the same. A routing that was never recorded is nil.
 func (r *routing) equal(other *routing) bool {
-	return r != nil && other != nil && r.instance == other.instance && slices.Equal(r.destinations, other.destinations) && maps.Equal(r.routes, other.routes)
+	return r != nil && other != nil && r.relayID == other.relayID && slices.Equal(r.destinations, other.destinations) && maps.Equal(r.routes, other.routes)
 }
 
 // A state tells whether the stored routes may differ from those of all registered relays together.
@@ -37,7 +37,7 @@ func (s state) equal(other state) bool {
 	return s.changes != nil && other.changes != nil && *s.changes == *other.changes && slices.Equal(s.relays, other.relays)
 }
 
-const selectState = `SELECT (SELECT routes FROM outbox_intake), ARRAY(SELECT instance FROM outbox_relay ORDER BY instance)`
+const selectState = `SELECT (SELECT routes FROM outbox_intake), ARRAY(SELECT id FROM outbox_relay ORDER BY id)`
 
 func queryState(ctx context.Context, q pg.DB) (s state, err error) {
 	return s, q.QueryRow(ctx, selectState).Scan(&s.changes, &s.relays)
@@ -84,7 +84,7 @@ func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, desc
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		wait := waitBriefly
 		if own != nil && !withdraws {
-			if err := keepRegistered(ctx, tx, own.instance); err != nil {
+			if err := keepRegistered(ctx, tx, own.relayID); err != nil {
 				return err
 			}
 			wait = waitForLocks
@@ -124,34 +124,34 @@ func syncRoutes(ctx context.Context, db pg.Pool, own *routing, last Change, desc
 	return change, nil
 }
 
-const lockOwnRelay = `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE`
+const lockOwnRelay = `SELECT FROM outbox_relay WHERE id = $1 FOR KEY SHARE`
 
 // keepRegistered keeps this relay's row until the transaction ends. It comes before the lock on the
 // routes, or a rescue that removes the row could wait for this transaction and this transaction for
 // the rescue.
-func keepRegistered(ctx context.Context, tx pgx.Tx, instance int32) error {
-	tag, err := tx.Exec(ctx, lockOwnRelay, instance)
+func keepRegistered(ctx context.Context, tx pgx.Tx, relayID int32) error {
+	tag, err := tx.Exec(ctx, lockOwnRelay, relayID)
 	if err == nil && tag.RowsAffected() == 0 {
 		err = pg.ErrTakenForDead
 	}
 	return err
 }
 
-const selectOwnDestinations = `SELECT destination FROM outbox_relay_destination WHERE instance = $1`
+const selectOwnDestinations = `SELECT destination FROM outbox_relay_destination WHERE relay_id = $1`
 
-const dropOwnDestinations = `DELETE FROM outbox_relay_destination WHERE instance = $1 AND destination = ANY ($2::text[])`
+const dropOwnDestinations = `DELETE FROM outbox_relay_destination WHERE relay_id = $1 AND destination = ANY ($2::text[])`
 
 const addOwnDestinations = `
-INSERT INTO outbox_relay_destination (instance, destination) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING`
+INSERT INTO outbox_relay_destination (relay_id, destination) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING`
 
-const selectOwnRoutes = `SELECT pattern, destination FROM outbox_relay_route WHERE instance = $1`
+const selectOwnRoutes = `SELECT pattern, destination FROM outbox_relay_route WHERE relay_id = $1`
 
 const dropOwnRoutes = `
 DELETE FROM outbox_relay_route r USING unnest($2::text[], $3::text[]) AS o (pattern, destination)
-WHERE r.instance = $1 AND r.pattern = o.pattern AND r.destination = o.destination`
+WHERE r.relay_id = $1 AND r.pattern = o.pattern AND r.destination = o.destination`
 
 const addOwnRoutes = `
-INSERT INTO outbox_relay_route (instance, pattern, destination)
+INSERT INTO outbox_relay_route (relay_id, pattern, destination)
 SELECT $1, pattern, destination FROM unnest($2::text[], $3::text[]) AS o (pattern, destination) ON CONFLICT DO NOTHING`
 
 // recordRouting writes what a relay serves and where it routes, instead of what it wrote before.
@@ -163,7 +163,7 @@ func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) (dropped []Row,
 			return nil, err
 		}
 	}
-	list, err := queryRoutes(ctx, tx, selectOwnRoutes, own.instance)
+	list, err := queryRoutes(ctx, tx, selectOwnRoutes, own.relayID)
 	if err != nil {
 		return nil, err
 	}
@@ -172,27 +172,27 @@ func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) (dropped []Row,
 		recorded[route] = true
 	}
 	gone := missingRoutes(recorded, own.routes)
-	if err := execRoutes(ctx, tx, dropOwnRoutes, gone, own.instance); err != nil {
+	if err := execRoutes(ctx, tx, dropOwnRoutes, gone, own.relayID); err != nil {
 		return nil, err
 	}
 	if len(own.routes) > 0 {
 		dropped = gone
 	}
-	return dropped, execRoutes(ctx, tx, addOwnRoutes, missingRoutes(own.routes, recorded), own.instance)
+	return dropped, execRoutes(ctx, tx, addOwnRoutes, missingRoutes(own.routes, recorded), own.relayID)
 }
 
 func recordDestinations(ctx context.Context, tx pgx.Tx, own *routing) error {
-	recorded, err := rows.Values[string](ctx, tx, "read own destinations", selectOwnDestinations, own.instance)
+	recorded, err := rows.Values[string](ctx, tx, "read own destinations", selectOwnDestinations, own.relayID)
 	if err != nil {
 		return err
 	}
 	if dropped := without(recorded, own.destinations); len(dropped) > 0 {
-		if _, err := tx.Exec(ctx, dropOwnDestinations, own.instance, dropped); err != nil {
+		if _, err := tx.Exec(ctx, dropOwnDestinations, own.relayID, dropped); err != nil {
 			return err
 		}
 	}
 	if added := without(own.destinations, recorded); len(added) > 0 {
-		_, err = tx.Exec(ctx, addOwnDestinations, own.instance, added)
+		_, err = tx.Exec(ctx, addOwnDestinations, own.relayID, added)
 	}
 	return err
 }
@@ -227,7 +227,7 @@ const selectRanges = `
 SELECT coalesce(l.seq, 0), coalesce(r.oldest, l.seq + 1, 1), coalesce(r.strange, 0)
 FROM (SELECT 1) one LEFT JOIN (SELECT seq, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l ON true
 CROSS JOIN LATERAL (
-    SELECT min(o.seq) AS oldest, max(o.seq) FILTER (WHERE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.instance = o.relay)) AS strange
+    SELECT min(o.seq) AS oldest, max(o.seq) FILTER (WHERE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id)) AS strange
     FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL) r`
 
 // keepUsed divides stale routes into those to remove and those to keep: a dead or stopping relay

@@ -30,13 +30,13 @@ func (s *Session) maySleep(ctx context.Context, on *standing, now time.Time) err
 	}
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	instance, _ := s.Presence.Current()
-	work, err := rows.Value[bool](ctx, on, "ask whether anything is to be done", HasWork, instance)
+	relayID, _ := s.Presence.Current()
+	work, err := rows.Value[bool](ctx, on, "ask whether anything is to be done", HasWork, relayID)
 	if err != nil {
 		return fmt.Errorf("fall asleep: %w", err)
 	}
 	if s.busyAt = now; !work {
-		s.FallAsleep(instance, on.schema)
+		s.FallAsleep(relayID, on.schema)
 	}
 	return nil
 }

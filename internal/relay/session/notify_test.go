@@ -150,11 +150,11 @@ func TestSecurityFloodIsNotListenedTo(t *testing.T) {
 	r := prepared(db)
 	r.DeafFor = 2 * time.Second
 	r.begin()
-	instance := r.alive()
+	relayID := r.alive()
 	_, err := relaytest.Stranger(db, "psql").Exec(t.Context(), `SELECT count(pg_notify('outbox_wake', i || repeat('x', 7900))) FROM generate_series(1, 2000) i`)
 	relaytest.Must(t, err)
 	r.await("listening again", func() bool { return slices.Equal(r.listening, []bool{true, false, true}) })
-	if again := r.alive(); again != instance || len(r.failures) > 0 {
-		t.Errorf("instance %d became %d, failed %v", instance, again, r.failures)
+	if again := r.alive(); again != relayID || len(r.failures) > 0 {
+		t.Errorf("relay %d became %d, failed %v", relayID, again, r.failures)
 	}
 }

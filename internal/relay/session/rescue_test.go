@@ -19,13 +19,13 @@ import (
 // dead registers a relay that does not live, and returns its number.
 func dead(db *relaytest.Database) int32 {
 	db.Helper()
-	return relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 hour', 0) RETURNING instance`)
+	return relaytest.Row[int32](db, `INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 hour', 0) RETURNING id`)
 }
 
 // A registration is that of a relay whose session a test holds.
 type registration struct {
-	conn     *pgx.Conn
-	instance int32
+	conn    *pgx.Conn
+	relayID int32
 }
 
 func registered(t *testing.T, db *relaytest.Database, name string) registration {
@@ -33,15 +33,15 @@ func registered(t *testing.T, db *relaytest.Database, name string) registration 
 	conn, err := pgx.Connect(t.Context(), db.DSN)
 	relaytest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	instance, err := Register(t.Context(), conn, true, name, "", time.Hour)
+	relayID, err := Register(t.Context(), conn, true, name, "", time.Hour)
 	relaytest.Must(t, err)
-	return registration{conn, instance}
+	return registration{conn, relayID}
 }
 
 // claimed makes the deliveries for which where holds claimed by a relay.
-func claimed(db *relaytest.Database, instance int32, where string) {
+func claimed(db *relaytest.Database, relayID int32, where string) {
 	db.Helper()
-	db.Exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = $1, lease_expires_at = now() + interval '1 hour' WHERE `+where, instance)
+	db.Exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = $1, lease_expires_at = now() + interval '1 hour' WHERE `+where, relayID)
 }
 
 // wantFree checks which events' deliveries no relay has in flight.
@@ -54,10 +54,10 @@ func wantFree(db *relaytest.Database, want ...int64) {
 
 // claiming returns a claim that the database still executes: as each does, it has locked its
 // relay's row.
-func claiming(db *relaytest.Database, instance int32) pgx.Tx {
+func claiming(db *relaytest.Database, relayID int32) pgx.Tx {
 	db.Helper()
 	tx := db.Begin()
-	_, err := tx.Exec(db.Context(), `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE`, instance)
+	_, err := tx.Exec(db.Context(), `SELECT FROM outbox_relay WHERE id = $1 FOR KEY SHARE`, relayID)
 	relaytest.Must(db, err)
 	return tx
 }
@@ -66,19 +66,19 @@ const waiting = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_d
 
 // behind runs a function that has to wait for a claim; then the claim takes everything, and
 // commits.
-func behind(db *relaytest.Database, claim pgx.Tx, instance int32, wait func() error) {
+func behind(db *relaytest.Database, claim pgx.Tx, relayID int32, wait func() error) {
 	db.Helper()
 	done := make(chan error, 1)
 	go func() { done <- wait() }()
 	relaytest.Becomes(db, 1, waiting)
-	_, err := claim.Exec(db.Context(), `UPDATE outbox_delivery SET claim = 1, claimed_by = $1, lease_expires_at = clock_timestamp() + interval '1 hour'`, instance)
+	_, err := claim.Exec(db.Context(), `UPDATE outbox_delivery SET claim = 1, claimed_by = $1, lease_expires_at = clock_timestamp() + interval '1 hour'`, relayID)
 	relaytest.Must(db, err)
 	relaytest.Must(db, claim.Commit(db.Context()))
 	relaytest.Must(db, <-done)
 }
 
-func rescue(db *relaytest.Database, instance int32, want bool) error {
-	rescued, _, err := Rescue(db.Context(), db.Pool, instance)
+func rescue(db *relaytest.Database, relayID int32, want bool) error {
+	rescued, _, err := Rescue(db.Context(), db.Pool, relayID)
 	if err == nil && rescued != want {
 		err = fmt.Errorf("rescued: %t", rescued)
 	}
@@ -92,13 +92,13 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	db := relaytest.Covered(t)
 	db.Insert(2, "k")
 	victim := registered(t, db, "victim")
-	relaytest.Must(t, rescue(db, victim.instance, false))
-	claim := claiming(db, victim.instance)
+	relaytest.Must(t, rescue(db, victim.relayID, false))
+	claim := claiming(db, victim.relayID)
 	relaytest.Must(t, victim.conn.Close(t.Context()))
 	relaytest.Becomes(db, false, `SELECT `+pg.HasSession+` FROM outbox_relay r`)
-	behind(db, claim, victim.instance, func() error { return rescue(db, victim.instance, true) })
+	behind(db, claim, victim.relayID, func() error { return rescue(db, victim.relayID, true) })
 	wantFree(db, 1, 2)
-	relaytest.Must(t, rescue(db, victim.instance, false)) // another relay was faster
+	relaytest.Must(t, rescue(db, victim.relayID, false)) // another relay was faster
 }
 
 // A lease that was written before the clock was put back ends later than any other, and later than
@@ -107,10 +107,10 @@ func TestLeaseFromTheFutureHoldsNothing(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(2, "k")
-	instance := dead(db)
-	claimed(db, instance, "event_id = 1")
-	db.Exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = $1, lease_expires_at = now() + interval '1 year' WHERE event_id = 2`, instance)
-	relaytest.Must(t, rescue(db, instance, true))
+	relayID := dead(db)
+	claimed(db, relayID, "event_id = 1")
+	db.Exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = $1, lease_expires_at = now() + interval '1 year' WHERE event_id = 2`, relayID)
+	relaytest.Must(t, rescue(db, relayID, true))
 	wantFree(db, 1, 2)
 }
 
@@ -119,15 +119,15 @@ func TestLeaseFromTheFutureHoldsNothing(t *testing.T) {
 func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	instance := dead(db)
-	claim := claiming(db, instance)
+	relayID := dead(db)
+	claim := claiming(db, relayID)
 	rescued := make(chan error, 1)
-	go func() { rescued <- rescue(db, instance, false) }()
+	go func() { rescued <- rescue(db, relayID, false) }()
 	relaytest.Becomes(db, 1, waiting)
 	conn, err := pgx.Connect(t.Context(), db.DSN)
 	relaytest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	if resumed, err := resume(t.Context(), conn, true, instance, time.Minute); err != nil || !resumed {
+	if resumed, err := resume(t.Context(), conn, true, relayID, time.Minute); err != nil || !resumed {
 		t.Fatalf("resumed %t, %v", resumed, err)
 	}
 	relaytest.Must(t, claim.Commit(t.Context()))
@@ -144,7 +144,7 @@ func TestEndOfARelayTouchesNoDelivery(t *testing.T) {
 	claimed(db, killed, "event_id <= 3")
 	claimed(db, leaving, "event_id BETWEEN 4 AND 6")
 	claimed(db, alive, "event_id > 6")
-	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_owner)
+	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_relay_id)
 		SELECT d, 'half_open', now(), now() + interval '1 day', CASE d WHEN 'left' THEN $2::int ELSE $1 END FROM unnest(ARRAY['locked', 'killed', 'left']) d`, killed, leaving)
 	before := relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	operator := db.Begin()
@@ -167,11 +167,11 @@ func TestEndOfARelayTouchesNoDelivery(t *testing.T) {
 		t.Errorf("%q became %q", before, after)
 	}
 	want := []string{"killed open t", "left open t", "locked half_open f"}
-	if got := relaytest.Rows[string](db, `SELECT concat_ws(' ', destination, breaker, breaker_owner IS NULL AND breaker_until <= now()) FROM outbox_destination ORDER BY 1`); !slices.Equal(got, want) {
+	if got := relaytest.Rows[string](db, `SELECT concat_ws(' ', destination, breaker, breaker_relay_id IS NULL AND breaker_until <= now()) FROM outbox_destination ORDER BY 1`); !slices.Equal(got, want) {
 		t.Errorf("trials are %q, want %q", got, want)
 	}
 	// To leave is not to die: it counts as no rescue.
-	testkit.Equal(t, "rescues of", relaytest.Rows[int32](db, `SELECT instance FROM outbox_rescue UNION ALL SELECT instance FROM outbox_void WHERE died`), []int32{killed, killed})
+	testkit.Equal(t, "rescues of", relaytest.Rows[int32](db, `SELECT relay_id FROM outbox_rescue UNION ALL SELECT relay_id FROM outbox_void WHERE died`), []int32{killed, killed})
 }
 
 // A claim that the database still executes when its connection is lost is waited for. A later claim
@@ -180,21 +180,21 @@ func TestGiveBackWaitsForARunningClaim(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(1, "key")
-	instance := dead(db)
+	relayID := dead(db)
 	var lost Unacknowledged
-	giveBack := func() error { return lost.GiveBack(t.Context(), db.Pool, instance) }
-	lost.Failed(instance, &pgconn.PgError{SeverityUnlocalized: "ERROR"}) // the server has undone it
+	giveBack := func() error { return lost.GiveBack(t.Context(), db.Pool, relayID) }
+	lost.Failed(relayID, &pgconn.PgError{SeverityUnlocalized: "ERROR"}) // the server has undone it
 	relaytest.Must(t, giveBack())
 	testkit.Equal(t, "given back although nothing can have been taken", relaytest.Row[int](db, `SELECT count(*) FROM outbox_void`), 0)
-	lost.Failed(instance, errors.New("unexpected EOF"))
-	behind(db, claiming(db, instance), instance, giveBack)
+	lost.Failed(relayID, errors.New("unexpected EOF"))
+	behind(db, claiming(db, relayID), relayID, giveBack)
 	wantFree(db, 1)
-	claimed(db, instance, "true")
+	claimed(db, relayID, "true")
 	relaytest.Must(t, giveBack()) // there is nothing more to give back
 	wantFree(db)
 	at := relaytest.Row[time.Time](db, `SELECT lease_expires_at - interval '1 hour' FROM outbox_delivery`)
-	lost.Acknowledged(instance, at, time.Hour)
-	lost.Failed(instance, errors.New("unexpected EOF"))
+	lost.Acknowledged(relayID, at, time.Hour)
+	lost.Failed(relayID, errors.New("unexpected EOF"))
 	relaytest.Must(t, giveBack()) // a later one is lost, and the acknowledged one stands
 	wantFree(db)
 }
@@ -205,12 +205,12 @@ func TestGiveBackLeavesRanges(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	db.Insert(2, "key")
-	instance := dead(db)
-	claimed(db, instance, "true")
+	relayID := dead(db)
+	claimed(db, relayID, "true")
 	db.Exec(`UPDATE outbox_delivery SET claim = 2 WHERE event_id = 2`) // an even one
-	relaytest.Must(t, GiveBackUnacknowledged(t.Context(), db.Pool, instance, time.Time{}))
+	relaytest.Must(t, GiveBackUnacknowledged(t.Context(), db.Pool, relayID, time.Time{}))
 	wantFree(db, 1)
-	relaytest.Must(t, rescue(db, instance, true))
+	relaytest.Must(t, rescue(db, relayID, true))
 	wantFree(db, 1, 2)
 }
 
@@ -218,9 +218,9 @@ func TestGiveBackLeavesRanges(t *testing.T) {
 func TestVoidClaimsAreForgotten(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	instance := dead(db)
+	relayID := dead(db)
 	for range 3 {
-		relaytest.Must(t, GiveBackUnacknowledged(t.Context(), db.Pool, instance, time.Time{}))
+		relaytest.Must(t, GiveBackUnacknowledged(t.Context(), db.Pool, relayID, time.Time{}))
 		db.Exec(`UPDATE outbox_void SET until = until - interval '2 hours' WHERE until > now()`)
 	}
 	testkit.Equal(t, "rows", relaytest.Row[int](db, `SELECT count(*) FROM outbox_void`), 1)
@@ -258,7 +258,7 @@ func TestSessionOfASilentRelayIsEnded(t *testing.T) {
 	r.WatchFor = time.Nanosecond
 	r.begin().alive()
 	awaitServer(db)
-	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour' WHERE instance = $1`, frozen.instance)
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour' WHERE id = $1`, frozen.relayID)
 	r.await("the rescue", func() bool { return len(r.rescued) == 1 })
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, frozen.conn.PgConn().PID())
 }
@@ -269,15 +269,15 @@ func TestSecurityStrangerKeepsNoDeadRelayAlive(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	victim := registered(t, db, "victim")
-	other := relaytest.Stranger(db, fmt.Sprint("outbox-relay session ", victim.instance))
-	_, err := other.Exec(t.Context(), `SELECT pg_advisory_lock('outbox_relay'::regclass::oid::int, $1)`, victim.instance)
+	other := relaytest.Stranger(db, fmt.Sprint("outbox-relay session ", victim.relayID))
+	_, err := other.Exec(t.Context(), `SELECT pg_advisory_lock('outbox_relay'::regclass::oid::int, $1)`, victim.relayID)
 	relaytest.Must(t, err)
 	r := started(db)
 	r.alive()
 	awaitServer(db)
-	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour' WHERE instance = $1`, victim.instance)
+	db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour' WHERE id = $1`, victim.relayID)
 	r.wantRescued()
 	relaytest.Must(t, victim.conn.Close(t.Context()))
 	r.await("the rescue", func() bool { return len(r.rescued) == 1 })
-	r.wantRescued(victim.instance)
+	r.wantRescued(victim.relayID)
 }

@@ -46,7 +46,7 @@ func prepared(db *relaytest.Database) *relay {
 		return nil
 	}
 	r.Beaten = func(time.Time, int32, News) { r.change(func() { r.beats++ }) }
-	r.Rescued = func(instance int32) { r.change(func() { r.rescued = append(r.rescued, instance) }) }
+	r.Rescued = func(relayID int32) { r.change(func() { r.rescued = append(r.rescued, relayID) }) }
 	r.Listening = func(is bool) { r.change(func() { r.listening = append(r.listening, is) }) }
 	r.Failed = func(operation string, err error) { r.change(func() { r.failures[operation]++; r.last = err }) }
 	r.Wake = func(asked Requests) {
@@ -113,13 +113,13 @@ func (r *relay) awaitFailures(n int) {
 }
 
 // alive waits until the relay is registered, and returns its number.
-func (r *relay) alive() (instance int32) {
+func (r *relay) alive() (relayID int32) {
 	r.db.Helper()
 	r.await("the registration", func() (is bool) {
-		instance, is = r.Presence.Current()
+		relayID, is = r.Presence.Current()
 		return is
 	})
-	return instance
+	return relayID
 }
 
 // wantRescued checks which relays this one has rescued.
@@ -152,15 +152,15 @@ func TestCutSessionResumes(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	r := started(db)
-	instance := r.alive()
+	relayID := r.alive()
 	for range 3 {
 		var failures, sweeps int // one cut may fail more than once
 		r.change(func() { failures, sweeps = r.failures["session"], r.sweeps })
 		cut(db)
 		r.awaitFailures(failures + 1)
 		r.await("a sweep for the return", func() bool { return r.sweeps > sweeps })
-		if again := r.alive(); again != instance || !r.Presence.WasLost() {
-			t.Fatalf("instance %d became %d, or its loss was not noticed", instance, again)
+		if again := r.alive(); again != relayID || !r.Presence.WasLost() {
+			t.Fatalf("relay %d became %d, or its loss was not noticed", relayID, again)
 		}
 	}
 	r.awaitBeats(1) // it counts as alive before its return is complete, and a stop in between leaves its row to others
@@ -174,18 +174,18 @@ func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	r := started(db)
-	instance := r.alive()
+	relayID := r.alive()
 	r.away.Store(true)
 	cut(db)
 	r.awaitFailures(1)
 	relaytest.Eventually(t, "the rescue", func() bool {
-		dead, _, err := Rescue(t.Context(), db.Pool, instance)
+		dead, _, err := Rescue(t.Context(), db.Pool, relayID)
 		relaytest.Must(t, err)
 		return dead
 	})
 	r.away.Store(false)
 	again := r.alive()
-	if again == instance {
+	if again == relayID {
 		t.Error("it continues under the number of which others know that it is dead")
 	}
 	db.Exec(`DELETE FROM outbox_relay`)
@@ -211,7 +211,7 @@ func TestBeatBringsNews(t *testing.T) {
 	if beat(); len(found.States) != 0 || found.Alerts || found.Parked {
 		t.Errorf("found %+v where there is nothing", found)
 	}
-	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_owner) VALUES ('tried', 'half_open', now(), now() + interval '1 hour', 7)`)
+	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_relay_id) VALUES ('tried', 'half_open', now(), now() + interval '1 hour', 7)`)
 	db.Exec(`INSERT INTO outbox_destination (destination, breaker_failures, parked_after) VALUES ('failing', 2, 0)`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'default')`)
 	if beat(); len(found.States) != 2 || !found.Alerts || !found.Parked {
@@ -233,7 +233,7 @@ func TestRelaysThatComeBackDoNotRescueEachOther(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
 	first, second := started(db), started(db)
-	instances := []int32{first.alive(), second.alive()}
+	relayIDs := []int32{first.alive(), second.alive()}
 	awaitServer(db)
 	first.away.Store(true)
 	second.away.Store(true)
@@ -247,8 +247,8 @@ func TestRelaysThatComeBackDoNotRescueEachOther(t *testing.T) {
 	second.awaitFailures(n + 1)
 	second.away.Store(false)
 	for i, r := range []*relay{first, second} {
-		if again := r.alive(); again != instances[i] {
-			t.Errorf("instance %d became %d", instances[i], again)
+		if again := r.alive(); again != relayIDs[i] {
+			t.Errorf("relay %d became %d", relayIDs[i], again)
 		}
 		r.wantRescued()
 	}
@@ -329,12 +329,12 @@ func TestOnlyTheDeadAreRescued(t *testing.T) {
 	first.alive()
 	first.await("the rescue", func() bool { return len(first.rescued) == 1 && first.sweeps >= 2 && first.asked.Routes })
 	second := started(db)
-	instances := []int32{first.alive(), second.alive()}
+	relayIDs := []int32{first.alive(), second.alive()}
 	awaitServer(db)
 	first.awaitBeats(1)
 	second.awaitBeats(1)
-	if first.alive() != instances[0] || second.alive() != instances[1] {
-		t.Errorf("instances %v became %d and %d", instances, first.alive(), second.alive())
+	if first.alive() != relayIDs[0] || second.alive() != relayIDs[1] {
+		t.Errorf("relays %v became %d and %d", relayIDs, first.alive(), second.alive())
 	}
 	first.wantRescued(gone)
 	second.wantRescued()
@@ -355,7 +355,7 @@ func TestNewRelayWatchesBeforeItConvicts(t *testing.T) {
 	r.await("the rescue of the relay whose session is gone", func() bool { return len(r.rescued) > 0 })
 	r.awaitBeats(1)
 	r.wantRescued(gone)
-	if !relaytest.Row[bool](db, `SELECT EXISTS (SELECT FROM outbox_relay WHERE instance = $1)`, lasting.instance) {
+	if !relaytest.Row[bool](db, `SELECT EXISTS (SELECT FROM outbox_relay WHERE id = $1)`, lasting.relayID) {
 		t.Error("it rescued a relay whose session lasts, without having watched it")
 	}
 }
@@ -455,8 +455,8 @@ func TestSessionEndsWhereItDoesNotBelong(t *testing.T) {
 	r.begin().alive()
 	db.Exec(`UPDATE outbox_identity SET environment = 'staging'`)
 	<-reasons
-	if instance, alive := r.Presence.Current(); instance != 0 || alive {
-		t.Errorf("instance %d, alive: %t", instance, alive)
+	if relayID, alive := r.Presence.Current(); relayID != 0 || alive {
+		t.Errorf("relay %d, alive: %t", relayID, alive)
 	}
 	testkit.ErrorIs(t, "a statement", r.Database.Pool.QueryRow(t.Context(), `SELECT 1`).Scan(nil), identity.ErrGuarded)
 	db.Exec(`UPDATE outbox_identity SET environment = 'production'`)

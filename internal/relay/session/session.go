@@ -31,13 +31,13 @@ type Session struct {
 	// Restore is called for each registration, with the session's connection, while Database lets
 	// no statement through: what a crash has undone is written again before anything else is. An
 	// error of it, or of Enter, ends the session, which then tries again.
-	Restore func(ctx context.Context, on pg.Pool, instance int32) error
+	Restore func(ctx context.Context, on pg.Pool, relayID int32) error
 	// Enter is called then, before the registration counts as alive. It calls alive as its last
 	// step. resumed says that the relay has the number that it had before.
 	Enter func(ctx context.Context, resumed bool, alive func()) error
 	// Beaten follows every beat that the database has taken, which began at the given time, with
 	// what it found.
-	Beaten func(began time.Time, instance int32, found News)
+	Beaten func(began time.Time, relayID int32, found News)
 	// Wake says what to look for, as notifications and rescues ask.
 	Wake func(Requests)
 	// Listening says whether the session listens for notifications from now on.
@@ -50,9 +50,9 @@ type Session struct {
 	// never is.
 	SleepAfter time.Duration
 	// FallAsleep asks the relay to end, and to remain registered. schema is where its tables are.
-	FallAsleep func(instance int32, schema string)
+	FallAsleep func(relayID int32, schema string)
 	// Rescued follows the end of a dead relay's claims.
-	Rescued func(instance int32)
+	Rescued func(relayID int32)
 	// Failed follows a failed statement, which will be repeated.
 	Failed func(operation string, err error)
 
@@ -139,8 +139,8 @@ func (s *Session) Run(ctx context.Context) {
 		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(beatInterval/2), backoff.WithMaxElapsedTime(0))
 	for ctx.Err() == nil {
 		connected, err := s.keep(ctx)
-		instance, _ := s.Presence.Current()
-		s.Presence.Set(instance, false)
+		relayID, _ := s.Presence.Current()
+		s.Presence.Set(relayID, false)
 		if connected {
 			failing.Reset()
 		}
@@ -357,40 +357,40 @@ func (s *Session) enter(ctx context.Context, on *standing) error {
 			return err
 		}
 	}
-	instance, resumed, err := s.register(ctx, on)
+	relayID, resumed, err := s.register(ctx, on)
 	if err != nil {
 		return err
 	}
-	if err := s.Restore(ctx, on, instance); err != nil {
+	if err := s.Restore(ctx, on, relayID); err != nil {
 		return err
 	}
-	s.Guard.Admit(instance)
+	s.Guard.Admit(relayID)
 	if before := s.started; !before.IsZero() && !before.Equal(started) {
 		s.Database.Direct.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
-	if err := s.Enter(ctx, resumed, func() { s.Presence.Set(instance, true) }); err != nil {
+	if err := s.Enter(ctx, resumed, func() { s.Presence.Set(relayID, true) }); err != nil {
 		return err
 	}
-	s.Config.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
+	s.Config.Log.Info().Int32("relay_id", relayID).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
 	return nil
 }
 
 // register makes this relay known, under the number it had if no other took it for dead meanwhile.
-func (s *Session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
+func (s *Session) register(ctx context.Context, on *standing) (relayID int32, resumed bool, err error) {
 	cfg, isSession := &s.Config, on.conn != nil
-	if instance, _ = s.Presence.Current(); instance != 0 {
-		resumed, err = resume(ctx, on, isSession, instance, cfg.Lease)
+	if relayID, _ = s.Presence.Current(); relayID != 0 {
+		resumed, err = resume(ctx, on, isSession, relayID, cfg.Lease)
 		if err != nil || resumed {
-			return instance, resumed, err
+			return relayID, resumed, err
 		}
 	}
-	instance, err = Register(ctx, on, isSession, cfg.Name, cfg.Version, cfg.Lease)
+	relayID, err = Register(ctx, on, isSession, cfg.Name, cfg.Version, cfg.Lease)
 	if err != nil {
 		return 0, false, err
 	}
-	s.Presence.Set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
-	return instance, false, nil
+	s.Presence.Set(relayID, false) // to be resumed if the rest fails, or every failure would leave a row behind
+	return relayID, false, nil
 }
 
 // sameDatabase keeps a session with its own URL from saying that a relay lives where it does
@@ -428,7 +428,7 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 		writeAfter: heartbeatAge, armed: s.Producers.Armed(), waits: s.Waits(),
 		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
 	}
-	p.instance, _ = s.Presence.Current()
+	p.relayID, _ = s.Presence.Current()
 	on.calm = true // unless a notification comes with the answer
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.Config.Lease/5)
@@ -441,7 +441,7 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 		return pg.ErrTakenForDead
 	}
 	on.calm = on.calm && e.calm
-	s.Beaten(now, p.instance, e.News)
+	s.Beaten(now, p.relayID, e.News)
 	if e.late {
 		s.extendGrace(time.Now())
 		return nil
@@ -465,7 +465,7 @@ func (s *Session) rescue(ctx context.Context, other int32) {
 	if !dead {
 		return
 	}
-	s.Config.Log.Warn().Int32("dead_instance", other).Msg("rescued the claims of a dead relay")
+	s.Config.Log.Warn().Int32("dead_relay_id", other).Msg("rescued the claims of a dead relay")
 	s.Rescued(other)
 	s.Wake(Requests{Sweep: true, Routes: true})
 	if err := endSession(ctx, s.Database.Pool, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
@@ -490,9 +490,9 @@ func (s *Session) leave(ctx context.Context, on *standing) error {
 	asleep := errors.Is(context.Cause(ctx), ErrAsleep)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin(ctx))
 	defer cancel()
-	instance, _ := s.Presence.Current()
+	relayID, _ := s.Presence.Current()
 	if asleep {
-		return fallAsleep(ctx, on, instance)
+		return fallAsleep(ctx, on, relayID)
 	}
-	return Deregister(ctx, on, instance)
+	return Deregister(ctx, on, relayID)
 }

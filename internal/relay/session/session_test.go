@@ -158,22 +158,22 @@ func BenchmarkBeat(b *testing.B) {
 	for _, others := range []int{0, 1, 5, 50} {
 		b.Run(fmt.Sprint(others, " others"), func(b *testing.B) {
 			db := relaytest.Covered(b)
-			enter := func() (conn *pgx.Conn, instance int32) {
+			enter := func() (conn *pgx.Conn, relayID int32) {
 				conn = connect(b, db)
-				instance, err := Register(b.Context(), conn, true, "test", "", time.Minute)
+				relayID, err := Register(b.Context(), conn, true, "test", "", time.Minute)
 				relaytest.Must(b, err)
-				return conn, instance
+				return conn, relayID
 			}
 			for range others {
 				enter()
 			}
-			conn, instance := enter()
+			conn, relayID := enter()
 			relaytest.Becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
 			db.Exec(`UPDATE outbox_relay SET heartbeat_at = now()`)
 			var took []time.Duration
 			for b.Loop() {
 				began := time.Now()
-				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
+				e, err := heartbeat(b.Context(), conn, pulse{relayID: relayID, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
 				took = append(took, time.Since(began))
 				if relaytest.Must(b, err); !e.registered || len(e.dead) > 0 {
 					b.Fatalf("%+v", e)

@@ -69,12 +69,12 @@ type sleeper struct {
 
 // Sleep is what one relay needs while it is asleep.
 type Sleep struct {
-	Pool     *pgxpool.Config
-	Instance int32
-	Schema   string          // as notifications name it
-	Until    time.Time       // wakes it; zero: nothing does
-	Wake     <-chan struct{} // wakes it when closed
-	Beaten   func(time.Time) // follows each beat
+	Pool    *pgxpool.Config
+	RelayID int32
+	Schema  string          // as notifications name it
+	Until   time.Time       // wakes it; zero: nothing does
+	Wake    <-chan struct{} // wakes it when closed
+	Beaten  func(time.Time) // follows each beat
 }
 
 // sleeperTimeout bounds what is done for one of many: the next beats of the others wait for it.
@@ -288,11 +288,11 @@ func (h *sharedSession) serve(ctx context.Context, conn *pgx.Conn, one *sleeper)
 	var err error
 	switch {
 	case one.leaving:
-		if err = Deregister(ctx, on, one.Instance); err == nil {
+		if err = Deregister(ctx, on, one.RelayID); err == nil {
 			err = pg.Exec(ctx, on, "say that routes are withdrawn", requestRoutes)
 		}
 	case !wake:
-		wake, err = BeatAsleep(ctx, on, one.Instance)
+		wake, err = BeatAsleep(ctx, on, one.RelayID)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

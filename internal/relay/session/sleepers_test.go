@@ -29,16 +29,16 @@ func asleep(t *testing.T, db *relaytest.Database, change ...func(*Sleep)) *dorma
 	t.Helper()
 	pool, err := pgxpool.ParseConfig(db.DSN)
 	relaytest.Must(t, err)
-	instance, err := Register(t.Context(), db.Pool, false, "asleep", "", time.Second)
+	relayID, err := Register(t.Context(), db.Pool, false, "asleep", "", time.Second)
 	relaytest.Must(t, err)
-	relaytest.Must(t, fallAsleep(t.Context(), db.Pool, instance))
+	relaytest.Must(t, fallAsleep(t.Context(), db.Pool, relayID))
 	ctx, cancel := context.WithCancel(t.Context())
 	d := &dormant{
 		Database: db, Sleepers: NewSleepers(zerolog.Nop()),
 		beats: make(chan time.Time), awake: make(chan struct{}),
 	}
 	d.beatEvery, d.patience = 20*time.Millisecond, 200*time.Millisecond
-	d.Sleep = Sleep{Pool: pool, Instance: instance, Schema: relaytest.Row[string](db, `SELECT current_schema()`), Beaten: func(at time.Time) {
+	d.Sleep = Sleep{Pool: pool, RelayID: relayID, Schema: relaytest.Row[string](db, `SELECT current_schema()`), Beaten: func(at time.Time) {
 		select {
 		case d.beats <- at:
 		default:
@@ -153,21 +153,21 @@ func TestIdleSessionFallsAsleep(t *testing.T) {
 	r := prepared(db)
 	asked := make(chan int32, 1)
 	r.SleepAfter, r.Idle = time.Millisecond, func() bool { return true }
-	r.FallAsleep = func(instance int32, _ string) { asked <- instance }
+	r.FallAsleep = func(relayID int32, _ string) { asked <- relayID }
 	db.Exec(`INSERT INTO outbox_alert (rule, subject) VALUES ('lag', 'default')`)
 	r.begin()
-	instance := r.alive()
+	relayID := r.alive()
 	r.awaitBeats(3)
 	if len(asked) > 0 {
 		t.Error("it would sleep beside an alert")
 	}
 	db.Exec(`DELETE FROM outbox_alert`)
-	if got := <-asked; got != instance {
-		t.Errorf("instance %d falls asleep, not %d", got, instance)
+	if got := <-asked; got != relayID {
+		t.Errorf("relay %d falls asleep, not %d", got, relayID)
 	}
 	r.ends = ErrAsleep
 	r.stop()
-	if !relaytest.Row[bool](db, `SELECT asleep AND session_pid IS NULL FROM outbox_relay WHERE instance = $1`, instance) {
+	if !relaytest.Row[bool](db, `SELECT asleep AND session_pid IS NULL FROM outbox_relay WHERE id = $1`, relayID) {
 		t.Error("it is not asleep")
 	}
 }

@@ -21,19 +21,19 @@ const insertRelay = `
 WITH r AS (
     INSERT INTO outbox_relay (name, version, lease, session_pid)
     VALUES ($1, $2, make_interval(secs => $3), CASE WHEN $4 THEN pg_backend_pid() END)
-    RETURNING instance
+    RETURNING id
 )
-SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END,
+SELECT id, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END,
        CASE WHEN ` + pg.QueueHasRoom + ` THEN pg_notify('outbox_wake', 'relay ' || current_schema()) END
 FROM r`
 
 // Register enters a new relay and returns its number. If q is its session, the relay lives as long
 // as that lasts. Otherwise the relay is dead once its heartbeat is older than lease.
-func Register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
-	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil, nil); err != nil {
+func Register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (relayID int32, err error) {
+	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&relayID, nil, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
 	}
-	return instance, nil
+	return relayID, nil
 }
 
 // resumeRelay is the statement of [resume].
@@ -41,13 +41,13 @@ const resumeRelay = `
 UPDATE outbox_relay r
 SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time(), asleep = false,
     lease = make_interval(secs => $3), reload_error = CASE WHEN NOT asleep THEN reload_error END, reload_failed_at = CASE WHEN NOT asleep THEN reload_failed_at END
-WHERE instance = $1
+WHERE id = $1
 RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
 // resume lets a relay continue under its number, with q as its session if it has one. It returns
 // false if the relay was taken for dead meanwhile: then the relay must register again.
-func resume(ctx context.Context, q pg.DB, isSession bool, instance int32, lease time.Duration) (resumed bool, err error) {
-	err = q.QueryRow(ctx, resumeRelay, instance, isSession, lease.Seconds()).Scan(nil)
+func resume(ctx context.Context, q pg.DB, isSession bool, relayID int32, lease time.Duration) (resumed bool, err error) {
+	err = q.QueryRow(ctx, resumeRelay, relayID, isSession, lease.Seconds()).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -81,20 +81,20 @@ const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 // also keeps producers notifying.
 const Beat = `
 WITH written AS (
-    UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at NOT BETWEEN now() - make_interval(secs => $2) AND now()
+    UPDATE outbox_relay SET heartbeat_at = now() WHERE id = $1 AND heartbeat_at NOT BETWEEN now() - make_interval(secs => $2) AND now()
 )
-SELECT 'self', instance, '', heartbeat_at NOT BETWEEN now() - make_interval(secs => $2 + 3) AND now() + interval '3 seconds', '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
+SELECT 'self', id, '', heartbeat_at NOT BETWEEN now() - make_interval(secs => $2 + 3) AND now() + interval '3 seconds', '', 0::float8, 0, 0 FROM outbox_relay WHERE id = $1
 UNION ALL
-SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
-WHERE instance <> $1 AND pg_postmaster_start_time() NOT BETWEEN now() - interval '3 seconds' AND now()
+SELECT 'dead', id, '', false, '', 0, 0, 0 FROM outbox_relay r
+WHERE id <> $1 AND pg_postmaster_start_time() NOT BETWEEN now() - interval '3 seconds' AND now()
   AND ($3 AND ` + isSilent + ` OR $5 AND ` + isDisconnected + `)
 UNION ALL
 SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
-       coalesce(breaker_owner, 0), breaker_failures
+       coalesce(breaker_relay_id, 0), breaker_failures
 FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
 SELECT 'resumed', 0, destination, false, '', 0, 0, 0 FROM outbox_relay_destination
-WHERE instance = $1 AND destination = ANY ($6) AND wait_until = '-infinity'
+WHERE relay_id = $1 AND destination = ANY ($6) AND wait_until = '-infinity'
 UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
@@ -105,12 +105,12 @@ SELECT 'parked', 0, '', false, '', 0, 0, 0
 WHERE EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)
 UNION ALL
 SELECT 'calm', 0, '', false, '', 0, 0, 0
-WHERE NOT EXISTS (SELECT FROM outbox_relay WHERE instance <> $1) AND NOT EXISTS (SELECT FROM outbox_alert)
+WHERE NOT EXISTS (SELECT FROM outbox_relay WHERE id <> $1) AND NOT EXISTS (SELECT FROM outbox_alert)
   AND NOT EXISTS (SELECT FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0 OR parked_after IS NOT NULL)`
 
 // pulse is what a beat asks.
 type pulse struct {
-	instance         int32
+	relayID          int32
 	writeAfter       time.Duration // how old the heartbeat may become before it is written again
 	findSilent       bool
 	findDisconnected bool
@@ -138,25 +138,25 @@ type News struct {
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
 func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
-	rows, err := q.Query(ctx, Beat, p.instance, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected, p.waits)
+	rows, err := q.Query(ctx, Beat, p.relayID, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected, p.waits)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var what string
-		var instance int32
+		var relayID int32
 		var late bool
 		var state policy.DestinationState
 		var remaining float64
-		if err := rows.Scan(&what, &instance, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
+		if err := rows.Scan(&what, &relayID, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
 			return echo{}, fmt.Errorf("beat: %w", err)
 		}
 		switch what {
 		case "self":
 			e.registered, e.late = true, late
 		case "dead":
-			e.dead = append(e.dead, instance)
+			e.dead = append(e.dead, relayID)
 		case "destination":
 			state.Remaining = time.Duration(remaining * float64(time.Second))
 			e.States = append(e.States, state)

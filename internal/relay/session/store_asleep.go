@@ -18,7 +18,7 @@ const hasWork = `(EXISTS (SELECT FROM untaken)
     OR EXISTS (SELECT FROM outbox_delivery d WHERE ` + pg.IsWaiting + ` ORDER BY d.destination, d.blocked_by, d.event_id LIMIT 1)
     OR EXISTS (SELECT FROM outbox_alert WHERE resolved_at IS NULL OR due_at <= now())
     OR EXISTS (SELECT FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0 OR parked_after IS NOT NULL)
-    OR EXISTS (SELECT FROM outbox_relay r WHERE instance <> $1 AND ` + isDead + `))`
+    OR EXISTS (SELECT FROM outbox_relay r WHERE id <> $1 AND ` + isDead + `))`
 
 const withUntaken = `WITH most AS MATERIALIZED (SELECT 1 AS events), ` + intake.Untaken
 
@@ -28,11 +28,11 @@ SELECT ` + hasWork
 
 // A lease that was shorter would end between two beats.
 const fallAsleepSQL = `
-UPDATE outbox_relay SET asleep = true, session_pid = NULL, heartbeat_at = now(), lease = greatest(lease, interval '60 seconds') WHERE instance = $1`
+UPDATE outbox_relay SET asleep = true, session_pid = NULL, heartbeat_at = now(), lease = greatest(lease, interval '60 seconds') WHERE id = $1`
 
 // BeatOfSleeper is the statement of [BeatAsleep].
 const BeatOfSleeper = withUntaken + `, written AS (
-    UPDATE outbox_relay SET heartbeat_at = now(), server_started_at = pg_postmaster_start_time() WHERE instance = $1 AND asleep RETURNING instance
+    UPDATE outbox_relay SET heartbeat_at = now(), server_started_at = pg_postmaster_start_time() WHERE id = $1 AND asleep RETURNING id
 )
 SELECT NOT EXISTS (SELECT FROM written) OR ` + hasWork + ` FROM (SELECT setval('outbox_armed'::regclass, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 60000)) armed`
 
@@ -42,10 +42,10 @@ const requestRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_sche
 
 // BeatAsleep says that a relay that is asleep lives, and makes producers notify for the next
 // minute. It reports whether the relay has to wake up.
-func BeatAsleep(ctx context.Context, db pg.DB, instance int32) (wake bool, err error) {
-	return rows.Value[bool](ctx, db, "beat of a relay that is asleep", BeatOfSleeper, instance)
+func BeatAsleep(ctx context.Context, db pg.DB, relayID int32) (wake bool, err error) {
+	return rows.Value[bool](ctx, db, "beat of a relay that is asleep", BeatOfSleeper, relayID)
 }
 
-func fallAsleep(ctx context.Context, db pg.DB, instance int32) error {
-	return pg.Exec(ctx, db, "fall asleep", fallAsleepSQL, instance)
+func fallAsleep(ctx context.Context, db pg.DB, relayID int32) error {
+	return pg.Exec(ctx, db, "fall asleep", fallAsleepSQL, relayID)
 }

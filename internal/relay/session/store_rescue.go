@@ -21,9 +21,9 @@ import (
 
 // What ends with the relays in gone. Trials whose row is locked end at breaker_until.
 const endWithRelay = `, trials AS (
-    UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now()
+    UPDATE outbox_destination SET breaker = 'open', breaker_relay_id = NULL, breaker_until = now()
     WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM outbox_destination WHERE breaker_owner IN (SELECT instance FROM gone)
+        SELECT ctid FROM outbox_destination WHERE breaker_relay_id IN (SELECT id FROM gone)
         FOR NO KEY UPDATE SKIP LOCKED))
 ), expired AS (
     DELETE FROM outbox_void WHERE until < now()
@@ -36,29 +36,29 @@ const endWithRelay = `, trials AS (
 // does it look for the relay's session, which may have come back meanwhile.
 const RescueRelay = `
 WITH relay AS MATERIALIZED (
-    SELECT * FROM outbox_relay WHERE instance = $1 FOR UPDATE
+    SELECT * FROM outbox_relay WHERE id = $1 FOR UPDATE
 ), gone AS (
-    DELETE FROM outbox_relay WHERE instance = ANY (ARRAY (SELECT instance FROM relay r WHERE ` + isDead + `))
-    RETURNING instance, lease, session_pid
+    DELETE FROM outbox_relay WHERE id = ANY (ARRAY (SELECT id FROM relay r WHERE ` + isDead + `))
+    RETURNING id, lease, session_pid
 )` + endWithRelay + `, remembered AS (
-    INSERT INTO outbox_rescue (instance) SELECT instance FROM gone
+    INSERT INTO outbox_rescue (relay_id) SELECT id FROM gone
 ), void AS (
-    INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, true FROM gone
+    INSERT INTO outbox_void (relay_id, after, until, died) SELECT id, '-infinity', clock_timestamp() + lease, true FROM gone
 )
 SELECT coalesce(session_pid, 0) FROM gone`
 
 // Rescue removes a dead relay and ends its claims and trials. It returns false if another relay was
 // faster, or the relay lives after all, and otherwise the pid of the dead relay's session, for
 // endSession.
-func Rescue(ctx context.Context, db pg.DB, instance int32) (dead bool, session int32, err error) {
+func Rescue(ctx context.Context, db pg.DB, relayID int32) (dead bool, session int32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = db.QueryRow(ctx, RescueRelay, instance).Scan(&session)
+	err = db.QueryRow(ctx, RescueRelay, relayID).Scan(&session)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, 0, nil
 	}
 	if err != nil {
-		return false, 0, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
+		return false, 0, fmt.Errorf("rescue claims of relay %d: %w", relayID, err)
 	}
 	return true, session, nil
 }
@@ -68,15 +68,15 @@ func Rescue(ctx context.Context, db pg.DB, instance int32) (dead bool, session i
 // at their next sweep.
 const DeregisterRelay = `
 WITH gone AS (
-    DELETE FROM outbox_relay WHERE instance = $1 RETURNING instance, lease
+    DELETE FROM outbox_relay WHERE id = $1 RETURNING id, lease
 )` + endWithRelay + `, void AS (
-    INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, false FROM gone
+    INSERT INTO outbox_void (relay_id, after, until, died) SELECT id, '-infinity', clock_timestamp() + lease, false FROM gone
 )
 ` + pg.RequestSweep
 
 // Deregister removes a relay that leaves, and ends what is still claimed in its name.
-func Deregister(ctx context.Context, db pg.DB, instance int32) error {
-	return pg.Exec(ctx, db, "deregister relay", DeregisterRelay, instance)
+func Deregister(ctx context.Context, db pg.DB, relayID int32) error {
+	return pg.Exec(ctx, db, "deregister relay", DeregisterRelay, relayID)
 }
 
 // VoidUnacknowledged is the statement of [GiveBackUnacknowledged]. A claim locks its relay's row
@@ -84,34 +84,34 @@ func Deregister(ctx context.Context, db pg.DB, instance int32) error {
 // ends its lease later than the clock shows here.
 const VoidUnacknowledged = `
 WITH claimant AS MATERIALIZED (
-    SELECT instance, lease FROM outbox_relay WHERE instance = $1 FOR UPDATE
+    SELECT id, lease FROM outbox_relay WHERE id = $1 FOR UPDATE
 ), expired AS (
     DELETE FROM outbox_void WHERE until < now()
 )
-INSERT INTO outbox_void (instance, after, until, died)
-SELECT instance, coalesce($2::timestamptz, to_timestamp(0)), clock_timestamp() + lease, false FROM claimant`
+INSERT INTO outbox_void (relay_id, after, until, died)
+SELECT id, coalesce($2::timestamptz, to_timestamp(0)), clock_timestamp() + lease, false FROM claimant`
 
 // GiveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the
 // database; zero: all.
-func GiveBackUnacknowledged(ctx context.Context, db pg.DB, instance int32, after time.Time) error {
+func GiveBackUnacknowledged(ctx context.Context, db pg.DB, relayID int32, after time.Time) error {
 	var from *time.Time
 	if !after.IsZero() {
 		from = &after
 	}
-	return pg.Exec(ctx, db, "give back claims that were not acknowledged", VoidUnacknowledged, instance, from)
+	return pg.Exec(ctx, db, "give back claims that were not acknowledged", VoidUnacknowledged, relayID, from)
 }
 
 // Only a server that lets this role do so ends it.
 const terminateSession = `
 SELECT count(pg_terminate_backend(a.pid))
-FROM (SELECT $1::int AS instance) r, pg_stat_get_activity($2) a
+FROM (SELECT $1::int AS id) r, pg_stat_get_activity($2) a
 WHERE a.application_name = ` + pg.NameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
 // endSession cuts off the session of a relay that was taken for dead, if it lasts: a frozen process
 // reads no notifications, and what it does not read fills the server's queue, which would make
 // producers fail in the end.
-func endSession(ctx context.Context, db pg.DB, instance, session int32) error {
-	return pg.Exec(ctx, db, fmt.Sprintf("end session of relay %d", instance), terminateSession, instance, session)
+func endSession(ctx context.Context, db pg.DB, relayID, session int32) error {
+	return pg.Exec(ctx, db, fmt.Sprintf("end session of relay %d", relayID), terminateSession, relayID, session)
 }
 
 // A statement that sends is ended by no timeout, and keepalives of a frozen process are answered.

@@ -56,7 +56,7 @@ func newRoom(t testing.TB, taken bool, destinations ...string) *room {
 	w := r.settler
 	w.DB = pgtest.PoolWith(t, r.DSN, func(cfg *pgxpool.Config) { pg.SetDirect(cfg, "") })
 	w.Log = zerolog.New(&r.logged)
-	w.Instance = func() int32 { return relay }
+	w.RelayID = func() int32 { return relay }
 	w.NeedsRoom = func(string) bool { return false }
 	w.ForOthers = func(destination string) bool { return destination == r.forOthers }
 	w.Written = func(s []Settlement) { r.note(func() { r.written = append(r.written, s...) }) }
@@ -167,7 +167,7 @@ func (r *room) take() *TakenRange {
 	r.Helper()
 	taken, err := intake.TakeRange(r.Context(), r.settler.DB, relay, intake.Terms{Events: 100, Inline: 1 << 20}, false)
 	relaytest.Must(r, err)
-	of := &TakenRange{Seq: taken.Seq, Fence: taken.Fence, Instance: relay, Begun: time.Now(), Taken: time.Now()}
+	of := &TakenRange{Seq: taken.Seq, Fence: taken.Fence, RelayID: relay, Begun: time.Now(), Taken: time.Now()}
 	for i := range taken.Events {
 		e := &taken.Events[i]
 		of.Deliveries = append(of.Deliveries, InHand{

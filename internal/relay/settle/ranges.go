@@ -19,7 +19,7 @@ const RowsAfter = time.Second
 // outcome is known, or until RowsAfter.
 type TakenRange struct {
 	Seq, Fence int64
-	Instance   int32     // of the relay that took it
+	RelayID    int32     // of the relay that took it
 	Begun      time.Time // when the take began, on this process's clock
 	Taken      time.Time // when it had ended
 	Deliveries []InHand

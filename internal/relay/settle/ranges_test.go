@@ -173,7 +173,7 @@ func TestLostRangeChangesNothing(t *testing.T) {
 	r.begin()
 	r.settle(of.Deliveries[0].settlement())
 	r.awaitsWritten(1)
-	r.Exec(`DELETE FROM outbox_relay WHERE instance = $1`, relay)
+	r.Exec(`DELETE FROM outbox_relay WHERE id = $1`, relay)
 	taken, found, err := intake.RescueRange(t.Context(), r.settler.DB, 2, nil, 1<<20)
 	relaytest.Must(t, err)
 	if !found || taken.Seq != of.Seq {

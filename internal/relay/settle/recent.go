@@ -78,10 +78,10 @@ func (w *Settler) ForgetDurable(at time.Time) {
 // not lose stays as it is, since each settle is fenced and has happened. They stay remembered,
 // because the next crash may come at once. What needs a lock that a stranger keeps is left out:
 // nothing else of the relay works meanwhile.
-func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) error {
+func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, relayID int32) error {
 	restored := 0
 	for _, recent := range w.recent.all() {
-		n, err := w.writeBatchAgain(ctx, store{pool: on, boundsLocks: true}, instance, batch{settlements: recent.settlements, rows: recent.rows, apart: true})
+		n, err := w.writeBatchAgain(ctx, store{pool: on, boundsLocks: true}, relayID, batch{settlements: recent.settlements, rows: recent.rows, apart: true})
 		if err != nil {
 			return fmt.Errorf("write the last outcomes again: %w", err)
 		}
@@ -95,13 +95,13 @@ func (w *Settler) WriteAgain(ctx context.Context, on pg.Pool, instance int32) er
 
 // writeBatchAgain writes one batch again, in parts if the database refuses it, or another session
 // has locked what it needs. What is left then waits for its lease, or for the end of its range.
-func (w *Settler) writeBatchAgain(ctx context.Context, over store, instance int32, b batch) (restored int, err error) {
+func (w *Settler) writeBatchAgain(ctx context.Context, over store, relayID int32, b batch) (restored int, err error) {
 	for range 2 { // the first try restores lost claims (see RestoreLostClaims), the second settles them
-		missed, stale, err := over.settle(ctx, instance, &b)
+		missed, stale, err := over.settle(ctx, relayID, &b)
 		if pg.ClassifyError(err) != pg.ErrorPassing {
 			w.Failed("settle", err)
 			for _, part := range b.partsAgain(pg.HasCode(err, pg.LockNotAvailable)) {
-				n, err := w.writeBatchAgain(ctx, over, instance, part)
+				n, err := w.writeBatchAgain(ctx, over, relayID, part)
 				if err != nil {
 					return restored, err
 				}

@@ -28,8 +28,8 @@ type Settler struct {
 	DB pg.Pool
 	// Log says what could not be written.
 	Log zerolog.Logger
-	// Instance returns the number under which this relay is registered.
-	Instance func() int32
+	// RelayID returns the number under which this relay is registered.
+	RelayID func() int32
 	// NeedsRoom reports whether the lane of a destination holds so much that claims wait until
 	// something of it is settled.
 	NeedsRoom func(destination string) bool
@@ -191,7 +191,7 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 			return nil, nil
 		}
 		begun := time.Now()
-		left, stale, err := store{pool: w.DB}.settle(ctx, w.Instance(), b)
+		left, stale, err := store{pool: w.DB}.settle(ctx, w.RelayID(), b)
 		if err == nil {
 			w.rangesWritten(b)
 			if len(b.missing) > 0 { // the server has crashed, and the session does not know it yet
@@ -230,7 +230,7 @@ func (w *Settler) try(ctx context.Context, b *batch) (missed []Settlement, err e
 // restore is [Settler.WriteAgain] until it succeeds, or cannot.
 func (w *Settler) restore(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := w.WriteAgain(ctx, w.DB, w.Instance())
+		err := w.WriteAgain(ctx, w.DB, w.RelayID())
 		if err == nil {
 			return
 		}

@@ -71,10 +71,10 @@ func TestOutcomesOfRows(t *testing.T) {
 	r.wantRows("1 delivered 1 204 dated", "2 pending 1 500 server_error no later", "3 pending 0",
 		"4 failed 1 500 server_error no", "5 failed 1 410 gone no", "6 failed 0 invalid_event no")
 	for query, want := range map[string]string{
-		`SELECT string_agg(concat_ws(' ', event_id, attempt, outcome, http_status, relay), ', ' ORDER BY event_id) FROM outbox_attempt`: "1 1 delivered 204 1, 2 1 retry 500 1, 4 1 fail 500 1, 5 1 fail 410 1",
-		`SELECT concat_ws(' ', duration_ms, claim) FROM outbox_attempt WHERE event_id = 1`:                                              "7 1000",
-		`SELECT concat_ws(' ', rule, subject, count, first_event_id) FROM outbox_alert`:                                                 "failed default 3 4",
-		`SELECT concat_ws(' ', paused, paused_reason) FROM outbox_destination WHERE destination = 'default'`:                            "t the receiver answered 410 Gone",
+		`SELECT string_agg(concat_ws(' ', event_id, attempt, outcome, http_status, relay_id), ', ' ORDER BY event_id) FROM outbox_attempt`: "1 1 delivered 204 1, 2 1 retry 500 1, 4 1 fail 500 1, 5 1 fail 410 1",
+		`SELECT concat_ws(' ', duration_ms, claim) FROM outbox_attempt WHERE event_id = 1`:                                                 "7 1000",
+		`SELECT concat_ws(' ', rule, subject, count, first_event_id) FROM outbox_alert`:                                                    "failed default 3 4",
+		`SELECT concat_ws(' ', paused, paused_reason) FROM outbox_destination WHERE destination = 'default'`:                               "t the receiver answered 410 Gone",
 	} {
 		if got := relaytest.Row[string](r.Database, query); got != want {
 			t.Errorf("%s: %q, want %q", query, got, want)

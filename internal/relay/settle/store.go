@@ -29,7 +29,7 @@ const boundLocks = `SELECT set_config('lock_timeout', '200ms', true)`
 // rows that another session has locked or was just changing. It returns the settlements of those
 // rows as missed, and in stale the number of those that came too late: another relay had claimed
 // their delivery meanwhile.
-func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*Settlement, stale int, err error) {
+func (s store) settle(ctx context.Context, relayID int32, b *batch) (missed []*Settlement, stale int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var queries pgx.Batch
@@ -65,7 +65,7 @@ func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*
 	write(WriteHold, c, c.bound)
 	if len(o.logged) > 0 {
 		c = columnsOf(o.logged, now)
-		queries.Queue(logAttempts, c.events, c.destinations, c.fences, instance, c.attempts, c.ago, c.took, c.codes, c.outcomes, c.reasons, c.messages)
+		queries.Queue(logAttempts, c.events, c.destinations, c.fences, relayID, c.attempts, c.ago, c.took, c.codes, c.outcomes, c.reasons, c.messages)
 	}
 	if len(o.failed) > 0 {
 		queries.Queue("COMMIT")
@@ -78,7 +78,7 @@ func (s store) settle(ctx context.Context, instance int32, b *batch) (missed []*
 	}
 	tooLate := b.noteRanges(ranges)
 	if stale > 0 {
-		if missed, err = s.missed(ctx, instance, b); err != nil {
+		if missed, err = s.missed(ctx, relayID, b); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -120,7 +120,7 @@ WHERE d.claim = s.claim AND (s.outcome <> 'retry' OR d.attempts = s.attempts) AN
 
 // missed restores the claims of a batch that the server has lost, and returns the settlements that
 // could still be written.
-func (s store) missed(ctx context.Context, instance int32, b *batch) (missed []*Settlement, err error) {
+func (s store) missed(ctx context.Context, relayID int32, b *batch) (missed []*Settlement, err error) {
 	withRows := make([]*Settlement, 0, len(b.settlements))
 	for i := range b.settlements {
 		if !b.settlements[i].rowless {
@@ -129,7 +129,7 @@ func (s store) missed(ctx context.Context, instance int32, b *batch) (missed []*
 	}
 	c := columnsOf(withRows, time.Time{})
 	if slices.Contains(c.posted, true) {
-		_, err := s.pool.Exec(ctx, RestoreLostClaims, instance, c.events, c.destinations, c.fences, c.attempts, c.keys, c.notAfter, c.posted, c.joined)
+		_, err := s.pool.Exec(ctx, RestoreLostClaims, relayID, c.events, c.destinations, c.fences, c.attempts, c.keys, c.notAfter, c.posted, c.joined)
 		if err != nil {
 			return nil, fmt.Errorf("restore lost claims: %w", err)
 		}
@@ -224,7 +224,7 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bool[]) AS s (event_id, 
 // An attempt is logged whether or not its settle still counted: it was on the wire. The same claim
 // never logs twice, though a batch whose commit was not acknowledged is sent again.
 const logAttempts = `
-INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, http_status, outcome, reason, error)
+INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay_id, started_at, duration_ms, http_status, outcome, reason, error)
 SELECT event_id, destination, claim, attempts + 1, $4, now() - make_interval(secs => ago), duration_ms, nullif(http_status, 0),
        outcome, reason, nullif(error, '')
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $5::int[], $6::float8[], $7::int[], $8::smallint[], $9::text[],

@@ -20,9 +20,9 @@ type rangeBatch struct {
 
 func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 	of := func(d *InHand) *rangeBatch {
-		i := slices.IndexFunc(all, func(r *rangeBatch) bool { return r.Relay == d.Range.Instance })
+		i := slices.IndexFunc(all, func(r *rangeBatch) bool { return r.Relay == d.Range.RelayID })
 		if i < 0 {
-			i, all = len(all), append(all, &rangeBatch{NewRows: intake.NewRows{Relay: d.Range.Instance}})
+			i, all = len(all), append(all, &rangeBatch{NewRows: intake.NewRows{Relay: d.Range.RelayID}})
 		}
 		r := all[i]
 		if !slices.Contains(r.ranges, d.Range) {

@@ -17,7 +17,7 @@ import (
 
 // An awaitingRange has deliveries whose ordering keys another relay has in hand.
 type awaitingRange struct {
-	instance   int32 // under which this relay has it
+	relayID    int32 // under which this relay has it
 	inHand     *settle.TakenRange
 	deliveries []lane.Delivery
 	seq        int64
@@ -58,7 +58,7 @@ func (t *Taker) awaitedKeys() map[ordering.Key]bool {
 
 // RecheckAwaiting gives the lanes what no other relay has in hand any more. A range that waits for
 // long has got rows: then its deliveries are given back, and claimed by their keys.
-func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
+func (t *Taker) RecheckAwaiting(ctx context.Context, relayID int32) error {
 	if len(t.awaiting) == 0 {
 		return nil
 	}
@@ -66,7 +66,7 @@ func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
 	t.awaiting = nil
 	waitingKeys := map[ordering.Key]bool{}
 	for n, a := range list {
-		if a.instance != instance { // this relay was taken for dead, and with it what it had in hand
+		if a.relayID != relayID { // this relay was taken for dead, and with it what it had in hand
 			if a.rescued != nil {
 				t.Hands.Remove(a.rescued.Ref())
 			}
@@ -74,7 +74,7 @@ func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
 			continue
 		}
 		if a.rescued != nil {
-			waits, err := t.giveBackRescued(ctx, instance, a.rescued, waitingKeys)
+			waits, err := t.giveBackRescued(ctx, relayID, a.rescued, waitingKeys)
 			if err != nil {
 				t.awaiting = append(t.awaiting, list[n:]...)
 				return err
@@ -108,7 +108,7 @@ func (t *Taker) RecheckAwaiting(ctx context.Context, instance int32) error {
 // for which earlier ranges wait; it adds those of this one.
 func (t *Taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[ordering.Key]bool) (rest awaitingRange, err error) {
 	t.findArrivals(a.deliveries, waitingKeys) // first: what is written afterwards, the database shows
-	blocked, err := t.findBlocked(ctx, a.instance, a.inHand.Ref(), a.deliveries)
+	blocked, err := t.findBlocked(ctx, a.relayID, a.inHand.Ref(), a.deliveries)
 	if errors.Is(err, intake.ErrLost) { // the next take finds the events again
 		a.abandon()
 		t.Agenda.At(agenda.CauseTakeAgain, time.Now())
@@ -122,7 +122,7 @@ func (t *Taker) giveKeyed(ctx context.Context, a awaitingRange, waitingKeys map[
 	}
 	t.followDue(a.deliveries, blocked, waitingKeys)
 	old := time.Since(a.inHand.Begun) > settle.RowsAfter*3/4
-	rest = awaitingRange{instance: a.instance, seq: a.seq, inHand: a.inHand}
+	rest = awaitingRange{relayID: a.relayID, seq: a.seq, inHand: a.inHand}
 	parts := map[string][]lane.Delivery{}
 	targets := t.newTargets()
 	for _, d := range a.deliveries {

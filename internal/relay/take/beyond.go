@@ -14,12 +14,12 @@ const beyondEvery = 10 * time.Millisecond
 
 // PassCut makes rows of events that came after a difference that was cut, for destinations that
 // have room. A large insert for one destination would hold up those of all others otherwise.
-func (t *Taker) PassCut(ctx context.Context, instance int32) error {
+func (t *Taker) PassCut(ctx context.Context, relayID int32) error {
 	if !t.cut || t.Lanes.Configured() < 2 || time.Since(t.passedAt) < beyondEvery {
 		return nil
 	}
 	t.passedAt = time.Now()
-	err := t.passCut(ctx, instance)
+	err := t.passCut(ctx, relayID)
 	if pg.IsOfRows(err) { // the take brings them
 		t.Failed("pass a cut", err)
 		t.passedAt = t.passedAt.Add(unreadableAgain)
@@ -28,12 +28,12 @@ func (t *Taker) PassCut(ctx context.Context, instance int32) error {
 	return err
 }
 
-func (t *Taker) passCut(ctx context.Context, instance int32) error {
+func (t *Taker) passCut(ctx context.Context, relayID int32) error {
 	found, err := intake.FindBeyond(ctx, t.DB)
 	if err != nil || len(found.Events) == 0 {
 		return err
 	}
-	if err := t.refresh(ctx, instance, &intake.Range{Routes: found.Routes, Destinations: found.Destinations}); err != nil {
+	if err := t.refresh(ctx, relayID, &intake.Range{Routes: found.Routes, Destinations: found.Destinations}); err != nil {
 		return err
 	}
 	var list []intake.BeyondRow
@@ -53,7 +53,7 @@ func (t *Taker) passCut(ctx context.Context, instance int32) error {
 	if len(list) == 0 {
 		return nil
 	}
-	at, written, err := intake.WriteBeyond(ctx, t.DB, instance, found.Seq, list)
+	at, written, err := intake.WriteBeyond(ctx, t.DB, relayID, found.Seq, list)
 	if err != nil || !written {
 		return err
 	}

@@ -21,7 +21,7 @@ type unreadableKey struct {
 
 // findBlocked asks about the keys of deliveries, each once. What the lanes have written before, it
 // sees.
-func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.RangeRef, of []lane.Delivery) (map[ordering.Key]intake.Blocked, error) {
+func (t *Taker) findBlocked(ctx context.Context, relayID int32, ref intake.RangeRef, of []lane.Delivery) (map[ordering.Key]intake.Blocked, error) {
 	now := time.Now()
 	found := make(map[ordering.Key]intake.Blocked, len(of))
 	var keys []intake.Key
@@ -54,7 +54,7 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 		keys = append(keys, intake.Key{Key: key.Key, Destination: key.Destination, SkipsFailed: skips, Due: due})
 	}
 	err := pg.Apart(keys, func(part []intake.Key) error {
-		blocked, err := intake.FindBlockedKeys(ctx, t.DB, instance, ref, t.Hands.fences(), part)
+		blocked, err := intake.FindBlockedKeys(ctx, t.DB, relayID, ref, t.Hands.fences(), part)
 		for i := range blocked {
 			key := part[i].OrderingKey()
 			found[key] = blocked[i]
@@ -72,7 +72,7 @@ func (t *Taker) findBlocked(ctx context.Context, instance int32, ref intake.Rang
 	for i, key := range unknown {
 		names[i] = key.Key
 	}
-	blocked, err := intake.FindKeysInHand(ctx, t.DB, instance, ref, t.Hands.fences(), names)
+	blocked, err := intake.FindKeysInHand(ctx, t.DB, relayID, ref, t.Hands.fences(), names)
 	for i := range blocked {
 		found[unknown[i]] = blocked[i]
 	}

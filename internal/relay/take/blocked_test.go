@@ -86,7 +86,7 @@ func TestOlderEventDoesNotPassWhatWasUnreadable(t *testing.T) {
 func nothingWaits(t *testing.T, r running) {
 	t.Helper()
 	relaytest.Eventually(t, "no range waits", func() bool {
-		relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+		relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.relayID))
 		return len(r.awaiting) == 0
 	})
 }
@@ -103,7 +103,7 @@ func TestRescueDoesNotWaitForAnUnreadableKey(t *testing.T) {
 	db.InsertKeyed("bad", 1, 1)
 	_, err := intake.TakeRange(t.Context(), db.Pool, 9999, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
-	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.relayID))
 	r.becomes("default bad-1 pending", "default good-1 pending")
 	testkit.Equal(t, "which joins later", relaytest.Rows[string](db, `SELECT ordering_key FROM outbox_delivery WHERE joined IS NULL`), []string{"bad"})
 	relaytest.Becomes(db, 0, `SELECT count(*) FROM outbox_range WHERE ended_at IS NULL`)
@@ -123,7 +123,7 @@ func TestUnreadableKeyWaitsForEarlierRanges(t *testing.T) {
 	db.InsertKeyed("bad", 3, 4)
 	r.take(t)
 	testkit.Equal(t, "ranges wait", len(r.awaiting), 1)
-	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.relayID))
 	nothingWaits(t, r)
 	r.becomes("default bad-1 pending", "default bad-2 pending", "default bad-3 pending", "default bad-4 pending")
 	testkit.Equal(t, "order", relaytest.Rows[string](db, `SELECT idempotency_key FROM outbox_delivery d JOIN outbox o ON o.id = event_id
@@ -136,12 +136,12 @@ func TestUnreadRowIsNotPassed(t *testing.T) {
 	db := relaytest.New(t)
 	r := start(t, db, "default")
 	db.Insert(2, "cut")
-	_, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 1, Inline: 1 << 20}, true)
+	_, err := intake.TakeRange(t.Context(), db.Pool, r.relayID, intake.Terms{Events: 1, Inline: 1 << 20}, true)
 	relaytest.Must(t, err)
 	db.Insert(2, "beyond")
 	found, err := intake.FindBeyond(t.Context(), db.Pool)
 	relaytest.Must(t, err)
-	_, _, err = intake.WriteBeyond(t.Context(), db.Pool, r.instance, found.Seq, []intake.BeyondRow{{EventID: found.Events[0].ID, Destination: "default"}})
+	_, _, err = intake.WriteBeyond(t.Context(), db.Pool, r.relayID, found.Seq, []intake.BeyondRow{{EventID: found.Events[0].ID, Destination: "default"}})
 	relaytest.Must(t, err)
 	r.cut, r.blindUntil = true, time.Now().Add(time.Hour)
 	for range 3 {

@@ -24,15 +24,15 @@ import (
 // running is a taker whose settler writes.
 type running struct {
 	*Taker
-	db       *relaytest.Database
-	instance int32
+	db      *relaytest.Database
+	relayID int32
 }
 
 func start(t *testing.T, db *relaytest.Database, destinations ...string) running {
 	t.Helper()
-	c, instance := newTaker(t, db, destinations...)
+	c, relayID := newTaker(t, db, destinations...)
 	s := c.Settler
-	s.DB, s.Instance, s.RangeEnded = db.Pool, func() int32 { return instance }, c.Hands.Remove
+	s.DB, s.RelayID, s.RangeEnded = db.Pool, func() int32 { return relayID }, c.Hands.Remove
 	s.NeedsRoom, s.ForOthers = func(string) bool { return false }, func(string) bool { return false }
 	s.Dropped, s.Failed = func(*settle.Settlement) {}, func(operation string, err error) { t.Errorf("%s: %v", operation, err) }
 	s.Written = func(written []settle.Settlement) {
@@ -55,13 +55,13 @@ func start(t *testing.T, db *relaytest.Database, destinations ...string) running
 		s.Close()
 		settler.Wait()
 	})
-	return running{Taker: c, db: db, instance: instance}
+	return running{Taker: c, db: db, relayID: relayID}
 }
 
 func (r running) take(t *testing.T) {
 	t.Helper()
 	relaytest.Eventually(t, "a take that no other one beats", func() bool {
-		relaytest.Must(t, r.TakeEvents(t.Context(), r.instance, true))
+		relaytest.Must(t, r.TakeEvents(t.Context(), r.relayID, true))
 		now := time.Now()
 		due := r.Agenda.Take(now)
 		r.Agenda.At(due&^agenda.CauseTakeAgain, now)
@@ -183,7 +183,7 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 	r.has(t, agenda.CauseAwaitedKeys)
 	db.Exec(insertEvent, "k-3", "k")
 	r.take(t) // it waits behind the range before it
-	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.relayID))
 	if keys := r.deliver("default"); len(keys) != 0 {
 		t.Errorf("sent while another relay has k-1: %v", keys)
 	}
@@ -192,7 +192,7 @@ func TestRangeWaitsForKeysOfAnotherRelay(t *testing.T) {
 		Deliveries: []intake.NewRow{{Range: theirs.Ref(), EventID: theirs.Events[0].ID, Destination: "default", Status: intake.Delivered, Attempts: 1}},
 	})
 	relaytest.Must(t, err)
-	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.relayID))
 	testkit.Equal(t, "then", r.deliver("default"), []string{"k-2", "k-3"})
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_range WHERE ended_at IS NULL`)
 }
@@ -212,13 +212,13 @@ func TestTakeThatCommitsLateKeepsItsKeys(t *testing.T) {
 	r := start(t, db, "default")
 	db.Exec(insertEvent, "k-1", "k")
 	r.DB = silent{db.Pool}
-	if err := r.TakeEvents(t.Context(), r.instance, true); err == nil {
+	if err := r.TakeEvents(t.Context(), r.relayID, true); err == nil {
 		t.Fatal("it took events")
 	}
 	r.DB = db.Pool
 	r.has(t, agenda.CauseRescue)
-	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
-	_, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Inline: 1 << 20}, false)
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.relayID))
+	_, err := intake.TakeRange(t.Context(), db.Pool, r.relayID, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	db.Exec(insertEvent, "k-2", "k")
 	r.take(t)
@@ -226,8 +226,8 @@ func TestTakeThatCommitsLateKeepsItsKeys(t *testing.T) {
 		t.Errorf("sent before k-1: %v", keys)
 	}
 	r.has(t, agenda.CauseRescue)
-	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
-	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.relayID))
+	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.relayID))
 	r.becomes("default k-1 pending", "default k-2 pending")
 }
 
@@ -238,7 +238,7 @@ func TestLostRangeHidesNoneOfItsNumber(t *testing.T) {
 	db := relaytest.New(t)
 	r := start(t, db, "default")
 	db.Exec(insertEvent, "k-1", "k")
-	unknown, err := intake.TakeRange(t.Context(), db.Pool, r.instance, intake.Terms{Events: 10, Inline: 1 << 20}, false)
+	unknown, err := intake.TakeRange(t.Context(), db.Pool, r.relayID, intake.Terms{Events: 10, Inline: 1 << 20}, false)
 	relaytest.Must(t, err)
 	lost := intake.RangeRef{Seq: unknown.Seq, Fence: unknown.Fence - 2}
 	r.Hands.add(lost)
@@ -247,8 +247,8 @@ func TestLostRangeHidesNoneOfItsNumber(t *testing.T) {
 	if keys := r.deliver("default"); len(keys) != 0 {
 		t.Errorf("sent before k-1: %v", keys)
 	}
-	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
-	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.relayID))
+	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.relayID))
 	r.becomes("default k-1 pending", "default k-2 pending")
 }
 
@@ -288,7 +288,7 @@ func TestRowThatIsDueJoinsBeforeARange(t *testing.T) {
 	db.Exec(insertEvent, "k-1", "k")
 	r.take(t)
 	relaytest.Eventually(t, "the row has joined its key", func() bool {
-		relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+		relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.relayID))
 		relaytest.Must(t, r.Joins.Run(t.Context(), r.Complete))
 		return relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE joined IS NOT NULL`) == 2
 	})
@@ -306,9 +306,9 @@ func TestRangesOfADeadRelayBecomeRows(t *testing.T) {
 	const dead = 9999
 	other, err := session.Register(t.Context(), db.Pool, false, "other", "", time.Hour)
 	relaytest.Must(t, err)
-	takeAs := func(instance int32) (taken intake.Range) {
+	takeAs := func(relayID int32) (taken intake.Range) {
 		relaytest.Eventually(t, "a range", func() bool {
-			taken, err = intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 10, Inline: 1 << 20, Promised: time.Hour}, false)
+			taken, err = intake.TakeRange(t.Context(), db.Pool, relayID, intake.Terms{Events: 10, Inline: 1 << 20, Promised: time.Hour}, false)
 			relaytest.Must(t, err)
 			return len(taken.Events) > 0
 		})
@@ -321,11 +321,11 @@ func TestRangesOfADeadRelayBecomeRows(t *testing.T) {
 	db.Exec(insertEvent, "k-2", "k")
 	takeAs(dead)
 	r := start(t, db, "default")
-	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.instance))
+	relaytest.Must(t, r.RescueRanges(t.Context(), time.Now(), r.relayID))
 	r.becomes("default free pending")
 	r.has(t, agenda.CauseAwaitedKeys)
 	db.Exec(`DELETE FROM outbox_range WHERE seq = $1`, theirs.Seq)
-	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.instance))
+	relaytest.Must(t, r.RecheckAwaiting(t.Context(), r.relayID))
 	r.becomes("default free pending", "default k-2 pending")
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE rescues = 1 AND not_after > now()`); n != 2 {
 		t.Errorf("%d of 2 are known as rescued, with their promise", n)

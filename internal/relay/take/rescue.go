@@ -18,13 +18,13 @@ import (
 // RescueRanges takes over the ranges that no relay has in hand: of relays that died, and of this
 // one if the answer of a take was lost. Their deliveries become pending rows, which need only the
 // sizes of payloads. Once a payload or a row cannot be read, or not in time, none is.
-func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32) error {
+func (t *Taker) RescueRanges(ctx context.Context, now time.Time, relayID int32) error {
 	inline := 0
 	if now.Before(t.blindUntil) {
 		inline = intake.Blind
 	}
 	for {
-		r, found, err := intake.RescueRange(ctx, t.DB, instance, t.Hands.fences(), inline)
+		r, found, err := intake.RescueRange(ctx, t.DB, relayID, t.Hands.fences(), inline)
 		if inline != intake.Blind && pg.ClassifyError(err) == pg.ErrorDamaged {
 			inline = intake.Blind
 			continue
@@ -40,13 +40,13 @@ func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32)
 			return nil
 		}
 		t.Hands.add(r.Ref())
-		waits, err := t.giveBackRescued(ctx, instance, &r, t.awaitedKeys())
+		waits, err := t.giveBackRescued(ctx, relayID, &r, t.awaitedKeys())
 		if err != nil {
 			t.Hands.Remove(r.Ref())
 			return err
 		}
 		if len(waits) > 0 {
-			t.keepWaiting(awaitingRange{instance: instance, seq: r.Seq, rescued: &r, keys: waits})
+			t.keepWaiting(awaitingRange{relayID: relayID, seq: r.Seq, rescued: &r, keys: waits})
 		}
 	}
 }
@@ -54,11 +54,11 @@ func (t *Taker) RescueRanges(ctx context.Context, now time.Time, instance int32)
 // giveBackRescued makes what is left of a range that was taken over pending. While another relay
 // has some of its ordering keys in hand, or some are among awaiting, those of ranges that wait in
 // this relay, it returns all keys of the range, and is to be called again.
-func (t *Taker) giveBackRescued(ctx context.Context, instance int32, r *intake.Range, awaiting map[ordering.Key]bool) (waits []ordering.Key, err error) {
-	if err := t.refresh(ctx, instance, r); err != nil {
+func (t *Taker) giveBackRescued(ctx context.Context, relayID int32, r *intake.Range, awaiting map[ordering.Key]bool) (waits []ordering.Key, err error) {
+	if err := t.refresh(ctx, relayID, r); err != nil {
 		return nil, err
 	}
-	inHand, left := t.spread(t.newTargets(), instance, r, time.Now())
+	inHand, left := t.spread(t.newTargets(), relayID, r, time.Now())
 	var keyed []lane.Delivery
 	keys := map[ordering.Key]bool{} // also of what joins its key later: until it has a row, nothing may pass it
 	for _, d := range left {
@@ -77,7 +77,7 @@ func (t *Taker) giveBackRescued(ctx context.Context, instance int32, r *intake.R
 			waitingKeys = map[ordering.Key]bool{}
 		}
 		t.findArrivals(keyed, waitingKeys)
-		blocked, err = t.findBlocked(ctx, instance, inHand.Ref(), keyed)
+		blocked, err = t.findBlocked(ctx, relayID, inHand.Ref(), keyed)
 		if errors.Is(err, intake.ErrLost) { // it is found again
 			t.Hands.Remove(r.Ref())
 			t.Agenda.At(agenda.CauseRescue|agenda.CauseTakeAgain, time.Now())

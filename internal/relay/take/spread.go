@@ -10,10 +10,10 @@ import (
 )
 
 // spread makes the deliveries of a range, and returns those that have no row.
-func (t *Taker) spread(targets *targets, instance int32, r *intake.Range, begun time.Time) (*settle.TakenRange, []lane.Delivery) {
+func (t *Taker) spread(targets *targets, relayID int32, r *intake.Range, begun time.Time) (*settle.TakenRange, []lane.Delivery) {
 	s := spreader{
 		targets: targets, r: r, begun: begun, leaseEnds: begun.Add(t.Lease), window: r.TakenAt.Add(-lane.LiveWindow),
-		inHand: &settle.TakenRange{Seq: r.Seq, Fence: r.Fence, Instance: instance, Begun: begun, Taken: time.Now()}, schedule: schedule{},
+		inHand: &settle.TakenRange{Seq: r.Seq, Fence: r.Fence, RelayID: relayID, Begun: begun, Taken: time.Now()}, schedule: schedule{},
 	}
 	destinations := make([][]string, len(r.Events))
 	n := 0

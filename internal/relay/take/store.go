@@ -22,10 +22,10 @@ const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s W
 
 // readHeldDestinations returns those of which the relay may send nothing now: paused ones, and ones
 // whose breaker is open or that another relay tries.
-func (t *Taker) readHeldDestinations(ctx context.Context, instance int32) (held map[string]bool, err error) {
+func (t *Taker) readHeldDestinations(ctx context.Context, relayID int32) (held map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	names, err := rows.Values[string](ctx, t.DB, "read states of destinations", selectHeldDestinations, instance)
+	names, err := rows.Values[string](ctx, t.DB, "read states of destinations", selectHeldDestinations, relayID)
 	if err != nil {
 		return nil, fmt.Errorf("read states of destinations: %w", err)
 	}

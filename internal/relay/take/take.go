@@ -81,13 +81,13 @@ func (t *Taker) Forget() { t.taken = taken{} }
 
 // TakeEvents takes a range of new events, and gives it to the lanes. polling says that it is time
 // to poll.
-func (t *Taker) TakeEvents(ctx context.Context, instance int32, polling bool) error {
+func (t *Taker) TakeEvents(ctx context.Context, relayID int32, polling bool) error {
 	begun := time.Now()
 	size := t.Lanes.RangeSize(begun, t.Lease, maxRangeEvents)
 	r := intake.Range{Found: intake.Busy} // while a lane has no room
 	if size >= minRangeEvents {
 		var err error
-		if r, err = t.takeRange(ctx, instance, size, begun); err != nil {
+		if r, err = t.takeRange(ctx, relayID, size, begun); err != nil {
 			return err
 		}
 	}
@@ -103,7 +103,7 @@ func (t *Taker) TakeEvents(ctx context.Context, instance int32, polling bool) er
 	}
 	if len(r.Events) > 0 {
 		t.Clock.Set(r.TakenAt)
-		if err := t.give(ctx, instance, &r, begun); err != nil {
+		if err := t.give(ctx, relayID, &r, begun); err != nil {
 			t.Agenda.At(agenda.CauseRescue, begun) // no relay has it in hand
 			return err
 		}
@@ -118,16 +118,16 @@ func (t *Taker) TakeEvents(ctx context.Context, instance int32, polling bool) er
 }
 
 // takeRange takes a range of at most so many events.
-func (t *Taker) takeRange(ctx context.Context, instance int32, size int, begun time.Time) (intake.Range, error) {
+func (t *Taker) takeRange(ctx context.Context, relayID int32, size int, begun time.Time) (intake.Range, error) {
 	terms := intake.Terms{Events: size, Inline: lane.InlinePayload, Promised: t.Lanes.ShortestPromise()}
 	if begun.Before(t.blindUntil) {
 		terms.Inline = intake.Blind
 	}
-	r, err := intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
+	r, err := intake.TakeRange(ctx, t.DB, relayID, terms, t.cut)
 	if pg.IsOfRows(err) && pg.ClassifyError(err) == pg.ErrorDamaged && terms.Inline != intake.Blind {
 		t.Failed("take", err)
 		t.blindUntil, terms.Inline = begun.Add(blindFor), intake.Blind
-		r, err = intake.TakeRange(ctx, t.DB, instance, terms, t.cut)
+		r, err = intake.TakeRange(ctx, t.DB, relayID, terms, t.cut)
 	}
 	if err != nil {
 		if pg.TookTooLong(err) { // to read payloads, perhaps: it would again
@@ -174,7 +174,7 @@ func (t *Taker) CheckOrigin(ctx context.Context) error {
 }
 
 // refresh reads the routes and the states of destinations again if they have changed since.
-func (t *Taker) refresh(ctx context.Context, instance int32, r *intake.Range) (err error) {
+func (t *Taker) refresh(ctx context.Context, relayID int32, r *intake.Range) (err error) {
 	if t.routes == nil || r.Routes != t.routesAt {
 		list, err := t.readRoutes(ctx)
 		if err != nil {
@@ -187,7 +187,7 @@ func (t *Taker) refresh(ctx context.Context, instance int32, r *intake.Range) (e
 		}
 	}
 	if t.held == nil || r.Destinations != t.heldAt {
-		if t.held, err = t.readHeldDestinations(ctx, instance); err != nil {
+		if t.held, err = t.readHeldDestinations(ctx, relayID); err != nil {
 			return err
 		}
 		t.heldAt = r.Destinations
@@ -197,12 +197,12 @@ func (t *Taker) refresh(ctx context.Context, instance int32, r *intake.Range) (e
 
 // give routes the events of a range and gives them to the lanes. What these cannot send soon
 // becomes pending.
-func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun time.Time) error {
-	if err := t.refresh(ctx, instance, r); err != nil {
+func (t *Taker) give(ctx context.Context, relayID int32, r *intake.Range, begun time.Time) error {
+	if err := t.refresh(ctx, relayID, r); err != nil {
 		return err
 	}
 	targets := t.newTargets()
-	inHand, deliveries := t.spread(targets, instance, r, begun)
+	inHand, deliveries := t.spread(targets, relayID, r, begun)
 	t.Hands.add(inHand.Ref())
 	if len(deliveries) == 0 {
 		return t.endRange(ctx, inHand)
@@ -243,7 +243,7 @@ func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun
 	if len(keyed) == 0 {
 		return nil
 	}
-	a := awaitingRange{instance: instance, seq: inHand.Seq, inHand: inHand, deliveries: keyed}
+	a := awaitingRange{relayID: relayID, seq: inHand.Seq, inHand: inHand, deliveries: keyed}
 	rest, err := t.giveKeyed(ctx, a, t.awaitedKeys())
 	if err != nil {
 		rest = a
@@ -255,7 +255,7 @@ func (t *Taker) give(ctx context.Context, instance int32, r *intake.Range, begun
 // endRange ends a range of which each delivery has a row.
 func (t *Taker) endRange(ctx context.Context, inHand *settle.TakenRange) error {
 	of := []intake.RangeRef{inHand.Ref()}
-	_, err := intake.SettleRanges(ctx, t.DB, intake.NewRows{Relay: inHand.Instance, Ranges: of, Ended: of})
+	_, err := intake.SettleRanges(ctx, t.DB, intake.NewRows{Relay: inHand.RelayID, Ranges: of, Ended: of})
 	t.Hands.Remove(inHand.Ref())
 	return err
 }

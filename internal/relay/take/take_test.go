@@ -27,7 +27,7 @@ import (
 
 // newTaker returns what takes events for the destinations, from which nothing is sent, and the
 // relay as which it does. Without a database, it must not take any.
-func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *Taker, instance int32) {
+func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *Taker, relayID int32) {
 	t.Helper()
 	all := lane.New(func(d post.Destination) (*post.Endpoint, error) { return post.NewEndpoint(d, "") })
 	var list []post.Destination
@@ -43,11 +43,11 @@ func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *
 	if db != nil {
 		c.DB = db.Pool
 		var err error
-		instance, err = session.Register(t.Context(), db.Pool, false, "test", "", time.Hour)
+		relayID, err = session.Register(t.Context(), db.Pool, false, "test", "", time.Hour)
 		relaytest.Must(t, err)
 	}
 	c.Joins = &join.Keys{DB: c.DB, Lanes: all, Agenda: c.Agenda}
-	return c, instance
+	return c, relayID
 }
 
 // While the database does not answer, a range that was taken over continues waiting with all that
@@ -55,15 +55,15 @@ func newTaker(t testing.TB, db *relaytest.Database, destinations ...string) (c *
 func TestErrorOfARescuedRangeEndsTheTurn(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
-	c, instance := newTaker(t, db, "default")
+	c, relayID := newTaker(t, db, "default")
 	key := ordering.Key{Destination: "default", Key: "k"}
 	c.awaiting = []awaitingRange{
-		{instance: instance, seq: 1, rescued: &intake.Range{Seq: 1}, keys: []ordering.Key{key}},
-		{instance: instance, seq: 2, rescued: &intake.Range{Seq: 2}, keys: []ordering.Key{key}},
+		{relayID: relayID, seq: 1, rescued: &intake.Range{Seq: 1}, keys: []ordering.Key{key}},
+		{relayID: relayID, seq: 2, rescued: &intake.Range{Seq: 2}, keys: []ordering.Key{key}},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	testkit.ErrorIs(t, "got", c.RecheckAwaiting(ctx, instance), context.Canceled)
+	testkit.ErrorIs(t, "got", c.RecheckAwaiting(ctx, relayID), context.Canceled)
 	testkit.Equal(t, "ranges wait", len(c.awaiting), 2)
 }
 
@@ -74,13 +74,13 @@ func TestClaimerPassesACut(t *testing.T) {
 	db := relaytest.New(t, "bulk", "other")
 	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route VALUES ('bulk', 'bulk'), ('other', 'other');
 		INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('bulk', true, now()) ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = now()`)
-	c, instance := newTaker(t, db, "bulk", "other")
+	c, relayID := newTaker(t, db, "bulk", "other")
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'bulk', '{}', 'bulk-' || i FROM generate_series(1, 4) i`)
-	_, err := intake.TakeRange(t.Context(), db.Pool, instance, intake.Terms{Events: 2, Inline: 1 << 20}, true)
+	_, err := intake.TakeRange(t.Context(), db.Pool, relayID, intake.Terms{Events: 2, Inline: 1 << 20}, true)
 	relaytest.Must(t, err)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other-1'), ('bulk', '{}', 'bulk-5'), ('nowhere', '{}', 'x')`)
 	c.cut = true
-	relaytest.Must(t, c.PassCut(t.Context(), instance))
+	relaytest.Must(t, c.PassCut(t.Context(), relayID))
 	if got := relaytest.Rows[string](db, `SELECT destination FROM outbox_delivery`); len(got) != 1 || got[0] != "other" {
 		t.Errorf("rows for %v", got)
 	}
@@ -121,7 +121,7 @@ func TestRelayTakenForDeadHasNothingRescued(t *testing.T) {
 	c, _ := newTaker(t, nil, "default")
 	rescued := intake.Range{Seq: 90, Fence: 2}
 	c.Hands.add(rescued.Ref())
-	c.awaiting = []awaitingRange{{instance: 1, seq: rescued.Seq, rescued: &rescued}}
+	c.awaiting = []awaitingRange{{relayID: 1, seq: rescued.Seq, rescued: &rescued}}
 	relaytest.Must(t, c.RecheckAwaiting(t.Context(), 2))
 	testkit.Equal(t, "in hand", c.Hands.fences(), []int64{})
 	testkit.Equal(t, "ranges that wait", len(c.awaiting), 0)
@@ -144,7 +144,7 @@ func TestSlowTakeIsRepeatedWithoutPayloads(t *testing.T) {
 	r := start(t, db, "default")
 	r.DB = slow{db.Pool}
 	db.Insert(2, "huge")
-	if err := r.TakeEvents(t.Context(), r.instance, true); !pg.HasCode(err, "57014") {
+	if err := r.TakeEvents(t.Context(), r.relayID, true); !pg.HasCode(err, "57014") {
 		t.Fatalf("the first take: %v", err)
 	}
 	r.take(t)

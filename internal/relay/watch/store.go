@@ -116,9 +116,9 @@ CROSS JOIN LATERAL (
 WHERE NOT r.person AND greatest(r.since, a.accepted) < now() - make_interval(secs => greatest($4, 120))
   AND ((a.accepted > r.since) IS NOT TRUE OR (SELECT count(*) FROM unnest(r.attempted) t (at) WHERE t.at > a.accepted) >= 2)`
 
-// Relays of one host have one name: each is then told apart by its instance.
-const namedRelays = `(SELECT instance, reload_error, reload_failed_at,
-    name || CASE WHEN count(*) OVER (PARTITION BY name) > 1 THEN ' (instance ' || instance || ')' ELSE '' END AS name FROM outbox_relay)`
+// Relays of one host have one name: each is then told apart by its number.
+const namedRelays = `(SELECT id, reload_error, reload_failed_at,
+    name || CASE WHEN count(*) OVER (PARTITION BY name) > 1 THEN ' (id ' || id || ')' ELSE '' END AS name FROM outbox_relay)`
 
 // Whose settings of a destination differ: the relays of each digest. Relays that serve the same
 // with the same settings cost one comparison.
@@ -127,7 +127,7 @@ SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'secrets', x.s
 FROM (
     SELECT g.destination, count(DISTINCT g.settings) = 1 AS secrets, jsonb_agg(g.relays ORDER BY g.relays) AS relays
     FROM (SELECT d.destination, d.settings, array_agg(r.name ORDER BY r.name) AS relays
-          FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.instance = d.instance
+          FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.id = d.relay_id
           WHERE d.settings <> '' GROUP BY d.destination, d.settings, d.secrets) g
     GROUP BY g.destination HAVING count(*) > 1 ORDER BY g.destination LIMIT 100
 ) x
@@ -159,7 +159,7 @@ SELECT jsonb_agg(jsonb_build_object('destination', x.destination, 'relays', x.re
 FROM (
     SELECT d.destination, array_agg(r.name ORDER BY r.name) AS relays, (array_agg(d.refused_error ORDER BY d.refused_at DESC))[1] AS error,
            extract(epoch FROM now() - min(d.refused_at)) AS seconds
-    FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.instance = d.instance
+    FROM outbox_relay_destination d JOIN ` + namedRelays + ` r ON r.id = d.relay_id
     WHERE d.refused_at IS NOT NULL GROUP BY d.destination ORDER BY d.destination LIMIT 100
 ) x`
 

@@ -61,10 +61,10 @@ func TestEachRuleOpensAndEnds(t *testing.T) {
 	db.Insert(1, "unserved")
 	db.Exec(`DELETE FROM outbox_route`)
 	db.Insert(1, "parked")
-	db.Exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
+	db.Exec(`INSERT INTO outbox_rescue (relay_id) VALUES (1), (2), (3)`)
 	db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('forgotten', 'forgotten')`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('forgotten', '{}', 'forgotten'); DELETE FROM outbox_route`)
-	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT instance, 'forgotten' FROM outbox_relay`)
+	db.Exec(`INSERT INTO outbox_relay_destination (relay_id, destination) SELECT id, 'forgotten' FROM outbox_relay`)
 	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, paused_reason) VALUES ('forgotten', true, now() - interval '5 hours', 'maintenance')
 		ON CONFLICT (destination) DO UPDATE SET paused = true, paused_at = excluded.paused_at, paused_reason = excluded.paused_reason`)
 	blocker := db.Begin()
@@ -93,10 +93,10 @@ func TestEachRuleOpensAndEnds(t *testing.T) {
 func TestRelaysOfOneNameHaveAnAlertEach(t *testing.T) {
 	t.Parallel()
 	db := relaytest.Covered(t)
-	db.Exec(`INSERT INTO outbox_relay (instance, name, version, reload_error, reload_failed_at) OVERRIDING SYSTEM VALUE
+	db.Exec(`INSERT INTO outbox_relay (id, name, version, reload_error, reload_failed_at) OVERRIDING SYSTEM VALUE
 		VALUES (1, 'vm', '1', 'no url', now()), (2, 'vm', '1', 'no url', now())`)
 	look(t, newWatcher(t, enginePool(t, db.DSN), alert.Config{}))
-	testkit.Equal(t, "alerts of", relaytest.Row[string](db, `SELECT string_agg(subject, ', ' ORDER BY subject) FROM outbox_alert WHERE rule = 'reload_refused'`), "vm (instance 1), vm (instance 2)")
+	testkit.Equal(t, "alerts of", relaytest.Row[string](db, `SELECT string_agg(subject, ', ' ORDER BY subject) FROM outbox_alert WHERE rule = 'reload_refused'`), "vm (id 1), vm (id 2)")
 }
 
 // A session that waits for a lock on the outbox is a reason to stand down.
@@ -215,7 +215,7 @@ func TestMisconfiguredDestinationIsAlerted(t *testing.T) {
 				db.Exec(`UPDATE outbox_delivery SET delivered_at = now() + $1::text::interval WHERE event_id = 1`, c.delivered)
 			}
 			db.Exec(`UPDATE outbox_delivery SET attempts = $2, last_reason = $1, last_error = 'refused', last_attempt_at = now(), next_attempt_at = now() + interval '1 h' WHERE event_id = 2`, c.reason, c.attempts)
-			db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+			db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason)
 				SELECT 2, i, now() - make_interval(secs => 60 * ($2 - i)), 1, i, 1, 'default', 'retry', $1 FROM generate_series(1, $2) i`, c.reason, c.attempts)
 			w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
 			look(t, w)
@@ -264,7 +264,7 @@ func TestDestinationThatAcceptsNothingIsAlerted(t *testing.T) {
 			db.Exec(`INSERT INTO outbox_history (step, destination, at, event_type, delivered, failed, retried, probes, took, latency) SELECT 1, 'default', now() - make_interval(secs => $1 + 60), '', 5, 0, 0, 0, '{}', '{}' WHERE $1::float8 > 0`, c.history.Seconds())
 			db.Exec(`UPDATE outbox_delivery SET attempts = 4, last_reason = 'rate_limited', last_error = '429 Too Many Requests', last_attempt_at = now() - interval '1 minute',
 				next_attempt_at = now() + interval '1 h' WHERE event_id > 1`)
-			db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+			db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay_id, destination, outcome, reason)
 				SELECT e, i, now() - make_interval(secs => $2), 1, i, 1, 'default', 'retry', 'rate_limited' FROM generate_series(2, 1 + $1::int) e, generate_series(1, 4) i`, c.events, c.began.Seconds())
 			w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
 			look(t, w)
