@@ -86,32 +86,32 @@ COMMENT ON TABLE outbox_void IS 'Claims that no longer hold although their lease
 -- The last row is how far all relays have come. It is inserted, never updated, so that reading it costs the same while
 -- vacuum is blocked. Its primary key is the lock of the takers. See docs/decisions/0069-intake-by-snapshot-difference.md.
 CREATE TABLE outbox_range (
-    seq      bigint      PRIMARY KEY,
-    relay_id integer     NOT NULL,
-    fence    bigint      NOT NULL,
-    base     pg_snapshot NOT NULL,
-    target   pg_snapshot NOT NULL,
-    low      bigint      NOT NULL,
-    upto     bigint      NOT NULL,
-    young    bigint,
-    more     boolean     NOT NULL,
-    oldest   bigint      NOT NULL,
-    keys     integer[],
-    promised interval    NOT NULL DEFAULT '0',
-    taken_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    ended_at timestamptz,
-    beyond   boolean     NOT NULL DEFAULT false
+    seq             bigint      PRIMARY KEY,
+    relay_id        integer     NOT NULL,
+    fence           bigint      NOT NULL,
+    base            pg_snapshot NOT NULL,
+    target          pg_snapshot NOT NULL,
+    low             bigint      NOT NULL,
+    upto            bigint      NOT NULL,
+    new_above       bigint,
+    more            boolean     NOT NULL,
+    oldest_open_seq bigint      NOT NULL,
+    keys            integer[],
+    promised        interval    NOT NULL DEFAULT '0',
+    taken_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at        timestamptz,
+    beyond          boolean     NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 
 -- No transaction is visible in this snapshot: all events are new, also those that are inserted before this file is applied.
-INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, ended_at)
+INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest_open_seq, ended_at)
 VALUES (1, 0, 0, '3:3:', '3:3:', 0, 0, false, 1, now());
 
 COMMENT ON TABLE outbox_range IS 'Events that a relay has taken together: those visible in target and not in base, with ids above low and up to upto. The last row is how far all relays have come.';
 COMMENT ON COLUMN outbox_range.fence IS 'Grows with the clock at each take and rescue. A settle with another number writes nothing.';
-COMMENT ON COLUMN outbox_range.young IS 'NULL: the range is a whole difference. Otherwise it was cut by id: transactions from xmax(base) on have no event up to this id.';
+COMMENT ON COLUMN outbox_range.new_above IS 'NULL: the range is a whole difference. Otherwise it was cut by id, and the events of transactions from xmax(base) on have ids above this one.';
 COMMENT ON COLUMN outbox_range.more IS 'The difference of base and target has events above upto. The next range continues it.';
-COMMENT ON COLUMN outbox_range.oldest IS 'No range before this one was open when the range was taken.';
+COMMENT ON COLUMN outbox_range.oldest_open_seq IS 'The seq of the oldest range that was open when this one was taken; its own if none was.';
 COMMENT ON COLUMN outbox_range.keys IS 'Hashes of the ordering keys of its events. NULL: none has a key.';
 COMMENT ON COLUMN outbox_range.promised IS 'The shortest X-Outbox-Not-After that its relay may have told a receiver, counted from taken_at.';
 COMMENT ON COLUMN outbox_range.ended_at IS 'When each of its deliveries had a row. NULL: the range is open.';
@@ -194,7 +194,7 @@ CREATE FUNCTION {schema}.outbox_is_routed(event_id bigint) RETURNS boolean LANGU
 SET search_path = pg_catalog, pg_temp AS $$
     SELECT pg_visible_in_snapshot(
         (SELECT o.xid FROM {schema}.outbox o WHERE o.id = event_id LIMIT 1),
-        (SELECT coalesce((SELECT o.base FROM {schema}.outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
+        (SELECT coalesce((SELECT o.base FROM {schema}.outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
                          CASE WHEN l.more THEN l.base ELSE l.target END)
          FROM (SELECT * FROM {schema}.outbox_range ORDER BY seq DESC LIMIT 1) l))
 $$;
@@ -213,7 +213,7 @@ DECLARE
     settled     pg_snapshot;
     inserted_at timestamptz := clock_timestamp();
 BEGIN
-    SELECT coalesce((SELECT o.base FROM {schema}.outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
+    SELECT coalesce((SELECT o.base FROM {schema}.outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
                     CASE WHEN l.more THEN l.base ELSE l.target END)
     INTO settled FROM (SELECT * FROM {schema}.outbox_range ORDER BY seq DESC LIMIT 1) l;
     SELECT coalesce(max(e.id), after_id), count(*) < batch INTO last_id, finished

@@ -47,7 +47,7 @@ func TestFloorsEndWithRanges(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now(), claimed_by = NULL, lease_expires_at = NULL WHERE event_id = 2`)
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL WHERE event_id = 3`)
 	db.Exec(`INSERT INTO outbox_delivery (event_id, destination, ordering_key, next_attempt_at) VALUES (1, 'default', 'k', now() + interval '1 hour')`)
-	db.Exec(`INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, keys)
+	db.Exec(`INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest_open_seq, keys)
 		SELECT seq + 1, 77, 2, target, pg_current_snapshot(), 0, 1, false, seq + 1, ARRAY[hashtext('k')] FROM outbox_range ORDER BY seq DESC LIMIT 1`)
 	result, err := c.Claim(t.Context(), c.relayID, []Request{{Destination: "default", Run: 1, Keys: []lane.ReadyKey{{Key: name, Floor: 1}}}})
 	relaytest.Must(t, err)

@@ -17,7 +17,7 @@ import (
 func (r *room) history(n int) {
 	r.Helper()
 	r.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'old' || i, i % 1000 FROM generate_series(1, $1::int) i`, n)
-	r.Exec(`INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, ended_at)
+	r.Exec(`INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest_open_seq, ended_at)
 		SELECT 2, 1, 1, target, pg_current_snapshot(), 0, $1, false, 2, now() FROM outbox_range WHERE seq = 1`, n)
 	r.Exec(`INSERT INTO outbox_delivery (event_id, destination, status, ordering_key, delivered_at)
 		SELECT id, 'default', CASE WHEN id % 100 > 1 THEN 'delivered' WHEN id % 100 = 1 THEN 'failed' ELSE 'pending' END, ordering_key,

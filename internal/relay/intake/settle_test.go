@@ -133,7 +133,7 @@ func TestSettleStale(t *testing.T) {
 		// A failover that lost the range: another relay took another event of the same id under the
 		// same number.
 		"given out again": `WITH d AS (DELETE FROM outbox_range WHERE seq = $1 RETURNING *)
-			INSERT INTO outbox_range SELECT seq, 2, fence + 1000, base, target, low, upto, young, more, oldest, keys FROM d`,
+			INSERT INTO outbox_range SELECT seq, 2, fence + 1000, base, target, low, upto, new_above, more, oldest_open_seq, keys FROM d`,
 		"gone":  `DELETE FROM outbox_range WHERE seq = $1`,
 		"ended": `UPDATE outbox_range SET ended_at = now() WHERE seq = $1`,
 	} {

@@ -42,7 +42,7 @@ const counts = `(SELECT i.routes FROM outbox_intake i), (SELECT i.destinations F
 // primary key.
 const takeWhole = `
 WITH last AS MATERIALIZED (
-    SELECT seq, more, beyond, oldest, target AS base, pg_current_snapshot() AS target FROM outbox_range ORDER BY seq DESC LIMIT 1
+    SELECT seq, more, beyond, oldest_open_seq, target AS base, pg_current_snapshot() AS target FROM outbox_range ORDER BY seq DESC LIMIT 1
 ), late AS MATERIALIZED (
     SELECT x.xid FROM last l CROSS JOIN LATERAL pg_snapshot_xip(l.base) AS x (xid)
     WHERE NOT l.more AND pg_visible_in_snapshot(x.xid, l.target)
@@ -60,8 +60,8 @@ WITH last AS MATERIALIZED (
     SELECT count(*) AS events, min(f.id) - 1 AS low, max(f.id) AS upto,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, more, oldest, keys, promised, taken_at)
-    SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, s.low, s.upto, false, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4), now()
+    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, more, oldest_open_seq, keys, promised, taken_at)
+    SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, s.low, s.upto, false, coalesce(p.oldest_open_seq, l.seq + 1), s.keys, make_interval(secs => $4), now()
     FROM last l CROSS JOIN size s CROSS JOIN open p
     WHERE NOT l.more AND s.events BETWEEN 1 AND $2 AND NOT (p.busy AND s.keys IS NOT NULL)
     ON CONFLICT DO NOTHING
@@ -76,9 +76,9 @@ ORDER BY e.id`
 // The oldest open range, and whether another relay has ordering keys in hand and continues taking.
 // Were relays to take keys in turns, each would wait for the other with each of its ranges.
 const openRanges = `open AS MATERIALIZED (
-    SELECT min(o.seq) AS oldest, coalesce(bool_or(
+    SELECT min(o.seq) AS oldest_open_seq, coalesce(bool_or(
         o.relay_id <> $1 AND o.keys IS NOT NULL AND o.taken_at > clock_timestamp() - interval '250 milliseconds'), false) AS busy
-    FROM last l CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.ended_at IS NULL OFFSET 0) o
+    FROM last l CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest_open_seq AND r.ended_at IS NULL OFFSET 0) o
 )`
 
 // fenceNow is even; that of a claim is odd (pg.IsFree).
@@ -94,26 +94,26 @@ const fenceNow = `(((extract(epoch FROM clock_timestamp()) * 1000000)::bigint | 
 // may also be empty. span is where near ended for that reason.
 const takeCut = `
 WITH last AS MATERIALIZED (
-    SELECT seq, more, beyond, oldest, CASE WHEN more THEN upto ELSE -9223372036854775807 END AS low, CASE WHEN more THEN young END AS young,
+    SELECT seq, more, beyond, oldest_open_seq, CASE WHEN more THEN upto ELSE -9223372036854775807 END AS low, CASE WHEN more THEN new_above END AS new_above,
            CASE WHEN more THEN base ELSE target END AS base, CASE WHEN more THEN target ELSE pg_current_snapshot() END AS target
     FROM outbox_range ORDER BY seq DESC LIMIT 1
 ), late AS MATERIALIZED (
     SELECT x.xid FROM last l CROSS JOIN LATERAL pg_snapshot_xip(l.base) AS x (xid) WHERE pg_visible_in_snapshot(x.xid, l.target)
 ), start AS MATERIALIZED (
-    SELECT coalesce(l.young, (
+    SELECT coalesce(l.new_above, (
         SELECT min(f.id) - 1 FROM (
             SELECT o.id FROM outbox o
             WHERE o.xid >= pg_snapshot_xmax(l.base) AND o.xid < pg_snapshot_xmax(l.target) AND o.xid > '2' AND pg_visible_in_snapshot(o.xid, l.target)
-            ORDER BY o.xid, o.id OFFSET 0) f), 9223372036854775807) AS young
+            ORDER BY o.xid, o.id OFFSET 0) f), 9223372036854775807) AS new_above
     FROM last l
 ), near AS MATERIALIZED (
     SELECT n.id FROM last l CROSS JOIN start s CROSS JOIN LATERAL (
-        SELECT o.id, o.xid FROM outbox o WHERE o.id > greatest(l.low, s.young) ORDER BY o.id LIMIT 8 * $2::int) n
+        SELECT o.id, o.xid FROM outbox o WHERE o.id > greatest(l.low, s.new_above) ORDER BY o.id LIMIT 8 * $2::int) n
     WHERE n.xid >= pg_snapshot_xmax(l.base) AND pg_visible_in_snapshot(n.xid, l.target) LIMIT $2 + 1
 ), span AS MATERIALIZED (
     SELECT CASE WHEN (SELECT count(*) FROM near) <= $2 THEN (
         SELECT CASE WHEN count(*) = 8 * $2 THEN max(n.id) END FROM last l CROSS JOIN start s CROSS JOIN LATERAL (
-            SELECT o.id FROM outbox o WHERE o.id > greatest(l.low, s.young) ORDER BY o.id LIMIT 8 * $2::int) n) END AS upto
+            SELECT o.id FROM outbox o WHERE o.id > greatest(l.low, s.new_above) ORDER BY o.id LIMIT 8 * $2::int) n) END AS upto
 ), candidate AS MATERIALIZED (
     SELECT c.id FROM (
         SELECT near.id FROM near
@@ -128,10 +128,10 @@ WITH last AS MATERIALIZED (
     SELECT count(*) AS events, max(f.id) AS upto, count(*) < (SELECT count(*) FROM candidate) AS cut,
            array_agg(DISTINCT hashtext(f.ordering_key)) FILTER (WHERE f.ordering_key IS NOT NULL) AS keys FROM found f
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, young, more, oldest, keys, promised, taken_at, ended_at, beyond)
+    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, new_above, more, oldest_open_seq, keys, promised, taken_at, ended_at, beyond)
     SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, l.low,
            CASE WHEN s.cut THEN s.upto ELSE coalesce(span.upto, s.upto, l.low) END,
-           start.young, s.cut OR span.upto IS NOT NULL, coalesce(p.oldest, l.seq + 1), s.keys, make_interval(secs => $4), now(),
+           start.new_above, s.cut OR span.upto IS NOT NULL, coalesce(p.oldest_open_seq, l.seq + 1), s.keys, make_interval(secs => $4), now(),
            CASE WHEN s.events = 0 THEN clock_timestamp() END, l.beyond
     FROM last l CROSS JOIN start CROSS JOIN span CROSS JOIN size s CROSS JOIN open p
     WHERE (s.events > 0 OR l.more OR span.upto IS NOT NULL) AND NOT (p.busy AND s.keys IS NOT NULL)
@@ -222,11 +222,11 @@ func seconds(s *float64) time.Duration {
 // A range is removed a minute after its end. A take with an older snapshot, which lasts no longer
 // than the limit of a statement, must meet its number: the primary key is what takers meet at.
 const pruneRanges = `
-WITH last AS MATERIALIZED (SELECT seq, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1),
+WITH last AS MATERIALIZED (SELECT seq, oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1),
 gone AS (
     DELETE FROM outbox_range WHERE seq = ANY (ARRAY (
         SELECT r.seq FROM last l CROSS JOIN LATERAL (
-            SELECT o.seq FROM outbox_range o WHERE o.seq >= $1 AND o.seq < l.oldest AND o.seq < l.seq AND o.ended_at < now() - interval '1 minute'
+            SELECT o.seq FROM outbox_range o WHERE o.seq >= $1 AND o.seq < l.oldest_open_seq AND o.seq < l.seq AND o.ended_at < now() - interval '1 minute'
             ORDER BY o.seq LIMIT 10000) r))
     RETURNING seq
 )

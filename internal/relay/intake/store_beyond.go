@@ -85,10 +85,10 @@ func FindBeyond(ctx context.Context, db pg.DB) (found Beyond, err error) {
 // The row of the range has no events of its own. Its number is the lock: no relay takes in between.
 const writeBeyond = `
 WITH last AS MATERIALIZED (
-    SELECT seq, base, target, upto, young, oldest FROM (SELECT * FROM outbox_range ORDER BY seq DESC LIMIT 1) o WHERE o.seq = $2::bigint AND o.more
+    SELECT seq, base, target, upto, new_above, oldest_open_seq FROM (SELECT * FROM outbox_range ORDER BY seq DESC LIMIT 1) o WHERE o.seq = $2::bigint AND o.more
 ), ` + openRanges + `, taken AS (
-    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, young, more, oldest, ended_at, beyond)
-    SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, l.upto, l.upto, l.young, true, coalesce(p.oldest, l.seq + 1), clock_timestamp(), true
+    INSERT INTO outbox_range AS r (seq, relay_id, fence, base, target, low, upto, new_above, more, oldest_open_seq, ended_at, beyond)
+    SELECT l.seq + 1, $1::int, ` + fenceNow + `, l.base, l.target, l.upto, l.upto, l.new_above, true, coalesce(p.oldest_open_seq, l.seq + 1), clock_timestamp(), true
     FROM last l CROSS JOIN open p
     ON CONFLICT DO NOTHING
     RETURNING r.seq

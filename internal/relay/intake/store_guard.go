@@ -79,7 +79,7 @@ WITH alone AS MATERIALIZED (
 ), recorded AS (
     UPDATE outbox_intake SET system_identifier = $2, timeline = $3, recorded_at = now() WHERE EXISTS (SELECT FROM alone)
 )
-INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, ended_at)
+INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest_open_seq, ended_at)
 SELECT l.seq + 1, 0, 0, $1::text::pg_snapshot, $1::text::pg_snapshot, 0, 0, false, l.seq + 1, now()
 FROM (SELECT seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l WHERE EXISTS (SELECT FROM alone)`
 

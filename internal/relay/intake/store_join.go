@@ -14,8 +14,8 @@ import (
 // KeysInHand is the part of a WITH that finds the hashes of the ordering keys of open ranges, as
 // hand (seq, hash).
 const KeysInHand = `hand AS MATERIALIZED (
-    SELECT r.seq, unnest(r.keys) AS hash FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
-        SELECT o.seq, o.keys FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL AND o.keys IS NOT NULL OFFSET 0) r
+    SELECT r.seq, unnest(r.keys) AS hash FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+        SELECT o.seq, o.keys FROM outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL AND o.keys IS NOT NULL OFFSET 0) r
 )`
 
 // The place of what joins is behind the range before $4, or behind the last range. The first due
@@ -25,7 +25,7 @@ const KeysInHand = `hand AS MATERIALIZED (
 const joinKeys = `
 WITH ` + KeysInHand + `, last AS MATERIALIZED (
     SELECT CASE WHEN $4::bigint > 0 THEN $4 - 1 ELSE r.seq END AS seq,
-           CASE WHEN r.more OR r.young IS NOT NULL THEN $6::timestamptz ELSE greatest(r.taken_at, $6) END AS complete
+           CASE WHEN r.more OR r.new_above IS NOT NULL THEN $6::timestamptz ELSE greatest(r.taken_at, $6) END AS complete
     FROM outbox_range r ORDER BY r.seq DESC LIMIT 1
 ), key AS MATERIALIZED (
     SELECT w.destination, w.ordering_key, w.number, CASE WHEN $4 > 0 THEN w.due ELSE least(now(), l.complete) END AS due,

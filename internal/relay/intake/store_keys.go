@@ -20,9 +20,9 @@ UNION ALL
 SELECT k.number, 'hand', NULL FROM (
     SELECT w.number, hashtext(w.key) AS hash FROM unnest($5::text[]) WITH ORDINALITY AS w (key, number)) k
 WHERE (k.hash IN (
-    SELECT unnest(o.keys) FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+    SELECT unnest(o.keys) FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT r.keys FROM outbox_range r
-        WHERE r.seq >= l.oldest AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay_id <> $1 OR r.fence <> ALL ($4::bigint[])) AND r.keys IS NOT NULL
+        WHERE r.seq >= l.oldest_open_seq AND r.seq < $2 AND r.ended_at IS NULL AND (r.relay_id <> $1 OR r.fence <> ALL ($4::bigint[])) AND r.keys IS NOT NULL
         OFFSET 0) o)) IS TRUE`
 
 const selectBlockedKeys = selectKeysInHand + `

@@ -14,11 +14,11 @@ import (
 // A range whose row another session has locked is left to it: another rescue, or a settle of a
 // relay that lives after all.
 const takeOverRange = `
-WITH last AS MATERIALIZED (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1),
+WITH last AS MATERIALIZED (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1),
 free AS MATERIALIZED (
     SELECT r.seq FROM last l CROSS JOIN LATERAL (
         SELECT o.seq FROM outbox_range o
-        WHERE o.seq >= l.oldest AND o.ended_at IS NULL
+        WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL
           AND CASE WHEN o.relay_id = $1::int THEN o.fence <> ALL ($2::bigint[])
                    ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id) END
         ORDER BY o.seq LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) r
@@ -38,13 +38,13 @@ WITH r AS MATERIALIZED (SELECT * FROM outbox_range WHERE seq = $1), e AS MATERIA
     UNION ALL
     SELECT n.* FROM r CROSS JOIN LATERAL (
         SELECT ` + sizedColumns + ` FROM outbox o
-        WHERE r.young IS NULL AND o.xid >= pg_snapshot_xmax(r.base) AND o.xid < pg_snapshot_xmax(r.target) AND o.xid > '2'
+        WHERE r.new_above IS NULL AND o.xid >= pg_snapshot_xmax(r.base) AND o.xid < pg_snapshot_xmax(r.target) AND o.xid > '2'
           AND pg_visible_in_snapshot(o.xid, r.target) ORDER BY o.xid, o.id OFFSET 0) n
     UNION ALL
     SELECT n.* FROM r CROSS JOIN LATERAL (
         SELECT s.* FROM (
             SELECT ` + sizedColumns + `, o.xid FROM outbox o
-            WHERE r.young IS NOT NULL AND o.id > greatest(r.low, r.young) AND o.id <= r.upto ORDER BY o.id OFFSET 0) s
+            WHERE r.new_above IS NOT NULL AND o.id > greatest(r.low, r.new_above) AND o.id <= r.upto ORDER BY o.id OFFSET 0) s
         WHERE s.xid >= pg_snapshot_xmax(r.base) AND pg_visible_in_snapshot(s.xid, r.target)) x
     CROSS JOIN LATERAL (SELECT x.id, x.event_type, x.event_version, x.idempotency_key, x.ordering_key, x.related_reference, x.headers,
         x.created_at, x.available_at, x.payload, x.bytes) n

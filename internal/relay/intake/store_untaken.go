@@ -23,7 +23,7 @@ const untakenColumns = `o.id, o.event_type::text AS event_type, greatest(o.creat
 // is found by id: by xid, all that is taken already would be passed. The scan passes events that
 // are not of the difference, at most eight for each that is counted.
 const Untaken = `last AS MATERIALIZED (
-    SELECT more, base, target, upto, young FROM outbox_range ORDER BY seq DESC LIMIT 1
+    SELECT more, base, target, upto, new_above FROM outbox_range ORDER BY seq DESC LIMIT 1
 ), untaken AS MATERIALIZED (
     SELECT u.id, u.event_type, u.at, u.created_at FROM (
         (SELECT n.* FROM last l CROSS JOIN LATERAL pg_snapshot_xip(l.target) AS late (xid) CROSS JOIN LATERAL (
@@ -38,7 +38,7 @@ const Untaken = `last AS MATERIALIZED (
          LIMIT (SELECT events FROM most))
         UNION ALL
         (SELECT s.id, s.event_type, s.at, s.created_at FROM last l CROSS JOIN LATERAL (
-            SELECT ` + untakenColumns + `, o.xid FROM outbox o WHERE l.more AND o.id > greatest(l.upto, l.young)
+            SELECT ` + untakenColumns + `, o.xid FROM outbox o WHERE l.more AND o.id > greatest(l.upto, l.new_above)
             ORDER BY o.id LIMIT (SELECT 8 * events FROM most)) s
          WHERE s.xid >= pg_snapshot_xmax(l.base) AND pg_visible_in_snapshot(s.xid, l.target)
          LIMIT (SELECT events FROM most))
@@ -55,9 +55,9 @@ const Untaken = `last AS MATERIALIZED (
 // ten oldest ranges, each as a rescue does, up to the same bound. OFFSET 0 keeps PostgreSQL from a
 // join with all deliveries.
 const Stuck = `held AS MATERIALIZED (
-    SELECT h.* FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
-        SELECT o.base, o.target, o.low, o.upto, o.young FROM outbox_range o
-        WHERE o.seq >= l.oldest AND o.ended_at IS NULL AND o.taken_at < now() - interval '10 seconds' ORDER BY o.seq LIMIT 10) h
+    SELECT h.* FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+        SELECT o.base, o.target, o.low, o.upto, o.new_above FROM outbox_range o
+        WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL AND o.taken_at < now() - interval '10 seconds' ORDER BY o.seq LIMIT 10) h
 ), stuck AS MATERIALIZED (
     SELECT e.id, e.event_type, e.at, e.created_at FROM held h CROSS JOIN LATERAL (` + eventsOfRange + `) e
     WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id OFFSET 0)
@@ -72,11 +72,11 @@ const eventsOfRange = `
             ORDER BY o.xid, o.id LIMIT (SELECT events FROM most)) n)
         UNION ALL
         (SELECT ` + untakenColumns + ` FROM outbox o
-         WHERE h.young IS NULL AND o.xid >= pg_snapshot_xmax(h.base) AND o.xid < pg_snapshot_xmax(h.target) AND o.xid > '2' AND pg_visible_in_snapshot(o.xid, h.target)
+         WHERE h.new_above IS NULL AND o.xid >= pg_snapshot_xmax(h.base) AND o.xid < pg_snapshot_xmax(h.target) AND o.xid > '2' AND pg_visible_in_snapshot(o.xid, h.target)
          ORDER BY o.xid, o.id LIMIT (SELECT events FROM most))
         UNION ALL
         (SELECT s.id, s.event_type, s.at, s.created_at FROM (
-            SELECT ` + untakenColumns + `, o.xid FROM outbox o WHERE h.young IS NOT NULL AND o.id > greatest(h.low, h.young) AND o.id <= h.upto
+            SELECT ` + untakenColumns + `, o.xid FROM outbox o WHERE h.new_above IS NOT NULL AND o.id > greatest(h.low, h.new_above) AND o.id <= h.upto
             ORDER BY o.id LIMIT (SELECT 8 * events FROM most)) s
          WHERE s.xid >= pg_snapshot_xmax(h.base) AND pg_visible_in_snapshot(s.xid, h.target))`
 
@@ -85,9 +85,9 @@ const eventsOfRange = `
 // living relay writes it within about a second, and what a dead one had in hand waits for another.
 // It reads the hundred oldest open ranges.
 const InHand = `open AS MATERIALIZED (
-    SELECT h.* FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
-        SELECT o.relay_id, o.base, o.target, o.low, o.upto, o.young FROM outbox_range o
-        WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 100) h
+    SELECT h.* FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+        SELECT o.relay_id, o.base, o.target, o.low, o.upto, o.new_above FROM outbox_range o
+        WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL ORDER BY o.seq LIMIT 100) h
 ), hand AS MATERIALIZED (
     SELECT h.relay_id, e.id, e.event_type FROM open h CROSS JOIN LATERAL (` + eventsOfRange + `) e LIMIT (SELECT events FROM most)
 ), in_hand AS MATERIALIZED (
@@ -103,7 +103,7 @@ const InHand = `open AS MATERIALIZED (
 // that is not in outbox_delivery is missing for good. The function outbox_is_routed asks this of
 // one event. Of one that is not visible a relay may write deliveries yet.
 const SettledSnapshot = `
-SELECT coalesce((SELECT o.base FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
+SELECT coalesce((SELECT o.base FROM outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
                 CASE WHEN l.more THEN l.base ELSE l.target END) AS snapshot
 FROM (SELECT * FROM outbox_range ORDER BY seq DESC LIMIT 1) l`
 

@@ -49,7 +49,7 @@ func (p *patient) execute(statements ...string) {
 
 // openRange makes a relay have events in hand.
 func (p *patient) openRange(relay int) {
-	p.Exec(`INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, taken_at)
+	p.Exec(`INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest_open_seq, taken_at)
 		SELECT seq + 1, $1, 1, target, pg_current_snapshot(), 0, 9, false, seq + 1, now() - interval '3 minutes' FROM outbox_range`, relay)
 }
 

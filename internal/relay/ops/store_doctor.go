@@ -258,8 +258,8 @@ type openRange struct {
 
 const selectOldRange = `
 SELECT o.seq, o.relay_id, coalesce(r.name, ''), coalesce(` + pg.IsAlive + `, false), extract(epoch FROM now() - o.taken_at)::float8
-FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l
-CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest AND r.ended_at IS NULL ORDER BY r.seq LIMIT 1) o
+FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l
+CROSS JOIN LATERAL (SELECT * FROM outbox_range r WHERE r.seq >= l.oldest_open_seq AND r.ended_at IS NULL ORDER BY r.seq LIMIT 1) o
 LEFT JOIN outbox_relay r ON r.id = o.relay_id
 WHERE o.taken_at < now() - make_interval(secs => CASE WHEN coalesce(` + pg.IsAlive + `, false) THEN $1 ELSE least($1, 10) END)`
 

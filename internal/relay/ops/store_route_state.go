@@ -22,9 +22,9 @@ SELECT coalesce(r.seq, 0), coalesce(r.relay_id, 0), coalesce(a.name, ''), coales
        EXISTS (SELECT FROM outbox_relay r WHERE ` + pg.IsAlive + ` AND quarantined IS NOT NULL)
 FROM outbox e
 LEFT JOIN LATERAL (
-    SELECT n.* FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+    SELECT n.* FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT o.* FROM outbox_range o
-        WHERE o.seq >= l.oldest AND pg_visible_in_snapshot(e.xid, o.target) AND NOT pg_visible_in_snapshot(e.xid, o.base)
+        WHERE o.seq >= l.oldest_open_seq AND pg_visible_in_snapshot(e.xid, o.target) AND NOT pg_visible_in_snapshot(e.xid, o.base)
           AND e.id > o.low AND e.id <= o.upto
         ORDER BY o.seq LIMIT 1) n) r ON true
 LEFT JOIN (SELECT r.id, r.name, ` + pg.IsAlive + ` AS alive FROM outbox_relay r) a ON a.id = r.relay_id

@@ -165,8 +165,8 @@ func parked(ctx context.Context, q pg.DB) (n int64, err error) {
 // stands first among it.
 const selectRelays = `
 WITH RECURSIVE most AS MATERIALIZED (SELECT 10001 AS events), ` + pg.Pending + `, ` + intake.InHand + `, busy AS MATERIALIZED (
-    SELECT DISTINCT o.relay_id FROM (SELECT oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
-        SELECT n.relay_id FROM outbox_range n WHERE n.seq >= l.oldest AND n.ended_at IS NULL OFFSET 0) o
+    SELECT DISTINCT o.relay_id FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
+        SELECT n.relay_id FROM outbox_range n WHERE n.seq >= l.oldest_open_seq AND n.ended_at IS NULL OFFSET 0) o
 )
 SELECT r.id, r.name, r.version, r.started_at, greatest(0, extract(epoch FROM now() - r.heartbeat_at))::float8,
        c.deliveries IS NULL AND r.id NOT IN (SELECT b.relay_id FROM busy b), r.session_pid IS NOT NULL AND ` + pg.HasSession + `,

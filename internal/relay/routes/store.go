@@ -224,11 +224,11 @@ WHERE EXISTS (SELECT FROM outbox_relay_route)
 
 // The last range, the oldest open one, and the last open one of a relay that is not registered.
 const selectRanges = `
-SELECT coalesce(l.seq, 0), coalesce(r.oldest, l.seq + 1, 1), coalesce(r.strange, 0)
-FROM (SELECT 1) one LEFT JOIN (SELECT seq, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l ON true
+SELECT coalesce(l.seq, 0), coalesce(r.oldest_open_seq, l.seq + 1, 1), coalesce(r.strange, 0)
+FROM (SELECT 1) one LEFT JOIN (SELECT seq, oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l ON true
 CROSS JOIN LATERAL (
-    SELECT min(o.seq) AS oldest, max(o.seq) FILTER (WHERE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id)) AS strange
-    FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL) r`
+    SELECT min(o.seq) AS oldest_open_seq, max(o.seq) FILTER (WHERE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id)) AS strange
+    FROM outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL) r`
 
 // keepUsed divides stale routes into those to remove and those to keep: a dead or stopping relay
 // may have sent events of an open range by them, without a delivery. Whoever rescues the range has

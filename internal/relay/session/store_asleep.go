@@ -12,8 +12,8 @@ import (
 // [intake.Untaken] and what that needs. The orders are those of indexes: without them a plan may
 // read all that was delivered.
 const hasWork = `(EXISTS (SELECT FROM untaken)
-    OR EXISTS (SELECT FROM (SELECT more, oldest FROM outbox_range ORDER BY seq DESC LIMIT 1) l
-               WHERE l.more OR EXISTS (SELECT FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL))
+    OR EXISTS (SELECT FROM (SELECT more, oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l
+               WHERE l.more OR EXISTS (SELECT FROM outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL))
     OR EXISTS (SELECT FROM outbox_delivery d WHERE ` + pg.IsDue + ` ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1)
     OR EXISTS (SELECT FROM outbox_delivery d WHERE ` + pg.IsWaiting + ` ORDER BY d.destination, d.blocked_by, d.event_id LIMIT 1)
     OR EXISTS (SELECT FROM outbox_alert WHERE resolved_at IS NULL OR due_at <= now())

@@ -16,7 +16,7 @@ func TestLookPrunesRanges(t *testing.T) {
 	db := relaytest.New(t)
 	w := newWatcher(t, enginePool(t, db.DSN), alert.Config{})
 	w.Config = func() Config { return Config{Interval: time.Hour}.WithDefaults() }
-	const add = `INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest, ended_at)
+	const add = `INSERT INTO outbox_range (seq, relay_id, fence, base, target, low, upto, more, oldest_open_seq, ended_at)
 		SELECT i, 1, 1, l.base, l.target, 0, 0, false, CASE WHEN i > $2 THEN $2 ELSE i END, CASE WHEN i <> $2 THEN now() - interval '2 minutes' END
 		FROM generate_series((SELECT max(seq) + 1 FROM outbox_range), $1::bigint) i, (SELECT base, target FROM outbox_range LIMIT 1) l`
 	want := func(what string, first int64) {
@@ -36,7 +36,7 @@ func TestLookPrunesRanges(t *testing.T) {
 	want("the next look", 25_020)
 	again()
 	want("nothing is left to prune", 25_020)
-	db.Exec(`UPDATE outbox_range SET seq = 5; INSERT INTO outbox_range SELECT 4, relay_id, fence, base, target, low, upto, young, more, 4, keys, promised, taken_at, now() - interval '2 minutes' FROM outbox_range`)
+	db.Exec(`UPDATE outbox_range SET seq = 5; INSERT INTO outbox_range SELECT 4, relay_id, fence, base, target, low, upto, new_above, more, 4, keys, promised, taken_at, now() - interval '2 minutes' FROM outbox_range`)
 	again()
 	want("numbers are given out again", 5)
 	if got := relaytest.Rows[int64](db, `SELECT seq FROM outbox_range ORDER BY seq`); !slices.Equal(got, []int64{5}) {
