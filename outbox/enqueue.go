@@ -165,6 +165,9 @@ func compareEvents(ctx context.Context, tx transaction, arguments []any) ([]stor
 		}
 		if differs != "" {
 			row.differs = strings.Split(differs, ",")
+			for i, column := range row.differs {
+				row.differs[i] = fieldOf(column)
+			}
 		}
 		rows = append(rows, row)
 		return nil
@@ -174,6 +177,25 @@ func compareEvents(ctx context.Context, tx transaction, arguments []any) ([]stor
 			hint(err, "grant outbox_producer to the role, see migrations/roles.sql"))
 	}
 	return rows, nil
+}
+
+// fieldOf returns the field of Event that a column of the table outbox holds.
+func fieldOf(column string) string {
+	switch column {
+	case "event_type":
+		return "Type"
+	case "event_version":
+		return "Version"
+	case "payload":
+		return "Payload"
+	case "ordering_key":
+		return "OrderingKey"
+	case "related_reference":
+		return "RelatedReference"
+	case "headers":
+		return "Headers"
+	}
+	return column
 }
 
 // hint says what to do about an error. Every driver's error has the method SQLState.

@@ -122,7 +122,7 @@ BEGIN
 
 -- Compares events with what is stored under their keys, for Enqueue of package outbox. written_by is -1 for an event of
 -- another transaction, and otherwise the number of the command of this one that inserted it. A transaction holds its own ids locked,
--- also those of its savepoints.
+-- also those of its savepoints. differs names the columns that are not the event's, with commas between.
 CREATE FUNCTION {schema}.outbox_compare_events(types text[], versions integer[], payloads json[], keys text[], orderings text[], related text[], header_sets jsonb[],
     OUT number bigint, OUT found boolean, OUT written_by bigint, OUT differs text)
 RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER
@@ -130,17 +130,17 @@ SET search_path = pg_catalog, pg_temp AS $$
     SELECT e.number - 1, o.id IS NOT NULL,
            CASE WHEN o.xmin IN (SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND pid = pg_backend_pid())
                 THEN o.cmin::text::bigint ELSE -1 END,
-           concat_ws(',', CASE WHEN o.event_type <> e.event_type THEN 'Type' END,
-                          CASE WHEN o.event_version <> e.event_version THEN 'Version' END,
-                          CASE WHEN o.payload::text <> e.payload::text THEN 'Payload' END,
-                          CASE WHEN o.ordering_key IS DISTINCT FROM e.ordering_key THEN 'OrderingKey' END,
-                          CASE WHEN o.related_reference IS DISTINCT FROM e.related_reference THEN 'RelatedReference' END,
+           concat_ws(',', CASE WHEN o.event_type <> e.event_type THEN 'event_type' END,
+                          CASE WHEN o.event_version <> e.event_version THEN 'event_version' END,
+                          CASE WHEN o.payload::text <> e.payload::text THEN 'payload' END,
+                          CASE WHEN o.ordering_key IS DISTINCT FROM e.ordering_key THEN 'ordering_key' END,
+                          CASE WHEN o.related_reference IS DISTINCT FROM e.related_reference THEN 'related_reference' END,
                           CASE WHEN (SELECT jsonb_object_agg(key, value) FROM jsonb_each(o.headers)
                                      WHERE lower(key) NOT IN ('traceparent', 'tracestate', 'baggage'))
                                     IS DISTINCT FROM
                                     (SELECT jsonb_object_agg(key, value) FROM jsonb_each(e.headers)
                                      WHERE lower(key) NOT IN ('traceparent', 'tracestate', 'baggage'))
-                               THEN 'Headers' END)
+                               THEN 'headers' END)
     FROM unnest(types, versions, payloads, keys, orderings, related, header_sets) WITH ORDINALITY
          AS e (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, number)
     LEFT JOIN {schema}.outbox o ON o.idempotency_key = e.idempotency_key
@@ -152,6 +152,7 @@ END
 $do$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION outbox_compare_events(text[], integer[], json[], text[], text[], text[], jsonb[]) FROM PUBLIC;
+COMMENT ON FUNCTION outbox_compare_events(text[], integer[], json[], text[], text[], text[], jsonb[]) IS 'Compares events with those that hold their idempotency keys. Producers of every age call it, so its parameters and results never change: a further column of the content needs a second function.';
 
 -- A later migration that programs of an earlier version cannot work with replaces this function; one that only adds
 -- leaves it as it is.
