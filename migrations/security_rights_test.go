@@ -122,12 +122,12 @@ func TestSecurityRelayCannotDestroyEvents(t *testing.T) {
 	ages := []string{`-1 day`, `0`, `23 hours 59 minutes`, `1 mon -31 days`, `1 mon -29 days -100 years`, `12 mons -365 days -1 hour`, `-24 hours`}
 	for _, age := range append(ages, "NULL") {
 		age = strings.ReplaceAll("'"+age+"'", "'NULL'", "NULL")
-		for _, rehearsal := range []string{"false", "true"} {
+		for _, dryRun := range []string{"false", "true"} {
 			relay.refused(invalidParameter,
-				fmt.Sprintf(`SELECT outbox_archive_batch(0, 100, %s, %s)`, age, rehearsal),
-				fmt.Sprintf(`SELECT outbox_prune_attempts(0, 100, %s, %s)`, age, rehearsal),
-				fmt.Sprintf(`SELECT outbox_prune_processed_events(0, 100, %s, %s)`, age, rehearsal),
-				fmt.Sprintf(`SELECT outbox_drop_archive(%s, %s, '')`, age, rehearsal))
+				fmt.Sprintf(`SELECT outbox_archive_batch(0, 100, %s, %s)`, age, dryRun),
+				fmt.Sprintf(`SELECT outbox_prune_attempts(0, 100, %s, %s)`, age, dryRun),
+				fmt.Sprintf(`SELECT outbox_prune_processed_events(0, 100, %s, %s)`, age, dryRun),
+				fmt.Sprintf(`SELECT outbox_drop_archive(%s, %s, '')`, age, dryRun))
 		}
 	}
 	relay.refused(invalidParameter, `SELECT outbox_drop_archive('29 days 23 hours', false, '')`, `SELECT outbox_drop_archive('1 mon -2 days', false, '')`)

@@ -31,7 +31,7 @@ type Prune struct {
 	OlderThan time.Duration
 }
 
-// Pruned is what a prune did, or in a rehearsal what it would do.
+// Pruned is what a prune did, or in a dry run what it would do.
 type Pruned struct {
 	// Removed events are forgotten.
 	Removed int64 `json:"removed"`
@@ -51,14 +51,14 @@ func (o *Ops) Prune(ctx context.Context, p Prune, progress func(Pruned)) (Pruned
 	return o.prune(ctx, p, false, progress)
 }
 
-func (o *Ops) prune(ctx context.Context, p Prune, rehearsal bool, progress func(Pruned)) (done Pruned, err error) {
+func (o *Ops) prune(ctx context.Context, p Prune, dryRun bool, progress func(Pruned)) (done Pruned, err error) {
 	failed := 0
 	for page, finished := int64(0), false; !finished; {
 		if err := cmp.Or(context.Cause(ctx), o.checkClock(context.WithoutCancel(ctx))); err != nil {
 			return done, fmt.Errorf("prune: %w", err)
 		}
 		began := time.Now()
-		batch, err := o.pruneBatch(context.WithoutCancel(ctx), p, page, rehearsal)
+		batch, err := o.pruneBatch(context.WithoutCancel(ctx), p, page, dryRun)
 		switch {
 		case err == nil:
 			failed, page, finished = 0, batch.next, batch.finished

@@ -11,8 +11,8 @@ import (
 
 // What may be removed the function decides itself.
 const pruneRange = `
-SELECT next_page, finished, removed, announced
-FROM inbox_prune(nullif($1::text, ''), $2::bigint, $3::integer, make_interval(secs => $4::float8), $5::boolean)`
+SELECT (p->>'next_page')::bigint, (p->>'finished')::boolean, (p->>'removed')::bigint, (p->>'announced')::bigint
+FROM inbox_prune(nullif($1::text, ''), $2::bigint, $3::integer, make_interval(secs => $4::float8), $5::boolean) p`
 
 // prunedBatch is what one transaction did.
 type prunedBatch struct {
@@ -22,9 +22,9 @@ type prunedBatch struct {
 }
 
 // pruneBatch announces and removes in one range of pages.
-func (o *Ops) pruneBatch(ctx context.Context, p Prune, page int64, rehearsal bool) (b prunedBatch, err error) {
+func (o *Ops) pruneBatch(ctx context.Context, p Prune, page int64, dryRun bool) (b prunedBatch, err error) {
 	err = o.write(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, pruneRange, p.Receiver, page, prunePages, p.OlderThan.Seconds(), rehearsal).
+		return tx.QueryRow(ctx, pruneRange, p.Receiver, page, prunePages, p.OlderThan.Seconds(), dryRun).
 			Scan(&b.next, &b.finished, &b.removed, &b.announced)
 	})
 	return b, err

@@ -5,10 +5,12 @@
 -- is in the order of time, and receivers should not pay for one. What is old enough but not announced is announced, and goes
 -- when that has settled. It must be called in a transaction of its own.
 --   only_receiver  NULL: of all
+--   dry_run        nothing is announced or removed: it counts what would be removed, and what would have to wait
+-- It returns an object, so that later versions can add to it:
+--   next_page      from_page of the next call
 --   finished       no page is left
 --   removed        how many rows
---   announced      how many are old enough but have to wait
--- In a rehearsal nothing is announced or removed: it counts what would be removed, and what would have to wait.
+--   announced      how many are old enough but wait for a later call
 --
 -- What an inbox has recorded goes when the inbox is done with it, the event first and the memory of it behind that. Where the
 -- memory cannot go yet, it goes the next time: an event that is not in the inbox any more is done.
@@ -25,16 +27,18 @@
 DO $do$
 BEGIN
     EXECUTE pg_catalog.replace(pg_catalog.replace($sql$
-CREATE FUNCTION {schema}.inbox_prune(only_receiver text, from_page bigint, pages integer, older_than interval, rehearsal boolean,
-    OUT next_page bigint, OUT finished boolean, OUT removed integer, OUT announced integer)
-LANGUAGE plpgsql
+CREATE FUNCTION {schema}.inbox_prune(only_receiver text, from_page bigint, pages integer, older_than interval, dry_run boolean)
+RETURNS jsonb LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET TimeZone = UTC SET lock_timeout = '200ms' SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 DECLARE
     memory    oid := format('%I.processed_events', {name})::regclass; -- part of a key's lock, as in the package consumer
+    finished  boolean := from_page + pages >= pg_relation_size(memory) / current_setting('block_size')::integer;
     cutoff    timestamptz := now() - older_than;
     first_row tid := format('(%s,0)', from_page);
     end_row   tid := format('(%s,0)', from_page + pages);
+    removed   integer := 0;
+    announced integer := 0;
     old       record;
     mark      record;
     safe      timestamptz;
@@ -47,10 +51,6 @@ BEGIN
         RAISE EXCEPTION 'inbox: events cannot be forgotten after %', coalesce(older_than::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
-    next_page := from_page + pages;
-    finished := next_page >= pg_relation_size(memory) / current_setting('block_size')::integer;
-    removed := 0;
-    announced := 0;
     -- Receivers and their senders in their order, so that two who prune at once do not wait for each other in a circle.
     FOR old IN
         SELECT e.receiver, e.source, max(greatest(e.since, i.processed_at)) AS latest, array_agg(e.place) AS places,
@@ -80,7 +80,7 @@ BEGIN
         safe := CASE WHEN mark.settled THEN mark.received_before ELSE mark.removable_before END;
 
         -- Never while another announcement has not settled: this one would put off what that one allows.
-        IF NOT rehearsal AND (mark.received_before IS NULL OR mark.settled AND old.latest >= mark.received_before) THEN
+        IF NOT dry_run AND (mark.received_before IS NULL OR mark.settled AND old.latest >= mark.received_before) THEN
             INSERT INTO {schema}.inbox_forgotten AS f (receiver, source, received_before, announced_at)
             VALUES (old.receiver, old.source, cutoff, clock_timestamp())
             ON CONFLICT (receiver, source) DO UPDATE
@@ -92,7 +92,7 @@ BEGIN
         in_inbox := ARRAY(SELECT o.place FROM unnest(old.inbox_places, old.times) o (place, since) WHERE o.since < safe AND o.place IS NOT NULL);
         gone := cardinality(due);
         announced := announced + cardinality(old.places) - gone;
-        IF NOT rehearsal AND gone > 0 THEN
+        IF NOT dry_run AND gone > 0 THEN
             -- What an operator has in hand stays, and what he has changed in the meantime, such as by a replay.
             IF cardinality(in_inbox) > 0 THEN
                 DELETE FROM {schema}.inbox_events i WHERE i.ctid = ANY (ARRAY(
@@ -122,6 +122,7 @@ BEGIN
         END IF;
         removed := removed + gone;
     END LOOP;
+    RETURN jsonb_build_object('next_page', from_page + pages, 'finished', finished, 'removed', removed, 'announced', announced);
 END
 $$;
     $sql$, '{schema}', pg_catalog.quote_ident(pg_catalog.current_schema())),

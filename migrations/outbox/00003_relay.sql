@@ -256,15 +256,15 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 DECLARE
-    looked_at   integer;
+    examined    integer;
     missing     bigint[];
     inserted_at timestamptz := clock_timestamp();
 BEGIN
     SELECT coalesce(max(e.id), after_id), count(*),
            array_agg(e.id) FILTER (WHERE NOT EXISTS (SELECT FROM {schema}.outbox_delivery d WHERE d.event_id = e.id) AND {schema}.outbox_is_routed(e.id))
-    INTO last_id, looked_at, missing
+    INTO last_id, examined, missing
     FROM (SELECT o.id FROM {schema}.outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
-    finished := looked_at < batch;
+    finished := examined < batch;
     events := coalesce(cardinality(missing), 0);
     INSERT INTO {schema}.outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
     SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN k.key IS NULL OR e.available_at <= inserted_at THEN 0 END,

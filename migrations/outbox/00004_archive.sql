@@ -51,12 +51,12 @@ $$;
 -- deliveries, all of them are delivered or discarded, and it and the last sign of life of each are older than asked for,
 -- which is 24 hours or more.
 --   mine      false: another session archives at the moment, and nothing was done
---   last_id   the last event that was looked at: where the next batch begins
---   looked_at how many events those were
---   finished  nothing is left to look at, or all of these are so young that what follows must be, too
---   settled   how many were settled; they are moved, unless it is only a rehearsal
-CREATE FUNCTION {schema}.outbox_archive_batch(after_id bigint, batch integer, older_than interval, rehearsal boolean,
-    OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT settled integer)
+--   last_id   the last event that was examined: where the next batch begins
+--   examined  how many events those were
+--   finished  nothing is left to examine, or all of these are so young that what follows must be, too
+--   settled   how many were settled; they are moved, unless it is a dry run
+CREATE FUNCTION {schema}.outbox_archive_batch(after_id bigint, batch integer, older_than interval, dry_run boolean,
+    OUT mine boolean, OUT last_id bigint, OUT examined integer, OUT finished boolean, OUT settled integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET TimeZone = UTC SET DateStyle = ISO SET lock_timeout = '200ms' SET jit = off
@@ -76,12 +76,12 @@ BEGIN
         RAISE EXCEPTION 'outbox: events cannot be archived after %', coalesce(older_than::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
-    looked_at := 0;
+    examined := 0;
     settled := 0;
     last_id := after_id;
     finished := true;
     BEGIN -- a lock of the table: no role but its owner may take it
-        IF NOT rehearsal THEN
+        IF NOT dry_run THEN
             LOCK TABLE ONLY {schema}.outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
         END IF;
         mine := true;
@@ -95,10 +95,10 @@ BEGIN
     -- An event dated into the future says nothing about those behind it; a batch of them must not end every walk.
     SELECT max(e.id), count(*), count(*) FILTER (WHERE e.created_at BETWEEN cutoff AND now()),
            array_agg(e.id) FILTER (WHERE e.created_at < cutoff)
-    INTO last_id, looked_at, young, due
+    INTO last_id, examined, young, due
     FROM (SELECT o.id, o.created_at FROM {schema}.outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
     last_id := coalesce(last_id, after_id);
-    finished := looked_at < batch OR young = looked_at;
+    finished := examined < batch OR young = examined;
 
     -- A discard leaves its time where the next attempt stood.
     -- A transaction moves little more than 8 MiB: events of one MiB each would keep it busy for many seconds.
@@ -120,7 +120,7 @@ BEGIN
         finished := false;
     END IF;
     settled := coalesce(cardinality(due), 0);
-    IF rehearsal OR settled = 0 THEN
+    IF dry_run OR settled = 0 THEN
         RETURN;
     END IF;
 
@@ -177,9 +177,9 @@ END
 $$;
 
 -- Drops the oldest partition of the archive whose events are all older than asked for, which is 30 days or more, and into
--- which nothing was archived in the last 30 days. It returns its name; NULL: there is none. In a rehearsal it drops nothing and
+-- which nothing was archived in the last 30 days. It returns its name; NULL: there is none. In a dry run it drops nothing and
 -- returns the one that comes after the name given.
-CREATE FUNCTION {schema}.outbox_drop_archive(older_than interval, rehearsal boolean, after_name text)
+CREATE FUNCTION {schema}.outbox_drop_archive(older_than interval, dry_run boolean, after_name text)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET TimeZone = UTC SET DateStyle = ISO SET lock_timeout = '200ms' SET jit = off
@@ -197,14 +197,14 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN -- it would not see what was archived since its snapshot
         RAISE EXCEPTION 'outbox: the archive is dropped in READ COMMITTED only' USING ERRCODE = 'invalid_transaction_state';
     END IF;
-    IF NOT rehearsal THEN -- a batch that commits while this waits for the partition would be dropped with it
+    IF NOT dry_run THEN -- a batch that commits while this waits for the partition would be dropped with it
         LOCK TABLE ONLY {schema}.outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
     END IF;
     FOR oldest IN
         SELECT p.partition::text, c.relname
         FROM {schema}.outbox_archive_partitions() p JOIN pg_class c ON c.oid = p.partition
         WHERE p.ends <= cutoff
-          AND (NOT rehearsal OR p.ends > coalesce((SELECT max(a.ends) FROM {schema}.outbox_archive_partitions() a
+          AND (NOT dry_run OR p.ends > coalesce((SELECT max(a.ends) FROM {schema}.outbox_archive_partitions() a
                                                    JOIN pg_class n ON n.oid = a.partition WHERE quote_ident(n.relname) = after_name), '-infinity'))
         ORDER BY p.ends
     LOOP
@@ -215,7 +215,7 @@ BEGIN
     IF recent THEN
         RETURN NULL;
     END IF;
-    IF NOT rehearsal THEN
+    IF NOT dry_run THEN
         EXECUTE 'DROP TABLE ' || oldest.partition;
     END IF;
     RETURN quote_ident(oldest.relname);
@@ -224,8 +224,8 @@ $$;
 
 -- Removes old attempts from the next batch behind an id. The results and the least age are those of outbox_archive_batch. The
 -- log is in the order of time, but for what a late settle mixed up: a batch that is all young ends the walk.
-CREATE FUNCTION {schema}.outbox_prune_attempts(after_id bigint, batch integer, older_than interval, rehearsal boolean,
-    OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer)
+CREATE FUNCTION {schema}.outbox_prune_attempts(after_id bigint, batch integer, older_than interval, dry_run boolean,
+    OUT mine boolean, OUT last_id bigint, OUT examined integer, OUT finished boolean, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET TimeZone = UTC SET DateStyle = ISO SET lock_timeout = '200ms' SET jit = off
@@ -239,11 +239,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
     last_id := after_id;
-    looked_at := 0;
+    examined := 0;
     finished := true;
     removed := 0;
     BEGIN
-        IF NOT rehearsal THEN
+        IF NOT dry_run THEN
             LOCK TABLE ONLY {schema}.outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
         END IF;
         mine := true;
@@ -254,11 +254,11 @@ BEGIN
         RETURN;
     END IF;
     SELECT coalesce(max(e.id), after_id), count(*), array_agg(e.id) FILTER (WHERE e.started_at < cutoff)
-    INTO last_id, looked_at, due
+    INTO last_id, examined, due
     FROM (SELECT a.id, a.started_at FROM {schema}.outbox_attempt a WHERE a.id > after_id ORDER BY a.id LIMIT batch) e;
     removed := coalesce(cardinality(due), 0);
-    finished := looked_at < batch OR removed = 0;
-    IF removed > 0 AND NOT rehearsal THEN
+    finished := examined < batch OR removed = 0;
+    IF removed > 0 AND NOT dry_run THEN
         DELETE FROM {schema}.outbox_attempt a WHERE a.id = ANY (due);
     END IF;
 END
@@ -266,8 +266,8 @@ $$;
 
 -- Removes what a receiver in the same schema has finished long ago, with inbox_prune of the inbox's migrations, which bounds
 -- the age. The results are those of outbox_archive_batch, with pages for events.
-CREATE FUNCTION {schema}.outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, rehearsal boolean,
-    OUT mine boolean, OUT next_page bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer)
+CREATE FUNCTION {schema}.outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, dry_run boolean,
+    OUT mine boolean, OUT next_page bigint, OUT examined integer, OUT finished boolean, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET TimeZone = UTC SET DateStyle = ISO SET lock_timeout = '200ms' SET jit = off
@@ -276,11 +276,11 @@ DECLARE
     tables regclass := to_regclass(format('%I.processed_events', {name}));
 BEGIN
     next_page := from_page + batch;
-    looked_at := batch;
+    examined := batch;
     finished := true;
     removed := 0;
     BEGIN
-        IF NOT rehearsal THEN
+        IF NOT dry_run THEN
             LOCK TABLE ONLY {schema}.outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
         END IF;
         mine := true;
@@ -300,8 +300,8 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'Apply the migrations of the inbox as the owner of outbox, or set retention.processed_events to 0.';
     END IF;
-    SELECT p.next_page, p.finished, p.removed INTO next_page, finished, removed
-    FROM {schema}.inbox_prune(NULL::text, from_page, batch, older_than, rehearsal) p;
+    SELECT (p->>'next_page')::bigint, (p->>'finished')::boolean, (p->>'removed')::integer INTO next_page, finished, removed
+    FROM {schema}.inbox_prune(NULL::text, from_page, batch, older_than, dry_run) p;
 END
 $$;
 

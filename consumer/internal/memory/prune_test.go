@@ -146,7 +146,7 @@ func TestDuplicateMeetsRemoval(t *testing.T) {
 				return err
 			}
 			var removed int
-			err = tx.QueryRow(t.Context(), `SELECT removed FROM inbox_prune(NULL, 0, 16, interval '90 days', false)`).Scan(&removed)
+			err = tx.QueryRow(t.Context(), `SELECT (inbox_prune(NULL, 0, 16, interval '90 days', false)->>'removed')::int`).Scan(&removed)
 			testkit.Equal(t, "removed", removed, 1)
 			return err
 		})
@@ -190,7 +190,7 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 				e.Await(lockAwaited)
 				e.MustExec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at)
 					VALUES ('test', 'outbox', now() - interval '90 days', now() - interval '2 minutes')`)
-				removed := pgtest.Row[int](t, table, `SELECT removed FROM inbox_prune('test', 0, 16, interval '90 days', false)`)
+				removed := pgtest.Row[int](t, table, `SELECT (inbox_prune('test', 0, 16, interval '90 days', false)->>'removed')::int`)
 				pgtest.Must(t, table.Commit(t.Context()))
 				receivertest.WantReplayed(t, <-answer, http.StatusOK, "")
 				testkit.Equal(t, "rows were removed under a session that could not know", removed, 0)
@@ -404,7 +404,7 @@ func TestPruneWhereTheClocksChange(t *testing.T) {
 			if ago := time.Since(done.RemembersSince); ago < receivertest.Day || ago > receivertest.Day+receivertest.Patience {
 				t.Errorf("remembers since %v, want 24 hours", ago)
 			}
-			const byHand = `SELECT announced FROM inbox_prune(NULL, 0, 16, interval '1 day', false)`
+			const byHand = `SELECT (inbox_prune(NULL, 0, 16, interval '1 day', false)->>'announced')::int`
 			testkit.Equal(t, "events announced", e.Count(byHand), 1)
 			e.MustExec(`DELETE FROM inbox_forgotten`)
 			testkit.Equal(t, "events announced by hand", e.Count(byHand), 1)

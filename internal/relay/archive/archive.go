@@ -113,8 +113,8 @@ type Job struct {
 	// Pressed says why the database needs to be left alone for now. nil: never.
 	Pressed func() (reason string, pressed bool)
 
-	rehearsal bool // change nothing
-	total     Result
+	dryRun bool // change nothing
+	total  Result
 }
 
 // Run moves settled events into the archive, drops the archive's old months, and prunes the log of
@@ -127,7 +127,7 @@ func (a Job) Run(ctx context.Context) (Result, error) { return a.run(ctx) }
 // Rehearse counts what [Job.Run] would do now, and changes nothing. It goes through the same rows,
 // at the same pace.
 func (a Job) Rehearse(ctx context.Context) (Result, error) {
-	a.rehearsal = true
+	a.dryRun = true
 	return a.run(ctx)
 }
 
@@ -169,7 +169,7 @@ func (a *Job) run(ctx context.Context) (Result, error) {
 // note records that a run has ended, or why it has not. Who may not write it has done the run all
 // the same.
 func (a *Job) note(ctx context.Context, problem error) {
-	if a.rehearsal {
+	if a.dryRun {
 		return
 	}
 	text := ""
@@ -185,7 +185,7 @@ func (a *Job) walk(w archiveWalk, count func(int64) Result) func(context.Context
 	return func(ctx context.Context, olderThan time.Duration) error {
 		cursor := w.from
 		return a.paced(ctx, func() (bool, error) {
-			batch, err := w.step(ctx, a.DB, cursor, olderThan, a.rehearsal)
+			batch, err := w.step(ctx, a.DB, cursor, olderThan, a.dryRun)
 			if err != nil {
 				return false, err
 			}
@@ -203,7 +203,7 @@ func (a *Job) walk(w archiveWalk, count func(int64) Result) func(context.Context
 func (a *Job) dropMonths(ctx context.Context, olderThan time.Duration) error {
 	after := ""
 	return a.paced(ctx, func() (bool, error) {
-		name, err := dropOldest(ctx, a.DB, olderThan, a.rehearsal, after)
+		name, err := dropOldest(ctx, a.DB, olderThan, a.dryRun, after)
 		if err != nil || name == "" {
 			return false, err
 		}

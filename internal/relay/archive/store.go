@@ -13,7 +13,7 @@ import (
 )
 
 // An archiveWalk is one of the statements that go through a table batch by batch. They take where
-// the last batch ended, how much to look at, an age in seconds and whether it is only a rehearsal,
+// the last batch ended, how much to look at, an age in seconds and whether it is a dry run,
 // and return the same five columns.
 type archiveWalk struct {
 	name      string
@@ -26,29 +26,29 @@ type archiveWalk struct {
 type batchResult struct {
 	Mine     bool // false: another session archives at the moment, and nothing was done
 	Cursor   int64
-	LookedAt int32
-	Finished bool // nothing more to look at
+	Examined int32
+	Finished bool // nothing more to examine
 	Done     int32
 }
 
 // The functions see for themselves what is settled: a relay has no right to remove an event.
 const archiveEvents = `
-SELECT mine, last_id, looked_at, finished, settled FROM outbox_archive_batch($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
+SELECT mine, last_id, examined, finished, settled FROM outbox_archive_batch($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
 
 const pruneAttempts = `
-SELECT mine, last_id, looked_at, finished, removed
+SELECT mine, last_id, examined, finished, removed
 FROM outbox_prune_attempts($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
 
 const pruneProcessedEvents = `
-SELECT mine, next_page, looked_at, finished, removed
+SELECT mine, next_page, examined, finished, removed
 FROM outbox_prune_processed_events($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
 
 // step does one batch. Once begun it is not cut off when ctx ends, because it is short and then
 // need not be done again.
-func (w archiveWalk) step(ctx context.Context, q pg.DB, cursor int64, olderThan time.Duration, rehearsal bool) (batchResult, error) {
+func (w archiveWalk) step(ctx context.Context, q pg.DB, cursor int64, olderThan time.Duration, dryRun bool) (batchResult, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
 	defer cancel()
-	rows, err := q.Query(ctx, w.statement, cursor, w.batch, olderThan.Seconds(), rehearsal)
+	rows, err := q.Query(ctx, w.statement, cursor, w.batch, olderThan.Seconds(), dryRun)
 	if err != nil {
 		return batchResult{}, w.failed(err)
 	}
@@ -67,12 +67,12 @@ func (w archiveWalk) failed(err error) error {
 const dropPartition = `SELECT outbox_drop_archive(make_interval(secs => $1::float8), $2::bool, $3::text)`
 
 // dropOldest drops the oldest partition of the archive of which all is older, and returns its name;
-// empty: there is none. A rehearsal returns the one after the given name.
-func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal bool, after string) (string, error) {
+// empty: there is none. A dry run returns the one after the given name.
+func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, dryRun bool, after string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
 	defer cancel()
 	var name *string
-	if err := q.QueryRow(ctx, dropPartition, olderThan.Seconds(), rehearsal, after).Scan(&name); err != nil {
+	if err := q.QueryRow(ctx, dropPartition, olderThan.Seconds(), dryRun, after).Scan(&name); err != nil {
 		return "", fmt.Errorf("drop month of the archive: %w", pg.WithRoleHint(err))
 	}
 	if name == nil {
