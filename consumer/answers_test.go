@@ -38,7 +38,7 @@ func TestFirstThenDuplicate(t *testing.T) {
 			}
 		}
 		report := e.WantResult(consumer.ResultDuplicate)
-		if report.Event.Key != "k1" || report.Status != http.StatusCreated || report.Err != nil {
+		if report.Event.IdempotencyKey != "k1" || report.Status != http.StatusCreated || report.Err != nil {
 			t.Errorf("report %+v", report)
 		}
 		e.WantRows("k1", 1, 1)
@@ -265,7 +265,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 		created, until := event.CreatedAt, event.NotAfter
 		event.CreatedAt, event.NotAfter = event.CreatedAt.UTC(), event.NotAfter.UTC()
 		want := consumer.Event{
-			Receiver: "test", Source: "outbox", Key: "invoice/1.created v2", Type: "invoice.created", Version: 3, ID: 9007199254740993,
+			Receiver: "test", Source: "outbox", IdempotencyKey: "invoice/1.created v2", Type: "invoice.created", Version: 3, ID: 9007199254740993,
 			CreatedAt: created, RelatedReference: "INV-1", OrderingKey: "customer 7", Sequence: 12, Attempt: 4,
 			DeliveryID: "d-1", Destination: "shop", NotAfter: until, Replay: true,
 			TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",

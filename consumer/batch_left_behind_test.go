@@ -27,10 +27,10 @@ func newBatchEnv(t *testing.T, statements func(key string) []string, settings ..
 	}
 	e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, unhurried(), func(e *receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
-			if err := e.Exec(ctx, "INSERT INTO public.effect VALUES ($1)", event.Key); err != nil {
+			if err := e.Exec(ctx, "INSERT INTO public.effect VALUES ($1)", event.IdempotencyKey); err != nil {
 				return err
 			}
-			for _, statement := range statements(event.Key) {
+			for _, statement := range statements(event.IdempotencyKey) {
 				if err := e.Exec(ctx, statement); err != nil {
 					return err
 				}
@@ -79,7 +79,7 @@ func TestBatchKeepsWhatIsDoneWhenTheClientGoes(t *testing.T) {
 	working := make(chan struct{})
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
-			err := receivertest.EffectOf(ctx, event.Key)
+			err := receivertest.EffectOf(ctx, event.IdempotencyKey)
 			close(working)
 			<-ctx.Done()
 			return err
@@ -155,8 +155,8 @@ func TestBatchMarksAHandlerThatCommits(t *testing.T) {
 				t.Parallel()
 				e := receivertest.NewEnv(t, receivertest.PGX(), unhurried(), func(e *receivertest.Env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
-						mustNot(e, receivertest.EffectOf(r.Context(), consumer.EventFrom(r.Context()).Key))
-						if consumer.EventFrom(r.Context()).Key == "k" {
+						mustNot(e, receivertest.EffectOf(r.Context(), consumer.EventFrom(r.Context()).IdempotencyKey))
+						if consumer.EventFrom(r.Context()).IdempotencyKey == "k" {
 							mustNot(e, e.Exec(r.Context(), unseen+"COMMIT AND CHAIN"))
 							mustNot(e, e.Exec(r.Context(), "INSERT INTO effect VALUES ('late')"))
 						}
@@ -183,7 +183,7 @@ func TestBatchOfNothingNew(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(_ context.Context, event consumer.Event) error {
-			if event.Key == "failing" {
+			if event.IdempotencyKey == "failing" {
 				return receivertest.ErrHandler
 			}
 			return nil

@@ -63,7 +63,7 @@ func TestBatchPoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Event) error {
-			tx, key := consumer.Tx(ctx), consumer.EventFrom(ctx).Key
+			tx, key := consumer.Tx(ctx), consumer.EventFrom(ctx).IdempotencyKey
 			if err := receivertest.EffectOf(ctx, key); err != nil {
 				return err
 			}
@@ -142,12 +142,12 @@ func TestBatchCommitFailsAll(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Event) error {
-			if consumer.EventFrom(ctx).Key == "orphan" {
+			if consumer.EventFrom(ctx).IdempotencyKey == "orphan" {
 				if _, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO child VALUES (1)"); err != nil { // fails at COMMIT
 					return err
 				}
 			}
-			return receivertest.EffectOf(ctx, consumer.EventFrom(ctx).Key)
+			return receivertest.EffectOf(ctx, consumer.EventFrom(ctx).IdempotencyKey)
 		}
 	})
 	wantBatch(e, batchRequest(e, "a", "orphan", "b"), map[string]int{"a": 500, "orphan": 500, "b": 500})
@@ -172,8 +172,8 @@ func TestBatchReleasesItsLocksInTime(t *testing.T) {
 	cfg := consumer.Config{Limits: consumer.Limits{BatchLocks: 1}}
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), cfg, func(e *receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
-			seen[event.Key] = e.Count("SELECT count(*) FROM effect")
-			return receivertest.EffectOf(ctx, event.Key)
+			seen[event.IdempotencyKey] = e.Count("SELECT count(*) FROM effect")
+			return receivertest.EffectOf(ctx, event.IdempotencyKey)
 		}
 	})
 	wantBatch(e, batchRequest(e, "a", "b", "c"), map[string]int{"a": 204, "b": 204, "c": 204})
@@ -189,12 +189,12 @@ func TestBatchReleasesItsLocksAfterAConflict(t *testing.T) {
 	seen := map[string]int{} // effects of events before, as others see them
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(e *receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
-			seen[event.Key] = e.Count("SELECT count(*) FROM effect")
-			if event.Key == "conflict" {
+			seen[event.IdempotencyKey] = e.Count("SELECT count(*) FROM effect")
+			if event.IdempotencyKey == "conflict" {
 				_, err := consumer.Tx(ctx).Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$")
 				return err
 			}
-			return receivertest.EffectOf(ctx, event.Key)
+			return receivertest.EffectOf(ctx, event.IdempotencyKey)
 		}
 	})
 	wantBatch(e, batchRequest(e, "a", "b", "conflict", "c", "d"), map[string]int{"a": 204, "b": 204, "conflict": 503, "c": 204, "d": 204})
@@ -212,7 +212,7 @@ func TestBatchSurvivesAHandlerThatCommits(t *testing.T) {
 	t.Parallel()
 	e := receivertest.NewHandlerEnv(t, receivertest.PGX(), unhurried(), func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Event) error {
-			if err := receivertest.EffectOf(ctx, consumer.EventFrom(ctx).Key); err != nil || consumer.EventFrom(ctx).Key != "commits" {
+			if err := receivertest.EffectOf(ctx, consumer.EventFrom(ctx).IdempotencyKey); err != nil || consumer.EventFrom(ctx).IdempotencyKey != "commits" {
 				return err
 			}
 			_, err := consumer.Tx(ctx).Conn().Exec(ctx, "COMMIT")
@@ -320,7 +320,7 @@ func BenchmarkBatch(b *testing.B) {
 		b.Run(strconv.Itoa(size), func(b *testing.B) {
 			e := receivertest.NewEnv(b, receivertest.PGX(), consumer.Config{Observe: receivertest.Unheard}, func(*receivertest.Env) http.HandlerFunc {
 				return func(w http.ResponseWriter, r *http.Request) {
-					_, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO effect VALUES ($1)", consumer.EventFrom(r.Context()).Key)
+					_, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO effect VALUES ($1)", consumer.EventFrom(r.Context()).IdempotencyKey)
 					if err == nil {
 						w.WriteHeader(http.StatusNoContent)
 					}

@@ -18,9 +18,9 @@ const fuzzSecret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE="
 // headersOf writes an event as a relay does.
 func headersOf(event headers.Event) http.Header {
 	if event.Foreign {
-		return http.Header{webhook.ID: {event.Key}}
+		return http.Header{webhook.ID: {event.IdempotencyKey}}
 	}
-	h := http.Header{webhook.IdempotencyKey: {event.Key}}
+	h := http.Header{webhook.IdempotencyKey: {event.IdempotencyKey}}
 	headers.Write(h, &event)
 	return h
 }
@@ -77,13 +77,13 @@ func FuzzCheck(f *testing.F) {
 			}
 			event := Event(rq.Event)
 			switch {
-			case event.Foreign && (name == "signed" || event.Key != id || !sameEvent(event, Event{Receiver: "test", Source: "outbox", Key: id, Version: 1, Foreign: true})):
+			case event.Foreign && (name == "signed" || event.IdempotencyKey != id || !sameEvent(event, Event{Receiver: "test", Source: "outbox", IdempotencyKey: id, Version: 1, Foreign: true})):
 				t.Errorf("%s: %+v is foreign", name, event)
-			case !event.Foreign && (event.Key != key || event.Type != eventType || event.OrderingKey != orderingKey || twice):
+			case !event.Foreign && (event.IdempotencyKey != key || event.Type != eventType || event.OrderingKey != orderingKey || twice):
 				t.Errorf("%s: %+v is not what was sent", name, event)
 			}
-			for _, text := range []string{event.Key, event.Type, event.RelatedReference, event.OrderingKey, event.DeliveryID, event.Destination} {
-				if text != "" && !headers.Printable(text) || event.Key == "" {
+			for _, text := range []string{event.IdempotencyKey, event.Type, event.RelatedReference, event.OrderingKey, event.DeliveryID, event.Destination} {
+				if text != "" && !headers.Printable(text) || event.IdempotencyKey == "" {
 					t.Errorf("%s: %q was accepted", name, text)
 				}
 			}

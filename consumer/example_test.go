@@ -33,7 +33,7 @@ func Example() {
 		Source:   "finance",
 	}
 	receive, err := consumer.New(pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		fmt.Println("handling", event.Type, event.Key)
+		fmt.Println("handling", event.Type, event.IdempotencyKey)
 		_, err := tx.Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference)
 		return err // an error rolls back, and the relay retries; nil commits
 	})
@@ -104,7 +104,7 @@ func ExampleRouter() {
 func ExampleRouter_Fallback() {
 	types := consumer.NewRouter()
 	types.Handle("charge.succeeded", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
-		fmt.Println("book", event.Key)
+		fmt.Println("book", event.IdempotencyKey)
 		return nil
 	})
 	router := consumer.NewRouter()
@@ -120,7 +120,7 @@ func ExampleRouter_Fallback() {
 	})
 
 	for _, payload := range []string{`{"type":"charge.succeeded"}`, `{"type":"charge.refunded"}`} {
-		event := consumer.Event{Key: "msg_1", Version: 1, Foreign: true, Payload: []byte(payload)}
+		event := consumer.Event{IdempotencyKey: "msg_1", Version: 1, Foreign: true, Payload: []byte(payload)}
 		fmt.Println(router.Dispatch(context.Background(), nil, event))
 	}
 
@@ -206,7 +206,7 @@ func exampleDatabase(table string) (pool *pgxpool.Pool, stop func()) {
 
 // exampleDelivery is what a relay does.
 func exampleDelivery(url, key, payload string) *http.Response {
-	event := consumer.Event{Key: key, Type: "invoice.created", RelatedReference: "INV-7", Payload: []byte(payload)}
+	event := consumer.Event{IdempotencyKey: key, Type: "invoice.created", RelatedReference: "INV-7", Payload: []byte(payload)}
 	r, err := consumertest.NewRequest(context.Background(), url, event, exampleSecret)
 	must(err)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}

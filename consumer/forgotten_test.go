@@ -57,7 +57,7 @@ func TestForgottenEventIsRefused(t *testing.T) {
 				continue
 			}
 			receivertest.WantProblem(t, got, http.StatusUnprocessableEntity, "forgotten")
-			if report := e.WantResult(consumer.ResultForgotten); report.Event.Key != key || report.Status != http.StatusUnprocessableEntity {
+			if report := e.WantResult(consumer.ResultForgotten); report.Event.IdempotencyKey != key || report.Status != http.StatusUnprocessableEntity {
 				t.Errorf("%s: reported %+v", name, report)
 			}
 			e.WantRows(key, 0, 0)
@@ -104,7 +104,7 @@ func TestKnownEventIsADuplicateAtAnyAge(t *testing.T) {
 		e.WantRows("known", 1, 1)
 
 		release := e.Hold(func(tx pgx.Tx) error {
-			_, err := consumer.Once(t.Context(), tx, consumer.Event{Receiver: "test", Source: "outbox", Key: "busy"})
+			_, err := consumer.Once(t.Context(), tx, consumer.Event{Receiver: "test", Source: "outbox", IdempotencyKey: "busy"})
 			return err
 		})
 		receivertest.WantProblem(t, e.Do(e.NewRequest("busy", "{}", old, passed)), http.StatusConflict, "in-flight")
@@ -163,7 +163,7 @@ var recording = receivertest.Flavour{
 		in := receivertest.Must(inbox.New(receivertest.PoolOf(t, dsn, 12), inbox.Config{
 			Config: cfg,
 			Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-				return receivertest.EffectOf(ctx, event.Key)
+				return receivertest.EffectOf(ctx, event.IdempotencyKey)
 			},
 		}))
 		ctx, stop := context.WithCancel(context.Background())

@@ -203,7 +203,7 @@ func TestSecuritySettingsReachNoOtherEvent(t *testing.T) {
 			return func(e *receivertest.Env) http.HandlerFunc {
 				return func(w http.ResponseWriter, r *http.Request) {
 					mustNot(e, e.Exec(r.Context(), `INSERT INTO public.met SELECT $1, current_setting('application_name') || ' ' || current_user,
-						(SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) FROM pg_settings WHERE source = 'session')`, consumer.EventFrom(r.Context()).Key))
+						(SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) FROM pg_settings WHERE source = 'session')`, consumer.EventFrom(r.Context()).IdempotencyKey))
 					for _, statement := range r.Header["Test-Statement"] {
 						mustNot(e, e.Exec(r.Context(), statement))
 					}

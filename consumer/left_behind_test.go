@@ -157,7 +157,7 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 				return func(e *receivertest.Env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
 						receivertest.Effect(e)(receivertest.DiscardWriter{}, r)
-						if consumer.EventFrom(r.Context()).Key == "first" {
+						if consumer.EventFrom(r.Context()).IdempotencyKey == "first" {
 							left, err := receivertest.WriteLargeObject(r.Context(), consumer.Tx(r.Context()))
 							mustNot(e, err)
 							kept <- left
@@ -328,7 +328,7 @@ func TestPreparedStatementsNamedAsTheEndOfATransaction(t *testing.T) {
 			dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
 			e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
 				return func(ctx context.Context, event consumer.Event) error {
-					if event.Key == "first" {
+					if event.IdempotencyKey == "first" {
 						_, err := consumer.Tx(ctx).Prepare(ctx, name, "SELECT 1")
 						testkit.ErrorIs(t, "Prepare", err, consumer.ErrMiddlewareCommits)
 						return nil
@@ -352,7 +352,7 @@ func TestConnectionEndsWithItsTransaction(t *testing.T) {
 	dsn := receivertest.WithSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
 	e := receivertest.NewHandlerEnvAt(t, receivertest.PGX(), dsn, consumer.Config{}, func(*receivertest.Env) receivertest.HandlerFunc {
 		return func(ctx context.Context, event consumer.Event) error {
-			if event.Key == "first" {
+			if event.IdempotencyKey == "first" {
 				kept <- consumer.Tx(ctx).Conn()
 			} else if _, err := (<-kept).Exec(ctx, "INSERT INTO effect VALUES ('late')"); err == nil {
 				t.Error("a statement of another event runs in this transaction")

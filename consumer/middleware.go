@@ -354,6 +354,6 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 	if report.Result == ResultUnavailable && ctx.Err() != nil {
 		level = slog.LevelDebug // the client went away first
 	}
-	rc.shared.LogOutcome(ctx, level, "consumer: request "+string(report.Result), report.Event.Key, report.Event.Type, report.Err,
+	rc.shared.LogOutcome(ctx, level, "consumer: request "+string(report.Result), report.Event.IdempotencyKey, report.Event.Type, report.Err,
 		slog.String("result", string(report.Result)), slog.Int("http_status", report.Status))
 }

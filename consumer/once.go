@@ -22,7 +22,7 @@ import (
 // cannot be used any more. A handler of this package must not call Once for its own event, which is
 // recorded already: that fails.
 func Once(ctx context.Context, tx pgx.Tx, event Event) (first bool, err error) {
-	return memory.Once(ctx, event.Receiver, event.Source, event.Key, execIn(tx))
+	return memory.Once(ctx, event.Receiver, event.Source, event.IdempotencyKey, execIn(tx))
 }
 
 func execIn(tx pgx.Tx) memory.Exec {

@@ -111,7 +111,7 @@ func TestHandlersErrors(t *testing.T) {
 				t.Parallel()
 				e := receivertest.NewHandlerEnv(t, f, consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
 					return func(ctx context.Context, event consumer.Event) error {
-						if err := e.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key); err != nil {
+						if err := e.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey); err != nil {
 							return err
 						}
 						return c.end(ctx, e)
@@ -156,7 +156,7 @@ func TestHandlersErrorsThatPanic(t *testing.T) {
 				t.Parallel()
 				e := receivertest.NewHandlerEnv(t, f, consumer.Config{Breaker: receivertest.Must(breaker.New(breaker.Config{}))}, func(e *receivertest.Env) receivertest.HandlerFunc {
 					return func(ctx context.Context, event consumer.Event) error {
-						mustNot(e, e.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key))
+						mustNot(e, e.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey))
 						return bad
 					}
 				})
@@ -187,13 +187,13 @@ func TestHandlerGetsTransactionAndPayload(t *testing.T) {
 			if f.Name == "pgx" {
 				return receivertest.Must(consumer.New(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 					check(ctx, tx == consumer.Tx(ctx), event)
-					_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+					_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey)
 					return err
 				}))
 			}
 			return receivertest.Must(sqlconsumer.New(receivertest.OpenSQL(t, dsn), cfg, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
 				check(ctx, tx == sqlconsumer.Tx(ctx), event)
-				_, err := tx.ExecContext(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+				_, err := tx.ExecContext(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey)
 				return err
 			}))
 		})
@@ -201,7 +201,7 @@ func TestHandlerGetsTransactionAndPayload(t *testing.T) {
 		receivertest.WantFirst(t, e.Post("k", body), 204, "")
 		e.WantRows("k", 1, 1)
 		event, report := <-got, e.WantResult(consumer.ResultProcessed)
-		if event.Key != "k" || string(event.Payload) != body || report.Event.Key != "k" || report.Event.Payload != nil {
+		if event.IdempotencyKey != "k" || string(event.Payload) != body || report.Event.IdempotencyKey != "k" || report.Event.Payload != nil {
 			t.Errorf("the handler got %+v, the report has %+v", event, report.Event)
 		}
 	})
@@ -244,7 +244,7 @@ func TestReasonsAreRedactedByTheApplicationToo(t *testing.T) {
 		cfg := consumer.Config{Redact: func(text string) string { return strings.ReplaceAll(text, "Ada Lovelace", "a customer") }}
 		e := receivertest.NewHandlerEnv(t, f, cfg, func(*receivertest.Env) receivertest.HandlerFunc {
 			return func(_ context.Context, event consumer.Event) error {
-				if event.Key == "ignored" {
+				if event.IdempotencyKey == "ignored" {
 					return consumer.Ignore("Ada Lovelace is a test")
 				}
 				return errors.New("no address of Ada Lovelace")
@@ -297,7 +297,7 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 		}
 		status.Store(http.StatusNoContent) // if the handler ran, it would succeed
 		wantHeld(t, e.Post("k", "{}"), 3599, 4501)
-		if report := e.WantResult(consumer.ResultBreakerOpen); report.Event.Key != "k" || report.HandlerDuration != 0 {
+		if report := e.WantResult(consumer.ResultBreakerOpen); report.Event.IdempotencyKey != "k" || report.HandlerDuration != 0 {
 			t.Errorf("report %+v", report)
 		}
 		e.WantRows("k", 0, 0)

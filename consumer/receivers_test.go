@@ -87,7 +87,7 @@ func TestRequestForAnotherDestinationIsRefused(t *testing.T) {
 func TestSchemeMayNameTheDestination(t *testing.T) {
 	t.Parallel()
 	custom := func(h http.Header, _ []byte, _ time.Time) (consumer.Event, error) {
-		return consumer.Event{Key: h.Get("Their-Id"), Destination: h.Get("Their-Destination")}, nil
+		return consumer.Event{IdempotencyKey: h.Get("Their-Id"), Destination: h.Get("Their-Destination")}, nil
 	}
 	e := receivertest.NewEnv(t, receivertest.PGX(), consumer.Config{Destinations: []string{"shop"}, Verify: consumer.Verify{Custom: custom}}, receivertest.Effect)
 	send := func(destination string) receivertest.Response {
@@ -151,10 +151,10 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := consumer.Once(ctx, tx, consumer.Event{Receiver: event.Receiver, Source: "other", Key: event.Key}); err != nil {
+		if _, err := consumer.Once(ctx, tx, consumer.Event{Receiver: event.Receiver, Source: "other", IdempotencyKey: event.IdempotencyKey}); err != nil {
 			return err
 		}
-		return receivertest.EffectOf(ctx, event.Key)
+		return receivertest.EffectOf(ctx, event.IdempotencyKey)
 	}
 	envs := map[string]*receivertest.Env{}
 	for _, name := range []string{"alpha", "beta"} {
@@ -168,7 +168,7 @@ func TestSecurityReceiversAreKeptApart(t *testing.T) {
 				}
 			}
 			box := receivertest.Must(inbox.New(pgtest.Pool(t, dsn(name)), inbox.Config{Config: cfg, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-				return receivertest.EffectOf(ctx, event.Key)
+				return receivertest.EffectOf(ctx, event.IdempotencyKey)
 			}}))
 			ctx, cancel := context.WithCancel(context.Background())
 			ended := make(chan error, 1)

@@ -194,7 +194,7 @@ func TestHandleJSON(t *testing.T) {
 	r := consumer.NewRouter()
 	ran := false
 	consumer.HandleJSON(r, "invoice.*", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event, _ invoice) error {
-		ran = event.Key == "k"
+		ran = event.IdempotencyKey == "k"
 		return nil
 	})
 	for _, c := range []struct {
@@ -217,7 +217,7 @@ func TestHandleJSON(t *testing.T) {
 		{`{"lines":[{"count":true}]}`, `field "lines.count": a JSON bool`},
 	} {
 		ran = false
-		err := r.Dispatch(t.Context(), nil, consumer.Event{Key: "k", Type: "invoice.paid", Payload: []byte(c.payload)})
+		err := r.Dispatch(t.Context(), nil, consumer.Event{IdempotencyKey: "k", Type: "invoice.paid", Payload: []byte(c.payload)})
 		switch {
 		case c.want == "" && (err != nil || !ran):
 			t.Errorf("%s: %v", c.payload, err)

@@ -16,10 +16,11 @@ import (
 // time at which a log took the message. A scheme whose signature covers a timestamp must refuse
 // what is too old. Compare signatures in constant time (hmac.Equal).
 //
-// Event.Key is required: what stays the same when the sender repeats itself, such as the event's id
-// in the body. The other fields are optional and keep to the rules of a relay's request: text is at
-// most 255 printable ASCII characters, and numbers are not negative. Set Type to let a [Router]
-// choose by it. Set CreatedAt to have an event refused that is older than what is remembered.
+// Event.IdempotencyKey is required: what stays the same when the sender repeats itself, such as the
+// event's id in the body. The other fields are optional and keep to the rules of a relay's request:
+// text is at most 255 printable ASCII characters, and numbers are not negative. Set Type to let a
+// [Router] choose by it. Set CreatedAt to have an event refused that is older than what is
+// remembered.
 // Receiver, Source, Foreign and Payload are filled in afterwards, and so is Version if it is 0.
 //
 // An error is answered with 401, without its text. The text goes to the log, with credentials

@@ -316,7 +316,7 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		const internals = `relation "shipments_internal" does not exist`
 		verify := func(header http.Header, _ []byte, _ time.Time) (consumer.Event, error) {
-			return consumer.Event{Key: header.Get("Their-Id")}, nil
+			return consumer.Event{IdempotencyKey: header.Get("Their-Id")}, nil
 		}
 		seen := receivertest.NewEnv(t, f, consumer.Config{Verify: consumer.Verify{Custom: verify}}, func(*receivertest.Env) http.HandlerFunc {
 			return func(_ http.ResponseWriter, r *http.Request) {
@@ -333,7 +333,7 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 		receivertest.WantFirst(t, seen.Do(seen.NewRequest("forged", "{}", receivertest.With("Their-Id", "k"), receivertest.With("ce-type", "t"), receivertest.With(webhook.OrderingKey, "forged"))), 200, "")
 		failing := func(*receivertest.Env) receivertest.HandlerFunc {
 			return func(_ context.Context, event consumer.Event) error {
-				switch event.Key {
+				switch event.IdempotencyKey {
 				case "permanent":
 					return consumer.Permanent(errors.New(internals))
 				case "later":

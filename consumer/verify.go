@@ -16,12 +16,12 @@ import (
 )
 
 // Event is what the sender says about the event of a request. With a relay's signature all of it is
-// proven, except the two trace fields, which no signature covers. From a foreign sender only Key is
-// known (see [Verify].AcceptForeign), or what [Verify].Custom says.
+// proven, except the two trace fields, which no signature covers. From a foreign sender only
+// IdempotencyKey is known (see [Verify].AcceptForeign), or what [Verify].Custom says.
 type Event struct {
 	Receiver         string    // whose event this is, [Config].Receiver
 	Source           string    // the receiver's name for the sender, [Config].Source
-	Key              string    // the idempotency key: one event, however often it is sent
+	IdempotencyKey   string    // names one event, however often it is sent
 	Type             string    // "invoice.created"
 	Version          int       // of the type's payload; 1 unless the producer says otherwise
 	ID               int64     // in the producer's outbox
@@ -147,7 +147,7 @@ func (s *settings) verify(header http.Header, body []byte, arrived time.Time) (h
 	if !headers.Printable(id) {
 		return headers.Event{}, keyInvalid(webhook.ID)
 	}
-	return headers.Event{Key: id, Version: 1, Foreign: true}, nil
+	return headers.Event{IdempotencyKey: id, Version: 1, Foreign: true}, nil
 }
 
 // unproven returns the refusal for an error of package webhook.
@@ -167,7 +167,7 @@ func unsignedEvent(header http.Header) (headers.Event, *problem) {
 		if !headers.Printable(id) {
 			return headers.Event{}, keyInvalid(webhook.ID)
 		}
-		return headers.Event{Key: id, Version: 1, Foreign: true}, nil
+		return headers.Event{IdempotencyKey: id, Version: 1, Foreign: true}, nil
 	}
 	if id != "" && id != key && id != webhook.DeriveID(key) {
 		return headers.Event{}, newProblem(http.StatusBadRequest, "key-conflict", "The request names two different keys",

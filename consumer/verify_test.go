@@ -180,7 +180,7 @@ func TestForeignSenderIsKnownByItsIDOnly(t *testing.T) {
 			return e.Do(r)
 		}
 		receivertest.WantFirst(t, send("a"), 201, `{"done":"msg_1"}`)
-		if got, want := <-seen, (consumer.Event{Receiver: "test", Source: "outbox", Key: "msg_1", Version: 1, Foreign: true, Payload: []byte("{}")}); !reflect.DeepEqual(got, want) {
+		if got, want := <-seen, (consumer.Event{Receiver: "test", Source: "outbox", IdempotencyKey: "msg_1", Version: 1, Foreign: true, Payload: []byte("{}")}); !reflect.DeepEqual(got, want) {
 			t.Errorf("event %+v, want %+v", got, want)
 		}
 		receivertest.WantReplayed(t, send("b"), 201, "")
@@ -269,7 +269,7 @@ func timedScheme(header http.Header, body []byte, now time.Time) (consumer.Event
 	if err := json.Unmarshal(body, &payload); err != nil {
 		return consumer.Event{}, err
 	}
-	return consumer.Event{Key: payload.ID, Type: payload.Type, CreatedAt: time.Unix(payload.Created, 0).UTC(), Payload: []byte("not the body")}, nil
+	return consumer.Event{IdempotencyKey: payload.ID, Type: payload.Type, CreatedAt: time.Unix(payload.Created, 0).UTC(), Payload: []byte("not the body")}, nil
 }
 
 func timedSignature(at, body string) string {
@@ -300,11 +300,11 @@ func TestSchemeOfTheSendersOwn(t *testing.T) {
 		}
 		receivertest.WantFirst(t, e.Do(payment(e, body(1), time.Now())), 201, `{"done":"evt_1"}`)
 		// None of the headers is believed that a relay would send: this scheme covers none of them.
-		want := consumer.Event{Receiver: "test", Source: "bank", Key: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true, Payload: []byte(body(1))}
+		want := consumer.Event{Receiver: "test", Source: "bank", IdempotencyKey: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true, Payload: []byte(body(1))}
 		if got := <-seen; !reflect.DeepEqual(got, want) {
 			t.Errorf("event %+v, want %+v", got, want)
 		}
-		if report := e.WantResult(consumer.ResultProcessed); report.Event.Key != "evt_1" || report.Event.Payload != nil {
+		if report := e.WantResult(consumer.ResultProcessed); report.Event.IdempotencyKey != "evt_1" || report.Event.Payload != nil {
 			t.Errorf("report %+v", report)
 		}
 		receivertest.WantReplayed(t, e.Do(payment(e, body(1), time.Now())), 201, "")
@@ -340,8 +340,8 @@ func TestSchemeThatDoesNotVerify(t *testing.T) {
 // Package headers tests the rules.
 func TestSchemeWhoseEventIsInvalid(t *testing.T) {
 	cases := map[string]consumer.Event{
-		"Key": {}, "Type": {Key: "k", Type: "größe"}, "Version": {Key: "k", Version: 1 << 31},
-		"": {Key: "k", Type: "t", Version: 1<<31 - 1, ID: 1, TraceState: strings.Repeat("x", 512)},
+		"IdempotencyKey": {}, "Type": {IdempotencyKey: "k", Type: "größe"}, "Version": {IdempotencyKey: "k", Version: 1 << 31},
+		"": {IdempotencyKey: "k", Type: "t", Version: 1<<31 - 1, ID: 1, TraceState: strings.Repeat("x", 512)},
 	}
 	receivertest.EachFlavour(t, func(t *testing.T, f receivertest.Flavour) {
 		for field, event := range cases {

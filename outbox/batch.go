@@ -34,7 +34,7 @@ func newBatch(events []Event, headers []string) (*batch, error) {
 		if other := first[event.IdempotencyKey]; other != nil {
 			b.duplicate[i] = true
 			if fields := event.contentDiffers(other); len(fields) > 0 {
-				reused = append(reused, &KeyReusedError{Index: i, Key: event.IdempotencyKey, Fields: fields})
+				reused = append(reused, &KeyReusedError{Index: i, IdempotencyKey: event.IdempotencyKey, Fields: fields})
 			}
 			continue
 		}
@@ -156,7 +156,7 @@ func (b *batch) judge(inserted int, rows []stored) error {
 			lost = append(lost, quote(key))
 		case insert >= 0 && row.writtenBy == insert:
 		case len(row.differs) > 0:
-			reused = append(reused, &KeyReusedError{Index: index, Key: key, Fields: row.differs})
+			reused = append(reused, &KeyReusedError{Index: index, IdempotencyKey: key, Fields: row.differs})
 		default:
 			b.duplicate[index] = true
 		}

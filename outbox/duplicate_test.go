@@ -108,7 +108,7 @@ func TestKeyReused(t *testing.T) {
 					t.Errorf("%s: got %v", c.name, err)
 					continue
 				}
-				testkit.Equal(t, c.name, *reused, outbox.KeyReusedError{Index: 1, Key: events[1].IdempotencyKey, Fields: c.fields})
+				testkit.Equal(t, c.name, *reused, outbox.KeyReusedError{Index: 1, IdempotencyKey: events[1].IdempotencyKey, Fields: c.fields})
 				testkit.Equal(t, c.name, result, outbox.Result{})
 			}
 		}

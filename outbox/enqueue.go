@@ -20,15 +20,15 @@ var ErrKeyReused = errors.New("outbox: idempotency key holds another event")
 // A KeyReusedError is one event whose key is taken by an event of other content. [Enqueue] joins
 // one for each; all of them match [ErrKeyReused].
 type KeyReusedError struct {
-	Index  int      // the event's position among the arguments, from 0
-	Key    string   // the key that is taken
-	Fields []string // the fields of Event that differ
+	Index          int      // the event's position among the arguments, from 0
+	IdempotencyKey string   // that is taken
+	Fields         []string // the fields of Event that differ
 }
 
 // Error names the event and the fields that differ, never their values.
 func (e *KeyReusedError) Error() string {
 	return fmt.Sprintf("outbox: event %d (%s): IdempotencyKey: holds another event, which differs in %s; roll back",
-		e.Index, quote(e.Key), strings.Join(e.Fields, ", "))
+		e.Index, quote(e.IdempotencyKey), strings.Join(e.Fields, ", "))
 }
 
 // Unwrap returns [ErrKeyReused].

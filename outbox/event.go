@@ -106,15 +106,15 @@ func NewEvent(eventType, idempotencyKey string, v any) (Event, error) {
 // A ValidationError says which field of which event breaks which rule. [Enqueue] reports all of
 // them joined, before it touches the database: the transaction is still usable.
 type ValidationError struct {
-	Index   int    // the event's position among the arguments, from 0
-	Key     string // its IdempotencyKey, as given
-	Field   string // the field of Event
-	Problem string // what is wrong and what would be right
+	Index          int    // the event's position among the arguments, from 0
+	IdempotencyKey string // of the event, as given
+	Field          string // the field of Event
+	Problem        string // what is wrong and what would be right
 }
 
 // Error names the event, the field, the value's flaw and the limit.
 func (e *ValidationError) Error() string {
-	return fmt.Sprintf("outbox: event %d (%s): %s: %s", e.Index, quote(e.Key), e.Field, e.Problem)
+	return fmt.Sprintf("outbox: event %d (%s): %s: %s", e.Index, quote(e.IdempotencyKey), e.Field, e.Problem)
 }
 
 // validate returns everything that is wrong with the event, joined, or nil.
@@ -122,7 +122,7 @@ func (e *Event) validate(index int, now time.Time, headers []string) error {
 	var problems []error
 	check := func(field, problem string) {
 		if problem != "" {
-			problems = append(problems, &ValidationError{Index: index, Key: e.IdempotencyKey, Field: field, Problem: problem})
+			problems = append(problems, &ValidationError{Index: index, IdempotencyKey: e.IdempotencyKey, Field: field, Problem: problem})
 		}
 	}
 	check("Type", textProblem(e.Type))

@@ -120,7 +120,7 @@ outbox: event 2 ("k"): Payload: empty, must be one JSON value`)
 	if !errors.As(err, &first) {
 		t.Fatalf("not a ValidationError: %v", err)
 	}
-	testkit.Equal(t, "first", *first, outbox.ValidationError{Index: 0, Key: "inv-7", Field: "Type", Problem: "empty, at least 1 byte"})
+	testkit.Equal(t, "first", *first, outbox.ValidationError{Index: 0, IdempotencyKey: "inv-7", Field: "Type", Problem: "empty, at least 1 byte"})
 }
 
 func TestReservedHeadersAreRefused(t *testing.T) {

@@ -65,6 +65,6 @@ const insertShipment = `INSERT INTO shipments (idempotency_key, ordering_key, se
 
 // ship is the handler.
 func ship(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-	_, err := tx.Exec(ctx, insertShipment, event.Key, event.OrderingKey, event.Sequence)
+	_, err := tx.Exec(ctx, insertShipment, event.IdempotencyKey, event.OrderingKey, event.Sequence)
 	return err
 }

@@ -69,7 +69,7 @@ func ship(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 	if err := json.Unmarshal(event.Payload, &invoice); err != nil {
 		return consumer.Permanent(errors.New("the payload is no invoice"))
 	}
-	if _, err := tx.Exec(ctx, insertShipment, invoice.Number, invoice.Customer, event.Key); err != nil {
+	if _, err := tx.Exec(ctx, insertShipment, invoice.Number, invoice.Customer, event.IdempotencyKey); err != nil {
 		return fmt.Errorf("write shipment: %w", err)
 	}
 	if ctx.Value(refuseKey{}) == true {

@@ -38,7 +38,7 @@ func TestBatchesEndToEnd(t *testing.T) {
 	receiver.Exec(`CREATE TABLE effect (n bigserial, key text, ordering_key text, sequence bigint)`)
 	cfg := consumer.Config{Receiver: "shop", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
 	receive, err := consumer.New(receiver.Pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		_, err := tx.Exec(ctx, "INSERT INTO effect (key, ordering_key, sequence) VALUES ($1, $2, $3)", event.Key, event.OrderingKey, event.Sequence)
+		_, err := tx.Exec(ctx, "INSERT INTO effect (key, ordering_key, sequence) VALUES ($1, $2, $3)", event.IdempotencyKey, event.OrderingKey, event.Sequence)
 		switch {
 		case err != nil:
 			return err
@@ -154,7 +154,7 @@ func BenchmarkBatches(b *testing.B) {
 	inbox.Exec(`CREATE TABLE effect (key text)`)
 	cfg := consumer.Config{Receiver: "shop", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
 	middleware, err := consumer.New(inbox.Pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+		_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey)
 		return err
 	})
 	pgtest.Must(b, err)

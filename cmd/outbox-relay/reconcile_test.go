@@ -45,7 +45,7 @@ func newComparedAt(t testing.TB, sender, receiver string, wrap func(http.Handler
 	c.receiver.Exec(`CREATE TABLE effect (key text)`)
 	cfg := consumer.Config{Receiver: "shop", Source: "billing", Secrets: []string{receivertest.SecretText}, Logger: slog.New(slog.DiscardHandler)}
 	receive, err := consumer.New(c.receiver.Pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+		_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey)
 		return err
 	})
 	pgtest.Must(t, err)

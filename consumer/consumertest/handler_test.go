@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
 
-var created = consumer.Event{Key: "invoice-7/created", Type: "invoice.created", RelatedReference: "INV-7", Source: "finance"}
+var created = consumer.Event{IdempotencyKey: "invoice-7/created", Type: "invoice.created", RelatedReference: "INV-7", Source: "finance"}
 
 // ship is a handler as an application has it.
 func ship(w http.ResponseWriter, r *http.Request) {

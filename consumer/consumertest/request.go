@@ -56,7 +56,7 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, secrets .
 	}
 	r.GetBody = nil // by which net/http would send it twice, on its own
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set(webhook.IdempotencyKey, event.Key)
+	r.Header.Set(webhook.IdempotencyKey, event.IdempotencyKey)
 	said := headers.Event(event)
 	headers.Write(r.Header, &said)
 	if err := checkHeaders(ctx, r.Header); err != nil {

@@ -27,12 +27,12 @@ func TestNewRequest(t *testing.T) {
 	t.Parallel()
 	created := time.Date(2026, 1, 31, 9, 15, 0, 123456000, time.UTC)
 	whole := consumer.Event{
-		Key: "invoice-4711-created", Type: "invoice.created", Version: 2, ID: 4711, CreatedAt: created, RelatedReference: "INV-4711",
+		IdempotencyKey: "invoice-4711-created", Type: "invoice.created", Version: 2, ID: 4711, CreatedAt: created, RelatedReference: "INV-4711",
 		OrderingKey: "customer-42", Sequence: 4711, Attempt: 3, DeliveryID: "d-3", Destination: "logistics", NotAfter: time.Now().UTC().Add(time.Hour).Round(0), Replay: true,
 		TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",
 		Payload: []byte(`{"a":1}`),
 	}
-	least := consumer.Event{Key: "k", Type: "t", Payload: []byte{}}
+	least := consumer.Event{IdempotencyKey: "k", Type: "t", Payload: []byte{}}
 	filled := least
 	filled.Version, filled.Attempt, filled.CreatedAt = 1, 1, created // but for the time, which is that of the call
 	var got consumer.Event
@@ -64,7 +64,7 @@ func TestNewRequest(t *testing.T) {
 		}
 	}
 
-	r, err := consumertest.NewRequest(t.Context(), "http://receiver/", consumer.Event{Key: "unsigned", Type: "t"})
+	r, err := consumertest.NewRequest(t.Context(), "http://receiver/", consumer.Event{IdempotencyKey: "unsigned", Type: "t"})
 	pgtest.Must(t, err)
 	if answer := send(r); answer.Code != http.StatusUnauthorized || !strings.Contains(answer.Body.String(), "signature-invalid") {
 		t.Errorf("unsigned: answered %d %s", answer.Code, answer.Body)
@@ -80,13 +80,13 @@ func TestNewRequestMistakes(t *testing.T) {
 		want   string
 	}{
 		"no key":         {event: consumer.Event{Type: "t"}, want: "X-Idempotency-Key"},
-		"a key of bytes": {event: consumer.Event{Key: "\x00", Type: "t"}, want: "X-Idempotency-Key"},
-		"no type":        {event: consumer.Event{Key: "k"}, want: "Event.Type is empty"},
-		"a type of more": {event: consumer.Event{Key: "k", Type: strings.Repeat("t", 256)}, want: "X-Outbox-Event-Type"},
-		"a negative id":  {event: consumer.Event{Key: "k", Type: "t", ID: -1}, want: "X-Outbox-Event-Id"},
-		"foreign":        {event: consumer.Event{Key: "k", Type: "t", Foreign: true}, want: "Foreign"},
-		"a bad secret":   {event: consumer.Event{Key: "k", Type: "t"}, secret: "hunter2", want: "secret 0"},
-		"a bad url":      {event: consumer.Event{Key: "k", Type: "t"}, url: "http://a b/", want: "invalid character"},
+		"a key of bytes": {event: consumer.Event{IdempotencyKey: "\x00", Type: "t"}, want: "X-Idempotency-Key"},
+		"no type":        {event: consumer.Event{IdempotencyKey: "k"}, want: "Event.Type is empty"},
+		"a type of more": {event: consumer.Event{IdempotencyKey: "k", Type: strings.Repeat("t", 256)}, want: "X-Outbox-Event-Type"},
+		"a negative id":  {event: consumer.Event{IdempotencyKey: "k", Type: "t", ID: -1}, want: "X-Outbox-Event-Id"},
+		"foreign":        {event: consumer.Event{IdempotencyKey: "k", Type: "t", Foreign: true}, want: "Foreign"},
+		"a bad secret":   {event: consumer.Event{IdempotencyKey: "k", Type: "t"}, secret: "hunter2", want: "secret 0"},
+		"a bad url":      {event: consumer.Event{IdempotencyKey: "k", Type: "t"}, url: "http://a b/", want: "invalid character"},
 	} {
 		_, err := consumertest.NewRequest(t.Context(), cmp.Or(c.url, "http://127.0.0.1/"), c.event, cmp.Or(c.secret, secretText))
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hunter2") {

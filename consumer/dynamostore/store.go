@@ -44,7 +44,7 @@ func New(client *dynamodb.Client, table string) *Store {
 
 // eventName is unambiguous because an escaped source holds no colon.
 func eventName(c store.Claim) types.AttributeValue {
-	return text(url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key)
+	return text(url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.IdempotencyKey)
 }
 
 // acquireCondition: no claim holds the event, or this claim does already, or the one that did or

@@ -30,7 +30,7 @@ func TestConformance(t *testing.T) {
 }
 
 func claim(key string) store.Claim {
-	return store.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Token: rand.Text()}
+	return store.Claim{Receiver: "a b", Source: "fin ance:", IdempotencyKey: key, Token: rand.Text()}
 }
 
 // attributes reads an item as DynamoDB has it.

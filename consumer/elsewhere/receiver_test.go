@@ -88,7 +88,7 @@ var languages = []language{
         }
         if (event.type().equals("test.commits")) db.commit();
         if (event.type().equals("test.search-path")) execute(db, "SELECT set_config('search_path', 'tenant, public', false); CREATE TEMP TABLE staging (n integer)");
-        if (event.type().startsWith("test.")) event = new Event(event.key(), "invoice.created", 1, null, null, null, null, null);`,
+        if (event.type().startsWith("test.")) event = new Event(event.idempotencyKey(), "invoice.created", 1, null, null, null, null, null);`,
 		prepare: prepareJava, jdbc: true,
 	},
 }

@@ -252,7 +252,7 @@ func (s *runner) reportAttempt(ctx context.Context, wk *work, report consumer.Re
 func (s *runner) callObserve(ctx context.Context, report consumer.Report) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			s.Logger().ErrorContext(ctx, "consumer: Config.Observe panicked", "receiver", s.Receiver, "source", s.Source, "key", report.Event.Key,
+			s.Logger().ErrorContext(ctx, "consumer: Config.Observe panicked", "receiver", s.Receiver, "source", s.Source, "key", report.Event.IdempotencyKey,
 				"panic", redact.Text(fmt.Sprint(cause)), "stack", string(debug.Stack()))
 		}
 	}()

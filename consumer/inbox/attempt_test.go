@@ -226,7 +226,7 @@ func TestInboxAttempts(t *testing.T) {
 			t.Parallel()
 			cfg := inbox.Config{Schedule: []time.Duration{time.Hour}}
 			cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-				return errors.Join(receivertest.EffectOf(context.WithoutCancel(ctx), event.Key), test.handle(ctx))
+				return errors.Join(receivertest.EffectOf(context.WithoutCancel(ctx), event.IdempotencyKey), test.handle(ctx))
 			}
 			if test.change != nil {
 				test.change(&cfg)
@@ -272,7 +272,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 		"a plain sender": {cfg: consumer.Config{Verify: consumer.Verify{AcceptForeign: true}}, change: full, plain: true},
 		"its own scheme": {cfg: consumer.Config{Verify: consumer.Verify{Custom: func(h http.Header, body []byte, now time.Time) (consumer.Event, error) {
 			return consumer.Event{
-				Key: "k", Type: "charge.succeeded", Version: 2, ID: 3, CreatedAt: time.Unix(1_700_000_000, 123456000).UTC(), RelatedReference: "ch_1", OrderingKey: "cus",
+				IdempotencyKey: "k", Type: "charge.succeeded", Version: 2, ID: 3, CreatedAt: time.Unix(1_700_000_000, 123456000).UTC(), RelatedReference: "ch_1", OrderingKey: "cus",
 				Sequence: 4, Attempt: 5, DeliveryID: "d", Destination: "eu", NotAfter: time.Unix(4_000_000_000, 0).UTC(), Replay: true, TraceParent: "p", TraceState: "s",
 			}, nil
 		}}}, change: full},
@@ -311,7 +311,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 			if !reflect.DeepEqual(got.event, want) || !reflect.DeepEqual(got.within, want) {
 				t.Errorf("the handler got\n%+v and in the context\n%+v, the request had\n%+v", got.event, got.within, want)
 			}
-			if want.Source == "" || want.Key == "" {
+			if want.Source == "" || want.IdempotencyKey == "" {
 				t.Errorf("%+v", want)
 			}
 			testkit.Equal(t, "a credential is stored", p.Count("SELECT count(*) FROM inbox_events WHERE request_headers::text ~* 'sesame|cookie'"), 0)
@@ -355,7 +355,7 @@ func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		var got string
 		err := consumer.Tx(ctx).QueryRow(ctx, "SHOW idle_in_transaction_session_timeout").Scan(&got)
-		settings <- [2]string{event.Key, got}
+		settings <- [2]string{event.IdempotencyKey, got}
 		return err
 	}
 	p := newInbox(t, cfg)
@@ -393,7 +393,7 @@ func TestInboxCommitsStateAndEffectTogether(t *testing.T) {
 	t.Parallel()
 	entered, leave := make(chan struct{}), make(chan struct{})
 	p := newInbox(t, inbox.Config{Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		err := receivertest.EffectOf(ctx, event.Key)
+		err := receivertest.EffectOf(ctx, event.IdempotencyKey)
 		close(entered)
 		<-leave
 		return err
@@ -453,7 +453,7 @@ func TestInboxGivesNothingBackThatIsCommitted(t *testing.T) {
 			t.Parallel()
 			committed := make(chan struct{})
 			p := newInbox(t, inbox.Config{DrainTimeout: 10 * time.Millisecond, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-				err := errors.Join(receivertest.EffectOf(ctx, event.Key), sent(ctx, chains))
+				err := errors.Join(receivertest.EffectOf(ctx, event.IdempotencyKey), sent(ctx, chains))
 				close(committed)
 				return errors.Join(err, wait(ctx))
 			}})

@@ -96,14 +96,14 @@ func chaosConfig(handle consumer.Handler[pgx.Tx]) inbox.Config {
 func playInbox(p *receivertest.Player, works bool) {
 	work := workAsBidden(os.Getenv(inboxLife), os.Getenv(inboxCalm) != "")
 	cfg := chaosConfig(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		note(entry{Op: opBegan, Key: event.Key})
+		note(entry{Op: opBegan, Key: event.IdempotencyKey})
 		return work(ctx, tx, event)
 	})
 	cfg.Config.Observe = func(_ context.Context, r consumer.Report) {
 		if !r.Inbox {
 			return
 		}
-		e := entry{Op: opFinished, Key: r.Event.Key, Outcome: string(r.Result)}
+		e := entry{Op: opFinished, Key: r.Event.IdempotencyKey, Outcome: string(r.Result)}
 		if r.Err != nil {
 			e.Err = r.Err.Error()
 		}
@@ -144,7 +144,7 @@ func workAsBidden(life string, calm bool) consumer.Handler[pgx.Tx] {
 		if b.Bidding == toIgnore {
 			return consumer.Ignore("of no concern")
 		}
-		_, err := consumer.Tx(ctx).Exec(ctx, insertEffect, event.Key, event.OrderingKey, event.Sequence, life)
+		_, err := consumer.Tx(ctx).Exec(ctx, insertEffect, event.IdempotencyKey, event.OrderingKey, event.Sequence, life)
 		switch {
 		case err != nil:
 			return fmt.Errorf("insert effect: %w", err)
@@ -213,7 +213,7 @@ func serveNeighbours(mux *http.ServeMux, p *receivertest.Player) {
 		}
 		receive := receivertest.Must(consumer.Middleware(pool, cfg))
 		mux.Handle(path, receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO "+table+" VALUES ($1)", consumer.EventFrom(r.Context()).Key)
+			_, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO "+table+" VALUES ($1)", consumer.EventFrom(r.Context()).IdempotencyKey)
 			if err != nil {
 				w.WriteHeader(http.StatusInternalServerError)
 				return

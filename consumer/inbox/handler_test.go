@@ -29,10 +29,10 @@ import (
 func TestInboxRefusesOnceForItsOwnEvent(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		if event.Key != "outside" {
+		if event.IdempotencyKey != "outside" {
 			return receivertest.OnceThenEffect(ctx, tx, event)
 		}
-		event.Key = "inside"
+		event.IdempotencyKey = "inside"
 		return receivertest.OnceThenEffect(ctx, tx, event)
 	}})
 	p.run()
@@ -49,7 +49,7 @@ func TestInboxRefusesOnceForItsOwnEvent(t *testing.T) {
 func TestInboxCommitWaitsForTheDisk(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		return errors.Join(receivertest.EffectOf(ctx, event.Key), sent(ctx, "SET LOCAL synchronous_commit = off"))
+		return errors.Join(receivertest.EffectOf(ctx, event.IdempotencyKey), sent(ctx, "SET LOCAL synchronous_commit = off"))
 	}})
 	p.SampleCommits("effect")
 	p.run()
@@ -78,7 +78,7 @@ func TestInboxStatementUnderAnotherContextEnds(t *testing.T) {
 func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{MaxAttempts: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		if err := receivertest.EffectOf(ctx, event.Key); err != nil {
+		if err := receivertest.EffectOf(ctx, event.IdempotencyKey); err != nil {
 			return err
 		}
 		return sent(ctx, "SET LOCAL search_path = pg_catalog", "SET LOCAL ROLE pg_monitor")
@@ -98,7 +98,7 @@ func TestSecurityInboxSettingsReachNoOtherEvent(t *testing.T) {
 	p.MustExec(`CREATE TABLE met (session text)`)
 	p.openOn(p.configured(func(cfg *pgxpool.Config) { cfg.MaxConns = 5 }), inbox.Config{MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		err := sent(ctx, "INSERT INTO met "+session, "SET statement_timeout = '7s'", "SET default_transaction_read_only = on", "SET app.tenant = '42'")
-		if event.Key == "6" || err != nil {
+		if event.IdempotencyKey == "6" || err != nil {
 			return errors.Join(err, receivertest.ErrHandler)
 		}
 		return nil
@@ -121,9 +121,9 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 			t.Parallel()
 			p := newInbox(t, inbox.Config{Config: consumer.Config{Isolation: level}, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				var state string
-				read := consumer.Tx(ctx).QueryRow(ctx, "SELECT processing_state FROM inbox_events WHERE idempotency_key = $1", event.Key).Scan(&state)
+				read := consumer.Tx(ctx).QueryRow(ctx, "SELECT processing_state FROM inbox_events WHERE idempotency_key = $1", event.IdempotencyKey).Scan(&state)
 				_, err := consumer.Tx(ctx).Exec(ctx, "UPDATE inbox_events SET payload = NULL WHERE related_reference = $1", event.RelatedReference)
-				return errors.Join(receivertest.EffectOf(ctx, event.Key), read, err)
+				return errors.Join(receivertest.EffectOf(ctx, event.IdempotencyKey), read, err)
 			}})
 			p.run()
 			personal := receivertest.With(webhook.RelatedReference, "customer 42")
@@ -204,7 +204,7 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 				Config:   consumer.Config{Breaker: receivertest.Must(breaker.New(breaker.Config{}))},
 				Schedule: []time.Duration{time.Hour},
 				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-					_ = receivertest.EffectOf(ctx, event.Key)
+					_ = receivertest.EffectOf(ctx, event.IdempotencyKey)
 					return bad
 				},
 			})
@@ -228,7 +228,7 @@ func TestInboxSurvivesAnObserveThatPanics(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{Config: consumer.Config{Observe: func(_ context.Context, r consumer.Report) {
 		if r.Inbox {
-			panic("the observer of " + r.Event.Key + ", password=hunter2")
+			panic("the observer of " + r.Event.IdempotencyKey + ", password=hunter2")
 		}
 	}}})
 	p.run()

@@ -97,7 +97,7 @@ func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg inbox.Config) {
 	p.T.Helper()
 	if cfg.Handle == nil {
 		cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-			return receivertest.EffectOf(ctx, event.Key)
+			return receivertest.EffectOf(ctx, event.IdempotencyKey)
 		}
 	}
 	cfg.Config.Receiver = cmp.Or(cfg.Config.Receiver, "test")
@@ -188,8 +188,8 @@ func (p *inboxProcess) worked() consumer.Report {
 func (p *inboxProcess) wantWorked(key string, want consumer.Result) consumer.Report {
 	p.T.Helper()
 	report := p.worked()
-	if report.Event.Key != key || report.Result != want {
-		p.T.Fatalf("%s: %s (%v), want %s: %s", report.Event.Key, report.Result, report.Err, key, want)
+	if report.Event.IdempotencyKey != key || report.Result != want {
+		p.T.Fatalf("%s: %s (%v), want %s: %s", report.Event.IdempotencyKey, report.Result, report.Err, key, want)
 	}
 	return report
 }

@@ -262,7 +262,7 @@ func recordedHeaders(e *headers.Event, header http.Header) http.Header {
 		}
 	}
 	if !e.Foreign {
-		kept.Set(webhook.IdempotencyKey, e.Key)
+		kept.Set(webhook.IdempotencyKey, e.IdempotencyKey)
 	}
 	headers.Write(kept, e)
 	return kept

@@ -48,7 +48,7 @@ func TestInboxRecordsThenWorks(t *testing.T) {
 		t.Errorf("got %d %q %v", got.Status, got.Body, got.Header)
 	}
 	report := p.WantResult(consumer.ResultRecorded)
-	if report.Inbox || report.Status != 202 || report.Event.Key != "k" {
+	if report.Inbox || report.Status != 202 || report.Event.IdempotencyKey != "k" {
 		t.Errorf("reported %+v", report)
 	}
 	report = p.wantWorked("k", consumer.ResultProcessed)
@@ -127,7 +127,7 @@ func TestInboxRecordsMomentsInUTC(t *testing.T) {
 	given := make(chan consumer.Event, 1)
 	p := newInbox(t, inbox.Config{
 		Config: consumer.Config{Verify: consumer.Verify{Custom: func(http.Header, []byte, time.Time) (consumer.Event, error) {
-			return consumer.Event{Key: "k", Type: "t", NotAfter: last}, nil
+			return consumer.Event{IdempotencyKey: "k", Type: "t", NotAfter: last}, nil
 		}}},
 		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error { given <- event; return nil },
 	})
@@ -201,10 +201,10 @@ func TestInboxOperatorsWakeWorkers(t *testing.T) {
 	t.Parallel()
 	var refused sync.Map
 	p := newInbox(t, inbox.Config{PollInterval: never, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		if _, again := refused.LoadOrStore(event.Key, true); !again && strings.HasPrefix(event.Key, "bad") {
+		if _, again := refused.LoadOrStore(event.IdempotencyKey, true); !again && strings.HasPrefix(event.IdempotencyKey, "bad") {
 			return consumer.Permanent(receivertest.ErrHandler)
 		}
-		return receivertest.EffectOf(ctx, event.Key)
+		return receivertest.EffectOf(ctx, event.IdempotencyKey)
 	}})
 	p.run()
 	for i, key := range []string{"bad 1", "good 1", "bad 2", "good 2"} {
@@ -292,7 +292,7 @@ func TestInboxRefusesWhatItMayHaveForgotten(t *testing.T) {
 func TestRouterInAnInbox(t *testing.T) {
 	t.Parallel()
 	effects := func(ctx context.Context, _ pgx.Tx, event consumer.Event, _ struct{ Key string }) error {
-		return receivertest.EffectOf(ctx, event.Key)
+		return receivertest.EffectOf(ctx, event.IdempotencyKey)
 	}
 	before := consumer.NewRouter()
 	consumer.HandleJSON(before, "invoice.created", 1, effects)

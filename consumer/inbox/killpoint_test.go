@@ -40,7 +40,7 @@ func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *inbox.Inbox {
 			},
 		},
 		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-			_, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+			_, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey)
 			return err
 		},
 		Workers: 1,

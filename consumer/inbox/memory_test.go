@@ -34,13 +34,13 @@ func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{
 		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-			switch event.Key {
+			switch event.IdempotencyKey {
 			case "failed":
 				return consumer.Permanent(receivertest.ErrHandler)
 			case "ignored":
 				return consumer.Ignore("no concern")
 			}
-			return receivertest.EffectOf(ctx, event.Key)
+			return receivertest.EffectOf(ctx, event.IdempotencyKey)
 		},
 	})
 	keys := []string{"succeeded", "failed", "ignored"}
@@ -74,10 +74,10 @@ func TestEventByMiddlewareAndInbox(t *testing.T) {
 		p := newInbox(t, inbox.Config{})
 		m := receivertest.NewHandlerEnvAt(t, f, p.DSN, consumer.Config{}, func(e *receivertest.Env) receivertest.HandlerFunc {
 			return func(ctx context.Context, event consumer.Event) error {
-				if event.Key == "ignored" {
+				if event.IdempotencyKey == "ignored" {
 					return consumer.Ignore("no concern")
 				}
-				return e.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+				return e.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey)
 			}
 		})
 

@@ -35,10 +35,10 @@ type gate struct {
 func newGate() *gate { return &gate{make(chan string, 1000), make(chan error)} }
 
 func (g *gate) handle(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-	if err := receivertest.EffectOf(ctx, event.Key); err != nil {
+	if err := receivertest.EffectOf(ctx, event.IdempotencyKey); err != nil {
 		return err
 	}
-	g.entered <- event.Key
+	g.entered <- event.IdempotencyKey
 	select {
 	case err := <-g.through:
 		return err
@@ -59,7 +59,7 @@ func (g *gate) wantEntered(t *testing.T, key string) {
 func TestInboxKeysKeepTheirPlaceInTheQueue(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		return receivertest.EffectOf(ctx, event.Key)
+		return receivertest.EffectOf(ctx, event.IdempotencyKey)
 	}})
 	for i := range 3 {
 		p.record(fmt.Sprintf("keyed-%d", i), ordered("customer-7", i+1))
@@ -84,7 +84,7 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 			cfg := inbox.Config{
 				Workers: 4, Schedule: []time.Duration{0}, PollInterval: 20 * time.Millisecond, MaxAttempts: 1000,
 				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-					if err := receivertest.EffectOf(ctx, event.Key); err != nil {
+					if err := receivertest.EffectOf(ctx, event.IdempotencyKey); err != nil {
 						return err
 					}
 					if rand.IntN(10) == 0 {

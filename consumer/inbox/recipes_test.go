@@ -346,10 +346,10 @@ func TestWorkersFollowRecipes(t *testing.T) {
 			p := newInbox(t, inbox.Config{
 				Config: consumer.Config{Receiver: "test", Source: "finance"},
 				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-					if event.Key == "head" && !mended.Load() {
+					if event.IdempotencyKey == "head" && !mended.Load() {
 						return consumer.Permanent(receivertest.ErrHandler)
 					}
-					return receivertest.EffectOf(ctx, event.Key)
+					return receivertest.EffectOf(ctx, event.IdempotencyKey)
 				},
 			})
 			for i, key := range []string{"head", "second", "third"} {

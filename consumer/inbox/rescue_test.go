@@ -49,7 +49,7 @@ func TestInboxRescuesWhileItIsBusy(t *testing.T) {
 			SELECT 'test', 'outbox', ` + key + `, 't', 'pending', '{}', '{}', now()`
 	}
 	p := newInbox(t, inbox.Config{Workers: 11, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-		if event.Key == "dead" {
+		if event.IdempotencyKey == "dead" {
 			return nil
 		}
 		_, err := consumer.Tx(ctx).Exec(ctx, another("gen_random_uuid()::text"))
@@ -251,7 +251,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 		DrainTimeout: 10 * time.Millisecond,
 		Config:       consumer.Config{Limits: consumer.Limits{CommitTimeout: 3 * time.Second}},
 		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
-			err := receivertest.EffectOf(ctx, event.Key)
+			err := receivertest.EffectOf(ctx, event.IdempotencyKey)
 			close(entered)
 			<-leave
 			return err

@@ -120,7 +120,7 @@ func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	query, args := recordSQL, []any{
-		in.Receiver, in.Source, e.Key, rq.Hash[:], e.Type, int32(e.Version), e.RelatedReference,
+		in.Receiver, in.Source, e.IdempotencyKey, rq.Hash[:], e.Type, int32(e.Version), e.RelatedReference,
 		rq.Body, string(headers), e.ID, e.OrderingKey, e.Sequence, memory.Shifted(e.NotAfter, 0), in.SenderNotAfter.Seconds(),
 		memory.Shifted(e.CreatedAt, -in.Tolerance), memory.Shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
 		!lock, e.Destination,
@@ -159,7 +159,7 @@ func (in *engine) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 // hold that lock.
 func (in *engine) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
 	var strangers bool
-	if err := conn.QueryRow(ctx, memory.StrangerHoldsSQL, planEachTime, in.Receiver, in.Source, rq.Event.Key).Scan(&strangers); err != nil {
+	if err := conn.QueryRow(ctx, memory.StrangerHoldsSQL, planEachTime, in.Receiver, in.Source, rq.Event.IdempotencyKey).Scan(&strangers); err != nil {
 		return recorded{}, fmt.Errorf("find the holder of an event: %w", err)
 	}
 	if !strangers {
@@ -182,7 +182,7 @@ func (in *engine) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	var destination string
 	notAfter := memory.Shifted(rq.Event.NotAfter, 0)
 	found := recorded{Found: memory.Found{Admission: memory.Duplicate, Status: http.StatusOK}}
-	err := conn.QueryRow(ctx, knownSQL, planEachTime, in.Receiver, in.Source, rq.Event.Key, rq.Hash[:], notAfter).
+	err := conn.QueryRow(ctx, knownSQL, planEachTime, in.Receiver, in.Source, rq.Event.IdempotencyKey, rq.Hash[:], notAfter).
 		Scan(&otherBody, &found.State, &comesLater, &destination)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -194,7 +194,7 @@ func (in *engine) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Requ
 	case otherBody:
 		found.Admission = memory.Reused
 	case comesLater:
-		if _, err := conn.Exec(ctx, memory.ExtendSQL, planEachTime, in.Receiver, in.Source, rq.Event.Key, notAfter); err != nil {
+		if _, err := conn.Exec(ctx, memory.ExtendSQL, planEachTime, in.Receiver, in.Source, rq.Event.IdempotencyKey, notAfter); err != nil {
 			return recorded{}, fmt.Errorf("extend known event: %w", err)
 		}
 	}

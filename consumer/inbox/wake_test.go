@@ -138,7 +138,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 	g := newGate()
 	handle := func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		if event.Type != "report.requested" {
-			return receivertest.EffectOf(ctx, event.Key)
+			return receivertest.EffectOf(ctx, event.IdempotencyKey)
 		}
 		n := running.Add(1)
 		defer running.Add(-1)
@@ -230,7 +230,7 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 			mu.Lock()
 			defer mu.Unlock()
-			worked[event.Key]++
+			worked[event.IdempotencyKey]++
 			if down.Load() {
 				return consumer.DependencyDown(receivertest.ErrHandler)
 			}
@@ -283,7 +283,7 @@ func TestInboxRecordsAKeyOnce(t *testing.T) {
 		t.Errorf("recorded %d times", accepted.Load())
 	}
 	release := p.Hold(func(tx pgx.Tx) error { // by a session without the lock
-		_, err := consumer.Once(t.Context(), tx, consumer.Event{Receiver: "test", Source: "outbox", Key: "held"})
+		_, err := consumer.Once(t.Context(), tx, consumer.Event{Receiver: "test", Source: "outbox", IdempotencyKey: "held"})
 		return err
 	})
 	receivertest.WantProblem(t, p.Post("held", "{}"), 409, "in-flight")

@@ -37,7 +37,7 @@ func (e *env) runLogged() (log *journal, stop func()) {
 func (e *env) produceMany(name string, events int) {
 	e.Helper()
 	for i := range events {
-		e.Write(0, consumer.Event{Key: fmt.Sprint(name, i)}, readertest.Secret)
+		e.Write(0, consumer.Event{IdempotencyKey: fmt.Sprint(name, i)}, readertest.Secret)
 	}
 }
 

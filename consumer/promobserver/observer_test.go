@@ -35,7 +35,7 @@ const secretText = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE="
 // says.
 func post(t *testing.T, url, key, eventType, secret string) int {
 	t.Helper()
-	event := consumer.Event{Key: key, Type: eventType, Payload: []byte(`{"total":"19.90"}`)}
+	event := consumer.Event{IdempotencyKey: key, Type: eventType, Payload: []byte(`{"total":"19.90"}`)}
 	r, err := consumertest.NewRequest(t.Context(), url, event, secret)
 	pgtest.Must(t, err)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -52,12 +52,12 @@ func receiver(t *testing.T, dsn, source string, observe func(context.Context, co
 	t.Helper()
 	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler)}
 	server := httptest.NewServer(must(consumer.New(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		if strings.HasPrefix(event.Key, "late") {
+		if strings.HasPrefix(event.IdempotencyKey, "late") {
 			if _, err := tx.Exec(ctx, "INSERT INTO child VALUES (7)"); err != nil {
 				t.Error(err)
 			}
 		}
-		if strings.HasPrefix(event.Key, "bad") {
+		if strings.HasPrefix(event.IdempotencyKey, "bad") {
 			return errors.New("bad")
 		}
 		return nil
@@ -166,7 +166,7 @@ func TestWorkersAreCountedApart(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{})
-	event := consumer.Event{Source: "finance", Key: "k", Type: "invoice.paid"}
+	event := consumer.Event{Source: "finance", IdempotencyKey: "k", Type: "invoice.paid"}
 	failure := errors.New("no such customer")
 	for _, report := range []consumer.Report{
 		{Result: consumer.ResultProcessed, HandlerDuration: time.Millisecond},
@@ -234,7 +234,7 @@ func TestSeriesDoNotGrowWithEvents(t *testing.T) {
 	series := func(events int) int {
 		for i := range events {
 			event := consumer.Event{
-				Source: "finance", Key: fmt.Sprint("key", i), Type: fmt.Sprint("type", i), OrderingKey: fmt.Sprint("customer", i),
+				Source: "finance", IdempotencyKey: fmt.Sprint("key", i), Type: fmt.Sprint("type", i), OrderingKey: fmt.Sprint("customer", i),
 				RelatedReference: fmt.Sprint("INV-", i), DeliveryID: fmt.Sprint("delivery", i), ID: int64(i), Attempt: i,
 			}
 			o.Observe(t.Context(), consumer.Report{

@@ -45,7 +45,7 @@ func New(client redis.UniversalClient, o Options) *Store {
 
 // key is unambiguous because an escaped name holds no colon.
 func (s *Store) key(c store.Claim) []string {
-	return []string{s.prefix + url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key}
+	return []string{s.prefix + url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.IdempotencyKey}
 }
 
 // acquireScript returns what is kept of a known event, 0 when another claim holds it, and 1 when

@@ -38,7 +38,7 @@ func TestConformanceWithoutPersistence(t *testing.T) {
 }
 
 func claim(key string) store.Claim {
-	return store.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Token: rand.Text()}
+	return store.Claim{Receiver: "a b", Source: "fin ance:", IdempotencyKey: key, Token: rand.Text()}
 }
 
 // known is what a receiver remembers of an event.

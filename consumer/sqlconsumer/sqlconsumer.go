@@ -64,7 +64,7 @@ func NewRouter() *consumer.Router[*sql.Tx] { return &consumer.Router[*sql.Tx]{} 
 
 // Once is [consumer.Once].
 func Once(ctx context.Context, tx *sql.Tx, event consumer.Event) (first bool, err error) {
-	return memory.Once(ctx, event.Receiver, event.Source, event.Key, execIn(tx))
+	return memory.Once(ctx, event.Receiver, event.Source, event.IdempotencyKey, execIn(tx))
 }
 
 // ApplyIfNewer is [consumer.ApplyIfNewer].

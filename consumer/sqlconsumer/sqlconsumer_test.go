@@ -25,10 +25,10 @@ func TestHandlersWritesAreOneWithTheirEvent(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Inbox)
 	router := sqlconsumer.NewRouter()
 	router.Handle("invoice.*", 0, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
-		first, err := sqlconsumer.Once(ctx, tx, consumer.Event{Receiver: "test", Source: "inside", Key: event.Key})
+		first, err := sqlconsumer.Once(ctx, tx, consumer.Event{Receiver: "test", Source: "inside", IdempotencyKey: event.IdempotencyKey})
 		newer, failed := sqlconsumer.ApplyIfNewer(ctx, tx, "invoices", "1", consumer.BySequence(event.Sequence))
 		if err = errors.Join(err, failed); err == nil && first && newer {
-			_, err = tx.ExecContext(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+			_, err = tx.ExecContext(ctx, "INSERT INTO effect VALUES ($1)", event.IdempotencyKey)
 		}
 		if err == nil && event.Attempt == 1 {
 			err = receivertest.ErrHandler

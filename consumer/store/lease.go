@@ -32,7 +32,7 @@ func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Fou
 	// The lease is counted from before the store counts it, so that it never lasts longer here than
 	// there.
 	l := &held{storeMemory: m, event: rq.Event, hash: hex.EncodeToString(rq.Hash[:]), ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
-	l.claim = Claim{Receiver: m.Receiver, Source: m.Source, Key: rq.Event.Key, Token: rand.Text()}
+	l.claim = Claim{Receiver: m.Receiver, Source: m.Source, IdempotencyKey: rq.Event.IdempotencyKey, Token: rand.Text()}
 	acquired, err := m.store.Acquire(ctx, l.claim, m.lease)
 	switch known := acquired.Known; {
 	case err != nil:
@@ -132,7 +132,7 @@ func (l *held) complete(ctx context.Context, known Known, ttl time.Duration) err
 func (l *held) Rollback() bool {
 	if err := l.release(l.CommitTimeout); err != nil {
 		l.Logger().LogAttrs(l.ctx, slog.LevelWarn, "consumer: cannot release an event: it is refused as in flight until its lease ends",
-			slog.String("receiver", l.claim.Receiver), slog.String("source", l.claim.Source), slog.String("key", l.claim.Key), slog.Duration("lease", l.lease), slog.Any("error", err))
+			slog.String("receiver", l.claim.Receiver), slog.String("source", l.claim.Source), slog.String("key", l.claim.IdempotencyKey), slog.Duration("lease", l.lease), slog.Any("error", err))
 	}
 	return true
 }

@@ -89,7 +89,7 @@ func (s *mapStore) get(c store.Claim) (mapEvent, bool) {
 
 func (s *mapStore) put(c store.Claim, e mapEvent) { s.events[nameOf(c)] = e }
 
-func nameOf(c store.Claim) string { return c.Receiver + "\n" + c.Source + "\n" + c.Key }
+func nameOf(c store.Claim) string { return c.Receiver + "\n" + c.Source + "\n" + c.IdempotencyKey }
 
 // The tests' own store keeps the promises of one, so that what store.Middleware does with stores is
 // tested here.

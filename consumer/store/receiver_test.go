@@ -57,7 +57,7 @@ func TestFirstThenDuplicates(t *testing.T) {
 		send := func(e *receivertest.Env, body string, result consumer.Result) receivertest.Response {
 			t.Helper()
 			got := e.Do(e.NewRequest(key, body, receivertest.With("Test-Status", key)))
-			if report := e.WantResult(result); report.Event.Key != key || report.Err != nil {
+			if report := e.WantResult(result); report.Event.IdempotencyKey != key || report.Err != nil {
 				t.Errorf("report %+v", report)
 			}
 			return got

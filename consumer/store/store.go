@@ -41,9 +41,9 @@ type Store interface {
 
 // A Claim is one request's claim to run the handler for an event.
 type Claim struct {
-	// Receiver and Source, those of [consumer.Config], and the idempotency key name the event. Each
-	// is 1 to 255 printable ASCII characters.
-	Receiver, Source, Key string
+	// Receiver and Source, those of [consumer.Config], and IdempotencyKey name the event. Each is
+	// 1 to 255 printable ASCII characters.
+	Receiver, Source, IdempotencyKey string
 
 	Token string // this request's own, never used again: 26 letters and digits
 }

@@ -79,7 +79,7 @@ func TestNoTransactionBehindAStore(t *testing.T) {
 		"sqlconsumer.Tx": func(ctx context.Context) { sqlconsumer.Tx(ctx) },
 	} {
 		e := newEnv(t, newMapStore(), store.Config{}, func(_ http.ResponseWriter, r *http.Request) {
-			if event := consumer.EventFrom(r.Context()); event.Key != "k" || event.Source != "outbox" {
+			if event := consumer.EventFrom(r.Context()); event.IdempotencyKey != "k" || event.Source != "outbox" {
 				t.Errorf("event %+v", event)
 			}
 			defer func() {
@@ -153,7 +153,7 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 	} {
 		kept := newMapStore()
 		verify := func(_ http.Header, _ []byte, now time.Time) (consumer.Event, error) {
-			event := consumer.Event{Key: "k", NotAfter: now.Add(c.notAfter)}
+			event := consumer.Event{IdempotencyKey: "k", NotAfter: now.Add(c.notAfter)}
 			if c.created {
 				event.CreatedAt = now
 			}
@@ -190,7 +190,7 @@ func TestAStatusIsOfferedUntilItArrives(t *testing.T) {
 	e = newEnv(t, lost, lasting(), func(http.ResponseWriter, *http.Request) {
 		lost.mu.Lock()
 		defer lost.mu.Unlock()
-		lost.put(store.Claim{Receiver: "test", Source: "outbox", Key: "k"}, mapEvent{token: "another's", until: time.Now().Add(time.Hour)})
+		lost.put(store.Claim{Receiver: "test", Source: "outbox", IdempotencyKey: "k"}, mapEvent{token: "another's", until: time.Now().Add(time.Hour)})
 	})
 	receivertest.WantProblem(t, e.Post("k", "{}"), 500, "lease-lost")
 	if n := lost.completes.Load(); n != 1 {

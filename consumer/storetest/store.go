@@ -37,12 +37,12 @@ type events struct {
 
 // claim is a new request's claim to the event key.
 func claim(key string) store.Claim {
-	return store.Claim{Receiver: "test", Source: "outbox", Key: key, Token: rand.Text()}
+	return store.Claim{Receiver: "test", Source: "outbox", IdempotencyKey: key, Token: rand.Text()}
 }
 
 // known is what a receiver remembers of a claimed event.
 func known(c store.Claim, status int) store.Known {
-	return store.Known{Status: status, Hash: fmt.Sprintf("%x", sha256.Sum256([]byte(c.Key))), Destination: "shop"}
+	return store.Known{Status: status, Hash: fmt.Sprintf("%x", sha256.Sum256([]byte(c.IdempotencyKey))), Destination: "shop"}
 }
 
 func (e *events) acquire(c store.Claim, lease time.Duration) store.Acquired {
@@ -292,7 +292,7 @@ func namesApart(e *events) {
 			c.Receiver, c.Source = names[0], "outbox"
 			do(c, 220+i)
 			c.Receiver, c.Source = names[0], names[1]
-			c.Key = "k"
+			c.IdempotencyKey = "k"
 			do(c, 240+i)
 		}
 	}
@@ -317,7 +317,7 @@ func behindMiddleware(e *events) {
 	}
 	want := func(receiver int, body string, status int, replayed string) {
 		e.Helper()
-		event := consumer.Event{Key: "k", Type: "invoice.created", Payload: []byte(body)}
+		event := consumer.Event{IdempotencyKey: "k", Type: "invoice.created", Payload: []byte(body)}
 		r, err := consumertest.NewRequest(e.Context(), "/", event, secret)
 		if err != nil {
 			e.Fatal(err)

@@ -55,7 +55,7 @@ func insert(ctx context.Context, tx pgx.Tx, event consumer.Event, _ struct {
 	Drill string `json:"drill"`
 },
 ) error {
-	_, err := tx.Exec(ctx, insertEffect, event.Key)
+	_, err := tx.Exec(ctx, insertEffect, event.IdempotencyKey)
 	return err
 }
 

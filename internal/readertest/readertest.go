@@ -90,7 +90,7 @@ func (e *Env) request(event *consumer.Event, secret string) *http.Request {
 
 // Effect is a handler. It writes what the event does.
 func Effect(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-	_, err := tx.Exec(ctx, `INSERT INTO effect (key, ordering_key, sequence) VALUES ($1, $2, $3)`, event.Key, event.OrderingKey, event.Sequence)
+	_, err := tx.Exec(ctx, `INSERT INTO effect (key, ordering_key, sequence) VALUES ($1, $2, $3)`, event.IdempotencyKey, event.OrderingKey, event.Sequence)
 	return err
 }
 

@@ -45,11 +45,11 @@ func (e *Env) Once() {
 	receive := e.Receiver(Effect, func(cfg *consumer.Config) { cfg.Destinations = []string{"log", "web"} })
 	for i := range 20 {
 		for attempt := range 2 {
-			e.Write((i+attempt)%Partitions, consumer.Event{Key: fmt.Sprint("k", i), Destination: "log"}, Secret)
+			e.Write((i+attempt)%Partitions, consumer.Event{IdempotencyKey: fmt.Sprint("k", i), Destination: "log"}, Secret)
 		}
 	}
 	answer := httptest.NewRecorder()
-	receive.ServeHTTP(answer, e.request(&consumer.Event{Key: "k0", Destination: "web"}, Secret))
+	receive.ServeHTTP(answer, e.request(&consumer.Event{IdempotencyKey: "k0", Destination: "web"}, Secret))
 	if answer.Code != http.StatusNoContent {
 		e.Fatalf("the POST was answered %d", answer.Code)
 	}
@@ -70,7 +70,7 @@ func (e *Env) again(fail func()) {
 		fail()
 		return errors.New("not yet")
 	}))
-	e.Write(0, consumer.Event{Key: "k"}, Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "k"}, Secret)
 	e.Effects(1)
 	e.Idle(r)
 	if n := attempts.Load(); n != 4 {
@@ -83,7 +83,7 @@ func (e *Env) refusal() {
 	refusals := make(chan Refusal, 10)
 	var calls atomic.Int32
 	r := e.Carrier.Reader(e.Receiver(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		if event.Key == "good" {
+		if event.IdempotencyKey == "good" {
 			return Effect(ctx, tx, event)
 		}
 		return consumer.Permanent(errors.New("no such invoice"))
@@ -98,8 +98,8 @@ func (e *Env) refusal() {
 		return nil
 	})
 	e.Start(r.Run)
-	e.Write(0, consumer.Event{Key: "bad"}, Secret)
-	e.Write(0, consumer.Event{Key: "good"}, Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "bad"}, Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "good"}, Secret)
 	e.Effects(1)
 	e.Idle(r)
 	got := <-refusals
@@ -113,7 +113,7 @@ func (e *Env) refusal() {
 }
 
 func (e *Env) wrongSecret() {
-	e.Write(1, consumer.Event{Key: "k"}, OtherSecret)
+	e.Write(1, consumer.Event{IdempotencyKey: "k"}, OtherSecret)
 	r, stop := e.read(e.Receiver(Effect))
 	testkit.Eventually(e, "the message fails", func() bool { _, failing := r.Lag(); return failing == 1 })
 	stop()
@@ -130,7 +130,7 @@ func (e *Env) Order(disturb func()) {
 	for i := range events {
 		for p := range Partitions {
 			key := fmt.Sprint("key", p)
-			e.Write(p, consumer.Event{Key: fmt.Sprint(key, "-", i), ID: int64(i*Partitions + p + 1), OrderingKey: key, Sequence: int64(i + 1)}, Secret)
+			e.Write(p, consumer.Event{IdempotencyKey: fmt.Sprint(key, "-", i), ID: int64(i*Partitions + p + 1), OrderingKey: key, Sequence: int64(i + 1)}, Secret)
 		}
 	}
 	var calls atomic.Int32
@@ -161,7 +161,7 @@ func (e *Env) stop() {
 		<-finish
 		return Effect(ctx, tx, event)
 	}))
-	e.Write(0, consumer.Event{Key: "k"}, Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "k"}, Secret)
 	<-begun
 	stopped := make(chan struct{})
 	go func() { stop(); close(stopped) }()
@@ -174,7 +174,7 @@ func (e *Env) stop() {
 
 func (e *Env) poison() {
 	events, err := inbox.New(e.Pool, inbox.Config{Config: Settings(), MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-		if event.Key == "poison" {
+		if event.IdempotencyKey == "poison" {
 			return errors.New("it never works")
 		}
 		return Effect(ctx, tx, event)
@@ -183,7 +183,7 @@ func (e *Env) poison() {
 	e.Start(events.Run)
 	r, _ := e.read(events.Handler())
 	for i, key := range []string{"poison", "a", "b"} {
-		e.Write(0, consumer.Event{Key: key, ID: int64(i + 1), OrderingKey: key, Sequence: 1}, Secret)
+		e.Write(0, consumer.Event{IdempotencyKey: key, ID: int64(i + 1), OrderingKey: key, Sequence: 1}, Secret)
 	}
 	e.Idle(r)
 	e.Effects(2)

@@ -47,7 +47,7 @@ func PGX() Flavour {
 		},
 		Once: func(ctx context.Context, e *Env, source, key string, hold func()) (first bool, err error) {
 			err = pgx.BeginFunc(ctx, e.Pool, func(tx pgx.Tx) error {
-				first, err = consumer.Once(ctx, tx, consumer.Event{Receiver: "test", Source: source, Key: key})
+				first, err = consumer.Once(ctx, tx, consumer.Event{Receiver: "test", Source: source, IdempotencyKey: key})
 				hold()
 				return err
 			})
@@ -79,7 +79,7 @@ func SQL() Flavour {
 				return false, err
 			}
 			defer tx.Rollback()
-			first, err := sqlconsumer.Once(ctx, tx, consumer.Event{Receiver: "test", Source: source, Key: key})
+			first, err := sqlconsumer.Once(ctx, tx, consumer.Event{Receiver: "test", Source: source, IdempotencyKey: key})
 			hold()
 			if err != nil {
 				return false, err

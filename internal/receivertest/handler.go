@@ -46,7 +46,7 @@ func Ignoring(handler func(e *Env) http.HandlerFunc) func(e *Env) HandlerFunc {
 // Effect is the ordinary handler: one row, and a response that distinguishes runs from replays.
 func Effect(e *Env) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		key := consumer.EventFrom(r.Context()).Key
+		key := consumer.EventFrom(r.Context()).IdempotencyKey
 		if err := e.Exec(r.Context(), "INSERT INTO effect VALUES ($1)", key); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -129,5 +129,5 @@ func OnceThenEffect(ctx context.Context, tx pgx.Tx, event consumer.Event) error 
 	if err != nil || !first {
 		return err
 	}
-	return EffectOf(ctx, event.Key)
+	return EffectOf(ctx, event.IdempotencyKey)
 }

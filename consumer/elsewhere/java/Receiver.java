@@ -107,7 +107,7 @@ public final class Receiver {
             try {
                 db.setAutoCommit(false);
                 execute(db, BEGIN);
-                List<Object> admitted = query(db, ADMIT, RECEIVER, SOURCE, event.key(), hash, event.destination(), event.type(), event.version(),
+                List<Object> admitted = query(db, ADMIT, RECEIVER, SOURCE, event.idempotencyKey(), hash, event.destination(), event.type(), event.version(),
                     event.reference(), event.id(), event.notAfter(), RECEIVER, SOURCE, event.createdAt());
                 if (admitted == null) return recall(db, event, hash);
                 if ((boolean) admitted.get(0)) {
@@ -130,7 +130,7 @@ public final class Receiver {
                     e.addSuppressed(lost);
                 }
                 if (!ended) throw e;
-                System.err.println("event " + event.key() + ": the handler committed by itself");
+                System.err.println("event " + event.idempotencyKey() + ": the handler committed by itself");
                 throw handlerEnded();
             }
         } catch (Problem e) {
@@ -138,7 +138,7 @@ public final class Receiver {
         } catch (Exception e) {
             String state = e instanceof SQLException s ? Objects.toString(s.getSQLState(), "") : "";
             if (state.equals("55P03") && failure.status == 503) throw inFlight();
-            System.err.println("event " + event.key() + ": " + e);
+            System.err.println("event " + event.idempotencyKey() + ": " + e);
             if (state.equals("40001") || state.equals("40P01")) {
                 throw new Problem(503, "serialization-failure", "Nothing was changed. Send the request again.");
             }
@@ -151,7 +151,7 @@ public final class Receiver {
         db.rollback();
         if (xact == null) return false;
         execute(db, BEGIN);
-        try (PreparedStatement mark = prepare(db, ENDED, RECEIVER, SOURCE, event.key(), xact)) {
+        try (PreparedStatement mark = prepare(db, ENDED, RECEIVER, SOURCE, event.idempotencyKey(), xact)) {
             int ended = mark.executeUpdate();
             db.commit();
             return ended == 1;
@@ -164,7 +164,7 @@ public final class Receiver {
 
     // recall answers for an event that was not admitted.
     static Answer recall(Connection db, Event event, byte[] hash) throws SQLException {
-        List<Object> known = query(db, RECALL, event.destination(), hash, RECEIVER, SOURCE, event.key());
+        List<Object> known = query(db, RECALL, event.destination(), hash, RECEIVER, SOURCE, event.idempotencyKey());
         if (known == null) throw inFlight();
         if (Boolean.TRUE.equals(known.get(0))) {
             throw new Problem(421, "other-destination", "Two destinations lead to one receiver: give each its own name.");
@@ -172,7 +172,7 @@ public final class Receiver {
         if (Boolean.TRUE.equals(known.get(1))) {
             throw new Problem(422, "key-reused", "The key was processed with another body. Send new content under a new key.");
         }
-        try (PreparedStatement extend = prepare(db, EXTEND, event.notAfter(), RECEIVER, SOURCE, event.key(), event.notAfter())) {
+        try (PreparedStatement extend = prepare(db, EXTEND, event.notAfter(), RECEIVER, SOURCE, event.idempotencyKey(), event.notAfter())) {
             extend.executeUpdate();
         }
         db.commit();
@@ -425,7 +425,7 @@ EFFECTS
         return mac.doFinal();
     }
 
-    record Event(String key, String type, int version, String id, String createdAt, String notAfter, String reference, String destination) {
+    record Event(String idempotencyKey, String type, int version, String id, String createdAt, String notAfter, String reference, String destination) {
         static final String TEXT = "[ -~]{1,255}";
         static final String TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,}(Z|[+-][0-9:]{5})";
 

@@ -4,7 +4,7 @@ import type { Pool, PoolClient } from 'pg';
 
 /** An event, from the verified headers of its request. */
 export interface Event {
-  key: string;
+  idempotencyKey: string;
   type: string;
   version: string;
   id: string | null;

@@ -50,7 +50,7 @@ AND pg_xact_status($4::xid8) = 'committed'`;
 
 // once lets the event take effect unless it has, and returns the status to answer.
 export async function once({ pool, receiver, source, handle }, event, body) {
-  const key = [receiver, source, event.key];
+  const key = [receiver, source, event.idempotencyKey];
   const hash = createHash('sha256').update(body).digest();
   let client, broken, xact, failure = UNAVAILABLE;
   try {
@@ -79,11 +79,11 @@ export async function once({ pool, receiver, source, handle }, event, body) {
     return { status: 204, replayed: false };
   } catch (error) {
     const ended = await giveUp(client, key, xact).catch(() => { broken = true; });
-    if (ended) logError('the handler committed by itself', event.key);
+    if (ended) logError('the handler committed by itself', event.idempotencyKey);
     if (ended) throw HANDLER_ENDED;
     if (error instanceof Problem) throw error;
     if (error.code === '55P03' && failure === UNAVAILABLE) throw IN_FLIGHT;
-    logError(error, event.key);
+    logError(error, event.idempotencyKey);
     throw ['40001', '40P01'].includes(error.code) ? CONFLICT : failure;
   } finally {
     client?.release(broken);
@@ -302,7 +302,7 @@ export function eventOf(header) {
   };
   const text = /^[\x20-\x7e]{1,255}$/, number = /^[0-9]{1,18}$/, time = /^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,}(Z|[+-][0-9:]{5})$/;
   return {
-    key: read('x-idempotency-key', text),
+    idempotencyKey: read('x-idempotency-key', text),
     type: read('x-outbox-event-type', text),
     version: read('x-outbox-event-version', /^[0-9]{1,9}$/, '1'),
     id: read('x-outbox-event-id', number, null),

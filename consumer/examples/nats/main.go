@@ -73,7 +73,7 @@ func ship(ctx context.Context, tx pgx.Tx, event consumer.Event, payload invoice)
 	_, err := tx.Exec(ctx,
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
-		return fmt.Errorf("record shipment for %s: %w", event.Key, err) // rolls back; the message comes again
+		return fmt.Errorf("record shipment for %s: %w", event.IdempotencyKey, err) // rolls back; the message comes again
 	}
 	return nil // commits; then the message is acknowledged
 }

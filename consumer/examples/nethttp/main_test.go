@@ -69,7 +69,7 @@ func TestShip(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context()) // the next test finds nothing
-	err = ship(t.Context(), tx, consumer.Event{Key: "invoice-7/created"}, invoice{Number: "INV-7", Total: "19.90"})
+	err = ship(t.Context(), tx, consumer.Event{IdempotencyKey: "invoice-7/created"}, invoice{Number: "INV-7", Total: "19.90"})
 	var total string
 	if found := tx.QueryRow(t.Context(), "SELECT total::text FROM shipments WHERE invoice = 'INV-7'").Scan(&total); err != nil || found != nil || total != "19.90" {
 		t.Errorf("a total of %q: %v, %v", total, err, found)
@@ -95,7 +95,7 @@ func TestReceive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	event := consumer.Event{Key: "invoice-7/created", Type: "invoice.created", Payload: []byte(`{"invoice":"INV-7","total":"19.90"}`)}
+	event := consumer.Event{IdempotencyKey: "invoice-7/created", Type: "invoice.created", Payload: []byte(`{"invoice":"INV-7","total":"19.90"}`)}
 	for range 2 { // the second request is a duplicate
 		request, err := consumertest.NewRequest(t.Context(), "/webhooks/finance", event, secret)
 		if err != nil {

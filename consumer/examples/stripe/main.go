@@ -96,7 +96,7 @@ func verifier(secret string) consumer.VerifyFunc {
 		if err := json.Unmarshal(body, &envelope); err != nil {
 			return consumer.Event{}, fmt.Errorf("decode event: %w", err)
 		}
-		return consumer.Event{Key: envelope.ID, Type: envelope.Type, CreatedAt: time.Unix(envelope.Created, 0)}, nil
+		return consumer.Event{IdempotencyKey: envelope.ID, Type: envelope.Type, CreatedAt: time.Unix(envelope.Created, 0)}, nil
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 
 func TestTheInnermostScopeCounts(t *testing.T) {
 	t.Parallel()
-	if scope := handlerctx.From(t.Context()); scope.Tx != nil || scope.SQLTx != nil || scope.Store || scope.Event.Key != "" {
+	if scope := handlerctx.From(t.Context()); scope.Tx != nil || scope.SQLTx != nil || scope.Store || scope.Event.IdempotencyKey != "" {
 		t.Errorf("a scope from nowhere: %+v", scope)
 	}
 	outer, inner := &handlerctx.Scope{Store: true}, &handlerctx.Scope{}

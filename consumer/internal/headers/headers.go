@@ -15,7 +15,7 @@ import (
 type Event struct {
 	Receiver         string // this and the others are documented there
 	Source           string
-	Key              string
+	IdempotencyKey   string
 	Type             string
 	Version          int
 	ID               int64
@@ -56,8 +56,8 @@ func ascii(text string) bool {
 
 // Invalid names the first field that breaks a rule, and the rule.
 func (e *Event) Invalid() (field, rule string) {
-	if !Printable(e.Key) {
-		return "Key", fmt.Sprintf("1 to %d printable ASCII characters", MaxTextBytes)
+	if !Printable(e.IdempotencyKey) {
+		return "IdempotencyKey", fmt.Sprintf("1 to %d printable ASCII characters", MaxTextBytes)
 	}
 	for _, text := range []struct{ field, value string }{
 		{"Type", e.Type},
@@ -106,7 +106,7 @@ func Read(header http.Header, key string) (event Event, malformed string) {
 		in.fail(webhook.IdempotencyKey)
 	}
 	event = Event{
-		Key:              key,
+		IdempotencyKey:   key,
 		Type:             in.text(webhook.EventType),
 		Version:          max(int(in.number(webhook.EventVersion, 32)), 1),
 		ID:               in.number(webhook.EventID, 64),

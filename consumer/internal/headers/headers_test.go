@@ -15,7 +15,7 @@ import (
 // full is an event of which everything is known that headers say.
 func full() headers.Event {
 	return headers.Event{
-		Key: "k", Type: "invoice.created", Version: 2, ID: 4711, CreatedAt: time.Date(9999, 12, 31, 23, 59, 59, 1000, time.UTC),
+		IdempotencyKey: "k", Type: "invoice.created", Version: 2, ID: 4711, CreatedAt: time.Date(9999, 12, 31, 23, 59, 59, 1000, time.UTC),
 		RelatedReference: "customer 42", OrderingKey: "o", Sequence: 3, Attempt: 4, DeliveryID: "4711-shop-eu-1", Destination: "shop",
 		NotAfter: time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC), Replay: true, TraceParent: "00-1-2-01", TraceState: "a=b",
 	}
@@ -24,7 +24,7 @@ func full() headers.Event {
 // What Write says Read understands, whatever the zone of a time is.
 func TestReadIsTheInverseOfWrite(t *testing.T) {
 	t.Parallel()
-	for name, e := range map[string]headers.Event{"full": full(), "least": {Key: "k", Version: 1}} {
+	for name, e := range map[string]headers.Event{"full": full(), "least": {IdempotencyKey: "k", Version: 1}} {
 		header := http.Header{}
 		written := e
 		written.CreatedAt = e.CreatedAt.In(time.FixedZone("", 7200))
@@ -94,8 +94,8 @@ func TestInvalid(t *testing.T) {
 	type change = func(e *headers.Event)
 	for want, changes := range map[string][]change{
 		"": {func(*headers.Event) {}, func(e *headers.Event) { e.Version, e.TraceState = math.MaxInt32, strings.Repeat("a", 512) }},
-		"Key": {
-			func(e *headers.Event) { e.Key = "" }, func(e *headers.Event) { e.Key = strings.Repeat("a", 256) }, func(e *headers.Event) { e.Key = "a\nb" },
+		"IdempotencyKey": {
+			func(e *headers.Event) { e.IdempotencyKey = "" }, func(e *headers.Event) { e.IdempotencyKey = strings.Repeat("a", 256) }, func(e *headers.Event) { e.IdempotencyKey = "a\nb" },
 		},
 		"Type":             {func(e *headers.Event) { e.Type = "a\x00b" }},
 		"RelatedReference": {func(e *headers.Event) { e.RelatedReference = strings.Repeat("a", 256) }},

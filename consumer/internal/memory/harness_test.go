@@ -52,7 +52,7 @@ var errRefused = errors.New("refused")
 
 // work has handle work an event, and the memory remember it, as a receiver does.
 func (m *ownMemory) work(key string, status int, handle func(ctx context.Context, tx pgx.Tx) error) error {
-	rq := &memory.Request{Began: time.Now(), Event: headers.Event{Receiver: "test", Source: "outbox", Key: key, Type: "t", Version: 1}}
+	rq := &memory.Request{Began: time.Now(), Event: headers.Event{Receiver: "test", Source: "outbox", IdempotencyKey: key, Type: "t", Version: 1}}
 	found, err := m.memory.Admit(m.T.Context(), rq)
 	if err != nil {
 		return err

@@ -94,7 +94,7 @@ func TestSecurityReceiverIsNotHijacked(t *testing.T) {
 				failed = true
 				return receivertest.ErrHandler
 			}
-			return receivertest.EffectOf(ctx, event.Key)
+			return receivertest.EffectOf(ctx, event.IdempotencyKey)
 		},
 	}))
 	e := receivertest.StartEnv(t, receivertest.PGX(), dsn, consumer.Config{}, func(*receivertest.Env, consumer.Config) http.Handler { return box.Handler() })

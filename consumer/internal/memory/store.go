@@ -138,7 +138,7 @@ func (m *inDatabase) Admit(ctx context.Context, rq *Request) (Found, error) {
 // admit is Admit. Without lock the key's lock is not asked for.
 func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, error) {
 	e := &rq.Event
-	h := &held{inDatabase: m, key: e.Key}
+	h := &held{inDatabase: m, key: e.IdempotencyKey}
 	var first, aged, late bool
 	var table int64
 	var found Surroundings
@@ -152,7 +152,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	}
 	created := Shifted(e.CreatedAt, -m.Tolerance) // here and below: the clocks may differ by that much
 	tx, err := m.db.Begin(ctx, scan, m.admission, []any{
-		m.receiver, m.source, e.Key, rq.Hash[:], m.limit, e.Type, int32(e.Version), orNull(e.RelatedReference), orNull(e.ID),
+		m.receiver, m.source, e.IdempotencyKey, rq.Hash[:], m.limit, e.Type, int32(e.Version), orNull(e.RelatedReference), orNull(e.ID),
 		Shifted(e.NotAfter, 0), m.senderNotAfter, orNull(e.Destination), !lock, created, Shifted(e.NotAfter, m.Tolerance),
 	})
 	if err == nil && aged && !late {
@@ -178,7 +178,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 		known, err = m.recall(ctx, tx, rq)
 	}
 	if err == nil && known.Admission == Busy && lock {
-		err = tx.QueryRow(ctx, StrangerHoldsSQL, []any{m.Receiver, m.Source, e.Key}).Scan(&strangers)
+		err = tx.QueryRow(ctx, StrangerHoldsSQL, []any{m.Receiver, m.Source, e.IdempotencyKey}).Scan(&strangers)
 	}
 	switch {
 	case err == nil && strangers:
@@ -263,7 +263,7 @@ func (m *inDatabase) recall(ctx context.Context, tx Transaction, rq *Request) (f
 	var otherBody, comesLater bool
 	var destination string
 	notAfter := Shifted(rq.Event.NotAfter, 0)
-	err = tx.QueryRow(ctx, recallSQL, []any{m.Receiver, m.Source, rq.Event.Key, rq.Hash[:], notAfter}).
+	err = tx.QueryRow(ctx, recallSQL, []any{m.Receiver, m.Source, rq.Event.IdempotencyKey, rq.Hash[:], notAfter}).
 		Scan(&otherBody, &found.Status, &comesLater, &destination)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
@@ -276,7 +276,7 @@ func (m *inDatabase) recall(ctx context.Context, tx Transaction, rq *Request) (f
 	default:
 		found.Admission = Duplicate
 		if comesLater {
-			err = tx.Commit(ctx, ExtendSQL, []any{m.Receiver, m.Source, rq.Event.Key, notAfter})
+			err = tx.Commit(ctx, ExtendSQL, []any{m.Receiver, m.Source, rq.Event.IdempotencyKey, notAfter})
 		}
 	}
 	return found, err
@@ -411,7 +411,7 @@ func Once(ctx context.Context, receiver, source, key string, exec Exec) (bool, e
 	if !headers.Printable(receiver) || !headers.Printable(source) || !headers.Printable(key) {
 		return false, fmt.Errorf("consumer: receiver %q, source %q and key %q must be 1 to %d printable ASCII characters", receiver, source, key, headers.MaxTextBytes)
 	}
-	if e := handlerctx.From(ctx).Event; e.Key == key && e.Source == source && e.Receiver == receiver {
+	if e := handlerctx.From(ctx).Event; e.IdempotencyKey == key && e.Source == source && e.Receiver == receiver {
 		return false, errRecorded // false without an error would skip the effect, and the event would count as processed
 	}
 	rows, err := exec(ctx, onceSQL, receiver, source, key)

@@ -39,7 +39,7 @@ func TestAStreamKeepsWhatIsRefused(t *testing.T) {
 	r := e.run(natsconsumer.Config{}, e.Receiver(func(context.Context, pgx.Tx, consumer.Event) error {
 		return consumer.Permanent(errors.New("no such invoice"))
 	}))
-	e.Write(0, consumer.Event{Key: "k"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "k"}, readertest.Secret)
 	e.Idle(r)
 	kept, err := e.stream.GetMsg(t.Context(), 1)
 	pgtest.Must(t, err)
@@ -51,7 +51,7 @@ func TestAStreamKeepsWhatIsRefused(t *testing.T) {
 func TestAProcessThatDiesBetweenCommitAndAcknowledgement(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 0)
-	e.Write(0, consumer.Event{Key: "k"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "k"}, readertest.Secret)
 	if line := e.victim(); line != string(consumer.ResultProcessed) {
 		t.Fatalf("the process printed %q", line)
 	}
@@ -65,15 +65,15 @@ func TestAnOutageOfTheServers(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 0)
 	r := e.run(natsconsumer.Config{}, e.Receiver(readertest.Effect))
-	e.Write(0, consumer.Event{Key: "before"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "before"}, readertest.Secret)
 	e.Effects(1)
 	e.cluster.Kill(0)
 	pgtest.Must(t, e.cluster.Restart(t.Context(), 0))
 	testkit.Eventually(t, "the stream is there again", func() bool { _, err := e.js.Stream(t.Context(), "OUTBOX"); return err == nil })
-	e.Write(0, consumer.Event{Key: "after"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "after"}, readertest.Secret)
 	e.Effects(2)
 	pgtest.Must(t, e.js.DeleteConsumer(t.Context(), "OUTBOX", "test")) // by a careless hand
-	e.Write(0, consumer.Event{Key: "later"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "later"}, readertest.Secret)
 	if keys := e.Effects(3); !slices.Equal(keys, []string{"before", "after", "later"}) {
 		t.Fatalf("effects are %v", keys)
 	}

@@ -53,14 +53,14 @@ func TestAStreamThatIsDeletedAndMadeAgain(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 0)
 	r, logged := e.runLogged()
-	e.Write(0, consumer.Event{Key: "before"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "before"}, readertest.Secret)
 	e.Effects(1)
 
 	pgtest.Must(t, e.js.DeleteStream(t.Context(), "OUTBOX"))
 	testkit.Eventually(t, "the log to say that the stream is missing", func() bool { return logged.have("stream not found") })
 	_, err := e.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}})
 	pgtest.Must(t, err)
-	e.Write(0, consumer.Event{Key: "after"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "after"}, readertest.Secret)
 	e.Effects(2)
 	e.Idle(r)
 }
@@ -70,8 +70,8 @@ func TestAStreamThatIsDeletedAndMadeAgain(t *testing.T) {
 func TestAPartitionThatIsNotRead(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, 2)
-	e.Write(1, consumer.Event{Key: "read"}, readertest.Secret)
-	e.Write(2, consumer.Event{Key: "unread"}, readertest.Secret)
+	e.Write(1, consumer.Event{IdempotencyKey: "read"}, readertest.Secret)
+	e.Write(2, consumer.Event{IdempotencyKey: "unread"}, readertest.Secret)
 	_, logged := e.runLogged()
 	testkit.Eventually(t, "the log to name the partition that is not read", func() bool { return logged.have("subject=outbox.2.>") })
 	e.Effects(1)
@@ -91,7 +91,7 @@ func TestAHandlerThatTakesLongGivesSignsOfLife(t *testing.T) {
 		<-finish
 		return readertest.Effect(ctx, tx, event)
 	}))
-	e.Write(0, consumer.Event{Key: "k"}, readertest.Secret)
+	e.Write(0, consumer.Event{IdempotencyKey: "k"}, readertest.Secret)
 	for n := 0; n < 5; { // a third of AckWait apart
 		sign, err := signs.NextMsg(patience)
 		pgtest.Must(t, err)

@@ -28,7 +28,7 @@ test('a signed request is an event', () => {
   precheck(header);
   verify(secrets, header, Buffer.from('{}'));
   const event = eventOf(header);
-  assert.deepEqual([event.key, event.type, event.version, event.destination, event.notAfter], ['k1', 'invoice.created', '1', 'logistics-1', null]);
+  assert.deepEqual([event.idempotencyKey, event.type, event.version, event.destination, event.notAfter], ['k1', 'invoice.created', '1', 'logistics-1', null]);
 });
 
 test('what was changed on its way is refused', () => {

@@ -22,7 +22,7 @@ Headers = Mapping[str, Sequence[str]]  # lists of values by names in lower case
 class Event(TypedDict):
     """An event, from the verified headers of its request."""
 
-    key: str
+    idempotency_key: str
     type: str
     version: int
     id: str | None
@@ -71,7 +71,7 @@ SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synch
 ADMIT = """
 INSERT INTO processed_events (receiver, source, idempotency_key, payload_hash, destination, event_type, event_version,
     related_reference, event_id, not_after, processing_state, processed_at, response_status)
-VALUES (%(receiver)s, %(source)s, %(key)s, %(hash)s, %(destination)s, %(type)s, %(version)s,
+VALUES (%(receiver)s, %(source)s, %(idempotency_key)s, %(hash)s, %(destination)s, %(type)s, %(version)s,
     %(reference)s, %(id)s, %(not_after)s, 'succeeded', now(), 204)
 ON CONFLICT DO NOTHING
 RETURNING coalesce(not_after < now() - interval '5 minutes', false) OR EXISTS (
@@ -81,12 +81,12 @@ RETURNING coalesce(not_after < now() - interval '5 minutes', false) OR EXISTS (
 
 RECALL = """
 SELECT destination <> %(destination)s, payload_hash <> %(hash)s, coalesce(response_status, 200)
-FROM processed_events WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(key)s"""
+FROM processed_events WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(idempotency_key)s"""
 
 # EXTEND records that the sender may repeat the event for longer than it said before, as after a replay.
 EXTEND = """
 UPDATE processed_events SET not_after = %(not_after)s
-WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(key)s
+WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(idempotency_key)s
 AND coalesce(not_after, '-infinity') < %(not_after)s"""
 
 # UNENDED returns a row if the transaction is still the one that inserted the event. It fails after an error that the handler
@@ -97,7 +97,7 @@ UNENDED = "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text = %s"
 ENDED = """
 UPDATE processed_events
 SET processing_state = 'failed', processed_at = now(), response_status = 422, last_error = 'the handler ended the transaction'
-WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(key)s AND processing_state = 'succeeded'
+WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(idempotency_key)s AND processing_state = 'succeeded'
 AND pg_xact_status(%(xact)s::xid8) = 'committed'"""
 
 
@@ -126,7 +126,7 @@ def once(to: Receiver, event: Event, body: bytes) -> tuple[int, bool]:
                 conn.execute(BEGIN)
                 if conn.execute(ENDED, dict(row, xact=xact)).rowcount == 1:
                     conn.commit()
-                    logging.error("event %s: the handler committed by itself", event["key"])
+                    logging.error("event %s: the handler committed by itself", event["idempotency_key"])
                     raise HANDLER_ENDED
                 raise
             conn.commit()
@@ -136,7 +136,7 @@ def once(to: Receiver, event: Event, body: bytes) -> tuple[int, bool]:
     except Exception as error:
         if isinstance(error, psycopg.errors.LockNotAvailable) and failure.status == 503:
             raise IN_FLIGHT
-        logging.exception("event %s", event["key"])
+        logging.exception("event %s", event["idempotency_key"])
         if isinstance(error, (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)):
             raise Problem(503, "serialization-failure", "Nothing was changed. Send the request again.")
         raise failure
@@ -239,7 +239,7 @@ def event_of(header: Headers) -> Event:
 
     text, moment = "[ -~]{1,255}", "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,}(Z|[+-][0-9:]{5})"
     return {
-        "key": read("x-idempotency-key", text),
+        "idempotency_key": read("x-idempotency-key", text),
         "type": read("x-outbox-event-type", text),
         "version": int(read("x-outbox-event-version", "[0-9]{1,9}", "1")),
         "id": read("x-outbox-event-id", "[0-9]{1,18}", None),

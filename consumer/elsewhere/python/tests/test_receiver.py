@@ -30,7 +30,7 @@ class ReceiverTest(unittest.TestCase):
         precheck(header)
         verify(SECRETS, header, b"{}")
         event = event_of(header)
-        self.assertEqual((event["key"], event["type"], event["version"], event["destination"], event["not_after"]),
+        self.assertEqual((event["idempotency_key"], event["type"], event["version"], event["destination"], event["not_after"]),
                          ("k1", "invoice.created", 1, "logistics-1", None))
 
     def test_changed_requests_are_refused(self):

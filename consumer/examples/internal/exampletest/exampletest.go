@@ -180,7 +180,7 @@ func (e *Example) Deliver(path, eventType, key, body string, change ...func(*con
 
 func (e *Example) deliver(secret, path, eventType, key, body string, change ...func(*consumer.Event)) Answer {
 	e.t.Helper()
-	event := consumer.Event{Key: key, Type: eventType, Payload: []byte(body)}
+	event := consumer.Event{IdempotencyKey: key, Type: eventType, Payload: []byte(body)}
 	for _, f := range change {
 		f(&event)
 	}
@@ -295,7 +295,7 @@ func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
 	t.Helper()
 	send := func(number, total string) {
 		t.Helper()
-		event := consumer.Event{Key: "key-" + number, Type: "invoice.created", Payload: []byte(Invoice(number, total))}
+		event := consumer.Event{IdempotencyKey: "key-" + number, Type: "invoice.created", Payload: []byte(Invoice(number, total))}
 		r, err := consumertest.NewRequest(t.Context(), "http://log.test", event, Secret)
 		pgtest.Must(t, err)
 		publish(r.Header, event.Payload)
