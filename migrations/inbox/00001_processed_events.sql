@@ -30,6 +30,9 @@ CREATE TABLE processed_events (
 );
 
 COMMENT ON TABLE processed_events IS 'Events this receiver has processed, by sender and idempotency key: the memory that suppresses duplicates.';
+COMMENT ON COLUMN processed_events.attempts IS '1, however often the sender sent the event: an attempt that failed leaves no row. 0: recorded, and inbox_events counts the attempts.';
+COMMENT ON COLUMN processed_events.next_attempt_at IS 'Reserved, always NULL.';
+COMMENT ON COLUMN processed_events.payload IS 'Reserved, always NULL: this table keeps no payloads.';
 
 -- The row of an event is what keeps its effect from happening twice, so nothing that the event's own transaction does may remove
 -- the row or make it another event's.
