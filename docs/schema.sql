@@ -21,7 +21,7 @@ CREATE FUNCTION inbox_has_payload(id bigint) RETURNS boolean
     SET enable_seqscan TO 'off'
     AS $_$ SELECT e.payload IS NOT NULL FROM inbox_events e WHERE e.inbox_id = $1 $_$;
 
-CREATE FUNCTION inbox_prune(only_receiver text, from_page bigint, pages integer, older_than interval, rehearsal boolean, OUT next_page bigint, OUT finished boolean, OUT removed integer, OUT announced integer) RETURNS record
+CREATE FUNCTION inbox_prune(only_receiver text, from_page bigint, pages integer, older_than interval, dry_run boolean) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'utc'
@@ -34,9 +34,12 @@ CREATE FUNCTION inbox_prune(only_receiver text, from_page bigint, pages integer,
     AS $$
 DECLARE
     memory    oid := format('%I.processed_events', 'public')::regclass; -- part of a key's lock, as in the package consumer
+    finished  boolean := from_page + pages >= pg_relation_size(memory) / current_setting('block_size')::integer;
     cutoff    timestamptz := now() - older_than;
     first_row tid := format('(%s,0)', from_page);
     end_row   tid := format('(%s,0)', from_page + pages);
+    removed   integer := 0;
+    announced integer := 0;
     old       record;
     mark      record;
     safe      timestamptz;
@@ -49,10 +52,6 @@ BEGIN
         RAISE EXCEPTION 'inbox: events cannot be forgotten after %', coalesce(older_than::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
-    next_page := from_page + pages;
-    finished := next_page >= pg_relation_size(memory) / current_setting('block_size')::integer;
-    removed := 0;
-    announced := 0;
     -- Receivers and their senders in their order, so that two who prune at once do not wait for each other in a circle.
     FOR old IN
         SELECT e.receiver, e.source, max(greatest(e.since, i.processed_at)) AS latest, array_agg(e.place) AS places,
@@ -82,7 +81,7 @@ BEGIN
         safe := CASE WHEN mark.settled THEN mark.received_before ELSE mark.removable_before END;
 
         -- Never while another announcement has not settled: this one would put off what that one allows.
-        IF NOT rehearsal AND (mark.received_before IS NULL OR mark.settled AND old.latest >= mark.received_before) THEN
+        IF NOT dry_run AND (mark.received_before IS NULL OR mark.settled AND old.latest >= mark.received_before) THEN
             INSERT INTO inbox_forgotten AS f (receiver, source, received_before, announced_at)
             VALUES (old.receiver, old.source, cutoff, clock_timestamp())
             ON CONFLICT (receiver, source) DO UPDATE
@@ -94,7 +93,7 @@ BEGIN
         in_inbox := ARRAY(SELECT o.place FROM unnest(old.inbox_places, old.times) o (place, since) WHERE o.since < safe AND o.place IS NOT NULL);
         gone := cardinality(due);
         announced := announced + cardinality(old.places) - gone;
-        IF NOT rehearsal AND gone > 0 THEN
+        IF NOT dry_run AND gone > 0 THEN
             -- What an operator has in hand stays, and what he has changed in the meantime, such as by a replay.
             IF cardinality(in_inbox) > 0 THEN
                 DELETE FROM inbox_events i WHERE i.ctid = ANY (ARRAY(
@@ -124,6 +123,7 @@ BEGIN
         END IF;
         removed := removed + gone;
     END LOOP;
+    RETURN jsonb_build_object('next_page', from_page + pages, 'finished', finished, 'removed', removed, 'announced', announced);
 END
 $$;
 
@@ -166,7 +166,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox_archive_batch(after_id bigint, batch integer, older_than interval, rehearsal boolean, OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT settled integer) RETURNS record
+CREATE FUNCTION outbox_archive_batch(after_id bigint, batch integer, older_than interval, dry_run boolean, OUT mine boolean, OUT last_id bigint, OUT examined integer, OUT finished boolean, OUT settled integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'utc'
@@ -193,12 +193,12 @@ BEGIN
         RAISE EXCEPTION 'outbox: events cannot be archived after %', coalesce(older_than::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
-    looked_at := 0;
+    examined := 0;
     settled := 0;
     last_id := after_id;
     finished := true;
     BEGIN -- a lock of the table: no role but its owner may take it
-        IF NOT rehearsal THEN
+        IF NOT dry_run THEN
             LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
         END IF;
         mine := true;
@@ -212,10 +212,10 @@ BEGIN
     -- An event dated into the future says nothing about those behind it; a batch of them must not end every walk.
     SELECT max(e.id), count(*), count(*) FILTER (WHERE e.created_at BETWEEN cutoff AND now()),
            array_agg(e.id) FILTER (WHERE e.created_at < cutoff)
-    INTO last_id, looked_at, young, due
+    INTO last_id, examined, young, due
     FROM (SELECT o.id, o.created_at FROM outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
     last_id := coalesce(last_id, after_id);
-    finished := looked_at < batch OR young = looked_at;
+    finished := examined < batch OR young = examined;
 
     -- A discard leaves its time where the next attempt stood.
     -- A transaction moves little more than 8 MiB: events of one MiB each would keep it busy for many seconds.
@@ -237,7 +237,7 @@ BEGIN
         finished := false;
     END IF;
     settled := coalesce(cardinality(due), 0);
-    IF rehearsal OR settled = 0 THEN
+    IF dry_run OR settled = 0 THEN
         RETURN;
     END IF;
 
@@ -313,22 +313,24 @@ CREATE FUNCTION outbox_compare_events(types text[], versions integer[], payloads
     SELECT e.number - 1, o.id IS NOT NULL,
            CASE WHEN o.xmin IN (SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND pid = pg_backend_pid())
                 THEN o.cmin::text::bigint ELSE -1 END,
-           concat_ws(',', CASE WHEN o.event_type <> e.event_type THEN 'Type' END,
-                          CASE WHEN o.event_version <> e.event_version THEN 'Version' END,
-                          CASE WHEN o.payload::text <> e.payload::text THEN 'Payload' END,
-                          CASE WHEN o.ordering_key IS DISTINCT FROM e.ordering_key THEN 'OrderingKey' END,
-                          CASE WHEN o.related_reference IS DISTINCT FROM e.related_reference THEN 'RelatedReference' END,
+           concat_ws(',', CASE WHEN o.event_type <> e.event_type THEN 'event_type' END,
+                          CASE WHEN o.event_version <> e.event_version THEN 'event_version' END,
+                          CASE WHEN o.payload::text <> e.payload::text THEN 'payload' END,
+                          CASE WHEN o.ordering_key IS DISTINCT FROM e.ordering_key THEN 'ordering_key' END,
+                          CASE WHEN o.related_reference IS DISTINCT FROM e.related_reference THEN 'related_reference' END,
                           CASE WHEN (SELECT jsonb_object_agg(key, value) FROM jsonb_each(o.headers)
                                      WHERE lower(key) NOT IN ('traceparent', 'tracestate', 'baggage'))
                                     IS DISTINCT FROM
                                     (SELECT jsonb_object_agg(key, value) FROM jsonb_each(e.headers)
                                      WHERE lower(key) NOT IN ('traceparent', 'tracestate', 'baggage'))
-                               THEN 'Headers' END)
+                               THEN 'headers' END)
     FROM unnest(types, versions, payloads, keys, orderings, related, header_sets) WITH ORDINALITY
          AS e (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, number)
     LEFT JOIN outbox o ON o.idempotency_key = e.idempotency_key
     ORDER BY e.number
 $$;
+
+COMMENT ON FUNCTION outbox_compare_events(types text[], versions integer[], payloads json[], keys text[], orderings text[], related text[], header_sets jsonb[], OUT number bigint, OUT found boolean, OUT written_by bigint, OUT differs text) IS 'Compares events with those that hold their idempotency keys. Producers of every age call it, so its parameters and results never change: a further column of the content needs a second function.';
 
 CREATE FUNCTION outbox_compatible_since() RETURNS integer
     LANGUAGE sql IMMUTABLE
@@ -364,7 +366,7 @@ DECLARE
     settled     pg_snapshot;
     inserted_at timestamptz := clock_timestamp();
 BEGIN
-    SELECT coalesce((SELECT o.base FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
+    SELECT coalesce((SELECT o.base FROM outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
                     CASE WHEN l.more THEN l.base ELSE l.target END)
     INTO settled FROM (SELECT * FROM outbox_range ORDER BY seq DESC LIMIT 1) l;
     SELECT coalesce(max(e.id), after_id), count(*) < batch INTO last_id, finished
@@ -408,15 +410,15 @@ CREATE FUNCTION outbox_create_deliveries(after_id bigint DEFAULT 0, batch intege
     SET enable_bitmapscan TO 'off'
     AS $$
 DECLARE
-    looked_at   integer;
+    examined    integer;
     missing     bigint[];
     inserted_at timestamptz := clock_timestamp();
 BEGIN
     SELECT coalesce(max(e.id), after_id), count(*),
            array_agg(e.id) FILTER (WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id) AND outbox_is_routed(e.id))
-    INTO last_id, looked_at, missing
+    INTO last_id, examined, missing
     FROM (SELECT o.id FROM outbox o WHERE o.id > after_id ORDER BY o.id LIMIT batch) e;
-    finished := looked_at < batch;
+    finished := examined < batch;
     events := coalesce(cardinality(missing), 0);
     INSERT INTO outbox_delivery (event_id, destination, joined, next_attempt_at, ordering_key, payload_bytes)
     SELECT DISTINCT e.id, coalesce(r.destination, ''), CASE WHEN k.key IS NULL OR e.available_at <= inserted_at THEN 0 END,
@@ -434,7 +436,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox_drop_archive(older_than interval, rehearsal boolean, after_name text) RETURNS text
+CREATE FUNCTION outbox_drop_archive(older_than interval, dry_run boolean, after_name text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'utc'
@@ -459,14 +461,14 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN -- it would not see what was archived since its snapshot
         RAISE EXCEPTION 'outbox: the archive is dropped in READ COMMITTED only' USING ERRCODE = 'invalid_transaction_state';
     END IF;
-    IF NOT rehearsal THEN -- a batch that commits while this waits for the partition would be dropped with it
+    IF NOT dry_run THEN -- a batch that commits while this waits for the partition would be dropped with it
         LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
     END IF;
     FOR oldest IN
         SELECT p.partition::text, c.relname
         FROM outbox_archive_partitions() p JOIN pg_class c ON c.oid = p.partition
         WHERE p.ends <= cutoff
-          AND (NOT rehearsal OR p.ends > coalesce((SELECT max(a.ends) FROM outbox_archive_partitions() a
+          AND (NOT dry_run OR p.ends > coalesce((SELECT max(a.ends) FROM outbox_archive_partitions() a
                                                    JOIN pg_class n ON n.oid = a.partition WHERE quote_ident(n.relname) = after_name), '-infinity'))
         ORDER BY p.ends
     LOOP
@@ -477,7 +479,7 @@ BEGIN
     IF recent THEN
         RETURN NULL;
     END IF;
-    IF NOT rehearsal THEN
+    IF NOT dry_run THEN
         EXECUTE 'DROP TABLE ' || oldest.partition;
     END IF;
     RETURN quote_ident(oldest.relname);
@@ -490,7 +492,7 @@ CREATE FUNCTION outbox_is_routed(event_id bigint) RETURNS boolean
     AS $$
     SELECT pg_visible_in_snapshot(
         (SELECT o.xid FROM outbox o WHERE o.id = event_id LIMIT 1),
-        (SELECT coalesce((SELECT o.base FROM outbox_range o WHERE o.seq >= l.oldest AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
+        (SELECT coalesce((SELECT o.base FROM outbox_range o WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL ORDER BY o.seq LIMIT 1),
                          CASE WHEN l.more THEN l.base ELSE l.target END)
          FROM (SELECT * FROM outbox_range ORDER BY seq DESC LIMIT 1) l))
 $$;
@@ -530,7 +532,7 @@ CREATE FUNCTION outbox_outline(event bigint, OUT payload_bytes integer, OUT head
           UNION ALL SELECT a.payload, a.headers FROM outbox_archive a WHERE a.id = event LIMIT 1) e
 $$;
 
-CREATE FUNCTION outbox_prune_attempts(after_id bigint, batch integer, older_than interval, rehearsal boolean, OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer) RETURNS record
+CREATE FUNCTION outbox_prune_attempts(after_id bigint, batch integer, older_than interval, dry_run boolean, OUT mine boolean, OUT last_id bigint, OUT examined integer, OUT finished boolean, OUT removed integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'utc'
@@ -551,11 +553,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
     last_id := after_id;
-    looked_at := 0;
+    examined := 0;
     finished := true;
     removed := 0;
     BEGIN
-        IF NOT rehearsal THEN
+        IF NOT dry_run THEN
             LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
         END IF;
         mine := true;
@@ -566,17 +568,17 @@ BEGIN
         RETURN;
     END IF;
     SELECT coalesce(max(e.id), after_id), count(*), array_agg(e.id) FILTER (WHERE e.started_at < cutoff)
-    INTO last_id, looked_at, due
+    INTO last_id, examined, due
     FROM (SELECT a.id, a.started_at FROM outbox_attempt a WHERE a.id > after_id ORDER BY a.id LIMIT batch) e;
     removed := coalesce(cardinality(due), 0);
-    finished := looked_at < batch OR removed = 0;
-    IF removed > 0 AND NOT rehearsal THEN
+    finished := examined < batch OR removed = 0;
+    IF removed > 0 AND NOT dry_run THEN
         DELETE FROM outbox_attempt a WHERE a.id = ANY (due);
     END IF;
 END
 $$;
 
-CREATE FUNCTION outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, rehearsal boolean, OUT mine boolean, OUT next_page bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer) RETURNS record
+CREATE FUNCTION outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, dry_run boolean, OUT mine boolean, OUT next_page bigint, OUT examined integer, OUT finished boolean, OUT removed integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET "TimeZone" TO 'utc'
@@ -592,11 +594,11 @@ DECLARE
     tables regclass := to_regclass(format('%I.processed_events', 'public'));
 BEGIN
     next_page := from_page + batch;
-    looked_at := batch;
+    examined := batch;
     finished := true;
     removed := 0;
     BEGIN
-        IF NOT rehearsal THEN
+        IF NOT dry_run THEN
             LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
         END IF;
         mine := true;
@@ -616,8 +618,8 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'Apply the migrations of the inbox as the owner of outbox, or set retention.processed_events to 0.';
     END IF;
-    SELECT p.next_page, p.finished, p.removed INTO next_page, finished, removed
-    FROM inbox_prune(NULL::text, from_page, batch, older_than, rehearsal) p;
+    SELECT (p->>'next_page')::bigint, (p->>'finished')::boolean, (p->>'removed')::integer INTO next_page, finished, removed
+    FROM inbox_prune(NULL::text, from_page, batch, older_than, dry_run) p;
 END
 $$;
 
@@ -720,7 +722,7 @@ BEGIN
     IF coalesce(current_setting('outbox.notify', true), '') <> 'off' AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('outbox_wake', 'public');
     END IF;
-    PERFORM set_config('outbox.woken', pg_current_xact_id() || ' ' || 'outbox_armed'::regclass::oid, true);
+    PERFORM set_config('outbox.woken', pg_current_xact_id() || ' ' || coalesce(to_regclass(format('%I.outbox_armed', 'public'::text))::oid, 0), true);
     RETURN pg_current_xact_id();
 END
 $$;
@@ -1132,9 +1134,9 @@ CREATE TABLE outbox_range (
     target pg_snapshot NOT NULL,
     low bigint NOT NULL,
     upto bigint NOT NULL,
-    young bigint,
+    new_above bigint,
     more boolean NOT NULL,
-    oldest bigint NOT NULL,
+    oldest_open_seq bigint NOT NULL,
     keys integer[],
     promised interval DEFAULT '00:00:00'::interval NOT NULL,
     taken_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
@@ -1147,11 +1149,11 @@ COMMENT ON TABLE outbox_range IS 'Events that a relay has taken together: those 
 
 COMMENT ON COLUMN outbox_range.fence IS 'Grows with the clock at each take and rescue. A settle with another number writes nothing.';
 
-COMMENT ON COLUMN outbox_range.young IS 'NULL: the range is a whole difference. Otherwise it was cut by id: transactions from xmax(base) on have no event up to this id.';
+COMMENT ON COLUMN outbox_range.new_above IS 'NULL: the range is a whole difference. Otherwise it was cut by id, and the events of transactions from xmax(base) on have ids above this one.';
 
 COMMENT ON COLUMN outbox_range.more IS 'The difference of base and target has events above upto. The next range continues it.';
 
-COMMENT ON COLUMN outbox_range.oldest IS 'No range before this one was open when the range was taken.';
+COMMENT ON COLUMN outbox_range.oldest_open_seq IS 'The seq of the oldest range that was open when this one was taken; its own if none was.';
 
 COMMENT ON COLUMN outbox_range.keys IS 'Hashes of the ordering keys of its events. NULL: none has a key.';
 
@@ -1296,6 +1298,12 @@ CREATE TABLE processed_events (
 );
 
 COMMENT ON TABLE processed_events IS 'Events this receiver has processed, by sender and idempotency key: the memory that suppresses duplicates.';
+
+COMMENT ON COLUMN processed_events.attempts IS '1, however often the sender sent the event: an attempt that failed leaves no row. 0: recorded, and inbox_events counts the attempts.';
+
+COMMENT ON COLUMN processed_events.next_attempt_at IS 'Reserved, always NULL.';
+
+COMMENT ON COLUMN processed_events.payload IS 'Reserved, always NULL: this table keeps no payloads.';
 
 ALTER TABLE ONLY inbox_events ALTER COLUMN inbox_id SET DEFAULT nextval('inbox_id_seq'::regclass);
 
@@ -1454,7 +1462,7 @@ ALTER TABLE ONLY outbox_relay_route
 
 REVOKE ALL ON FUNCTION inbox_has_payload(id bigint) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox_archive_batch(after_id bigint, batch integer, older_than interval, rehearsal boolean, OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT settled integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_archive_batch(after_id bigint, batch integer, older_than interval, dry_run boolean, OUT mine boolean, OUT last_id bigint, OUT examined integer, OUT finished boolean, OUT settled integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox_archive_partitions(OUT partition regclass, OUT starts timestamp with time zone, OUT ends timestamp with time zone) FROM PUBLIC;
 
@@ -1466,7 +1474,7 @@ REVOKE ALL ON FUNCTION outbox_cover_events(after_id bigint, batch integer, since
 
 REVOKE ALL ON FUNCTION outbox_create_deliveries(after_id bigint, batch integer, OUT last_id bigint, OUT finished boolean, OUT events integer, OUT deliveries integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox_drop_archive(older_than interval, rehearsal boolean, after_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_drop_archive(older_than interval, dry_run boolean, after_name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox_is_routed(event_id bigint) FROM PUBLIC;
 
@@ -1474,9 +1482,9 @@ REVOKE ALL ON FUNCTION outbox_order_reveal(event bigint, actor text, origin text
 
 REVOKE ALL ON FUNCTION outbox_outline(event bigint, OUT payload_bytes integer, OUT header_names text[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox_prune_attempts(after_id bigint, batch integer, older_than interval, rehearsal boolean, OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_prune_attempts(after_id bigint, batch integer, older_than interval, dry_run boolean, OUT mine boolean, OUT last_id bigint, OUT examined integer, OUT finished boolean, OUT removed integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, rehearsal boolean, OUT mine boolean, OUT next_page bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, dry_run boolean, OUT mine boolean, OUT next_page bigint, OUT examined integer, OUT finished boolean, OUT removed integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox_refuse_delivery() FROM PUBLIC;
 
