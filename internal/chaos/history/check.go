@@ -159,8 +159,12 @@ func Check(calls []Call, t Tables) []Breach {
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.alerts)) {
 		for i, p := range c.alerts[key] {
-			if i+1 < len(c.alerts[key]) && !c.undone(p) {
-				c.breach(Alerted, key, "was sent by %s at %s, and again at %s", p.Who, p.At, c.alerts[key][i+1].At)
+			if i+1 == len(c.alerts[key]) || c.undone(p) {
+				continue
+			}
+			again := c.alerts[key][i+1]
+			if !c.hit(again.Who, p.At, again.At, Delays) { // a frozen relay sends what it had begun to send
+				c.breach(Alerted, key, "was sent by %s at %s, and again by %s at %s", p.Who, p.At, again.Who, again.At)
 			}
 		}
 	}
