@@ -35,7 +35,7 @@ func drain(tb testing.TB, dsn, url string, concurrency, events int) {
 	var settled atomic.Int64
 	done := make(chan struct{})
 	r, err := New(Config{
-		Pool:         pool,
+		Pool: pool, AllowSuperuser: true,
 		Destinations: []post.Destination{{Name: "default", URL: url, MaxInFlight: concurrency}},
 		Hooks: Hooks{Settled: func(_ string, _ policy.Outcome, _ policy.Reason, n int) {
 			if settled.Add(int64(n)) == int64(events) {

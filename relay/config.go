@@ -44,10 +44,9 @@ type Config struct {
 	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and
 	// database.
 	Schema string
-	// RefuseSuperuser makes Run end with [ErrSuperuser] if its login is a superuser's and other
-	// logins may connect to the database. The program sets it unless database.allow_superuser is
-	// true.
-	RefuseSuperuser bool
+	// AllowSuperuser lets Run work with a superuser's login where other logins may connect to the
+	// database, too. Without it Run ends with [ErrSuperuser] there.
+	AllowSuperuser bool
 
 	// Name under which operators see this relay. Empty: the host's name.
 	Name string

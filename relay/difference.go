@@ -19,7 +19,7 @@ func (c *Config) restarts(next *Config) []string {
 	v.Compare("database.pooler", c.Pooler.Mode == next.Pooler.Mode)
 	v.Compare("database.listen_url", samePool(c.Pooler.Session, next.Pooler.Session))
 	v.Compare("database.schema", c.Schema == next.Schema)
-	v.Compare("database.allow_superuser", c.RefuseSuperuser == next.RefuseSuperuser)
+	v.Compare("database.allow_superuser", c.AllowSuperuser == next.AllowSuperuser)
 	v.Compare("environment", c.Environment == next.Environment)
 	v.Compare("relay.name", c.Name == next.Name)
 	v.Compare("relay.poll_interval", c.PollInterval == next.PollInterval)
@@ -33,7 +33,7 @@ func (c *Config) restarts(next *Config) []string {
 // stay gives a configuration what the one at the start decided for good.
 func (c *Config) stay(start *Config) {
 	c.Pool, c.Pooler, c.Schema, c.Environment = start.Pool, start.Pooler, start.Schema, start.Environment
-	c.RefuseSuperuser, c.Name, c.Version = start.RefuseSuperuser, start.Name, start.Version
+	c.AllowSuperuser, c.Name, c.Version = start.AllowSuperuser, start.Name, start.Version
 	c.PollInterval, c.Lease, c.Watching = start.PollInterval, start.Lease, start.Watching
 	c.SleepAfter, c.Resume = start.SleepAfter, start.Resume
 	c.Log, c.Hooks, c.Spans, c.History = start.Log, start.Hooks, start.Spans, start.History
@@ -57,7 +57,7 @@ func (c *Config) differences(next *Config) (all []string) {
 	v.Compare("alerts.after", c.Alerts.After == next.Alerts.After)
 	v.Compare("alerts.after_by_rule", maps.Equal(c.Alerts.AfterByRule, next.Alerts.AfterByRule))
 	v.Compare("alerts.repeat", c.Alerts.Repeat == next.Alerts.Repeat)
-	v.Compare("admin.public_url", c.Alerts.PageURL == next.Alerts.PageURL)
+	v.Compare("admin.public_url", c.Alerts.PublicURL == next.Alerts.PublicURL)
 	v.Compare("alerts.lag_over", c.Alerts.LagOver == next.Alerts.LagOver)
 	v.Compare("alerts.vacuum_blocked_over", c.Alerts.VacuumBlockedOver == next.Alerts.VacuumBlockedOver)
 	v.Compare("retention", c.Retention == next.Retention)

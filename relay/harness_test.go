@@ -45,7 +45,7 @@ func settings(t testing.TB, dsn string) *pgxpool.Config {
 func config(db *relaytest.Database, destinations ...post.Destination) Config {
 	db.Helper()
 	return Config{
-		Pool: settings(db, db.DSN), Destinations: destinations, PollInterval: time.Second, Name: "test",
+		Pool: settings(db, db.DSN), Destinations: destinations, PollInterval: time.Second, Name: "test", AllowSuperuser: true,
 		Alerts: alert.Config{After: 1, AfterByRule: map[string]time.Duration{alert.RuleFailed: 0}}, // at once
 	}
 }

@@ -84,7 +84,7 @@ func (l *life) join(t *rapid.T) {
 	destinations := []post.Destination{to("http://receiver.test/"), to("http://receiver.test/")}
 	destinations[0].Name, destinations[1].Name, destinations[1].OnFailure = "block", "skip", policy.SkipFailed
 	for i := range destinations {
-		destinations[i].Breaker.Off, destinations[i].Retry.MaxAttempts, destinations[i].MaxInFlight = true, 3, 4
+		destinations[i].Breaker.Disabled, destinations[i].Retry.MaxAttempts, destinations[i].MaxInFlight = true, 3, 4
 	}
 	cfg := config(l.Database, destinations...)
 	cfg.Hooks.DatabaseError = func(operation string, err error) {

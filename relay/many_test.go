@@ -36,7 +36,7 @@ func newMany(t *testing.T) *many {
 	for i := range lane.Few + 20 {
 		name := fmt.Sprintf("d%03d", i)
 		d := to(rc.URL)
-		d.Name, d.Retry.Schedule, d.Breaker.Off = name, []time.Duration{100 * time.Millisecond}, true
+		d.Name, d.Retry.Schedule, d.Breaker.Disabled = name, []time.Duration{100 * time.Millisecond}, true
 		m.cfg.Destinations = append(m.cfg.Destinations, d)
 		m.cfg.Routes = append(m.cfg.Routes, Route{Event: name, To: []string{name}})
 	}

@@ -192,7 +192,7 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	g, rc := relaytest.NewGated(t)
 	d := to(rc.URL)
 	d.MaxInFlight = 2
-	vacant := post.Destination{Name: "vacant", URL: testkit.NewVacant(t).URL, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
+	vacant := post.Destination{Name: "vacant", URL: testkit.NewVacant(t).URL, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Disabled: true}}
 	vacant.Retry.Schedule = []time.Duration{time.Hour}
 	db.Insert(5, "key")
 	r := start(t, config(db, d, vacant))

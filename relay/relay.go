@@ -132,7 +132,7 @@ var (
 	ErrSchema    = pg.ErrSchema    // the database's schema is not the one that this build works with
 	ErrPooler    = pg.ErrPooler    // the database URL leads through a pooler that does not keep sessions, and Config does not say so
 	ErrEncoding  = pg.ErrEncoding  // the database is not in UTF-8
-	ErrSuperuser = pg.ErrSuperuser // the login is a superuser's beside others, and Config.RefuseSuperuser is set
+	ErrSuperuser = pg.ErrSuperuser // the login is a superuser's beside others, and Config.AllowSuperuser is not set
 )
 
 // Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs

@@ -153,7 +153,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		d := to(places[n%3].URL)
 		d.MaxInFlight, d.RateLimit = 4+n%7, float64(n%2)*10_000
 		d.SigningSecrets = []webhook.Secret{signingSecret(t, n%4)}
-		d.Breaker.Off, d.OnFailure = n%3 == 0, map[bool]policy.FailurePolicy{true: policy.SkipFailed, false: policy.BlockFailed}[n%2 == 0]
+		d.Breaker.Disabled, d.OnFailure = n%3 == 0, map[bool]policy.FailurePolicy{true: policy.SkipFailed, false: policy.BlockFailed}[n%2 == 0]
 		cfg := config(db, d)
 		cfg.LogDelivered, cfg.MaxInFlight, cfg.Alerts.LagOver = n%2 == 0, 8+n, time.Duration(n+1)*time.Minute
 		cfg.Retention.ArchiveAfter = time.Duration(n) * days
@@ -417,7 +417,7 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 	r := start(t, config(db, d))
 	db.Insert(5, "one")
 	relaytest.Becomes(db, 1, "SELECT count(*)::int FROM outbox_destination WHERE breaker = 'open'")
-	d.Breaker.Off = true
+	d.Breaker.Disabled = true
 	testkit.Equal(t, "changes", fmt.Sprint(r.reload(config(db, d))), "[destinations.default changed: breaker]")
 	r.settles(t, policy.Fail, 5)
 	relaytest.Becomes(db, 0, "SELECT count(*)::int FROM outbox_destination WHERE breaker <> 'closed'")
@@ -445,7 +445,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Alerts.After":  func(c *Config) { c.Alerts.After = time.Hour },
 		"Alerts.Rules":  func(c *Config) { c.Alerts.AfterByRule = map[string]time.Duration{alert.RuleLag: time.Minute} },
 		"Alerts.Repeat": func(c *Config) { c.Alerts.Repeat = 2 * time.Hour },
-		"Alerts.Page":   func(c *Config) { c.Alerts.PageURL = "https://page" },
+		"Alerts.Page":   func(c *Config) { c.Alerts.PublicURL = "https://page" },
 		"Alerts.Lag":    func(c *Config) { c.Alerts.LagOver = time.Hour },
 		"Alerts.Pinned": func(c *Config) { c.Alerts.VacuumBlockedOver = time.Hour },
 		"Retention":     func(c *Config) { c.Retention.ArchiveAfter = days },
@@ -460,11 +460,11 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
-		"Pool", "Pooler", "Schema", "RefuseSuperuser", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans", "History",
+		"Pool", "Pooler", "Schema", "AllowSuperuser", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans", "History",
 		"Entry", "SleepAfter", "Resume",
 	}
 	relaytest.CheckFields(t, Config{}, known...)
-	relaytest.CheckFields(t, alert.Config{}, "Channels", "After", "AfterByRule", "Repeat", "LagOver", "VacuumBlockedOver", "PageURL")
+	relaytest.CheckFields(t, alert.Config{}, "Channels", "After", "AfterByRule", "Repeat", "LagOver", "VacuumBlockedOver", "PublicURL")
 	relaytest.CheckFields(t, post.Egress{}, "AllowPrivate", "Proxy")
 }
 

@@ -33,7 +33,7 @@ func TestRelayProcess(t *testing.T) {
 	d := to(url)
 	d.Timeout = min(relaytest.Patience, lease-leaseMargin) // a POST that is under way while the process is frozen continues afterwards
 	r, err := New(Config{
-		Pool: settings(t, dsn), Destinations: []post.Destination{d}, Lease: lease, Name: "victim",
+		Pool: settings(t, dsn), Destinations: []post.Destination{d}, Lease: lease, Name: "victim", AllowSuperuser: true,
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
 	})
 	relaytest.Must(t, err)

@@ -48,7 +48,7 @@ func TestSchemasDoNotMix(t *testing.T) {
 		pgtest.Migrate(t, db.DSN, migrations.Outbox)
 		db.Route()
 		rc := relaytest.NewReceiver(t, nil)
-		cfg := Config{Pool: settings(t, dsn), Schema: name, Destinations: []post.Destination{to(rc.URL)}, PollInterval: time.Hour}
+		cfg := Config{Pool: settings(t, dsn), Schema: name, AllowSuperuser: true, Destinations: []post.Destination{to(rc.URL)}, PollInterval: time.Hour}
 		dbs, receivers, relays = append(dbs, db), append(receivers, rc), append(relays, start(t, cfg))
 	}
 	for _, r := range relays {

@@ -14,7 +14,7 @@ import (
 func (r *Relay) newSession() *session.Session {
 	return &session.Session{
 		Config: session.Config{
-			Pool: r.cfg.Pool, Pooler: r.cfg.Pooler, Schema: r.cfg.Schema, RefuseSuperuser: r.cfg.RefuseSuperuser, Name: r.cfg.Name, Version: r.cfg.Version,
+			Pool: r.cfg.Pool, Pooler: r.cfg.Pooler, Schema: r.cfg.Schema, AllowSuperuser: r.cfg.AllowSuperuser, Name: r.cfg.Name, Version: r.cfg.Version,
 			PollInterval: r.cfg.PollInterval, Lease: r.cfg.Lease, Log: r.cfg.Log,
 		},
 		Guard: identity.NewGuard(r.guardConfig()), Presence: &r.presence, Producers: &r.producers,

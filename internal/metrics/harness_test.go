@@ -73,7 +73,7 @@ func config(t testing.TB, db *relaytest.Database, destinations ...relay.Destinat
 	t.Helper()
 	pool, err := pgxpool.ParseConfig(db.DSN)
 	relaytest.Must(t, err)
-	return relay.Config{Pool: pool, Destinations: destinations, PollInterval: time.Second, Name: "test"}
+	return relay.Config{Pool: pool, Destinations: destinations, PollInterval: time.Second, Name: "test", AllowSuperuser: true}
 }
 
 func to(name, url string) relay.Destination {

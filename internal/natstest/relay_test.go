@@ -30,6 +30,7 @@ func runRelay(t testing.TB, db *relaytest.Database, hooks relay.Hooks, destinati
 func startRelay(t testing.TB, db *relaytest.Database, cfg relay.Config) (stop func()) {
 	t.Helper()
 	var err error
+	cfg.AllowSuperuser = true
 	cfg.Pool, err = pgxpool.ParseConfig(db.DSN)
 	pgtest.Must(t, err)
 	r, err := relay.New(cfg)

@@ -157,8 +157,8 @@ func (m *member) own(cfg relay.Config) relay.Config {
 	if cfg.History != nil {
 		cfg.History = cmp.Or(m.History, history.New())
 	}
-	if cfg.Alerts.PageURL != "" {
-		cfg.Alerts.PageURL += "/databases/" + m.Name
+	if cfg.Alerts.PublicURL != "" {
+		cfg.Alerts.PublicURL += "/databases/" + m.Name
 	}
 	return cfg
 }

@@ -29,7 +29,7 @@ func pool(t *testing.T, dsn string) *pgxpool.Config {
 
 func to(url string) relay.Config {
 	return relay.Config{
-		Destinations: []relay.Destination{{Name: "default", URL: url}}, PollInterval: time.Second, Name: "test", History: relay.NewHistory(),
+		Destinations: []relay.Destination{{Name: "default", URL: url}}, PollInterval: time.Second, Name: "test", History: relay.NewHistory(), AllowSuperuser: true,
 	}
 }
 

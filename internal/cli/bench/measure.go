@@ -206,7 +206,7 @@ type runningRelay struct {
 func (b *bench) start(ctx context.Context) (*runningRelay, error) {
 	running := &runningRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, settled: make(chan struct{}, 1)}
 	cfg := relay.Config{
-		Pool: b.config.Pool, Pooler: b.config.Relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
+		Pool: b.config.Pool, Pooler: b.config.Relay.Pooler, Schema: b.schema, AllowSuperuser: true, Name: "outbox-relay bench", Version: b.inv.Version,
 		Destinations: []relay.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
 	}
 	if b.cmd.URL != "" {

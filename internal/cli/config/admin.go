@@ -35,7 +35,7 @@ func (c *Config) adminRows() []settings.Row {
 		{Path: "admin.read_token", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.ReadToken))},
 		{Path: "admin.allowed_hosts", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.AllowedHosts))},
 		{Path: "admin.behind_proxy", Value: settings.One("true", settings.ParseBool, settings.To(&a.BehindProxy), false)},
-		{Path: "admin.public_url", Value: settings.One("https://relay.internal/outbox", optional(parsePublicURL), settings.To(&c.Relay.Alerts.PageURL), "")},
+		{Path: "admin.public_url", Value: settings.One("https://relay.internal/outbox", optional(parsePublicURL), settings.To(&c.Relay.Alerts.PublicURL), "")},
 		{Path: "admin.path_prefix", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.PathPrefix), "")},
 		{Path: "admin.tls.cert_file", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.CertFile))},
 		{Path: "admin.tls.key_file", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.KeyFile))},

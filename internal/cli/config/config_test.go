@@ -261,7 +261,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 	got := c.Relay
 	none, half := 0.0, 0.5
 	want := relay.Config{
-		Pool: c.Pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.Direct}, Schema: "Billing", RefuseSuperuser: true, Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
+		Pool: c.Pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.Direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
 		Destinations: []relay.Destination{
 			{
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
@@ -273,7 +273,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 			},
 			{
 				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13,
-				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
+				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Disabled: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
 				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, NotAfter: 600 * time.Hour},
 				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},
 				Wire: relay.Wire{

@@ -52,7 +52,7 @@ func (c *Config) databaseRows() []settings.Row {
 		{Path: "database.listen_url", FromFile: true, Value: settings.Showing(settings.One("postgres://…", optional(settings.ParseSecret), settings.To(&c.listenURL)), databasePart)},
 		{Path: "database.pooler", Value: settings.One("auto", orNone(settings.ParseChoice(relay.PoolerAuto, relay.PoolerNone, relay.PoolerTransaction)), settings.To(&c.Relay.Pooler.Mode), relay.PoolerAuto)},
 		{Path: "database.schema", Flag: "schema", Value: settings.One("billing", optional(parseSchema), settings.To(&c.Relay.Schema), "")},
-		{Path: "database.allow_superuser", Value: settings.One("true", settings.ParseBool, func(allowed bool) { c.Relay.RefuseSuperuser = !allowed }, false)},
+		{Path: "database.allow_superuser", Value: settings.One("true", settings.ParseBool, settings.To(&c.Relay.AllowSuperuser), false)},
 	}
 }
 
@@ -92,7 +92,7 @@ func policyRows(d *destination) []settings.Row {
 
 		{Path: "rate_limit", Value: settings.One("100", settings.ParseFraction("write requests per second, such as 100, or 0 for no limit"), settings.To(&d.RateLimit), 0)},
 		{Path: "on_failure", Value: settings.One("block", settings.ParseChoice(policy.BlockFailed, policy.SkipFailed), settings.To(&d.OnFailure), policy.BlockFailed)},
-		{Path: "breaker.enabled", Value: settings.One("true", settings.ParseBool, func(on bool) { breaker.Off = !on }, true)},
+		{Path: "breaker.enabled", Value: settings.One("true", settings.ParseBool, func(on bool) { breaker.Disabled = !on }, true)},
 		{Path: "breaker.failures", Value: settings.One("5", settings.ParseCount, settings.To(&breaker.Failures), policy.DefaultBreakerFailures)},
 		{Path: "breaker.probe_after", Value: settings.One("1s", settings.ParseDuration, settings.To(&breaker.ProbeAfter), policy.DefaultProbeAfter)},
 		{Path: "breaker.probe_max", Value: settings.One("5s", settings.ParseDuration, settings.To(&breaker.ProbeMax), policy.DefaultProbeMax)},

@@ -232,7 +232,7 @@ destinations:
 	if a.RateLimit != 12.5 || a.OnFailure != policy.SkipFailed || a.Breaker != (policy.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {
 		t.Errorf("%g %s %+v", a.RateLimit, a.OnFailure, a.Breaker)
 	}
-	if b.RateLimit != 0 || b.OnFailure != policy.BlockFailed || b.Breaker != (policy.BreakerPolicy{Off: true, Failures: 9, ProbeAfter: 2 * time.Second, ProbeMax: time.Minute}) {
+	if b.RateLimit != 0 || b.OnFailure != policy.BlockFailed || b.Breaker != (policy.BreakerPolicy{Disabled: true, Failures: 9, ProbeAfter: 2 * time.Second, ProbeMax: time.Minute}) {
 		t.Errorf("%g %s %+v", b.RateLimit, b.OnFailure, b.Breaker)
 	}
 }

@@ -42,9 +42,9 @@ type Config struct {
 	LagOver time.Duration
 	// VacuumBlockedOver is for how long a session may keep the database from cleaning up. 0: 5 min.
 	VacuumBlockedOver time.Duration
-	// PageURL is where people reach the page of the relay, such as https://relay.internal/outbox.
+	// PublicURL is where people reach the page of the relay, such as https://relay.internal/outbox.
 	// Empty: alerts have no link to it.
-	PageURL string
+	PublicURL string
 }
 
 // WithDefaults returns a copy in which every zero value is replaced by its default.

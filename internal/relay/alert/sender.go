@@ -198,8 +198,8 @@ func (s *Sender) sendOne(ctx context.Context, c *candidate) error {
 // compose completes an alert that is about to be sent.
 func (s *Sender) compose(a Alert, state State, cfg Config) Alert {
 	a.Source = Source{Entry: s.Entry, Environment: s.Environment, Relay: s.Relay, Repeated: a.ResolvedAt == nil && !state.SentAt.IsZero()}
-	if cfg.PageURL != "" {
-		a.Page = cfg.PageURL + "/alerts"
+	if cfg.PublicURL != "" {
+		a.Page = cfg.PublicURL + "/alerts"
 	}
 	if slices.Contains(Rules(), a.Rule) {
 		a.Runbook = runbook + a.Rule

@@ -74,7 +74,7 @@ func TestNumbersAreThoseOfTheMoment(t *testing.T) {
 	db := relaytest.Covered(t)
 	ops := &pager{name: "ops"}
 	s := newSender(db, ops)
-	cfg := alert.Config{Channels: []alert.Channel{ops}, PageURL: "https://relay.internal/outbox"}.WithDefaults()
+	cfg := alert.Config{Channels: []alert.Channel{ops}, PublicURL: "https://relay.internal/outbox"}.WithDefaults()
 	s.Config, s.Environment, s.Relay = func() alert.Config { return cfg }, "production", "relay-1"
 	refreshed := 0
 	s.Refresh = func(context.Context) error { refreshed++; return nil }

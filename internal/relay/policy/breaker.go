@@ -63,8 +63,8 @@ func (b *Breaker) Implausible(hold time.Duration) time.Duration {
 // BreakerPolicy says when a destination is taken to be down as a whole. Its deliveries are then
 // held: nothing is sent but probes, which spend no attempt, until one is accepted.
 type BreakerPolicy struct {
-	// Off never holds: an outage spends attempts on the schedule, and deliveries fail.
-	Off bool
+	// Disabled never holds: an outage spends attempts on the schedule, and deliveries fail.
+	Disabled bool
 	// Failures that make a destination suspect, counted over all relays. An answer takes back three
 	// of them, so they need not be in a row. 0: 5. From then on failures spend no attempt; the
 	// breaker opens when the destination has not answered for a second, or at four times as many.
@@ -224,7 +224,7 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 		b.Answered = now
 	}
 	switch {
-	case b.Policy.Off || !v.Posted:
+	case b.Policy.Disabled || !v.Posted:
 		return false
 	case blame == blameUnknown:
 		return v.Unreached // this relay cut the request off before there was a connection
@@ -379,7 +379,7 @@ func (b *Breaker) HoldAlone(now time.Time) (next time.Time) {
 func (b *Breaker) TryAlone(now time.Time) {
 	b.Enter(now, BreakerHalfOpen)
 	b.Alone, b.allowed = true, 1
-	if b.Policy.Off {
+	if b.Policy.Disabled {
 		b.Close(now)
 	}
 }
@@ -395,7 +395,7 @@ func (b *Breaker) ClosedAlone(now time.Time) {
 func (b *Breaker) Try(now time.Time, hold time.Duration) {
 	b.Enter(now, BreakerHalfOpen)
 	b.allowed, b.Until = 1, now.Add(hold)
-	if b.Policy.Off {
+	if b.Policy.Disabled {
 		b.Close(now) // held before it was switched off, and there is nothing to find out
 	}
 }
@@ -407,7 +407,7 @@ func (b *Breaker) Configure(now time.Time, policy BreakerPolicy) {
 	switch {
 	case b.Alone && b.State == BreakerOpen:
 		b.TryAt = now // with its new secret
-	case !policy.Off:
+	case !policy.Disabled:
 	case b.State == BreakerHalfOpen:
 		b.Close(now)
 	case b.Write == WriteOpen:

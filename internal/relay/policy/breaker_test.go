@@ -106,7 +106,7 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 		}
 	}
 
-	off := Breaker{Policy: BreakerPolicy{Off: true}.WithDefaults()}
+	off := Breaker{Policy: BreakerPolicy{Disabled: true}.WithDefaults()}
 	for i := range int64(100) {
 		if off.RecordResult(time.Unix(i, 0), i, &refusedConn, 64) || off.Holding() {
 			t.Fatal("a breaker that is off holds")

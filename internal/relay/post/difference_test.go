@@ -30,7 +30,7 @@ func changes(t *testing.T) map[string]func(*post.Destination) {
 		"retry.jitter":          func(d *post.Destination) { d.Retry.Jitter = &half },
 		"retry.retry_after_max": func(d *post.Destination) { d.Retry.RetryAfterMax = 3 },
 		"retry.not_after":       func(d *post.Destination) { d.Retry.NotAfter = 3 },
-		"breaker":               func(d *post.Destination) { d.Breaker.Off = true },
+		"breaker":               func(d *post.Destination) { d.Breaker.Disabled = true },
 		"on_failure":            func(d *post.Destination) { d.OnFailure = policy.SkipFailed },
 		"responses.retry":       func(d *post.Destination) { d.Responses.Retry = []int{404} },
 		"responses.fail":        func(d *post.Destination) { d.Responses.Fail = []int{404} },

@@ -27,8 +27,8 @@ type Config struct {
 	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and
 	// database.
 	Schema string
-	// RefuseSuperuser makes Check fail for a superuser's login, see [pg.CheckLogin].
-	RefuseSuperuser bool
+	// AllowSuperuser lets Check pass a superuser's login, see [pg.CheckLogin].
+	AllowSuperuser bool
 	// Name and Version under which operators see the relay.
 	Name, Version string
 	// PollInterval of the relay, for the log. Lease is after how long a relay without a session is
@@ -162,7 +162,7 @@ func (s *Session) Check(ctx context.Context) error {
 	if err := pg.CheckHistory(ctx, s.Database.Pool); err != nil {
 		return err
 	}
-	if s.Config.RefuseSuperuser {
+	if !s.Config.AllowSuperuser {
 		if err := pg.CheckLogin(ctx, s.Database.Pool); err != nil {
 			return err
 		}

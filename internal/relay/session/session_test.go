@@ -26,7 +26,7 @@ func alone(t testing.TB, db *relaytest.Database) *Session {
 	relaytest.Must(t, err)
 	failed := func(operation string, err error) { t.Errorf("%s: %v", operation, err) }
 	return &Session{
-		Config: Config{Pool: pool, Name: "test", Lease: time.Minute}, Guard: identity.NewGuard(identity.Config{Failed: failed}),
+		Config: Config{Pool: pool, Name: "test", Lease: time.Minute, AllowSuperuser: true}, Guard: identity.NewGuard(identity.Config{Failed: failed}),
 		Presence: &Presence{}, Producers: &Producers{}, Failed: failed,
 		Restore: func(context.Context, pg.Pool, int32) error { return nil },
 		Enter:   func(_ context.Context, _ bool, alive func()) error { alive(); return nil },
