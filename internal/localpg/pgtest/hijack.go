@@ -25,7 +25,8 @@ import (
 // login that is no superuser's fails already where a statement has one in a branch that is not
 // taken.
 //
-// The rows are written into the system tables: CREATE FUNCTION would take minutes for as many.
+// The rows are written into the system tables, whose columns differ by version: CREATE FUNCTION
+// would take minutes for as many.
 const hijackSQL = `
 SET search_path = pg_catalog; -- or they would divert this script
 CREATE SEQUENCE public.hijacked;
@@ -85,17 +86,24 @@ INSERT INTO hijackers (proname, result, arguments, oid)
 SELECT 'hijacker_' || coalesce(result, 25), coalesce(result, 25), array_remove(ARRAY[l, r], 0::oid), 4100000000 + row_number() OVER ()
 FROM (SELECT DISTINCT l, r, result FROM hijack_operators) o;
 
-INSERT INTO pg_proc
-SELECT (jsonb_populate_record(p, jsonb_build_object('oid', h.oid, 'proname', h.proname, 'pronargs', cardinality(h.arguments), 'prorettype', coalesce(h.result, 25),
-    'proargtypes', array_to_string(h.arguments, ' '), 'proargnames', CASE WHEN h.last_name <> '' THEN ARRAY[h.last_name] END))).*
-FROM hijackers h JOIN pg_proc p ON p.oid = 'public.hijacker'::regproc;
+DO $do$ BEGIN
+    EXECUTE (SELECT 'INSERT INTO pg_proc SELECT ' || string_agg(CASE attname
+            WHEN 'oid' THEN 'h.oid::oid' WHEN 'proname' THEN 'h.proname' WHEN 'pronargs' THEN 'cardinality(h.arguments)' WHEN 'prorettype' THEN 'coalesce(h.result, 25)'
+            WHEN 'proargtypes' THEN 'array_to_string(h.arguments, '' '')::oidvector' WHEN 'proargnames' THEN 'CASE WHEN h.last_name <> '''' THEN ARRAY[h.last_name] END'
+            ELSE 'p.' || attname END, ', ' ORDER BY attnum) || ' FROM hijackers h, pg_proc p WHERE p.oid = ''public.hijacker''::regproc'
+        FROM pg_attribute WHERE attrelid = 'pg_proc'::regclass AND attnum > 0);
+END $do$;
 
 CREATE OPERATOR public.=== (FUNCTION = texteq, LEFTARG = text, RIGHTARG = text);
-INSERT INTO pg_operator
-SELECT (jsonb_populate_record(p, jsonb_build_object('oid', 4200000000 + row_number() OVER (), 'oprname', o.oprname, 'oprkind', o.oprkind, 'oprleft', o.l, 'oprright', o.r,
-    'oprresult', coalesce(o.result, 25), 'oprcode', h.oid::text))).*
-FROM hijack_operators o JOIN hijackers h ON h.proname = 'hijacker_' || coalesce(o.result, 25) AND h.arguments = array_remove(ARRAY[o.l, o.r], 0::oid)
-JOIN pg_operator p ON p.oid = 'public.===(text, text)'::regoperator;
+DO $do$ BEGIN
+    EXECUTE (SELECT 'INSERT INTO pg_operator SELECT ' || string_agg(CASE attname
+            WHEN 'oid' THEN '(4200000000 + row_number() OVER ())::oid' WHEN 'oprname' THEN 'o.oprname' WHEN 'oprkind' THEN 'o.oprkind' WHEN 'oprleft' THEN 'o.l'
+            WHEN 'oprright' THEN 'o.r' WHEN 'oprresult' THEN 'coalesce(o.result, 25)' WHEN 'oprcode' THEN 'h.oid::oid::regproc'
+            ELSE 'p.' || attname END, ', ' ORDER BY attnum) || ' FROM pg_operator p, hijack_operators o
+            JOIN hijackers h ON h.proname = ''hijacker_'' || coalesce(o.result, 25) AND h.arguments = array_remove(ARRAY[o.l, o.r], 0::oid)
+            WHERE p.oid = ''public.===(text, text)''::regoperator'
+        FROM pg_attribute WHERE attrelid = 'pg_operator'::regclass AND attnum > 0);
+END $do$;
 DROP TABLE hijack_types, hijack_calls, hijackers, hijack_operators;
 RESET search_path`
 
