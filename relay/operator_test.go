@@ -10,28 +10,10 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/ops"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
-	"github.com/outbox-relay/outbox-relay/internal/relay/settle"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
-
-// A settle whose commit was not acknowledged is sent again. By then an operator may have replayed
-// what it settled.
-func TestLateSettleMissesTheReplay(t *testing.T) {
-	t.Parallel()
-	db := relaytest.Covered(t)
-	db.Insert(1, "k")
-	db.Settled("delivered", "true")
-	b, err := ops.New(db.Pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
-	relaytest.Must(t, err)
-	if b.Done != 1 {
-		t.Fatalf("%+v", b)
-	}
-	if n := db.Exec(settle.WriteDelivered, []int64{1}, []string{"default"}, []int64{9}, []float64{0}, []int16{200}); n != 0 {
-		t.Error("a settle of the claim before the replay settles the replay, which is then never sent")
-	}
-}
 
 // The whole history of a destination is replayed while a relay sends it: every delivery goes out
 // exactly once more, for what a relay has delivered again is not found again behind the cursor.

@@ -22,7 +22,6 @@ func TestThroughPooler(t *testing.T) {
 		"large payloads":            TestLargePayloadsArriveByteForByte,
 		"the future":                TestEventsOfTheFutureWait,
 		"gone":                      TestGoneFailsOne,
-		"failed head":               TestManyBehindAFailedHead,
 		"schedule":                  TestOutageOrALoneEventAtFault,
 		"independent destinations":  TestDestinationsAreIndependent,
 		"claims are exclusive":      TestClaimedDeliveriesAreNobodyElses,
