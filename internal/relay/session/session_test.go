@@ -2,12 +2,9 @@ package session
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
@@ -142,46 +139,4 @@ func TestCalmRelayBeatsLessOften(t *testing.T) {
 	pooled := *on
 	pooled.conn = nil
 	testkit.Equal(t, "without a session", s.nextBeat(&pooled).Sub(on.beaten), idleBeatInterval)
-}
-
-// connect returns a connection as a relay has them.
-func connect(b *testing.B, db *relaytest.Database) *pgx.Conn {
-	b.Helper()
-	conn, err := pgx.ConnectConfig(b.Context(), alone(b, db).Config.PoolConfig().ConnConfig)
-	relaytest.Must(b, err)
-	b.Cleanup(func() { _ = conn.Close(b.Context()) })
-	return conn
-}
-
-// BenchmarkBeat measures a beat beside other relays that live, as the median over many beats.
-func BenchmarkBeat(b *testing.B) {
-	for _, others := range []int{0, 1, 5, 50} {
-		b.Run(fmt.Sprint(others, " others"), func(b *testing.B) {
-			db := relaytest.Covered(b)
-			enter := func() (conn *pgx.Conn, relayID int32) {
-				conn = connect(b, db)
-				relayID, err := Register(b.Context(), conn, true, "test", "", time.Minute)
-				relaytest.Must(b, err)
-				return conn, relayID
-			}
-			for range others {
-				enter()
-			}
-			conn, relayID := enter()
-			relaytest.Becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
-			db.Exec(`UPDATE outbox_relay SET heartbeat_at = now()`)
-			var took []time.Duration
-			for b.Loop() {
-				began := time.Now()
-				e, err := heartbeat(b.Context(), conn, pulse{relayID: relayID, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
-				took = append(took, time.Since(began))
-				if relaytest.Must(b, err); !e.registered || len(e.dead) > 0 {
-					b.Fatalf("%+v", e)
-				}
-			}
-			slices.Sort(took)
-			b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, "median-µs")
-			b.ReportMetric(0, "ns/op")
-		})
-	}
 }
