@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -54,6 +55,24 @@ func TestIdleConnectionOutlivesDeadline(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Where no descriptor is left, a request that cannot be sent directly has that of an idle
+// connection, and does not wait until it ends.
+func TestIdleConnectionMakesRoom(t *testing.T) {
+	t.Parallel()
+	e := endpointAt(t, relaytest.NewReceiver(t, nil).URL)
+	dial, open := e.Dial, net.Conn(nil)
+	e.Dial = func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		if open != nil && open.SetDeadline(time.Time{}) == nil { // not closed
+			return nil, &net.OpError{Op: "dial", Net: network, Err: os.NewSyscallError("socket", syscall.EMFILE)}
+		}
+		open, err = dial(ctx, network, address)
+		return open, err
+	}
+	testkit.Equal(t, "a small one", exchange(t, e).Outcome, policy.Delivered)
+	large := exchangePayload(t, e, `"`+strings.Repeat("x", 100_000)+`"`)
+	testkit.Equal(t, "a large one", large.Outcome, policy.Delivered)
 }
 
 // A request that is stopped, or too late, before anything was sent is not sent any more, and says

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -115,9 +116,15 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	return e, nil
 }
 
-// dial opens a connection.
+// dial opens a connection. If there is no descriptor left for it, dial closes direct connections
+// that are idle. Otherwise a request that cannot be sent directly would wait until they end.
 func (e *Endpoint) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return e.Dial(ctx, network, address)
+	conn, err := e.Dial(ctx, network, address)
+	if e.direct != nil && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)) {
+		e.direct.closeIdle()
+		conn, err = e.Dial(ctx, network, address)
+	}
+	return conn, err
 }
 
 // setHeader makes the headers that all messages share: agent, unless that is empty, and the
