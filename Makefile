@@ -11,6 +11,7 @@ CHAOS_TIME    ?= 10m
 TIME          ?= 30m
 SEED          ?= 0
 AGE           ?= 0
+POOLER        ?= 0
 FUZZ_TIME     ?= 20s
 ROUNDS        ?= 5
 BENCH_ROUNDS  ?= 5
@@ -293,6 +294,7 @@ test-pooler: #: Run the tests that need PgBouncer, and the engine's core through
 	@command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || { echo 'install PgBouncer first: apt-get install pgbouncer' >&2; exit 1; }
 	$(GO) vet -tags pgbouncer ./relay
 	$(GO) test -tags pgbouncer -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) -run 'Pooler|Lease$$' ./relay
+	$(GO) test ./internal/chaos -count 1 $(SHORT) -timeout $(TEST_TIMEOUT) -run 'TestChaos$$' -pooler 2
 
 .PHONY: footprint
 footprint: build #: Measure what an idle relay costs: first claim, queries, memory (about a minute; WINDOW=60)
@@ -303,8 +305,8 @@ chaos: ## Make faults of all kinds for CHAOS_TIME (10m) under three relays and t
 	$(GO) test ./internal/chaos -count 1 -v -timeout 0 -chaos $(CHAOS_TIME) -seed $(SEED)
 
 .PHONY: soak
-soak: #: The faults of make chaos for TIME (30m), with a word each minute (SEED=n repeats those of a run that printed n; AGE=n: in a database that is full of n times 430,000 deliveries)
-	$(GO) test ./internal/chaos -run TestChaos -count 1 -v -timeout 0 -chaos $(TIME) -seed $(SEED) -age '$(AGE)'
+soak: #: The faults of make chaos for TIME (30m), with a word each minute (SEED=n repeats those of a run that printed n; AGE=n: in a database that is full of n times 430,000 deliveries; POOLER=n: n of the relays and receivers are behind PgBouncer; PG=14, 16, 17 or 18)
+	$(if $(PG),PG=$(PG) $(server)) $(GO) test ./internal/chaos -run TestChaos -count 1 -v -timeout 0 -chaos $(TIME) -seed $(SEED) -age '$(AGE)' -pooler '$(POOLER)'
 
 .PHONY: chaos-order
 chaos-order: #: Kill relays while 200 events of each of 200 ordering keys are delivered, check the order of each key, and time a takeover

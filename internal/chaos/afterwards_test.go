@@ -34,7 +34,8 @@ WHERE application_name LIKE 'outbox-relay%' AND state LIKE 'idle in transaction%
 UNION ALL SELECT format('relays have %s connections', count(*)) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%' HAVING count(*) > $1`
 
 // afterwards checks what relays still have when faults are over and everything is delivered, that
-// their metrics say what the tables hold, and that their logs hold no secret.
+// their metrics say what the tables hold, and that their logs hold no secret and no error that is a
+// relay's own.
 func (s *stage) afterwards() {
 	s.t.Helper()
 	var wrong []string
@@ -54,10 +55,17 @@ func (s *stage) afterwards() {
 					s.t.Errorf("the log %s holds %s", path, what)
 				}
 			}
+			for _, line := range mistaken.FindAll(log, 5) {
+				s.t.Errorf("%s sent a statement that no server takes: %s", path, line)
+			}
 		}
 		return err
 	}))
 }
+
+// mistaken matches errors that no fault makes: of data that a statement cannot have, and of what is
+// no statement.
+var mistaken = regexp.MustCompile(`(?m)^.*\(SQLSTATE (22|42)\w{3}\).*$`)
 
 var inStatus = regexp.MustCompile(`(?m)^(Threads|VmRSS):\s+(\d+)`)
 

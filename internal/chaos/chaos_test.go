@@ -31,6 +31,7 @@ var (
 	oldRelay  = flag.String("old", "", "an outbox-relay of another version: every second process of a relay is one, as in an upgrade and its reversal")
 	age       = flag.Int("age", 0, "how many times 430,000 deliveries the outbox of TestChaos holds before it begins, without statistics, while a snapshot blocks vacuum")
 	relays    = flag.Int("relays", 3, "how many relays deliver in TestChaos")
+	pooled    = flag.Int("pooler", 0, "how many of the relays, and of the receivers, reach their databases through a PgBouncer in transaction mode, which is killed too")
 )
 
 func TestMain(m *testing.M) {
@@ -53,14 +54,22 @@ func TestCalm(t *testing.T) {
 	}
 }
 
+// largeSales commits events of 1 MB each.
+const largeSales = `
+WITH large AS (INSERT INTO sales SELECT 'large-' || i FROM generate_series(1, $1) i RETURNING key)
+INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'sale.made', json_build_object('key', key, 'note', repeat('x', 1000000)), key FROM large`
+
 // A relay that may open fewer files than it wants connections, and has little memory, is slow, and
-// no event loses an attempt to that.
+// no event loses an attempt to that. With more memory than it may have, it would die.
 func TestCrampedRelay(t *testing.T) {
 	s := newStage(t, 1, 0)
-	s.limits = "ulimit -n 40; export GOMEMLIMIT=16MiB;"
+	s.limits = "ulimit -n 40; ulimit -d 262144; export GOMEMLIMIT=16MiB;" // of address space that may be written; it begins with 140 MiB
 	s.openRelay("relay-1")
 	ended := s.fault("relay-1", history.Delays)
-	s.produceMeanwhile(4000, testsize.Of(2000, 400))()
+	end := s.produceMeanwhile(4000, testsize.Of(2000, 400))
+	_, err := s.outbox.Exec(s.Ctx, largeSales, testsize.Of(200, 30))
+	s.must(err)
+	end()
 	s.drained()
 	ended()
 	s.judge()
@@ -89,6 +98,10 @@ func TestChaos(t *testing.T) {
 	s.openRelays(*relays)
 	s.wire.share.Store(1)
 	ended := s.produceMeanwhile(200, 0)
+	faults := slices.Clip(faults)
+	if s.pooler != nil {
+		faults = append(faults, poolerDies)
+	}
 	begun := time.Now()
 	for said := begun; time.Since(begun) < lasts && s.Ctx.Err() == nil; {
 		pause := s.between(0, time.Second)

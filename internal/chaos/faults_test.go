@@ -17,12 +17,14 @@ import (
 // endOthers ends every connection but its own and those of useUpConnections.
 const endOthers = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name <> 'chaos' AND pid <> pg_backend_pid() AND backend_type = 'client backend'`
 
-// faults are what may be made. Each draws its choices first, so that a seed always gives the same
-// faults in the same order.
-var faults = []struct {
+type fault struct {
 	name string
 	make func(s *stage)
-}{
+}
+
+// faults are what may be made. Each draws its choices first, so that a seed always gives the same
+// faults in the same order.
+var faults = []fault{
 	{"relay killed", func(s *stage) { s.on(s.relay().Unit, history.Undoes, (*process.Process).Kill) }},
 	{"relay frozen", func(s *stage) { s.freeze(s.relay().Unit, s.between(time.Second, 6*time.Second)) }},
 	{"relay reloads", func(s *stage) { s.on(s.relay().Unit, history.None, func(p *process.Process) { p.Signal("HUP") }) }},
@@ -88,6 +90,17 @@ var faults = []struct {
 	{"commit answers lost", func(s *stage) { r := s.receiver(); s.loseAnswers(r.Role, r.database, `(?i)\bcommit\b`) }},
 	{"settle answers lost", func(s *stage) { r := s.relay(); s.loseAnswers(r.Role, r.database, `outbox_delivery`) }},
 }
+
+// poolerDies ends the transactions that pass the pooler at any point of theirs.
+var poolerDies = fault{"pooler killed", func(s *stage) {
+	away := s.between(0, 2*time.Second)
+	for _, role := range s.pooled {
+		defer s.fault(role, history.Undoes)()
+	}
+	s.must(s.pooler.Kill())
+	<-time.After(away)
+	s.must(s.pooler.Resume())
+}}
 
 func (s *stage) relay() *relay       { return s.relays[s.random.IntN(len(s.relays))] }
 func (s *stage) receiver() *receiver { return s.receivers[s.random.IntN(len(s.receivers))] }

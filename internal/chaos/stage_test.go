@@ -36,7 +36,8 @@ const (
 )
 
 // A stage is a producers' database with relays, and a receivers' database with receivers. Every
-// connection of a relay or a receiver passes its own link.
+// connection of a relay or a receiver passes its own link. A pooler may stand between links and
+// databases.
 //
 //	producers ── outbox ──link── relays ──link── wire ── receivers ──link── inbox
 type stage struct {
@@ -47,6 +48,8 @@ type stage struct {
 	history       *history.History
 	wire          *wire
 	outbox, inbox *pgxpool.Pool
+	pooler        *localpg.Pooler // nil: none
+	pooled        []string        // roles whose links lead to the pooler
 	relays        []*relay
 	receivers     []*receiver
 	limits        string         // what a shell does before it runs a relay
@@ -116,6 +119,11 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	s.inbox, err = s.Database(inboxName, "inbox", receiverTables)
 	s.must(err)
 	s.wire = newWire(t, s.history, seed)
+	if *pooled > 0 {
+		s.pooler, err = localpg.StartPooler(s.Server.DSN(outboxName), "default_pool_size = 20") // PgBouncer's own default
+		testkit.Must(t, err)
+		t.Cleanup(func() { testkit.Must(t, s.pooler.Stop()) })
+	}
 	for i := range receivers {
 		s.openReceiver(i)
 	}
@@ -143,14 +151,25 @@ func (s *stage) until(what string, done func(ctx context.Context) (bool, error))
 
 func receiverRole(i int) string { return fmt.Sprintf("receiver-%d", i+1) }
 
+// link returns a link from a role to its database, or to the pooler, and the URL behind it.
+func (s *stage) link(role, database string, throughPooler bool) (l *link, dsn string) {
+	if !throughPooler {
+		return linkTo(s.t, s.Server.DSN(database))
+	}
+	s.pooled = append(s.pooled, role)
+	return linkTo(s.t, s.pooler.DSN(database))
+}
+
 func (s *stage) openReceiver(i int) {
-	l, dsn := linkTo(s.t, s.Server.DSN(inboxName))
+	role := receiverRole(i)
+	l, dsn := s.link(role, inboxName, i < *pooled)
+	if i < *pooled {
+		dsn += "&default_query_exec_mode=exec" // PgBouncer keeps no prepared statement
+	}
 	addr := &s.wire.receivers[i]
-	u := &process.Unit{Role: receiverRole(i), Launch: func(string, int) process.Command {
-		return process.Command{
-			Argv: []string{s.Self}, Env: []string{receiverDatabase + "=" + dsn, receiverSecret + "=" + s.Secret},
-			Stdout: func(line string) { addr.Store(&line) },
-		}
+	u := &process.Unit{Role: role, Launch: func(string, int) process.Command {
+		env := []string{receiverDatabase + "=" + dsn, receiverSecret + "=" + s.Secret}
+		return process.Command{Argv: []string{s.Self}, Env: env, Stdout: func(line string) { addr.Store(&line) }}
 	}}
 	s.receivers = append(s.receivers, &receiver{u, l})
 	s.Fill(u)
@@ -158,7 +177,11 @@ func (s *stage) openReceiver(i int) {
 }
 
 func (s *stage) openRelay(name string, settings ...string) {
-	database, dsn := linkTo(s.t, s.Server.DSN(outboxName))
+	through := len(s.relays) < *pooled
+	database, dsn := s.link(name, outboxName, through)
+	if through { // the work of one that dies waits for its lease
+		settings = append(settings, "OUTBOX_DATABASE_POOLER=transaction", "OUTBOX_RELAY_LEASE="+lease.String())
+	}
 	requests := newLink(s.t, func() (net.Conn, error) { return net.Dial("tcp", s.wire.addr) })
 	u := &process.Unit{Role: name, Rest: 200 * time.Millisecond, Launch: func(life string, number int) process.Command {
 		command := s.runRelay(life, dsn, requests.addr(), s.wire.addr, settings...)
