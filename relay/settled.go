@@ -24,7 +24,7 @@ func (r *Relay) newSettler() *settle.Settler {
 	}
 	s.ForOthers = func(destination string) bool {
 		l := r.lanes.Get(destination)
-		return l == nil || l.LeavesToOthers(time.Now())
+		return l == nil || l.TellsOthers(time.Now())
 	}
 	s.Written, s.Dropped, s.RangeEnded, s.Failed = r.applyWritten, r.applyDropped, r.hands.Remove, r.databaseError
 	return s

@@ -32,6 +32,7 @@ type outgoing struct {
 	pausedAt   time.Time // when the pause was in the database; zero: it is not
 	removed    bool      // from the configuration
 	waitEnded  bool      // by an operator, since that was last asked
+	toldOthers time.Time // that there is something of it that they may deliver while this relay waits
 	releasedAt time.Time // when outcomes were last written
 	dueSince   time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
 	heldSince  time.Time // the same of rows that were held; the next claim after heldUntil reads them
@@ -49,6 +50,7 @@ const (
 	fastLane     = 8000                   // deliveries a second, from which on takes wait for the room of a lane
 	stillSending = 100 * time.Millisecond // since its last outcome was written
 	sitsOut      = 2 * time.Second        // that its receiver asks it to wait, with what it holds
+	tellOthers   = 5 * time.Second        // between two words to other relays about what it gives back meanwhile
 )
 
 // limit returns how many senders the lane may have.

@@ -38,12 +38,20 @@ func (o *outgoing) Slowdown(now time.Time) capacity.Slowdown {
 	return o.flow.Slowdown(now)
 }
 
-// LeavesToOthers reports whether other relays deliver what this one gives back.
-func (o *outgoing) LeavesToOthers(now time.Time) bool {
+// TellsOthers reports whether other relays deliver what this one gives back, and are to be told. Of a
+// destination that has asked to wait they are told every five seconds: more is given back all the
+// time, and each word makes every relay scan all of its lanes. Later they poll.
+func (o *outgoing) TellsOthers(now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch o.stopReason(now) {
-	case policy.ReasonRemoved, policy.ReasonRetryAfter:
+	case policy.ReasonRemoved:
+		return true
+	case policy.ReasonRetryAfter:
+		if now.Sub(o.toldOthers) < tellOthers {
+			return false
+		}
+		o.toldOthers = now
 		return true
 	case policy.ReasonBreaker:
 		return o.breaker.Alone

@@ -244,7 +244,10 @@ func TestLongWaitGivesBack(t *testing.T) {
 		testkit.Equal(t, "is given back", run != nil, want != "")
 		testkit.Equal(t, "stays", left == wait, want == "")
 		testkit.Equal(t, "room", l.RoomForRange(now, lease) > 0, want == "")
-		testkit.Equal(t, "is for others", l.LeavesToOthers(now), want != "")
+		testkit.Equal(t, "is for others", l.TellsOthers(now), want != "")
+		testkit.Equal(t, "they are told again at once", l.TellsOthers(now.Add(tellOthers-1)), false)
+		l.flow.Close(now.Add(tellOthers), wait)
+		testkit.Equal(t, "they are told again", l.TellsOthers(now.Add(tellOthers)), want != "")
 		l.EndWait(now)
 		testkit.Equal(t, "after the wait has ended", l.StopReason(now), "")
 	}

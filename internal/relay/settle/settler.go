@@ -33,7 +33,8 @@ type Settler struct {
 	// NeedsRoom reports whether the lane of a destination holds so much that claims wait until
 	// something of it is settled.
 	NeedsRoom func(destination string) bool
-	// ForOthers reports whether other relays deliver to a destination what this one gives back.
+	// ForOthers reports whether other relays deliver to a destination what this one gives back, and
+	// are to be told.
 	ForOthers func(destination string) bool
 	// Written is called with the outcomes of each batch that the database has taken, also with
 	// those that came too late. The settler keeps the slice: it must not be changed.
