@@ -11,6 +11,7 @@
 //	killpoint_test.go each message of a relay, and each stage of its requests: the relay dies there, stands still, or is cut off
 //	command_test.go   each message of a migration and of the archive, likewise
 //	nth_test.go       each message of a receiver to its database fails once
+//	refusal_test.go   each statement of a relay, and of a receiver, is refused once
 //	disk_linux_test.go, clock_linux_test.go   a full disk, a clock that jumps
 //	faults_test.go    the faults
 //	aged_test.go      what a database holds after a long time

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 const receiverTables = `
@@ -28,6 +29,7 @@ const insertEffect = `INSERT INTO effects (key) VALUES ($1)`
 const (
 	receiverDatabase = "CHAOS_RECEIVER_DATABASE"
 	receiverSecret   = "CHAOS_RECEIVER_SECRET"
+	receiverRecords  = "CHAOS_RECEIVER_RECORDS" // not empty: it records events, and works them later
 )
 
 // receive is a receiving service as a user writes it. It prints where it listens, and serves until
@@ -38,22 +40,38 @@ func receive() error {
 		return err
 	}
 	defer pool.Close()
-	handler, err := consumer.New(pool, consumer.Config{Receiver: "chaos", Secrets: []string{os.Getenv(receiverSecret)}},
-		func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
-			var sold payload // another event's under this key must show
-			if err := json.Unmarshal(event.Payload, &sold); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, insertEffect, sold.Key)
-			return err
-		})
-	if err != nil {
-		return err
-	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
+	cfg := consumer.Config{Receiver: "chaos", Secrets: []string{os.Getenv(receiverSecret)}}
+	var handler http.Handler
+	failed := make(chan error, 2)
+	if os.Getenv(receiverRecords) == "" {
+		handler, err = consumer.New(pool, cfg, writeEffect)
+	} else {
+		var in *inbox.Inbox
+		if in, err = inbox.New(pool, inbox.Config{Config: cfg, Handle: writeEffect, Schedule: schedule, MaxAttempts: 50}); err == nil {
+			handler = in.Handler()
+			go func() { failed <- in.Run(context.Background()) }()
+		}
+	}
+	if err != nil {
+		return err
+	}
 	fmt.Println(listener.Addr())
-	return (&http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}).Serve(listener)
+	go func() {
+		failed <- (&http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}).Serve(listener)
+	}()
+	return <-failed
+}
+
+// writeEffect is the handler: it writes the effect of an event.
+func writeEffect(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	var sold payload // another event's under this key must show
+	if err := json.Unmarshal(event.Payload, &sold); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, insertEffect, sold.Key)
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -146,13 +147,17 @@ func (c *conn) answers(b []byte) []byte {
 	return b
 }
 
+// refusable has the errors, each of which is met in its own way.
+var refusable = map[string][]string{
+	connecting: {"53300"}, preparing: {"57014"}, executing: {"40001", "53100", "55P03", "25006", "23514", "XX001"},
+}
+
 // The server refuses a relay one connection, or ends one statement with an error, once. Whichever
 // it is, the relay continues. Nothing is lost, and nothing is sent again: the relay knows that the
-// statement did nothing, and repeats it. Errors of the receiver's database are in package consumer.
+// statement did nothing, and repeats it. The receivers' half of this is
+// TestAnyStatementOfAReceiverMayBeRefused.
 func TestAnyStatementOfARelayMayBeRefused(t *testing.T) {
-	for at, codes := range map[string][]string{
-		connecting: {"53300"}, preparing: {"57014"}, executing: {"40001", "53100", "55P03", "25006", "23514", "XX001"}, // each is met in its own way
-	} {
+	for at, codes := range refusable {
 		for _, code := range codes {
 			t.Run(at+"/"+code, func(t *testing.T) {
 				testsize.OneIn(t, 9, "executing/40001")
@@ -191,6 +196,62 @@ func isRefused(t *testing.T, at, code string) {
 	if rounds == 0 || failed < rounds {
 		t.Errorf("%d refusals, and %d events that every receiver refuses have failed", rounds, failed)
 	}
+}
+
+// The database refuses a receiver one connection, or ends one statement with an error, once.
+// That costs at most one request, which the relay sends again. An event that is recorded already
+// costs none: the receiver works it again. The effect is made once.
+func TestAnyStatementOfAReceiverMayBeRefused(t *testing.T) {
+	for _, way := range []string{"worked", "recorded"} {
+		for at, codes := range refusable {
+			for _, code := range codes {
+				t.Run(strings.Join([]string{way, at, code}, "/"), func(t *testing.T) {
+					testsize.OneIn(t, 9, "executing/40001")
+					t.Parallel()
+					receiverIsRefused(t, way == "recorded", at, code)
+				})
+			}
+		}
+	}
+}
+
+func receiverIsRefused(t *testing.T, records bool, at, code string) {
+	s := newStage(t, 1, 1)
+	s.making, s.record = at+" is refused with "+code, records
+	refuser := &refuser{at: at, code: code}
+	rounds, statements := 0, map[string]bool{}
+	for n := 1; !t.Failed(); n += testsize.Of(1, 13) {
+		(&round{stage: s, n: n}).receiversMeet(refuser)
+		met, reached := refuser.state()
+		if t.Failed() {
+			t.Logf("at %d: %q", n, met)
+		}
+		if !reached {
+			break
+		}
+		rounds++
+		statements[met] = true
+	}
+	figures := s.judge()
+	t.Logf("%d times, %d different ones: %s", rounds, len(statements), figures)
+	if rounds == 0 || figures.Refused > rounds || figures.Repeats > 0 {
+		t.Errorf("%d refusals cost %d requests, and %d were accepted again", rounds, figures.Refused, figures.Repeats)
+	}
+}
+
+// receiversMeet gives each receiver a life, in which it connects and prepares its statements.
+func (r *round) receiversMeet(refuser *refuser) {
+	r.t.Helper()
+	refuser.begin(r.n)
+	for i, receiver := range r.receivers {
+		defer r.fault(receiver.Role, history.None)()
+		r.wire.receivers[i].Store(nil)
+		receiver.database.refuser.Store(refuser)
+		receiver.Kill()
+		r.until(receiver.Role+" to listen", func(context.Context) (bool, error) { return r.wire.receivers[i].Load() != nil, nil })
+	}
+	r.sales("a", 2)
+	r.drained()
 }
 
 // meets is the life of a relay that is refused one statement.

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -33,6 +35,7 @@ const (
 const (
 	outboxName = "producer"
 	inboxName  = "receiver"
+	loopback   = "127.0.0.1" // of links and of the wire
 )
 
 // A stage is a producers' database with relays, and a receivers' database with receivers. Every
@@ -52,6 +55,8 @@ type stage struct {
 	pooled        []string        // roles whose links lead to the pooler
 	relays        []*relay
 	receivers     []*receiver
+	record        bool           // receivers record events, and work them later
+	host          string         // by which relays know what they connect to; empty: its address
 	limits        string         // what a shell does before it runs a relay
 	logs          string         // a directory with what relays wrote
 	config        string         // a file: alerts are sent at once
@@ -169,6 +174,9 @@ func (s *stage) openReceiver(i int) {
 	addr := &s.wire.receivers[i]
 	u := &process.Unit{Role: role, Launch: func(string, int) process.Command {
 		env := []string{receiverDatabase + "=" + dsn, receiverSecret + "=" + s.Secret}
+		if s.record {
+			env = append(env, receiverRecords+"=yes")
+		}
 		return process.Command{Argv: []string{s.Self}, Env: env, Stdout: func(line string) { addr.Store(&line) }}
 	}}
 	s.receivers = append(s.receivers, &receiver{u, l})
@@ -205,11 +213,12 @@ func (s *stage) runRelay(life, dsn, receivers, alerts string, settings ...string
 			_ = log.Close()
 		}
 	}
+	named := func(url string) string { return strings.Replace(url, loopback, cmp.Or(s.host, loopback), 1) }
 	return process.Command{Stderr: write, Argv: []string{"/bin/sh", "-c", s.limits + ` exec "$0" run`, s.Relay}, Env: slices.Concat([]string{
-		"OUTBOX_DATABASE_URL=" + dsn,
-		"OUTBOX_DESTINATION_URL=http://" + receivers + "/?relay=" + life,
+		"OUTBOX_DATABASE_URL=" + named(dsn),
+		"OUTBOX_DESTINATION_URL=" + named("http://"+receivers) + "/?relay=" + life,
 		"OUTBOX_SIGNING_SECRET=" + s.Secret,
-		"OUTBOX_CONFIG=" + s.config, "OUTBOX_ALERTS_CHANNELS_WEBHOOK=http://" + alerts + "/alert",
+		"OUTBOX_CONFIG=" + s.config, "OUTBOX_ALERTS_CHANNELS_WEBHOOK=" + named("http://"+alerts) + "/alert",
 		"OUTBOX_RELAY_NAME=" + life,
 	}, relaySettings, settings)}
 }

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,6 +37,17 @@ ORDER BY event_id, destination, claim, a.id DESC`
 
 const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(xmin) - $1) * 1000000)::bigint FROM effects WHERE key NOT LIKE '` + aged + `%'`
 
+// selectWorked selects the effects of receivers that record events, with the commit of the record:
+// that is what such a receiver answers for.
+const selectWorked = `
+SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(p.xmin) - $1) * 1000000)::bigint
+FROM effects JOIN processed_events p ON idempotency_key = key`
+
+// selectUnworked selects the events that such receivers have recorded and not worked.
+const selectUnworked = `
+SELECT format('%s is %s after %s attempts, due in %s: %s', idempotency_key, processing_state, attempts, next_attempt_at - now(), last_error)
+FROM inbox_events WHERE processing_state <> 'succeeded'`
+
 // slow is after how long a backlog that does not drain is shown.
 const slow = 5 * time.Second
 
@@ -43,11 +55,16 @@ const slow = 5 * time.Second
 func (s *stage) drained() {
 	s.t.Helper()
 	done := func(ctx context.Context) (bool, error) {
-		return process.One[bool](ctx, s.outbox, `SELECT NOT EXISTS (`+selectOpen+`)`)
+		sent, err := process.One[bool](ctx, s.outbox, `SELECT NOT EXISTS (`+selectOpen+`)`)
+		if !sent || err != nil || !s.record {
+			return sent, err
+		}
+		return process.One[bool](ctx, s.inbox, `SELECT NOT EXISTS (`+selectUnworked+`)`)
 	}
 	err := s.Poll(slow, "the backlog to drain", done)
 	if err != nil {
-		s.t.Logf("after %s there is still: %s", slow, strings.Join(all(s, s.outbox, selectOpen+` LIMIT 5`, pgx.RowTo[string]), "; "))
+		left := slices.Concat(all(s, s.outbox, selectOpen+` LIMIT 5`, pgx.RowTo[string]), all(s, s.inbox, selectUnworked+` LIMIT 5`, pgx.RowTo[string]))
+		s.t.Logf("after %s there is still: %s", slow, strings.Join(left, "; "))
 		err = s.Poll(drainPatience, "the backlog to drain", done)
 	}
 	if err != nil {
@@ -61,6 +78,10 @@ func (s *stage) tables() history.Tables {
 	if s.clockMoves { // times of the database say nothing then: effects are early enough, and deliveries late enough
 		began, begun, schedule = began.Add(2*year), begun.Add(-2*year), nil
 	}
+	effects := selectEffects
+	if s.record {
+		effects = selectWorked
+	}
 	return history.Tables{
 		Timeout: timeout, Schedule: schedule, RetryAfter: retryAfter, Repeats: s.repeats, Torn: s.torn,
 		Business:  all(s, s.outbox, `SELECT key FROM sales`, pgx.RowTo[string]),
@@ -69,7 +90,7 @@ func (s *stage) tables() history.Tables {
 		Reopened:  all(s, s.outbox, `SELECT what FROM chaos_reopened`, pgx.RowTo[string]),
 		Open:      all(s, s.outbox, selectOpen+` LIMIT 20`, pgx.RowTo[string]),
 		Processed: all(s, s.inbox, `SELECT idempotency_key FROM processed_events WHERE idempotency_key NOT LIKE '`+aged+`%'`, pgx.RowTo[string]),
-		Effects: all(s, s.inbox, selectEffects, func(row pgx.CollectableRow) (e history.Effect, err error) {
+		Effects: all(s, s.inbox, effects, func(row pgx.CollectableRow) (e history.Effect, err error) {
 			var micros int64
 			err = row.Scan(&e.Number, &e.Key, &micros)
 			e.At = time.Duration(micros) * time.Microsecond
