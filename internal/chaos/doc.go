@@ -12,7 +12,7 @@
 //	command_test.go   each message of a migration and of the archive, likewise
 //	nth_test.go       each message of a receiver to its database fails once
 //	refusal_test.go   each statement of a relay, and of a receiver, is refused once
-//	disk_linux_test.go, clock_linux_test.go   a full disk, a clock that jumps
+//	disk_linux_test.go, clock_linux_test.go, names_linux_test.go   a full disk, a clock that jumps, names that are not found
 //	faults_test.go    the faults
 //	aged_test.go      what a database holds after a long time
 //	tables_test.go    what both databases hold at the end
