@@ -45,8 +45,8 @@ func (c *Config) completeRetries() error {
 type settlement struct {
 	state    State // StatePending or StateFailed
 	attempts int   // how many were spent: 1, or 0 when the handler is not to blame
-	// interrupted says that the event itself may be to blame, if it happens often. Of a lock that did
-	// not come another session is.
+	// interrupted says that the event itself may be to blame, if it happens often. Of a lock that
+	// did not come another session is.
 	interrupted bool
 	after       time.Duration
 	text        string // why, redacted

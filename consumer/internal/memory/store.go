@@ -75,8 +75,8 @@ const KeyLock = `hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::
 
 // StrangerHoldsSQL returns whether no session that holds the lock of a key could process the event.
 // Any login of the database can take the lock; without the right to insert it must not keep the
-// event away. Where roles.sql keeps receivers apart, another receiver's login is a stranger, too. Roles may
-// have a prefix.
+// event away. Where roles.sql keeps receivers apart, another receiver's login is a stranger, too.
+// Roles may have a prefix.
 const StrangerHoldsSQL = `
 SELECT NOT EXISTS (
     SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid

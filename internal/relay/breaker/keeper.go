@@ -212,8 +212,8 @@ func (k *Keeper) renewTrial(ctx context.Context, l Lane, v View, now time.Time, 
 	return false, nil
 }
 
-// leaveTrial leaves this relay's trial of a lane to other relays: the destination has asked this one
-// to wait, perhaps no other.
+// leaveTrial leaves this relay's trial of a lane to other relays: the destination has asked this
+// one to wait, perhaps no other.
 func (k *Keeper) leaveTrial(ctx context.Context, l Lane, v View, now time.Time, relayID int32) error {
 	if err := (store{k.DB}).leaveTrial(ctx, v.Destination, relayID); err != nil {
 		return err

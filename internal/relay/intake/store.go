@@ -232,8 +232,8 @@ gone AS (
 )
 SELECT coalesce((SELECT max(seq) + 1 FROM gone), $1::bigint)`
 
-// PruneRanges removes ranges that ended a minute ago from the given one on, some 10,000 at most, and returns where
-// the next call begins. The last range stays: it is the progress of all relays.
+// PruneRanges removes ranges that ended a minute ago from the given one on, some 10,000 at most,
+// and returns where the next call begins. The last range stays: it is the progress of all relays.
 func PruneRanges(ctx context.Context, db pg.DB, from int64) (next int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()

@@ -38,9 +38,9 @@ func (o *outgoing) Slowdown(now time.Time) capacity.Slowdown {
 	return o.flow.Slowdown(now)
 }
 
-// TellsOthers reports whether other relays deliver what this one gives back, and are to be told. Of a
-// destination that has asked to wait they are told every five seconds: more is given back all the
-// time, and each word makes every relay scan all of its lanes. Later they poll.
+// TellsOthers reports whether other relays deliver what this one gives back, and are to be told. Of
+// a destination that has asked to wait they are told every five seconds: more is given back all the
+// time, and each word makes every relay scan all of its lanes.
 func (o *outgoing) TellsOthers(now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

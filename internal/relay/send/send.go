@@ -276,7 +276,7 @@ func tooLate(d *lane.Delivery, to *post.Endpoint) *policy.Result {
 }
 
 // GiveBackUnsent empties the lanes' queues, such as at a stop. The senders would do it too, but
-// only when their POSTs have ended, and until then no other relay could take what waits behind them.
+// only when their POSTs have ended, and until then no other relay could take what waits.
 func (s *Senders) GiveBackUnsent(reason policy.Reason) {
 	for _, l := range s.Lanes.List() {
 		s.GiveBack(l, reason)

@@ -232,10 +232,10 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
 // countedLag is for how long the oldest due delivery of each destination has waited while nothing
-// held it. The time between two looks counts if neither found the destination held. It does if
-// that asks to wait, a minute at most at a time: no other alert tells of a receiver that takes too
-// little. It does not if no relay looked for long, or could not ($6): the database was away, or every
-// relay. Where only an older relay has looked, all counts.
+// held it. The time between two looks counts if neither found the destination held. The wait that
+// it asks for counts, a minute at most at a time: no other alert tells of a receiver that takes too
+// little. The time does not count if no relay looked for long, or could not ($6): the database was
+// away, or every relay. Where only an older relay has looked, all counts.
 const countedLag = `
 SELECT jsonb_object_agg(l.destination, CASE WHEN w.sample -> 'counted' IS NULL THEN l.seconds
     ELSE least(l.seconds, coalesce((w.sample -> 'counted' ->> l.destination)::float8, 0)
