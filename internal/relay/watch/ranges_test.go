@@ -27,6 +27,7 @@ func TestLookPrunesRanges(t *testing.T) {
 		}
 	}
 	again := func() { db.Exec(`UPDATE outbox_watch SET watched_at = now() - interval '2 hours'`) }
+	db.Exec(`UPDATE outbox_range SET ended_at = now() - interval '2 minutes'`)
 	db.Exec(add, 25_010, 25_000)
 	want("beside an open one", 25_000)
 	db.Exec(`UPDATE outbox_range SET ended_at = now() - interval '2 minutes' WHERE seq = 25000`)
