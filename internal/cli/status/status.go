@@ -261,12 +261,12 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
 		probe := "a probe is due"
 		switch {
+		case d.Breaker == "half_open" && d.WaitUntil == nil:
+			probe = "a probe is under way"
 		case d.Paused:
 			probe = "no probe before it is resumed"
 		case d.WaitUntil != nil:
 			probe = "no probe before " + d.WaitUntil.UTC().Format(time.RFC3339) + ", as it has asked (Retry-After)"
-		case d.Breaker == "half_open":
-			probe = "a probe is under way"
 		case d.BreakerSeconds > 0:
 			probe = "next probe in " + output.Age(d.BreakerSeconds)
 		}

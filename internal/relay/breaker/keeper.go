@@ -26,7 +26,8 @@ type View struct {
 	Destination string
 	Breaker     policy.Breaker // a copy
 	Hold        time.Duration  // how long a trial of the lane holds it
-	UntilTurn   time.Duration  // how long the lane's rate makes the next request wait; 0: not at all
+	UntilTurn   time.Duration  // how long the lane's rate, or Asked, makes the next request wait; 0: not at all
+	Asked       time.Duration  // for how much longer the destination has asked to wait; 0: it has not
 
 	// Of a lane whose breaker is half-open.
 
@@ -69,8 +70,8 @@ func (k *Keeper) Tend(ctx context.Context, l Lane, now time.Time, relayID int32)
 		return time.Time{}, k.tryAlone(l, b.State), nil
 	case b.State == policy.BreakerOpen:
 		return k.beginTrial(ctx, l, v, now, relayID)
-	case b.State == policy.BreakerHalfOpen && untilTurn > yield:
-		return now.Add(untilTurn), false, k.leaveTrial(ctx, l, v, now, relayID)
+	case b.State == policy.BreakerHalfOpen && v.Asked > yield:
+		return now.Add(v.Asked), false, k.leaveTrial(ctx, l, v, now, relayID)
 	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
 		scan, err = k.renewTrial(ctx, l, v, now, relayID)
 		return time.Time{}, scan, err
@@ -221,7 +222,7 @@ func (k *Keeper) leaveTrial(ctx context.Context, l Lane, v View, now time.Time, 
 	l.Change(func(b *policy.Breaker) {
 		if b.State == policy.BreakerHalfOpen {
 			b.Enter(now, policy.BreakerOpen)
-			b.TryAt = now.Add(v.UntilTurn)
+			b.TryAt = now.Add(v.Asked)
 		}
 	})
 	return nil

@@ -275,10 +275,10 @@ func TestTrialIsLeftToOthers(t *testing.T) {
 	s.pass()
 	s.tend()
 	s.want("half_open owner 1 probes 0 failures 0")
-	s.view.UntilTurn, s.view.Busy = yield, true
+	s.view.UntilTurn, s.view.Asked, s.view.Busy = time.Minute, yield, true // the rate alone leaves no trial whose request is under way
 	s.tend()
 	s.want("half_open owner 1 probes 0 failures 0")
-	s.view.UntilTurn++
+	s.view.Asked++
 	s.tend()
 	s.want("open owner 0 probes 0 failures 0")
 	other.view.Breaker.Enter(other.now, policy.BreakerOpen)

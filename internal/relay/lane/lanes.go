@@ -300,7 +300,7 @@ func (ls *Lanes) ApplyStates(began, now time.Time, states []policy.DestinationSt
 		if !known {
 			state = policy.DestinationState{Destination: l.Name, Breaker: "closed"}
 		}
-		_, hold, _ := l.breakerAt(now)
+		_, hold, _, _ := l.breakerAt(now)
 		l.Change(func(b *policy.Breaker) {
 			if state.Remaining > b.Implausible(hold) {
 				state.Remaining = 0

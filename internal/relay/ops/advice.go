@@ -380,8 +380,12 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 			if explained(a.Subject, alert.RulePaused, alert.RuleBreakerOpen, alert.RuleSlowed, alert.RuleUnserved, alert.RuleRetrying) {
 				continue
 			}
+		case alert.RuleWaitingKeys:
+			if explained(a.Subject, a.Rule) {
+				continue
+			}
 		case alert.RuleLag:
-			if explained(a.Subject, alert.RuleNoRelay, alert.RulePaused, alert.RuleBreakerOpen, alert.RuleSlowed, alert.RuleUnserved, alert.RuleQuarantined, alert.RuleUntaken) {
+			if explained(a.Subject, alert.RuleNoRelay, alert.RulePaused, alert.RuleBreakerOpen, alert.RuleUnserved, alert.RuleQuarantined, alert.RuleUntaken) {
 				continue
 			}
 		}

@@ -248,12 +248,12 @@ func (w waitState) nextProbe() string {
 	switch {
 	case !w.Served:
 		return "no running relay probes it"
+	case w.Breaker == "half_open" && w.WaitUntil == nil:
+		return "a probe is under way"
 	case w.Paused:
 		return "no probe before it is resumed"
 	case w.WaitUntil != nil:
 		return "no probe before " + timeText(w.WaitUntil) + ", as it has asked (Retry-After)"
-	case w.Breaker == "half_open":
-		return "a probe is under way"
 	case w.BreakerSeconds > 0:
 		return "next probe in " + seconds(w.BreakerSeconds)
 	case w.DueInSeconds > 0:
