@@ -36,6 +36,10 @@ func (r *Relay) newSession() *session.Session {
 // for dead, if it was registered before: others send what it had.
 func (r *Relay) enter(ctx context.Context, resumed bool, alive func()) error {
 	if !resumed {
+		void := time.Now().Add(r.cfg.Lease)
+		for _, l := range r.lanes.All() {
+			l.VoidLeases(void)
+		}
 		r.senders.GiveBackUnsent(policy.ReasonLease)
 	}
 	return r.meetRoutes(ctx, func() {

@@ -201,29 +201,37 @@ func TestStopLeavesTheRoutesOfARangeThatWaits(t *testing.T) {
 func TestRelayTakenForDeadSendsNothingOfBefore(t *testing.T) {
 	t.Parallel()
 	const events = 20
-	db := relaytest.New(t)
-	g, rc := relaytest.NewGated(t, "key-1")
-	d := to(rc.URL)
-	d.MaxInFlight = 1
-	r := start(t, config(db, d))
-	before := r.relayID()
-	db.Insert(events, "key")
-	<-g.Arrived
-	other := start(t, config(db, to(rc.URL)))
-	other.relayID()
-	db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, before)
-	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
-	relaytest.Eventually(t, "another number", func() bool {
-		now, alive := r.current()
-		return alive && now != before
-	})
-	g.Open()
-	relaytest.Becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-	r.stop()
-	other.stop()
-	for key, n := range counted(rc.Keys()) {
-		if n > 1 && key != "key-1" {
-			t.Errorf("%s was sent %d times", key, n)
-		}
+	for name, insert := range map[string]func(db *relaytest.Database){
+		"free":       func(db *relaytest.Database) { db.Insert(events, "k") },
+		"of one key": func(db *relaytest.Database) { db.InsertKeyed("k", 1, events) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := relaytest.New(t)
+			g, rc := relaytest.NewGated(t, "k-1")
+			d := to(rc.URL)
+			d.MaxInFlight = 1
+			r := start(t, config(db, d))
+			before := r.relayID()
+			insert(db)
+			<-g.Arrived
+			other := start(t, config(db, to(rc.URL)))
+			other.relayID()
+			db.Exec(`DELETE FROM outbox_relay WHERE id = $1`, before)
+			db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+			relaytest.Eventually(t, "another number", func() bool {
+				now, alive := r.current()
+				return alive && now != before
+			})
+			g.Open()
+			relaytest.Becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+			r.stop()
+			other.stop()
+			for key, n := range counted(rc.Keys()) {
+				if n > 1 && key != "k-1" {
+					t.Errorf("%s was sent %d times", key, n)
+				}
+			}
+		})
 	}
 }

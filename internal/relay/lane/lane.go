@@ -72,7 +72,8 @@ func (l *Lane) ReportState(now time.Time, hook func(State)) {
 // database: what was told before, for the relay of this number, is no longer true; first says that
 // nothing was. It is news at most once a second, and a rate that moves only every ten seconds.
 func (l *Lane) SlowdownNews(now time.Time, relayID int32) (s capacity.Slowdown, news, first bool) {
-	if l.takeWaitEnded() { // so the database has it, instead of what was told
+	ended := l.endedWait()
+	if ended && l.told.by != 0 { // so the database has that, instead of what was told
 		l.told.by, l.told.at = 0, time.Time{}
 	}
 	s = l.Slowdown(now)
@@ -81,7 +82,7 @@ func (l *Lane) SlowdownNews(now time.Time, relayID int32) (s capacity.Slowdown, 
 	switch {
 	case since < time.Second:
 	case first:
-		news = s != capacity.Slowdown{}
+		news = ended || s != capacity.Slowdown{}
 	case (s.PerSecond == 0) != (before.PerSecond == 0), s.Until.Sub(before.Until) > time.Second, s.Until.IsZero() && now.Before(before.Until):
 		news = true
 	default:
@@ -96,6 +97,7 @@ func (l *Lane) SlowdownNews(now time.Time, relayID int32) (s capacity.Slowdown, 
 // SlowdownTold records that the database has what was returned as news.
 func (l *Lane) SlowdownTold(s capacity.Slowdown, relayID int32) {
 	l.told.Slowdown, l.told.by = s, relayID
+	l.noteSlowdownTold()
 }
 
 // isAtRest reports whether a turn of the claimer would find nothing to do for the lane.
@@ -163,7 +165,7 @@ func (l *Lane) EndTrial(now time.Time) (ended bool) {
 // View returns what the breaker's keeper needs to know of the lane.
 func (l *Lane) View(now time.Time) breaker.View {
 	v := breaker.View{Destination: l.Name}
-	v.Breaker, v.Hold, v.UntilTurn = l.breakerAt(now)
+	v.Breaker, v.Hold, v.UntilTurn, v.Asked = l.breakerAt(now)
 	if v.Breaker.State == policy.BreakerHalfOpen {
 		v.Busy, v.Scanned = l.busy(), l.hasScannedAll(now)
 	}

@@ -31,7 +31,8 @@ type outgoing struct {
 	gone       bool
 	pausedAt   time.Time // when the pause was in the database; zero: it is not
 	removed    bool      // from the configuration
-	waitEnded  bool      // by an operator, since that was last asked
+	waitEnded  bool      // by an operator, which the database has yet to be told
+	voidUntil  time.Time // claims whose leases end before are void
 	toldOthers time.Time // that there is something of it that they may deliver while this relay waits
 	releasedAt time.Time // when outcomes were last written
 	dueSince   time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
@@ -177,7 +178,7 @@ func (o *outgoing) NextRun(now time.Time) (run []Delivery, wait time.Duration) {
 		return nil, 0
 	}
 	// A run that will not be sent takes no token of the rate.
-	if head := &o.queues[c].runs[o.queues[c].head][0]; o.stopReason(now) == "" && !head.TooLate(o.Endpoint, now) {
+	if head := &o.queues[c].runs[o.queues[c].head][0]; o.stopReason(now) == "" && !head.TooLate(o.Endpoint, now) && !head.LeaseEnds.Before(o.voidUntil) {
 		if wait := o.flow.Wait(now); wait > 0 {
 			return nil, wait
 		}
@@ -207,6 +208,20 @@ func (o *outgoing) AddSender() bool {
 // given time.
 func (d *Delivery) TooLate(to *post.Endpoint, at time.Time) bool {
 	return d.LeaseEnds.Sub(at) < to.Destination.Timeout+SendMargin
+}
+
+// VoidLeases makes all claims void whose leases end before the given time: the relay has lost them.
+func (o *outgoing) VoidLeases(until time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.voidUntil = until
+}
+
+// IsVoid reports whether the relay has lost the claim of a delivery.
+func (o *outgoing) IsVoid(d *Delivery) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return d.LeaseEnds.Before(o.voidUntil)
 }
 
 // nextClass returns the class to send from next, by smooth weighted round robin over those that

@@ -23,12 +23,12 @@ func (o *outgoing) RecordResult(now time.Time, event int64, v *policy.Result, to
 	return atFault, o.breaker.Write != write || o.breaker.Pending() != pending
 }
 
-// breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes
-// the next request wait.
-func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn time.Duration) {
+// breakerAt returns a copy of the breaker, how long a trial holds it, how long the next request has
+// to wait, and how much of that the destination has asked for.
+func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, untilTurn, asked time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now)
+	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.UntilTurn(now), max(0, o.flow.Reopens.Sub(now))
 }
 
 // Slowdown returns what the receiver asks for.
@@ -74,13 +74,18 @@ func (o *outgoing) EndWait(now time.Time) {
 	o.waitEnded = true
 }
 
-// takeWaitEnded reports whether an operator has ended the wait since the last call.
-func (o *outgoing) takeWaitEnded() bool {
+// endedWait reports whether an operator has ended the wait, and the database has nothing newer.
+func (o *outgoing) endedWait() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	ended := o.waitEnded
+	return o.waitEnded
+}
+
+// noteSlowdownTold records that the database has something newer.
+func (o *outgoing) noteSlowdownTold() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.waitEnded = false
-	return ended
 }
 
 // Change changes the breaker.

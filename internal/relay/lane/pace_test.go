@@ -298,6 +298,12 @@ func TestSlowdownNews(t *testing.T) {
 	l.flow.Close(now, time.Minute)
 	step("it asks to wait again", 2, true)
 	l.EndWait(now)
+	now = now.Add(-2 * time.Second) // at once
+	step("an operator has ended the wait", 2, true)
+	step("which the database knows", 2, false)
+	l.flow.Close(now, time.Minute)
+	step("it asks to wait once more", 2, true)
+	l.EndWait(now)
 	l.flow.Close(now, 10*time.Second)
 	now = now.Add(-2 * time.Second) // at once, and for less than was told before
 	step("an operator has ended the wait, and it asks to wait", 2, true)

@@ -224,7 +224,7 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 	if reason := l.StopReason(now); reason != "" {
 		return policy.Result{Reason: reason}
 	}
-	if d.TooLate(to, now) {
+	if d.TooLate(to, now) || l.IsVoid(d) {
 		return policy.Result{Reason: policy.ReasonLease}
 	}
 	leave, instead := s.awaitPost(d)

@@ -33,7 +33,8 @@ type Session struct {
 	// error of it, or of Enter, ends the session, which then tries again.
 	Restore func(ctx context.Context, on pg.Pool, relayID int32) error
 	// Enter is called then, before the registration counts as alive. It calls alive as its last
-	// step. resumed says that the relay has the number that it had before.
+	// step. resumed says that the relay has the number with which it
+	// entered before.
 	Enter func(ctx context.Context, resumed bool, alive func()) error
 	// Beaten follows every beat that the database has taken, which began at the given time, with
 	// what it found.
@@ -66,6 +67,7 @@ type Session struct {
 	started   time.Time // when the server of the last session started; zero: there was none
 	grace     grace
 	deafUntil time.Time // no session listens before
+	entered   int32     // the number with which the relay entered last; 0: it has not
 	busyAt    time.Time // when there was something to do
 
 	// Every login of the database may notify, as often as it likes.
@@ -369,9 +371,10 @@ func (s *Session) enter(ctx context.Context, on *standing) error {
 		s.Database.Direct.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
-	if err := s.Enter(ctx, resumed, func() { s.Presence.Set(relayID, true) }); err != nil {
+	if err := s.Enter(ctx, resumed && relayID == s.entered, func() { s.Presence.Set(relayID, true) }); err != nil {
 		return err
 	}
+	s.entered = relayID
 	s.Config.Log.Info().Int32("relay_id", relayID).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
 	return nil
 }
