@@ -29,9 +29,7 @@ func (t *Taker) RescueRanges(ctx context.Context, now time.Time, relayID int32) 
 			inline = intake.Blind
 			continue
 		}
-		if pg.TookTooLong(err) {
-			t.blindUntil = time.Now().Add(blindFor)
-		}
+		t.noteSlow(err)
 		if err != nil {
 			return err
 		}

@@ -67,6 +67,7 @@ type taken struct {
 	passedAt   time.Time // when events beyond a cut were searched for last
 	blindUntil time.Time // payloads are not read until then
 	Complete   time.Time // by the database: what had been committed then has been taken
+	slow       bool      // the last take or rescue took too long
 	unreadable map[ordering.Key]unreadableKey
 
 	routes   *intake.Routes
@@ -130,9 +131,7 @@ func (t *Taker) takeRange(ctx context.Context, relayID int32, size int, begun ti
 		r, err = intake.TakeRange(ctx, t.DB, relayID, terms, t.cut)
 	}
 	if err != nil {
-		if pg.TookTooLong(err) { // to read payloads, perhaps: it would again
-			t.blindUntil = time.Now().Add(blindFor)
-		}
+		t.noteSlow(err)
 		t.unanswered = true
 		t.Agenda.At(agenda.CauseRescue, begun) // it may have been taken
 		return r, err
@@ -140,6 +139,7 @@ func (t *Taker) takeRange(ctx context.Context, relayID int32, size int, begun ti
 	if r.Found == intake.Missing {
 		return r, intake.ErrNoIntake
 	}
+	t.slow = false
 	if t.unanswered && (r.Found == intake.Taken || r.Found == intake.Nothing) {
 		t.unanswered = false
 		t.Agenda.At(agenda.CauseRescue, begun) // it has committed by now, or never will
@@ -151,6 +151,16 @@ func (t *Taker) takeRange(ctx context.Context, relayID int32, size int, begun ti
 		t.Ran(len(r.Events), time.Since(begun))
 	}
 	return r, nil
+}
+
+// noteSlow reads no payloads for a while after the second of two statements in a row that took too
+// long: the first may have met a database that stood still.
+func (t *Taker) noteSlow(err error) {
+	slow := pg.TookTooLong(err)
+	if slow && t.slow {
+		t.blindUntil = time.Now().Add(blindFor)
+	}
+	t.slow = slow
 }
 
 // CheckOrigin makes sure that the transaction ids of the events are this server's, and begins again

@@ -144,8 +144,10 @@ func TestSlowTakeIsRepeatedWithoutPayloads(t *testing.T) {
 	r := start(t, db, "default")
 	r.DB = slow{db.Pool}
 	db.Insert(2, "huge")
-	if err := r.TakeEvents(t.Context(), r.relayID, true); !pg.HasCode(err, "57014") {
-		t.Fatalf("the first take: %v", err)
+	for range 2 { // one may have met a database that stood still
+		if err := r.TakeEvents(t.Context(), r.relayID, true); !pg.HasCode(err, "57014") {
+			t.Fatalf("a take with payloads: %v", err)
+		}
 	}
 	r.take(t)
 	testkit.Equal(t, "taken", r.deliver("default"), []string{"huge-1", "huge-2"})
