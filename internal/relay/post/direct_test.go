@@ -65,7 +65,7 @@ func TestIdleConnectionMakesRoom(t *testing.T) {
 	dial, open := e.Dial, net.Conn(nil)
 	e.Dial = func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		if open != nil && open.SetDeadline(time.Time{}) == nil { // not closed
-			return nil, &net.OpError{Op: "dial", Net: network, Err: os.NewSyscallError("socket", syscall.EMFILE)}
+			return nil, &net.OpError{Op: "dial", Net: network, Err: &net.DNSError{Err: os.NewSyscallError("socket", syscall.EMFILE).Error()}}
 		}
 		open, err = dial(ctx, network, address)
 		return open, err

@@ -116,15 +116,22 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	return e, nil
 }
 
-// dial opens a connection. If there is no descriptor left for it, dial closes direct connections
-// that are idle. Otherwise a request that cannot be sent directly would wait until they end.
+// dial opens a connection. If there is no descriptor left for it, dial closes direct connections of
+// this endpoint that are idle. Otherwise a request that cannot be sent directly would wait until
+// they end.
 func (e *Endpoint) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := e.Dial(ctx, network, address)
-	if e.direct != nil && (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)) {
+	if e.direct != nil && lacksDescriptor(err) {
 		e.direct.closeIdle()
 		conn, err = e.Dial(ctx, network, address)
 	}
 	return conn, err
+}
+
+// lacksDescriptor reports whether a dial has failed for want of a descriptor. A lookup keeps only
+// the text of that.
+func lacksDescriptor(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), syscall.EMFILE.Error()) || strings.Contains(err.Error(), syscall.ENFILE.Error()))
 }
 
 // setHeader makes the headers that all messages share: agent, unless that is empty, and the
