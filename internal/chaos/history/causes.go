@@ -59,6 +59,13 @@ func (c *checker) hit(who string, from, to time.Duration, harm Harm) bool {
 	return false
 }
 
+// stoodStill reports whether a fault kept a life of a relay from all that it did in some time.
+func (c *checker) stoodStill(who string, from, to time.Duration) bool {
+	return slices.ContainsFunc(c.faults, func(f Call) bool {
+		return f.Harm >= Delays && f.At <= from && f.To >= to-timeoutGrace && hits(f, who)
+	})
+}
+
 func hits(f Call, who string) bool {
 	role, _, isRelay := strings.Cut(who, ".")
 	return f.Who == "" || f.Who == role || f.Who == Relays && isRelay

@@ -163,7 +163,7 @@ func Check(calls []Call, t Tables) []Breach {
 				continue
 			}
 			again := c.alerts[key][i+1]
-			if !c.hit(again.Who, p.At, again.At, Delays) { // a frozen relay sends what it had begun to send
+			if !c.stoodStill(again.Who, p.At, again.At) { // a frozen relay sends what it had begun to send
 				c.breach(Alerted, key, "was sent by %s at %s, and again by %s at %s", p.Who, p.At, again.Who, again.At)
 			}
 		}

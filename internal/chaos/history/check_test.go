@@ -79,6 +79,12 @@ func TestCheckKeepsQuiet(t *testing.T) {
 	for _, b := range Check(story()) {
 		t.Error(b)
 	}
+	calls, tables := story() // in which an alert is sent by a relay that stood still while another one sent it
+	calls[slices.IndexFunc(calls, func(c Call) bool { return c.Kind == Alert })].Who = "relay-3.1"
+	frozen := Call{Record: Record{At: seconds(25.3), Call: len(calls) + 1, Kind: Fault, Who: "relay-2", Outcome: OK, Note: "frozen", Harm: Undoes}, To: seconds(26.9)}
+	for _, b := range Check(append(calls, frozen), tables) {
+		t.Error(b)
+	}
 }
 
 // Each lie about the story is found, by the rule that it breaks.
@@ -175,6 +181,10 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 		"an alert is sent twice": {func(c []Call, _ *Tables) []Call {
 			c[slices.IndexFunc(c, func(c Call) bool { return c.Kind == Alert })].Who = "relay-2.1"
 			return c
+		}, Alerted, "held firing"},
+		"a relay stood still between two of its alerts": {func(c []Call, _ *Tables) []Call {
+			c[slices.IndexFunc(c, func(c Call) bool { return c.Kind == Alert })].Who = "relay-3.1"
+			return append(c, Call{Record: Record{At: seconds(25.5), Call: len(c) + 1, Kind: Fault, Who: "relay-2", Outcome: OK, Note: "frozen", Harm: Undoes}, To: seconds(27)})
 		}, Alerted, "held firing"},
 		"one event accepted often":    {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
 		"many events accepted twice":  {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},
