@@ -11,7 +11,7 @@ import (
 // Once records an event of any transport inside the caller's transaction, and reports whether it is
 // the first time. Apply the event's effect in tx if it is, and skip it if not:
 //
-//	first, err := consumer.Once(ctx, tx, consumer.Event{Receiver: "logistics", Source: "finance", Key: key})
+//	first, err := consumer.Once(ctx, tx, consumer.Event{Receiver: "logistics", Source: "finance", IdempotencyKey: key})
 //
 // Only these three fields count. Use the names of [Config], so that an event which arrives by both
 // ways counts once. Each is 1 to 255 printable ASCII characters.

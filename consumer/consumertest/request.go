@@ -20,7 +20,7 @@ import (
 
 // NewRequest returns the POST by which a relay would send event, with its Payload as the body, to
 // url: for tests of receivers. It is signed with secrets, spelled as in [consumer.Config].Secrets;
-// without one it is not signed. Key and Type are required. A zero Version or Attempt is 1, and a
+// without one it is not signed. IdempotencyKey and Type are required. A zero Version or Attempt is 1, and a
 // zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a
 // handler or to an http.Client, once, and within [consumer.Verify].Tolerance.
 //

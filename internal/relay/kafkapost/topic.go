@@ -81,7 +81,7 @@ func (c *Client) doubts(ctx context.Context, client *kgo.Client, topic string) (
 		case "cleanup.policy":
 			if strings.Contains(value, "compact") && c.cfg.Key != KeyIdempotency {
 				texts = append(texts, fmt.Sprintf("the topic %q is compacted: it drops all but the last event of each ordering key, and refuses events without one; "+
-					"set its cleanup.policy to delete, or key: idempotency_key", topic))
+					"set its cleanup.policy to delete, or kafka.key: idempotency_key", topic))
 			}
 		case "max.message.bytes":
 			if size, err := strconv.ParseInt(value, 10, 64); err == nil && size < c.cfg.Largest {

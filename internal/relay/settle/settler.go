@@ -34,7 +34,7 @@ type Settler struct {
 	// something of it is settled.
 	NeedsRoom func(destination string) bool
 	// ForOthers reports whether other relays deliver to a destination what this one gives back, and
-	// are to be told.
+	// are to be told. It is asked for each settlement that is given back, and may remember that.
 	ForOthers func(destination string) bool
 	// Written is called with the outcomes of each batch that the database has taken, also with
 	// those that came too late. The settler keeps the slice: it must not be changed.

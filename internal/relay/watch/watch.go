@@ -276,8 +276,8 @@ func (w *Watcher) look(ctx context.Context, age time.Duration) (own bool, err er
 
 // pruneRanges removes the ranges that have ended, for a hundredth of the interval between two looks
 // at most. Only the relay that has looked does it, so that no two remove the same rows. It
-// continues where it stopped, since before that only dead rows are; but when there is nothing, it
-// begins again: after a failover numbers may have been given out again.
+// continues where it stopped, since before that most rows are dead; but when there is nothing, it
+// begins again: what ended later is there, and after a failover numbers may be given out again.
 func (w *Watcher) pruneRanges(ctx context.Context) error {
 	for began := time.Now(); ; {
 		next, err := intake.PruneRanges(ctx, w.DB, w.pruned)
