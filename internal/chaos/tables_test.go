@@ -24,7 +24,7 @@ WHERE id > (SELECT upto FROM chaos_aged) AND NOT EXISTS (SELECT FROM outbox_deli
 const selectEvents = `
 SELECT o.id, o.idempotency_key, coalesce(o.ordering_key, ''), coalesce(d.status, ''), coalesce(format('%s-%s-%s', d.event_id, d.destination, d.claim), ''),
        CASE WHEN d.replay THEN (SELECT 1 + count(DISTINCT a.claim)::int FROM outbox_attempt a WHERE a.event_id = o.id AND outcome NOT IN ('delivered', 'hold')) ELSE coalesce(d.attempts, 0) END,
-       coalesce((extract(epoch FROM d.delivered_at - $1) * 1000000)::bigint * 1000, 0)
+       coalesce((extract(epoch FROM d.delivered_at - $1) * 1000000)::bigint * 1000, 0), (extract(epoch FROM o.available_at - $1) * 1000000)::bigint * 1000
 FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id WHERE o.id > (SELECT upto FROM chaos_aged)`
 
 const selectFailures = `
@@ -34,6 +34,16 @@ SELECT DISTINCT ON (event_id, destination, claim) idempotency_key, format('%s-%s
 FROM outbox_attempt a JOIN outbox o ON o.id = event_id LEFT JOIN chaos_relay r USING (relay_id)
 WHERE outcome <> 'delivered' AND event_id > (SELECT upto FROM chaos_aged)
 ORDER BY event_id, destination, claim, a.id DESC`
+
+// selectTold selects what relays have noted as sent to the webhook.
+const selectTold = `
+SELECT rule, state, (extract(epoch FROM at - $1) * 1000000)::bigint * 1000
+FROM (SELECT rule, subject, channel, first_sent_at AS sent_at, ended_sent_at AS ended_at FROM outbox_alert_notice
+      UNION ALL
+      SELECT rule, subject, n.channel, n.sent_at, n.ended_at
+      FROM outbox_alert_past, jsonb_to_recordset(notices) AS n (channel text, sent_at timestamptz, ended_at timestamptz)) t,
+     LATERAL (VALUES ('firing', sent_at), ('resolved', ended_at)) AS v (state, at)
+WHERE subject = 'default' AND channel = 'webhook' AND at IS NOT NULL`
 
 const selectEffects = `SELECT id, key, (extract(epoch FROM pg_xact_commit_timestamp(xmin) - $1) * 1000000)::bigint FROM effects WHERE key NOT LIKE '` + aged + `%'`
 
@@ -85,6 +95,7 @@ func (s *stage) tables() history.Tables {
 	return history.Tables{
 		Timeout: timeout, Schedule: schedule, RetryAfter: retryAfter, Repeats: s.repeats, Torn: s.torn,
 		Business:  all(s, s.outbox, `SELECT key FROM sales`, pgx.RowTo[string]),
+		Told:      all(s, s.outbox, selectTold, pgx.RowToStructByPos[history.Told], began),
 		Events:    all(s, s.outbox, selectEvents, pgx.RowToStructByPos[history.Event], begun),
 		Failures:  all(s, s.outbox, selectFailures, pgx.RowToStructByPos[history.Failure], began),
 		Reopened:  all(s, s.outbox, `SELECT what FROM chaos_reopened`, pgx.RowTo[string]),

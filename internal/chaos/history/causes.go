@@ -22,7 +22,9 @@ func (c *checker) explained(p Call) bool {
 	case p.Outcome == Unknown && c.undone(p), c.hit(p.Receiver, p.At, p.To, None):
 		return true
 	}
-	return p.Status == http.StatusConflict && slices.ContainsFunc(c.posts[p.Key], func(q Call) bool { return q.Call < p.Call && q.Outcome == Unknown })
+	return p.Status == http.StatusConflict && slices.ContainsFunc(c.posts[p.Key], func(q Call) bool {
+		return q.Call < p.Call && q.Outcome == Unknown && (p.At <= q.To+settleGrace || c.hit(q.Receiver, q.At, p.To, None))
+	})
 }
 
 // undone reports whether a fault may have undone, or prevented, that the relay that sent a request
@@ -57,6 +59,14 @@ func (c *checker) hit(who string, from, to time.Duration, harm Harm) bool {
 		}
 	}
 	return false
+}
+
+// crashed reports whether the database may have lost, between two moments, what was written in the
+// first.
+func (c *checker) crashed(from, to time.Duration) bool {
+	return slices.ContainsFunc(c.faults, func(f Call) bool {
+		return f.Harm == Undoes && f.Who == "" && f.At <= to+clockGrace && f.To >= from-timeoutGrace
+	})
 }
 
 // stoodStill reports whether a fault kept a life of a relay from all that it did in some time.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -18,6 +19,7 @@ type Event struct {
 	Delivery    string // the delivery id of the last claim
 	Attempts    int
 	DeliveredAt time.Duration // since the history began
+	DueAt       time.Duration // likewise: when it was to be sent at the earliest
 }
 
 // An Effect is what the receiver's handler wrote for an event.
@@ -47,6 +49,7 @@ type Tables struct {
 	Reopened  []string // deliveries that left a terminal state, though no operator acted
 	Torn      []string // moments at which effects and processed_events differed in one snapshot
 	Open      []string // what was still in flight
+	Told      []Told
 	Timeout   time.Duration
 	// Schedule is the least time between the first attempt and its retry, the second, and so on;
 	// the last repeats. None: the database's clock was moved, and no time of it is checked.
@@ -55,6 +58,12 @@ type Tables struct {
 	// Repeats is how many accepted requests beyond the first of their events the run may have; 0:
 	// what [checker.repeats] allows.
 	Repeats int
+}
+
+// A Told is a word about the destination that a relay has noted as sent to people.
+type Told struct {
+	Rule, State string
+	At          time.Duration
 }
 
 // A Breach is one way in which a promise was broken.
@@ -75,13 +84,17 @@ const (
 	Order        = "order"
 	Attempts     = "attempts"
 	Schedule     = "retry before its time"
+	Undue        = "sent before it was due"
+	Reclaimed    = "claimed after it was delivered"
 	Refused      = "refused too often"
 	Alerted      = "alerted twice"
+	Untold       = "alert noted and not sent"
 	Late         = "late after the last fault"
 	Slow         = "first request late"
 	NotTerminal  = "terminal state left"
 	InFlight     = "in flight at the end"
 	settleGrace  = 3 * time.Second       // within it a relay has written what it was answered, and a crash of the database cannot undo it any more
+	alertGrace   = 12 * time.Second      // from the arrival of an alert to its note
 	timeoutGrace = time.Second           // an answer in the last second of the relay's patience may have come too late
 	clockGrace   = 5 * time.Millisecond  // between the clock of the history and the database's
 	recoverGrace = 15 * time.Second      // for a request after the last fault, and its commit
@@ -168,6 +181,7 @@ func Check(calls []Call, t Tables) []Breach {
 			}
 		}
 	}
+	c.told()
 	c.receiver(business)
 	c.order()
 	c.attempts()
@@ -220,8 +234,14 @@ func (c *checker) requests(key string, posts []Call) {
 		c.breach(Phantom, key, "was sent and is no committed event")
 		return
 	}
-	claims := map[string]bool{}
+	if due := e.DueAt - clockGrace; len(c.Schedule) > 0 && posts[0].At < due {
+		c.breach(Undue, key, "was sent at %s, and was due at %s", posts[0].At, e.DueAt)
+	}
+	claims, last := map[string]bool{}, c.last(e)
 	for _, p := range posts {
+		if p.Claimed > last.Claimed+clockGrace && last.Delivery != "" && !c.crashed(last.At, p.Claimed) {
+			c.breach(Reclaimed, key, "was sent as %s, claimed at %s, after %s had delivered it at %s", p.Delivery, p.Claimed, last.Delivery, last.To)
+		}
 		if claims[p.Delivery] {
 			c.breach(Unexplained, key, "was sent twice under the claim %s", p.Delivery)
 		}
@@ -231,6 +251,30 @@ func (c *checker) requests(key string, posts []Call) {
 		}
 		if p.Delivery != e.Delivery && !c.explained(p) {
 			c.breach(Unexplained, key, "was sent by %s as %s at %s and answered %d; nothing explains why that was not all", p.Who, p.Delivery, p.At, p.Status)
+		}
+	}
+}
+
+// last returns the request that delivered an event.
+func (c *checker) last(e Event) Call {
+	i := slices.IndexFunc(c.posts[e.Key], func(p Call) bool { return p.Delivery == e.Delivery && p.Outcome == OK })
+	if i < 0 || len(c.Schedule) == 0 { // without the database's clock nothing is known of claims
+		return Call{}
+	}
+	return c.posts[e.Key][i]
+}
+
+// told checks that what relays have noted as sent to people was sent.
+func (c *checker) told() {
+	for _, note := range c.Told {
+		sent := false
+		for key, alerts := range c.alerts {
+			if strings.HasPrefix(key+" ", note.Rule+" "+note.State+" ") {
+				sent = sent || slices.ContainsFunc(alerts, func(p Call) bool { return p.At <= note.At+clockGrace && p.At >= note.At-alertGrace })
+			}
+		}
+		if !sent && len(c.Schedule) > 0 {
+			c.breach(Untold, note.Rule, "is noted as sent (%s) at %s", note.State, note.At)
 		}
 	}
 }
@@ -255,17 +299,17 @@ func (c *checker) repeats() {
 	}
 }
 
-// liveness checks that each event that was due at once had its first request soon after its commit,
+// liveness checks that each event had its first request soon after its commit, after it was due,
 // and after the one before it in its ordering key was accepted. Faults that overlap the wait
-// lengthen it.
+// lengthen it, each moment once.
 func (c *checker) liveness() {
 	before := map[string]string{}
 	for e, earlier := range c.keyed {
 		before[e.Key] = earlier.Key
 	}
 	for _, commit := range c.commits {
-		posts, ready := c.posts[commit.Key], commit.To
-		if len(posts) == 0 || commit.Outcome != OK || commit.Note == Later || len(c.Schedule) == 0 {
+		posts, ready := c.posts[commit.Key], max(commit.To, c.events[commit.Key].DueAt)
+		if len(posts) == 0 || commit.Outcome != OK || len(c.Schedule) == 0 {
 			continue
 		}
 		earlier := c.posts[before[commit.Key]]
@@ -276,9 +320,11 @@ func (c *checker) liveness() {
 		if first <= may {
 			continue
 		}
+		until := ready // faults are in the order of their beginnings
 		for _, f := range c.faults {
-			if f.At < first && f.To > ready {
-				may += f.To - f.At
+			if from := max(f.At, until); from < first && f.To > from {
+				may += f.To - from
+				until = f.To
 			}
 		}
 		if may += c.overload(ready, first); first > may {

@@ -54,11 +54,12 @@ func story() (calls []Call, t Tables) {
 	t = Tables{
 		Business: []string{"A", "B", "C", "D"},
 		Events: []Event{
-			{1, "A", "k", "delivered", "1-d-1", 1, seconds(2.2)},
-			{2, "B", "", "delivered", "2-d-3", 3, seconds(4.4)},
-			{3, "C", "k", "delivered", "3-d-2", 1, seconds(27.2)},
-			{4, "D", "", "delivered", "4-d-2", 2, seconds(43.2)},
+			{1, "A", "k", "delivered", "1-d-1", 1, seconds(2.2), seconds(1)},
+			{2, "B", "", "delivered", "2-d-3", 3, seconds(4.4), seconds(1)},
+			{3, "C", "k", "delivered", "3-d-2", 1, seconds(27.2), seconds(19)},
+			{4, "D", "", "delivered", "4-d-2", 2, seconds(43.2), seconds(39)},
 		},
+		Told:      []Told{{"held", "firing", seconds(27.1)}},
 		Effects:   []Effect{{1, "A", seconds(2.05)}, {2, "B", seconds(4.25)}, {3, "C", seconds(20.05)}, {4, "D", seconds(41)}},
 		Processed: []string{"A", "B", "C", "D"},
 		Failures: []Failure{
@@ -160,7 +161,8 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			return c
 		}, Unexplained, "B"},
 		"many were refused": {func(c []Call, _ *Tables) []Call { return copies(c, "4-d-1", 301, 1) }, Refused, ""},
-		"a first request came late": {func(c []Call, _ *Tables) []Call {
+		"a first request came late": {func(c []Call, t *Tables) []Call {
+			t.Events[2].DueAt = seconds(1)
 			c[slices.IndexFunc(c, func(c Call) bool { return c.Key == "C" })].To = seconds(1)
 			return c
 		}, Slow, "C"},
@@ -186,10 +188,17 @@ func TestCheckFindsPlantedViolations(t *testing.T) {
 			c[slices.IndexFunc(c, func(c Call) bool { return c.Kind == Alert })].Who = "relay-3.1"
 			return append(c, Call{Record: Record{At: seconds(25.5), Call: len(c) + 1, Kind: Fault, Who: "relay-2", Outcome: OK, Note: "frozen", Harm: Undoes}, To: seconds(27)})
 		}, Alerted, "held firing"},
-		"one event accepted often":    {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
-		"many events accepted twice":  {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},
-		"delivered before the answer": {func(c []Call, t *Tables) []Call { t.Events[0].DeliveredAt = seconds(2.05); return c }, False, "A"},
-		"another answer is logged":    {func(c []Call, t *Tables) []Call { t.Failures[0].Status = 503; return c }, Attempts, "B"},
+		"an event is sent early": {func(c []Call, t *Tables) []Call { t.Events[0].DueAt = seconds(2.1); return c }, Undue, "A"},
+		"a delivered event is claimed again": {func(c []Call, _ *Tables) []Call {
+			p := *find(c, "3-d-2")
+			p.Delivery, p.Claimed, p.At, p.To = "3-d-3", seconds(28), seconds(28), seconds(28.1)
+			return append(c, p)
+		}, Reclaimed, "C"},
+		"an alert is noted and not sent": {func(c []Call, t *Tables) []Call { t.Told[0].State = "resolved"; return c }, Untold, "held"},
+		"one event accepted often":       {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 1, 4) }, Repeated, "C"},
+		"many events accepted twice":     {func(c []Call, _ *Tables) []Call { return copies(c, "3-d-1", 301, 2) }, Repeated, ""},
+		"delivered before the answer":    {func(c []Call, t *Tables) []Call { t.Events[0].DeliveredAt = seconds(2.05); return c }, False, "A"},
+		"another answer is logged":       {func(c []Call, t *Tables) []Call { t.Failures[0].Status = 503; return c }, Attempts, "B"},
 		"undone is answered as 500": {func(c []Call, t *Tables) []Call {
 			p := find(c, "2-d-1")
 			p.Status, p.Note = 200, Undone
