@@ -131,6 +131,9 @@ func TestChaos(t *testing.T) {
 	if rests && figures.excused() > mostExcused {
 		t.Errorf("a fault would excuse %.1f %% of the requests that were accepted, more than %d: that judges too few", figures.excused(), mostExcused)
 	}
+	if rests && figures.Overload > lasts/10 {
+		t.Errorf("the machine had too much to do for %s: that excuses too much that comes late", figures.Overload)
+	}
 	for making, n := range s.lost {
 		if n == 0 && s.made[making] >= 10 {
 			t.Errorf("%s, %d times, and none was lost", making, s.made[making])

@@ -239,7 +239,11 @@ func (s *stage) byDefault(setting string, lasts time.Duration) {
 // disturb does one of six things to a link.
 func (s *stage) disturb(role string, l *link) {
 	how, lasts, bytes := s.random.IntN(6), s.between(100*time.Millisecond, 4*time.Second), 1+s.random.Int64N(20_000)
-	defer s.fault(role, history.Undoes)()
+	harm := history.Undoes
+	if how == 0 || how > 3 { // nothing is lost
+		harm = history.Delays
+	}
+	defer s.fault(role, harm)()
 	switch how {
 	case 0:
 		l.delay.Store(int64(lasts / 20))

@@ -17,14 +17,14 @@ const producerTables = `
 CREATE TABLE sales (key text PRIMARY KEY);
 CREATE TABLE chaos_aged AS SELECT 0::bigint AS upto; -- events up to this one are not of this run
 CREATE TABLE chaos_relay (relay_id int, name text); -- of those that are gone, too
-CREATE FUNCTION chaos_relay() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
+CREATE FUNCTION chaos_relay() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = public AS $$
 BEGIN
     INSERT INTO chaos_relay VALUES (NEW.id, NEW.name);
     RETURN NULL;
 END $$;
 CREATE TRIGGER chaos_relay AFTER INSERT ON outbox_relay FOR EACH ROW EXECUTE FUNCTION chaos_relay();
 CREATE TABLE chaos_reopened (what text);
-CREATE FUNCTION chaos_reopened() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
+CREATE FUNCTION chaos_reopened() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = public AS $$
 BEGIN
     INSERT INTO chaos_reopened VALUES (format('%s %s > %s', OLD.event_id, OLD.status, coalesce(NEW.status, 'deleted')));
     RETURN NULL;

@@ -15,12 +15,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/chaos/history"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 	"github.com/outbox-relay/outbox-relay/internal/testkit"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 const (
@@ -121,6 +123,10 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	testkit.Must(t, err)
 	s.outbox, err = s.Database(outboxName, "outbox", producerTables)
 	s.must(err)
+	for _, rights := range []string{migrations.Roles(), `CREATE ROLE ` + confined + ` LOGIN IN ROLE outbox_relay`} {
+		_, err = s.outbox.Exec(s.Ctx, rights, pgx.QueryExecModeSimpleProtocol)
+		s.must(err)
+	}
 	s.inbox, err = s.Database(inboxName, "inbox", receiverTables)
 	s.must(err)
 	s.wire = newWire(t, s.history, seed)
@@ -135,6 +141,10 @@ func newStage(t *testing.T, seed uint64, relays int, env ...string) *stage {
 	s.openRelays(relays)
 	return s
 }
+
+// confined is a login with the rights that a relay needs. Every second relay has it, and the others
+// are the server's owner.
+const confined = "confined"
 
 func (s *stage) openRelays(n int) {
 	for i := range n {
@@ -187,6 +197,9 @@ func (s *stage) openReceiver(i int) {
 func (s *stage) openRelay(name string, settings ...string) {
 	through := len(s.relays) < *pooled
 	database, dsn := s.link(name, outboxName, through)
+	if len(s.relays)%2 == 1 && !through {
+		dsn = strings.Replace(dsn, "postgres://postgres@", "postgres://"+confined+"@", 1)
+	}
 	if through { // the work of one that dies waits for its lease
 		settings = append(settings, "OUTBOX_DATABASE_POOLER=transaction", "OUTBOX_RELAY_LEASE="+lease.String())
 	}
