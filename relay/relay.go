@@ -99,6 +99,7 @@ func New(cfg Config) (*Relay, error) {
 		Phases: &r.phases, Lanes: r.lanes, Settle: r.settler.Settle, Post: r.mailbox.post, Retry: r.mailbox.retries.Add, Failed: r.databaseError,
 		Log: cfg.Log, Poll: cfg.PollInterval, Spans: cfg.Spans, History: cfg.History, Attempted: cfg.Hooks.Attempted,
 		LogDelivered: func() bool { return r.config().LogDelivered },
+		Alive:        func() bool { _, alive := r.current(); return alive },
 	}
 	r.reloads.keeper = routes.Keeper{
 		Name: cfg.Name, Log: cfg.Log, Added: func() { signal(r.signals.parked) }, Failed: r.databaseError,

@@ -235,3 +235,28 @@ func TestRelayTakenForDeadSendsNothingOfBefore(t *testing.T) {
 		})
 	}
 }
+
+// A relay that has lost its session sends nothing more of what it has before it knows that this is
+// still its own.
+func TestRelayWithoutItsSessionSendsNothing(t *testing.T) {
+	t.Parallel()
+	const events = 5
+	db := relaytest.Covered(t)
+	g, rc := relaytest.NewGated(t, "k-1")
+	d := to(rc.URL)
+	d.MaxInFlight = 1
+	r := start(t, config(db, d))
+	r.relayID()
+	db.Insert(events, "k")
+	<-g.Arrived
+	db.Exec(`ALTER TABLE outbox_relay RENAME TO away`)
+	db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+	r.await(t, "a lost session", func(o *observer) bool { return o.failures["session"] > 0 })
+	g.Open()
+	tried := sees(r.observer, func(o *observer) int { return o.failures["session"] })
+	r.await(t, "further attempts to register", func(o *observer) bool { return o.failures["session"] > tried+1 })
+	testkit.Equal(t, "sent", rc.Keys(), []string{"k-1"})
+	db.Exec(`ALTER TABLE away RENAME TO outbox_relay`)
+	relaytest.Becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	testkit.Equal(t, "requests", rc.Total(), events)
+}

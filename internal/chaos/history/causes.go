@@ -29,7 +29,7 @@ func (c *checker) explained(p Call) bool {
 
 // undone reports whether a fault may have undone, or prevented, that the relay that sent a request
 // wrote its outcome: it hit the relay when that had the claim, and before the outcome was written
-// for good. A relay without its session sends what it has claimed before.
+// for good.
 func (c *checker) undone(p Call) bool {
 	written := p.To + settleGrace // for good, unless a fault delayed it
 	for _, f := range c.faults {

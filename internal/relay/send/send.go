@@ -49,6 +49,8 @@ type Senders struct {
 	// Retry notes that a delivery is due again after the given time.
 	Retry  func(now time.Time, after time.Duration)
 	Failed func(operation string, err error) // a statement, which will be repeated
+	// Alive reports whether this relay counts as alive.
+	Alive func() bool
 
 	alone   capacity.Solitude
 	running sync.WaitGroup
@@ -63,6 +65,9 @@ func (s *Senders) Wait() { s.running.Wait() }
 // longestNap bounds a wait for the rate: meanwhile the lane may be held, paused or removed, or its
 // rate raised.
 const longestNap = time.Second
+
+// lostNap is between two looks whether this relay is registered again.
+const lostNap = 50 * time.Millisecond
 
 // send empties a lane until there is nothing left for this sender.
 func (s *Senders) send(l *lane.Lane) {
@@ -217,15 +222,22 @@ func (s *Senders) attempt(l *lane.Lane, d *lane.Delivery) (v policy.Result) {
 			v = policy.Panicked(defect)
 		}
 	}()
-	if s.Taking.Err() != nil {
-		return policy.Result{Reason: policy.ReasonShutdown}
-	}
-	now := time.Now()
-	if reason := l.StopReason(now); reason != "" {
-		return policy.Result{Reason: reason}
-	}
-	if d.TooLate(to, now) || l.IsVoid(d) {
-		return policy.Result{Reason: policy.ReasonLease}
+	// Without its session this relay looks dead: others may have taken over what it has. Once it is
+	// registered again, it knows.
+	for alive := false; !alive; {
+		if alive = s.Alive(); !alive {
+			_ = sleep.For(s.Taking, lostNap)
+		}
+		now := time.Now()
+		if s.Taking.Err() != nil {
+			return policy.Result{Reason: policy.ReasonShutdown}
+		}
+		if reason := l.StopReason(now); reason != "" {
+			return policy.Result{Reason: reason}
+		}
+		if d.TooLate(to, now) || l.IsVoid(d) {
+			return policy.Result{Reason: policy.ReasonLease}
+		}
 	}
 	leave, instead := s.awaitPost(d)
 	if instead != nil {

@@ -34,7 +34,7 @@ func newSenders(t testing.TB, d post.Destination) (*Senders, *lane.Lane, chan se
 	settled := make(chan settle.Settlement, 1000)
 	return &Senders{
 		Phases: &Phases{Taking: t.Context(), Doing: t.Context(), Settling: t.Context()}, Lanes: all, LogDelivered: func() bool { return false },
-		Settle: func(s settle.Settlement) { settled <- s }, Post: func(agenda.Cause) {}, Retry: func(time.Time, time.Duration) {}, Failed: func(string, error) {},
+		Settle: func(s settle.Settlement) { settled <- s }, Post: func(agenda.Cause) {}, Retry: func(time.Time, time.Duration) {}, Failed: func(string, error) {}, Alive: func() bool { return true },
 	}, all.Get(d.Name), settled
 }
 
