@@ -24,6 +24,8 @@
 //	two relays take one key                      internal/relay/intake: TestKeysStay
 //	a rescued range keeps its fence              internal/relay/intake: TestRescue
 //	a header is left out of the signature        internal/relay/post: TestRequestIsTheWireContract
+//	event headers are left out of the signature  internal/relay/post: TestSecurityOwnHeadersAreSigned
+//	a receiver believes unsigned headers         internal/webhook: TestX1BindsTheHeaders
 //	a replay is left out of the signature        internal/relay/post: TestReplayIsSigned
 //	prune ignores the retention                  consumer/internal/memory: TestPruneAnnouncesBeforeItRemoves
 //	prune ignores until when duplicates may come consumer/internal/memory: TestPruneKeepsWhatIsStillNeeded

@@ -82,14 +82,14 @@ var mutants = []mutant{
 		pkg: "internal/relay/post", test: "^TestRequestIsTheWireContract$", says: "verified 1, <nil>",
 	},
 	{
-		bug: "headers of events are left out of the signature", file: "internal/relay/post/request.go",
+		bug: "event headers are left out of the signature", file: "internal/relay/post/request.go",
 		old: "r.setContract(appendCovered(text, r.header), d)", new: "r.setContract(text, d)",
-		pkg: "internal/relay/post", test: "^TestSecurityOwnHeadersAreSigned$",
+		pkg: "internal/relay/post", test: "^TestSecurityOwnHeadersAreSigned$", says: "is verified by 1",
 	},
 	{
-		bug: "a receiver believes headers that no signature covers", file: "internal/webhook/headers.go",
+		bug: "a receiver believes unsigned headers", file: "internal/webhook/headers.go",
 		old: ` || strings.HasPrefix(name, "X-Event-")`, new: "",
-		pkg: "internal/webhook", test: "^TestX1BindsTheHeaders$",
+		pkg: "internal/webhook", test: "^TestX1BindsTheHeaders$", says: "TestX1BindsTheHeaders/other_tenant",
 	},
 	{
 		bug: "a replay is left out of the signature", file: "internal/relay/post/request.go",
