@@ -20,9 +20,9 @@ import (
 
 // NewRequest returns the POST by which a relay would send event, with its Payload as the body, to
 // url: for tests of receivers. It is signed with secrets, spelled as in [consumer.Config].Secrets;
-// without one it is not signed. IdempotencyKey and Type are required. A zero Version or Attempt is 1, and a
-// zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a
-// handler or to an http.Client, once, and within [consumer.Verify].Tolerance.
+// without one it is not signed. IdempotencyKey and Type are required. A zero Version or Attempt is
+// 1, and a zero CreatedAt is now; Source is the receiver's and is not sent. The request can be
+// given to a handler or to an http.Client, once, and within [consumer.Verify].Tolerance.
 //
 // It fails where no relay would send the event, such as for a key that is not 1 to 255 printable
 // ASCII characters, and for Foreign, whose requests are not a relay's.

@@ -85,8 +85,8 @@ const (
 func (c *Config) settlementOf(err error, spent, interruptions int, fraction float64) settlement {
 	o := settlement{state: StatePending}
 	if errors.Is(err, errInterrupted) || errors.Is(err, errKeyHeld) || sqlstate.IsConflict(err) && !verdict.IsMarked(err) { // the handler's own word goes before
-		// The database was in the way. That spends no attempt, but must not repeat for ever, unless it
-		// was another session's lock.
+		// The database was in the way. That spends no attempt, but must not repeat for ever, unless
+		// it was another session's lock.
 		o.after = jittered(conflictDelay, *c.Jitter, fraction)
 		if o.interrupted = !errors.Is(err, errKeyHeld); o.interrupted && interruptions+1 >= maxInterruptions {
 			o.state = StateFailed

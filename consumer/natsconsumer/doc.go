@@ -23,12 +23,12 @@
 // # Order
 //
 // One durable consumer gives messages to whichever process asks first, so it keeps no order. For
-// order by key, let the relay spread the keys over partitions (destinations.NAME.nats.partitions, with
-// {partition} in the subject) and set Config.Partitions to the same number: each partition then has
-// its own durable consumer, which has one message under way at a time, whatever number of processes
-// run. A message that fails keeps those behind it in its partition waiting, as order demands. With
-// an inbox as the receiver that wait is short: a message is acknowledged once it is recorded, and
-// an event that fails for good ends as failed there while other keys continue.
+// order by key, let the relay spread the keys over partitions (destinations.NAME.nats.partitions,
+// with {partition} in the subject) and set Config.Partitions to the same number: each partition
+// then has its own durable consumer, which has one message under way at a time, whatever number of
+// processes run. A message that fails keeps those behind it in its partition waiting, as order
+// demands. With an inbox as the receiver that wait is short: a message is acknowledged once it is
+// recorded, and an event that fails for good ends as failed there while other keys continue.
 //
 // # What a stream needs
 //

@@ -210,20 +210,6 @@ func (d *Delivery) TooLate(to *post.Endpoint, at time.Time) bool {
 	return d.LeaseEnds.Sub(at) < to.Destination.Timeout+SendMargin
 }
 
-// VoidLeases makes all claims void whose leases end before the given time: the relay has lost them.
-func (o *outgoing) VoidLeases(until time.Time) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.voidUntil = until
-}
-
-// IsVoid reports whether the relay has lost the claim of a delivery.
-func (o *outgoing) IsVoid(d *Delivery) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return d.LeaseEnds.Before(o.voidUntil)
-}
-
 // nextClass returns the class to send from next, by smooth weighted round robin over those that
 // have something to send.
 func (o *outgoing) nextClass() (c Class, waits bool) {

@@ -94,3 +94,17 @@ func (o *outgoing) Change(change func(b *policy.Breaker)) {
 	defer o.mu.Unlock()
 	change(&o.breaker)
 }
+
+// VoidLeases makes all claims void whose leases end before the given time: the relay has lost them.
+func (o *outgoing) VoidLeases(until time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.voidUntil = until
+}
+
+// IsVoid reports whether the relay has lost the claim of a delivery.
+func (o *outgoing) IsVoid(d *Delivery) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return d.LeaseEnds.Before(o.voidUntil)
+}

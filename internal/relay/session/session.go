@@ -32,9 +32,8 @@ type Session struct {
 	// no statement through: what a crash has undone is written again before anything else is. An
 	// error of it, or of Enter, ends the session, which then tries again.
 	Restore func(ctx context.Context, on pg.Pool, relayID int32) error
-	// Enter is called then, before the registration counts as alive. It calls alive as its last
-	// step. resumed says that the relay has the number with which it
-	// entered before.
+	// Enter is called then, before the registration counts as alive, and calls alive as its last
+	// step. resumed says that the relay has the number with which it entered before.
 	Enter func(ctx context.Context, resumed bool, alive func()) error
 	// Beaten follows every beat that the database has taken, which began at the given time, with
 	// what it found.
