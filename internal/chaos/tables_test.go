@@ -13,12 +13,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
+// Whether an event without a row is routed takes a millisecond to find out. It is asked of such
+// alone.
 const selectOpen = `
 SELECT format('delivery of event %s: attempt %s, due in %s, claimed by %s, blocked by %s, %s', event_id, attempts, next_attempt_at - now(), claimed_by, blocked_by, last_reason)
 FROM outbox_delivery WHERE status = 'pending' AND event_id > (SELECT upto FROM chaos_aged)
 UNION ALL SELECT format('range %s of relay %s, taken %s ago', seq, relay_id, now() - taken_at) FROM outbox_range WHERE ended_at IS NULL
-UNION ALL SELECT format('event %s is not routed', id) FROM outbox o
-WHERE id > (SELECT upto FROM chaos_aged) AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) AND NOT outbox_is_routed(id)`
+UNION ALL SELECT format('event %s is not routed', id)
+FROM (SELECT id FROM outbox o WHERE id > (SELECT upto FROM chaos_aged) AND NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) OFFSET 0) o
+WHERE NOT outbox_is_routed(id)`
 
 // A replay counts its attempts from the beginning.
 const selectEvents = `
