@@ -75,7 +75,7 @@ func TestTransactionWakesEachOutbox(t *testing.T) {
 	}
 	slices.Sort(woken)
 	testkit.Equal(t, "schemas", fmt.Sprint(woken), "[o'ther public]")
-	pgtest.Exec(t, pool, `ALTER SCHEMA `+other+` RENAME TO renamed; `+fmt.Sprintf(insert, "renamed")) // which wakes nobody, and is not refused
+	pgtest.Exec(t, pool, `ALTER SCHEMA `+other+` RENAME TO renamed; `+fmt.Sprintf(insert, "renamed")) // no relay wakes, and the insert is not refused
 }
 
 // Events share their ids with their deliveries, also those of events that are gone: whoever empties

@@ -34,7 +34,7 @@ BEGIN
 -- where NOTIFY is not allowed, sets outbox.notify to off; relays then find its events by polling. A session that listens and never
 -- ends its transaction fills the queue, and then no COMMIT that notifies succeeds. outbox.woken keeps a transaction from calling this
 -- for each of its events, and tells the outboxes of several schemas apart; a savepoint that is rolled back takes both back. After the
--- schema was renamed, each event calls it: it wakes nobody then, and refuses no insert.
+-- schema was renamed, each event calls it: then no relay wakes, and no insert is refused.
 CREATE FUNCTION {schema}.outbox_wake() RETURNS xid8 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -117,8 +117,8 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 }
 
 // dial opens a connection. If there is no descriptor left for it, dial closes direct connections of
-// this endpoint that are idle. Otherwise a request that cannot be sent directly would wait until
-// they end.
+// this endpoint that are idle. A request that cannot be sent directly would wait until they
+// end.
 func (e *Endpoint) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := e.Dial(ctx, network, address)
 	if e.direct != nil && lacksDescriptor(err) {
