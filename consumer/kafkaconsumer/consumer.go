@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -71,7 +72,7 @@ type Consumer struct {
 	receive http.Handler
 
 	mu         sync.Mutex
-	partitions map[partition]*worker // that this process has
+	partitions map[partition]*worker // that this process has; nil: it takes none, Run has not begun or ends
 }
 
 // partition names a partition of a topic.
@@ -111,7 +112,7 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 	if cfg.Schedule, err = message.Schedule("kafkaconsumer", cfg.Schedule); err != nil {
 		return nil, err
 	}
-	return &Consumer{cfg: cfg, receive: receiver, partitions: map[partition]*worker{}}, nil
+	return &Consumer{cfg: cfg, receive: receiver}, nil
 }
 
 // Run works records until ctx ends: then it takes no more, lets the handlers that are running end,
@@ -119,6 +120,9 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 // number of processes, once in each Consumer. An outage of the brokers, of any length, does not end
 // it. It returns an error at the start only: when no broker answers, or a topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
+	c.mu.Lock()
+	c.partitions = map[partition]*worker{}
+	c.mu.Unlock()
 	// A partition that has had enough takes part in the next fetch again: no fetch may be long.
 	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.cfg.Client...),
 		kgo.ConsumerGroup(c.cfg.Group), kgo.ConsumeTopics(c.cfg.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
@@ -128,6 +132,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		return fmt.Errorf("kafkaconsumer: %w", err)
 	}
 	defer client.CloseAllowingRebalance()
+	defer c.stopAll(client)
 	if err := c.checkTopics(ctx, client); err != nil {
 		return err
 	}
@@ -139,7 +144,6 @@ func (c *Consumer) Run(ctx context.Context) error {
 			c.handleErrors(ctx, client, fetched, reported)
 		}
 	}
-	c.stopAll(client)
 	return nil
 }
 
@@ -207,10 +211,15 @@ func (c *Consumer) hand(p kgo.FetchTopicPartition) {
 	}
 }
 
-// assigned starts a worker for each partition that this process gets.
+// assigned starts a worker for each partition that this process gets. The client may also get some
+// while it leaves the group, when Run has ended all workers: they get none.
 func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[string][]int32) {
+	c.stop(got) // none, if the client revokes what it had before it gets it again
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.partitions == nil {
+		return
+	}
 	for topic, numbers := range got {
 		for _, number := range numbers {
 			w := newWorker(c, client, partition{topic, number})
@@ -224,6 +233,10 @@ func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[str
 // done, so that it does not come again there.
 func (c *Consumer) revoked(ctx context.Context, client *kgo.Client, gone map[string][]int32) {
 	c.stop(gone)
+	c.commit(ctx, client)
+}
+
+func (c *Consumer) commit(ctx context.Context, client *kgo.Client) {
 	if err := client.CommitMarkedOffsets(ctx); err != nil {
 		c.logger().WarnContext(ctx, "kafkaconsumer: offsets are not committed; the records come again, as duplicates", "error", err)
 	}
@@ -232,7 +245,7 @@ func (c *Consumer) revoked(ctx context.Context, client *kgo.Client, gone map[str
 // lost ends the workers of partitions that others have already.
 func (c *Consumer) lost(_ context.Context, _ *kgo.Client, gone map[string][]int32) { c.stop(gone) }
 
-// stop ends workers together and waits for them.
+// stop ends the workers of partitions.
 func (c *Consumer) stop(gone map[string][]int32) {
 	var ending []*worker
 	c.mu.Lock()
@@ -245,6 +258,11 @@ func (c *Consumer) stop(gone map[string][]int32) {
 		}
 	}
 	c.mu.Unlock()
+	end(ending)
+}
+
+// end ends workers together and waits for them.
+func end(ending []*worker) {
 	for _, w := range ending {
 		w.stop()
 	}
@@ -253,17 +271,16 @@ func (c *Consumer) stop(gone map[string][]int32) {
 	}
 }
 
-// stopAll ends all workers and commits what they have done.
+// stopAll ends all workers, commits what they have done, and lets no further one start.
 func (c *Consumer) stopAll(client *kgo.Client) {
-	all := map[string][]int32{}
 	c.mu.Lock()
-	for p := range c.partitions {
-		all[p.topic] = append(all[p.topic], p.number)
-	}
+	ending := slices.Collect(maps.Values(c.partitions))
+	c.partitions = nil
 	c.mu.Unlock()
+	end(ending)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	c.revoked(ctx, client, all)
+	c.commit(ctx, client)
 }
 
 // Lag is what waits for this process, in records.

@@ -1,11 +1,13 @@
 package kafkaconsumer_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
@@ -54,5 +56,35 @@ func TestWhatIsRefusedAtTheStart(t *testing.T) {
 		if _, err := kafkaconsumer.New(cfg, receive); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New says %v, want %q", err, want)
 		}
+	}
+}
+
+// The client hands out partitions beside the loop that polls it, also while Run ends. That their
+// workers end is checked where the goroutines of all tests are.
+func TestRunEndsWhileItGetsPartitions(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "")
+	for range testsize.Of(50, 10) {
+		ctx, cancel := context.WithCancel(t.Context())
+		c, err := kafkaconsumer.New(kafkaconsumer.Config{
+			Group: "ends", Topics: []string{topic},
+			Client: []kgo.Opt{kgo.SeedBrokers(e.address), kgo.WithHooks(joined(cancel))},
+		}, e.Receiver(readertest.Effect))
+		pgtest.Must(t, err)
+		pgtest.Must(t, c.Run(ctx))
+		if lag := c.Lag(); lag != (kafkaconsumer.Lag{}) {
+			t.Fatalf("after its end, the consumer has %+v", lag)
+		}
+	}
+}
+
+// joined is called when the brokers have told a client its partitions.
+type joined func()
+
+var _ kgo.HookBrokerRead = joined(nil)
+
+func (j joined) OnBrokerRead(_ kgo.BrokerMetadata, key int16, _ int, _, _ time.Duration, _ error) {
+	if key == (*kmsg.SyncGroupRequest)(nil).Key() {
+		j()
 	}
 }
