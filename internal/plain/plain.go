@@ -87,6 +87,15 @@ func Span(d time.Duration) string {
 	return fmt.Sprintf("%dd%dh", hours/24, hours%24)
 }
 
+// Some lists the first of names, shown at most, and says how many more there are.
+func Some(names []string, shown int) string {
+	more := len(names) - shown
+	if more <= 0 {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:shown], ", "), more)
+}
+
 // UpTo writes what was counted up to a bound.
 func UpTo[N int | int64](n, bound N) string {
 	if n > bound {

@@ -90,3 +90,12 @@ func wantPrintable(t interface{ Fatalf(string, ...any) }, text string) {
 		t.Fatalf("%q changes when it is made printable again", text)
 	}
 }
+
+func TestSome(t *testing.T) {
+	names := []string{"a", "b", "c"}
+	for shown, want := range map[int]string{1: "a and 2 more", 2: "a, b and 1 more", 3: "a, b, c", 9: "a, b, c"} {
+		if got := Some(names, shown); got != want {
+			t.Errorf("Some(%d) is %q, want %q", shown, got, want)
+		}
+	}
+}

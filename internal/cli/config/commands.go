@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
@@ -78,12 +77,12 @@ func (cmd checkCommand) Run(inv *cli.Invocation) error {
 	if what == "" {
 		what = "the configuration"
 	}
-	fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
+	fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, plain.Some(c.Children("destinations"), 20))
 	if n := len(c.Outboxes); n > 0 {
 		fmt.Fprintf(inv.Stdout, "It serves %s\n", plain.Plural(n, "database", "databases"))
 	}
 	if names := c.Unsigned(); len(names) > 0 {
-		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
+		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", plain.Some(names, 20))
 	}
 	warned := 0
 	if cmd.Connect {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -86,12 +86,11 @@ func subjectList(subjects []string) string {
 	if len(subjects) == 0 {
 		return "no subjects, as a mirror of another stream"
 	}
-	first := subjects[:min(5, len(subjects))]
-	text := strings.ReplaceAll(strings.Trim(fmt.Sprintf("%q", first), "[]"), `" "`, `", "`)
-	if more := len(subjects) - len(first); more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
+	quoted := make([]string, len(subjects))
+	for i, subject := range subjects {
+		quoted[i] = strconv.Quote(subject)
 	}
-	return text
+	return plain.Some(quoted, 5)
 }
 
 // Reach connects, and asks whether the stream exists and takes the destination's subjects, as far

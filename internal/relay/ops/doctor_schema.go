@@ -183,10 +183,10 @@ func (x *examination) rights(ctx context.Context) error {
 		case err != nil:
 			return err
 		case i == 0 && len(held.Missing) > 0:
-			x.add("rights", LevelError, "this login may not do all that a relay does; it lacks "+someOf(held.Missing),
+			x.add("rights", LevelError, "this login may not do all that a relay does; it lacks "+plain.Some(held.Missing, 6),
 				"run outbox-relay migrate roles as the owner of the tables, then: GRANT outbox_relay TO it")
 		case i > 0:
-			lacking[role], granted[prefix] = someOf(held.Missing), granted[prefix] || held.Used
+			lacking[role], granted[prefix] = plain.Some(held.Missing, 6), granted[prefix] || held.Used
 		}
 	}
 	for _, role := range roles[1:] {
@@ -196,17 +196,8 @@ func (x *examination) rights(ctx context.Context) error {
 	}
 	producers, err := x.o.producers(ctx)
 	if len(producers) > 1 {
-		x.add("rights", LevelWarning, fmt.Sprintf("%d logins share this outbox: %s; each can take the idempotency keys of the others, and hold up their ordering keys", len(producers), someOf(producers)),
+		x.add("rights", LevelWarning, fmt.Sprintf("%d logins share this outbox: %s; each can take the idempotency keys of the others, and hold up their ordering keys", len(producers), plain.Some(producers, 6)),
 			"if they belong to applications that do not trust each other, give each application an outbox in its own schema (database.schema)")
 	}
 	return err
-}
-
-// someOf lists the first of many.
-func someOf(names []string) string {
-	const shown = 6
-	if len(names) <= shown {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:shown], ", "), len(names)-shown)
 }
