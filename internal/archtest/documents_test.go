@@ -1,7 +1,11 @@
 package archtest
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -31,13 +35,17 @@ func documents(t *testing.T) map[string]string {
 }
 
 var (
-	markdownLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
+	markdownLink = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
+	heading      = regexp.MustCompile(`^#{1,6} +(.*\S)`)
+	linkTarget   = regexp.MustCompile(`\]\([^)]*\)`)
+	noSlug       = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	sourceFile   = regexp.MustCompile("`([a-z][\\w./-]*/[\\w.-]+\\.go)`")
 	makeCall     = regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z-]*)")
 	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
 	testName     = regexp.MustCompile(`\bTest[A-Z]\w+`)
 	testFunction = regexp.MustCompile(`(?m)^func (Test[A-Z]\w+)\(`)
 	decision     = regexp.MustCompile(`docs/decisions/\d{4}-[a-z0-9-]+\.md`)
+	anchorOf     = regexp.MustCompile(`(docs/[\w/-]+\.md)#([\w-]+)`)
 )
 
 func exists(name string) bool {
@@ -45,14 +53,61 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// brokenReferences returns the files and make targets that a document names and that do not exist.
-func brokenReferences(name, text, makefile string) (violations []string) {
-	for _, link := range markdownLink.FindAllStringSubmatch(text, -1) {
-		if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {
+// anchors returns the anchors that GitHub gives the headings of a document.
+func anchors(text string) map[string]bool {
+	found, inBlock := map[string]bool{}, false
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			inBlock = !inBlock
+		}
+		title := heading.FindStringSubmatch(line)
+		if inBlock || title == nil {
 			continue
 		}
-		if _, err := os.Stat(filepath.Join(root, path.Dir(name), link[1])); err != nil {
-			violations = append(violations, fmt.Sprintf("%s: links to %s, which does not exist", name, link[1]))
+		slug := noSlug.ReplaceAllString(strings.ToLower(linkTarget.ReplaceAllString(title[1], "")), "")
+		slug = strings.ReplaceAll(slug, " ", "-")
+		unique := slug
+		for n := 1; found[unique]; n++ {
+			unique = fmt.Sprintf("%s-%d", slug, n)
+		}
+		found[unique] = true
+	}
+	return found
+}
+
+func TestAnchors(t *testing.T) {
+	t.Parallel()
+	got := anchors("# A `b` & C: d_e\n```sh\n# no heading\n```\n## Why, [then](x.md)?\n### Why, then\n")
+	want := map[string]bool{"a-b--c-d_e": true, "why-then": true, "why-then-1": true}
+	if !maps.Equal(got, want) {
+		t.Errorf("found %v, want %v", got, want)
+	}
+}
+
+// brokenLink returns what is wrong with a link of a document; empty: nothing.
+func brokenLink(name, text, target, anchor string) string {
+	if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+		return ""
+	}
+	if target != "" {
+		content, err := os.ReadFile(filepath.Join(root, path.Dir(name), target))
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Sprintf("%s: links to %s, which does not exist", name, target)
+		}
+		text = string(content)
+	}
+	if anchor == "" || path.Ext(cmp.Or(target, name)) != ".md" || anchors(text)[anchor] {
+		return ""
+	}
+	return fmt.Sprintf("%s: links to #%s of %s, which has no such heading", name, anchor, cmp.Or(target, name))
+}
+
+// brokenReferences returns the files, headings and make targets that a document names and that do
+// not exist.
+func brokenReferences(name, text, makefile string) (violations []string) {
+	for _, link := range markdownLink.FindAllStringSubmatch(text, -1) {
+		if violation := brokenLink(name, text, link[1], link[2]); violation != "" {
+			violations = append(violations, violation)
 		}
 	}
 	for _, file := range sourceFile.FindAllStringSubmatch(text, -1) {
@@ -95,19 +150,28 @@ func TestDocumentsReferToWhatExists(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range tree(t) { // comments of Go and SQL refer to decisions
-		for _, page := range decision.FindAllString(read(t, name), -1) {
-			if _, err := os.Stat(filepath.Join(root, page)); err != nil {
+	for _, name := range tree(t) { // code, its comments and its messages refer to decisions and headings
+		text := read(t, name)
+		for _, page := range decision.FindAllString(text, -1) {
+			if !exists(page) {
 				t.Errorf("%s: names %s, which does not exist", name, page)
 			}
 		}
+		for _, named := range anchorOf.FindAllStringSubmatch(text, -1) {
+			if strings.HasSuffix(named[2], "-") { // the code appends the rest
+				continue
+			}
+			if !exists(named[1]) || !anchors(read(t, named[1]))[named[2]] {
+				t.Errorf("%s: names %s, which does not exist", name, named[0])
+			}
+		}
 	}
-	for _, text := range []string{"[the runbook](docs/runbook.md)", "see `relay/lanes.go`", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
+	for _, text := range []string{"[the runbook](docs/runbook.md)", "[limits](#limit)", "[security](SECURITY.md#nothing)", "see `relay/lanes.go`", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
 		if found := brokenReferences("README.md", text, makefile); len(found) != 1 {
 			t.Errorf("%q: reported %q, want once", text, found)
 		}
 	}
-	if found := brokenReferences("docs/x.md", "[license](../LICENSE#mit), [site](https://example.com/x), `make test`, `lane/lanes.go`, `relay/claimer.go`", "test:\n"); len(found) != 0 {
+	if found := brokenReferences("docs/x.md", "# Limits\n[license](../LICENSE#mit), [site](https://example.com/x#y), [batches](wire.md#batches), [limits](#limits), `make test`, `lane/lanes.go`, `relay/claimer.go`", "test:\n"); len(found) != 0 {
 		t.Errorf("wrongly reported: %q", found)
 	}
 }
