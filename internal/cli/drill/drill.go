@@ -48,7 +48,7 @@ type Command struct {
 }
 
 func (Command) Help() string {
-	return `Sends what relays, networks and attackers send to a receiver, and says what it does wrong, and what to do. Exit 1 if there is something.
+	return `Sends what relays, networks and attackers send to a receiver, and says what it does wrong and what to do. It exits 6 if a check failed.
 Let it try no receiver in production: it leaves about a thousand events behind, whose keys begin with drill-. It refuses a host whose name has no word
 such as staging or test, unless the receiver answers OPTIONS with the header X-Outbox-Drill: allowed.
 

@@ -29,7 +29,7 @@ before it, clocks, old transactions, rights, each table, index, constraint, trig
 of the database, whether relays can take events and send what they have taken, events without deliveries, what status advises, and a connection (TCP, TLS, no request) to each destination from this host. Each finding has
 its remedy.
 
-Exits 1 if a finding is an error, with warnings alone 0.`
+Exits 6 if a finding is an error, with warnings alone 0.`
 }
 
 func (cmd Doctor) Run(inv *cli.Invocation) error {
