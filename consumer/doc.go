@@ -22,6 +22,9 @@
 //   - consumer/sqlconsumer is the same for database/sql.
 //   - consumer/inbox records events and answers at once. Workers call the handler later.
 //   - consumer/store is for effects that are not in PostgreSQL, such as an e-mail.
+//     consumer/redisstore and consumer/dynamostore remember events for it.
+//   - consumer/natsconsumer and consumer/kafkaconsumer read events from a stream or a topic.
+//   - consumer/promobserver counts for Prometheus.
 //   - consumer/breaker refuses events while something that handlers need is down.
 //   - consumer/consumertest has what unit tests of handlers and receivers need.
 //
@@ -54,7 +57,8 @@
 //	signature missing or wrong, timestamp stale     401; without either the body is not read
 //	body broken off or too slow, body too large     408, 413
 //	too many unverified bodies arrive at once       503
-//	the handler panics                              500, after the rollback; none for ErrAbortHandler
+//	the handler panics                              500, after the rollback; after http.ErrAbortHandler
+//	                                                the connection is closed without an answer
 //	the handler ends the transaction itself         500
 //	COMMIT fails                                    500; 503 with Retry-After: 1 for a conflict
 //	the database fails, or lacks tables or rights   503 with Retry-After: 1; no handler runs
@@ -125,10 +129,11 @@
 //
 // # Who is trusted
 //
-// A request must carry outbox-relay's own signature (x1), which binds the key and every X-Outbox
-// header to the body: a captured request cannot be sent again under another key or type.
+// A request must carry outbox-relay's own signature (x1), which binds the key and every header that
+// begins with X-Outbox-, X-Event- or Ce- to the body: a captured request cannot be sent again under
+// another key or type.
 // [Verify].AcceptForeign also takes plain Standard Webhooks senders, whose webhook-id is then the
 // key. [Verify].Custom takes a sender that signs in its own way.
 //
-// [Once] is the bare deduplication, for events that come by another transport than HTTP.
+// [Once] is the bare deduplication, for events that come in any other way, such as from a file.
 package consumer

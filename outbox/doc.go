@@ -7,9 +7,9 @@
 //	err = tx.Commit(ctx)
 //
 // A committed event is delivered to every destination that a route gives its type, at least once,
-// or stays visible as failed, held or parked until an operator decides. A rolled-back event is
-// never seen. Enqueue does not talk to the network and starts no goroutine: it runs one INSERT. The
-// sidecar outbox-relay does the rest.
+// or stays visible: held until its destination is back, failed or parked until an operator decides.
+// A rolled-back event is never seen. Enqueue does not talk to the network and starts no goroutine:
+// it runs one INSERT. The sidecar outbox-relay does the rest.
 //
 // # Idempotency keys
 //
@@ -25,11 +25,11 @@
 //
 // # Order
 //
-// Events with one OrderingKey reach each destination in the order of their ids; others go out in
-// parallel. Ids are given out at the INSERT, not at the COMMIT: two transactions that write events
-// of one key at the same time have no order unless something makes one wait for the other. Locking
-// the row that the key stands for (SELECT … FOR UPDATE, or just the UPDATE of that row) before
-// Enqueue does.
+// Events with one OrderingKey reach each destination in the order in which they become due; of
+// events that are due at once, in the order of their ids. Other events go out in parallel. Ids are
+// given out at the INSERT, not at the COMMIT: two transactions that write events of one key at the
+// same time have no order unless something makes one wait for the other. Locking the row that the
+// key stands for (SELECT … FOR UPDATE, or just the UPDATE of that row) before Enqueue does.
 //
 // # Plain SQL
 //

@@ -57,8 +57,8 @@ type Event struct {
 	IdempotencyKey string
 
 	// OrderingKey keeps events in order: at each destination, those that share it are delivered in
-	// the order in which they were inserted, and one that fails or waits holds up the ones behind
-	// it. Empty: no order, full parallelism.
+	// the order in which they become due, then in that of their inserts. One that fails or waits
+	// holds up the ones behind it. Empty: no order, full parallelism.
 	OrderingKey string
 
 	// RelatedReference names the business object for the people who search for it ("INV-4711").

@@ -47,7 +47,8 @@
 // minor version of v1, because the product is the program outbox-relay: pin the version that you
 // have tested. names.go has the names of all that a [Config] and its [Hooks] hold. The rooms in
 // internal/relay are for this repository alone: for the engine, and some of them (ops, alert,
-// watch, history, identity, archive) for the command line, the page and the metrics too.
+// watch, history, identity, archive, policy, post, natspost, session) for the command line, the
+// page and the metrics too.
 //
 // # When the claimer acts
 //
@@ -98,18 +99,19 @@
 // after the last attempt. The session leaves last: what could not be written by then is given back
 // by a row of outbox_void, and ranges that are still open are taken over.
 //
-// # Tables and their writers
+// # The main tables and their writers
 //
 //	outbox                the producer inserts; archive removes
 //	outbox_range          takes insert; settles end; rescues change the owner; watch removes
-//	outbox_delivery       settles insert; claims, settles, waiting and ops update; archive removes
-//	outbox_attempt        settles insert
+//	outbox_delivery       settles and ops insert; claims, sends, settles, joins, waiting and ops update;
+//	                      routes replace what was parked; archive removes
+//	outbox_attempt        settles insert; archive removes
 //	outbox_destination    breaker, a settle (410), the end of a relay (trials), the search of what is parked, ops
 //	outbox_route          routes, at the start, at a reload and at the stop
 //	outbox_intake         triggers of the last two count changes, so that a take knows whether to read them again
-//	outbox_relay          session
+//	outbox_relay          session; identity, while quarantined; relay, for a refused reload
 //	outbox_void           rescues, leaving, lost acknowledgements
-//	outbox_alert          settles, breaker, routes, identity, watch; alert marks what is sent
+//	outbox_alert          settles, breaker, routes, identity, watch, ops; alert marks what is sent
 //
 // All of that is done as the role outbox_relay, see migrations/roles.sql.
 // outbox/security_rights_test.go lists the rights.

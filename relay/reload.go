@@ -41,9 +41,10 @@ type reloads struct {
 // the new ones. Stored routes of the configuration that were removed by hand are restored, also
 // when the configuration is unchanged.
 //
-// Pool, Pooler, Schema, Name, Environment, PollInterval, Lease and Watching need a restart: they
-// are compared, named in the log and among the changes, and stay what they are. Version, Log, Hooks
-// and Spans stay, too. It is safe for concurrent use.
+// Pool, Pooler, Schema, AllowSuperuser, Name, Environment, PollInterval, SleepAfter, Lease,
+// Watching, and whether there is a History, need a restart: they are compared, named in the log and
+// among the changes, and stay what they are. Version, Log, Hooks and Spans stay, too. It is safe
+// for concurrent use.
 func (r *Relay) Reload(cfg Config) (changes []string, err error) {
 	changes, err = r.reload(cfg)
 	r.reloaded(changes, err)

@@ -12,7 +12,8 @@
 // GORM: set Statement.ConnPool of a Session to tx. docs/receiving.md shows both.
 //
 // Each name is the twin of the one in package consumer, whose documentation says what both do.
-// Config, Event, Report and the errors that a handler returns are those of package consumer. Two
-// things differ, because database/sql has no other way: a request costs two round trips more, and a
-// *sql.Tx cannot refuse Commit and Rollback, see [Tx].
+// Config, Event, Report and the errors that a handler returns are those of package consumer. Three
+// things differ: a request costs two round trips more, a *sql.Tx cannot refuse Commit and Rollback
+// (see [Tx]), and a receiver takes no batches, so that events come one by one. For outbox-relay
+// reconcile, give consumer.Reconcile a pgxpool.Pool of the same database.
 package sqlconsumer
