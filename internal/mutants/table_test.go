@@ -108,7 +108,7 @@ var mutants = []mutant{
 		pkg: "consumer/internal/memory", test: "^TestPruneKeepsWhatIsStillNeeded$", says: "want 0 removed, 400 announced",
 	},
 	{
-		bug: "a living relay is rescued", file: "internal/relay/session/store_rescue.go",
+		bug: "a living relay is rescued", file: "internal/relay/session/store_dead.go",
 		old: "(SELECT id FROM relay r WHERE ` + isDead + `)", new: "(SELECT id FROM relay r)",
 		pkg: "internal/relay/session", test: "^TestRelayThatComesBackDuringItsRescue$", says: "rescued: true",
 	},

@@ -93,12 +93,8 @@ const (
 	// of a living relay; both last ten seconds.
 	calmBeatInterval = 4500 * time.Millisecond
 	// heartbeatAge is how old a heartbeat may become before it is written again.
-	heartbeatAge = 4 * time.Second
-	// afterReconnect is how long a relay that was kept from the database believes that others were
-	// too, and are no more dead than itself.
-	afterReconnect  = 3 * time.Second
-	defaultWatchFor = 15 * time.Second
-	defaultDeafFor  = 10 * time.Minute
+	heartbeatAge   = 4 * time.Second
+	defaultDeafFor = 10 * time.Minute
 	// leaveTimeout bounds how long a stopping relay waits for its last statements, and leaveSilent
 	// where the database has not answered before.
 	leaveTimeout = 2 * time.Second
@@ -119,16 +115,7 @@ func leaveWithin(stopping context.Context) time.Duration {
 	return leaveTimeout
 }
 
-// A grace is until when other relays may look dead although they live: what kept this relay from
-// the database, or set its clock, has mostly met them too, and they have yet to send a heartbeat.
-type grace struct{ silent, disconnected time.Time }
-
 func (s *Session) deafFor() time.Duration { return cmp.Or(s.DeafFor, defaultDeafFor) }
-
-// extendGrace gives the other relays time after this one was kept from the database.
-func (s *Session) extendGrace(now time.Time) {
-	s.grace = grace{silent: now.Add(cmp.Or(s.WatchFor, defaultWatchFor)), disconnected: now.Add(afterReconnect)}
-}
 
 // Run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx
 // outlives everything that claims and settles.
@@ -259,10 +246,7 @@ func (s *Session) keep(ctx context.Context) (connected bool, err error) {
 		return false, err
 	}
 	s.busyAt = time.Now()
-	s.extendGrace(s.busyAt)
-	if before == 0 {
-		s.grace.disconnected = time.Time{} // a relay that was not here before lost no connection together with others
-	}
+	s.startGrace(s.busyAt, before != 0)
 	s.Wake(Requests{Sweep: true}) // whatever was missed while away
 
 	for {
@@ -428,9 +412,9 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveWithin(stopping), cancel) })()
 	p := pulse{
 		writeAfter: heartbeatAge, armed: s.Producers.Armed(), waits: s.Waits(),
-		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
 	}
 	p.relayID, _ = s.Presence.Current()
+	p.findSilent, p.findDisconnected = s.grace.isOver(now)
 	on.calm = true // unless a notification comes with the answer
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.Config.Lease/5)
@@ -444,46 +428,8 @@ func (s *Session) beat(stopping context.Context, on *standing, now time.Time) er
 	}
 	on.calm = on.calm && e.calm
 	s.Beaten(now, p.relayID, e.News)
-	if e.late {
-		s.extendGrace(time.Now())
-		return nil
-	}
-	for _, other := range e.dead {
-		s.rescue(ctx, other)
-	}
+	s.rescueDead(ctx, e)
 	return nil
-}
-
-// rescue takes over from a dead relay. If that fails, the next beat tries again: a session that
-// ended of it would make this relay look dead too.
-func (s *Session) rescue(ctx context.Context, other int32) {
-	dead, lasting, err := Rescue(ctx, s.Database.Pool, other)
-	if err != nil {
-		s.Failed("rescue", err)
-	}
-	if pg.HasCode(err, pg.LockNotAvailable) {
-		s.unblock(ctx)
-	}
-	if !dead {
-		return
-	}
-	s.Config.Log.Warn().Int32("dead_relay_id", other).Msg("rescued the claims of a dead relay")
-	s.Rescued(other)
-	s.Wake(Requests{Sweep: true, Routes: true})
-	if err := endSession(ctx, s.Database.Pool, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
-		s.Failed("end session", err)
-	}
-}
-
-// unblock ends what may keep the row of a dead relay locked. The next beat tries the rescue again.
-func (s *Session) unblock(ctx context.Context) {
-	ended, err := endUnread(ctx, s.Database.Pool)
-	switch {
-	case err != nil && !pg.HasCode(err, pg.LacksPrivilege):
-		s.Failed("end statement", err)
-	case ended > 0:
-		s.Config.Log.Warn().Int("statements", ended).Msg("ended statements of a relay that does not read their answer, as a frozen process")
-	}
 }
 
 // leave deregisters this relay, unless it falls asleep: everything it had claimed is settled or

@@ -57,28 +57,15 @@ func resume(ctx context.Context, q pg.DB, isSession bool, relayID int32, lease t
 	return true, nil
 }
 
-// isDisconnected is true of a relay r whose session is gone, as when its process or its connection
-// ended.
-const isDisconnected = `(r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `)`
-
-// isSilent is true of a relay r whose heartbeat is old, as when it is frozen while the server still
-// takes its connection for alive. Without a session, only its heartbeat says that it lives. One
-// from the future was written before the clock was put back.
-const isSilent = `(greatest(now() - r.heartbeat_at, r.heartbeat_at - now()) > CASE WHEN r.session_pid IS NULL THEN r.lease ELSE interval '15 seconds' END)`
-
-const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
-
 // Beat is the statement of a heartbeat.
-//
-// No relay is dead in the first seconds of a server, when none had time to come back.
 //
 // A beat is late when this relay's own heartbeat is two beats older than it may become: then the
 // database stood still, or its clock was set. A higher limit would miss standstills after which the
 // heartbeat of another relay, which may have been older, looks silent.
 //
 // The heartbeat is not written at every beat: no version of a row can be removed while some session
-// keeps an old snapshot. The session reports most deaths sooner. While this relay is armed, a beat
-// also keeps producers notifying.
+// keeps an old snapshot. The session reports most deaths sooner, see dead.go. While this relay is
+// armed, a beat also keeps producers notifying.
 const Beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE id = $1 AND heartbeat_at NOT BETWEEN now() - make_interval(secs => $2) AND now()
@@ -86,7 +73,7 @@ WITH written AS (
 SELECT 'self', id, '', heartbeat_at NOT BETWEEN now() - make_interval(secs => $2 + 3) AND now() + interval '3 seconds', '', 0::float8, 0, 0 FROM outbox_relay WHERE id = $1
 UNION ALL
 SELECT 'dead', id, '', false, '', 0, 0, 0 FROM outbox_relay r
-WHERE id <> $1 AND pg_postmaster_start_time() NOT BETWEEN now() - interval '3 seconds' AND now()
+WHERE id <> $1 AND ` + serverIsUp + `
   AND ($3 AND ` + isSilent + ` OR $5 AND ` + isDisconnected + `)
 UNION ALL
 SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
