@@ -71,7 +71,7 @@ var mutants = []mutant{
 		pkg: "internal/relay/intake", test: "^TestKeysStay$", says: "with 1 events, want \"busy\"",
 	},
 	{
-		bug: "a rescued range keeps its fence", file: "internal/relay/intake/store_rescue.go",
+		bug: "a rescued range keeps its fence", file: "internal/relay/intake/store_takeover.go",
 		old: "SET relay_id = $1, fence = (greatest(fence, ` + fenceNow + `) | 1) + 1", new: "SET relay_id = $1",
 		pkg: "internal/relay/intake", test: "^TestRescue$", says: "true, \"e1 e2 e3\" of",
 	},
@@ -113,7 +113,7 @@ var mutants = []mutant{
 		pkg: "internal/relay/session", test: "^TestRelayThatComesBackDuringItsRescue$", says: "rescued: true",
 	},
 	{
-		bug: "the range of a living relay is taken over", file: "internal/relay/intake/store_rescue.go",
+		bug: "the range of a living relay is taken over", file: "internal/relay/intake/store_takeover.go",
 		old: "ELSE NOT EXISTS (SELECT FROM outbox_relay a WHERE a.id = o.relay_id) END", new: "ELSE true END",
 		pkg: "internal/relay/intake", test: "^TestRescue", says: "of a relay that lives",
 	},

@@ -113,40 +113,6 @@ func (d Destination) again() time.Duration {
 	return d.Timeout + first + time.Duration(float64(first)**d.Retry.Jitter)
 }
 
-// overHTTP is the [carrier] of http and https: one POST an attempt.
-type overHTTP struct{ to *Endpoint }
-
-// Deliver implements [carrier].
-func (c overHTTP) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
-	req, ok := c.to.requests.Get().(*Request)
-	if !ok {
-		req = &Request{}
-	}
-	defer func() {
-		*req = Request{} // what it says belongs to one event
-		c.to.requests.Put(req)
-	}()
-	if err := req.express(c.to, &m, time.Now()); err != nil {
-		return Refused(err)
-	}
-	if ready != nil {
-		if instead := ready(); instead != nil {
-			return *instead
-		}
-	}
-	result := send(ctx, c.to, req, m.Payload)
-	result.DroppedHeaders = req.dropped
-	return result
-}
-
-// CloseIdleConnections implements [carrier].
-func (c overHTTP) CloseIdleConnections() {
-	c.to.Transport.CloseIdleConnections()
-	if c.to.direct != nil {
-		c.to.direct.closeIdle()
-	}
-}
-
 // overLog is the [carrier] of a log of messages, such as a stream or a topic: one message an
 // attempt.
 type overLog struct {

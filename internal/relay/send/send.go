@@ -1,6 +1,7 @@
 package send
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -55,6 +55,10 @@ type Senders struct {
 	alone   capacity.Solitude
 	running sync.WaitGroup
 }
+
+// Phases end one after the other at a stop. After taking nothing more is claimed or sent; after
+// doing POSTs in flight are cut off; after settling what could not be written is left to the lease.
+type Phases struct{ Taking, Doing, Settling context.Context }
 
 // Start starts a sender of a lane that has counted it.
 func (s *Senders) Start(l *lane.Lane) { s.running.Go(func() { s.send(l) }) }
@@ -148,56 +152,6 @@ func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bo
 		}
 	}
 	return true
-}
-
-// recordAttempt ends the trace of an attempt, logs it, and calls the hook.
-func (s *Senders) recordAttempt(d *lane.Delivery, decided *policy.Decision, started time.Time, took time.Duration) {
-	level := zerolog.InfoLevel
-	switch decided.Outcome {
-	case policy.Delivered: // too many
-		level = zerolog.DebugLevel
-	case policy.Fail:
-		level = zerolog.WarnLevel
-	}
-	line := s.Log.WithLevel(level).Int64("event_id", d.EventID).Str("destination", d.Destination).Int("attempt", d.Attempts+1).
-		Str("outcome", string(decided.Outcome)).Str("reason", string(decided.Reason)).Int("http_status", decided.StatusCode).
-		Int64("duration_ms", took.Milliseconds())
-	if decided.Outcome == policy.Retry {
-		line = line.Int64("next_attempt_in_ms", decided.Delay.Milliseconds())
-	}
-	if decided.Message != "" {
-		line = line.Str("error", decided.Message)
-	}
-	line.Msg("attempt")
-	ended := started.Add(took)
-	if d.Span != nil {
-		spans.End(d.Span, *decided, ended)
-	}
-	sinceFirstDue := since(d, d.FirstDue, ended)
-	if d.Event.EventType != nil { // else the event is gone
-		latency := sinceFirstDue
-		if d.Replay { // the time until an operator replayed it says nothing about deliveries
-			latency = history.NoLatency
-		}
-		s.History.Attempted(history.Key{Destination: d.Destination, EventType: *d.Event.EventType}, decided.Outcome, took, latency)
-	}
-	if hook := s.Attempted; hook != nil {
-		hook(Attempt{
-			EventID: d.EventID, Destination: d.Destination, Number: d.Attempts + 1, StatusCode: decided.StatusCode, Outcome: decided.Outcome,
-			Reason: decided.Reason, Duration: took, Duplicate: decided.Duplicate, DroppedHeaders: decided.DroppedHeaders, Batch: decided.Batch,
-			Class:         d.Class.String(),
-			SinceFirstDue: sinceFirstDue, SinceDue: since(d, d.NextAttemptAt, ended),
-		})
-	}
-}
-
-// since returns the time from at, by the database's clock, to now, by this process's; 0 if at is
-// unknown. The claim dated the promise by both clocks, which shows how they differ.
-func since(d *lane.Delivery, at pgtype.Timestamptz, now time.Time) time.Duration {
-	if !at.Valid || at.InfinityModifier != pgtype.Finite {
-		return 0
-	}
-	return max(0, now.Sub(d.PromiseEnds.Add(at.Time.Sub(d.NotAfter))))
 }
 
 // awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would

@@ -5,7 +5,7 @@
 //	take.go                 one take, and how its deliveries are handed out
 //	spread.go, schedule.go  the deliveries of a range; which of them join their ordering key later
 //	targets.go              the destinations as a range finds them
-//	await.go                ordering keys that another relay has in hand
+//	keys_elsewhere.go       ordering keys that another relay has in hand
 //	rescue.go               ranges that no relay has in hand
 //	beyond.go               events that came after a difference that is taken in pieces
 //	store.go                routes, and destinations that are held

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/mask"
-
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -21,6 +20,40 @@ const (
 	maxResponseHeader = 64 << 10
 	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
 )
+
+// overHTTP is the [carrier] of http and https: one POST an attempt.
+type overHTTP struct{ to *Endpoint }
+
+// Deliver implements [carrier].
+func (c overHTTP) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
+	req, ok := c.to.requests.Get().(*Request)
+	if !ok {
+		req = &Request{}
+	}
+	defer func() {
+		*req = Request{} // what it says belongs to one event
+		c.to.requests.Put(req)
+	}()
+	if err := req.express(c.to, &m, time.Now()); err != nil {
+		return Refused(err)
+	}
+	if ready != nil {
+		if instead := ready(); instead != nil {
+			return *instead
+		}
+	}
+	result := send(ctx, c.to, req, m.Payload)
+	result.DroppedHeaders = req.dropped
+	return result
+}
+
+// CloseIdleConnections implements [carrier].
+func (c overHTTP) CloseIdleConnections() {
+	c.to.Transport.CloseIdleConnections()
+	if c.to.direct != nil {
+		c.to.direct.closeIdle()
+	}
+}
 
 // send makes exactly one request, within the timeout of its destination. It is a round trip of the
 // transport, not a call of an http.Client, which would follow redirects: with a GET whose 200 looks
