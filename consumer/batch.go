@@ -15,8 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// An outcome is what became of one event of a batch, before it is known whether the batch commits.
-type outcome struct {
+// A batchedEvent is one event of a batch, and what became of it, before it is known whether the
+// batch commits.
+type batchedEvent struct {
 	request
 	r      *http.Request
 	report Report
@@ -36,9 +37,9 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 		rest = rest[rc.commitTogether(w, r, rest):]
 	}
 	var body []byte
-	for _, o := range all {
-		rc.conclude(o.r, &o.request, o.report, o.answer)
-		body = webhook.AppendLine(body, o.answer.inBatch(o.Header.Get(webhook.IdempotencyKey)))
+	for _, b := range all {
+		rc.conclude(b.r, &b.request, b.report, b.answer)
+		body = webhook.AppendLine(body, b.answer.inBatch(b.Header.Get(webhook.IdempotencyKey)))
 	}
 	(&answer{status: http.StatusOK, header: http.Header{"Content-Type": {webhook.BatchResultType}}, body: body}).send(w)
 }
@@ -46,24 +47,24 @@ func (rc *receiver) serveBatch(w http.ResponseWriter, r *http.Request) {
 // commitTogether works the first events in one transaction, commits it, and returns how many these
 // are: all, unless one met a conflict, left something in the transaction that the next must not
 // find, or they took longer than Limits.BatchLocks. What is locked so far is released then.
-func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, events []*outcome) (n int) {
+func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, events []*batchedEvent) (n int) {
 	batch := rc.batches.Batch()
 	defer batch.Rollback()
 	one := *rc
 	one.memory = batch
 	began := time.Now()
-	for _, o := range events {
-		if n++; o.answer != nil {
+	for _, b := range events {
+		if n++; b.answer != nil {
 			continue
 		}
-		one.workInBatch(w, o)
+		one.workInBatch(w, b)
 		if batch.Ended() {
-			rc.Breaker.Leave(o.pass, time.Now(), breaker.Unknown, nil)
-			o.report, o.answer = Report{}, nil
+			rc.Breaker.Leave(b.pass, time.Now(), breaker.Unknown, nil)
+			b.report, b.answer = Report{}, nil
 			n--
 			break
 		}
-		if sqlstate.IsConflict(o.report.Err) || time.Since(began) > rc.Limits.BatchLocks {
+		if sqlstate.IsConflict(b.report.Err) || time.Since(began) > rc.Limits.BatchLocks {
 			break
 		}
 	}
@@ -71,13 +72,13 @@ func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, event
 	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.Limits.CommitTimeout)
 	defer cancel()
 	err := batch.Commit(lasting)
-	for _, o := range events[:n] {
-		if err != nil && o.answer != nil && o.answer.success() {
-			o.report.Result, o.report.Err = ResultCommitFailed, err
-			o.answer = unremembered(err).answer()
+	for _, b := range events[:n] {
+		if err != nil && b.answer != nil && b.answer.success() {
+			b.report.Result, b.report.Err = ResultCommitFailed, err
+			b.answer = unremembered(err).answer()
 		}
-		if o.answer == nil {
-			o.answer = handlerPanicked().answer()
+		if b.answer == nil {
+			b.answer = handlerPanicked().answer()
 		}
 	}
 	return n
@@ -85,19 +86,19 @@ func (rc *receiver) commitTogether(w http.ResponseWriter, r *http.Request, event
 
 // workInBatch takes one event through its steps, in another goroutine: a handler may end its
 // goroutine, and must not end the batch.
-func (rc *receiver) workInBatch(w http.ResponseWriter, o *outcome) {
+func (rc *receiver) workInBatch(w http.ResponseWriter, b *batchedEvent) {
 	var handling sync.WaitGroup
-	o.inBatch = o
+	b.inBatch = b
 	handling.Go(func() {
 		defer func() { _ = recover() }() // http.ErrAbortHandler, which is reported
-		rc.work(w, o.r, &o.request)
+		rc.work(w, b.r, &b.request)
 	})
 	handling.Wait()
 }
 
 // checkBatch reads and verifies a batch without using the database. An event that is malformed has
 // its answer already.
-func (s *settings) checkBatch(w http.ResponseWriter, r *http.Request) (all []*outcome, refusal *problem) {
+func (s *settings) checkBatch(w http.ResponseWriter, r *http.Request) (all []*batchedEvent, refusal *problem) {
 	began := time.Now()
 	events, err := webhook.BatchSize(r.Header)
 	switch {
@@ -136,7 +137,7 @@ func (s *settings) checkBatch(w http.ResponseWriter, r *http.Request) (all []*ou
 
 // checkEnvelope returns the request of an event of a batch. Its handler gets the same as if the
 // event had come alone.
-func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time.Time) *outcome {
+func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time.Time) *batchedEvent {
 	header := r.Header.Clone()
 	maps.DeleteFunc(header, func(name string, _ []string) bool {
 		return name == webhook.Batch || name == webhook.ID || name == webhook.Signature || name == "Content-Length"
@@ -148,9 +149,9 @@ func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time
 	if key != "" {
 		header.Set(webhook.ID, webhook.DeriveID(key))
 	}
-	o := &outcome{request: request{Request: memory.Request{Began: began, Header: header}}}
-	o.r = r.Clone(r.Context())
-	o.r.Header = header
+	b := &batchedEvent{request: request{Request: memory.Request{Began: began, Header: header}}}
+	b.r = r.Clone(r.Context())
+	b.r.Header = header
 	event, p := headers.Event{}, s.checkKeyHeaders(header)
 	if _, nested := e.Header[webhook.Batch]; nested {
 		p = batchInvalid(errors.New("an event of it has " + webhook.Batch))
@@ -158,10 +159,10 @@ func (s *settings) checkEnvelope(r *http.Request, e webhook.Envelope, began time
 	if p == nil {
 		event, p = eventOf(header, key)
 	}
-	if p = s.accept(&o.request, event, e.Body, p); p != nil {
-		o.report, o.answer = Report{Result: ResultRejected, Err: p}, p.answer()
+	if p = s.accept(&b.request, event, e.Body, p); p != nil {
+		b.report, b.answer = Report{Result: ResultRejected, Err: p}, p.answer()
 	}
-	return o
+	return b
 }
 
 // inBatch returns the answer as a line of the answer to a batch.

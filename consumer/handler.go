@@ -18,7 +18,9 @@ import (
 // The error decides what happens next. After one of [Permanent] the event fails. After one of
 // [RetryAfter] it is tried again, not before its time. After any other, [DependencyDown] among
 // them, it is tried again on the usual schedule. An error of [Ignore] commits. The outermost of
-// these marks counts.
+// these marks counts. [ErrUnknownEvent] without a mark, as [Router.Dispatch] returns it, fails the
+// event for good in a handler of New: 422, and the relay alerts. An inbox keeps the event as
+// ignored, as after Ignore, until it is replayed. [New] has the table of answers.
 type Handler[Tx any] func(ctx context.Context, tx Tx, event Event) error
 
 // Tx returns the transaction of a handler behind [Middleware]. A [Handler] has the same as its
@@ -42,7 +44,3 @@ func Tx(ctx context.Context) pgx.Tx {
 	}
 	panic("consumer: Tx needs the context of a request that came through Middleware")
 }
-
-// EventFrom returns the verified event of the handler that got ctx. It returns the zero Event for
-// any other context.
-func EventFrom(ctx context.Context) Event { return Event(handlerctx.From(ctx).Event) }

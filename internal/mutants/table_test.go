@@ -14,7 +14,7 @@ var mutants = []mutant{
 		pkg: "relay", test: "^TestEveryMistakeIsFound$", says: "lease below timeout: []",
 	},
 	{
-		bug: "receiver answers before commit", file: "consumer/middleware.go",
+		bug: "receiver answers before commit", file: "consumer/receiver.go",
 		old: "\tif err := taken.Remember(", new: "\trc.finish(w, r, rq, report, answer)\n\tif err := taken.Remember(",
 		pkg: "consumer", test: "^TestFailedCommitIsNeverAnsweredAsSuccess$", says: "status 200, body",
 	},

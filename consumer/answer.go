@@ -3,14 +3,64 @@ package consumer
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
+
+// answer is a complete response. None of it is sent before the transaction has ended.
+type answer struct {
+	status  int
+	header  http.Header
+	body    []byte
+	ignored string // why the handler wants the event ignored; empty: it does not
+
+	cause error // the handler's, for the report
+	final bool  // neither sender nor worker tries again
+}
+
+func (a *answer) send(w http.ResponseWriter) {
+	maps.Copy(w.Header(), a.header)
+	if bodyAllowed(a.status) {
+		// Whatever length the handler declared, this is the one that follows.
+		w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+	}
+	w.WriteHeader(a.status)
+	if len(a.body) > 0 && bodyAllowed(a.status) {
+		_, _ = w.Write(a.body) // the client has gone: its retry gets the stored status
+	}
+}
+
+// success reports whether the handler asked for a commit.
+func (a *answer) success() bool { return 200 <= a.status && a.status <= 299 }
+
+func bodyAllowed(status int) bool {
+	return status != http.StatusNoContent && status != http.StatusNotModified && status >= 200
+}
+
+// foundAnswer returns the answer for an event that is known or recorded: the status of the first
+// answer, or the state of an inbox's event.
+func foundAnswer(found memory.Found) *answer {
+	a := &answer{status: found.Status, header: http.Header{}}
+	if found.State != "" {
+		a.header.Set("Content-Type", "application/json")
+		a.body = []byte(`{"state":"` + found.State + `"}` + "\n")
+	}
+	return a
+}
+
+func (a *answer) replayed() *answer {
+	a.header.Set(webhook.Replayed, "true")
+	return a
+}
 
 // answerTo returns the answer for the error of an event's handler. [New] has the table.
 func (s *settings) answerTo(event *headers.Event, err error) *answer {
