@@ -33,7 +33,7 @@ func TestClassesShareALane(t *testing.T) {
 		if answered++; answered <= each { // in which no class comes to its end
 			relaytest.Eventually(t, "something of each class", func() bool {
 				db.Exec(stayLive) // or they would become backlog after liveWindow, which a busy machine needs for less
-				held := sender.Held()
+				held := sender.Counts()
 				return !slices.Contains(held[:], 0)
 			})
 		}

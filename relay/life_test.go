@@ -272,7 +272,7 @@ func (l *life) answerTo(t *rapid.T, request, status int) {
 	case decided.Blocks:
 		f.lane.StepRun(sent.Class, len(f.run)-1)
 		for _, d := range behind {
-			f.settler.Settle(d.Held(policy.ReasonOrder))
+			f.settler.Settle(d.GivenBack(policy.ReasonOrder))
 		}
 		f.run = nil
 	case len(behind) > 0:

@@ -107,4 +107,4 @@ FROM (SELECT event_id FROM outbox_delivery
 WHERE d.event_id = f.event_id`
 
 // fullOfLive reports whether as many live deliveries are claimed as the lane sends at once.
-func fullOfLive(l *lane.Lane) bool { return l.Held()[lane.Live] >= l.State().Concurrency }
+func fullOfLive(l *lane.Lane) bool { return l.Counts()[lane.Live] >= l.State().Concurrency }

@@ -322,7 +322,7 @@ func (c *Rows) push(claim laneClaim, deliveries []lane.Delivery, window time.Tim
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.CountTaken(d.Class, 1)
 		l.CountClaimed(*d.Event.OrderingKey, 1, d.PlaceInKey())
-		c.Settler.Settle(d.Held(policy.ReasonOrder))
+		c.Settler.Settle(d.GivenBack(policy.ReasonOrder))
 	}
 	var byClass [lane.Classes][][]lane.Delivery
 	for _, run := range all {

@@ -86,7 +86,7 @@ type Settled struct {
 	Missing []Witness
 }
 
-// held are the ranges that are still this relay's. They are locked, so that no rescue comes in
+// owned are the ranges that are still this relay's. They are locked, so that no rescue comes in
 // between. One that another session has locked fails the statement at once: a wait would hold up
 // all destinations, each time. Rows and witnesses name their range by its place in the list: two of
 // the list may have one number (see [RangeRef]). missing are witnesses without a row, each looked
@@ -94,7 +94,7 @@ type Settled struct {
 // moved are the ordering keys with rows that joined them when they became due. What comes from a
 // later range stands behind these.
 const settleRanges = `
-WITH held AS MATERIALIZED (
+WITH owned AS MATERIALIZED (
     SELECT w.number, w.ended, r.seq, r.fence FROM unnest($2::bigint[], $3::bigint[], $4::bool[]) WITH ORDINALITY AS w (seq, fence, ended, number) CROSS JOIN LATERAL (
         SELECT o.seq, o.fence FROM outbox_range o
         WHERE o.seq = w.seq AND o.fence = w.fence AND o.relay_id = $1::int AND o.ended_at IS NULL LIMIT 1 FOR NO KEY UPDATE NOWAIT) r
@@ -114,26 +114,26 @@ WITH held AS MATERIALIZED (
          WHERE d.destination = k.destination AND d.ordering_key = k.ordering_key AND d.status = 'failed' AND d.joined > 0
          ORDER BY d.joined, d.event_id LIMIT 1)) first
 ), ended AS (
-    UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT h.seq FROM held h WHERE h.ended
-        AND h.number <> ALL (ARRAY (SELECT m.range FROM missing m))))
+    UPDATE outbox_range SET ended_at = now() WHERE seq = ANY (ARRAY (SELECT o.seq FROM owned o WHERE o.ended
+        AND o.number <> ALL (ARRAY (SELECT m.range FROM missing m))))
 ), written AS (
     INSERT INTO outbox_delivery (event_id, destination, status, claim, attempts, next_attempt_at, delivered_at, last_attempt_at,
         last_http_status, last_reason, last_error, ordering_key, payload_bytes, not_after, blocked_by, claimed_by, lease_expires_at, rescues, joined)
-    SELECT s.event_id, s.destination, s.status, h.fence, s.attempts, coalesce(s.due_at, now() + make_interval(secs => s.wait)),
+    SELECT s.event_id, s.destination, s.status, o.fence, s.attempts, coalesce(s.due_at, now() + make_interval(secs => s.wait)),
            CASE WHEN s.status = 'delivered' THEN now() END, now() - make_interval(secs => s.since),
            s.code, s.reason, s.error, s.ordering_key, s.bytes, s.not_after, s.blocked_by,
            CASE WHEN s.lease IS NOT NULL THEN $1 END, now() + make_interval(secs => s.lease), s.rescues,
            CASE WHEN s.due_at IS NULL THEN CASE WHEN EXISTS (
-               SELECT FROM moved m WHERE m.destination = s.destination AND m.ordering_key = s.ordering_key AND m.joined <= h.seq << 22)
-               THEN h.seq << 22 ELSE 0 END END
+               SELECT FROM moved m WHERE m.destination = s.destination AND m.ordering_key = s.ordering_key AND m.joined <= o.seq << 22)
+               THEN o.seq << 22 ELSE 0 END END
     FROM unnest($5::int[], $6::bigint[], $7, $8, $9::int[], $10::float8[], $11::float8[], $12::smallint[],
                 $13::text[], $14::text[], $15, $16::int[], $17::timestamptz[], $18::bigint[], $19::float8[], $20::smallint[], $21)
         AS s (range, event_id, destination, status, attempts, wait, since, code, reason, error, ordering_key, bytes, not_after, blocked_by, lease, rescues, due_at)
-    CROSS JOIN LATERAL (SELECT h.seq, h.fence FROM held h WHERE h.number = s.range LIMIT 1) h
+    CROSS JOIN LATERAL (SELECT o.seq, o.fence FROM owned o WHERE o.number = s.range LIMIT 1) o
     ON CONFLICT DO NOTHING
     RETURNING event_id, destination
 )
-SELECT 'lost', n, '' FROM generate_series(1, cardinality($2)) AS n WHERE NOT EXISTS (SELECT FROM held h WHERE h.number = n)
+SELECT 'lost', n, '' FROM generate_series(1, cardinality($2)) AS n WHERE NOT EXISTS (SELECT FROM owned o WHERE o.number = n)
 UNION ALL
 SELECT 'missing', event_id, destination FROM missing
 UNION ALL

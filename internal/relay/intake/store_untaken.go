@@ -54,12 +54,12 @@ const Untaken = `last AS MATERIALIZED (
 // created_at): about a second is usual, so that the relay is dead or cannot continue. It reads the
 // ten oldest ranges, each as a rescue does, up to the same bound. OFFSET 0 keeps PostgreSQL from a
 // join with all deliveries.
-const Stuck = `held AS MATERIALIZED (
+const Stuck = `owned AS MATERIALIZED (
     SELECT h.* FROM (SELECT oldest_open_seq FROM outbox_range ORDER BY seq DESC LIMIT 1) l CROSS JOIN LATERAL (
         SELECT o.base, o.target, o.low, o.upto, o.new_above FROM outbox_range o
         WHERE o.seq >= l.oldest_open_seq AND o.ended_at IS NULL AND o.taken_at < now() - interval '10 seconds' ORDER BY o.seq LIMIT 10) h
 ), stuck AS MATERIALIZED (
-    SELECT e.id, e.event_type, e.at, e.created_at FROM held h CROSS JOIN LATERAL (` + eventsOfRange + `) e
+    SELECT e.id, e.event_type, e.at, e.created_at FROM owned h CROSS JOIN LATERAL (` + eventsOfRange + `) e
     WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = e.id OFFSET 0)
 )`
 

@@ -26,5 +26,5 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	if run, _ := l.NextRun(time.Now()); len(run) != 1 || run[0].EventID != last.EventID || run[0].Class != Live {
 		t.Errorf("sent first: %+v", run)
 	}
-	testkit.Equal(t, "the lane holds", l.Held(), [Classes]int{Live: 1, Replays: len(queued) - 1})
+	testkit.Equal(t, "the lane holds", l.Counts(), [Classes]int{Live: 1, Replays: len(queued) - 1})
 }

@@ -97,8 +97,8 @@ func (d *Delivery) Settlement(decided policy.Decision, startedAt time.Time, took
 	}
 }
 
-// Held returns the settlement that gives a delivery back of which nothing was sent.
-func (d *Delivery) Held(reason policy.Reason) settle.Settlement {
+// GivenBack returns the settlement that gives a delivery back of which nothing was sent.
+func (d *Delivery) GivenBack(reason policy.Reason) settle.Settlement {
 	return d.Settlement(policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
 }
 

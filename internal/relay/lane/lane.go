@@ -47,8 +47,8 @@ func newLane(e *post.Endpoint) *Lane {
 
 // InFlight returns how many deliveries the lane holds.
 func (l *Lane) InFlight() (n int) {
-	for _, held := range l.Held() {
-		n += held
+	for _, count := range l.Counts() {
+		n += count
 	}
 	return n
 }

@@ -26,18 +26,18 @@ type outgoing struct {
 	perPost time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
 	settled int           // since the rate was last measured
 	rate    capacity.Throughput
-	// gone is set by a 410, until something is claimed again although the destination was paused:
-	// it was resumed.
-	gone       bool
-	pausedAt   time.Time // when the pause was in the database; zero: it is not
-	removed    bool      // from the configuration
-	waitEnded  bool      // by an operator, which the database has yet to be told
-	voidUntil  time.Time // claims whose leases end before are void
-	toldOthers time.Time // that there is something of it that they may deliver while this relay waits
-	releasedAt time.Time // when outcomes were last written
-	dueSince   time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
-	heldSince  time.Time // the same of rows that were held; the next claim after heldUntil reads them
-	heldUntil  time.Time
+	// pausedBy410 lasts until something is claimed again although the destination was paused: it
+	// was resumed.
+	pausedBy410 bool
+	pausedAt    time.Time // when the pause was in the database; zero: it is not
+	removed     bool      // from the configuration
+	waitEnded   bool      // by an operator, which the database has yet to be told
+	voidUntil   time.Time // claims whose leases end before are void
+	toldOthers  time.Time // that there is something of it that they may deliver while this relay waits
+	releasedAt  time.Time // when outcomes were last written
+	dueSince    time.Time // by the database's clock: since when rows are due that the settler has made; zero: there are none
+	heldSince   time.Time // the same of rows that were held; the next claim after heldUntil reads them
+	heldUntil   time.Time
 }
 
 // Bounds of what a lane claims and holds. Counts are deliveries.
@@ -145,7 +145,7 @@ func (o *outgoing) Push(now time.Time, c Class, runs [][]Delivery) (start int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.pausedAt.IsZero() && o.claimed.After(o.pausedAt) { // a claim that began before the pause proves nothing
-		o.gone, o.pausedAt = false, time.Time{}
+		o.pausedBy410, o.pausedAt = false, time.Time{}
 	}
 	for _, run := range runs {
 		o.queues[c].push(run)
@@ -247,8 +247,8 @@ func (o *outgoing) TakeUnsent() (waiting []Delivery) {
 	return waiting
 }
 
-// Held returns how many deliveries of each class the lane holds.
-func (o *outgoing) Held() (n [Classes]int) {
+// Counts returns how many deliveries of each class the lane holds.
+func (o *outgoing) Counts() (n [Classes]int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for c := range o.queues {
@@ -298,7 +298,7 @@ func (o *outgoing) holdsNothing() bool {
 func (o *outgoing) hasNoMemory(now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return !o.gone && len(o.keys.spilling)+len(o.keys.arriving)+len(o.keys.inFlight) == 0 && !now.Before(o.flow.Reopens) && o.flow.UntilTurn(now) == 0
+	return !o.pausedBy410 && len(o.keys.spilling)+len(o.keys.arriving)+len(o.keys.inFlight) == 0 && !now.Before(o.flow.Reopens) && o.flow.UntilTurn(now) == 0
 }
 
 func (o *outgoing) IsRemoved() bool {
@@ -311,7 +311,7 @@ func (o *outgoing) IsRemoved() bool {
 func (o *outgoing) Pause() (first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	first, o.gone = !o.gone, true
+	first, o.pausedBy410 = !o.pausedBy410, true
 	return first
 }
 
@@ -320,7 +320,7 @@ func (o *outgoing) Pause() (first bool) {
 func (o *outgoing) PauseWritten() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.gone {
+	if o.pausedBy410 {
 		o.pausedAt = time.Now()
 	}
 }
@@ -337,7 +337,7 @@ func (o *outgoing) stopReason(now time.Time) policy.Reason {
 	switch {
 	case o.removed:
 		return policy.ReasonRemoved
-	case o.gone:
+	case o.pausedBy410:
 		return policy.ReasonPaused
 	case o.breaker.Holding():
 		return policy.ReasonBreaker
@@ -458,12 +458,12 @@ func (o *outgoing) CountClaimed(key string, n int, last ordering.Place) {
 	o.keys.claimed(key, n, last)
 }
 
-// measurePost records how long a delivery held its sender. The caller holds mu.
-func (o *outgoing) measurePost(held time.Duration) {
+// measurePost records how long a delivery occupied its sender. The caller holds mu.
+func (o *outgoing) measurePost(occupied time.Duration) {
 	if o.perPost == 0 {
-		o.perPost = held
+		o.perPost = occupied
 	}
-	o.perPost += (held - o.perPost) / 8
+	o.perPost += (occupied - o.perPost) / 8
 }
 
 // configure makes the next requests go to another endpoint, also of a lane that was removed before.

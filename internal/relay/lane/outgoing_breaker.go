@@ -7,17 +7,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 )
 
-// RecordResult passes a result to breaker and flow: of a request that took so long, and that held
-// its sender so long, with the wait for the destination's rate included. It reports whether the
-// breaker blames the destination as a whole, and whether the claimer has something to write, or to
-// plan.
-func (o *outgoing) RecordResult(now time.Time, event int64, v *policy.Result, took, held time.Duration) (atFault, changed bool) {
+// RecordResult passes a result to breaker and flow: of a request that took so long, and that
+// occupied its sender so long, with the wait for the destination's rate included. It reports
+// whether the breaker blames the destination as a whole, and whether the claimer has something to
+// write, or to plan.
+func (o *outgoing) RecordResult(now time.Time, event int64, v *policy.Result, took, occupied time.Duration) (atFault, changed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	write, pending := o.breaker.Write, o.breaker.Pending()
 	atFault = o.breaker.RecordResult(now, event, v, min(o.share, o.flow.Concurrency()))
 	if v.Posted {
-		o.measurePost(held)
+		o.measurePost(occupied)
 		o.flow.Answered(now, v.Reason, took, min(v.RetryAfter, o.Destination.Retry.RetryAfterMax))
 	}
 	return atFault, o.breaker.Write != write || o.breaker.Pending() != pending

@@ -104,7 +104,7 @@ func TestMovedGoneDoesNotPauseTheDestination(t *testing.T) {
 	if v := decideFirst(ClassifyResponse(410, nil, "", failed, time.Now()), failed); v.Outcome != Fail || !v.PausesDestination {
 		t.Errorf("410 listed under fail: %s, and pauses: %t", v.Outcome, v.PausesDestination)
 	}
-	if s := Decide(Result{Reason: ReasonGone, Posted: true}, Circumstances{Attempt: 1, Retry: retryPolicy(0, time.Second), Paused: true}); s.Outcome != Retry || s.PausesDestination {
+	if s := Decide(Result{Reason: ReasonGone, Posted: true}, Circumstances{Attempt: 1, Retry: retryPolicy(0, time.Second), AlreadyPaused: true}); s.Outcome != Retry || s.PausesDestination {
 		t.Errorf("a second 410 is %s, and pauses: %t", s.Outcome, s.PausesDestination)
 	}
 }

@@ -28,10 +28,10 @@ type Circumstances struct {
 	Responses Responses
 	OnFailure FailurePolicy
 
-	AtFault   bool // the breaker blames the destination as a whole: the delivery keeps its attempt
-	Paused    bool // an earlier 410 has paused the destination
-	Ordered   bool // the delivery has an ordering key
-	LastOfRun bool // and is the last of those that were claimed together
+	AtFault       bool // the breaker blames the destination as a whole: the delivery keeps its attempt
+	AlreadyPaused bool // an earlier 410 has paused the destination
+	Ordered       bool // the delivery has an ordering key
+	LastOfRun     bool // and is the last of those that were claimed together
 
 	LogDelivered bool
 }
@@ -78,7 +78,7 @@ func outcomeOf(v Result, c Circumstances) Outcome {
 	case ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonNotAfter:
 		return Fail
 	case ReasonGone:
-		if c.Paused { // one has to fail; the others in flight are retried, when the destination is resumed
+		if c.AlreadyPaused { // one has to fail; the others in flight are retried, when the destination is resumed
 			return Retry
 		}
 		return Fail

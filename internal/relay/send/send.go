@@ -123,11 +123,11 @@ func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bo
 		}
 		ended := time.Now()
 		took := ended.Sub(started)
-		paused := v.Gone() && !l.Pause()
+		alreadyPaused := v.Gone() && !l.Pause()
 		about := policy.Circumstances{
 			Attempt: d.Attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
 			OnFailure: to.Destination.OnFailure, Ordered: d.Event.OrderingKey != nil, LastOfRun: d.LastOfRun,
-			Paused: paused, LogDelivered: s.LogDelivered(),
+			AlreadyPaused: alreadyPaused, LogDelivered: s.LogDelivered(),
 		}
 		var changed bool
 		if about.AtFault, changed = l.RecordResult(ended, d.EventID, &v, took, ended.Sub(begun)); changed {
@@ -146,7 +146,7 @@ func (s *Senders) sendRun(l *lane.Lane, run []lane.Delivery, next bool) (free bo
 		if decided.Blocks {
 			l.StepRun(d.Class, len(run)-i-1)
 			for _, d := range slices.Concat(run[i+1:], behind) {
-				s.Settle(d.Held(policy.ReasonOrder))
+				s.Settle(d.GivenBack(policy.ReasonOrder))
 			}
 			return false
 		}
@@ -252,6 +252,6 @@ func (s *Senders) GiveBackUnsent(reason policy.Reason) {
 // GiveBack gives back, for the given reason, what a lane has queued.
 func (s *Senders) GiveBack(l *lane.Lane, reason policy.Reason) {
 	for _, d := range l.TakeUnsent() {
-		s.Settle(d.Held(reason))
+		s.Settle(d.GivenBack(reason))
 	}
 }

@@ -54,9 +54,9 @@ type InHand struct {
 	undone bool // it had a row, which a crash of the server has undone: it gets one, whatever it waits for
 }
 
-// mayHold reports whether other deliveries of the ordering key may have to wait for a row of this
+// mayBlock reports whether other deliveries of the ordering key may have to wait for a row of this
 // one.
-func (d *InHand) mayHold() bool { return d.OrderingKey != nil && d.Scheduled.IsZero() }
+func (d *InHand) mayBlock() bool { return d.OrderingKey != nil && d.Scheduled.IsZero() }
 
 // Ref names the range as this relay has it.
 func (r *TakenRange) Ref() intake.RangeRef { return intake.RangeRef{Seq: r.Seq, Fence: r.Fence} }
@@ -106,13 +106,13 @@ func (w *Settler) resolveRanges(b *batch) {
 			w.addRange(s.InHand.Range)
 			left[s.InHand.Range]++
 			inBatch[s.InHand] = true
-			blocks = blocks || s.mayHold()
+			blocks = blocks || s.mayBlock()
 		}
 	}
 	b.rows = slices.DeleteFunc(b.rows, func(d *InHand) bool { return d.HasRow })
 	for _, d := range b.rows {
 		inBatch[d] = true
-		blocks = blocks || d.mayHold()
+		blocks = blocks || d.mayBlock()
 	}
 	if blocks {
 		b.rows = append(b.rows, w.earlier(b, inBatch)...)
@@ -136,12 +136,12 @@ func (w *Settler) earlier(b *batch, inBatch map[*InHand]bool) (rows []*InHand) {
 		last[key] = max(last[key], d.EventID)
 	}
 	for i := range b.settlements {
-		if s := &b.settlements[i]; s.rowless && s.mayHold() {
+		if s := &b.settlements[i]; s.rowless && s.mayBlock() {
 			note(s.InHand)
 		}
 	}
 	for _, d := range b.rows {
-		if d.mayHold() {
+		if d.mayBlock() {
 			note(d)
 		}
 	}

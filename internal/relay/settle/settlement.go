@@ -38,10 +38,10 @@ type Settlement struct {
 	rowless bool   // it has no row yet: it is written as a part of its range
 }
 
-// mayHold reports whether other deliveries of the ordering key may have to wait for this one of a
+// mayBlock reports whether other deliveries of the ordering key may have to wait for this one of a
 // range.
-func (s *Settlement) mayHold() bool {
-	return s.Outcome != policy.Delivered && s.InHand.mayHold()
+func (s *Settlement) mayBlock() bool {
+	return s.Outcome != policy.Delivered && s.InHand.mayBlock()
 }
 
 // HasRow reports whether the delivery has a row.

@@ -40,11 +40,11 @@ func newRangeBatches(b *batch, o *outcomes, now time.Time) (all []*rangeBatch) {
 	}
 	for _, r := range all {
 		slices.SortFunc(r.ranges, func(a, b *TakenRange) int { return int(a.Seq - b.Seq) })
-		for _, held := range r.ranges {
-			r.Ranges = append(r.Ranges, held.Ref())
-			if slices.Contains(b.ended, held) {
-				r.Ended = append(r.Ended, held.Ref())
-				for _, part := range held.parts {
+		for _, taken := range r.ranges {
+			r.Ranges = append(r.Ranges, taken.Ref())
+			if slices.Contains(b.ended, taken) {
+				r.Ended = append(r.Ended, taken.Ref())
+				for _, part := range taken.parts {
 					r.Witnesses = append(r.Witnesses, part.witness())
 				}
 			}

@@ -8,5 +8,5 @@
 //	keys_elsewhere.go       ordering keys that another relay has in hand
 //	rescue.go               ranges that no relay has in hand
 //	beyond.go               events that came after a difference that is taken in pieces
-//	store.go                routes, and destinations that are held
+//	store.go                routes, and destinations that are closed to this relay
 package take

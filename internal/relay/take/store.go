@@ -18,20 +18,20 @@ func (t *Taker) readRoutes(ctx context.Context) ([]intake.Route, error) {
 	return rows.Structs[intake.Route](ctx, t.DB, "read routes", selectRoutes)
 }
 
-const selectHeldDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + pg.IsHeld
+const selectClosedDestinations = `SELECT s.destination FROM outbox_destination s WHERE ` + pg.IsHeld
 
-// readHeldDestinations returns those of which the relay may send nothing now: paused ones, and ones
-// whose breaker is open or that another relay tries.
-func (t *Taker) readHeldDestinations(ctx context.Context, relayID int32) (held map[string]bool, err error) {
+// readClosedDestinations returns those of which the relay may send nothing now: paused ones, and
+// ones whose breaker is open or that another relay tries.
+func (t *Taker) readClosedDestinations(ctx context.Context, relayID int32) (closed map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	names, err := rows.Values[string](ctx, t.DB, "read states of destinations", selectHeldDestinations, relayID)
+	names, err := rows.Values[string](ctx, t.DB, "read states of destinations", selectClosedDestinations, relayID)
 	if err != nil {
 		return nil, fmt.Errorf("read states of destinations: %w", err)
 	}
-	held = make(map[string]bool, len(names))
+	closed = make(map[string]bool, len(names))
 	for _, name := range names {
-		held[name] = true
+		closed[name] = true
 	}
-	return held, nil
+	return closed, nil
 }

@@ -73,8 +73,8 @@ type taken struct {
 	routes   *intake.Routes
 	routesAt int64           // what the take said with which they were read
 	parked   bool            // an event was parked by these routes
-	held     map[string]bool // destinations of which this relay may send nothing
-	heldAt   int64
+	closed   map[string]bool // destinations of which this relay may send nothing
+	closedAt int64
 }
 
 // Forget forgets what may not be so on another server.
@@ -196,11 +196,11 @@ func (t *Taker) refresh(ctx context.Context, relayID int32, r *intake.Range) (er
 			t.Reparked()
 		}
 	}
-	if t.held == nil || r.Destinations != t.heldAt {
-		if t.held, err = t.readHeldDestinations(ctx, relayID); err != nil {
+	if t.closed == nil || r.Destinations != t.closedAt {
+		if t.closed, err = t.readClosedDestinations(ctx, relayID); err != nil {
 			return err
 		}
-		t.heldAt = r.Destinations
+		t.closedAt = r.Destinations
 	}
 	return nil
 }
@@ -287,7 +287,7 @@ var parked = []string{""}
 
 // spill makes a delivery pending that no lane has.
 func (t *Taker) spill(d lane.Delivery, reason policy.Reason) {
-	t.settleSpilled(d.Held(reason))
+	t.settleSpilled(d.GivenBack(reason))
 }
 
 // settleSpilled settles a delivery that no lane has. What follows in its key waits until its row is

@@ -32,14 +32,14 @@ func (t *target) whyNot(d *lane.Delivery) policy.Reason {
 
 // targets are those of a range.
 type targets struct {
-	lanes *lane.Lanes
-	held  map[string]bool // of which this relay may send nothing
-	lease time.Duration
-	all   map[string]*target
+	lanes  *lane.Lanes
+	closed map[string]bool // of which this relay may send nothing
+	lease  time.Duration
+	all    map[string]*target
 }
 
 func (t *Taker) newTargets() *targets {
-	return &targets{lanes: t.Lanes, held: t.held, lease: t.Lease, all: map[string]*target{}}
+	return &targets{lanes: t.Lanes, closed: t.closed, lease: t.Lease, all: map[string]*target{}}
 }
 
 // of returns a destination's target.
@@ -51,7 +51,7 @@ func (ts *targets) of(destination string) *target {
 	switch {
 	case t.lane == nil:
 		t.reason = policy.ReasonRemoved
-	case ts.held[destination]:
+	case ts.closed[destination]:
 		t.reason = policy.ReasonPaused
 	default:
 		ts.lanes.Engage(t.lane)

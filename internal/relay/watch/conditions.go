@@ -197,12 +197,12 @@ func (s *sample) findRelays(f *findings) {
 // findDatabase finds what keeps the database from cleaning up, and an archive that has not run.
 func (s *sample) findDatabase(f *findings, archiveDue func(time.Time) time.Time) {
 	over := f.limits.VacuumBlockedOver
-	if holders := s.holders(); len(holders) > 0 && holders[0].For > over {
-		detail := holders[0].String()
-		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= over })); more > 0 {
+	if blockers := s.vacuumBlockers(); len(blockers) > 0 && blockers[0].For > over {
+		detail := blockers[0].String()
+		if more := len(slices.DeleteFunc(blockers[1:], func(h VacuumBlocker) bool { return h.For <= over })); more > 0 {
 			detail += "; " + plain.Plural(more, "more holds", "more hold") + " it back, too"
 		}
-		f.add(alert.RuleVacuumBlocked, s.Database, condition{level: int64(holders[0].For.Minutes()), detail: detail, age: holders[0].For})
+		f.add(alert.RuleVacuumBlocked, s.Database, condition{level: int64(blockers[0].For.Minutes()), detail: detail, age: blockers[0].For})
 	}
 	if a := s.Archive; a != nil && archiveDue != nil {
 		if due := archiveDue(a.At); !due.IsZero() && s.at.After(due) {

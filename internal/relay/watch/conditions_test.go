@@ -26,7 +26,7 @@ func TestConditionTextsAreComplete(t *testing.T) {
 		}
 		s.Rescues.Relays = rescueStorm
 		prepared := `{"kind": "prepared", "name": "p", "user": "u", "seconds": 3600}`
-		testkit.Must(t, json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders))
+		testkit.Must(t, json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.VacuumBlockers))
 		hold, _ := s.conditions(limits, nil)
 		testkit.Equal(t, "conditions", len(hold), 6)
 		for _, c := range hold {
@@ -121,7 +121,7 @@ func TestConditions(t *testing.T) {
 		}
 	}
 	pinned := sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-49 * time.Hour)}}
-	testkit.Must(t, json.Unmarshal([]byte(`[{"kind": "prepared", "seconds": 3600}]`), &pinned.Holders))
+	testkit.Must(t, json.Unmarshal([]byte(`[{"kind": "prepared", "seconds": 3600}]`), &pinned.VacuumBlockers))
 	hold, _ := pinned.conditions(limits, func(last time.Time) time.Time { return last.Add(48 * time.Hour) })
 	if len(hold) != 2 || hold[0].age != time.Hour || hold[1].age != time.Hour {
 		t.Errorf("began not before it was alerted: %+v", hold)

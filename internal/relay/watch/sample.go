@@ -31,7 +31,7 @@ type sample struct {
 	Misconfigured []failingSample `json:"misconfigured"`
 	Failing       []failingSample `json:"failing"`
 
-	Holders []struct {
+	VacuumBlockers []struct {
 		Kind         string  `json:"kind"`
 		PID          int     `json:"pid"`
 		Application  string  `json:"application"`
@@ -213,7 +213,7 @@ func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.
 
 func (s *sample) watch() Watch {
 	w := Watch{
-		At: s.at, Database: s.Database, Holders: s.holders(), HiddenSessions: s.Hidden,
+		At: s.at, Database: s.Database, VacuumBlockers: s.vacuumBlockers(), HiddenSessions: s.Hidden,
 		DeadTuples: s.Dead, LockWaits: s.LockWaits, Rescues: s.Rescues.Relays,
 		Untaken: s.Untaken.Count, UntakenFor: inSeconds(s.Untaken.Seconds),
 	}
@@ -233,26 +233,26 @@ func (s *sample) watch() Watch {
 	return w
 }
 
-// holders returns what blocks vacuum, the longest first. The oldest transaction of the server
-// explains nothing if there is a session to name, or none that cannot be seen.
-func (s *sample) holders() (all []Holder) {
-	for _, h := range s.Holders {
-		all = append(all, Holder{
+// vacuumBlockers returns what blocks vacuum, the longest first. The oldest transaction of the
+// server explains nothing if there is a session to name, or none that cannot be seen.
+func (s *sample) vacuumBlockers() (all []VacuumBlocker) {
+	for _, h := range s.VacuumBlockers {
+		all = append(all, VacuumBlocker{
 			Kind: h.Kind, PID: h.PID, Application: h.Application, User: h.User, State: h.State, Name: h.Name, Active: true,
 			For: inSeconds(h.Seconds), StateFor: inSeconds(h.StateSeconds),
 		})
 	}
 	for _, t := range s.Tracked {
 		held := s.at.Sub(t.Since)
-		explained := slices.ContainsFunc(all, func(h Holder) bool { return h.For >= held })
+		explained := slices.ContainsFunc(all, func(h VacuumBlocker) bool { return h.For >= held })
 		switch {
 		case t.Kind == "unseen" && (s.Hidden == 0 || explained || t.Transactions == 0):
 		case t.Kind != "unseen" && t.Transactions < trackedTransactions:
 		default:
-			all = append(all, Holder{Kind: t.Kind, Name: t.Name, Active: t.Active, For: held})
+			all = append(all, VacuumBlocker{Kind: t.Kind, Name: t.Name, Active: t.Active, For: held})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b Holder) int { return cmp.Compare(b.For, a.For) })
+	slices.SortStableFunc(all, func(a, b VacuumBlocker) int { return cmp.Compare(b.For, a.For) })
 	return all
 }
 

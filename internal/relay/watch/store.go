@@ -179,7 +179,7 @@ ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
 // Who keeps VACUUM from removing rows of this database: transactions that have changed something or
 // hold a snapshot. A session that is idle in a transaction and has neither is harmless, VACUUM
 // itself is left out by the server, and what relays do is bounded by their statement_timeout.
-const watchHolders = `
+const watchVacuumBlockers = `
 SELECT jsonb_agg(h) FROM (
     SELECT * FROM (
         SELECT 'session' AS kind, a.pid, a.application_name AS application, a.usename AS "user", a.state,
@@ -194,7 +194,7 @@ SELECT jsonb_agg(h) FROM (
         UNION ALL
         SELECT 'prepared', 0, '', p.owner, '', extract(epoch FROM now() - p.prepared), 0, p.gid
         FROM pg_prepared_xacts p WHERE p.database = current_database()
-    ) holders ORDER BY seconds DESC LIMIT 5
+    ) blockers ORDER BY seconds DESC LIMIT 5
 ) h`
 
 // Slots and standbys have no time at which they began to block vacuum, so what they blocked at the
@@ -263,7 +263,7 @@ const newSample = `jsonb_build_object(
         'failing', (` + watchFailing + `),
         'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing), 'event', u.missing[1])
                         FROM outbox_undelivered u WHERE u.missing <> '{}'),
-        'holders', (` + watchHolders + `),
+        'holders', (` + watchVacuumBlockers + `),
         'tracked', (` + watchTracked + `),
         'hidden', (SELECT count(*) FROM pg_stat_activity a
                    WHERE a.datname = current_database() AND a.query = '<insufficient privilege>'),

@@ -79,9 +79,9 @@ type Watch struct {
 	ParkedFor time.Duration
 	// Undelivered are events without deliveries that were found so far, counted up to 1,001.
 	Undelivered int
-	// Holders keep the database from cleaning up, the one that has done so for the longest first;
-	// at most five sessions and prepared transactions.
-	Holders []Holder
+	// VacuumBlockers keep the database from cleaning up, the one that has done so for the longest
+	// first; at most five sessions and prepared transactions.
+	VacuumBlockers []VacuumBlocker
 	// HiddenSessions are those of other roles, of which this relay may not know what they do.
 	HiddenSessions int
 	// DeadTuples by table, as the statistics have them.
@@ -104,8 +104,8 @@ type LaneWatch struct {
 	WaitingFor  time.Duration // the longest of them
 }
 
-// A Holder keeps VACUUM from removing rows that are not needed any more.
-type Holder struct {
+// A VacuumBlocker keeps VACUUM from removing rows that are not needed any more.
+type VacuumBlocker struct {
 	Kind        string // session, prepared (transaction), slot, catalog slot, standby, or unseen: a session of another role
 	PID         int    // of a session
 	Application string
@@ -302,7 +302,7 @@ func (w *Watcher) Pressure() string {
 		return ""
 	}
 	limits := w.Config()
-	for _, h := range seen.Holders {
+	for _, h := range seen.VacuumBlockers {
 		if h.For > limits.PinnedOver && h.Kind != "catalog slot" {
 			return h.String()
 		}
@@ -322,7 +322,7 @@ func (w *Watcher) Pressure() string {
 func (w *Watcher) Recent() (Watch, bool) { return w.lookout.recent() }
 
 // String says who it is, for how long, and what to do about it.
-func (h Holder) String() string {
+func (h VacuumBlocker) String() string {
 	lasted := plain.Span(h.For)
 	switch h.Kind {
 	case "session":

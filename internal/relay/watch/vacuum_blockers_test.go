@@ -66,7 +66,7 @@ func TestSessionsThatBlockVacuumAreNamed(t *testing.T) {
 	feedBack(db, "stuck", uint32(relaytest.Row[int64](db, `SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint`)))
 
 	names := func(w Watch) (all []string) {
-		for _, h := range w.Holders {
+		for _, h := range w.VacuumBlockers {
 			all = append(all, strings.Trim(h.Kind+" "+h.Application+h.Name+" "+h.User+" "+h.State, " "))
 		}
 		slices.Sort(all)
@@ -75,16 +75,16 @@ func TestSessionsThatBlockVacuumAreNamed(t *testing.T) {
 	user := relaytest.Row[string](db, `SELECT current_user`)
 	want := []string{"prepared left <behind> " + user, "session reader " + user + " idle in transaction", "session writer " + user + " idle in transaction"}
 	if got := names(look(t, w)); !slices.Equal(got, want) {
-		t.Errorf("holders %q, want %q", got, want)
+		t.Errorf("vacuum blockers %q, want %q", got, want)
 	}
 	// A slot counts once transactions have passed it by.
 	db.Exec(`DO $$ BEGIN FOR i IN 1..1100 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$`)
 	want = append([]string{"catalog slot decoder"}, append(want, "slot stuck")...)
 	seen := look(t, w)
 	if got := names(seen); !slices.Equal(got, want) {
-		t.Errorf("holders %q, want %q", got, want)
+		t.Errorf("vacuum blockers %q, want %q", got, want)
 	}
-	for _, h := range seen.Holders {
+	for _, h := range seen.VacuumBlockers {
 		if text := h.String(); h.For <= 0 || strings.ContainsAny(text, "\n") || h.Kind == "session" && !strings.Contains(text, fmt.Sprintf("pg_terminate_backend(%d)", h.PID)) {
 			t.Errorf("%+v: %s", h, text)
 		}
