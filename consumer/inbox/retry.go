@@ -14,7 +14,8 @@ import (
 // longestDelay bounds the delay that a handler may ask for to what a timestamp can hold.
 const longestDelay = 10 * 365 * 24 * time.Hour
 
-// completeRetries checks the settings of retries and fills in their defaults.
+// completeRetries checks the settings of retries and fills in their defaults. The schedule is that
+// of relays, see DefaultSchedule in internal/relay/policy/retry.go, which receivers may not import.
 func (c *Config) completeRetries() error {
 	if len(c.Schedule) == 0 {
 		c.Schedule = []time.Duration{5 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, 4 * time.Hour}

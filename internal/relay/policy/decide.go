@@ -59,7 +59,7 @@ func Decide(v Result, c Circumstances) Decision {
 			d.Outcome = Fail
 			d.Message = plain.Clip(fmt.Sprintf("attempt %d of %d: %s", c.Attempt, c.Retry.MaxAttempts, v.Message))
 		} else {
-			d.Delay = c.Retry.Delay(c.Attempt, c.Fraction, v.RetryAfter)
+			d.Delay = c.Retry.DelayAfter(c.Attempt, c.Fraction, v.RetryAfter)
 		}
 	}
 	d.Blocks = d.Outcome != Delivered && !(d.Outcome == Fail && c.OnFailure == SkipFailed)

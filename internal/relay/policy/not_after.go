@@ -14,7 +14,7 @@ func (p RetryPolicy) Longest() time.Duration {
 	p = p.WithDefaults()
 	var longest time.Duration
 	for attempt := 1; attempt < p.MaxAttempts; attempt++ {
-		longest = addDurations(longest, p.Delay(attempt, 1, maxDelay))
+		longest = addDurations(longest, p.DelayAfter(attempt, 1, maxDelay))
 	}
 	return longest
 }

@@ -43,7 +43,8 @@ type RetryPolicy struct {
 	NotAfter time.Duration
 }
 
-// DefaultSchedule returns the delays after the first, second, … attempt; the last repeats.
+// DefaultSchedule returns the delays after the first, second, … attempt; the last repeats. Inboxes
+// have the same one, see completeRetries in consumer/inbox/retry.go, which may not import this.
 func DefaultSchedule() []time.Duration {
 	return []time.Duration{5 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, 4 * time.Hour}
 }
@@ -76,10 +77,10 @@ func (p RetryPolicy) Problems(path string) []check.Problem {
 	return v
 }
 
-// Delay returns how long to wait after the given attempt (1 is the first). fraction, in [0, 1),
-// chooses within the jitter. retryAfter is what the receiver asked for, 0 if nothing: it can
-// lengthen the delay up to RetryAfterMax, never shorten it.
-func (p RetryPolicy) Delay(attempt int, fraction float64, retryAfter time.Duration) time.Duration {
+// DelayAfter returns how long to wait after the given attempt (1 is the first). fraction, in
+// [0, 1), chooses within the jitter. retryAfter is what the receiver asked for, 0 if nothing: it
+// can lengthen the delay up to RetryAfterMax, never shorten it.
+func (p RetryPolicy) DelayAfter(attempt int, fraction float64, retryAfter time.Duration) time.Duration {
 	index := min(max(attempt, 1), len(p.Schedule)) - 1
 	scheduled := p.Schedule[index]
 	scheduled += time.Duration(float64(scheduled) * *p.Jitter * fraction)

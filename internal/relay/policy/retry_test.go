@@ -20,12 +20,12 @@ func TestDelayFollowsTheScheduleAndTheLastRepeats(t *testing.T) {
 		5 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, 4 * time.Hour, 4 * time.Hour, 4 * time.Hour,
 	}
 	for i, d := range want {
-		if got := p.Delay(i+1, 0, 0); got != d {
+		if got := p.DelayAfter(i+1, 0, 0); got != d {
 			t.Errorf("after attempt %d: %s, want %s", i+1, got, d)
 		}
 	}
 	for attempt, want := range map[int]time.Duration{-1: 5 * time.Second, 0: 5 * time.Second, 1000: 4 * time.Hour} {
-		if got := p.Delay(attempt, 0, 0); got != want {
+		if got := p.DelayAfter(attempt, 0, 0); got != want {
 			t.Errorf("after attempt %d: %s, want %s", attempt, got, want)
 		}
 	}
@@ -51,14 +51,14 @@ func TestDelayIsNeverEarlyAndBoundedAbove(t *testing.T) {
 
 		scheduled := schedule[min(attempt, len(schedule))-1]
 		latest := max(scheduled+time.Duration(float64(scheduled)*jitter), min(asked, p.RetryAfterMax))
-		got := p.Delay(attempt, fraction, asked)
+		got := p.DelayAfter(attempt, fraction, asked)
 		if got < scheduled || got > latest {
 			t.Fatalf("%s is outside of [%s, %s]", got, scheduled, latest)
 		}
 		if got < min(asked, p.RetryAfterMax) {
 			t.Fatalf("%s is before what the receiver asked for: %s of at most %s", got, asked, p.RetryAfterMax)
 		}
-		if without := p.Delay(attempt, fraction, 0); got < without {
+		if without := p.DelayAfter(attempt, fraction, 0); got < without {
 			t.Fatalf("Retry-After made it shorter: %s instead of %s", got, without)
 		}
 	})
@@ -69,7 +69,7 @@ func TestDefaultJitterLengthensByAtMostATenth(t *testing.T) {
 	p := RetryPolicy{}.WithDefaults()
 	for attempt, scheduled := range p.Schedule {
 		for range 1000 {
-			got := p.Delay(attempt+1, rand.Float64(), 0)
+			got := p.DelayAfter(attempt+1, rand.Float64(), 0)
 			if got < scheduled || got > scheduled+scheduled/10 {
 				t.Fatalf("%s is outside of [%s, %s]", got, scheduled, scheduled+scheduled/10)
 			}

@@ -66,7 +66,7 @@ func (s backlogSample) backlog(at time.Time, limit int) Backlog {
 	}
 	for i := range b.Lanes {
 		l := &b.Lanes[i]
-		l.LagSeconds, l.BlockedKeys = max(0, seen[l.Destination].Seconds), min(seen[l.Destination].Blocked, limit)
+		l.LagSeconds, l.BlockedKeys = max(0, seen[l.Destination].LagSeconds), min(seen[l.Destination].Blocked, limit)
 	}
 	return b
 }

@@ -100,11 +100,11 @@ func (s *sample) findLane(f *findings, l *laneSample) {
 	}
 	counted, known := s.Counted[l.Destination]
 	if s.Counted == nil {
-		counted, known = l.Seconds, true
+		counted, known = l.LagSeconds, true
 	}
 	if unheld := inSeconds(counted); known && unheld > f.limits.LagOver && !f.hides(alert.RuleLag, l.Destination) {
-		waited := inSeconds(l.Seconds)
-		f.add(alert.RuleLag, l.Destination, condition{level: int64(waited.Minutes()), event: l.Event, age: unheld, detail: s.lag(l, waited, unheld, f.limits)})
+		waited := inSeconds(l.LagSeconds)
+		f.add(alert.RuleLag, l.Destination, condition{level: int64(waited.Minutes()), event: l.Event, age: unheld, detail: s.lagDetail(l, waited, unheld, f.limits)})
 	}
 	if paused := inSeconds(l.PausedSeconds); paused > alert.PausedOver {
 		why := ""
@@ -121,9 +121,9 @@ func (s *sample) findLane(f *findings, l *laneSample) {
 	}
 }
 
-// lag says for how long the oldest due delivery has waited, for how long of that nothing held it,
-// and what the relay that looked has learnt of the receiver.
-func (s *sample) lag(l *laneSample, waited, unheld time.Duration, limits alert.Config) string {
+// lagDetail says for how long the oldest due delivery has waited, for how long of that nothing held
+// it, and what the relay that looked has learnt of the receiver.
+func (s *sample) lagDetail(l *laneSample, waited, unheld time.Duration, limits alert.Config) string {
 	text := fmt.Sprintf("the oldest one that is due has waited for %s (event %d)", plain.Span(waited), l.Event)
 	if waited-unheld >= time.Second {
 		text += fmt.Sprintf(", for %s of it though nothing held it", plain.Span(unheld))

@@ -21,7 +21,7 @@ func TestConditionTextsAreComplete(t *testing.T) {
 	for _, n := range []int{1, 2, countedTo + 1} {
 		s := sample{
 			Database: "db", now: now, at: now, Undelivered: &UndeliveredSample{Count: n, Event: 7},
-			Lanes:  []laneSample{{Destination: "shop", Seconds: 3600, Event: 7, Blocked: n, BlockedSeconds: 60, BlockedKey: "k", BlockedEvent: 7}},
+			Lanes:  []laneSample{{Destination: "shop", LagSeconds: 3600, Event: 7, Blocked: n, BlockedSeconds: 60, BlockedKey: "k", BlockedEvent: 7}},
 			Parked: &parkedSample{Count: n, Event: 7, Seconds: 60}, // of an event that is gone
 		}
 		s.Rescues.Relays = rescueStorm
@@ -68,9 +68,9 @@ func TestConditions(t *testing.T) {
 		hold, ended string
 	}{
 		"nothing":                    {sample{}, "[]", "[]"},
-		"no lag yet":                 {lane(laneSample{Seconds: 599}), "[]", "[]"},
-		"lag":                        {lane(laneSample{Seconds: 601}), "[{lag d}]", "[]"},
-		"a held lane does not lag":   {lane(laneSample{Seconds: 9999, Held: true}), "[]", "[]"},
+		"no lag yet":                 {lane(laneSample{LagSeconds: 599}), "[]", "[]"},
+		"lag":                        {lane(laneSample{LagSeconds: 601}), "[{lag d}]", "[]"},
+		"a held lane does not lag":   {lane(laneSample{LagSeconds: 9999, Held: true}), "[]", "[]"},
 		"nor has it recovered":       {open(lane(laneSample{Held: true}), alert.RuleLag, "d", false), "[]", "[]"},
 		"no more lag":                {open(lane(laneSample{}), alert.RuleLag, "d", false), "[]", "[{lag d}]"},
 		"nothing left to lag":        {open(sample{}, alert.RuleLag, "d", false), "[]", "[{lag d}]"},
@@ -88,7 +88,7 @@ func TestConditions(t *testing.T) {
 		"paused for maintenance":     {lane(laneSample{Held: true, PausedSeconds: 4*3600 - 1}), "[]", "[]"},
 		"paused, and forgotten":      {lane(laneSample{Held: true, PausedSeconds: 4*3600 + 1}), "[{paused d}]", "[]"},
 		"resumed":                    {open(lane(laneSample{}), alert.RulePaused, "d", false), "[]", "[{paused d}]"},
-		"unserved, and no lag":       {sample{Unserved: []unservedSample{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
+		"unserved, and no lag":       {sample{Unserved: []unservedSample{{"d", 3}}, Lanes: lane(laneSample{LagSeconds: 601}).Lanes}, "[{unserved d}]", "[]"},
 		"served":                     {open(sample{}, alert.RuleUnserved, "d", false), "[]", "[{unserved d}]"},
 		"routes still differ":        {open(sample{}, alert.RuleRoutesChanged, "db", false), "[]", "[]"},
 		"a refused reload":           {sample{Refused: []refusedSample{{Relay: "r1", Error: "no url"}}}, "[{reload_refused r1}]", "[]"},
@@ -99,7 +99,7 @@ func TestConditions(t *testing.T) {
 		"they agree":                 {open(sample{}, alert.RuleRelaysDiffer, "d", false), "[]", "[{relays_differ d}]"},
 		"the archive has run":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-47 * time.Hour)}}, "[]", "[]"},
 		"the archive has not":        {sample{Database: "db", at: now, Archive: &archiveSample{At: now.Add(-49 * time.Hour)}}, "[{archive_overdue db}]", "[]"},
-		"it accepts nothing":         {sample{Failing: []failingSample{{Destination: "d", Seconds: 700}}, Lanes: lane(laneSample{Seconds: 601, Waiting: 1}).Lanes}, "[{failing d}]", "[]"},
+		"it accepts nothing":         {sample{Failing: []failingSample{{Destination: "d", Seconds: 700}}, Lanes: lane(laneSample{LagSeconds: 601, Waiting: 1}).Lanes}, "[{failing d}]", "[]"},
 		"and that is misconfigured":  {sample{Failing: []failingSample{{Destination: "d"}}, Misconfigured: []failingSample{{Destination: "d"}}}, "[{misconfigured d}]", "[]"},
 		"it accepts again":           {open(lane(laneSample{}), alert.RuleFailing, "d", false), "[]", "[{failing d}]"},
 		"it is held":                 {open(lane(laneSample{Held: true}), alert.RuleFailing, "d", false), "[]", "[]"},
@@ -114,7 +114,7 @@ func TestConditions(t *testing.T) {
 		testkit.Equal(t, name+": ended", fmt.Sprint(ended), c.ended)
 	}
 	// What is alerted when it has lasted for a while began before that.
-	for _, l := range []laneSample{{Seconds: 3600}, {Waiting: 1, WaitingSeconds: 3600}, {Held: true, PausedSeconds: 5 * 3600}, {Blocked: 1, BlockedSeconds: 3600}} {
+	for _, l := range []laneSample{{LagSeconds: 3600}, {Waiting: 1, WaitingSeconds: 3600}, {Held: true, PausedSeconds: 5 * 3600}, {Blocked: 1, BlockedSeconds: 3600}} {
 		hold, _ := new(sample{Database: "db", Lanes: []laneSample{l}}).conditions(limits, nil)
 		if len(hold) != 1 || hold[0].age < time.Hour {
 			t.Errorf("began not before it was alerted: %+v", hold)

@@ -78,7 +78,7 @@ type laneSample struct {
 	Held           bool    `json:"held"`
 	PausedSeconds  float64 `json:"paused"` // 0: it is not paused
 	PausedReason   string  `json:"paused_reason"`
-	Seconds        float64 `json:"seconds"`
+	LagSeconds     float64 `json:"seconds"`
 	Event          int64   `json:"event"`
 	Blocked        int     `json:"blocked"`
 	BlockedSeconds float64 `json:"blocked_seconds"`
@@ -219,7 +219,7 @@ func (s *sample) watch() Watch {
 	}
 	for _, l := range s.Lanes {
 		w.Lanes = append(w.Lanes, LaneWatch{
-			Destination: l.Destination, Held: l.Held, Lag: inSeconds(l.Seconds),
+			Destination: l.Destination, Held: l.Held, Lag: inSeconds(l.LagSeconds),
 			BlockedKeys: l.Blocked, BlockedFor: inSeconds(l.BlockedSeconds),
 			WaitingKeys: l.Waiting, WaitingFor: inSeconds(l.WaitingSeconds),
 		})

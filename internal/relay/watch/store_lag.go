@@ -33,7 +33,8 @@ const firstPending = `pending (destination, replay, next_attempt_at, event_id) A
 // (destination, since, event_id), and how many events are not routed yet, as [intake.Untaken],
 // which says what has to come before. The statement says in "lenient", as for [Blocked], where a
 // failed delivery blocks nothing. It is the only definition of lag: status, page and metrics
-// show it, and alerts count of it what nothing held, see countedLag. A destination lags since
+// show it, and alerts count of it what nothing held, see countedLag (store.go). A destination lags
+// since
 //
 //   - its oldest due delivery that no earlier one of its ordering key blocks was due, of the first
 //     1,000. What waits behind a head stands among what is due until a relay has marked it, so the
