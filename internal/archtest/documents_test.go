@@ -39,7 +39,7 @@ var (
 	heading      = regexp.MustCompile(`^#{1,6} +(.*\S)`)
 	linkTarget   = regexp.MustCompile(`\]\([^)]*\)`)
 	noSlug       = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
-	sourceFile   = regexp.MustCompile("`([a-z][\\w./-]*/[\\w.-]+\\.go)`")
+	sourceFile   = regexp.MustCompile("`(/?[a-z][\\w./-]*/[\\w.-]+\\.go)`") // with a leading slash: at the top of the repository
 	makeCall     = regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z-]*)")
 	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
 	testName     = regexp.MustCompile(`\bTest[A-Z]\w+`)
@@ -111,7 +111,7 @@ func brokenReferences(name, text, makefile string) (violations []string) {
 		}
 	}
 	for _, file := range sourceFile.FindAllStringSubmatch(text, -1) {
-		if !exists(file[1]) && !exists("internal/relay/"+file[1]) {
+		if !exists(file[1]) && (strings.HasPrefix(file[1], "/") || !exists("internal/relay/"+file[1])) {
 			violations = append(violations, fmt.Sprintf("%s: names %s, which does not exist, nor in internal/relay", name, file[1]))
 		}
 	}
@@ -166,12 +166,12 @@ func TestDocumentsReferToWhatExists(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{"[the runbook](docs/runbook.md)", "[limits](#limit)", "[security](SECURITY.md#nothing)", "see `relay/lanes.go`", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
+	for _, text := range []string{"[the runbook](docs/runbook.md)", "[limits](#limit)", "[security](SECURITY.md#nothing)", "see `relay/lanes.go`", "see `/lane/lanes.go`", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
 		if found := brokenReferences("README.md", text, makefile); len(found) != 1 {
 			t.Errorf("%q: reported %q, want once", text, found)
 		}
 	}
-	if found := brokenReferences("docs/x.md", "# Limits\n[license](../LICENSE#mit), [site](https://example.com/x#y), [batches](wire.md#batches), [limits](#limits), `make test`, `lane/lanes.go`, `relay/claimer.go`", "test:\n"); len(found) != 0 {
+	if found := brokenReferences("docs/x.md", "# Limits\n[license](../LICENSE#mit), [site](https://example.com/x#y), [batches](wire.md#batches), [limits](#limits), `make test`, `lane/lanes.go`, `relay/claimer.go`, `/relay/claimer.go`", "test:\n"); len(found) != 0 {
 		t.Errorf("wrongly reported: %q", found)
 	}
 }
