@@ -146,16 +146,12 @@ func (s *Sender) due(ctx context.Context, channels []string, all bool) (list []c
 	if err != nil {
 		return nil, fmt.Errorf("find due alerts: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var c candidate
-		if err := rows.Scan(append([]any{&c.rule, &c.subject, &c.channel, &c.dueAt}, c.targets()...)...); err != nil {
-			return nil, fmt.Errorf("find due alerts: %w", err)
-		}
+	list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (c candidate, err error) {
+		err = row.Scan(append([]any{&c.rule, &c.subject, &c.channel, &c.dueAt}, c.targets()...)...)
 		c.Rule = c.rule
-		list = append(list, c)
-	}
-	if err := rows.Err(); err != nil {
+		return c, err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("find due alerts: %w", err)
 	}
 	return list, nil

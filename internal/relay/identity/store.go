@@ -105,17 +105,13 @@ func heartbeats(ctx context.Context, q pg.DB) (map[int32]time.Time, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read heartbeats: %w", err)
 	}
-	defer rows.Close()
 	all := map[int32]time.Time{}
-	for rows.Next() {
-		var relayID int32
-		var at time.Time
-		if err := rows.Scan(&relayID, &at); err != nil {
-			return nil, fmt.Errorf("read heartbeats: %w", err)
-		}
+	var relayID int32
+	var at time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&relayID, &at}, func() error {
 		all[relayID] = at
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	}); err != nil {
 		return nil, fmt.Errorf("read heartbeats: %w", err)
 	}
 	return all, nil

@@ -129,16 +129,13 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var what string
-		var relayID int32
-		var late bool
-		var state policy.DestinationState
-		var remaining float64
-		if err := rows.Scan(&what, &relayID, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
-			return echo{}, fmt.Errorf("beat: %w", err)
-		}
+	var what string
+	var relayID int32
+	var late bool
+	var state policy.DestinationState
+	var remaining float64
+	columns := []any{&what, &relayID, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures}
+	_, err = pgx.ForEachRow(rows, columns, func() error {
 		switch what {
 		case "self":
 			e.registered, e.late = true, late
@@ -158,8 +155,9 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 		case "armed":
 			e.Unheard = late
 		}
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}
 	return e, nil
