@@ -2,8 +2,6 @@ package watch
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
@@ -75,17 +73,9 @@ func (s backlogSample) backlog(at time.Time, limit int) Backlog {
 func (w *Watcher) CountBacklog(ctx context.Context, destinations []string, limit int) (Backlog, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	lenient := w.Lenient()
-	if lenient == nil {
-		lenient = []string{}
-	}
-	at, content, err := w.countBacklog(ctx, destinations, lenient, limit, w.Alerts().LagOver)
+	at, s, err := w.countBacklog(ctx, destinations, w.Lenient(), limit, w.Alerts().LagOver)
 	if err != nil {
 		return Backlog{}, err
-	}
-	var s backlogSample
-	if err := json.Unmarshal(content, &s); err != nil {
-		return Backlog{}, fmt.Errorf("count backlog: %w", err)
 	}
 	return s.backlog(at, limit), nil
 }

@@ -2,7 +2,6 @@ package watch
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
+	"github.com/outbox-relay/outbox-relay/internal/rows"
 )
 
 // The tables that the watcher looks after.
@@ -135,22 +135,7 @@ WHERE (SELECT count(*) FROM outbox_relay) > 1`
 
 // Differences lists the destinations of which relays have different settings.
 func Differences(ctx context.Context, q pg.DB) ([]Difference, error) {
-	return list[Difference](ctx, q, watchDiffer)
-}
-
-// list reads what a statement returns as one JSON array, or as NULL.
-func list[T any](ctx context.Context, q pg.DB, statement string) (all []T, err error) {
-	var content []byte
-	if err := q.QueryRow(ctx, statement).Scan(&content); err != nil {
-		return nil, fmt.Errorf("compare relays: %w", err)
-	}
-	if content == nil {
-		return nil, nil
-	}
-	if err := json.Unmarshal(content, &all); err != nil {
-		return nil, fmt.Errorf("compare relays: %w", err)
-	}
-	return all, nil
+	return rows.Value[[]Difference](ctx, q, "compare relays", watchDiffer)
 }
 
 // Which relays a destination refuses alone.
@@ -165,7 +150,7 @@ FROM (
 
 // Refusals lists the destinations that refuse some relays while another relay may be accepted.
 func Refusals(ctx context.Context, q pg.DB) ([]Refusal, error) {
-	return list[Refusal](ctx, q, watchRefusals)
+	return rows.Value[[]Refusal](ctx, q, "compare relays", watchRefusals)
 }
 
 const watchParked = `
@@ -312,18 +297,14 @@ SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now() F
 func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, t terms) (seen sample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if lenient == nil {
-		lenient = []string{}
-	}
-	var content []byte
+	var own bool
+	var at, now time.Time
 	err = w.DB.QueryRow(ctx, TakeWatch, age.Seconds(), lenient, stormWithin.Seconds(), t.LagOverSeconds, t.encode(), !w.interrupted.Load()).
-		Scan(&seen.own, &seen.at, &content, &seen.now)
+		Scan(&own, &at, &seen, &now) // seen is replaced as a whole
 	if w.interrupted.Store(err != nil); err != nil {
 		return sample{}, fmt.Errorf("look around the database: %w", err)
 	}
-	if err := json.Unmarshal(content, &seen); err != nil {
-		return sample{}, fmt.Errorf("look around the database: %w", err)
-	}
+	seen.own, seen.at, seen.now = own, at, now
 	return seen, nil
 }
 
@@ -340,14 +321,12 @@ func inspect(ctx context.Context, q pg.DB) (seen sample, known bool, err error) 
 	if err := q.QueryRow(ctx, selectTerms).Scan(&t, &lenient); err != nil || t == nil {
 		return sample{}, false, ignoreNoRows(err)
 	}
-	var content []byte
-	err = q.QueryRow(ctx, inspectWatch, freshFor.Seconds(), lenient, stormWithin.Seconds(), t.LagOverSeconds, t.encode(), true).Scan(&seen.at, &content)
+	var at time.Time
+	err = q.QueryRow(ctx, inspectWatch, freshFor.Seconds(), lenient, stormWithin.Seconds(), t.LagOverSeconds, t.encode(), true).Scan(&at, &seen)
 	if err != nil {
 		return sample{}, false, ignoreNoRows(err)
 	}
-	if err := json.Unmarshal(content, &seen); err != nil {
-		return sample{}, false, fmt.Errorf("inspect the database: %w", err)
-	}
+	seen.at = at
 	return seen, true, nil
 }
 

@@ -39,9 +39,9 @@ SELECT now(), jsonb_build_object(
     'unserved', (SELECT count(*) FROM (` + pg.UnservedOf + `) u),
     'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing)) FROM outbox_undelivered u))`
 
-func (w *Watcher) countBacklog(ctx context.Context, destinations, lenient []string, limit int, lagOver time.Duration) (at time.Time, content []byte, err error) {
-	if err = w.DB.QueryRow(ctx, CountBacklog, destinations, lenient, limit, lagOver.Seconds()).Scan(&at, &content); err != nil {
-		return time.Time{}, nil, fmt.Errorf("count backlog: %w", err)
+func (w *Watcher) countBacklog(ctx context.Context, destinations, lenient []string, limit int, lagOver time.Duration) (at time.Time, s backlogSample, err error) {
+	if err = w.DB.QueryRow(ctx, CountBacklog, destinations, lenient, limit, lagOver.Seconds()).Scan(&at, &s); err != nil {
+		return time.Time{}, backlogSample{}, fmt.Errorf("count backlog: %w", err)
 	}
-	return at, content, nil
+	return at, s, nil
 }
