@@ -63,7 +63,7 @@ func (c *Chores) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 func (c *Chores) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	end, err := c.await(ctx)
 	if err != nil {
-		return failedBatch{err}
+		return pgx.FailedBatchResults(batch, err)
 	}
 	results := c.Pool.SendBatch(ctx, batch)
 	return committedBatch{BatchResults: results, end: sync.OnceValue(func() error {

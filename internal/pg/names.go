@@ -185,7 +185,7 @@ func (p named) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 	for _, q := range batch.QueuedQueries {
 		sql, err := p.in(ctx, q.SQL)
 		if err != nil {
-			return failedBatch{err}
+			return pgx.FailedBatchResults(batch, err)
 		}
 		q.SQL = sql
 	}

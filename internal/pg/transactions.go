@@ -116,7 +116,7 @@ func (t *Transactions) send(ctx context.Context, queries ...*pgx.QueuedQuery) (*
 	begins := 2
 	if t.described {
 		if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
-			_ = (&sent{conn: conn, results: failedBatch{err}}).end(ctx)
+			_ = (&sent{conn: conn, results: pgx.FailedBatchResults(&batch, err)}).end(ctx)
 			return nil, t.explain(err)
 		}
 		batch, begins = pgx.Batch{}, 0
@@ -217,21 +217,10 @@ func (r committedRow) Scan(into ...any) error {
 	if r.err != nil {
 		return r.err
 	}
-	defer r.rows.Close()
-	found := r.rows.Next()
-	if found {
-		if err := r.rows.Scan(into...); err != nil {
-			return err
-		}
-	}
-	r.rows.Close()
-	if err := r.rows.Err(); err != nil {
-		return err
-	}
-	if !found {
-		return pgx.ErrNoRows
-	}
-	return nil
+	_, err := pgx.CollectOneRow(r.rows, func(row pgx.CollectableRow) (struct{}, error) {
+		return struct{}{}, row.Scan(into...)
+	})
+	return err
 }
 
 // Exec runs a statement without rows.
@@ -255,7 +244,7 @@ func (t *Transactions) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.Batc
 	})
 	s, err := t.send(ctx, queries...)
 	if err != nil {
-		return failedBatch{err}
+		return pgx.FailedBatchResults(batch, err)
 	}
 	return committedBatch{BatchResults: s.results, end: sync.OnceValue(func() error { return s.end(ctx) })}
 }
@@ -267,15 +256,6 @@ type committedBatch struct {
 }
 
 func (b committedBatch) Close() error { return b.end() }
-
-// failedBatch was never sent.
-type failedBatch struct{ err error }
-
-func (b failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, b.err }
-func (b failedBatch) Query() (pgx.Rows, error)         { return nil, b.err }
-func (b failedBatch) QueryRow() pgx.Row                { return committedRow{err: b.err} }
-func (b failedBatch) Tx() pgx.Tx                       { return nil }
-func (b failedBatch) Close() error                     { return b.err }
 
 // Begin begins a transaction of several round trips.
 func (t *Transactions) Begin(ctx context.Context) (pgx.Tx, error) {
