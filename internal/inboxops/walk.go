@@ -98,22 +98,25 @@ func (s Selection) ways(ctx context.Context, tx pgx.Tx, desc bool) ([]*way, erro
 	if s.ToID != 0 {
 		last = min(latest, s.ToID)
 	}
-	byID := func(ids []int64) *way {
+	byID := func(ids []int64) []*way {
+		if len(ids) == 0 {
+			return nil
+		}
 		w := &way{ids: slices.Compact(slices.Sorted(slices.Values(ids)))}
 		if desc {
 			slices.Reverse(w.ids)
 		}
-		return w
+		return []*way{w}
 	}
 	byNumber := func(sender *Sender) *way {
 		return &way{sender: sender, desc: desc, from: first, to: last, look: firstLook}
 	}
 	if len(s.IDs) > 0 {
-		return []*way{byID(s.IDs)}, nil
+		return byID(s.IDs), nil
 	}
 	if s.Key != "" {
 		ids, err := idsOfKey(ctx, tx, s)
-		return []*way{byID(orEmpty(ids))}, err
+		return byID(ids), err
 	}
 	if s.has(Succeeded) || len(s.States) == 0 {
 		return []*way{byNumber(nil)}, nil
@@ -131,7 +134,7 @@ func (s Selection) ways(ctx context.Context, tx pgx.Tx, desc bool) ([]*way, erro
 		if len(ids) > lookBatch {
 			return []*way{byNumber(nil)}, nil
 		}
-		all = append(all, byID(orEmpty(ids)))
+		all = append(all, byID(ids)...)
 		if s.OrderingKey != "" && !s.has(Ignored) {
 			return all, nil // what failed is among them
 		}
@@ -145,13 +148,6 @@ func (s Selection) ways(ctx context.Context, tx pgx.Tx, desc bool) ([]*way, erro
 		}
 	}
 	return all, nil
-}
-
-func orEmpty(ids []int64) []int64 {
-	if ids == nil {
-		return []int64{}
-	}
-	return ids
 }
 
 // walk shows visit the events that the selection names, in chunks. No event is shown twice,
