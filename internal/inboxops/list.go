@@ -6,11 +6,9 @@ import (
 	"time"
 )
 
-// An Event is an event of an inbox without its payload and the headers of its request, which this
-// package never reads.
-type Event struct {
-	// What names the event, and what its sender said of it.
-	InboxID          int64      `json:"inbox_id,string"`
+// A Received is what names an event that was received, what its sender said of it, and how far it
+// is.
+type Received struct {
 	Receiver         string     `json:"receiver"`
 	Source           string     `json:"source"`
 	IdempotencyKey   string     `json:"idempotency_key"`
@@ -21,8 +19,15 @@ type Event struct {
 	State            string     `json:"state"`
 	ReceivedAt       time.Time  `json:"received_at"`
 	ProcessedAt      *time.Time `json:"processed_at"`
-	Attempts         int        `json:"attempts"`
-	Interruptions    int        `json:"interruptions"` // in a row
+}
+
+// An Event is an event of an inbox without its payload and the headers of its request, which this
+// package never reads.
+type Event struct {
+	InboxID int64 `json:"inbox_id,string"`
+	Received
+	Attempts      int `json:"attempts"`
+	Interruptions int `json:"interruptions"` // in a row
 	// NextAttemptAt of a pending one. nil: it waits for an earlier event of its ordering key.
 	NextAttemptAt *time.Time `json:"next_attempt_at"`
 	LastError     *string    `json:"last_error"`

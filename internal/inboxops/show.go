@@ -7,25 +7,18 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // A Memory is what a receiver remembers of an event in processed_events. State is recorded where an
 // inbox has the event, and that knows more.
 type Memory struct {
-	Receiver         string     `json:"receiver"`
-	Source           string     `json:"source"`
-	IdempotencyKey   string     `json:"idempotency_key"`
-	EventType        string     `json:"event_type"`
-	EventVersion     int        `json:"event_version"`
-	EventID          *int64     `json:"event_id,string"`
-	RelatedReference *string    `json:"related_reference"`
-	State            string     `json:"state"`
-	ReceivedAt       time.Time  `json:"received_at"`
-	ProcessedAt      *time.Time `json:"processed_at"`
-	LastError        *string    `json:"last_error"` // why it was ignored
-	ResponseStatus   *int       `json:"response_status"`
-	NotAfter         *time.Time `json:"not_after"`
-	Destination      *string    `json:"destination"` // by which it came, if its sender said so
+	Received
+	LastError      *string    `json:"last_error"` // why it was ignored
+	ResponseStatus *int       `json:"response_status"`
+	NotAfter       *time.Time `json:"not_after"`
+	Destination    *string    `json:"destination"` // by which it came, if its sender said so
 }
 
 // A MemoryPage is a part of a list of what is remembered.
@@ -222,15 +215,8 @@ func (e Event) waits(a around) (all []Wait) {
 	case e.State == Failed:
 		add("failed", "failed: no worker tries it again; to try it: outbox-relay inbox replay %d", e.InboxID)
 		if a.behind > 0 {
-			add("blocks", "it may block its ordering key: events wait behind it (%s); to continue without it: outbox-relay inbox ignore %d", atMost(a.behind), e.InboxID)
+			add("blocks", "it may block its ordering key: events wait behind it (%s); to continue without it: outbox-relay inbox ignore %d", plain.UpTo(a.behind, 10_000), e.InboxID)
 		}
 	}
 	return all
-}
-
-func atMost(n int64) string {
-	if n > 10_000 {
-		return "more than 10000"
-	}
-	return fmt.Sprint(n)
 }
