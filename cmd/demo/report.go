@@ -5,17 +5,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 // thousands writes a number for people: 12,345.
-func thousands(n int) string {
-	text := strconv.Itoa(n)
-	for at := len(text) - 3; at > 0; at -= 3 {
-		text = text[:at] + "," + text[at:]
-	}
-	return text
-}
+func thousands(n int) string { return plain.Thousands(strconv.Itoa(n)) }
 
 // short writes a duration for people: 7 ms, 1.3 s.
 func short(d time.Duration) string {

@@ -13,19 +13,7 @@ import (
 
 // number writes a figure with thousands set apart.
 func number(value float64, decimals int) string {
-	text := strconv.FormatFloat(value, 'f', decimals, 64)
-	whole, fraction, _ := strings.Cut(text, ".")
-	sign := ""
-	if strings.HasPrefix(whole, "-") {
-		sign, whole = "-", whole[1:]
-	}
-	for at := len(whole) - 3; at > 0; at -= 3 {
-		whole = whole[:at] + "," + whole[at:]
-	}
-	if fraction != "" {
-		fraction = "." + fraction
-	}
-	return sign + whole + fraction
+	return plain.Thousands(strconv.FormatFloat(value, 'f', decimals, 64))
 }
 
 // spread writes the median of the rounds, and their least and greatest if there are several.

@@ -39,6 +39,14 @@ const MaxBytes = 4 << 10
 // Capital returns the text with its first letter, which is of ASCII, in upper case.
 func Capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
+// OrBlank returns a text, an absent one as nothing.
+func OrBlank(text *string) string {
+	if text == nil {
+		return ""
+	}
+	return *text
+}
+
 // Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most
 // [MaxBytes].
 func Clip(text string) string { return Shorten(Line(text), MaxBytes) }
@@ -57,6 +65,15 @@ func Plural[N int | int16 | int32 | int64](n N, one, more string) string {
 		return "1 " + one
 	}
 	return fmt.Sprintf("%d %s", n, more)
+}
+
+// Thousands sets thousands apart in a number that is written without them: 12,345.6.
+func Thousands(text string) string {
+	whole, _, _ := strings.Cut(text, ".")
+	for at := len(whole) - 3; at > 0 && whole[at-1] != '-'; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
 }
 
 // IsASCII reports whether s is printable ASCII, which can travel in a header and arrive unchanged.

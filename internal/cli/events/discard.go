@@ -76,7 +76,7 @@ func (cmd Discard) skipHead(inv *cli.Invocation, c *config.Config, bulk operatio
 	head = output.Printable(head)
 	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, head.EventType,
 		head.IdempotencyKey, cmd.HeadOfKey, head.Status, plain.Plural(head.Attempts, "attempt", "attempts"))
-	if text := strings.TrimRight(output.OrBlank(head.LastError), ". "); text != "" {
+	if text := strings.TrimRight(plain.OrBlank(head.LastError), ". "); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
 	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", plain.UpTo(head.Behind, 10_000))

@@ -266,8 +266,8 @@ func printInserted(w io.Writer, e ops.Event) {
 		}
 	}
 	line("key", e.IdempotencyKey)
-	line("ordering key", output.OrBlank(e.OrderingKey))
-	line("reference", output.OrBlank(e.RelatedReference))
+	line("ordering key", plain.OrBlank(e.OrderingKey))
+	line("reference", plain.OrBlank(e.RelatedReference))
 	line("created", output.Cell(e.CreatedAt))
 	if e.AvailableAt.After(e.CreatedAt) {
 		line("not before", output.Cell(e.AvailableAt))

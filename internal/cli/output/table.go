@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
@@ -49,7 +50,7 @@ func Cell(cell any) string {
 		}
 		return Cell(*cell)
 	case *string:
-		return OrBlank(cell)
+		return plain.OrBlank(cell)
 	case *int64:
 		if cell == nil {
 			return ""
@@ -57,14 +58,6 @@ func Cell(cell any) string {
 		return Cell(*cell)
 	}
 	return fmt.Sprint(cell)
-}
-
-// OrBlank returns a text, an absent one as nothing.
-func OrBlank(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }
 
 // OrEmpty makes JSON show an empty list, not null.

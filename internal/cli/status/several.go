@@ -117,7 +117,7 @@ func (cmd Command) printAll(w io.Writer, s allStatus) error {
 			for _, d := range one.Status.Destinations {
 				pending += d.Pending
 			}
-			fmt.Fprintf(w, "database %s: all is well, %s, %s pending\n", one.Database, plain.Plural(len(one.Status.Relays), "relay", "relays"), upTo(pending))
+			fmt.Fprintf(w, "database %s: all is well, %s, %s pending\n", one.Database, plain.Plural(len(one.Status.Relays), "relay", "relays"), upTo(pending, most))
 		}
 	}
 	return nil

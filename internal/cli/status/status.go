@@ -163,7 +163,7 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 		none = "No destination has a name that begins so."
 	}
 	err := output.Table(w, none, header, s.Destinations, func(d ops.DestinationStatus) []any {
-		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), failedUpTo(d.Failed), output.Age(d.LagSeconds), d.State}
+		return []any{d.Destination, upTo(d.Pending, most), upTo(d.Due, most), upTo(d.InFlight, most), upTo(d.Retrying, most), upTo(d.Replays, most), upTo(d.Failed, ops.FailedTo), output.Age(d.LagSeconds), d.State}
 	})
 	if err != nil {
 		return err
@@ -174,11 +174,11 @@ func (cmd Command) printStatus(w io.Writer, s ops.Status) error {
 	for _, d := range s.Destinations {
 		printLaneNotes(w, d)
 	}
-	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked), len(s.Relays))
+	fmt.Fprintf(w, "\nNot yet routed: %s\nParked: %s\nRelays: %d\n", unrouted(s.Untaken), upTo(s.Parked, most), len(s.Relays))
 	for _, r := range s.Relays {
 		has := ""
 		if r.State == "silent" && r.InFlight > 0 {
-			has = fmt.Sprintf(", %s in flight", upTo(r.InFlight))
+			has = fmt.Sprintf(", %s in flight", upTo(r.InFlight, most))
 		}
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, last seen %s ago%s\n", r.RelayID, r.Name, r.Version,
 			r.State, r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds), has)
@@ -214,7 +214,7 @@ func unrouted(u ops.Untaken) string {
 	if u.Events == 0 {
 		return "0"
 	}
-	return upTo(u.Events) + ", the oldest for " + output.Age(u.OldestSeconds)
+	return upTo(u.Events, most) + ", the oldest for " + output.Age(u.OldestSeconds)
 }
 
 // quiet says why an alert is not sent; empty: it is.
@@ -236,18 +236,13 @@ func firstEvent(id int64) string {
 	return fmt.Sprintf(", first event %d", id)
 }
 
-// upTo writes a count of a status, which ends at 10,001.
-func upTo(n int64) string {
-	if n > 10_000 {
-		return "10000+"
-	}
-	return strconv.FormatInt(n, 10)
-}
+// most is up to which number a status counts, except for failed deliveries: [ops.FailedTo].
+const most = 10_000
 
-// failedUpTo writes a count of failed deliveries, which ends at 1,001.
-func failedUpTo(n int64) string {
-	if n > ops.FailedTo {
-		return "1000+"
+// upTo writes a count that ends behind a bound.
+func upTo(n, bound int64) string {
+	if n > bound {
+		return fmt.Sprintf("%d+", bound)
 	}
 	return strconv.FormatInt(n, 10)
 }

@@ -183,7 +183,7 @@ func (a Alert) whose(v voice) string {
 	}
 	text := strings.Join(of, ", ")
 	if text != "" {
-		text = strings.ToUpper(text[:1]) + text[1:] + "."
+		text = plain.Capital(text) + "."
 	}
 	for _, link := range []struct{ what, address string }{{"Page", a.Page}, {"Runbook", a.Runbook}} {
 		if link.address != "" {

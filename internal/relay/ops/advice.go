@@ -111,7 +111,7 @@ func adviseRefusal(r watch.Refusal, differences []watch.Difference) Advice {
 	if len(r.Relays) > 1 {
 		verb = "are"
 	}
-	text := fmt.Sprintf("%s %s refused by %q%s. The other relays deliver.", upperFirst(r.Only()), verb, r.Destination, labelled(": %s", strings.TrimRight(r.Error, ". ")))
+	text := fmt.Sprintf("%s %s refused by %q%s. The other relays deliver.", plain.Capital(r.Only()), verb, r.Destination, labelled(": %s", strings.TrimRight(r.Error, ". ")))
 	for _, d := range differences {
 		if d.Destination == r.Destination {
 			text += fmt.Sprintf(" Relays have %s.", d)
@@ -122,8 +122,6 @@ func adviseRefusal(r watch.Refusal, differences []watch.Difference) Advice {
 
 // spendsAttempts explains attempts of what is held.
 const spendsAttempts = "An event that alone is answered with errors follows the schedule, and spends attempts: the fault may be its own."
-
-func upperFirst(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // untakenAfter is how old an event becomes that no relay takes, before a person should look at it.
 // Its age is counted from the beginning of its transaction, which may have been a long one.

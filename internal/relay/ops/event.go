@@ -112,7 +112,7 @@ func (e EventReport) Explain() Explanation {
 		case d.Status == "delivered" && d.DeliveredAt != nil:
 			add(*d.DeliveredAt, d.Destination, "delivered", "delivered %s", d.Arrival())
 		case d.Status == "failed":
-			add(d.lastTouched(), d.Destination, "failed", "failed for good: %s", orReason(orBlank(d.LastError), policy.Reason(orBlank(d.LastReason))))
+			add(d.lastTouched(), d.Destination, "failed", "failed for good: %s", orReason(plain.OrBlank(d.LastError), policy.Reason(plain.OrBlank(d.LastReason))))
 		}
 		for _, given := range e.discards {
 			switch {
@@ -142,14 +142,14 @@ func (e EventReport) explainAttempts(add func(at time.Time, destination, what, f
 			}
 			continue
 		}
-		text := orReason(orBlank(a.Error), a.Reason)
+		text := orReason(plain.OrBlank(a.Error), a.Reason)
 		if a.Outcome == policy.Hold { // the next attempt has the same number
 			text += " (held: no attempt is spent)"
 		}
 		add(a.StartedAt, a.Destination, "attempt", "attempt %d by relay %d failed after %s: %s", a.Attempt, a.RelayID, time.Duration(a.DurationMS)*time.Millisecond, text)
 		isLast := !slices.ContainsFunc(e.Attempts[i+1:], func(later Attempt) bool { return later.Destination == a.Destination })
 		if a.Outcome == policy.Fail && !(isLast && e.hasFailed(a.Destination)) {
-			add(ended, a.Destination, "failed", "failed for good: %s", orReason(orBlank(a.Error), a.Reason))
+			add(ended, a.Destination, "failed", "failed for good: %s", orReason(plain.OrBlank(a.Error), a.Reason))
 		}
 	}
 }
@@ -165,13 +165,6 @@ func (d Delivery) lastTouched() time.Time {
 		return *d.LastAttemptAt
 	}
 	return d.NextAttemptAt
-}
-
-func orBlank(text *string) string {
-	if text == nil {
-		return ""
-	}
-	return *text
 }
 
 func ordinal(n int) string {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
 	"github.com/outbox-relay/outbox-relay/internal/relay/routes"
 )
@@ -113,8 +114,8 @@ func (t *Tail) Look(ctx context.Context) ([]TailMoment, error) {
 	for _, a := range attempts {
 		t.attempt = max(t.attempt, a.ID)
 		if a.Outcome != policy.Delivered && t.filter.matches(a.Type, a.Key) {
-			m := TailMoment{EventID: a.EventID, Type: a.Type, Key: a.Key, Attempt: a.Attempt, Reason: a.Reason, Error: orBlank(a.Error)}
-			add(m, a.StartedAt, a.Destination, "attempt", "event %d: attempt %d failed: %s", a.EventID, a.Attempt, orReason(orBlank(a.Error), a.Reason))
+			m := TailMoment{EventID: a.EventID, Type: a.Type, Key: a.Key, Attempt: a.Attempt, Reason: a.Reason, Error: plain.OrBlank(a.Error)}
+			add(m, a.StartedAt, a.Destination, "attempt", "event %d: attempt %d failed: %s", a.EventID, a.Attempt, orReason(plain.OrBlank(a.Error), a.Reason))
 		}
 	}
 	ended, err := t.o.endedOf(ctx, slices.Collect(maps.Keys(t.open)))
