@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A reader gives events to a receiver until ctx ends.
@@ -53,10 +54,7 @@ func (o *options) consume(ctx context.Context) error {
 		if err = events.Run(ctx); err == nil || ctx.Err() != nil {
 			return nil
 		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-		}
+		_ = sleep.For(ctx, 200*time.Millisecond)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer/natsconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localnats"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 const (
@@ -92,10 +93,7 @@ func (l *overNATS) disturb(ctx context.Context) error {
 	}
 	l.cluster.Kill(number - 1)
 	l.kills.Add(1)
-	select {
-	case <-time.After(l.options.KillLeader / 4):
-	case <-ctx.Done():
-	}
+	_ = sleep.For(ctx, l.options.KillLeader/4)
 	if err := l.cluster.Restart(context.WithoutCancel(ctx), number-1); err != nil {
 		return fmt.Errorf("start n%d again: %w", number, err)
 	}

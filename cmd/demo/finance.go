@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
@@ -65,10 +66,7 @@ func (o *order) Run(ctx context.Context) error {
 				}
 				if o.PerSecond > 0 {
 					due := float64(n-n%max(o.Block, 1)) / o.PerSecond
-					select {
-					case <-time.After(time.Until(begun.Add(time.Duration(due * float64(time.Second))))):
-					case <-ctx.Done():
-					}
+					_ = sleep.For(ctx, time.Until(begun.Add(time.Duration(due*float64(time.Second)))))
 				}
 				if err := o.issue(ctx, pool, n+1); err != nil {
 					cancel(err)

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -130,10 +131,7 @@ func (n *network) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if req.fault == faultLose && answer.StatusCode < 300 {
 		panic(http.ErrAbortHandler)
 	}
-	select {
-	case <-time.After(late):
-	case <-r.Context().Done(): // the relay has hung up
-	}
+	_ = sleep.For(r.Context(), late) // ends early when the relay hangs up
 	maps.Copy(w.Header(), answer.Header)
 	w.WriteHeader(answer.StatusCode)
 	_, _ = w.Write(body)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/process"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // The relays' settings, other than where to read and where to send.
@@ -108,10 +109,8 @@ func (p *play) perform() error {
 	p.say("finance issues invoices, %.0f a second; one in ten is rolled back, one in five enqueued by plain SQL", perSecond)
 	issued := p.issue(order{Prefix: "INV", Invoices: steady, PerSecond: perSecond})
 	for n := range acts {
-		select {
-		case <-time.After(p.Pause):
-		case <-p.stage.Ctx.Done():
-			return context.Cause(p.stage.Ctx)
+		if err := sleep.For(p.stage.Ctx, p.Pause); err != nil {
+			return err
 		}
 		if err := p.act(n+1, inAct); err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/measure"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A sample is what one measurement found, by the name of the metric.
@@ -212,10 +213,7 @@ func (r *rig) startWarm(ctx context.Context, s system, db *database, l load, pro
 	if err != nil {
 		return nil, errors.Join(err, stopAll(processes))
 	}
-	select {
-	case <-time.After(time.Second):
-	case <-ctx.Done():
-	}
+	_ = sleep.For(ctx, time.Second)
 	return processes, nil
 }
 

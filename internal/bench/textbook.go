@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // textbook is the outbox as articles show it: one table, and a loop that locks a batch, sends it,
@@ -83,10 +85,7 @@ func playTextbook(ctx context.Context, p *peer) error {
 			if sent > 0 {
 				continue
 			}
-			select {
-			case <-time.After(textbookPoll):
-			case <-ctx.Done():
-			}
+			_ = sleep.For(ctx, textbookPoll)
 		}
 		return nil
 	})

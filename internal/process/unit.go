@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A Unit is a role of a demonstration that is always filled, see [Stage.Fill]: when its process is
@@ -44,10 +46,7 @@ func (u *Unit) run(ctx context.Context, grace time.Duration) error {
 		if err := p.Failure(); err != nil {
 			return fmt.Errorf("%s ended by itself: %w", life, err)
 		}
-		select {
-		case <-time.After(u.Rest):
-		case <-ctx.Done():
-		}
+		_ = sleep.For(ctx, u.Rest)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/relay/ordering"
+	"github.com/outbox-relay/outbox-relay/internal/sleep"
 )
 
 // A Keeper marks what waits behind heads, and releases what waits behind a head no longer. Found,
@@ -155,9 +156,7 @@ func (k *Keeper) Run(ctx context.Context) {
 				k.Failed("release waiting deliveries", err)
 			}
 		}
-		select { // claims have the database for a part of the time
-		case <-time.After(time.Since(begun) / 4):
-		case <-ctx.Done():
+		if sleep.For(ctx, time.Since(begun)/4) != nil { // claims have the database for a part of the time
 			return
 		}
 	}
