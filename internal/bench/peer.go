@@ -30,7 +30,7 @@ type peer struct {
 	Signed    bool          `json:"signed"`
 
 	client *http.Client
-	secret webhook.Secret
+	signer *webhook.Signer
 }
 
 // benchSecret signs the requests of all systems.
@@ -46,10 +46,12 @@ func (p *peer) parse(args []string) error {
 	return p.prepare()
 }
 
-func (p *peer) prepare() (err error) {
-	if p.secret, err = webhook.ParseSecret(benchSecret); err != nil {
+func (p *peer) prepare() error {
+	secret, err := webhook.ParseSecret(benchSecret)
+	if err != nil {
 		return err
 	}
+	p.signer = webhook.NewSigner(secret)
 	transport := &http.Transport{MaxIdleConns: p.InFlight, MaxIdleConnsPerHost: p.InFlight, ForceAttemptHTTP2: true}
 	if p.Authority != "" {
 		roots := x509.NewCertPool()
@@ -100,7 +102,7 @@ func (p *peer) post(ctx context.Context, e event) error {
 		h[field[0]] = []string{field[1]}
 	}
 	if p.Signed {
-		webhook.Sign(h, e.body, now, p.secret)
+		p.signer.SetHeaders(h, e.body, now)
 	}
 	response, err := p.client.Do(request)
 	if err != nil {

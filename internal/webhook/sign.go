@@ -28,31 +28,7 @@ func DeriveID(idempotencyKey string) string {
 // x1. Without secrets it sets id and timestamp only, and removes a signature left from an earlier
 // attempt.
 func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
-	id := DeriveID(header.Get(IdempotencyKey))
-	timestamp := strconv.FormatInt(now.Unix(), 10)
-	header[ID] = []string{id}
-	header[Timestamp] = []string{timestamp}
-	delete(header, Signature)
-	if len(secrets) == 0 {
-		return
-	}
-	covered := canonicalHeaders(header)
-	signatures := make([]byte, 0, len(secrets)*2*len("v1,0123456789012345678901234567890123456789012= "))
-	for _, secret := range secrets {
-		if secret.IsZero() {
-			continue
-		}
-		if len(signatures) > 0 {
-			signatures = append(signatures, ' ')
-		}
-		signatures = append(signatures, "v1,"...)
-		signatures = base64.StdEncoding.AppendEncode(signatures, signV1(secret, id, timestamp, body))
-		signatures = append(signatures, " x1,"...)
-		signatures = base64.StdEncoding.AppendEncode(signatures, signX1(secret, id, timestamp, covered, body))
-	}
-	if len(signatures) > 0 {
-		header[Signature] = []string{string(signatures)}
-	}
+	NewSigner(secrets...).SetHeaders(header, body, now)
 }
 
 // A Signer signs requests with the same secrets. Unlike [Sign] it keeps the state that each key
@@ -83,6 +59,17 @@ type Signed struct{ ID, Timestamp, Signature string }
 // [Covered] header in the order of their names, as [AppendCovered] writes them.
 func (s *Signer) Sign(idempotencyKey string, covered, body []byte, now time.Time) Signed {
 	return s.sign(DeriveID(idempotencyKey), covered, body, now)
+}
+
+// SetHeaders is [Sign] with the secrets of the signer.
+func (s *Signer) SetHeaders(header http.Header, body []byte, now time.Time) {
+	signed := s.Sign(header.Get(IdempotencyKey), []byte(canonicalHeaders(header)), body, now)
+	header[ID] = []string{signed.ID}
+	header[Timestamp] = []string{signed.Timestamp}
+	delete(header, Signature)
+	if signed.Signature != "" {
+		header[Signature] = []string{signed.Signature}
+	}
 }
 
 func (s *Signer) sign(id string, covered, body []byte, now time.Time) Signed {
