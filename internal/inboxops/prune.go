@@ -6,21 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/pg"
-	"github.com/outbox-relay/outbox-relay/internal/sleep"
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 )
 
-const (
-	// prunePages is how many pages of processed_events one transaction reads: the default of
-	// consumer.PruneConfig.
-	prunePages = 16
-	// pruneRest is how many times as long as a batch took the pause behind it lasts.
-	pruneRest = 4
-	// prunePause is the shortest pause.
-	prunePause = 10 * time.Millisecond
-	// prunePatience is how often in a row a batch may meet the lock of another session.
-	prunePatience = 5
-)
+// prunePages is how many pages of processed_events one transaction reads: the default of
+// consumer.PruneConfig.
+const prunePages = 16
 
 // A Prune says what to forget.
 type Prune struct {
@@ -52,29 +43,23 @@ func (o *Ops) Prune(ctx context.Context, p Prune, progress func(Pruned)) (Pruned
 }
 
 func (o *Ops) prune(ctx context.Context, p Prune, dryRun bool, progress func(Pruned)) (done Pruned, err error) {
-	failed := 0
-	for page, finished := int64(0), false; !finished; {
-		if err := cmp.Or(context.Cause(ctx), o.checkClock(context.WithoutCancel(ctx))); err != nil {
-			return done, fmt.Errorf("prune: %w", err)
+	page := int64(0)
+	ready := func() error { return cmp.Or(context.Cause(ctx), o.checkClock(context.WithoutCancel(ctx))) }
+	err = batch.Paced(ctx, ready, func() (more bool, err error) {
+		b, err := o.pruneBatch(context.WithoutCancel(ctx), p, page, dryRun)
+		if err != nil {
+			return false, err
 		}
-		began := time.Now()
-		batch, err := o.pruneBatch(context.WithoutCancel(ctx), p, page, dryRun)
-		switch {
-		case err == nil:
-			failed, page, finished = 0, batch.next, batch.finished
-			done.Removed += batch.removed
-			done.Announced += batch.announced
-			if progress != nil {
-				progress(done)
-			}
-		case failed < prunePatience && pg.IsConflict(err):
-			failed++
-		default:
-			return done, fmt.Errorf("prune: %w", err)
+		page = b.next
+		done.Removed += b.removed
+		done.Announced += b.announced
+		if progress != nil {
+			progress(done)
 		}
-		if !finished {
-			_ = sleep.For(ctx, max(prunePause, pruneRest*time.Since(began)))
-		}
+		return !b.finished, nil
+	})
+	if err != nil {
+		return done, fmt.Errorf("prune: %w", err)
 	}
 	return done, nil
 }

@@ -41,6 +41,21 @@ func Exec(ctx context.Context, db DB, what, sql string, args ...any) error {
 	return nil
 }
 
+// Struct runs a statement that returns one row, whose columns are the fields of T in their order,
+// for [StatementTimeout] at most.
+func Struct[T any](ctx context.Context, db DB, what, sql string, args ...any) (one T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
+	defer cancel()
+	rows, err := db.Query(ctx, sql, args...)
+	if err == nil {
+		one, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T])
+	}
+	if err != nil {
+		return one, fmt.Errorf("%s: %w", what, err)
+	}
+	return one, nil
+}
+
 // Value runs a statement that returns one value, for [StatementTimeout] at most.
 func Value[T any](ctx context.Context, db DB, what, sql string, args ...any) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)

@@ -106,17 +106,8 @@ WHERE t.oid = 'outbox'::regclass
 GROUP BY n.nspname, t.relowner`
 
 // FindSchemaCreators returns the schema of the outbox and the roles that may create objects in it.
-func FindSchemaCreators(ctx context.Context, q DB) (c SchemaCreators, err error) {
-	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
-	defer cancel()
-	rows, err := q.Query(ctx, selectSchemaCreators)
-	if err != nil {
-		return SchemaCreators{}, fmt.Errorf("find who may create objects in the schema: %w", err)
-	}
-	if c, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[SchemaCreators]); err != nil {
-		return SchemaCreators{}, fmt.Errorf("find who may create objects in the schema: %w", err)
-	}
-	return c, nil
+func FindSchemaCreators(ctx context.Context, q DB) (SchemaCreators, error) {
+	return Struct[SchemaCreators](ctx, q, "find who may create objects in the schema", selectSchemaCreators)
 }
 
 // The login that began the session counts: it can leave any role that it has set.
@@ -129,15 +120,12 @@ WHERE r.rolname = session_user AND r.rolsuper AND EXISTS (
 // CheckLogin returns an error that wraps [ErrSuperuser] if this is a superuser's login in a
 // database to which other logins may connect.
 func CheckLogin(ctx context.Context, q DB) error {
-	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
-	defer cancel()
-	var login string
-	err := q.QueryRow(ctx, selectSuperuser).Scan(&login)
+	login, err := Value[string](ctx, q, "check login", selectSuperuser)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
 	case err != nil:
-		return fmt.Errorf("check login: %w", err)
+		return err
 	}
 	return fmt.Errorf("%w: %s; give the relay a login with the role outbox_relay (see: outbox-relay migrate roles), or set database.allow_superuser (OUTBOX_DATABASE_ALLOW_SUPERUSER=true)",
 		ErrSuperuser, login)

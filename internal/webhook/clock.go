@@ -9,6 +9,16 @@ import (
 // removed by its age. What is beyond it is no drift.
 const maxSkew = time.Hour
 
+// AskClock is [CheckClock] for the clock of the database that now asks.
+func AskClock(now func() (time.Time, error)) error {
+	before := time.Now()
+	said, err := now()
+	if err != nil {
+		return err
+	}
+	return CheckClock(before, said, time.Now())
+}
+
 // CheckClock returns an error if a database's clock, which said now between two moments of this
 // host, is more than an hour away. A clock that is a year ahead would remove a year's events, and
 // what receivers need to know duplicates by.

@@ -34,12 +34,12 @@ const clockSQL = `SELECT clock_timestamp()`
 
 // checkClock returns an error if the database's clock is far from this host's.
 func checkClock(ctx context.Context, query QueryRow) error {
-	before := time.Now()
-	var now time.Time
-	if err := query(ctx, clockSQL).Scan(&now); err != nil {
-		return fmt.Errorf("read the database's clock: %w", err)
-	}
-	return webhook.CheckClock(before, now, time.Now())
+	return webhook.AskClock(func() (now time.Time, err error) {
+		if err = query(ctx, clockSQL).Scan(&now); err != nil {
+			err = fmt.Errorf("read the database's clock: %w", err)
+		}
+		return now, err
+	})
 }
 
 const remembersSinceSQL = `SELECT max(received_before) FROM inbox_forgotten WHERE receiver = $1::text`

@@ -11,6 +11,7 @@ import (
 
 	"github.com/robfig/cron/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/batch"
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
@@ -85,16 +86,9 @@ type Progress struct {
 var ErrArchiving = errors.New("another relay or command is archiving at the moment")
 
 const (
-	// archiveRest is how many times as long as a batch took the pause behind it lasts: deliveries
-	// share the database with the archive, and are in a hurry.
-	archiveRest = 4
-	// archivePause is the shortest pause.
-	archivePause = 10 * time.Millisecond
 	// archiveStandDown is how long a run waits before it asks again whether the database is still
 	// under pressure.
 	archiveStandDown = 5 * time.Second
-	// archivePatience is how often a batch may meet another session's lock.
-	archivePatience = 5
 
 	attemptBatch = 1000
 	// A page holds at most some sixty rows of processed_events, each of which takes a lock for a
@@ -213,34 +207,15 @@ func (a *Job) dropMonths(ctx context.Context, olderThan time.Duration) error {
 	})
 }
 
-// paced repeats step while there is more to do, each after a rest that is in proportion to what the
-// last one took, and only while the database is not under pressure.
+// paced repeats step while there is more to do, and only while the database is not under pressure.
 func (a *Job) paced(ctx context.Context, step func() (more bool, err error)) error {
-	failed := 0
-	for {
+	ready := func() error {
 		if err := a.standDown(ctx); err != nil {
 			return err
 		}
-		if err := checkClock(ctx, a.DB); err != nil { // which may jump meanwhile
-			return err
-		}
-		began := time.Now()
-		more, err := step()
-		took := time.Since(began)
-		switch {
-		case err == nil && !more:
-			return nil
-		case err == nil:
-			failed = 0
-		case pg.IsConflict(err) && failed < archivePatience:
-			failed++
-		default:
-			return err
-		}
-		if err := sleep.For(ctx, max(archivePause, archiveRest*took)); err != nil {
-			return err
-		}
+		return checkClock(ctx, a.DB) // which may jump meanwhile
 	}
+	return batch.Paced(ctx, ready, step)
 }
 
 // standDown waits while the database is under pressure.

@@ -2,10 +2,7 @@ package archive
 
 import (
 	"context"
-	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/pg"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -46,21 +43,8 @@ FROM outbox_prune_processed_events($1::bigint, $2::int, make_interval(secs => $3
 // step does one batch. Once begun it is not cut off when ctx ends, because it is short and then
 // need not be done again.
 func (w archiveWalk) step(ctx context.Context, q pg.DB, cursor int64, olderThan time.Duration, dryRun bool) (batchResult, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
-	defer cancel()
-	rows, err := q.Query(ctx, w.statement, cursor, w.batch, olderThan.Seconds(), dryRun)
-	if err != nil {
-		return batchResult{}, w.failed(err)
-	}
-	result, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[batchResult])
-	if err != nil {
-		return batchResult{}, w.failed(err)
-	}
-	return result, nil
-}
-
-func (w archiveWalk) failed(err error) error {
-	return fmt.Errorf("%s: %w", w.name, pg.WithRoleHint(err))
+	result, err := pg.Struct[batchResult](context.WithoutCancel(ctx), q, w.name, w.statement, cursor, w.batch, olderThan.Seconds(), dryRun)
+	return result, pg.WithRoleHint(err)
 }
 
 // A partition is dropped as a whole: nothing of it is read, and nothing is left for vacuum.
@@ -69,28 +53,15 @@ const dropPartition = `SELECT outbox_drop_archive(make_interval(secs => $1::floa
 // dropOldest drops the oldest partition of the archive of which all is older, and returns its name;
 // empty: there is none. A dry run returns the one after the given name.
 func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, dryRun bool, after string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
-	defer cancel()
-	var name *string
-	if err := q.QueryRow(ctx, dropPartition, olderThan.Seconds(), dryRun, after).Scan(&name); err != nil {
-		return "", fmt.Errorf("drop month of the archive: %w", pg.WithRoleHint(err))
-	}
-	if name == nil {
-		return "", nil
-	}
-	return *name, nil
+	name, err := pg.Value[*string](context.WithoutCancel(ctx), q, "drop month of the archive", dropPartition, olderThan.Seconds(), dryRun, after)
+	return plain.OrBlank(name), pg.WithRoleHint(err)
 }
 
 const readClock = `SELECT clock_timestamp()`
 
 // checkClock returns an error if the database's clock is far from this host's.
 func checkClock(ctx context.Context, q pg.DB) error {
-	before := time.Now()
-	now, err := pg.Value[time.Time](ctx, q, "read the database's clock", readClock)
-	if err != nil {
-		return err
-	}
-	return webhook.CheckClock(before, now, time.Now())
+	return webhook.AskClock(func() (time.Time, error) { return pg.Value[time.Time](ctx, q, "read the database's clock", readClock) })
 }
 
 const noteRun = `
