@@ -136,13 +136,20 @@ func (n *Names) On(pool Pool) Pool {
 	if n == nil {
 		return pool
 	}
-	return named{pool, n}
+	p := named{lower: lower{pool}, names: n}
+	p.renaming = renaming{pool, p.in}
+	return p
 }
 
+// A named pool runs its statements through renaming: the methods of the pool itself lie one level
+// deeper.
 type named struct {
-	Pool
+	renaming
+	lower
 	names *Names
 }
+
+type lower struct{ Pool }
 
 func (p named) in(ctx context.Context, statement string) (string, error) {
 	if found, err := p.names.Find(ctx, p.Pool); err != nil {
@@ -151,45 +158,6 @@ func (p named) in(ctx context.Context, statement string) (string, error) {
 		connections.Reset()
 	}
 	return p.names.In(statement), nil
-}
-
-// Query runs a statement; it ends with its rows.
-func (p named) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	sql, err := p.in(ctx, sql)
-	if err != nil {
-		return nil, err
-	}
-	return p.Pool.Query(ctx, sql, args...)
-}
-
-// QueryRow runs a statement whose first row is all that matters.
-func (p named) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	sql, err := p.in(ctx, sql)
-	if err != nil {
-		return committedRow{err: err}
-	}
-	return p.Pool.QueryRow(ctx, sql, args...)
-}
-
-// Exec runs a statement without rows.
-func (p named) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	sql, err := p.in(ctx, sql)
-	if err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	return p.Pool.Exec(ctx, sql, args...)
-}
-
-// SendBatch runs statements in one round trip.
-func (p named) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	for _, q := range batch.QueuedQueries {
-		sql, err := p.in(ctx, q.SQL)
-		if err != nil {
-			return pgx.FailedBatchResults(batch, err)
-		}
-		q.SQL = sql
-	}
-	return p.Pool.SendBatch(ctx, batch)
 }
 
 // Begin begins a transaction of several round trips.
@@ -205,32 +173,59 @@ func (p named) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 // Within returns a transaction whose statements name their schema, once that is known.
-func (n *Names) Within(tx pgx.Tx) pgx.Tx { return namedTx{tx, n} }
+func (n *Names) Within(tx pgx.Tx) pgx.Tx {
+	return namedTx{renaming{tx, func(_ context.Context, sql string) (string, error) { return n.In(sql), nil }}, lowerTx{tx}}
+}
 
+// A namedTx is as [named].
 type namedTx struct {
-	pgx.Tx
-	names *Names
+	renaming
+	lowerTx
+}
+
+type lowerTx struct{ pgx.Tx }
+
+// A renaming runs statements after rename has named their schema.
+type renaming struct {
+	on     Pool
+	rename func(ctx context.Context, statement string) (string, error)
 }
 
 // Query runs a statement; it ends with its rows.
-func (t namedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return t.Tx.Query(ctx, t.names.In(sql), args...)
+func (r renaming) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	sql, err := r.rename(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	return r.on.Query(ctx, sql, args...)
 }
 
 // QueryRow runs a statement whose first row is all that matters.
-func (t namedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return t.Tx.QueryRow(ctx, t.names.In(sql), args...)
+func (r renaming) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	sql, err := r.rename(ctx, sql)
+	if err != nil {
+		return committedRow{err: err}
+	}
+	return r.on.QueryRow(ctx, sql, args...)
 }
 
 // Exec runs a statement without rows.
-func (t namedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.Tx.Exec(ctx, t.names.In(sql), args...)
+func (r renaming) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	sql, err := r.rename(ctx, sql)
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return r.on.Exec(ctx, sql, args...)
 }
 
 // SendBatch runs statements in one round trip.
-func (t namedTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+func (r renaming) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	for _, q := range batch.QueuedQueries {
-		q.SQL = t.names.In(q.SQL)
+		sql, err := r.rename(ctx, q.SQL)
+		if err != nil {
+			return pgx.FailedBatchResults(batch, err)
+		}
+		q.SQL = sql
 	}
-	return t.Tx.SendBatch(ctx, batch)
+	return r.on.SendBatch(ctx, batch)
 }
