@@ -57,17 +57,7 @@ func Rows(list []Route) map[Row]bool {
 // Differences says in one text how the routes of two configurations differ; nil: they do not.
 func Differences(list, next []Route) []string {
 	old, wanted := Rows(list), Rows(next)
-	added, removed := 0, 0
-	for route := range wanted {
-		if !old[route] {
-			added++
-		}
-	}
-	for route := range old {
-		if !wanted[route] {
-			removed++
-		}
-	}
+	added, removed := len(missingRoutes(wanted, old)), len(missingRoutes(old, wanted))
 	if added+removed == 0 {
 		return nil
 	}

@@ -167,10 +167,7 @@ func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) (dropped []Row,
 	if err != nil {
 		return nil, err
 	}
-	recorded := map[Row]bool{}
-	for _, route := range list {
-		recorded[route] = true
-	}
+	recorded := setOf(list)
 	gone := missingRoutes(recorded, own.routes)
 	if err := execRoutes(ctx, tx, dropOwnRoutes, gone, own.relayID); err != nil {
 		return nil, err
@@ -179,6 +176,14 @@ func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) (dropped []Row,
 		dropped = gone
 	}
 	return dropped, execRoutes(ctx, tx, addOwnRoutes, missingRoutes(own.routes, recorded), own.relayID)
+}
+
+func setOf(list []Row) map[Row]bool {
+	set := make(map[Row]bool, len(list))
+	for _, route := range list {
+		set[route] = true
+	}
+	return set
 }
 
 func recordDestinations(ctx context.Context, tx pgx.Tx, own *routing) error {
@@ -288,10 +293,7 @@ func uniteRoutes(ctx context.Context, tx pgx.Tx, found state, last Change, dropp
 		if err != nil {
 			return Change{}, err
 		}
-		change.before = make(map[Row]bool, len(stored))
-		for _, route := range stored {
-			change.before[route] = true
-		}
+		change.before = setOf(stored)
 	}
 	if _, err := tx.Exec(ctx, allowMerges); err != nil {
 		return Change{}, err
