@@ -96,9 +96,7 @@ func (p Policy) sendAt(now time.Time, s State) time.Time {
 	}
 	repeat, worse := s.SentAt.Add(p.Repeat), s.SentAt.Add(p.Repeat/worseAfter)
 	switch {
-	case s.Level >= 2*max(s.SentLevel, 1):
-		repeat = worse
-	case now.Before(worse):
+	case s.Level >= 2*max(s.SentLevel, 1), now.Before(worse):
 		repeat = worse
 	default:
 		repeat = earliest(repeat, latest(now.Add(checkWorse), worse))

@@ -47,10 +47,17 @@ func (t *Trouble) Failed(now time.Time, err error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.note(now, now, "", err)
+	t.lasting = t.lasting || lacking
+}
+
+// note records why the database fails, and when that began unless it is known. The caller holds
+// t.mu.
+func (t *Trouble) note(since, now time.Time, prefix string, err error) {
 	if t.since.IsZero() || !t.ended.IsZero() {
-		t.since, t.ended, t.lasting, t.said = now, time.Time{}, false, ""
+		t.since, t.ended, t.lasting, t.said = since, time.Time{}, false, ""
 	}
-	t.last, t.lasting, t.cause = now, t.lasting || lacking, plain.Clip(err.Error())
+	t.last, t.cause = now, prefix+plain.Clip(err.Error())
 	if hint := pg.Hint(err); hint != "" {
 		t.cause += ": " + hint
 	}
@@ -68,13 +75,8 @@ func (t *Trouble) Stuck(now, since time.Time, err error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.since.IsZero() || !t.ended.IsZero() {
-		t.since, t.ended, t.lasting, t.said = since, time.Time{}, false, ""
-	}
-	t.last, t.stuck, t.cause = now, true, "nothing is claimed: "+plain.Clip(err.Error())
-	if hint := pg.Hint(err); hint != "" {
-		t.cause += ": " + hint
-	}
+	t.note(since, now, "nothing is claimed: ", err)
+	t.stuck = true
 }
 
 // Unstuck notes that claims work.
