@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"regexp"
@@ -125,10 +126,8 @@ func ParseChoice[T ~string](options ...T) Parser[T] {
 		if slices.Contains(known, text) {
 			return T(text), ""
 		}
-		if near := Nearest(text, known); near != "" {
-			return "", fmt.Sprintf("%s is not known; did you mean %q?", Quote(text), near)
-		}
-		return "", fmt.Sprintf("%s is not known; write one of %s", Quote(text), strings.Join(known, ", "))
+		hint := cmp.Or(DidYouMean(text, known), "; write one of "+strings.Join(known, ", "))
+		return "", Quote(text) + " is not known" + hint
 	}
 }
 
@@ -144,6 +143,15 @@ func Quote(text string) string {
 
 func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(r rune) bool { return r < 0x20 || r >= 0x7f && r < 0xa0 })
+}
+
+// DidYouMean ends a message about a name that is not among the known ones: with the one that was
+// probably meant. It is empty if none is close.
+func DidYouMean(name string, known []string) string {
+	if near := Nearest(name, known); near != "" {
+		return fmt.Sprintf("; did you mean %q?", near)
+	}
+	return ""
 }
 
 // Nearest returns the candidate spelled most like word, or that begins like it; empty if none is

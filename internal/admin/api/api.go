@@ -3,7 +3,6 @@ package api
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -185,13 +184,11 @@ func checkQuery(r *http.Request, known []string) error {
 	for _, name := range slices.Sorted(maps.Keys(query)) {
 		switch {
 		case !slices.Contains(known, name):
-			text := "is not a parameter of this request"
-			if near := settings.Nearest(name, known); near != "" {
-				text += fmt.Sprintf("; did you mean %q?", near)
-			} else if len(known) > 0 {
-				text += "; there are " + strings.Join(known, ", ")
+			hint := settings.DidYouMean(name, known)
+			if hint == "" && len(known) > 0 {
+				hint = "; there are " + strings.Join(known, ", ")
 			}
-			return check.Problem{Path: plain.Clip(name), Text: text}
+			return check.Problem{Path: plain.Clip(name), Text: "is not a parameter of this request" + hint}
 		case len(query[name]) > 1:
 			return check.Problem{Path: plain.Clip(name), Text: "is given more than once"}
 		}

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
@@ -47,8 +46,7 @@ type (
 		Selection ops.Selection `json:"selection"`
 	}
 	confirmedRequest struct {
-		Action    string        `json:"action"`
-		Selection ops.Selection `json:"selection"`
+		orderRequest
 		// Matched and Token are those of the preview.
 		Matched int64  `json:"matched"`
 		Token   string `json:"token"`
@@ -270,10 +268,8 @@ func (a *API) audit(r *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	if text := q.Get("limit"); text != "" {
-		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > 500 {
-			return nil, check.Problem{Path: "limit", Text: "is not a number from 1 to 500"}
-		}
+	if limit, err = control.ParseLimit(q); err != nil {
+		return nil, err
 	}
 	entries, err := a.control.Outbox.Audit(r.Context(), before, limit)
 	return auditPage{entries}, err

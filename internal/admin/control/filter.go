@@ -56,7 +56,7 @@ func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilte
 	if f.After, err = parsePosition(q.Get("after")); err != nil {
 		return f, err
 	}
-	if f.Limit, err = parseLimit(q); err != nil {
+	if f.Limit, err = ParseLimit(q); err != nil {
 		return f, err
 	}
 	if f.Destination == "" {
@@ -163,10 +163,7 @@ func (c *Control) refuseUnknown(ctx context.Context, path string, s ops.Selectio
 
 // problemOf says which name is not known, and which was probably meant.
 func problemOf(path string, u ops.Unknown) check.Problem {
-	text := fmt.Sprintf("there is no %s %q", u.What, u.Name)
-	if near := settings.Nearest(u.Name, u.Known); near != "" {
-		text += fmt.Sprintf("; did you mean %q?", near)
-	}
+	text := fmt.Sprintf("there is no %s %q%s", u.What, u.Name, settings.DidYouMean(u.Name, u.Known))
 	return check.Problem{Path: path + u.What, Text: text}
 }
 

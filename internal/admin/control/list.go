@@ -44,12 +44,12 @@ func ParseList(q url.Values) (l List, err error) {
 			return l, check.Problem{Path: name, Text: "contains a NUL"}
 		}
 	}
-	l.Limit, err = parseLimit(q)
+	l.Limit, err = ParseLimit(q)
 	return l, err
 }
 
-// parseLimit reads the parameter limit; 0: it is not given.
-func parseLimit(q url.Values) (limit int, err error) {
+// ParseLimit reads the parameter limit; 0: it is not given. The error is a [check.Problem].
+func ParseLimit(q url.Values) (limit int, err error) {
 	text := q.Get("limit")
 	if text == "" {
 		return 0, nil
@@ -63,7 +63,7 @@ func parseLimit(q url.Values) (limit int, err error) {
 // ParseRange reads from the parameters of a request how many items of a list to skip, and how many
 // to list at most. The error is a [check.Problem].
 func ParseRange(q url.Values) (skip, limit int, err error) {
-	if limit, err = parseLimit(q); err != nil {
+	if limit, err = ParseLimit(q); err != nil {
 		return 0, 0, err
 	}
 	if text := q.Get("skip"); text != "" {

@@ -90,10 +90,7 @@ func (cmd silenceCommand) Run(inv *cli.Invocation) error {
 	case errors.Is(err, ops.ErrUnknownRule):
 		return cli.Usagef("--rule: %v", err)
 	case isUnknown:
-		hint := "; see: outbox-relay status"
-		if near := settings.Nearest(unknown.Name, unknown.Known); near != "" {
-			hint = fmt.Sprintf("; did you mean %q?", near)
-		}
+		hint := cmp.Or(settings.DidYouMean(unknown.Name, unknown.Known), "; see: outbox-relay status")
 		return cli.Usagef("--subject: %v%s", unknown, hint)
 	case err != nil:
 		return err

@@ -1,6 +1,7 @@
 package destinations
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,8 +115,6 @@ func unknownDestination(ctx context.Context, outbox *ops.Outbox, name string) er
 	if len(names) == 0 {
 		hint = "; no destination is known before the first relay has run: outbox-relay run"
 	}
-	if near := settings.Nearest(name, names); near != "" {
-		hint = fmt.Sprintf("; did you mean %q?", near)
-	}
+	hint = cmp.Or(settings.DidYouMean(name, names), hint)
 	return fmt.Errorf("there is no destination %q: no route, no state and no waiting delivery has that name%s", name, hint)
 }

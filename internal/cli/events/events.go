@@ -124,10 +124,8 @@ func refuseUnknown(ctx context.Context, outbox *ops.Outbox, destination, reason,
 		return err
 	}
 	u := unknown[0]
-	hint := ""
-	if near := settings.Nearest(u.Name, u.Known); near != "" {
-		hint = fmt.Sprintf("; did you mean %q?", near)
-	} else if len(u.Known) > 0 && len(u.Known) <= 40 {
+	hint := settings.DidYouMean(u.Name, u.Known)
+	if hint == "" && len(u.Known) > 0 && len(u.Known) <= 40 {
 		hint = "; there are " + strings.Join(u.Known, ", ")
 	}
 	if u.What == "type" {
