@@ -6,8 +6,9 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/outbox-relay/outbox-relay/internal/sleep"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -183,8 +184,8 @@ const (
 func underLoad(t *trial) {
 	events := make([]event, int(float64(t.Rate)*t.For.Seconds()))
 	answers := make(chan answer, 2*len(events))
-	slots := make(chan struct{}, maxInFlight)
-	var sending sync.WaitGroup
+	var sending errgroup.Group
+	sending.SetLimit(maxInFlight)
 	began := time.Now()
 	for i := range events {
 		events[i] = t.event()
@@ -193,18 +194,17 @@ func underLoad(t *trial) {
 			if j == 1 && i%repeatEvery > 0 {
 				continue
 			}
-			slots <- struct{}{}
-			sending.Go(func() {
-				defer func() { <-slots }()
+			sending.Go(func() error {
 				a := t.send(events[i])
 				if a.passing() {
 					a = t.deliver(events[i].again())
 				}
 				answers <- a
+				return nil
 			})
 		}
 	}
-	sending.Wait()
+	_ = sending.Wait()
 	close(answers)
 	bad, example := 0, answer{}
 	for a := range answers {

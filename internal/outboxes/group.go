@@ -12,6 +12,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/history"
 	"github.com/outbox-relay/outbox-relay/internal/relay/session"
@@ -367,12 +368,10 @@ func (g *Group) change(added, leaving []*member) (changes []string) {
 func reloadAll(cfg relay.Config, members []*member) (changes []string, err error) {
 	var mu sync.Mutex
 	var refused []error
-	var reloading sync.WaitGroup
-	slots := make(chan struct{}, reloadsAtOnce)
+	var reloading errgroup.Group
+	reloading.SetLimit(reloadsAtOnce)
 	for _, m := range members {
-		slots <- struct{}{}
-		reloading.Go(func() {
-			defer func() { <-slots }()
+		reloading.Go(func() error {
 			changed, err := m.reload(cfg)
 			mu.Lock()
 			defer mu.Unlock()
@@ -380,9 +379,10 @@ func reloadAll(cfg relay.Config, members []*member) (changes []string, err error
 				refused = append(refused, fmt.Errorf("database %s: %w", m.Name, err))
 			}
 			changes = append(changes, changed...)
+			return nil
 		})
 	}
-	reloading.Wait()
+	_ = reloading.Wait()
 	slices.Sort(changes)
 	return slices.Compact(changes), errors.Join(refused...)
 }

@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -85,19 +86,18 @@ func (cmd Command) ofSeveral(inv *cli.Invocation, c *config.Config) error {
 // askAll asks every database, in the order of the configuration.
 func askAll(ctx context.Context, c *config.Config, ask func(context.Context, *config.Config) (*ops.Status, error)) []outboxStatus {
 	all := make([]outboxStatus, len(c.Outboxes))
-	var asking sync.WaitGroup
-	slots := make(chan struct{}, askedAtOnce)
+	var asking errgroup.Group
+	asking.SetLimit(askedAtOnce)
 	for i, o := range c.Outboxes {
-		slots <- struct{}{}
-		asking.Go(func() {
-			defer func() { <-slots }()
+		asking.Go(func() error {
 			status, err := ask(ctx, c.With(o))
 			if all[i] = (outboxStatus{Database: o.Name, Status: status, err: err}); err != nil {
 				all[i].Status, all[i].Error = nil, err.Error()
 			}
+			return nil
 		})
 	}
-	asking.Wait()
+	_ = asking.Wait()
 	return all
 }
 
