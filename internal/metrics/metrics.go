@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/relay/policy"
@@ -158,13 +159,9 @@ func ended(of *prometheus.CounterVec) map[string]prometheus.Counter {
 type definer struct{ registry prometheus.Registerer }
 
 func (d definer) counters(name, help string, labels ...string) *prometheus.CounterVec {
-	vec := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	d.registry.MustRegister(vec)
-	return vec
+	return promauto.With(d.registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
 func (d definer) histograms(name, help string, bounds []float64, labels ...string) *prometheus.HistogramVec {
-	vec := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: bounds}, labels)
-	d.registry.MustRegister(vec)
-	return vec
+	return promauto.With(d.registry).NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: bounds}, labels)
 }
