@@ -306,9 +306,4 @@ func (c *Consumer) Lag() Lag {
 	return sum
 }
 
-func (c *Consumer) logger() *slog.Logger {
-	if c.cfg.Logger != nil {
-		return c.cfg.Logger
-	}
-	return slog.Default()
-}
+func (c *Consumer) logger() *slog.Logger { return cmp.Or(c.cfg.Logger, slog.Default()) }

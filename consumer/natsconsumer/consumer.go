@@ -327,9 +327,4 @@ func headerOf(msg jetstream.Msg) http.Header {
 	return header
 }
 
-func (c *Consumer) logger() *slog.Logger {
-	if c.cfg.Logger != nil {
-		return c.cfg.Logger
-	}
-	return slog.Default()
-}
+func (c *Consumer) logger() *slog.Logger { return cmp.Or(c.cfg.Logger, slog.Default()) }
