@@ -32,18 +32,10 @@ const (
 )
 
 // Secret returns the secret of [SecretText].
-func Secret() webhook.Secret { return mustSecret(SecretText) }
+func Secret() webhook.Secret { return Must(webhook.ParseSecret(SecretText)) }
 
 // OtherSecret returns the secret of [OtherText].
-func OtherSecret() webhook.Secret { return mustSecret(OtherText) }
-
-func mustSecret(text string) webhook.Secret {
-	s, err := webhook.ParseSecret(text)
-	if err != nil {
-		panic(err)
-	}
-	return s
-}
+func OtherSecret() webhook.Secret { return Must(webhook.ParseSecret(OtherText)) }
 
 // NewRequest is what a relay sends, except for what change does to its headers before they are
 // signed.

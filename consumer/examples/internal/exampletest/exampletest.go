@@ -28,7 +28,7 @@ import (
 )
 
 // Secret is what the examples are given as FINANCE_SECRET.
-const Secret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE=" //nolint:gosec // signs what tests send
+const Secret = receivertest.SecretText
 
 // asProgram, in the environment, makes the test binary be the example.
 const asProgram = "EXAMPLE_RUNS"
@@ -145,11 +145,7 @@ func (e *Example) Stop() {
 }
 
 // Answer is one that has been read to its end.
-type Answer struct {
-	Status int
-	Header http.Header
-	Body   string
-}
+type Answer = receivertest.Response
 
 // Send sends r, a request made by [Example.Request] or by the test itself.
 func (e *Example) Send(r *http.Request) Answer {
@@ -159,7 +155,7 @@ func (e *Example) Send(r *http.Request) Answer {
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
 	pgtest.Must(e.t, err)
-	return Answer{answer.StatusCode, answer.Header, string(body)}
+	return Answer{Status: answer.StatusCode, Header: answer.Header, Body: string(body)}
 }
 
 // Request makes an unsigned one.
@@ -213,11 +209,8 @@ func (e *Example) Await(query string, args ...any) {
 // PassesDrill tries the example at path with every check of the command drill.
 func (e *Example) PassesDrill(path string) {
 	e.t.Helper()
-	receivertest.Drill(e.t, e.url+path, e.Pool, otherSecret, Secret)
+	receivertest.Drill(e.t, e.url+path, e.Pool, receivertest.OtherText, Secret)
 }
-
-// otherSecret is one that the examples are not given.
-const otherSecret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDI=" //nolint:gosec // signs what tests send
 
 // Invoices is the schema of the examples: what they write, and a rule that a handler can break.
 const Invoices = `
@@ -260,7 +253,7 @@ func (e *Example) TakesEffectOnce(path string) {
 	}
 	shipped("again", "INV-1", 1)
 	deliver("another body", Secret, "k1", Invoice("INV-2", "19.90"), 422)
-	deliver("another secret", "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDI=", "k2", Invoice("INV-2", "19.90"), 401)
+	deliver("another secret", receivertest.OtherText, "k2", Invoice("INV-2", "19.90"), 401)
 	shipped("refused", "INV-2", 0)
 
 	// What the handler cannot do is rolled back with the memory of it, so that it succeeds once the
