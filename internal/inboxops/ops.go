@@ -51,11 +51,11 @@ var ErrSchema = errors.New("schema mismatch")
 // CheckSchema returns an error that wraps [ErrSchema] and says what to do unless the database has
 // the schema of the inbox that this build knows.
 func (o *Ops) CheckSchema(ctx context.Context) error {
-	version, err := o.schemaVersion(ctx)
+	version, err := value[int64](ctx, o, selectSchemaVersion)
 	want := migrations.Inbox.Latest()
 	switch {
 	case pg.HasCode(err, pg.UndefinedTable):
-		if outbox, asked := o.hasOutbox(ctx); asked == nil && outbox {
+		if outbox, asked := value[bool](ctx, o, selectHasOutbox); asked == nil && outbox {
 			return fmt.Errorf("%w: this is a producer's database, with an outbox and no inbox; name the receiver's instead (inbox: OUTBOX_DATABASE_URL; reconcile: RECEIVER_DATABASE_URL), or if both share it, run: outbox-relay migrate up --set inbox", ErrSchema)
 		}
 		return fmt.Errorf("%w: there is no inbox schema here (version %d is needed); run: outbox-relay migrate up --set inbox", ErrSchema, want)
@@ -66,7 +66,7 @@ func (o *Ops) CheckSchema(ctx context.Context) error {
 	case version == want:
 		return nil
 	}
-	since, err := o.compatibleSince(ctx)
+	since, err := value[int64](ctx, o, selectCompatibleSince)
 	switch {
 	case err != nil:
 		return fmt.Errorf("read with what the inbox schema works: %w", err)

@@ -35,25 +35,16 @@ FROM (SELECT DISTINCT ON (version_id) version_id, is_applied
       FROM inbox_schema_version ORDER BY version_id, id DESC) v
 WHERE is_applied`
 
-func (o *Ops) schemaVersion(ctx context.Context) (version int64, err error) {
-	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, selectSchemaVersion).Scan(&version) })
-	return version, err
-}
-
+// The oldest schema version whose programs work with the schema.
 const selectCompatibleSince = `SELECT inbox_compatible_since()`
 
-// compatibleSince returns the oldest schema version whose programs work with the schema.
-func (o *Ops) compatibleSince(ctx context.Context) (version int64, err error) {
-	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, selectCompatibleSince).Scan(&version) })
-	return version, err
-}
-
+// Whether the database is that of a producer.
 const selectHasOutbox = `SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'outbox_schema_version')`
 
-// hasOutbox reports whether the database is that of a producer.
-func (o *Ops) hasOutbox(ctx context.Context) (has bool, err error) {
-	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, selectHasOutbox).Scan(&has) })
-	return has, err
+// value reads one value in a transaction of its own.
+func value[T any](ctx context.Context, o *Ops, statement string) (v T, err error) {
+	err = o.read(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, statement).Scan(&v) })
+	return v, err
 }
 
 const selectTables = `
