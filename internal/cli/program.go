@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -78,6 +79,17 @@ type Invocation struct {
 	Ctx     context.Context   // ends with the first signal
 	Aborted <-chan struct{}   // closed by the second
 	Flags   map[string]string // given on the command line, by name
+}
+
+// Getenv returns the value of a variable of the environment, empty if it is not set. Of two of the
+// same name the last one counts, as for a program that is started with them.
+func (p Program) Getenv(name string) (value string) {
+	for _, entry := range p.Env {
+		if text, ok := strings.CutPrefix(entry, name+"="); ok {
+			value = text
+		}
+	}
+	return value
 }
 
 // command parses the arguments and runs what they name.

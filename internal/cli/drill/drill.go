@@ -2,6 +2,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -91,11 +92,7 @@ func (cmd Command) check() error {
 }
 
 func (cmd Command) Run(inv *cli.Invocation) error {
-	for _, entry := range inv.Env {
-		if value, ok := strings.CutPrefix(entry, "PROBE_DATABASE_URL="); ok && cmd.ProbeDatabase == "" {
-			cmd.ProbeDatabase = value
-		}
-	}
+	cmd.ProbeDatabase = cmp.Or(cmd.ProbeDatabase, inv.Getenv("PROBE_DATABASE_URL"))
 	if err := cmd.check(); err != nil {
 		return err
 	}

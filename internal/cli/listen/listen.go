@@ -2,6 +2,7 @@
 package listen
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 		return cli.Usagef("--fail: %d is out of range; write a status from 300 to 599", cmd.Fail)
 	}
 	var secrets []webhook.Secret
-	if secret := secret(inv, cmd.Secret); secret != "" {
+	if secret := cmp.Or(cmd.Secret, inv.Getenv("OUTBOX_SIGNING_SECRET")); secret != "" {
 		var err error
 		if secrets, err = webhook.ParseSecrets(secret); err != nil {
 			return cli.Usagef("--secret: %s", err)
@@ -72,16 +73,6 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 		return err
 	}
 	return nil
-}
-
-// secret returns the secret of the flag, or of the environment.
-func secret(inv *cli.Invocation, flag string) string {
-	for _, entry := range inv.Env {
-		if value, ok := strings.CutPrefix(entry, "OUTBOX_SIGNING_SECRET="); ok && flag == "" {
-			return value
-		}
-	}
-	return flag
 }
 
 // An eventPrinter is a receiver that prints.

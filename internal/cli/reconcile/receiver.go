@@ -45,12 +45,7 @@ func (cmd Command) open(inv *cli.Invocation, c *config.Config, destinations []re
 
 // overDatabase asks the receiver's database.
 func (cmd Command) overDatabase(inv *cli.Invocation) (receiver, error) {
-	raw := ""
-	for _, entry := range inv.Env {
-		if value, found := strings.CutPrefix(entry, receiverURL+"="); found {
-			raw = value
-		}
-	}
+	raw := inv.Getenv(receiverURL)
 	if raw == "" {
 		return receiver{}, cli.ExitError{Code: cli.ExitConfig, Err: errors.New(receiverURL + " is not set; --receiver reads that database")}
 	}
