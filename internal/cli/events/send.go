@@ -69,13 +69,10 @@ func (cmd Send) Run(inv *cli.Invocation) error {
 		return err
 	}
 	c.Audit(inv, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
-	sent := struct {
+	type sent struct {
 		IdempotencyKey string `json:"idempotency_key"`
-	}{cmd.Key}
-	return output.Show(inv.Stdout, cmd.JSON, sent, func(w io.Writer, _ struct {
-		IdempotencyKey string `json:"idempotency_key"`
-	},
-	) error {
+	}
+	return output.Show(inv.Stdout, cmd.JSON, sent{cmd.Key}, func(w io.Writer, _ sent) error {
 		end := "" // of the flags: without it a key that begins with a hyphen is read as one
 		if strings.HasPrefix(cmd.Key, "-") {
 			end = "-- "

@@ -137,7 +137,8 @@ func (cmd downCommand) Run(inv *cli.Invocation) error {
 		return err
 	}
 	if !cmd.Yes {
-		if err := m.confirm(inv, len(all)-remain); err != nil {
+		what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", plain.Plural(len(all)-remain, "migration", "migrations"), m.set, m.database)
+		if err := inv.Confirm(what, "nothing was reverted"); err != nil {
 			return err
 		}
 	}
@@ -154,12 +155,6 @@ func last(all []applied) int64 {
 		return 0
 	}
 	return all[len(all)-1].version
-}
-
-// confirm asks before data is dropped.
-func (m *migrator) confirm(inv *cli.Invocation, count int) error {
-	what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", plain.Plural(count, "migration", "migrations"), m.set, m.database)
-	return inv.Confirm(what, "nothing was reverted")
 }
 
 type statusCommand struct {
@@ -204,7 +199,7 @@ func (cmd statusCommand) Run(inv *cli.Invocation) error {
 		}
 		s.Migrations = append(s.Migrations, status)
 	}
-	if err := cmd.print(inv, s); err != nil {
+	if err := output.Show(inv.Stdout, cmd.JSON, s, printMigrations); err != nil {
 		return err
 	}
 	if err := m.known(all); err != nil {
@@ -214,10 +209,6 @@ func (cmd statusCommand) Run(inv *cli.Invocation) error {
 		return fmt.Errorf("%w: %d of %d migrations are pending; run: outbox-relay migrate up", pg.ErrSchema, pending, len(s.Migrations))
 	}
 	return nil
-}
-
-func (cmd statusCommand) print(inv *cli.Invocation, s Status) error {
-	return output.Show(inv.Stdout, cmd.JSON, s, printMigrations)
 }
 
 func printMigrations(w io.Writer, s Status) error {
