@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -168,7 +169,7 @@ func (s *runner) handle(wk *work) (err error) {
 	wk.handled = time.Since(handed)
 
 	// From here on the handler's own error is kept as text only: its mark does not count.
-	cause := endedBy(ctx)
+	cause := context.Cause(ctx)
 	switch {
 	case err == nil && errors.Is(cause, memory.ErrTimeout):
 		return memory.ErrTimeout // or it would depend on who was faster whether there is an effect
@@ -204,7 +205,7 @@ func (s *runner) unsuccessful(ctx context.Context, wk *work, report consumer.Rep
 		s.cutOff(ctx, wk.ticket, report.Err)
 		return
 	}
-	o := s.cfg.settlementOf(report.Err, wk.attempts, wk.interruptions, jitterFraction())
+	o := s.cfg.settlementOf(report.Err, wk.attempts, wk.interruptions, rand.Float64())
 	o.text = s.Redacted(report.Err)
 	mine, err := s.settle(ctx, wk, o)
 	if err != nil {

@@ -1,10 +1,8 @@
 package inbox
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
@@ -109,14 +107,4 @@ func (c *Config) settlementOf(err error, spent, interruptions int, fraction floa
 
 func jittered(delay time.Duration, jitter, fraction float64) time.Duration {
 	return delay + time.Duration(float64(delay)*jitter*fraction)
-}
-
-func jitterFraction() float64 { return rand.Float64() }
-
-// endedBy returns why a handler's context ended, and nil while it has not.
-func endedBy(ctx context.Context) error {
-	if ctx.Err() == nil {
-		return nil
-	}
-	return context.Cause(ctx)
 }

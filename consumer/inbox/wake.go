@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,7 +94,7 @@ func (s *runner) listenForWakes(ctx context.Context) {
 		if listened {
 			pause = firstReconnect
 		}
-		_ = sleep.For(ctx, jittered(pause, 1, jitterFraction()))
+		_ = sleep.For(ctx, jittered(pause, 1, rand.Float64()))
 		pause = min(2*pause, maxReconnect)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -197,7 +198,7 @@ func (s *runner) claim(ctx context.Context, free int) {
 	now := time.Now()
 	pass, wait, ok := s.cfg.Config.Breaker.Enter(now)
 	if !ok {
-		s.heldUntil = now.Add(jittered(wait, 0.25, jitterFraction())) // the next tick after it tries again
+		s.heldUntil = now.Add(jittered(wait, 0.25, rand.Float64())) // the next tick after it tries again
 		return
 	}
 	if pass.Probe() {
